@@ -1,0 +1,72 @@
+# Two commands set everything up: `make demo` and `make test`. Nothing outside this folder is
+# touched, except that `make test` as root installs the Debian packages that tests use (see below).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format unit bench system-packages clean
+
+help:
+	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
+	@echo "make test    install with the test extras, then run every test"
+	@echo "make check   format, lint, types, import rules, unit tests (under a minute)"
+	@echo "make format  rewrite the sources in the project's format"
+	@echo "make bench   the side-by-side measurements in benchmarks/"
+	@echo "make clean   remove $(VENV) and what tools left behind"
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "outlast needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq python3-venv; } || \
+	  { echo "Python's venv module is missing. Try: apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch comes first, by its exact version: a looser request would pull gigabytes of CUDA packages.
+$(VENV)/.torch: $(VENV)/bin/python constraints.txt
+	$(PIP) install -q -c constraints.txt setuptools torch==2.13.0
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[test,dev]'
+	@touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/outlast demo $(DEMO_ARGS)
+
+# What a test needs from Debian is installed where that is possible; elsewhere the test says so
+# and is skipped. CI runs as root, so that nothing is skipped there.
+system-packages:
+	@command -v strace >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get update -qq && apt-get install -y -qq strace; } || \
+	  echo "strace is not here and cannot be installed: its tests will be skipped"
+
+test: $(VENV)/.installed-test system-packages
+	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+
+unit: $(VENV)/.installed-test
+	$(BIN)/python -m pytest tests/unit -q
+
+check: $(VENV)/.installed-test
+	$(BIN)/ruff format --check -q .
+	$(BIN)/ruff check -q .
+	$(BIN)/mypy --no-error-summary
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo --quiet
+	$(BIN)/python -m pytest tests/unit -q
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff format -q .
+	$(BIN)/ruff check -q --fix .
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/session_overhead.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,72 @@
+"""Outlast keeps PyTorch training going on machines that fail, hang, slow down or are taken back.
+
+    import outlast
+
+    with outlast.session(model=model, optimizer=optimizer, loader=loader) as session:
+        for batch in session.steps(loader, until=10_000):
+            loss = train_step(batch)
+            session.log(loss=loss)
+
+Importing this package starts nothing, logs nothing and does not import torch; each name below is
+loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from outlast._version import __version__
+
+if TYPE_CHECKING:
+    from outlast import data
+    from outlast.errors import (
+        CheckpointInvalid,
+        ConfigError,
+        OutlastError,
+        ResumeRefused,
+        StateMismatch,
+        StorageError,
+    )
+    from outlast.training.session import Session, session
+
+__all__ = [
+    "CheckpointInvalid",
+    "ConfigError",
+    "OutlastError",
+    "ResumeRefused",
+    "Session",
+    "StateMismatch",
+    "StorageError",
+    "__version__",
+    "data",
+    "session",
+]
+
+_HOME = {
+    "Session": "outlast.training.session",
+    "session": "outlast.training.session",
+    **dict.fromkeys(
+        (
+            "CheckpointInvalid",
+            "ConfigError",
+            "OutlastError",
+            "ResumeRefused",
+            "StateMismatch",
+            "StorageError",
+        ),
+        "outlast.errors",
+    ),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "data":
+        return importlib.import_module("outlast.data")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'outlast' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

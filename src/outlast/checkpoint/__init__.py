@@ -1,0 +1,1 @@
+"""State tree, shard files, manifest, commit, verify, restore."""

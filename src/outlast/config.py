@@ -1,0 +1,301 @@
+"""Settings: where they come from, and what happens to one that is not known.
+
+Precedence: argument > ``OUTLAST_*`` variable > ``outlast.toml`` > default. Settings are frozen,
+reject unknown keys with the nearest known one, and are checked once, here. Each remembers where
+it came from; ``outlast config --explain`` prints that.
+
+The file is ``outlast.toml`` in the working directory, or the one that ``OUTLAST_CONFIG`` names.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from outlast.errors import ConfigError
+
+FILE_NAME: Final = "outlast.toml"
+
+# Keys of the documented file that this version does not act on yet. They are refused in words:
+# a setting that silently does nothing is worse than an error.
+NOT_YET: Final = {
+    "workers.min": "an elastic number of workers",
+    "tier[].every": "a cadence of its own for each tier",
+}
+
+
+class Every(msgspec.Struct, frozen=True):
+    """How often to save: by steps, by seconds, or (both None) as the policy finds best."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps} steps"
+        return "auto" if self.seconds is None else f"{self.seconds:g} s"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that can be set.
+
+    Attributes:
+        dir: the job's directory.
+        checkpoint_every: how often a checkpoint is taken.
+        checkpoint_keep: how many committed checkpoints are kept, at least 1.
+        checkpoints_dir: where checkpoints lie; ``<dir>/checkpoints`` unless a tier says otherwise.
+        notice_platform: who gives notice: auto, aws, none. Signals are always heard.
+        notice_base_url: another address for the metadata service.
+        notice_grace_s: seconds between a signal and the end, or None for the platform's own.
+        price_spot: price of a spot machine per hour, or None.
+        price_on_demand: price of an on-demand machine per hour, or None.
+        origin: setting → where its value came from.
+    """
+
+    dir: Path
+    checkpoint_every: Every
+    checkpoint_keep: int
+    checkpoints_dir: Path
+    notice_platform: str
+    notice_base_url: str
+    notice_grace_s: float | None
+    price_spot: float | None
+    price_on_demand: float | None
+    origin: dict[str, str]
+
+
+_DURATION: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*$")
+_SECONDS: Final = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("min", "m", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    "ms": 0.001,
+}
+
+
+def parse_every(value: object) -> Every:
+    """Read ``"auto"``, ``"200 steps"``, ``200`` (steps) or ``"5 min"``.
+
+    Raises:
+        ConfigError: the value is none of these, or not positive.
+    """
+    problem = f'{value!r} is not a cadence; write "auto", "200 steps" or "5 min"'
+    if isinstance(value, bool):
+        raise ConfigError(problem)
+    if isinstance(value, int):
+        value = f"{value} steps"
+    if not isinstance(value, str):
+        raise ConfigError(problem)
+    if value.strip() == "auto":
+        return Every()
+    if value.strip().isdigit():
+        value = f"{value} steps"
+    match = _DURATION.match(value.lower())
+    if not match or float(match[1]) <= 0:
+        raise ConfigError(problem)
+    if match[2] in ("step", "steps"):
+        if not match[1].isdigit():
+            raise ConfigError(problem)
+        return Every(steps=int(match[1]))
+    if match[2] not in _SECONDS:
+        raise ConfigError(problem)
+    return Every(seconds=float(match[1]) * _SECONDS[match[2]])
+
+
+def _parse_keep(value: object) -> int:
+    try:
+        keep = int(str(value))
+    except ValueError:
+        keep = 0
+    if keep < 1 or isinstance(value, bool):
+        raise ConfigError(f"{value!r} checkpoints cannot be kept; write a whole number from 1")
+    return keep
+
+
+def _parse_platform(value: object) -> str:
+    known = ("auto", "aws", "none")
+    if value in known:
+        return str(value)
+    planned = ("gcp", "azure", "alibaba", "slurm", "kubernetes", "signal", "file", "command")
+    if value in planned:
+        raise ConfigError(
+            f"notices from {value!r} are not heard by this version yet; "
+            f"signals always are, and {', '.join(known)} can be set"
+        )
+    raise ConfigError(f"{value!r} is not a platform;{_nearest(str(value), known)}")
+
+
+def _parse_grace(value: object) -> float | None:
+    if value == "auto":
+        return None
+    every = parse_every(value)
+    if every.seconds is None:
+        raise ConfigError(f'{value!r} is not a grace period; write "auto" or "30 s"')
+    return every.seconds
+
+
+def _parse_price(value: object) -> float | None:
+    try:
+        price = float(str(value))
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < float("inf"):
+        raise ConfigError(
+            f"{value!r} is not a price per machine and hour; write a number like 0.70"
+        )
+    return price
+
+
+def _parse_directory(value: object) -> Path:
+    text = str(value)
+    if not isinstance(value, str | Path) or not text:
+        raise ConfigError(f"{value!r} is not a directory")
+    if "://" in text:
+        raise ConfigError(
+            f"{text} is not a directory, and object stores cannot be used by this version yet; "
+            "give a directory that every machine of the job sees"
+        )
+    return Path(text).expanduser().absolute()
+
+
+def _parse_url(value: object) -> str:
+    text = str(value)
+    if text and not text.startswith(("http://", "https://")):
+        raise ConfigError(f"{text!r} is not an address; write it as http://HOST[:PORT]")
+    return text.rstrip("/")
+
+
+# key in the file → (attribute, default, parser). OUTLAST_CHECKPOINT_EVERY sets checkpoint.every.
+_KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
+    "dir": ("dir", "./outlast-job", _parse_directory),
+    "checkpoint.every": ("checkpoint_every", "auto", parse_every),
+    "checkpoint.keep": ("checkpoint_keep", 3, _parse_keep),
+    "notice.platform": ("notice_platform", "auto", _parse_platform),
+    "notice.base_url": ("notice_base_url", "", _parse_url),
+    "notice.grace": ("notice_grace_s", "auto", _parse_grace),
+    "price.spot": ("price_spot", None, _parse_price),
+    "price.on_demand": ("price_on_demand", None, _parse_price),
+}
+_TIER_KEYS: Final = ("name", "url", "every")
+
+
+def variable_name(key: str) -> str:
+    """The environment variable that sets ``key``, such as ``OUTLAST_CHECKPOINT_EVERY``."""
+    return "OUTLAST_" + key.upper().replace(".", "_")
+
+
+def load(
+    arguments: Mapping[str, object] | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Settings:
+    """Read settings from all their sources.
+
+    Args:
+        arguments: key (as in the file, ``checkpoint.every``) → value; None values are unset.
+        environ: the environment; the process's own by default.
+        file: the settings file; by default ``OUTLAST_CONFIG`` or ``outlast.toml`` if it exists.
+
+    Raises:
+        ConfigError: an unknown setting, a value that cannot be read, an unreadable file.
+    """
+    environ = os.environ if environ is None else environ
+    sources: list[tuple[str, dict[str, object]]] = []
+    given = {key: value for key, value in (arguments or {}).items() if value is not None}
+    sources.append(("argument", given))
+    sources.append(("environment", _from_environment(environ)))
+    path = file or (Path(environ["OUTLAST_CONFIG"]) if environ.get("OUTLAST_CONFIG") else None)
+    if path is not None or Path(FILE_NAME).exists():
+        path = path or Path(FILE_NAME)
+        sources.append((str(path), _from_file(path)))
+    values: dict[str, Any] = {}
+    origin: dict[str, str] = {}
+    tier = ""
+    for key, (attribute, default, parse) in _KEYS.items():
+        name, found = next(((n, s[key]) for n, s in sources if key in s), ("default", default))
+        if name == "environment":
+            name = variable_name(key)
+        try:
+            values[attribute] = None if found is None else parse(found)
+        except ConfigError as error:
+            raise ConfigError(f"{key} (from {name}): {error}") from None
+        origin[key] = name
+    for name, found_in in sources:
+        unknown = [key for key in found_in if key not in _KEYS and key != "tier"]
+        if unknown:
+            raise ConfigError(_unknown(unknown[0], name))
+        tier = tier or str(found_in.get("tier", ""))
+    directory: Path = values["dir"]
+    values["checkpoints_dir"] = _parse_directory(tier) if tier else directory / "checkpoints"
+    origin["tier"] = next((n for n, s in sources if "tier" in s), "default")
+    return Settings(**values, origin=origin)
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    return {key: environ[variable_name(key)] for key in _KEYS if environ.get(variable_name(key))}
+
+
+def _from_file(path: Path) -> dict[str, object]:
+    try:
+        raw = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    flat: dict[str, object] = {}
+    for key, value in raw.items():
+        if key == "tier":
+            flat["tier"] = _only_tier(value, path)
+        elif isinstance(value, dict):
+            flat |= {f"{key}.{inner}": found for inner, found in value.items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def _only_tier(value: object, path: Path) -> str:
+    """The directory of the one tier that this version can use."""
+    if not isinstance(value, list) or not all(isinstance(tier, dict) for tier in value):
+        raise ConfigError(f"{path}: a tier is written as [[tier]] with name and url")
+    if len(value) > 1:
+        raise ConfigError(f"{path}: {len(value)} tiers are set; this version can use one directory")
+    (tier,) = value
+    for key in tier:
+        if key not in _TIER_KEYS:
+            raise ConfigError(f"{path}: tier.{key} is not a setting;{_nearest(key, _TIER_KEYS)}")
+    if tier.get("every", 1) != 1:
+        raise ConfigError(f"{path}: tier.every: {NOT_YET['tier[].every']} is not there yet")
+    if "url" not in tier:
+        raise ConfigError(f'{path}: a tier needs a url, such as url = "/mnt/nvme/job"')
+    _parse_directory(tier["url"])
+    return str(tier["url"])
+
+
+def _unknown(key: str, source: str) -> str:
+    if key in NOT_YET:
+        return f"{source}: {key}: {NOT_YET[key]} is not there yet; remove the setting"
+    return f"{source}: {key} is not a setting;{_nearest(key, tuple(_KEYS))}"
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f" did you mean {close[0]}?" if close else f" known: {', '.join(known)}"
+
+
+def as_rows(settings: Settings) -> list[tuple[str, str, str]]:
+    """Each setting as (key, value, where it came from), for ``outlast config --explain``."""
+    rows = []
+    for key, (attribute, _, _) in _KEYS.items():
+        value = getattr(settings, attribute)
+        shown = "auto" if value is None and key == "notice.grace" else value
+        rows.append((key, "" if shown is None else str(shown), settings.origin[key]))
+    rows.append(("tier", str(settings.checkpoints_dir), settings.origin["tier"]))
+    return rows

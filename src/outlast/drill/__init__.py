@@ -1,0 +1,1 @@
+"""Faults as small objects, scenarios, the verdict."""

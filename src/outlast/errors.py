@@ -1,0 +1,70 @@
+"""Every error that outlast raises on purpose.
+
+    OutlastError                       exit code
+    ├── ConfigError      (ValueError)      2     settings, command line, a session's arguments
+    │   └── StateMismatch                  2     the model is not the one that was saved
+    ├── StorageError     (OSError)        77     the storage cannot be used
+    ├── ResumeRefused    (RuntimeError)   78     a checkpoint was expected, none is valid
+    └── CheckpointInvalid (ValueError)     1     one checkpoint failed its verification
+
+Each derives from the builtin that a caller would catch, says what happened, which value was seen
+and what to do next, and never derives from BaseException. The exit codes are those of
+``outlast run`` (see :class:`Exit`).
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of ``outlast run``, and of a worker that leaves on purpose."""
+
+    FINISHED = 0
+    USAGE = 2
+    DRAINED = 75
+    GAVE_UP = 76
+    STORAGE = 77
+    REFUSED = 78
+
+
+class OutlastError(Exception):
+    """Base of all errors raised on purpose; ``exit_code`` is what the process should leave with."""
+
+    exit_code: int = 1
+
+
+class ConfigError(OutlastError, ValueError):
+    """A setting, a flag or an argument that cannot be used."""
+
+    exit_code = Exit.USAGE
+
+
+class StateMismatch(ConfigError):
+    """The state at hand does not have the names or shapes that the checkpoint has."""
+
+
+class StorageError(OutlastError, OSError):
+    """The storage that the job lives on cannot be read or written."""
+
+    exit_code = Exit.STORAGE
+
+
+class ResumeRefused(OutlastError, RuntimeError):
+    """A checkpoint was expected and none is valid; starting at step 0 would hide a loss."""
+
+    exit_code = Exit.REFUSED
+
+
+class CheckpointInvalid(OutlastError, ValueError):
+    """A checkpoint that must not be believed.
+
+    Attributes:
+        step: the checkpoint's step.
+        reason: what failed, in words, naming the file.
+    """
+
+    def __init__(self, step: int, reason: str) -> None:
+        super().__init__(f"step {step} is not valid: {reason}")
+        self.step = step
+        self.reason = reason

@@ -1,0 +1,7 @@
+"""The append-only record of what happened to a job; every report is computed from it alone.
+
+``events``  the names and fields of events
+``file``    appending and reading ``ledger.jsonl``
+``goodput`` where each worker-second went, as a fold over events
+``incidents`` what went wrong, what it cost, and when the job was back
+"""

@@ -1,0 +1,113 @@
+"""What one line of the ledger says.
+
+Every line has the same head (time, monotonic time, job, attempt, node, rank, event name) and a
+few fields that depend on the event. The table below is the contract: an event may gain fields, it
+never loses one. Times are seconds, sizes are bytes, and the unit stands last in each name.
+
+=================  ============================================================================
+event              fields besides the head
+=================  ============================================================================
+job_started        command, versions, pid
+attempt_formed     world_size, nodes
+resumed            step (0 on a first start), source, read_s, skipped [{step, reason}],
+                   from_world_size
+step               step, seconds, stalled_s, scalars   (sampled; since the sample before)
+snapshot           step, blocked_s, bytes, reason
+commit             step, durable_s, bytes, files
+save_skipped       step, reason
+tier_copied        step, tier, seconds, bytes
+verify_failed      step, file, reason
+repaired           step, file, tier
+notice             source, action, deadline_t, detail
+drain_agreed       step, ranks
+drained            step, committed
+worker_lost        rank's pid, exit_code, signal, step, beat_t, error
+node_lost          node
+hang, straggler, anomaly, rollback
+restart            reason, restarts
+storage_error      operation, path, error
+job_finished       exit_code, reason
+=================  ============================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+EventName = Literal[
+    "job_started",
+    "attempt_formed",
+    "resumed",
+    "step",
+    "snapshot",
+    "commit",
+    "save_skipped",
+    "tier_copied",
+    "verify_failed",
+    "repaired",
+    "notice",
+    "drain_agreed",
+    "drained",
+    "worker_lost",
+    "node_lost",
+    "hang",
+    "straggler",
+    "anomaly",
+    "rollback",
+    "restart",
+    "storage_error",
+    "job_finished",
+]
+EVENT_NAMES: Final[frozenset[str]] = frozenset(get_args(EventName))
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One event.
+
+    Attributes:
+        t: wall-clock time in seconds since the epoch, comparable within one machine.
+        mono: monotonic time in seconds, comparable within one process.
+        job: the job's id.
+        attempt: number of the attempt, from 1; 0 before the first one has formed.
+        node: the machine's name.
+        rank: the worker's rank, or None for the agent.
+        event: one of ``EVENT_NAMES`` (a reader keeps names that it does not know).
+        fields: what else the line holds.
+    """
+
+    t: float
+    mono: float
+    job: str
+    attempt: int
+    node: str
+    rank: int | None
+    event: str
+    fields: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The field ``name``, or ``default`` where the event does not have it."""
+        return self.fields.get(name, default)
+
+
+HEAD: Final = ("t", "mono", "job", "attempt", "node", "rank", "event")
+
+
+def encode(event: Event) -> bytes:
+    """One line, newline included. NaN and infinity become null: JSON has no word for them."""
+    head: dict[str, Any] = {name: getattr(event, name) for name in HEAD}
+    return msgspec.json.encode(head | event.fields) + b"\n"
+
+
+def decode(line: bytes) -> Event | None:
+    """The event in ``line``, or None when the line is torn or is not an event."""
+    try:
+        raw = msgspec.json.decode(line)
+        head = {name: raw.pop(name) for name in HEAD}
+        return msgspec.convert({**head, "fields": raw}, Event)
+    except (msgspec.MsgspecError, KeyError, AttributeError, TypeError):
+        return None

@@ -1,0 +1,136 @@
+r"""``ledger.jsonl``: one event a line, appended by every process of the job.
+
+Guarantees: a line is one ``write`` on a descriptor opened with O_APPEND, so lines of several
+processes on one machine do not mix; events that matter are fsynced before ``append`` returns; a
+reader skips a torn line (power went in the middle of a write) and a writer that finds one starts
+on a fresh line.
+
+What can go wrong: a full disk or a vanished directory. The ledger then counts the lost events and
+says so once in the log; it never raises into training.
+
+Rejected: a database (one more thing to be torn), one file per process (a reader at 3 a.m. wants
+one file).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from outlast.ledger.events import Event, EventName, decode, encode
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME = "ledger.jsonl"
+
+
+class Ledger:
+    """Appends events of one process to a job's ledger.
+
+    Args:
+        directory: the job's directory; it must exist.
+        job: the job's id.
+        attempt: the attempt that events belong to; assignable.
+        rank: the worker's rank, or None for an agent.
+    """
+
+    def __init__(self, directory: Path, *, job: str, attempt: int = 0, rank: int | None = None):
+        self.path = directory / FILE_NAME
+        self.job = job
+        self.attempt = attempt
+        self.rank = rank
+        self.node = socket.gethostname()
+        self.lost_events = 0
+        self._lock = threading.Lock()
+        self._fd: int | None = None
+
+    def append(
+        self, event: EventName, *, durable: bool = True, rank: int | None = None, **fields: Any
+    ) -> Event:
+        """Append one event; with ``durable`` it is on disk when this returns.
+
+        Never raises for a failing disk: the loss is counted in ``lost_events``.
+        """
+        entry = Event(
+            t=time.time(),
+            mono=time.monotonic(),
+            job=self.job,
+            attempt=self.attempt,
+            node=self.node,
+            rank=self.rank if rank is None else rank,
+            event=event,
+            fields=fields,
+        )
+        line = encode(entry)
+        with self._lock:
+            try:
+                if self._fd is None:
+                    self._fd = _open_at_line_start(self.path)
+                os.write(self._fd, line)
+                if durable:
+                    os.fsync(self._fd)
+            except OSError as error:
+                if not self.lost_events:
+                    logger.warning("the ledger %s cannot be written: %s", self.path, error)
+                self.lost_events += 1
+        return entry
+
+    def close(self) -> None:
+        """Close the file; a later ``append`` opens it again."""
+        with self._lock:
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+
+
+def _open_at_line_start(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    size = os.fstat(fd).st_size
+    if size and os.pread(fd, 1, size - 1) != b"\n":
+        os.write(fd, b"\n")
+    return fd
+
+
+def read_events(directory: Path, *, offset: int = 0) -> Iterator[Event]:
+    """The events of the job in ``directory``, in the order they were appended.
+
+    Args:
+        directory: the job's directory; without a ledger there are no events.
+        offset: byte to start from, the start of a line.
+    """
+    try:
+        with (directory / FILE_NAME).open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                event = decode(line)
+                if event is not None:
+                    yield event
+    except FileNotFoundError:
+        return
+
+
+class Follower:
+    """Reads a ledger that is still being written: each ``poll`` gives the events that are new."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE_NAME
+        self._offset = 0
+
+    def poll(self) -> list[Event]:
+        """The complete lines appended since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        events = (decode(line) for line in whole.splitlines())
+        return [event for event in events if event is not None]

@@ -1,0 +1,1 @@
+"""Places that hold files: one protocol, a directory behind it."""
