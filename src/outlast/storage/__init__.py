@@ -1,1 +1,64 @@
-"""Places that hold files: one protocol, a directory behind it."""
+"""Places that hold files, behind one protocol; what the files mean is not known here.
+
+Guarantees: ``put`` is atomic (a reader sees the old bytes, the new bytes or nothing) and durable
+when it returns; a blob from ``create`` becomes visible under its name only in ``finish``, in full
+and durably; ``remove`` is durable when it returns. Names are relative, of plain characters, and
+can never lead out of the storage.
+
+What can go wrong: any operation raises OSError as the system gave it; nothing is retried here.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from outlast.storage.directory import Directory
+
+__all__ = ["Blob", "Directory", "Storage"]
+
+
+class Blob(Protocol):
+    """A file being written: bytes are appended, then ``finish`` or ``abandon`` is called once."""
+
+    def write(self, data: memoryview | bytes) -> None:
+        """Append ``data``."""
+
+    def finish(self) -> None:
+        """Make the file durable and visible under its name."""
+
+    def abandon(self) -> None:
+        """Forget what was written."""
+
+
+class Storage(Protocol):
+    """What the checkpoint room needs of a place."""
+
+    def describe(self, name: str = "") -> str:
+        """The place of ``name`` as a person would write it."""
+
+    def children(self, name: str = "") -> list[str]:
+        """Names directly below ``name``, sorted; empty when there is nothing."""
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file ``name``."""
+
+    def size(self, name: str) -> int:
+        """Size of the file ``name`` in bytes; FileNotFoundError if there is none."""
+
+    def read(self, name: str) -> bytes:
+        """The whole (small) file ``name``."""
+
+    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
+        """Fill ``buffer`` from byte ``offset`` of ``name``; returns the bytes read."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write the whole file ``name`` atomically and durably."""
+
+    def create(self, name: str) -> Blob:
+        """Start writing the file ``name``."""
+
+    def remove(self, name: str) -> None:
+        """Remove the file ``name`` durably; nothing happens when there is none."""
+
+    def remove_tree(self, name: str) -> None:
+        """Remove ``name`` and all below it."""

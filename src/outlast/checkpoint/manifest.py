@@ -1,0 +1,182 @@
+"""The manifest: what a checkpoint consists of. Writing it is the commit.
+
+``manifest.json`` names every tensor's global shape, dtype and chunks (offsets in the whole tensor →
+byte range of a file), and every file's size and XXH3-128 per 16 MiB block. Its own ``checksum`` is
+the XXH3-128 of its bytes with the checksum's digits set to zero, so that a flipped bit anywhere in
+it is seen. A replicated tensor has one chunk; a sharded one has one for each piece.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+import msgspec
+import xxhash
+
+from outlast.errors import CheckpointInvalid
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+BLOCK_BYTES: Final = 16 << 20
+STEP_NAME: Final = re.compile(r"^step-(\d{12})\Z")
+FILE_NAME: Final = re.compile(r"^rank-(\d{5})\.(safetensors|json)\Z")
+_NO_CHECKSUM: Final = "0" * 32
+
+# safetensors' names of dtypes → bytes per element
+ITEM_BYTES: Final = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2"), 1),
+}
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of a tensor: where it lies in the tensor, and in which bytes of which file."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    end: int
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor: global shape, dtype (safetensors' name) and chunks."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A file: size in bytes and the XXH3-128 of each 16 MiB block, in hexadecimal."""
+
+    size: int
+    xxh3_128: tuple[str, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a reader must know of a checkpoint.
+
+    Attributes:
+        format: version of the layout; a reader refuses a later one.
+        job: id of the job.
+        step: completed optimizer steps.
+        attempt: the attempt that wrote it.
+        world_size: number of workers that wrote it.
+        layout: how state is spread over workers: axis → workers along it.
+        created_t: wall-clock time of the commit, in seconds since the epoch.
+        files: name → size and hashes.
+        tensors: name → shape, dtype, chunks. A name ending in ``@rank-NNNNN`` is that rank's own.
+        checksum: of the manifest itself.
+    """
+
+    format: int
+    job: str
+    step: int
+    attempt: int
+    world_size: int
+    layout: dict[str, int]
+    created_t: float
+    files: dict[str, FileEntry]
+    tensors: dict[str, TensorEntry]
+    checksum: str = _NO_CHECKSUM
+
+
+def step_name(step: int) -> str:
+    """The directory of ``step``."""
+    return f"step-{step:012d}"
+
+
+def shard_file(rank: int) -> str:
+    """The file of ``rank``'s tensors."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def state_file(rank: int) -> str:
+    """The file of ``rank``'s small state."""
+    return f"rank-{rank:05d}.json"
+
+
+def own_name(name: str, rank: int) -> str:
+    """The name of a tensor that belongs to ``rank`` alone."""
+    return f"{name}@rank-{rank:05d}"
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The manifest's bytes, its checksum filled in."""
+    blank = msgspec.json.encode(msgspec.structs.replace(manifest, checksum=_NO_CHECKSUM))
+    digest = xxhash.xxh3_128_hexdigest(blank)
+    return _with_checksum(blank, _NO_CHECKSUM, digest)
+
+
+def decode(data: bytes, step: int) -> Manifest:
+    """Read and verify a manifest.
+
+    Raises:
+        CheckpointInvalid: torn, altered, of a later format, or not of ``step``.
+    """
+    if not data:
+        raise CheckpointInvalid(step, f"{MANIFEST} is empty")
+    try:
+        version = msgspec.json.decode(data, type=_Version).format
+        if version > FORMAT:
+            raise CheckpointInvalid(
+                step,
+                f"it has format {version} and this version reads up to {FORMAT}; upgrade outlast",
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise CheckpointInvalid(step, f"{MANIFEST} is torn or altered ({error})") from None
+    blank = _with_checksum(data, manifest.checksum, _NO_CHECKSUM)
+    if xxhash.xxh3_128_hexdigest(blank) != manifest.checksum:
+        raise CheckpointInvalid(step, f"{MANIFEST} does not match its own checksum")
+    if manifest.step != step:
+        raise CheckpointInvalid(step, f"{MANIFEST} is that of step {manifest.step}")
+    _check(manifest)
+    return manifest
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+def _with_checksum(data: bytes, old: str, new: str) -> bytes:
+    head, mark, tail = data.rpartition(f'"checksum":"{old}"'.encode())
+    return head + mark.replace(old.encode(), new.encode()) + tail
+
+
+def _check(manifest: Manifest) -> None:
+    """What the checksum cannot see: a manifest that was written wrong, or by somebody else."""
+
+    def refuse(reason: str) -> CheckpointInvalid:
+        return CheckpointInvalid(manifest.step, f"{MANIFEST}: {reason}")
+
+    for name, file in manifest.files.items():
+        if not FILE_NAME.match(name):
+            raise refuse(f"{name!r} is not the name of a file of a checkpoint")
+        if len(file.xxh3_128) != math.ceil(file.size / BLOCK_BYTES):
+            raise refuse(f"{name} has {len(file.xxh3_128)} hashes for {file.size} bytes")
+    for name, tensor in manifest.tensors.items():
+        item = ITEM_BYTES.get(tensor.dtype)
+        if item is None:
+            raise refuse(f"{name} has the unknown dtype {tensor.dtype!r}")
+        for chunk in tensor.chunks:
+            size = math.prod(chunk.shape) * item
+            inside = chunk.file in manifest.files and (
+                0 <= chunk.start <= chunk.end <= manifest.files[chunk.file].size
+            )
+            fits = len(chunk.offsets) == len(chunk.shape) == len(tensor.shape) and all(
+                0 <= offset <= whole - extent
+                for offset, extent, whole in zip(
+                    chunk.offsets, chunk.shape, tensor.shape, strict=True
+                )
+            )
+            if not inside or not fits or chunk.end - chunk.start != size:
+                raise refuse(f"a chunk of {name} does not fit its tensor or its file")
+        covered = sum(math.prod(chunk.shape) for chunk in tensor.chunks)
+        if covered != math.prod(tensor.shape):
+            raise refuse(f"the chunks of {name} do not cover it")

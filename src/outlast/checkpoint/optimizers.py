@@ -1,0 +1,89 @@
+"""An optimizer's state under its parameters' names instead of their positions.
+
+torch numbers parameters in the order the optimizer saw them. A name (``layers.0.weight``) says what
+a tensor is, lets a shape be checked, and stays right when parameters are split over ranks. A
+parameter that no saved model holds keeps its number, as ``#3``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from outlast.errors import StateMismatch
+
+
+def parameter_names(
+    optimizer: torch.optim.Optimizer, models: Mapping[str, torch.nn.Module]
+) -> list[str]:
+    """Names of the optimizer's parameters, in the order in which torch numbers them.
+
+    With several models a parameter's name starts with the model's key.
+    """
+    known: dict[int, str] = {}
+    for key, model in models.items():
+        for name, parameter in model.named_parameters():
+            known.setdefault(id(parameter), name if len(models) == 1 else f"{key}.{name}")
+    names: list[str] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            names.append(known.get(id(parameter), f"#{len(names)}"))
+    return names
+
+
+def named_state(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Any]:
+    """The optimizer's state_dict with names in place of numbers."""
+    state = optimizer.state_dict()
+    renamed = dict(state)
+    renamed["state"] = {names[index]: inner for index, inner in state["state"].items()}
+    renamed["param_groups"] = [
+        {**group, "params": [names[index] for index in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    return renamed
+
+
+def load_named_state(
+    optimizer: torch.optim.Optimizer, names: list[str], state: Mapping[str, Any], key: str
+) -> None:
+    """Load what ``named_state`` gave.
+
+    Raises:
+        StateMismatch: the saved optimizer had other parameters.
+    """
+    number = {name: index for index, name in enumerate(names)}
+    saved = [name for group in state["param_groups"] for name in group["params"]]
+    if sorted(saved) != sorted(names):
+        other = sorted(set(saved) ^ set(names))[:3]
+        raise StateMismatch(
+            f"{key} was saved with {len(saved)} parameters and has {len(names)} now; "
+            f"only on one side: {', '.join(other) or 'none (their groups differ)'}"
+        )
+    plain = dict(state)
+    plain["state"] = {number[name]: inner for name, inner in state["state"].items()}
+    plain["param_groups"] = [
+        {**group, "params": [number[name] for name in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    optimizer.load_state_dict(plain)
+    _undo_casts(optimizer, plain["state"])
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, state: Mapping[int, Any]) -> None:
+    # load_state_dict casts floating-point state to the parameter's dtype: fp32 moments of a bf16
+    # parameter would come back rounded, and the run would no longer be the same run.
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for index, saved in state.items():
+        if not isinstance(saved, Mapping):
+            continue
+        loaded = optimizer.state[parameters[index]]
+        for name, value in saved.items():
+            now = loaded.get(name)
+            if (
+                isinstance(value, torch.Tensor)
+                and isinstance(now, torch.Tensor)
+                and now.dtype != value.dtype
+            ):
+                loaded[name] = value.to(device=now.device, copy=True)

@@ -1,0 +1,208 @@
+"""Nested state ↔ data: tensors go to the shard under dotted names, the rest becomes JSON.
+
+JSON has no tuples, bytes, non-string keys, NaN or tensors. Each of those becomes an object with
+the single-letter key ``$`` that names its kind; a dict that itself has a key starting with ``$``
+is written as pairs. Nothing else can be decoded into code: this is why there is no pickle.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from outlast.errors import ConfigError
+
+KIND: Final = "$"
+Json = Any
+
+_FACTORIES: Final = {"int": int, "float": float, "list": list, "dict": dict, "set": set}
+_DTYPES: Final = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+
+
+def flatten(state: Any, name: str) -> tuple[Json, dict[str, torch.Tensor]]:
+    """Split ``state`` into JSON-able data and tensors.
+
+    Args:
+        state: nested dicts, lists, tuples, sets, numbers, strings, bytes, arrays, tensors.
+        name: prefix of every tensor's name.
+
+    Returns:
+        The data, in which each tensor is replaced by its name, and name → tensor (not copied).
+
+    Raises:
+        ConfigError: something in ``state`` is neither data nor a tensor; names it.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    return _encode(state, name, tensors), tensors
+
+
+def unflatten(data: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The state that ``flatten`` split; ``tensors`` must hold every name in ``data``.
+
+    Raises:
+        ValueError, KeyError, TypeError: ``data`` is not what ``flatten`` writes.
+    """
+    if isinstance(data, list):
+        return [unflatten(value, tensors) for value in data]
+    if not isinstance(data, dict):
+        return data
+    if KIND not in data:
+        return {key: unflatten(value, tensors) for key, value in data.items()}
+    kind = data[KIND]
+    if kind == "tensor":
+        return tensors[data["name"]]
+    if kind not in _DECODERS:
+        raise ValueError(f"{kind!r} is not a kind of data")
+    return _DECODERS[kind](data, lambda value: unflatten(value, tensors))
+
+
+def tensor_names(data: Json) -> Iterable[str]:
+    """Names of the tensors that ``data`` refers to."""
+    if isinstance(data, list):
+        for value in data:
+            yield from tensor_names(value)
+    elif isinstance(data, dict):
+        if data.get(KIND) == "tensor":
+            yield data["name"]
+        else:
+            yield from tensor_names(list(data.values()))
+
+
+def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
+    if isinstance(value, torch.Tensor):
+        return _encode_tensor(value, name, tensors)
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if isinstance(value, float) and not isinstance(value, np.generic):
+        return value if math.isfinite(value) else {KIND: "float", "value": repr(float(value))}
+    if isinstance(value, dict):
+        return _encode_dict(value, name, tensors)
+    if type(value) is list:
+        return _encode_items(value, name, tensors)
+    if type(value) in _SEQUENCES:
+        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+        return {KIND: _SEQUENCES[type(value)], "items": _encode_items(items, name, tensors)}
+    if type(value) is collections.deque:
+        items = _encode_items(list(value), name, tensors)
+        return {KIND: "deque", "maxlen": value.maxlen, "items": items}
+    return _encode_leaf(value, name)
+
+
+def _encode_items(items: list[Any], name: str, tensors: dict[str, torch.Tensor]) -> list[Json]:
+    return [_encode(item, f"{name}.{index}", tensors) for index, item in enumerate(items)]
+
+
+_SEQUENCES: Final[dict[type, str]] = {
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+    torch.Size: "size",
+}
+
+
+def _encode_tensor(value: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> Json:
+    if type(value).__name__ == "DTensor":
+        raise ConfigError(
+            f"{name} is sharded over several workers (DTensor), which this version cannot save "
+            "yet; save replicated or single-process state"
+        )
+    if value.layout != torch.strided or value.is_quantized or value.is_meta:
+        raise ConfigError(f"{name} is a {value.layout} tensor on {value.device}; only dense ones")
+    unique, serial = name, 1
+    while unique in tensors:  # a key with a dot in it can spell another path
+        unique, serial = f"{name}~{serial}", serial + 1
+    tensors[unique] = value.detach()
+    return {KIND: "tensor", "name": unique}
+
+
+def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Json:
+    encoded = [(key, _encode(inner, f"{name}.{key}", tensors)) for key, inner in value.items()]
+    plain = type(value) is dict
+    if plain and all(isinstance(key, str) and not key.startswith(KIND) for key, _ in encoded):
+        return dict(encoded)
+    pairs = [[_encode(key, f"{name} (key)", tensors), inner] for key, inner in encoded]
+    if plain:
+        return {KIND: "dict", "pairs": pairs}
+    if type(value) is collections.OrderedDict:
+        return {KIND: "ordered", "pairs": pairs}
+    if type(value) is collections.Counter:
+        return {KIND: "counter", "pairs": pairs}
+    if type(value) is collections.defaultdict:
+        factory = getattr(value.default_factory, "__name__", None)
+        if value.default_factory is None or _FACTORIES.get(str(factory)) is value.default_factory:
+            return {KIND: "default", "factory": factory, "pairs": pairs}
+    raise ConfigError(_not_data(value, name))
+
+
+def _encode_leaf(value: Any, name: str) -> Json:
+    if isinstance(value, bytes | bytearray):
+        return {KIND: type(value).__name__, "value": base64.b64encode(value).decode()}
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
+        array = np.ascontiguousarray(value)
+        return {
+            KIND: "array" if isinstance(value, np.ndarray) else "scalar",
+            "dtype": array.dtype.str,
+            "shape": list(np.shape(value)),
+            "value": base64.b64encode(array.tobytes()).decode(),
+        }
+    if isinstance(value, complex):
+        return {KIND: "complex", "value": [repr(value.real), repr(value.imag)]}
+    if isinstance(value, torch.dtype):
+        return {KIND: "dtype", "value": str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device):
+        return {KIND: "device", "value": str(value)}
+    raise ConfigError(_not_data(value, name))
+
+
+def _not_data(value: Any, name: str) -> str:
+    return (
+        f"{name} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved "
+        "as data; keep numbers, strings, tensors and containers of them in state_dict()"
+    )
+
+
+def _array(data: Json) -> np.ndarray[Any, Any]:
+    flat = np.frombuffer(base64.b64decode(data["value"]), dtype=np.dtype(data["dtype"]))
+    return flat.reshape(data["shape"]).copy()
+
+
+Decode = Callable[[Json, Callable[[Json], Any]], Any]
+
+
+def _pairs(data: Json, inner: Callable[[Json], Any]) -> list[tuple[Any, Any]]:
+    return [(inner(key), inner(value)) for key, value in data["pairs"]]
+
+
+_DECODERS: Final[dict[str, Decode]] = {
+    "float": lambda data, _: float(data["value"]),
+    "complex": lambda data, _: complex(*(float(part) for part in data["value"])),
+    "bytes": lambda data, _: base64.b64decode(data["value"]),
+    "bytearray": lambda data, _: bytearray(base64.b64decode(data["value"])),
+    "array": lambda data, _: _array(data),
+    "scalar": lambda data, _: _array(data)[()],
+    "dtype": lambda data, _: _DTYPES[data["value"]],
+    "device": lambda data, _: torch.device(data["value"]),
+    "tuple": lambda data, inner: tuple(inner(item) for item in data["items"]),
+    "set": lambda data, inner: {inner(item) for item in data["items"]},
+    "frozenset": lambda data, inner: frozenset(inner(item) for item in data["items"]),
+    "deque": lambda data, inner: collections.deque(
+        (inner(item) for item in data["items"]), data["maxlen"]
+    ),
+    "size": lambda data, inner: torch.Size(inner(item) for item in data["items"]),
+    "dict": lambda data, inner: dict(_pairs(data, inner)),
+    "ordered": lambda data, inner: collections.OrderedDict(_pairs(data, inner)),
+    "counter": lambda data, inner: collections.Counter(dict(_pairs(data, inner))),
+    "default": lambda data, inner: collections.defaultdict(
+        _FACTORIES[data["factory"]] if data["factory"] else None, _pairs(data, inner)
+    ),
+}

@@ -1,0 +1,147 @@
+"""Whether a failed attempt is worth another.
+
+The rules, in order; the first that holds decides:
+
+=============================================  =======  ==================================
+what the workers left behind                   action   exit code of ``outlast run``
+=============================================  =======  ==================================
+a worker left with 2 (usage, configuration)    stop     2
+a worker left with 77 (storage unusable)       stop     77
+a worker left with 78 (refuses to resume)      stop     78
+a worker left with 75 (drained and committed)  stop     75
+the notice's deadline came before a commit     stop     75
+the same traceback at the same step, twice     stop     76 (a bug in the script)
+k attempts in a row without a new step         stop     76
+the budget of restarts is spent                stop     76
+anything else                                  restart
+=============================================  =======  ==================================
+
+Without a rule for bugs a typo would burn every restart; without one for progress a job that dies
+during start-up would do so for ever.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from outlast.errors import Exit
+
+WITHOUT_PROGRESS_MAX: Final = 5
+_ON_PURPOSE: Final = (Exit.USAGE, Exit.STORAGE, Exit.REFUSED)
+_ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\bpid \d+")
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker left behind.
+
+    Attributes:
+        rank: its rank.
+        exit_code: its exit code; negative is the signal that ended it.
+        traceback: the exception as text, or "" when there was none.
+        message: the exception's last line, or what is known instead.
+        step: the last step it completed, or None.
+    """
+
+    rank: int
+    exit_code: int
+    traceback: str = ""
+    message: str = ""
+    step: int | None = None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do: restart, or stop with an exit code; and why, in words."""
+
+    restart: bool
+    exit_code: int
+    reason: str
+
+
+class RestartPolicy:
+    """Judges one failed attempt after the other.
+
+    Args:
+        max_restarts: how many restarts the job has in all.
+        without_progress_max: how many attempts in a row may end without a new step.
+    """
+
+    def __init__(self, max_restarts: int, without_progress_max: int = WITHOUT_PROGRESS_MAX) -> None:
+        self.max_restarts = max_restarts
+        self.restarts = 0
+        self._without_progress_max = without_progress_max
+        self._without_progress = 0
+        self._furthest = -1
+        self._last_bug: tuple[str, int | None] | None = None
+
+    def judge(self, failures: list[Failure], *, deadline_passed: bool = False) -> Verdict:
+        """Decide what follows an attempt in which ``failures`` happened.
+
+        Args:
+            failures: of this machine's workers, the first to fail first.
+            deadline_passed: a notice's deadline came and the workers were ended for it.
+        """
+        codes = {failure.exit_code for failure in failures}
+        for code in _ON_PURPOSE:
+            if code in codes:
+                return _stop(code, _message(failures, code))
+        if Exit.DRAINED in codes:
+            return _stop(Exit.DRAINED, "drained and committed; start me again")
+        if deadline_passed:
+            return _stop(Exit.DRAINED, "the notice's deadline came first; the newest commit stands")
+        return self._judge_crash(failures)
+
+    def _judge_crash(self, failures: list[Failure]) -> Verdict:
+        bug = _bug(failures)
+        repeated = bug is not None and bug == self._last_bug
+        self._last_bug = bug
+        if repeated:
+            return _stop(
+                Exit.GAVE_UP, "the same failure at the same step twice: a bug in the script"
+            )
+        furthest = max((f.step for f in failures if f.step is not None), default=-1)
+        self._without_progress = 0 if furthest > self._furthest else self._without_progress + 1
+        self._furthest = max(furthest, self._furthest)
+        if self._without_progress >= self._without_progress_max:
+            return _stop(
+                Exit.GAVE_UP, f"{self._without_progress} attempts in a row without a new step"
+            )
+        if self.restarts >= self.max_restarts:
+            return _stop(Exit.GAVE_UP, f"all {self.max_restarts} restarts are spent")
+        self.restarts += 1
+        return Verdict(restart=True, exit_code=Exit.FINISHED, reason=_reason(failures))
+
+
+def _bug(failures: list[Failure]) -> tuple[str, int | None] | None:
+    """The first traceback that is not an echo of another worker's death, and its step."""
+    for failure in failures:
+        if failure.traceback and not _is_echo(failure):
+            return _ADDRESS.sub("…", failure.traceback), failure.step
+    return None
+
+
+def _is_echo(failure: Failure) -> bool:
+    # What torch raises in a survivor when its peer's process goes: no fault of this worker.
+    text = failure.message.lower()
+    return any(
+        sign in text
+        for sign in ("connection closed by peer", "connection reset by peer", "broken pipe")
+    )
+
+
+def _reason(failures: list[Failure]) -> str:
+    cause = next((f for f in failures if not _is_echo(f)), None)
+    if cause is None:
+        return "a peer was lost"
+    how = f"signal {-cause.exit_code}" if cause.exit_code < 0 else f"exit code {cause.exit_code}"
+    return f"rank {cause.rank} failed ({cause.message or how})"
+
+
+def _message(failures: list[Failure], code: int) -> str:
+    return next((f.message for f in failures if f.exit_code == code and f.message), "")
+
+
+def _stop(code: int, reason: str) -> Verdict:
+    return Verdict(restart=False, exit_code=int(code), reason=reason)
