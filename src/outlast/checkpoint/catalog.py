@@ -25,7 +25,8 @@ def find_steps(storage: Storage) -> Steps:
     Raises:
         OSError: the storage cannot be listed.
     """
-    committed, unfinished = [], []
+    committed: list[int] = []
+    unfinished: list[int] = []
     for name in storage.children():
         match = STEP_NAME.match(name)
         if match:

@@ -168,7 +168,7 @@ def _read(storage: Storage, manifest: Manifest, name: str) -> memoryview:
 
 
 def _memory(num_bytes: int) -> memoryview:
-    return memoryview(np.empty(num_bytes, dtype=np.uint8))
+    return np.empty(num_bytes, dtype=np.uint8).data
 
 
 def _check(

@@ -18,6 +18,7 @@ hash at 27 GB/s and catches the rank whose buffers went their own way.
 
 from __future__ import annotations
 
+import collections
 import json
 import time
 from collections.abc import Iterator
@@ -108,6 +109,7 @@ class Saver:
         self._job = job
         self._attempt = attempt
         self._timeout_s = timeout_s
+        self._tries: collections.Counter[int] = collections.Counter()
 
     def save(self, captured: Captured) -> Committed:
         """Write this rank's part, and on rank 0 commit; returns when the step is committed.
@@ -116,6 +118,7 @@ class Saver:
             OSError: this rank's storage failed.
             StorageError: another rank's did, or its part did not come in time.
         """
+        self._tries[captured.step] += 1  # a failed step may be tried again: its keys are used up
         try:
             own = self._own_tensors(captured)
             part = _write_part(self._storage, captured, self._exchange.rank, own)
@@ -125,7 +128,7 @@ class Saver:
         if self._exchange.rank == 0:
             return self._commit(captured.step, part)
         self._report(captured.step, part)
-        answer = self._exchange.fetch(_key(captured.step, "outcome"), self._timeout_s)
+        answer = self._exchange.fetch(self._key(captured.step, "outcome"), self._timeout_s)
         if answer:
             raise StorageError(f"step {captured.step} was not committed: {answer.decode()}")
         return Committed(step=captured.step, num_bytes=0, num_files=0)
@@ -135,7 +138,7 @@ class Saver:
         snapshot = captured.snapshot
         names = list(snapshot.placed)
         shared = [name for name in names if not name.startswith(f"{OWN}.")]
-        key = _key(captured.step, "digests")
+        key = self._key(captured.step, "digests")
         if self._exchange.rank == 0:
             # A manifest that lies here was rejected by the resume, or this step would be behind us.
             self._storage.remove(f"{step_name(captured.step)}/{MANIFEST}")
@@ -152,12 +155,12 @@ class Saver:
         if self._exchange.world_size == 1:
             return
         if self._exchange.rank:
-            key = _key(step, f"part/{self._exchange.rank}")
+            key = self._key(step, f"part/{self._exchange.rank}")
             self._exchange.publish(key, msgspec.json.encode(part))
         else:
             # Ranks that still wait for the digests compare with nothing and go on to the outcome.
-            self._exchange.publish(_key(step, "digests"), b"{}")
-            self._exchange.publish(_key(step, "outcome"), part.error.encode())
+            self._exchange.publish(self._key(step, "digests"), b"{}")
+            self._exchange.publish(self._key(step, "outcome"), part.error.encode())
 
     def _commit(self, step: int, part: Part) -> Committed:
         outcome = ""
@@ -180,7 +183,7 @@ class Saver:
             raise
         finally:
             if self._exchange.world_size > 1:
-                self._exchange.publish(_key(step, "outcome"), outcome.encode())
+                self._exchange.publish(self._key(step, "outcome"), outcome.encode())
         return Committed(
             step=step,
             num_bytes=sum(entry.size for entry in manifest.files.values()),
@@ -190,7 +193,7 @@ class Saver:
     def _other_parts(self, step: int) -> Iterator[Part]:
         for rank in range(1, self._exchange.world_size):
             try:
-                raw = self._exchange.fetch(_key(step, f"part/{rank}"), self._timeout_s)
+                raw = self._exchange.fetch(self._key(step, f"part/{rank}"), self._timeout_s)
             except TimeoutError:
                 raise StorageError(
                     f"step {step} is missing the part of rank {rank} of "
@@ -204,9 +207,8 @@ class Saver:
                 )
             yield part
 
-
-def _key(step: int, what: str) -> str:
-    return f"save/{step}/{what}"
+    def _key(self, step: int, what: str) -> str:
+        return f"save/{step}.{self._tries[step]}/{what}"
 
 
 def _write_part(storage: Storage, captured: Captured, rank: int, names: list[str]) -> Part:

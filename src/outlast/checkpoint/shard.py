@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import torch
 import xxhash
 
-from outlast.checkpoint.manifest import BLOCK_BYTES, ITEM_BYTES, FileEntry
+from outlast.checkpoint.manifest import BLOCK_BYTES, FileEntry
 from outlast.errors import ConfigError
 from outlast.storage import Storage
 

@@ -1,1 +1,64 @@
-"""One thin module per command."""
+"""The command line: one thin module per command, loaded only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from outlast._version import __version__
+from outlast.errors import OutlastError
+
+_COMMANDS = {
+    "run": "run a script under outlast, in place of torchrun",
+    "demo": "train through a kill and a preemption notice, and prove nothing changed",
+    "report": "what happened to a job and where its time went",
+    "checkpoints": "list, show and verify a job's checkpoints",
+    "config": "the settings in force and where each came from",
+}
+
+
+class _Commands(click.Group):
+    """Finds a command's module by its name."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"outlast.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="outlast")
+def cli() -> None:
+    """Keep PyTorch training going on machines that fail, hang, slow down or are taken back."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of ``outlast``: our own errors are one line and their exit code."""
+    try:
+        code: Any = cli.main(args=arguments, prog_name="outlast", standalone_mode=False)
+    except OutlastError as error:
+        _fail(str(error), int(error.exit_code))
+    except click.ClickException as error:
+        _fail(f"{error.format_message()} See: outlast --help", 2)
+    except click.Abort:
+        _fail("stopped", 130)
+    except BrokenPipeError:
+        sys.exit(141)  # whoever was reading has seen enough
+    sys.exit(int(code or 0))
+
+
+def _fail(text: str, code: int) -> None:
+    click.echo(f"outlast: {text}", err=True)
+    sys.exit(code)

@@ -1,1 +1,59 @@
-"""."""
+"""Who says that this machine will go, and by when; what is done about it is decided elsewhere.
+
+Guarantees: a notice is only ever what a platform said in full and in its documented form. A service
+that cannot be reached, is slow, answers 5xx or answers garbage has said nothing: it is counted, and
+asked again. No watcher touches the training loop; each runs in a thread of its own (``watch``).
+
+What can go wrong: the platform gives no notice at all, or a shorter one than it documents (all of
+them promise "best effort"). A job must survive a machine that goes without a word.
+
+Rejected: the platforms' own client libraries (heavy, they retry for minutes, they go through
+proxies); treating a metadata service that has stopped answering as a sign of the end (it is
+throttled and restarted on healthy machines).
+
+Rooms within: ``exchange`` (one HTTP request, over in a bounded time), ``aws`` (one module for each
+platform), ``platform`` (which of them this machine is on), ``watch`` (the thread).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+__all__ = ["Notice", "Watcher"]
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """Word that this machine will go.
+
+    Attributes:
+        source: who said so, such as "aws" or "signal".
+        action: what will happen to the machine, in the platform's word, such as "terminate".
+        deadline_t: when, in seconds since the epoch; None when the platform did not say.
+        heard_t: when it was heard first, in seconds since the epoch.
+        detail: one line for people.
+    """
+
+    source: str
+    action: str
+    deadline_t: float | None
+    heard_t: float
+    detail: str
+
+    def seconds_left(self, now: float) -> float | None:
+        """Seconds from ``now`` (since the epoch) to the deadline, at least 0; None without one."""
+        return None if self.deadline_t is None else max(0.0, self.deadline_t - now)
+
+
+class Watcher(Protocol):
+    """One source of notices."""
+
+    name: str
+
+    def poll(self) -> Notice | None:
+        """Ask once; the notice that stands now, or None.
+
+        Never raises, and returns in a bounded time. A source that cannot be reached or understood
+        gives None.
+        """

@@ -9,7 +9,7 @@ a worker left with 2 (usage, configuration)    stop     2
 a worker left with 77 (storage unusable)       stop     77
 a worker left with 78 (refuses to resume)      stop     78
 a worker left with 75 (drained and committed)  stop     75
-the notice's deadline came before a commit     stop     75
+a notice was heard and a worker failed         stop     75
 the same traceback at the same step, twice     stop     76 (a bug in the script)
 k attempts in a row without a new step         stop     76
 the budget of restarts is spent                stop     76
@@ -76,12 +76,12 @@ class RestartPolicy:
         self._furthest = -1
         self._last_bug: tuple[str, int | None] | None = None
 
-    def judge(self, failures: list[Failure], *, deadline_passed: bool = False) -> Verdict:
+    def judge(self, failures: list[Failure], *, leaving: bool = False) -> Verdict:
         """Decide what follows an attempt in which ``failures`` happened.
 
         Args:
             failures: of this machine's workers, the first to fail first.
-            deadline_passed: a notice's deadline came and the workers were ended for it.
+            leaving: a notice was heard, so that this machine is not worth another attempt.
         """
         codes = {failure.exit_code for failure in failures}
         for code in _ON_PURPOSE:
@@ -89,8 +89,10 @@ class RestartPolicy:
                 return _stop(code, _message(failures, code))
         if Exit.DRAINED in codes:
             return _stop(Exit.DRAINED, "drained and committed; start me again")
-        if deadline_passed:
-            return _stop(Exit.DRAINED, "the notice's deadline came first; the newest commit stands")
+        if leaving:
+            return _stop(
+                Exit.DRAINED, "the workers ended before they drained; the newest commit stands"
+            )
         return self._judge_crash(failures)
 
     def _judge_crash(self, failures: list[Failure]) -> Verdict:

@@ -1,6 +1,9 @@
 """What a training loop holds: ``outlast.session`` and what it needs inside a worker.
 
-``session``    the object itself: steps, log, save
-``link``       messages between the workers and agents of one attempt
-``agreement``  all ranks act at the same step, without a collective
+``session``  the object itself: steps, log, save
+``rig``      everything it stands on, put together
+``objects``  the named objects as one state tree
+``resume``   finding the newest checkpoint that verifies on every rank
+``writer``   the thread that writes checkpoints
+``pending``  what save() returns
 """

@@ -1,0 +1,229 @@
+"""All ranks act at the same step, without a collective on the step's path.
+
+Rank 0 coordinates. When something is asked for (a save, a drain) it asks every rank for a pledge:
+the step that the rank is in the middle of, beyond which it will not go before it knows the
+decision. The decision is the largest pledge (or a later step, if one was asked for), so no rank has
+passed it. Ranks answer from a thread, while the training thread computes; it waits only if it
+reaches its pledge before the decision has come, which takes milliseconds.
+
+Prior art: torchft asks a lighthouse for a quorum at each step, which costs each step a round trip
+and makes the lighthouse's life the job's life. A flag that is all-reduced each step costs a
+collective. A stop flag on one rank alone followed by a barrier deadlocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from outlast.attempt.link import Link, Message
+
+logger = logging.getLogger(__name__)
+
+DECISION_TIMEOUT_S: Final = 120.0
+_HELD: Final = 0  # rounds count from 1; this pledge is the asking rank's own
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that all ranks do once ``step`` is complete.
+
+    Attributes:
+        kind: "save" or "drain".
+        step: completed steps at which it is done, the same on all ranks.
+        info: what the one who asked said: reason, deadline_t.
+    """
+
+    kind: str
+    step: int
+    info: dict[str, Any]
+
+
+class _Progress:
+    """Where this rank's training is; shared by the training thread and the answering thread."""
+
+    def __init__(self, completed: int) -> None:
+        self.changed = threading.Condition()
+        self.completed = completed
+        self.in_step = False
+        self.pledges: dict[int, int] = {}  # round → the step it must not pass, undecided
+        self.due: list[Action] = []
+        self.finished = False
+
+
+class Agreement:
+    """One rank's side of it, and on rank 0 the coordinator's.
+
+    Args:
+        link: the other ranks.
+        completed: the step that training starts after.
+        on_decision: told of each decision, in the answering thread; must be quick.
+        may_save: on rank 0, whether a save could begin now; one that could not waits for ``poke``.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        completed: int,
+        on_decision: Callable[[Action], None],
+        may_save: Callable[[], bool],
+    ) -> None:
+        self._link = link
+        self._progress = _Progress(completed)
+        self._on_decision = on_decision
+        self._coordinator = _Coordinator(link, may_save) if link.rank == 0 else None
+        self._thread = threading.Thread(target=self._answer, name="outlast-agreement", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop answering; whoever waits is let go."""
+        with self._progress.changed:
+            self._progress.finished = True
+            self._progress.changed.notify_all()
+        self._link.close()
+        self._thread.join(timeout=5)
+
+    def request(self, kind: str, *, not_before: int, hold: bool = False, **info: Any) -> None:
+        """Ask for an action at ``not_before`` or as soon after it as all ranks can.
+
+        With ``hold`` this rank does not go beyond ``not_before`` before it knows the decision: the
+        action then happens exactly there, unless another rank is further.
+        """
+        with self._progress.changed:
+            if any(action.kind == "drain" for action in self._progress.due):
+                return  # nothing is agreed after a drain
+            if hold:
+                self._progress.pledges[_HELD] = not_before
+        self._link.send(0, {"kind": "ask", "action": kind, "at": not_before, "info": info})
+
+    def poke(self) -> None:
+        """On rank 0: a save that had to wait may be able to begin."""
+        if self._coordinator is not None:
+            self._link.send(0, {"kind": "poke"})
+
+    def boundary(self, completed: int) -> list[Action]:
+        """Called between steps: what is due now; with nothing due, the next step has begun.
+
+        Call it until it gives nothing. Waits only for a decision that this rank has pledged to
+        wait for.
+        """
+        progress = self._progress
+        with progress.changed:
+            progress.completed = completed
+            progress.in_step = False
+            deadline = time.monotonic() + DECISION_TIMEOUT_S
+            while not progress.finished and any(p <= completed for p in progress.pledges.values()):
+                if not progress.changed.wait(timeout=deadline - time.monotonic()):
+                    # The coordinator is gone or stuck. Going on is right for a save (it will not be
+                    # committed); for a drain the agent's deadline ends what cannot end itself.
+                    logger.warning("no decision within %.0f s; going on", DECISION_TIMEOUT_S)
+                    progress.pledges.clear()
+            due = [action for action in progress.due if action.step <= completed]
+            progress.due = [action for action in progress.due if action.step > completed]
+            progress.in_step = not due
+            return due
+
+    def leave(self, completed: int) -> None:
+        """The loop is over: this rank takes no further step."""
+        with self._progress.changed:
+            self._progress.completed = completed
+            self._progress.in_step = False
+
+    def _answer(self) -> None:
+        while True:
+            message = self._link.receive()
+            if message is None:
+                return
+            try:
+                self._handle(message)
+            except (KeyError, TypeError, RuntimeError, OSError) as error:
+                logger.warning("a message was not handled (%s: %s)", type(error).__name__, error)
+
+    def _handle(self, message: Message) -> None:
+        kind = message["kind"]
+        if kind == "pledge?":
+            self._pledge(message["round"])
+        elif kind == "decided":
+            self._decided(message)
+        elif self._coordinator is not None:
+            self._coordinator.handle(message)
+
+    def _pledge(self, number: int) -> None:
+        progress = self._progress
+        with progress.changed:
+            step = progress.completed + progress.in_step
+            progress.pledges[number] = step
+        self._link.send(0, {"kind": "pledge", "round": number, "rank": self._link.rank, "at": step})
+
+    def _decided(self, message: Message) -> None:
+        action = Action(kind=message["action"], step=message["at"], info=message["info"])
+        with self._progress.changed:
+            self._progress.pledges.pop(message["round"], None)
+            self._progress.pledges.pop(_HELD, None)
+            self._progress.due.append(action)
+            self._on_decision(action)
+            self._progress.changed.notify_all()
+
+
+class _Coordinator:
+    """Rank 0's part: one round at a time, in the answering thread."""
+
+    def __init__(self, link: Link, may_save: Callable[[], bool]) -> None:
+        self._link = link
+        self._may_save = may_save
+        self._waiting: list[Message] = []
+        self._round = 0
+        self._asked: Message | None = None
+        self._pledges: dict[int, int] = {}
+        self._draining = False
+
+    def handle(self, message: Message) -> None:
+        """Take a request or a pledge; anything else only has the waiting ones looked at."""
+        if message["kind"] == "ask":
+            self._waiting.append(message)
+        elif message["kind"] == "pledge" and message["round"] == self._round and self._asked:
+            self._pledges[message["rank"]] = message["at"]
+            if len(self._pledges) == self._link.world_size:
+                self._decide(self._asked)
+        self._begin()
+
+    def _begin(self) -> None:
+        ask = self._next()
+        if self._asked is not None or ask is None:
+            return
+        self._draining = ask["action"] == "drain"
+        self._waiting = [] if self._draining else [w for w in self._waiting if w is not ask]
+        self._asked = ask
+        self._round += 1
+        self._pledges = {}
+        for rank in range(self._link.world_size):
+            self._link.send(rank, {"kind": "pledge?", "round": self._round})
+
+    def _next(self) -> Message | None:
+        """A drain overtakes everything, and is the last thing that is agreed."""
+        if self._draining:
+            return None
+        drain = next((ask for ask in self._waiting if ask["action"] == "drain"), None)
+        if drain is not None or not self._waiting or not self._may_save():
+            return drain
+        return self._waiting[0]
+
+    def _decide(self, ask: Message) -> None:
+        self._asked = None
+        step = max(*self._pledges.values(), ask["at"], 0)
+        decision = {
+            "kind": "decided",
+            "round": self._round,
+            "action": ask["action"],
+            "at": step,
+            "info": ask["info"],
+        }
+        for rank in range(self._link.world_size):
+            self._link.send(rank, decision)

@@ -1,0 +1,18 @@
+"""``outlast run``."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(
+    name="run",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(arguments: tuple[str, ...]) -> int:
+    """Run a script under outlast: torchrun's flags and PET_* variables, and --dir."""
+    from outlast.launch.run import run
+
+    return run(list(arguments))

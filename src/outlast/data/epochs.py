@@ -1,0 +1,263 @@
+"""What all feeds over finite epochs share: counting, epoch ends, and a position that can be saved.
+
+Guarantees: an epoch's start (its random-number states, ``set_epoch``) happens inside the call
+that hands out its first batch, as it does in ``for epoch: for batch in loader``; the position
+always tells the batches handed out, never what was loaded ahead.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from outlast.data import random_state, shield
+from outlast.errors import ConfigError
+
+_NAMES = {
+    "outlast": "outlast.data.Loader",
+    "stateful": "a loader with state_dict and load_state_dict",
+    "stock": "a torch DataLoader over a map-style data set",
+    "iterable": "an iterable without a state",
+}
+
+
+def check_kind(state: Mapping[str, Any], kind: str, loader: Any) -> None:
+    """Refuse a position that another kind of loader saved."""
+    if state["kind"] != kind:
+        saved = _NAMES.get(state["kind"], repr(state["kind"]))
+        raise ConfigError(
+            f"the checkpoint was saved with {saved}, and the loader given now "
+            f"({type(loader).__name__}) is {_NAMES[kind]}: its position means nothing here. Give "
+            "the loader that the checkpoint was saved with, or start a new job from its model"
+        )
+
+
+def check_world_size(state: Mapping[str, Any], world_size: int, loader: Any) -> None:
+    """Refuse a position that belongs to a share of the data which no longer exists."""
+    if state["world_size"] != world_size:
+        raise ConfigError(
+            f"the checkpoint was saved by {state['world_size']} workers, this attempt has "
+            f"{world_size}, and the position of {type(loader).__name__} is one worker's own: "
+            "samples would be repeated or left out. Resume with "
+            f"{state['world_size']} workers, or use outlast.data.Loader, which is exact at any "
+            "number of workers"
+        )
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The torch generators that a loader and its samplers draw from, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    holders = (
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+    )
+    found: list[torch.Generator] = []
+    for holder in holders:
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator) and not any(generator is g for g in found):
+            found.append(generator)
+    return found
+
+
+def generator_states(loader: Any) -> list[Any]:
+    """Where the generators of a loader stand, as tensors."""
+    return [generator.get_state() for generator in generators_of(loader)]
+
+
+def restore_generators(loader: Any, states: list[Any]) -> None:
+    """Put the generators of a loader back.
+
+    Raises:
+        ConfigError: it has more or fewer than it had.
+    """
+    generators = generators_of(loader)
+    if len(states) != len(generators):
+        raise ConfigError(
+            f"the checkpoint's loader and samplers had {len(states)} torch generators, this "
+            f"loader's have {len(generators)}; build the loader as it was built then"
+        )
+    for generator, saved in zip(generators, states, strict=True):
+        generator.set_state(saved.cpu())
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the samplers which epoch begins, those that want to know."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    samplers: tuple[Any, ...] = (
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+    )
+    for sampler in {id(sampler): sampler for sampler in samplers}.values():
+        tell = getattr(sampler, "set_epoch", None)
+        if callable(tell):
+            tell(epoch)
+
+
+class EpochFeed(abc.ABC):
+    """Batches of a loader, one epoch after the other.
+
+    Attributes:
+        epoch: the epoch of the last batch handed out, from 0.
+        batches: batches handed out in that epoch.
+        max_epochs: the feed ends rather than starting the epoch of this number; None for never.
+    """
+
+    kind: str
+
+    def __init__(self, loader: Any, *, world_size: int) -> None:
+        self.loader = loader
+        self._iterated = loader
+        self.epoch = 0
+        self.batches = 0
+        self.max_epochs: int | None = None
+        self._world_size = world_size
+        self._has_started = False
+        self._next_epoch = 0
+        self._iterator: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch.
+
+        Raises:
+            StopIteration: ``max_epochs`` are over, or a one-shot iterator ran out.
+            ConfigError: the loader gives no batch.
+        """
+        while True:
+            iterator = self._iterator
+            if iterator is None:
+                iterator = self._begin_epoch()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                self._end_epoch(iterator)
+                continue
+            self.batches += 1
+            return batch
+
+    def _begin_epoch(self) -> Iterator[Any]:
+        if self.max_epochs is not None and self._next_epoch >= self.max_epochs:
+            raise StopIteration
+        self._mark_start()
+        self.epoch, self.batches, self._has_started = self._next_epoch, 0, True
+        set_epoch(self.loader, self.epoch)
+        self._iterator = self._open()
+        return self._iterator
+
+    def _end_epoch(self, iterator: Iterator[Any]) -> None:
+        if self._is_one_shot(iterator):
+            raise StopIteration
+        if not self.batches:
+            raise ConfigError(
+                f"the loader gave no batch in epoch {self.epoch}; its data set, its share for "
+                "this worker or what its sampler yields is empty (or smaller than a batch, with "
+                "drop_last)"
+            )
+        self._iterator = None
+        self._next_epoch = self.epoch + 1
+
+    def _is_one_shot(self, iterator: Iterator[Any]) -> bool:
+        """Whether an exhausted ``iterator`` cannot be had anew."""
+        return iterator is self.loader
+
+    @abc.abstractmethod
+    def _mark_start(self) -> None:
+        """Keep what a resume in the epoch that begins will need."""
+
+    def _open(self) -> Iterator[Any]:
+        """A new iterator over the epoch that begins."""
+        return shield.start(self._iterated)
+
+    def state(self) -> dict[str, Any]:
+        """The position after the batches handed out so far: plain values and tensors."""
+        return {
+            "kind": self.kind,
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "world_size": self._world_size,
+            "started": self._has_started,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position, before the first batch.
+
+        Leaves this process's random numbers in any state: whoever calls restores them after.
+
+        Raises:
+            ConfigError: the position was saved with another kind of loader, by another number
+                of workers, or does not exist in this loader.
+        """
+        check_kind(state, self.kind, self.loader)
+        check_world_size(state, self._world_size, self.loader)
+        self.epoch = self._next_epoch = int(state["epoch"])
+        self.batches = int(state["batches"])
+        self._has_started = bool(state["started"])
+        self._resume(state)
+
+    @abc.abstractmethod
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        """If an epoch had started: open it again, and go to ``self.batches``."""
+
+    def close(self) -> None:
+        """End the loader's processes; the position stays readable."""
+        iterator, self._iterator = self._iterator, None
+        shield.shut_down(iterator)
+        if isinstance(self._iterated, torch.utils.data.DataLoader):
+            shield.shut_down(self._iterated._iterator)  # persistent ones, between two epochs
+            self._iterated._iterator = None
+
+
+class ReplayFeed(EpochFeed):
+    """Resumes by starting the epoch again, from the random numbers that it started from."""
+
+    def __init__(self, loader: Any, *, world_size: int) -> None:
+        super().__init__(loader, world_size=world_size)
+        self._start: dict[str, Any] = {}
+
+    def _mark_start(self) -> None:
+        self._start = {
+            "random": random_state.capture(),
+            "generators": generator_states(self.loader),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """The position, and the random-number states at the epoch's start.
+
+        Before the first epoch, where the loader's generators stand; the process's own streams
+        are the caller's to save.
+        """
+        start = self._start or {"generators": generator_states(self.loader)}
+        return {**super().state(), "start": start}
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        start = state["start"]
+        if not self._has_started:
+            restore_generators(self.loader, start["generators"])
+            return
+        self._start = dict(start)
+        self._replay()
+
+    @abc.abstractmethod
+    def _replay(self) -> None:
+        """Rewind, open the epoch ``self.epoch`` and pass over ``self.batches``."""
+
+    def _rewind(self) -> None:
+        """Put all random-number states back to the epoch's start."""
+        random_state.restore(self._start["random"])
+        restore_generators(self.loader, self._start["generators"])
+        set_epoch(self.loader, self.epoch)
+
+    def _too_short(self, num_batches: int) -> ConfigError:
+        return ConfigError(
+            f"the checkpoint had consumed {self.batches} batches of epoch {self.epoch}, and the "
+            f"loader has only {num_batches} there: the data set or the batch size has changed. "
+            "Give it as it was, or start a new job from the checkpoint's model"
+        )

@@ -1,0 +1,204 @@
+"""Feeds: endless batches from any loader, with a position that can be saved and gone back to.
+
+Guarantees: what a feed hands out and what it draws from the script's random streams is what the
+plain loop over the loader would; ``state`` tells the batches handed out, never those loaded
+ahead; ``restore`` leaves nothing for the first batch to draw that belongs to the epoch's start.
+
+What can go wrong depends on the kind, and each says so where it is written: "outlast" is exact at
+any number of workers; "stateful" is as good as the loader's own ``state_dict``; "stock" is exact
+at the same number of workers (``stock.py``); "iterable" is loaded again up to the position, and
+exact as far as what it yields depends on the random numbers at the epoch's start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from outlast.data.epochs import (
+    EpochFeed,
+    ReplayFeed,
+    check_kind,
+    generator_states,
+    restore_generators,
+    set_epoch,
+)
+from outlast.data.loader import KIND, Loader
+from outlast.data.stock import StockFeed, is_stock
+from outlast.errors import ConfigError
+
+# torchdata's name for "the epoch is over": a loader resumed from it goes straight into the next.
+_FINISHED = "_iterator_finished"
+
+
+class Feed(Protocol):
+    """What a session iterates.
+
+    Attributes:
+        kind: "outlast", "stateful", "stock" or "iterable".
+        epoch: the epoch of the last batch handed out (of its first sample), from 0.
+        max_epochs: the feed ends rather than starting the epoch of this number.
+    """
+
+    kind: str
+    epoch: int
+    max_epochs: int | None
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position, before the first batch; random numbers are the caller's."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __next__(self) -> Any: ...
+
+    def state(self) -> dict[str, Any]:
+        """The position after the batches handed out: plain values and tensors."""
+
+    def close(self) -> None:
+        """End the loader's processes."""
+
+
+def open_feed(loader: Any, *, rank: int, world_size: int) -> Feed:
+    """The feed that suits ``loader``.
+
+    Args:
+        loader: an ``outlast.data.Loader``, anything iterable with ``state_dict`` and
+            ``load_state_dict``, a torch DataLoader, or any other iterable of batches.
+        rank: this worker's rank, from 0.
+        world_size: number of workers.
+
+    Raises:
+        ConfigError: ``loader`` cannot be iterated, or not by this many workers.
+    """
+    if isinstance(loader, Loader):
+        return OutlastFeed(loader, rank=rank, world_size=world_size)
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise ConfigError(f"the loader, a {type(loader).__name__}, cannot be iterated")
+    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+        return StatefulFeed(loader, world_size=world_size)
+    if is_stock(loader):
+        return StockFeed(loader, world_size=world_size)
+    return IterableFeed(loader, world_size=world_size)
+
+
+class OutlastFeed:
+    """Our own loader: one cursor for the whole job, valid at any number of workers."""
+
+    kind = KIND
+
+    def __init__(self, loader: Loader, *, rank: int, world_size: int) -> None:
+        loader.set_worker(rank, world_size)
+        self.loader = loader
+        self.epoch = loader.position // loader.size
+        self.max_epochs: int | None = None
+        self._iterator: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch; an epoch's last one may reach into the next epoch."""
+        epoch = self.loader.position // self.loader.size
+        if self.max_epochs is not None and epoch >= self.max_epochs:
+            raise StopIteration
+        if self._iterator is None:
+            self._iterator = iter(self.loader)
+        batch = next(self._iterator)
+        self.epoch = epoch
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """The loader's state, the epoch and the number of workers."""
+        return {
+            **self.loader.state_dict(),
+            "epoch": self.epoch,
+            "world_size": self.loader.world_size,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position, whatever the number of workers that saved it.
+
+        Raises:
+            ConfigError: another kind of loader saved it, or the data set, seed or shuffling
+                changed.
+        """
+        check_kind(state, self.kind, self.loader)
+        self.close()
+        self.loader.load_state_dict(state)
+        self.epoch = int(state["epoch"])
+
+    def close(self) -> None:
+        """End the loader's processes; the position stays readable."""
+        iterator, self._iterator = self._iterator, None
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+
+class StatefulFeed(EpochFeed):
+    """A loader with ``state_dict`` and ``load_state_dict``, used as it is.
+
+    Exact as far as the loader's own state is. For torchdata's StatefulDataLoader two gaps are
+    closed here: a generator that the loader shares with its sampler is put back where it was
+    (torchdata skips the draw for the processes' seed when it resumes), and a state taken after
+    an epoch's end leads to the end of that epoch, not into the next.
+    """
+
+    kind = "stateful"
+
+    def __init__(self, loader: Any, *, world_size: int) -> None:
+        super().__init__(loader, world_size=world_size)
+        self._is_torch = isinstance(loader, torch.utils.data.DataLoader)
+        self._final_state: dict[str, Any] | None = None
+
+    def _is_one_shot(self, iterator: Iterator[Any]) -> bool:
+        # Many loaders are their own iterator and start over in __iter__; see if this one does.
+        return iterator is self.loader and not self.batches
+
+    def _mark_start(self) -> None:
+        """Nothing: the loader's own state is all there is to keep."""
+
+    def state(self) -> dict[str, Any]:
+        """The loader's own state (None before it started), and where its generators stand."""
+        if self._final_state is not None:
+            return self._final_state
+        # Asked before it started, a StatefulDataLoader would start, and draw random numbers.
+        own = self.loader.state_dict() if self._has_started or not self._is_torch else None
+        if self._is_torch and own and self._iterator is None and _FINISHED in own:
+            own = {**own, _FINISHED: False}
+        return {**super().state(), "loader": own, "generators": generator_states(self.loader)}
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        if state["loader"] is not None:
+            set_epoch(self.loader, self.epoch)
+            self.loader.load_state_dict(state["loader"])
+        if self._has_started:
+            self._iterator = self._open()
+        restore_generators(self.loader, state["generators"])
+
+    def close(self) -> None:
+        """End the loader's processes; the position stays readable."""
+        self._final_state = self.state()
+        super().close()
+
+
+class IterableFeed(ReplayFeed):
+    """Any other iterable: loaded again up to the position.
+
+    Exact if what it yields is a function of the random numbers at the epoch's start, or of none.
+    A one-shot iterator (``iter(x) is x``) ends the feed when it runs out; to resume it, give one
+    that starts at the beginning.
+    """
+
+    kind = "iterable"
+
+    def _replay(self) -> None:
+        self._rewind()
+        self._iterator = self._open()
+        for number in range(self.batches):
+            try:
+                next(self._iterator)
+            except StopIteration:
+                raise self._too_short(number) from None

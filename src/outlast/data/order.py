@@ -1,0 +1,116 @@
+"""The global order of samples: a pure function of (seed, epoch, size), with random access.
+
+Guarantees: within an epoch every sample id occurs exactly once; the id at any position is found
+in constant memory, without computing the ones before it; the order does not depend on the number
+of workers, on the library that drew other random numbers, or on the version of torch or NumPy.
+
+How: a Feistel network is a bijection whatever its round function is, so a keyed one on the
+numbers of ``2h`` bits shuffles that domain; a value that falls outside ``range(size)`` is sent
+through again until it falls inside (cycle walking: J. Black and P. Rogaway, "Ciphers with
+Arbitrary Finite Domains", 2002), which keeps it a bijection. The domain is less than four times
+the size, so the mean number of walks is below four.
+
+Rejected: ``torch.randperm`` per epoch (memory and time grow with the data set, and its values
+are not promised across versions of torch).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_MASK = (1 << 64) - 1
+_NUM_ROUNDS = 8
+_SORTED_SIZE = 64
+
+_KEY_TAG = 0x0DDE4
+_SEED_TAG = 0x5A3D
+
+Indices = npt.NDArray[np.int64]
+
+
+def mix64(*values: int) -> int:
+    """One 64-bit number from several integers (the finaliser of splitmix64, folded)."""
+    state = 0
+    for value in values:
+        state = (state + value + 0x9E3779B97F4A7C15) & _MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state ^= state >> 31
+    return state
+
+
+def sample_seed(position: int, *, seed: int) -> int:
+    """The 64-bit seed of all randomness spent on the sample at the job's cursor ``position``."""
+    return mix64(_SEED_TAG, seed, position)
+
+
+def permute(indices: npt.NDArray[Any], *, size: int, seed: int, epoch: int) -> Indices:
+    """Where the order of ``epoch`` sends each of ``indices``.
+
+    Args:
+        indices: integers in ``range(size)``, any shape.
+        size: number of samples, at least 1.
+        seed: the job's data seed.
+        epoch: index of the epoch, from 0.
+
+    Returns:
+        int64 array of the same shape; over all of ``range(size)`` a permutation of it.
+    """
+    keys = [np.uint64(mix64(_KEY_TAG, seed, epoch, number)) for number in range(_NUM_ROUNDS)]
+    if size <= _SORTED_SIZE:
+        hashes = _scramble(_scramble(np.arange(size, dtype=np.uint64) + keys[0]) + keys[1])
+        return np.argsort(hashes, kind="stable").astype(np.int64)[indices]
+    half_bits = ((size - 1).bit_length() + 1) // 2
+    values = np.array(indices, dtype=np.uint64).ravel()
+    outside = np.arange(values.size)
+    while outside.size:
+        walked = _feistel(values[outside], keys, half_bits)
+        values[outside] = walked
+        outside = outside[walked >= np.uint64(size)]
+    return values.astype(np.int64).reshape(np.shape(indices))
+
+
+def _feistel(
+    values: npt.NDArray[np.uint64], keys: list[np.uint64], half_bits: int
+) -> npt.NDArray[np.uint64]:
+    shift = np.uint64(half_bits)
+    mask = np.uint64((1 << half_bits) - 1)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        left, right = right, left ^ (_scramble(right + key) & mask)
+    return (left << shift) | right
+
+
+def _scramble(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def sample_ids(position: int, count: int, *, size: int, seed: int, shuffle: bool) -> list[int]:
+    """The ids of ``count`` samples from the job's cursor ``position`` on.
+
+    The cursor counts samples over the whole job: epoch ``position // size``, place
+    ``position % size`` in it. A span may cross into later epochs; none is cut short.
+
+    Args:
+        position: samples consumed before, by all workers together.
+        count: number of ids wanted.
+        size: number of samples in the data set, at least 1.
+        seed: the job's data seed.
+        shuffle: without it, ids come in the data set's own order.
+    """
+    ids: list[int] = []
+    end = position + count
+    while position < end:
+        epoch, place = divmod(position, size)
+        stop = min(size, place + end - position)
+        places = np.arange(place, stop, dtype=np.int64)
+        if shuffle:
+            places = permute(places, size=size, seed=seed, epoch=epoch)
+        ids.extend(places.tolist())
+        position += stop - place
+    return ids

@@ -1,0 +1,230 @@
+"""torch's agent with our judgement: what is done when a worker ends, and when a notice comes.
+
+``LocalElasticAgent`` starts, watches and restarts workers. Added here: the attempt's number and
+store for the workers, survivors of a failed attempt ended at once (they have nothing to lose: a
+snapshot is committed or it is not), a policy that says whether to restart, notices passed on, and
+the ledger.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
+from outlast.attempt.beat import read_beat
+from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
+from outlast.errors import Exit
+from outlast.launch.desk import NoticeDesk
+from outlast.launch.worker import AGENT_VARIABLE
+from outlast.ledger.file import Ledger, read_events
+from outlast.policy.restart import Failure, RestartPolicy, Verdict
+
+# Workers that drain together leave one after the other; the first must not end the others.
+LEAVE_TOGETHER_S: Final = 10.0
+# What is kept of a notice's time to end workers that did not end themselves.
+MARGIN_S: Final = 1.0
+
+
+class Agent(LocalElasticAgent):
+    """One machine's agent.
+
+    Args:
+        spec, logs_specs, options: torch's.
+        ledger: the job's ledger.
+        policy: judges failed attempts.
+        desk: hears notices.
+
+    Attributes:
+        verdict: why the job ended, once it has.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: Any,
+        *,
+        ledger: Ledger,
+        policy: RestartPolicy,
+        desk: NoticeDesk,
+        **options: Any,
+    ) -> None:
+        super().__init__(spec=spec, logs_specs=logs_specs, **options)
+        self.verdict: Verdict | None = None
+        self._ledger = ledger
+        self._restarts = policy
+        self._desk = desk
+        self._told: set[int] = set()  # workers that know of the notice
+        self._ended: set[int] = set()  # workers that we ended
+        self._leaving_since_s: float | None = None
+        memory = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
+        self._beats = Path(
+            tempfile.mkdtemp(prefix="outlast-", dir=memory if memory.is_dir() else None)
+        )
+
+    def close(self) -> None:
+        """Remove what this agent left in memory."""
+        shutil.rmtree(self._beats, ignore_errors=True)
+
+    # --- torch's hooks -----------------------------------------------------------------------
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._told, self._ended = set(), set()
+        self._leaving_since_s = None
+        for stale in self._beats.iterdir():
+            stale.unlink()
+        self._ledger.attempt = self._agree_on_attempt(worker_group)
+        os.environ[ATTEMPT_VARIABLE] = str(self._ledger.attempt)
+        os.environ[STORE_VARIABLE] = f"{worker_group.master_addr}:{worker_group.master_port}"
+        os.environ[BEATS_VARIABLE] = str(self._beats)
+        os.environ[AGENT_VARIABLE] = str(os.getpid())
+        if worker_group.group_rank == 0:
+            self._ledger.append(
+                "attempt_formed",
+                world_size=worker_group.workers[0].world_size,
+                nodes=worker_group.group_world_size,
+            )
+        started: dict[int, Any] = super()._start_workers(worker_group)
+        return started
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._desk.notice is not None:
+            self._pass_on(worker_group)
+        codes = self._exit_codes()
+        failed = [rank for rank, code in codes.items() if code]
+        if failed and any(code is None for code in codes.values()):
+            if self._are_leaving_together(codes):
+                return RunResult(state=WorkerState.HEALTHY)
+            self._end_workers()
+        result = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            self._judge(worker_group, result)
+        return result
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._end_workers()
+        super()._stop_workers(worker_group)
+
+    # --- failures ----------------------------------------------------------------------------
+
+    def _judge(self, worker_group: WorkerGroup, result: RunResult) -> None:
+        failures = []
+        for rank, failure in sorted(result.failures.items(), key=lambda item: item[1].timestamp):
+            local_rank = failure.local_rank
+            if local_rank in self._ended:
+                continue
+            seen = read_beat(self._beats, local_rank)
+            one = _failure(rank, failure, seen.step if seen else None)
+            failures.append(one)
+            if one.exit_code == Exit.DRAINED:
+                continue
+            self._ledger.append(
+                "worker_lost",
+                rank=rank,
+                pid=failure.pid,
+                exit_code=max(failure.exitcode, 0),
+                signal=failure.signal_name() if failure.exitcode < 0 else None,
+                step=one.step,
+                beat_t=seen.t if seen else None,
+                error=one.message,
+            )
+        verdict = self._restarts.judge(failures, leaving=self._desk.notice is not None)
+        if verdict.restart:
+            self._ledger.append("restart", reason=verdict.reason, restarts=self._restarts.restarts)
+        else:
+            self.verdict = verdict
+            self._remaining_restarts = 0  # torch's loop then stops instead of restarting
+
+    def _exit_codes(self) -> dict[int, int | None]:
+        return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
+
+    def _handlers(self) -> dict[int, Any]:
+        return dict(getattr(self._pcontext, "subprocess_handlers", {}))
+
+    def _end_workers(self) -> None:
+        """SIGKILL for each worker's process group: what is left of a failed attempt only waits."""
+        for local_rank, handler in self._handlers().items():
+            if handler.proc.poll() is None:
+                self._ended.add(local_rank)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(handler.proc.pid, signal.SIGKILL)
+        for handler in self._handlers().values():
+            with contextlib.suppress(Exception):
+                handler.proc.wait(timeout=5)
+
+    # --- notices -----------------------------------------------------------------------------
+
+    def _pass_on(self, worker_group: WorkerGroup) -> None:
+        """Tell the workers once; end them when the time is over."""
+        notice = self._desk.notice
+        assert notice is not None  # noqa: S101 - the caller saw it, and it is never taken back
+        store = worker_group.store
+        for worker in worker_group.workers:
+            if worker.local_rank in self._told:
+                continue
+            if store.check([f"{PREFIX}/session/{worker.global_rank}"]):
+                info = {"reason": f"notice from {notice.source}", "deadline_t": notice.deadline_t}
+                post(store, 0, {"kind": "ask", "action": "drain", "at": 0, "info": info})
+                self._told.update(one.local_rank for one in worker_group.workers)
+            elif _catches(worker.id, signal.SIGTERM):
+                # An unchanged script that wants to hear of it; one that does not goes on.
+                os.kill(worker.id, signal.SIGTERM)
+                self._told.add(worker.local_rank)
+        over = notice.deadline_t is not None and time.time() > notice.deadline_t - MARGIN_S
+        if over or self._desk.impatient:
+            self._end_workers()
+
+    def _are_leaving_together(self, codes: dict[int, int | None]) -> bool:
+        """Whether workers that still run are to be given time to leave, as the first ones did."""
+        if any(code not in (None, 0, Exit.DRAINED) for code in codes.values()):
+            return False
+        now = time.monotonic()
+        self._leaving_since_s = self._leaving_since_s or now
+        return now - self._leaving_since_s < LEAVE_TOGETHER_S
+
+    # --- the attempt's number ----------------------------------------------------------------
+
+    def _agree_on_attempt(self, worker_group: WorkerGroup) -> int:
+        store = worker_group.store
+        if worker_group.group_rank == 0:
+            past = read_events(self._ledger.path.parent)
+            store.set(f"{PREFIX}/attempt", str(max((e.attempt for e in past), default=0) + 1))
+        return int(store.get(f"{PREFIX}/attempt"))
+
+
+def _failure(rank: int, failure: Any, step: int | None) -> Failure:
+    message, trace = "", ""
+    data = failure.error_file_data
+    if isinstance(data, dict) and isinstance(data.get("message"), dict):
+        message = str(data["message"].get("message", ""))
+        trace = str(data["message"].get("extraInfo", {}).get("py_callstack", ""))
+    if not message and failure.exitcode < 0:
+        message = f"ended by {failure.signal_name()}"
+    return Failure(
+        rank=rank, exit_code=failure.exitcode, traceback=trace, message=message, step=step
+    )
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal (Linux)."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError):
+        pass
+    return False

@@ -1,0 +1,133 @@
+"""``outlast run`` understands all that torchrun does, and says in one line what is wrong.
+
+torch's own parser is used, with its ``PET_*`` variables; two things are different: more restarts by
+default (the policy ends those that lead nowhere), and a job on one machine needs no rendezvous.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from torch.distributed import run as torchrun
+from torch.distributed.launcher.api import LaunchConfig
+
+from outlast.errors import ConfigError
+
+MAX_RESTARTS: Final = 1000
+
+
+class Launch:
+    """A checked command line.
+
+    Attributes:
+        config: torch's launch configuration.
+        entrypoint: program to start in each worker.
+        args: its arguments.
+        one_machine: whether no other machine can take part.
+        directory: the value of --dir, or None.
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        parsed = _parse(arguments)
+        self.directory: str | None = parsed.dir
+        self.one_machine = _is_one_machine(parsed)
+        if not parsed.no_python:
+            _check_script(parsed)
+        self.config, self.entrypoint, self.args = _config(parsed)
+        if self.one_machine:
+            self.config.run_id = "outlast"
+        if not parsed.no_python:
+            script = ["-m"] if parsed.module else []
+            script += [parsed.training_script, *parsed.training_script_args]
+            self.entrypoint = os.environ.get("PYTHON_EXEC") or _python()
+            self.args = ["-u", "-m", "outlast.launch.worker", *script]
+
+
+def _python() -> str:
+    import sys
+
+    return sys.executable
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = torchrun.get_args_parser()
+    parser.prog = "outlast run"
+    parser.description = "torchrun's flags, and:"
+    parser.add_argument("--dir", default=None, help="The job's directory (default ./outlast-job).")
+    if "PET_MAX_RESTARTS" not in os.environ:
+        parser.set_defaults(max_restarts=MAX_RESTARTS)
+
+    def fail(message: str) -> NoReturn:
+        if "training_script" in message:
+            message = "no script is named; write: outlast run --nproc-per-node 2 train.py"
+        raise ConfigError(f"{message}. All flags: outlast run --help")
+
+    parser.error = fail
+    parsed = parser.parse_args(arguments)
+    return _fill_in(parsed)
+
+
+def _fill_in(parsed: argparse.Namespace) -> argparse.Namespace:
+    if parsed.master_port is None:
+        parsed.master_port_given = False
+        parsed.master_port = 29500
+    else:
+        parsed.master_port_given = True
+    if parsed.shutdown_timeout is not None and parsed.shutdown_timeout < 0:
+        raise ConfigError(f"--shutdown-timeout {parsed.shutdown_timeout} is below 0")
+    return parsed
+
+
+def _is_one_machine(parsed: argparse.Namespace) -> bool:
+    if parsed.standalone:
+        return True
+    try:
+        _, most = torchrun.parse_min_max_nnodes(parsed.nnodes)
+    except (RuntimeError, ValueError):
+        raise ConfigError(f"--nnodes {parsed.nnodes} is neither N nor MIN:MAX") from None
+    return bool(
+        most == 1
+        and parsed.rdzv_backend == "static"
+        and not parsed.rdzv_endpoint
+        and not parsed.master_port_given
+    )
+
+
+def _check_script(parsed: argparse.Namespace) -> None:
+    script = parsed.training_script
+    if parsed.module:
+        try:
+            found = importlib.util.find_spec(script.partition(".")[0]) is not None
+        except (ImportError, ValueError):
+            found = False
+        if not found and not Path(script.partition(".")[0]).exists():
+            raise ConfigError(f"there is no module {script}; name one that python -m would run")
+        return
+    path = Path(script)
+    if path.is_file():
+        return
+    if path.is_dir():
+        raise ConfigError(f"{script} is a directory; name the script in it")
+    others = [found.name for found in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, others, n=1)
+    hint = f"; did you mean {path.with_name(close[0])}?" if close else "; check the path"
+    raise ConfigError(f"there is no script {script}{hint}")
+
+
+def _config(parsed: argparse.Namespace) -> tuple[LaunchConfig, Any, list[str]]:
+    if "OMP_NUM_THREADS" not in os.environ and parsed.nproc_per_node != "1":
+        os.environ["OMP_NUM_THREADS"] = "1"  # torchrun's rule, without its banner
+    # The agent's signals are ours: a notice, not the end. torch wants at least one name.
+    parsed.signals_to_handle = "SIGQUIT"
+    try:
+        config, entrypoint, args = torchrun.config_from_args(parsed)
+    except (AssertionError, ValueError, RuntimeError, NotADirectoryError) as error:
+        raise ConfigError(f"{error}. All flags: outlast run --help") from None
+    if config.nproc_per_node < 1:
+        raise ConfigError(f"--nproc-per-node {parsed.nproc_per_node}: there must be a worker")
+    return config, entrypoint, list(args)

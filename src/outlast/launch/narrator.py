@@ -1,0 +1,103 @@
+"""Tells people what happens to the job, one line each, from the ledger alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from outlast.ledger.events import Event
+from outlast.ledger.file import Follower
+
+POLL_S: Final = 0.2
+
+
+class Narrator:
+    """Follows a ledger in a thread and says what matters; silent about steps and snapshots."""
+
+    def __init__(self, directory: Path) -> None:
+        self._follower = Follower(directory)
+        self._follower.poll()  # what happened before is told by `outlast report`
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="outlast-narrator", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say what is left to say, and end."""
+        self._stopping.set()
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        while not self._stopping.wait(POLL_S):
+            self._tell()
+        self._tell()
+
+    def _tell(self) -> None:
+        try:
+            events = self._follower.poll()
+        except OSError:
+            return  # telling that fails never stops training
+        for event in events:
+            text = sentence(event)
+            if text:
+                say(text)
+
+
+def say(text: str) -> None:
+    """One line for people, apart from what the script prints."""
+    print(f"outlast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - that is its purpose
+
+
+def sentence(event: Event) -> str:
+    """What a person should read of ``event``; "" for nothing."""
+    teller = _TELLERS.get(event.event)
+    return teller(event) if teller else ""
+
+
+def _formed(event: Event) -> str:
+    workers = event.get("world_size", 0)
+    return f"attempt {event.attempt}: {workers} worker{'s' if workers != 1 else ''}"
+
+
+def _resumed(event: Event) -> str:
+    skipped = event.get("skipped") or []
+    if not event.get("step") and not skipped:
+        return "no checkpoint yet: starting at step 0"
+    lines = [f"step {one['step']} is not valid: {one['reason']}" for one in skipped]
+    lines.append(f"resumed from step {event.get('step')} in {event.get('read_s', 0.0):.2f} s")
+    return "; ".join(lines)
+
+
+def _lost(event: Event) -> str:
+    how = event.get("error") or f"exit code {event.get('exit_code')}"
+    step = event.get("step")
+    after = f" after step {step}" if step is not None else ""
+    return f"rank {event.rank} was lost{after}: {str(how).splitlines()[-1] if how else ''}"
+
+
+def _notice(event: Event) -> str:
+    deadline_t = event.get("deadline_t")
+    when = f" in {max(deadline_t - time.time(), 0.0):.0f} s" if deadline_t else ""
+    return f"notice from {event.get('source')}: {event.get('action')}{when}; draining"
+
+
+_TELLERS: Final[dict[str, Callable[[Event], str]]] = {
+    "attempt_formed": _formed,
+    "resumed": _resumed,
+    "worker_lost": _lost,
+    "notice": _notice,
+    "restart": lambda event: f"restarting: {event.get('reason')}",
+    "drained": lambda event: (
+        f"drained after step {event.get('step')}"
+        + (", committed" if event.get("committed") else ", not committed")
+    ),
+    "storage_error": lambda event: (
+        f"storage failed ({event.get('operation')}): {event.get('error')}; training goes on"
+    ),
+}

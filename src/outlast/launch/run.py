@@ -1,0 +1,167 @@
+"""``outlast run``: put the pieces together, run the agent, and leave with the right exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+from pathlib import Path
+from typing import Final
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, registry
+from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+from outlast import config
+from outlast.errors import ConfigError, Exit
+from outlast.launch.agent import Agent
+from outlast.launch.arguments import Launch
+from outlast.launch.desk import NoticeDesk
+from outlast.launch.narrator import Narrator, say
+from outlast.launch.stores import FreshStore, OneMachine
+from outlast.ledger.file import Ledger
+from outlast.ledger.job import Job, JobLock, open_job, versions
+from outlast.policy.restart import RestartPolicy, Verdict
+
+EXIT_BARRIER_S: Final = 300.0
+
+
+def run(arguments: list[str]) -> int:
+    """Run a script under outlast.
+
+    Args:
+        arguments: the command line after ``outlast run``.
+
+    Returns:
+        The exit code (see :class:`outlast.errors.Exit`).
+
+    Raises:
+        ConfigError: the command line, a setting or the job's directory cannot be used.
+        StorageError: the job's record cannot be read.
+    """
+    launch = Launch(arguments)
+    settings = config.load({"dir": launch.directory})
+    job = open_job(settings.dir, settings)
+    lock = JobLock(settings.dir) if launch.one_machine else None
+    # Sessions in the workers read the same settings, wherever the script changes to.
+    os.environ["OUTLAST_DIR"] = str(settings.dir)
+    if Path(config.FILE_NAME).exists() and not os.environ.get("OUTLAST_CONFIG"):
+        os.environ["OUTLAST_CONFIG"] = str(Path(config.FILE_NAME).absolute())
+    _quieten_torch()
+    ledger = Ledger(settings.dir, job=job.id)
+    command = shlex.join(["outlast", "run", *arguments])
+    ledger.append("job_started", command=command, versions=versions(), pid=os.getpid())
+    narrator = Narrator(settings.dir)
+    say(f"job {job.id} in {_short(settings.dir)}; {launch.config.nproc_per_node} workers here")
+    narrator.start()
+    try:
+        verdict = _attempts(launch, settings, ledger)
+    finally:
+        narrator.stop()
+    ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
+    ledger.close()
+    if lock is not None:
+        lock.release()
+    _conclude(verdict, job, settings.dir, command)
+    return verdict.exit_code
+
+
+def _attempts(launch: Launch, settings: config.Settings, ledger: Ledger) -> Verdict:
+    conf = launch.config
+    rendezvous = _rendezvous(launch)
+    desk = NoticeDesk(settings, ledger)
+    spec = WorkerSpec(
+        role=conf.role,
+        local_world_size=conf.nproc_per_node,
+        entrypoint=launch.entrypoint,
+        args=tuple(launch.args),
+        rdzv_handler=rendezvous,
+        max_restarts=max(conf.max_restarts, 1),
+        monitor_interval=conf.monitor_interval,
+        local_addr=conf.local_addr,
+        event_log_handler=conf.event_log_handler,
+        numa_options=conf.numa_options,
+        duplicate_stdout_filters=conf.duplicate_stdout_filters,
+        duplicate_stderr_filters=conf.duplicate_stderr_filters,
+        virtual_local_rank=conf.virtual_local_rank,
+    )
+    agent = Agent(
+        spec,
+        conf.logs_specs,
+        ledger=ledger,
+        policy=RestartPolicy(conf.max_restarts),
+        desk=desk,
+        start_method=conf.start_method,
+        exit_barrier_timeout=EXIT_BARRIER_S,
+        log_line_prefix_template=conf.log_line_prefix_template,
+        shutdown_timeout=conf.shutdown_timeout,
+    )
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = conf.signals_to_handle
+    desk.open()
+    try:
+        result = agent.run()
+    except RendezvousError as error:
+        return _gave_up(f"the machines of this job do not come together: {error}")
+    except SignalException as error:
+        return _gave_up(f"ended by {error.sigval.name}")
+    finally:
+        with contextlib.suppress(RendezvousError):
+            rendezvous.shutdown()
+        desk.close()
+        agent.close()
+    if not result.is_failed():
+        return Verdict(restart=False, exit_code=int(Exit.FINISHED), reason="finished")
+    return agent.verdict or _gave_up("the workers failed")
+
+
+def _gave_up(reason: str) -> Verdict:
+    return Verdict(restart=False, exit_code=int(Exit.GAVE_UP), reason=reason)
+
+
+def _rendezvous(launch: Launch) -> RendezvousHandler:
+    if launch.one_machine:
+        return OneMachine(launch.config.run_id)
+    conf = launch.config
+    parameters = RendezvousParameters(
+        backend=conf.rdzv_backend,
+        endpoint=conf.rdzv_endpoint,
+        run_id=conf.run_id,
+        min_nodes=conf.min_nodes,
+        max_nodes=conf.max_nodes,
+        local_addr=conf.local_addr,
+        **conf.rdzv_configs,
+    )
+    try:
+        return FreshStore(registry.get_rendezvous_handler(parameters), conf.local_addr)
+    except (ValueError, RendezvousError) as error:
+        raise ConfigError(f"{error}. All flags: outlast run --help") from None
+
+
+def _quieten_torch() -> None:
+    """What torch's agent logs about failures is said by the narrator, in fewer words."""
+    if "LOGLEVEL" in os.environ:
+        return
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _conclude(verdict: Verdict, job: Job, directory: Path, command: str) -> None:
+    place = _short(directory)
+    if verdict.exit_code == Exit.FINISHED:
+        say(f"finished. Next: outlast report {place}")
+    elif verdict.exit_code == Exit.DRAINED:
+        say(f"{verdict.reason} (exit 75): {command}")
+    elif verdict.exit_code == Exit.USAGE:
+        say(verdict.reason or "the script was called wrongly (exit 2)")
+    else:
+        say(f"{verdict.reason} (exit {verdict.exit_code}). See: outlast report {place}")
+
+
+def _short(path: Path) -> str:
+    """A path as a person would type it."""
+    with contextlib.suppress(ValueError):
+        return f"./{path.relative_to(Path.cwd())}"
+    return str(path)

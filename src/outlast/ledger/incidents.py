@@ -1,0 +1,349 @@
+"""What went wrong, what it cost and when the job was back, as a pure fold over its ledger.
+
+An incident lasts from the first sign of trouble to the first new step. Whatever else goes wrong
+in between belongs to it: several workers lost in one attempt, a notice and the loss it announced,
+an attempt that fails before its first step. A notice after whose deadline training went on is
+closed as well: nothing came of it.
+
+Tolerant of missing lines: what the ledger does not say is None, an attempt that ends without a
+word is an incident of its own, and one whose end is not in the ledger is not closed.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import msgspec
+
+from outlast.errors import Exit
+from outlast.ledger.events import Event
+from outlast.ledger.goodput import in_order, number, whole
+
+# A machine may outlive its deadline by a little.
+_LAPSES_AFTER_S: Final = 60.0
+_UNDATED_DEADLINE_S: Final = 600.0
+_KINDS: Final = {"worker_lost": "worker lost", "node_lost": "machine lost", "hang": "hang"}
+_LONGEST_ERROR: Final = 120
+
+
+class Incident(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident.
+
+    Attributes:
+        kind: what the first sign was: "worker lost", "machine lost", "hang", "preemption notice",
+            "drain", "restart", or "ended without a word".
+        attempt: the attempt it began in.
+        began_t: wall-clock time of the last step boundary a lost worker passed, of the notice, or
+            of the last sign of life.
+        detected_t: when it was noticed.
+        what: one plain sentence, without its full stop.
+        ranks: the workers that were lost, in ascending order.
+        from_step: the last completed step before it, if known.
+        resumed_step: the step that training resumed from, if it has.
+        resumed_t: when training resumed, if it has.
+        back_t: when the first new step was sampled.
+        closed: whether it is over.
+    """
+
+    kind: str
+    attempt: int
+    began_t: float
+    detected_t: float
+    what: str
+    ranks: tuple[int, ...] = ()
+    from_step: int | None = None
+    resumed_step: int | None = None
+    resumed_t: float | None = None
+    back_t: float | None = None
+    closed: bool = False
+
+    @property
+    def lost_steps(self) -> int | None:
+        """Completed steps that had to be done again, if known."""
+        if self.from_step is None or self.resumed_step is None:
+            return None
+        return max(0, self.from_step - self.resumed_step)
+
+
+def incidents(events: Iterable[Event]) -> list[Incident]:
+    """The incidents of a job, in the order they began to be noticed.
+
+    Args:
+        events: the ledger, in any order.
+    """
+    watch = _Watch()
+    for event in in_order(events):
+        watch.see(event)
+    return [incident.told() for incident in watch.incidents]
+
+
+class _Loss(msgspec.Struct, frozen=True):
+    """Who was lost (``who``, where it has no rank), and how, in the singular and the plural."""
+
+    attempt: int
+    rank: int | None
+    who: str
+    how: tuple[str, str]
+
+
+class _Open(msgspec.Struct):
+    """An incident while its events come in."""
+
+    kind: str
+    attempt: int
+    began_t: float
+    detected_t: float
+    last_attempt: int  # the newest attempt that it has undone
+    from_step: int | None = None
+    notice: Event | None = None
+    losses: list[_Loss] = []
+    stop: str = ""
+    resumed_step: int | None = None
+    resumed_t: float | None = None
+    back_t: float | None = None
+    closed: bool = False
+
+    def reach(self, event: Event) -> None:
+        step = whole(event)
+        if step is not None and event.attempt == self.attempt:
+            self.from_step = max(step, self.from_step or 0)
+
+    def told(self) -> Incident:
+        return Incident(
+            what="; ".join(_clauses(self)),
+            ranks=tuple(sorted({loss.rank for loss in self.losses if loss.rank is not None})),
+            **{name: getattr(self, name) for name in _TOLD_AS_IS},
+        )
+
+
+_TOLD_AS_IS: Final = set(Incident.__struct_fields__) & set(_Open.__struct_fields__)
+
+
+class _Watch:
+    """Opens, fills and closes incidents, at most one at a time."""
+
+    def __init__(self) -> None:
+        self.incidents: list[_Open] = []
+        self.open: _Open | None = None
+        self.heard: Event | None = None  # a notice that came while another incident was open
+        self.attempt = 0
+        self.running = False  # the attempt has formed and its end has not been seen
+        self.step: int | None = None  # newest step of the attempt
+        self.since_t = 0.0  # when the attempt was first heard of
+        self.last_t = 0.0  # time of the event before
+
+    def see(self, event: Event) -> None:
+        act = _ACTS.get(event.event)
+        if act is not None:
+            act(self, event)
+        self.last_t = event.t
+
+    def _begin(self, kind: str, began_t: float, detected_t: float) -> _Open:
+        self.open = _Open(
+            kind, self.attempt, began_t, detected_t, self.attempt, from_step=self.step
+        )
+        self.incidents.append(self.open)
+        return self.open
+
+    def _close(self, back_t: float | None = None) -> None:
+        if self.open is not None:
+            self.open.back_t = back_t
+            self.open.closed = True
+        self.open = None
+        if self.heard is not None:
+            notice, self.heard = self.heard, None
+            self._notice(notice)
+
+    def _trouble(self, event: Event, kind: str, began_t: float) -> _Open:
+        """The incident that ``event`` belongs to."""
+        self._follow(event)
+        opened, step = self.open, whole(event)
+        if opened is not None and event.attempt > opened.last_attempt:
+            resumed_step, opened.last_attempt = opened.resumed_step, event.attempt
+            if step is not None and resumed_step is not None and step > resumed_step:
+                self._close(back_t=began_t)  # there were new steps, between two samples
+            else:
+                opened.resumed_step = opened.resumed_t = None
+        opened = self.open or self._begin(kind, began_t, event.t)
+        opened.notice = opened.notice or self.heard
+        self.heard = None
+        opened.reach(event)
+        return opened
+
+    def _follow(self, event: Event) -> None:
+        """Notice a newer attempt; one that was running till now has ended without a word."""
+        if event.attempt > self.attempt:
+            if self.running:
+                self._vanished(event)
+            self.attempt, self.running, self.step = event.attempt, True, None
+            self.since_t = event.t
+
+    def _vanished(self, event: Event) -> None:
+        opened = self.open or self._begin("ended without a word", self.last_t, event.t)
+        opened.last_attempt = self.attempt
+        opened.resumed_step = opened.resumed_t = None
+        opened.stop = f"attempt {self.attempt} ended without a word{_after(self.step)}"
+
+    def _job_started(self, event: Event) -> None:
+        if self.running:
+            self._vanished(event)
+        if self.open is not None:
+            self.open.last_attempt = 0
+        self.attempt, self.running, self.heard, self.step = 0, False, None, None
+
+    def _resumed(self, event: Event) -> None:
+        if event.rank != 0 or event.attempt < self.attempt:
+            return
+        self._follow(event)
+        self.step = whole(event)
+        if self.open is not None and event.attempt > self.open.last_attempt:
+            self.open.resumed_step, self.open.resumed_t = self.step, event.t
+
+    def _sampled(self, event: Event) -> None:
+        step = whole(event)
+        if event.rank != 0 or step is None or event.attempt < self.attempt:
+            return
+        self._follow(event)
+        self.step = max(step, self.step or 0)
+        opened = self.open
+        if opened is None:
+            return
+        if event.attempt > opened.last_attempt:
+            if step > (opened.resumed_step or 0):
+                self._close(back_t=event.t)
+            return
+        opened.reach(event)
+        if not opened.stop and not opened.losses and _lapsed(opened.notice, event.t):
+            opened.stop = "nothing came of it"
+            self._close()
+
+    def _lost(self, event: Event) -> None:
+        if event.attempt < self.attempt:
+            return
+        beat_t = number(event, "beat_t")
+        self._follow(event)
+        began_t = event.t if beat_t is None else max(self.since_t, min(beat_t, event.t))
+        opened = self._trouble(event, _KINDS[event.event], began_t)
+        opened.losses = [*opened.losses, _loss(event)]
+        self.running = False
+
+    def _restart(self, event: Event) -> None:
+        if self.running and event.attempt == self.attempt:
+            opened = self._trouble(event, "restart", event.t)
+            opened.stop = f"restarted: {event.get('reason') or 'for an unknown reason'}"
+            self.running = False
+
+    def _notice(self, event: Event) -> None:
+        if self.open is not None:
+            self.heard = event
+            return
+        self._begin("preemption notice", event.t, event.t).notice = event
+
+    def _drain_agreed(self, event: Event) -> None:
+        if event.attempt >= self.attempt:
+            opened = self._trouble(event, "drain", event.t)
+            opened.stop = f"all ranks agreed to stop{_after(whole(event))}"
+
+    def _drained(self, event: Event) -> None:
+        if event.attempt < self.attempt:
+            return
+        opened = self._trouble(event, "drain", event.t)
+        uncommitted = " without a commit" if event.get("committed") is False else ""
+        opened.stop = f"all ranks stopped{_after(whole(event))}{uncommitted}"
+        self.running = False
+
+    def _job_finished(self, event: Event) -> None:
+        self.running, self.heard = False, None
+        if event.get("exit_code") == Exit.FINISHED:
+            self._close()
+
+
+_ACTS: Final[dict[str, Callable[[_Watch, Event], None]]] = {
+    "job_started": _Watch._job_started,
+    "attempt_formed": _Watch._follow,
+    "resumed": _Watch._resumed,
+    "step": _Watch._sampled,
+    "worker_lost": _Watch._lost,
+    "node_lost": _Watch._lost,
+    "hang": _Watch._lost,
+    "restart": _Watch._restart,
+    "notice": _Watch._notice,
+    "drain_agreed": _Watch._drain_agreed,
+    "drained": _Watch._drained,
+    "job_finished": _Watch._job_finished,
+}
+
+
+def _lapsed(notice: Event | None, t: float) -> bool:
+    if notice is None:
+        return False
+    deadline_t = number(notice, "deadline_t")
+    if deadline_t is None:
+        deadline_t = notice.t + _UNDATED_DEADLINE_S
+    return t > deadline_t + _LAPSES_AFTER_S
+
+
+def _after(step: int | None) -> str:
+    if step is None:
+        return ""
+    return f" after step {step}" if step else " before the first step"
+
+
+def _notice_words(notice: Event) -> str:
+    source = notice.get("source") or "the platform"
+    words = f"{'a signal' if source == 'signal' else source} says {notice.get('action') or 'stop'}"
+    deadline_t = number(notice, "deadline_t")
+    return words if deadline_t is None else f"{words} in {max(0.0, deadline_t - notice.t):.0f} s"
+
+
+def _loss(event: Event) -> _Loss:
+    if event.event == "node_lost":  # read from disk, the field has taken the head's place
+        return _Loss(event.attempt, None, f"machine {event.get('node') or event.node}", _LOST)
+    how = ("made no more progress",) * 2 if event.event == "hang" else _cause(event)
+    return _Loss(event.attempt, event.rank, "a worker", how)
+
+
+_LOST: Final = ("was lost", "were lost")
+
+
+def _cause(event: Event) -> tuple[str, str]:
+    exit_code, error = event.get("exit_code"), event.get("error")
+    by = event.get("signal") or (-exit_code if isinstance(exit_code, int) and exit_code < 0 else 0)
+    if isinstance(by, int) and by:
+        known = by in signal.valid_signals()
+        by = signal.Signals(by).name if known else f"signal {by}"
+    if by:
+        return (f"was killed by {by}", f"were killed by {by}")
+    if isinstance(error, str) and error.strip():  # a traceback ends with what was raised
+        return (f"failed ({error.strip().splitlines()[-1].strip()[:_LONGEST_ERROR]})",) * 2
+    if isinstance(exit_code, int):
+        return (f"left with exit code {exit_code}",) * 2
+    return _LOST
+
+
+def _clauses(incident: _Open) -> list[str]:
+    clauses = [] if incident.notice is None else [_notice_words(incident.notice)]
+    alike: dict[tuple[int, bool, tuple[str, str]], list[_Loss]] = {}
+    for loss in incident.losses:
+        alike.setdefault((loss.attempt, loss.rank is None, loss.how), []).append(loss)
+    told: int | None = None  # the attempt that the sentence speaks of
+    for (attempt, _, how), losses in alike.items():
+        words = f"{_subject(losses)} {how[len(losses) > 1]}"
+        if told is None:
+            words += _after(incident.from_step)
+        elif attempt == told:
+            words = f"then {words}"
+        else:
+            words = f"attempt {attempt} failed before its first step: {words}"
+        told = attempt
+        clauses.append(words)
+    return clauses + ([incident.stop] if incident.stop else [])
+
+
+def _subject(losses: list[_Loss]) -> str:
+    ranks = sorted({loss.rank for loss in losses if loss.rank is not None})
+    names = [str(rank) for rank in ranks] or sorted({loss.who for loss in losses})
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f"rank{'s' * (len(ranks) > 1)} {listed}" if ranks else listed

@@ -1,0 +1,168 @@
+"""The report for a terminal: lines of ``rich.text.Text``, so that the console decides on colour.
+
+Pure functions; nothing is printed here. ``line.plain`` is the line without any markup. Block bars
+are left out with ``bar_width=0``, as where the output is not a terminal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from rich.text import Text
+
+from outlast.ledger.events import Event
+from outlast.ledger.goodput import Goodput, Part
+from outlast.ledger.incidents import Incident
+from outlast.report import humanise
+from outlast.report.facts import Facts, facts
+
+_PARTS: Final[dict[Part, tuple[str, str]]] = {
+    "productive": ("productive", "green"),
+    "replayed": ("replayed", "yellow"),
+    "stalled": ("stalled by checkpoints", "yellow"),
+    "detecting": ("detecting", "red"),
+    "restarting": ("restarting", "red"),
+    "waiting": ("waiting for machines", "magenta"),
+    "other": ("other", "dim"),
+}
+_STATE_STYLES: Final = {"finished": "green", "running": "cyan", "drained": "magenta"}
+_EIGHTHS: Final = " ▏▎▍▌▋▊▉"
+
+
+def where_time_went(
+    goodput: Goodput,
+    *,
+    machines: Goodput | None = None,
+    price: float | None = None,
+    bar_width: int = 20,
+) -> list[Text]:
+    """One line for each part that took any time, and one for the whole: 8 lines at most.
+
+    Args:
+        goodput: the job's time in worker-seconds.
+        machines: the same in machine-seconds, to put a price on each part.
+        price: per machine and hour; with ``machines``, adds a column.
+        bar_width: cells of a bar that stands for everything; 0 for no bars.
+    """
+    if not goodput.total:
+        return [Text("no time has passed yet")]
+    parts = goodput.parts()
+    percents = dict(zip(parts, humanise.percents(list(parts.values())), strict=True))
+    lines = []
+    for part, worker_seconds in parts.items():
+        if not worker_seconds:
+            continue
+        name, style = _PARTS[part]
+        money = None
+        if machines is not None and price is not None:
+            # Nobody pays for the machines that a job waits for.
+            money = 0.0 if part == "waiting" else machines.parts()[part] / 3600 * price
+        line = _row(percents[part], name, worker_seconds, money)
+        if bar_width:
+            bar = _bar(worker_seconds / goodput.total, bar_width)
+            line.append("  ").append(bar, style=style)
+        lines.append(line)
+    held = None if machines is None else machines.total - machines.waiting
+    money = None if held is None or price is None else held / 3600 * price
+    lines.append(_row(100.0, "worker time", goodput.total, money))
+    return lines
+
+
+def _row(percent: float, name: str, worker_seconds: float, money: float | None) -> Text:
+    row = f"{percent:5.1f} %  {name:<22}  {humanise.seconds(worker_seconds):>12}"
+    return Text(row if money is None else f"{row}  {money:>10,.2f}")
+
+
+def _bar(share: float, width: int) -> str:
+    """A bar in steps of an eighth of a cell; whatever is not nothing can be seen."""
+    eighths = max(1, round(share * width * 8))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def incident_lines(incident: Incident) -> list[Text]:
+    """Two or three lines: what happened, what it cost, when the job was back."""
+    first = Text(f"{humanise.clock(incident.began_t)}  ", style="dim")
+    first.append(incident.kind, style="bold red not dim")
+    first.append(f": {incident.what}", style="not dim")
+    told = []
+    if incident.detected_t > incident.began_t:
+        after = humanise.seconds(incident.detected_t - incident.began_t)
+        told.append(f"detected after {after}")
+    if incident.resumed_step is not None:
+        lost = incident.lost_steps
+        words = "" if lost is None else f", {humanise.count(lost, 'step')} lost"
+        told.append(f"resumed at step {incident.resumed_step}{words}")
+    lines = [first, Text(f"  {'; '.join(told)}")] if told else [first]
+    return [*lines, Text(f"  {_back(incident)}")]
+
+
+def _back(incident: Incident) -> str:
+    if incident.back_t is not None:
+        return f"back after {humanise.seconds(incident.back_t - incident.began_t)}"
+    return "over, without a new step after it" if incident.closed else "not back yet"
+
+
+def summary(
+    events: Iterable[Event],
+    *,
+    now: float | None = None,
+    price_spot: float | None = None,
+    price_on_demand: float | None = None,
+) -> list[Text]:
+    """The job in a few lines: id and state, steps, attempts, goodput, incidents, money.
+
+    Arguments are those of :func:`outlast.report.facts.facts`.
+    """
+    job = facts(events, now=now, price_spot=price_spot, price_on_demand=price_on_demand)
+    return summary_lines(job, now=now)
+
+
+def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
+    """:func:`summary` of facts that are at hand already."""
+    if job.state == "not started" and job.last_event_t is None:
+        return [Text("no job has been started here: the ledger is empty")]
+    done = job.workers
+    steps = humanise.count(done.steps_done, "step")
+    replayed = f", {done.steps_replayed:,} of them replayed" if done.steps_replayed else ""
+    newest = "" if job.committed_step is None else f" (newest: step {job.committed_step})"
+    lines = [
+        _headline(job, now),
+        _line("steps", f"{steps}{replayed}"),
+        _line("attempts", humanise.count(done.attempts, "attempt")),
+        _line("commits", f"{humanise.count(done.commits, 'commit')}{newest}"),
+        _line(
+            "goodput",
+            f"{done.fraction_productive * 100:.1f} % of {humanise.seconds(done.total)} of worker "
+            f"time, in {humanise.seconds(done.wall_s)}",
+        ),
+        _line("incidents", _incidents_words(job.incidents)),
+    ]
+    if job.cost is not None and job.cost_lost is not None:
+        words = f"{job.cost:,.2f}, of which {job.cost_lost:,.2f} lost"
+        price = f"{job.price:g} per machine and hour, {job.priced_as}"
+        lines.append(_line("cost", f"{words} ({price})"))
+    return lines
+
+
+def _headline(job: Facts, now: float | None) -> Text:
+    line = Text("job ").append(job.job, style="bold").append(": ")
+    line.append(job.state, style=_STATE_STYLES.get(job.state, "red"))
+    if job.state == "running" and now is not None and job.last_event_t is not None:
+        # A machine that vanished cannot say so: let the reader judge.
+        age_s = max(0.0, now - job.last_event_t)
+        line.append(f", last heard of {humanise.seconds(age_s)} ago")
+    return line.append(f" ({job.reason})" if job.reason else "")
+
+
+def _line(name: str, words: str) -> Text:
+    return Text(f"  {name:<10}", style="dim").append(words, style="not dim")
+
+
+def _incidents_words(found: list[Incident]) -> str:
+    lost = sum(incident.lost_steps or 0 for incident in found)
+    still_open = sum(not incident.closed for incident in found)
+    words = humanise.count(len(found), "incident")
+    if found:
+        words += f", {humanise.count(lost, 'step')} lost"
+    return f"{words}, {still_open} not over" if still_open else words

@@ -1,0 +1,30 @@
+"""Our own errors, uncaught, are one clear line and the right exit code, never a traceback."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from types import TracebackType
+
+from outlast.errors import OutlastError
+
+
+def install() -> None:
+    """Replace the hook, once; other errors go to the hook that was there."""
+    previous = sys.excepthook
+    if getattr(previous, "of_outlast", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        if not isinstance(error, OutlastError):
+            previous(kind, error, tb)
+            return
+        sys.stdout.flush()
+        print(f"outlast: {error}", file=sys.stderr, flush=True)  # noqa: T201 - for people
+        # The interpreter would exit with 1 whatever a hook does; the exit code is a contract.
+        atexit._run_exitfuncs()
+        os._exit(int(error.exit_code))
+
+    hook.of_outlast = True  # type: ignore[attr-defined]
+    sys.excepthook = hook

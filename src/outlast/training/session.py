@@ -1,0 +1,329 @@
+"""What a training loop holds.
+
+A session restores the newest valid checkpoint when it is entered, and at each step boundary beats,
+takes snapshots that are due, and stops every rank at the same step when a drain is agreed. Between
+boundaries it does nothing: no thread of its own runs while the loop computes, except the writer
+while a checkpoint is being written.
+
+Guarantees: state is captured at step boundaries only, never in a signal handler; a failing save
+never stops the loop; with exit code 75 everything is committed, or the message says what is not.
+
+What breaks the guarantee: state that no named object holds (a counter in a local variable), and
+random numbers drawn from generators that are not Python's, NumPy's or torch's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+import torch
+
+from outlast import config
+from outlast.attempt.agreement import Action
+from outlast.checkpoint.save import OWN
+from outlast.checkpoint.tree import flatten
+from outlast.data import Feed, open_feed, random_state
+from outlast.data.order import mix64
+from outlast.errors import ConfigError, Exit, OutlastError, StorageError
+from outlast.notice.signals import SignalNotice
+from outlast.training import excepthook
+from outlast.training.objects import Objects
+from outlast.training.pending import PendingSave, Saves
+from outlast.training.rig import Rig
+
+Batch = TypeVar("Batch")
+
+# Leaving in time matters more than the last commit: this much of the grace is kept for the exit.
+LEAVING_S: Final = 2.0
+COMMIT_TIMEOUT_S: Final = 1800.0
+
+
+def session(
+    *,
+    dir: str | Path | None = None,  # noqa: A002 - the word of outlast.toml and of --dir
+    every: str | int | None = None,
+    keep: int | None = None,
+    **named: Any,
+) -> Session:
+    """Open a session for a training loop.
+
+    Args:
+        dir: the job's directory; by default as set by OUTLAST_DIR or outlast.toml.
+        every: how often to save: "auto", "200 steps", 200, "5 min".
+        keep: how many committed checkpoints to keep.
+        **named: what to save: anything with state_dict and load_state_dict. The names are the
+            checkpoint's keys. A loader may be among them. Random-number states, the step and the
+            position in the data are kept without being named.
+
+    Returns:
+        A session, to be used as a context manager.
+
+    Raises:
+        ConfigError: a setting that cannot be used, or nothing to save.
+    """
+    arguments = {"dir": dir, "checkpoint.every": every, "checkpoint.keep": keep}
+    with _one_line_errors():
+        return Session(config.load(arguments), Objects(named))
+
+
+class Session:
+    """A running session; made by :func:`session`.
+
+    Attributes:
+        step: completed optimizer steps.
+        resumed: whether this run went on from a checkpoint.
+    """
+
+    def __init__(self, settings: config.Settings, objects: Objects) -> None:
+        self.step = 0
+        self.resumed = False
+        self._settings = settings
+        self._objects = objects
+        self._saves = Saves()
+        self._rig: Rig
+        self._signals = SignalNotice(self._on_signal)
+        self._data: dict[str, Any] | None = None  # position of the loader, once there is one
+        self._feed: Feed | None = None
+        self._loop = 0  # how many times steps() was called: a position belongs to one of them
+        self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
+
+    # --- entering and leaving ----------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        with _one_line_errors():
+            for name, state in self._objects.capture().items():
+                flatten(state, name)  # what cannot be saved is said now, not in an hour
+            self._rig = Rig(self._settings, self._on_decision, self._on_written)
+            outcome = self._rig.resume(self._objects.check)
+            if outcome.loaded is not None:
+                self._objects.apply(outcome.loaded)
+                own = outcome.loaded.state(OWN)
+                self.step, self.resumed = own["step"], True
+                self._data = own["data"]
+                self._restore_random(own["random"], outcome.loaded.manifest.world_size)
+            self._rig.start(self.step)
+        self._signals.install()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._signals.remove()
+        self._rig.agreement.leave(self.step)
+        try:
+            if kind is None and self._at_boundary and self.step != self._rig.writer.committed_step:
+                self._final_save()
+        finally:
+            if self._feed is not None:
+                self._feed.close()
+            # An exception leaves at once: other ranks may be gone, and the older commit stands.
+            self._rig.stop(COMMIT_TIMEOUT_S if kind is None else 5.0)
+
+    # --- the loop ----------------------------------------------------------------------------
+
+    def steps(
+        self, loader: Iterable[Batch], until: int | None = None, *, epochs: int | None = None
+    ) -> Iterator[Batch]:
+        """Batches from where the last checkpoint left off, one for each optimizer step.
+
+        Args:
+            loader: an :class:`outlast.data.Loader`, a loader with its own state_dict, a stock
+                DataLoader, or any iterable.
+            until: stop after this many steps of the job.
+            epochs: stop after this many passes over the loader. Without either: one pass.
+
+        Raises:
+            ConfigError: the loader does not fit the checkpoint.
+            SystemExit: with code 75, once a drain is agreed and committed.
+        """
+        self._loop += 1
+        if until is not None and self.step >= until:
+            return
+        with _one_line_errors():
+            feed = self._open(loader, epochs if epochs or until is not None else 1)
+        try:
+            while until is None or self.step < until:
+                self._boundary()
+                try:
+                    batch = next(feed)
+                except StopIteration:
+                    break
+                self._at_boundary = False
+                yield batch
+                self.step += 1
+                self._at_boundary = True
+                self._data = None  # it is the feed's to tell from here on
+                self._rig.completed(self.step)
+        finally:
+            self._rig.agreement.leave(self.step)
+        self._act_on_last_boundary()
+
+    def log(self, **scalars: Any) -> None:
+        """Note numbers of the step in progress, such as a loss; about one step a second is kept.
+
+        A tensor is read only when its step is kept, so that a GPU isn't waited for.
+        """
+        self._rig.log(scalars)
+
+    def save(self) -> PendingSave:
+        """Ask for a checkpoint at the next step boundary; returns at once.
+
+        Any one rank may ask, or all of them.
+        """
+        pending = self._saves.add(self.step if self._at_boundary else self.step + 1)
+        self._rig.agreement.request("save", not_before=pending.not_before, reason="asked for")
+        return pending
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _open(self, loader: Iterable[Any], epochs: int | None) -> Feed:
+        if self._feed is not None:
+            self._feed.close()
+        rank, world_size = self._rig.link.rank, self._rig.link.world_size
+        feed = open_feed(loader, rank=rank, world_size=world_size)
+        feed.max_epochs = epochs
+        self._objects.forget_loader(loader)
+        if self._data and self._data["loop"] == self._loop:
+            # Opening the epoch draws what the epoch's start drew; the state of now comes after.
+            with random_state.preserved():
+                feed.restore(self._data["position"])
+        self._feed = feed
+        return feed
+
+    def _boundary(self) -> None:
+        if self._rig.save_is_due(self.step):
+            self._rig.agreement.request("save", not_before=self.step + 1, hold=True, reason="due")
+        while True:
+            actions = self._rig.agreement.boundary(self.step)
+            if not actions:
+                return
+            self._act(actions)
+
+    def _act_on_last_boundary(self) -> None:
+        """A drain agreed for the very last step is a finish; a save is what the end does anyway."""
+        for pending in self._saves.open():
+            pending.decide(self.step)
+
+    def _act(self, actions: list[Action]) -> None:
+        drain = next((action for action in actions if action.kind == "drain"), None)
+        if drain is not None:
+            self._drain(drain)
+        self._snapshot(str(actions[0].info.get("reason", "")))
+
+    def _snapshot(self, reason: str) -> bool:
+        """Capture the state and hand it to the writer; whether that was possible.
+
+        Rank 0 agrees to a save only when its own writer is idle, so waiting takes milliseconds;
+        skipping here, on one rank alone, would leave the others waiting for its part.
+        """
+        start = time.monotonic()
+        if self._rig.writer.wait(COMMIT_TIMEOUT_S) is None:
+            self._rig.skipped(self.step, "the save before it does not end")
+            return False
+        try:
+            state = self._objects.capture()
+            state[OWN] = {
+                "step": self.step,
+                "random": random_state.capture(),
+                "data": self._data_state(),
+            }
+            self._rig.capture(self.step, state, reason, start)
+        except ConfigError as error:  # state that changed its kind must not end the training
+            self._rig.skipped(self.step, str(error))
+            self._say(f"step {self.step} was not saved: {error}")
+            return False
+        return True
+
+    def _data_state(self) -> dict[str, Any]:
+        if self._data is not None or self._feed is None:
+            return self._data or {}
+        return {"loop": self._loop, "position": self._feed.state()}
+
+    def _drain(self, action: Action) -> None:
+        """Commit this step and leave; the other ranks do the same."""
+        deadline_t = action.info.get("deadline_t")
+        left_s = COMMIT_TIMEOUT_S
+        if deadline_t is not None:
+            left_s = min(max(deadline_t - time.time() - LEAVING_S, 0.0), left_s)
+        until_s = time.monotonic() + left_s
+        self._rig.drain_agreed(self.step, action.info)
+        written = self._rig.writer.wait(left_s)
+        committed = self._rig.writer.committed_step
+        if committed != self.step and written is not None and self._snapshot("drain"):
+            written = self._rig.writer.wait(max(until_s - time.monotonic(), 0.0))
+            committed = self._rig.writer.committed_step
+        self._rig.drained(self.step, committed == self.step)
+        if committed != self.step:
+            why = written.error if written and written.error else "there was no time left"
+            self._say(
+                f"step {self.step} could not be committed ({why}); "
+                f"the newest commit, step {committed}, stands"
+            )
+            if written is not None and written.error:
+                raise SystemExit(int(Exit.STORAGE))
+        raise SystemExit(int(Exit.DRAINED))
+
+    def _final_save(self) -> None:
+        if not self._snapshot("finished"):
+            raise StorageError("the final state could not be saved; the message above says why")
+        written = self._rig.writer.wait(COMMIT_TIMEOUT_S)
+        if written is None or written.error:
+            why = written.error if written else f"not within {COMMIT_TIMEOUT_S:.0f} s"
+            with _one_line_errors():
+                raise StorageError(
+                    f"the final state, step {self.step}, is not committed ({why}); the newest "
+                    f"commit is step {self._rig.writer.committed_step}. Run the same command again"
+                )
+
+    def _restore_random(self, state: dict[str, Any], saved_by: int) -> None:
+        random_state.restore(state)
+        rank, world_size = self._rig.link.rank, self._rig.link.world_size
+        if world_size != saved_by:
+            if rank >= saved_by:  # its stream is another rank's: make it one of its own
+                seed = mix64(torch.initial_seed(), self.step, rank)
+                random.seed(seed)
+                np.random.seed(seed % 2**32)
+                torch.manual_seed(seed % 2**63)
+            if rank == 0:
+                self._say(
+                    f"resumed on {world_size} workers from {saved_by}: the samples are the same, "
+                    "random numbers and sums of gradients are not"
+                )
+
+    def _on_signal(self, name: str) -> None:
+        grace_s = self._settings.notice_grace_s
+        deadline_t = None if grace_s is None else time.time() + grace_s
+        self._rig.notice(name, deadline_t)
+        self._rig.agreement.request(
+            "drain", not_before=0, reason=f"signal {name}", deadline_t=deadline_t
+        )
+
+    def _on_decision(self, action: Action) -> None:
+        self._saves.decided(action.step)
+
+    def _on_written(self, step: int, error: str) -> None:
+        self._saves.written(step, error)
+
+    def _say(self, text: str) -> None:
+        print(f"outlast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - people must see it
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Our own errors, if nobody catches them, end the process with one line and their exit code."""
+    try:
+        yield
+    except OutlastError:
+        excepthook.install()
+        raise

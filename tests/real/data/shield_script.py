@@ -1,0 +1,63 @@
+"""A training process with loader workers, to be signalled: METHOD KIND [init]."""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+
+from outlast.data import Loader, open_feed
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return index, os.getpid()
+
+
+class Stuck(Numbers):
+    def __getitem__(self, index):
+        if index >= 4:
+            time.sleep(600)
+        return index, os.getpid()
+
+
+def build(method, kind):
+    settings = {"num_workers": 2, "multiprocessing_context": method}
+    if kind == "ours":
+        return Loader(Numbers(), global_batch=4, **settings)
+    if kind == "stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return StatefulDataLoader(Numbers(), 4, **settings)
+    data = Stuck() if kind == "stuck" else Numbers()
+    return torch.utils.data.DataLoader(data, 4, **settings)
+
+
+def main():
+    method, kind = sys.argv[1:3]
+    received = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: received.append(number))
+    loader = build(method, kind)
+    feed = iter(loader) if kind == "unshielded" else open_feed(loader, rank=0, world_size=1)
+    workers = set()
+    while len(workers) < (1 if kind == "stuck" else 2):
+        workers |= set(next(feed)[1].tolist())
+    print("workers", *sorted(workers), flush=True)
+    for line in sys.stdin:
+        if line == "close\n":
+            began = time.monotonic()
+            feed.close()
+            print("closed", time.monotonic() - began, flush=True)
+            return
+        for _ in range(10):  # more than was loaded ahead
+            next(feed)
+        print("received", *sorted({int(number) for number in received}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Loader workers and real signals: to the group, from the training process, and its end."""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from outlast.data.shield import ShieldedInit, signals_held
+
+SCRIPT = Path(__file__).with_name("shield_script.py")
+LIMIT_S = 60.0
+
+
+class Training:
+    def __init__(self, *arguments):
+        self.process = subprocess.Popen(
+            [sys.executable, str(SCRIPT), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.workers = [psutil.Process(pid) for pid in self.read("workers")]
+
+    def read(self, word):
+        line = self.process.stdout.readline().split()
+        if not line:
+            raise AssertionError(self.process.stderr.read())
+        assert line[0] == word
+        return [float(item) if "." in item else int(item) for item in line[1:]]
+
+    def tell(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def signal_group(self, number):
+        os.killpg(self.process.pid, number)
+
+
+@contextlib.contextmanager
+def training(*arguments):
+    run = None
+    try:
+        run = Training(*arguments)
+        yield run
+    finally:
+        if run is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(run.process.pid, signal.SIGKILL)
+            run.process.communicate()
+
+
+def gone(workers, limit_s):
+    _, alive = psutil.wait_procs(workers, timeout=limit_s)
+    return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("fork", "stock"),
+        ("spawn", "stock"),
+        ("forkserver", "stock"),
+        ("fork", "ours"),
+        ("fork", "stateful"),
+    ],
+)
+def test_batches_go_on_through_signals_to_the_group(method, kind):
+    with training(method, kind) as run:
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+            run.signal_group(number)
+            time.sleep(0.2)  # real time for a worker to die of it
+        run.tell("go on")
+        assert run.read("received") == [signal.SIGUSR1, signal.SIGTERM]
+        assert all(worker.is_running() for worker in run.workers)
+        run.tell("close")
+        assert run.read("closed")[0] < 4  # torch waits 5 s for a worker that does not end
+        assert run.process.wait(LIMIT_S) == 0
+        assert gone(run.workers, LIMIT_S)
+
+
+def test_without_the_shield_workers_die():
+    with training("fork", "unshielded") as run:
+        run.signal_group(signal.SIGTERM)
+        run.tell("go on")
+        with pytest.raises(AssertionError, match="killed by signal|exited unexpectedly"):
+            run.read("received")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_end_with_their_training_process(method):
+    with training(method, "stock") as run:
+        run.process.kill()
+        # Without the shield an idle worker looks for its parent every 5 s.
+        assert gone(run.workers, 3)
+
+
+def test_a_stuck_worker_ends_when_its_training_process_says_so():
+    with training("fork", "stuck") as run:
+        run.workers = psutil.Process(run.process.pid).children()
+        assert len(run.workers) == 2
+        began = time.monotonic()
+        run.tell("close")
+        assert run.read("closed")[0] < 15  # 5 s of patience per worker, torch's
+        assert run.process.wait(LIMIT_S) == 0
+        assert gone(run.workers, 1)
+        assert time.monotonic() - began < 15
+
+
+def test_signals_are_delivered_after_the_block():
+    received = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
+    try:
+        with signals_held():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert received == []
+        assert received == [signal.SIGUSR1]
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM}
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _user_init(worker_id):
+    raise KeyError(worker_id)
+
+
+def test_the_users_init_travels_and_is_called():
+    init = pickle.loads(pickle.dumps(ShieldedInit(_user_init)))
+    assert init.user_init is _user_init

@@ -1,0 +1,366 @@
+"""Where each worker-second went: worked examples, and that nothing is ever lost or counted twice.
+
+The examples are small enough to be checked by hand: times in seconds from 0, a sample a second.
+"""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from outlast.ledger.events import Event, decode, encode
+from outlast.ledger.goodput import PARTS, Goodput, goodput
+
+_MONO = itertools.count()
+
+
+def ev(t, event, attempt=1, rank=None, **fields):
+    return Event(
+        t=t,
+        mono=float(next(_MONO)),
+        job="j",
+        attempt=attempt,
+        node="n",
+        rank=rank,
+        event=event,
+        fields=fields,
+    )
+
+
+def formed(t, attempt=1, world_size=2, nodes=1):
+    return ev(t, "attempt_formed", attempt, world_size=world_size, nodes=nodes)
+
+
+def resumed(t, step=0, attempt=1):
+    return ev(t, "resumed", attempt, 0, step=step, source="local", read_s=0.1, skipped=[])
+
+
+def sample(t, step, attempt=1, rank=0, **fields):
+    return ev(t, "step", attempt, rank, step=step, seconds=1.0, **{"stalled_s": 0.0, **fields})
+
+
+def lost(t, rank=1, attempt=1, **fields):
+    return ev(t, "worker_lost", attempt, rank, **fields)
+
+
+def finished(t, exit_code=0, attempt=1):
+    return ev(t, "job_finished", attempt, exit_code=exit_code, reason="")
+
+
+def start(world_size=2):
+    """Ready to train at 3 s."""
+    return [ev(0.0, "job_started", 0), formed(1.0, world_size=world_size), resumed(3.0)]
+
+
+def undisturbed():
+    return [
+        *start(),
+        sample(4.0, 10),
+        sample(5.0, 20, stalled_s=0.25),
+        ev(5.1, "snapshot", 1, 1, step=20, blocked_s=0.25, bytes=8, reason="cadence"),
+        ev(5.2, "commit", 1, 0, step=20, durable_s=0.1, bytes=8, files=2),
+        sample(6.0, 30),
+        finished(6.5),
+    ]
+
+
+def killed():
+    return [
+        *undisturbed()[:-1],
+        lost(7.0, beat_t=6.4, step=34, signal="SIGKILL"),
+        lost(7.1, rank=0, beat_t=6.5, step=34, signal="SIGTERM"),
+        ev(7.1, "restart", reason="worker lost", restarts=1),
+        formed(8.0, 2),
+        resumed(9.0, 20, 2),
+        sample(10.0, 30, 2),
+        sample(11.0, 40, 2),
+        sample(12.0, 50, 2),
+        finished(12.5, attempt=2),
+    ]
+
+
+def killed_twice():
+    return [
+        *killed()[:-1],
+        lost(13.0, attempt=2, beat_t=12.2, step=52),
+        formed(13.5, 3),
+        resumed(14.0, 20, 3),
+        sample(16.0, 60, 3),
+        finished(16.0, attempt=3),
+    ]
+
+
+def drained():
+    return [
+        *start(),
+        sample(4.0, 10),
+        ev(4.2, "notice", source="aws", action="terminate", deadline_t=124.2, detail=""),
+        ev(4.3, "drain_agreed", 1, 0, step=14),
+        sample(4.5, 14),
+        ev(4.9, "commit", 1, 0, step=14, durable_s=0.4, bytes=8, files=2),
+        ev(5.0, "drained", step=14, committed=True),
+        finished(5.1, 75),
+        ev(65.0, "job_started", 1),
+        formed(66.0, 2, world_size=4, nodes=2),
+        resumed(67.0, 14, 2),
+        sample(68.0, 24, 2),
+        finished(68.0, attempt=2),
+    ]
+
+
+STORIES = [undisturbed, killed, killed_twice, drained]
+
+
+def lanes(events, now=None, world_size=2):
+    """The parts in seconds of the line, those that are not zero."""
+    split = goodput(events, now)
+    assert math.isclose(split.total, sum(split.parts().values()), abs_tol=1e-9)
+    found = {part: round(value / world_size, 6) for part, value in split.parts().items()}
+    return {part: value for part, value in found.items() if value}
+
+
+def test_an_undisturbed_job_is_productive_from_resume_to_its_last_sample():
+    split = goodput(undisturbed())
+    assert lanes(undisturbed()) == {"productive": 2.75, "stalled": 0.25, "other": 3.5}
+    assert (split.wall_s, split.total) == (6.5, 13.0)
+    assert (split.steps_done, split.steps_replayed) == (30, 0)
+    assert (split.attempts, split.commits) == (1, 1)
+    assert split.fraction_productive == pytest.approx(2.75 / 6.5)
+
+
+def test_a_kill_costs_detection_restart_and_replay():
+    # 6.0 to 6.4 trained up to the beat; 10 to 11 crosses the mark of 34 after 4 of 10 steps.
+    assert lanes(killed()) == {
+        "productive": 1 + 0.75 + 1 + 0.4 + 0.6 + 1,
+        "replayed": 1.4,
+        "stalled": 0.25,
+        "detecting": 0.6,
+        "restarting": 2.0,
+        "other": 3.5,
+    }
+    split = goodput(killed())
+    assert (split.steps_done, split.steps_replayed, split.attempts) == (50, 14, 2)
+
+
+def test_a_second_kill_replays_from_the_highest_mark():
+    # The third attempt goes from 20 to 60 in 2 s; 32 of its 40 steps were done before.
+    assert lanes(killed_twice()) == {
+        "productive": 5.35,
+        "replayed": 1.4 + 1.6,
+        "stalled": 0.25,
+        "detecting": 0.6 + 0.8,
+        "restarting": 2.0 + 1.0,
+        "other": 3.0,
+    }
+    assert goodput(killed_twice()).steps_replayed == 14 + 32
+
+
+def test_a_drain_stalls_for_its_commit_then_waits_and_restarts():
+    split = goodput(drained())
+    # Two workers until the second attempt forms at 66 s, four from there on.
+    assert split.parts() == pytest.approx(
+        {
+            "productive": 1.5 * 2 + 1 * 4,
+            "replayed": 0,
+            "stalled": 0.5 * 2,
+            "detecting": 0,
+            "restarting": 1 * 2 + 1 * 4,
+            "waiting": 60 * 2,
+            "other": 3 * 2,
+        }
+    )
+    assert split.wall_s == 68.0
+    machines = goodput(drained(), count="machines")
+    assert machines.total == pytest.approx(66 * 1 + 2 * 2)
+    assert machines.waiting == 60.0
+
+
+def test_a_kill_before_the_first_commit_replays_from_the_start():
+    events = [
+        *start(),
+        sample(4.0, 10),
+        lost(5.0, beat_t=4.5, step=15),
+        formed(6.0, 2),
+        resumed(7.0, 0, 2),
+        sample(8.0, 10, 2),
+        sample(9.0, 20, 2),
+    ]
+    assert lanes(events) == {
+        "productive": 2.0,
+        "replayed": 1.5,
+        "detecting": 0.5,
+        "restarting": 2.0,
+        "other": 3.0,
+    }
+
+
+def test_without_a_beat_all_since_the_last_sample_is_detecting():
+    events = [*start(), sample(4.0, 10), lost(5.0)]
+    assert lanes(events) == {"productive": 1.0, "detecting": 1.0, "other": 3.0}
+
+
+@pytest.mark.parametrize("name", ["worker_lost", "node_lost", "hang", "restart"])
+def test_every_kind_of_loss_stops_the_clock(name):
+    events = [*start(), sample(4.0, 10), ev(5.0, name), ev(7.0, "notice")]
+    expected = {"productive": 1.0, "detecting": 1.0, "restarting": 2.0, "other": 3.0}
+    assert lanes(events) == expected
+
+
+def test_late_samples_of_a_lost_attempt_only_raise_the_mark():
+    late = [sample(5.5, 11), sample(5.6, 12), sample(6.5, 13), sample(6.6, 14)]
+    events = [*start(), sample(4.0, 10), lost(5.0), *late, formed(6.0, 2)]
+    events += [resumed(7.0, 0, 2), sample(8.0, 14, 2)]
+    expected = {"productive": 1.0, "detecting": 1.0, "restarting": 2.0, "other": 3.0}
+    assert lanes(events) == {**expected, "replayed": 1.0}
+
+
+def test_a_beat_before_the_last_sample_is_no_piece():
+    events = [*start(), sample(4.0, 10), lost(5.0, beat_t=3.5, step=9)]
+    assert lanes(events) == {"productive": 1.0, "detecting": 1.0, "other": 3.0}
+    events = [*start(), sample(4.0, 10), lost(5.0, beat_t=9.0, step=12)]
+    assert lanes(events) == {"productive": 2.0, "other": 3.0}
+
+
+def test_an_attempt_lost_before_it_resumed_goes_on_restarting():
+    events = [*start()[:2], lost(2.0), formed(3.0, 2), lost(4.0, attempt=2), formed(5.0, 3)]
+    assert lanes([*events, resumed(6.0, 0, 3)]) == {"restarting": 4.0, "other": 2.0}
+
+
+def test_a_drain_without_the_agreed_sample_stalls_from_the_agreement():
+    events = [*start(), sample(4.0, 10), ev(4.3, "drain_agreed", 1, 0, step=14)]
+    events.append(ev(5.0, "drained", step=14, committed=True))
+    assert lanes(events) == {"productive": 1.3, "stalled": 0.7, "other": 3.0}
+    assert goodput(events).steps_done == 14
+    del events[4]
+    assert lanes(events) == {"productive": 1.0, "stalled": 1.0, "other": 3.0}
+
+
+def test_a_loss_in_the_middle_of_a_drain_is_a_stall_until_it_is_noticed():
+    events = [*start(), sample(4.0, 10), ev(4.1, "drain_agreed", 1, 0, step=10)]
+    events += [lost(5.0, beat_t=4.0, step=10), ev(6.0, "restart")]
+    assert lanes(events) == {
+        "productive": 1.0,
+        "stalled": 1.0,
+        "restarting": 1.0,
+        "other": 3.0,
+    }
+
+
+def test_a_machine_that_vanished_was_waited_for():
+    events = [*start(), sample(4.0, 10), ev(100.0, "job_started", 1), formed(101.0, 2)]
+    assert lanes(events) == {
+        "productive": 1.0,
+        "waiting": 96.0,
+        "restarting": 1.0,
+        "other": 3.0,
+    }
+
+
+def test_a_lost_line_of_a_loss_is_a_restart():
+    events = [*start(), sample(4.0, 10), formed(6.0, 2), resumed(7.0, 10, 2), sample(8.0, 20, 2)]
+    assert lanes(events) == {"productive": 2.0, "restarting": 3.0, "other": 3.0}
+
+
+def test_a_job_started_on_several_machines_is_started_once():
+    twice = [ev(0.5, "job_started", 0), *undisturbed()]
+    assert lanes(twice) == lanes(undisturbed())
+    again = [*drained(), ev(65.5, "job_started", 1)]
+    assert goodput(again).parts() == pytest.approx(goodput(drained()).parts())
+
+
+def test_a_job_that_finished_and_is_started_again_did_not_wait_for_machines():
+    again = [ev(60.0, "job_started", 1), formed(61.0, 2)]
+    assert lanes([*undisturbed(), *again]) == {
+        "productive": 2.75,
+        "stalled": 0.25,
+        "restarting": 1.0,
+        "other": 57.0,
+    }
+
+
+def test_a_start_that_was_refused_is_start_up():
+    events = [ev(0.0, "job_started", 0), finished(1.0, 78, 0), ev(5.0, "job_started", 0)]
+    assert lanes([*events, formed(6.0), resumed(8.0)]) == {"other": 8.0}
+
+
+def test_now_extends_what_runs_and_nothing_that_has_finished():
+    running = undisturbed()[:-1]
+    assert lanes(running, now=8.0)["other"] == 5.0  # not known yet, so not called productive
+    assert lanes([*running, lost(7.0)], now=9.0)["restarting"] == 2.0
+    assert goodput(undisturbed(), now=1e6).wall_s == 6.5
+    assert goodput(drained()[:-6], now=105.0).waiting == 200.0  # drained at 5 s, not finished
+    assert goodput(drained()[:-5], now=1e6).waiting == pytest.approx(0.2)  # finished at 5.1 s
+    assert goodput(running, now=1.0).wall_s == 6.0
+
+
+def test_the_stall_is_never_longer_than_its_interval():
+    assert lanes([*start(), sample(4.0, 10, stalled_s=9.0)]) == {"stalled": 1.0, "other": 3.0}
+    for garbage in (-5.0, None, "long", True):
+        events = [*start(), sample(4.0, 10, stalled_s=garbage)]
+        assert lanes(events) == {"productive": 1.0, "other": 3.0}
+        again = [lost(4.0), formed(4.0, 2), resumed(4.0, 0, 2)]
+        again.append(sample(5.0, 10, 2, stalled_s=garbage))
+        expected = {"productive": 1.0, "replayed": 1.0, "other": 3.0}
+        assert lanes([*events, *again]) == expected
+
+
+def test_a_rollback_within_an_attempt_is_replayed():
+    events = [*start(), sample(4.0, 10), sample(5.0, 8), sample(6.0, 12)]
+    assert lanes(events) == {"productive": 1.5, "replayed": 1.5, "other": 3.0}
+
+
+def test_only_rank_0_speaks_for_the_workers():
+    events = undisturbed()
+    events[4:4] = [sample(4.5, 15, rank=1, stalled_s=0.5)]
+    events[2:2] = [ev(2.0, "resumed", 1, 1, step=0)]
+    assert lanes(events) == lanes(undisturbed())
+
+
+def test_an_attempt_resumes_once():
+    events = undisturbed()
+    events[5:5] = [resumed(5.5, 0)]
+    assert lanes(events) == lanes(undisturbed())
+
+
+def test_nothing_has_happened_in_an_empty_ledger():
+    assert goodput([]) == Goodput()
+    assert goodput([], now=5.0).fraction_productive == 0.0
+    assert tuple(Goodput().parts()) == PARTS == (
+        "productive",
+        "replayed",
+        "stalled",
+        "detecting",
+        "restarting",
+        "waiting",
+        "other",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_ledger_cut_at_any_line_adds_up(story):
+    events = story()
+    for end in range(len(events) + 1):
+        for begin in range(end):
+            piece = events[begin:end]
+            split = goodput(piece)
+            assert sum(split.parts().values()) == pytest.approx(split.total, abs=1e-9)
+            assert split.wall_s == pytest.approx(piece[-1].t - piece[0].t)
+            if story is not drained:  # two workers all along, but for cuts that lose the number
+                width = 2 if any(e.event == "attempt_formed" for e in piece) else 1
+                assert split.total == pytest.approx(split.wall_s * width)
+
+
+@pytest.mark.parametrize("story", STORIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_lines_and_repeated_lines_change_nothing(story, seed):
+    events = story()
+    shuffled = events * 2
+    random.Random(seed).shuffle(shuffled)
+    assert goodput(shuffled) == goodput(events)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_a_ledger_read_back_from_disk_is_the_same(story):
+    events = story()
+    assert goodput([decode(encode(event)) for event in events]) == goodput(events)

@@ -1,0 +1,282 @@
+"""What went wrong, in one sentence, and when the job was back: worked examples."""
+
+import itertools
+
+import pytest
+
+from outlast.ledger.events import Event, decode, encode
+from outlast.ledger.incidents import Incident, incidents
+
+_MONO = itertools.count()
+
+
+def ev(t, event, attempt=1, rank=None, **fields):
+    return Event(
+        t=t,
+        mono=float(next(_MONO)),
+        job="j",
+        attempt=attempt,
+        node="n",
+        rank=rank,
+        event=event,
+        fields=fields,
+    )
+
+
+def formed(t, attempt=1):
+    return ev(t, "attempt_formed", attempt, world_size=2, nodes=1)
+
+
+def resumed(t, step=0, attempt=1):
+    return ev(t, "resumed", attempt, 0, step=step)
+
+
+def sample(t, step, attempt=1, rank=0):
+    return ev(t, "step", attempt, rank, step=step, seconds=1.0, stalled_s=0.0)
+
+
+def lost(t, rank=1, attempt=1, **fields):
+    return ev(t, "worker_lost", attempt, rank, **fields)
+
+
+def notice(t, deadline_t=None, **fields):
+    told = {"source": "aws", "action": "terminate", "deadline_t": deadline_t, **fields}
+    return ev(t, "notice", **told)
+
+
+def start():
+    return [ev(0.0, "job_started", 0), formed(1.0), resumed(3.0), sample(4.0, 50)]
+
+
+def killed(**how):
+    return [
+        *start(),
+        lost(7.0, **{"beat_t": 6.4, "step": 57, "signal": "SIGKILL", **how}),
+        ev(7.1, "restart", reason="worker lost", restarts=1),
+        formed(8.0, 2),
+        resumed(9.0, 50, 2),
+    ]
+
+
+def drained():
+    return [
+        *start(),
+        notice(4.5, 124.5),
+        ev(5.0, "drain_agreed", 1, 0, step=91),
+        ev(6.0, "drained", step=91, committed=True),
+        ev(6.1, "job_finished", exit_code=75),
+        ev(66.0, "job_started", 1),
+        formed(67.0, 2),
+        resumed(68.0, 91, 2),
+        sample(69.0, 95, 2),
+    ]
+
+
+def test_no_trouble_no_incidents():
+    assert incidents([]) == []
+    assert incidents([*start(), ev(5.0, "job_finished", exit_code=0)]) == []
+
+
+def test_a_kill_lasts_from_the_last_beat_to_the_first_new_step():
+    (incident,) = incidents([*killed(), sample(10.0, 60, 2), sample(11.0, 70, 2)])
+    assert incident == Incident(
+        kind="worker lost",
+        attempt=1,
+        began_t=6.4,
+        detected_t=7.0,
+        what="rank 1 was killed by SIGKILL after step 57",
+        ranks=(1,),
+        from_step=57,
+        resumed_step=50,
+        resumed_t=9.0,
+        back_t=10.0,
+        closed=True,
+    )
+    assert incident.lost_steps == 7
+
+
+def test_an_incident_is_open_until_a_new_step():
+    for more in ([], [sample(10.0, 50, 2)], [sample(10.0, 60, 1)], [sample(10.0, 60, 2, rank=1)]):
+        (incident,) = incidents([*killed(), *more])
+        assert (incident.closed, incident.back_t) == (False, None)
+    (incident,) = incidents(killed()[:6])
+    assert (incident.resumed_step, incident.lost_steps) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"signal": 9}, "rank 1 was killed by SIGKILL after step 57"),
+        ({"signal": None, "exit_code": -11}, "rank 1 was killed by SIGSEGV after step 57"),
+        ({"signal": 63 + 64}, "rank 1 was killed by signal 127 after step 57"),
+        ({"signal": None, "exit_code": 3}, "rank 1 left with exit code 3 after step 57"),
+        (
+            {"signal": None, "exit_code": 1, "error": "Traceback:\n  x\nValueError: bad\n"},
+            "rank 1 failed (ValueError: bad) after step 57",
+        ),
+        ({"signal": None}, "rank 1 was lost after step 57"),
+        ({"step": None}, "rank 1 was killed by SIGKILL after step 50"),
+    ],
+)
+def test_the_sentence_says_how(how, words):
+    (incident,) = incidents(killed(**how))
+    assert incident.what == words
+
+
+def test_several_workers_of_one_attempt_are_one_incident():
+    events = killed()
+    events[5:5] = [
+        lost(7.0, 3, beat_t=6.4, step=57, signal="SIGKILL"),
+        lost(7.05, 0, beat_t=6.5, step=58, signal="SIGTERM"),
+        lost(7.06, 2, beat_t=6.5, step=58, signal="SIGTERM"),
+    ]
+    (incident,) = incidents(events)
+    assert incident.what == (
+        "ranks 1 and 3 were killed by SIGKILL after step 58; "
+        "then ranks 0 and 2 were killed by SIGTERM"
+    )
+    assert incident.ranks == (0, 1, 2, 3)
+    assert (incident.detected_t, incident.from_step, incident.lost_steps) == (7.0, 58, 8)
+
+
+def test_two_kills_are_two_incidents():
+    events = [*killed(), sample(10.0, 60, 2), lost(11.0, 0, 2, beat_t=10.5, step=62, signal=9)]
+    first, second = incidents(events)
+    assert (first.closed, first.back_t) == (True, 10.0)
+    assert (second.closed, second.attempt, second.from_step) == (False, 2, 62)
+
+
+def test_new_steps_between_two_samples_end_an_incident_as_well():
+    first, second = incidents([*killed(), lost(9.9, 0, 2, beat_t=9.8, step=53, signal=9)])
+    assert (first.closed, first.back_t) == (True, 9.8)
+    assert (second.began_t, second.from_step, second.closed) == (9.8, 53, False)
+
+
+def test_an_attempt_that_fails_before_a_new_step_belongs_to_the_incident():
+    events = [*killed(), lost(9.9, 0, 2, beat_t=9.0, step=50, exit_code=1), formed(10.0, 3)]
+    (incident,) = incidents(events)
+    assert (incident.resumed_step, incident.closed) == (None, False)
+    assert incident.what == (
+        "rank 1 was killed by SIGKILL after step 57; "
+        "attempt 2 failed before its first step: rank 0 left with exit code 1"
+    )
+    (incident,) = incidents([*events, resumed(11.0, 40, 3), sample(12.0, 45, 3)])
+    assert (incident.attempt, incident.lost_steps, incident.back_t) == (1, 17, 12.0)
+
+
+def test_a_notice_that_ends_in_a_drain_closes_with_the_next_attempts_first_step():
+    (incident,) = incidents(drained())
+    assert incident == Incident(
+        kind="preemption notice",
+        attempt=1,
+        began_t=4.5,
+        detected_t=4.5,
+        what="aws says terminate in 120 s; all ranks stopped after step 91",
+        from_step=91,
+        resumed_step=91,
+        resumed_t=68.0,
+        back_t=69.0,
+        closed=True,
+    )
+    assert incident.lost_steps == 0
+    assert not incidents(drained()[:-1])[0].closed
+
+
+def test_a_drain_that_was_agreed_and_never_reached():
+    events = [*drained()[:6], lost(6.0, signal=9)]
+    assert incidents(events[:-1])[0].what == (
+        "aws says terminate in 120 s; all ranks agreed to stop after step 91"
+    )
+    (incident,) = incidents(events)
+    assert incident.what == (
+        "aws says terminate in 120 s; rank 1 was killed by SIGKILL after step 91; "
+        "all ranks agreed to stop after step 91"
+    )
+
+
+def test_a_drain_that_could_not_commit_says_so():
+    events = [*drained()[:6], ev(6.0, "drained", step=91, committed=False)]
+    assert incidents(events)[0].what.endswith("all ranks stopped after step 91 without a commit")
+
+
+def test_a_drain_without_its_notice_is_a_drain():
+    events = drained()
+    del events[4]
+    (incident,) = incidents(events)
+    assert (incident.kind, incident.began_t, incident.closed) == ("drain", 5.0, True)
+    assert incident.what == "all ranks stopped after step 91"
+
+
+def test_a_machine_that_goes_before_the_drain_is_part_of_the_notice():
+    (incident,) = incidents([*start(), notice(4.5, 34.5, source="signal"), lost(5.0, signal=9)])
+    assert incident.kind == "preemption notice"
+    assert incident.what == (
+        "a signal says terminate in 30 s; rank 1 was killed by SIGKILL after step 50"
+    )
+
+
+def test_a_notice_while_restarting_opens_its_own_incident_with_the_first_new_step():
+    events = [*killed()[:-1], notice(8.5, 98.5), *killed()[-1:], sample(10.0, 60, 2)]
+    first, second = incidents(events)
+    assert (first.closed, "aws" in first.what) == (True, False)
+    assert (second.kind, second.began_t, second.attempt) == ("preemption notice", 8.5, 2)
+    assert not second.closed
+
+
+@pytest.mark.parametrize(("deadline_t", "lapses_t"), [(34.5, 94.5), (None, 664.5)])
+def test_a_notice_that_nothing_came_of_is_closed(deadline_t, lapses_t):
+    events = [*start(), notice(4.5, deadline_t)]
+    (incident,) = incidents([*events, sample(lapses_t - 0.1, 90)])
+    assert not incident.closed
+    (incident,) = incidents([*events, sample(lapses_t + 0.1, 90)])
+    assert (incident.closed, incident.back_t) == (True, None)
+    assert incident.what.endswith("; nothing came of it")
+
+
+def test_other_losses_have_their_own_words():
+    for event, kind, words in [
+        (ev(7.0, "node_lost", node="b"), "machine lost", "machine b was lost after step 50"),
+        (ev(7.0, "hang", 1, 1), "hang", "rank 1 made no more progress after step 50"),
+        (ev(7.0, "restart", reason="membership"), "restart", "restarted: membership"),
+    ]:
+        for same in (event, decode(encode(event))):
+            (incident,) = incidents([*start(), same])
+            assert (incident.kind, incident.what) == (kind, words)
+
+
+def test_a_loss_before_the_first_step():
+    (incident,) = incidents([*start()[:3], lost(5.0, beat_t=3.0, step=0, signal=9)])
+    assert incident.what == "rank 1 was killed by SIGKILL before the first step"
+    (incident,) = incidents([*start()[:2], lost(2.0, exit_code=1)])
+    assert (incident.what, incident.from_step) == ("rank 1 left with exit code 1", None)
+
+
+def test_an_attempt_that_ends_without_a_word_is_an_incident():
+    again = [ev(90.0, "job_started", 1), formed(91.0, 2), resumed(92.0, 40, 2), sample(93.0, 45, 2)]
+    (incident,) = incidents([*start(), *again])
+    assert incident.kind == "ended without a word"
+    assert incident.what == "attempt 1 ended without a word after step 50"
+    assert (incident.began_t, incident.detected_t, incident.back_t) == (4.0, 90.0, 93.0)
+    assert (incident.attempt, incident.lost_steps) == (1, 10)
+    (incident,) = incidents([*start(), *again[1:]])
+    assert (incident.kind, incident.detected_t) == ("ended without a word", 91.0)
+
+
+def test_a_job_with_no_step_left_after_a_loss_closes_when_it_finishes():
+    (incident,) = incidents([*killed(), ev(10.0, "job_finished", 2, exit_code=0)])
+    assert (incident.closed, incident.back_t) == (True, None)
+    (incident,) = incidents([*killed(), ev(10.0, "job_finished", 2, exit_code=76)])
+    assert not incident.closed
+
+
+def test_a_beat_from_nowhere_does_not_stretch_an_incident():
+    (incident,) = incidents(killed(beat_t=-1e6))
+    assert incident.began_t == 1.0
+    (incident,) = incidents(killed(beat_t=1e6))
+    assert incident.began_t == incident.detected_t == 7.0
+
+
+def test_what_an_earlier_attempt_still_writes_changes_nothing():
+    events = [*killed(), sample(10.0, 60, 2)]
+    late = [lost(10.5, 0, 1, signal=9), ev(10.6, "drained", 1, step=57), sample(10.7, 58, 1)]
+    assert incidents([*events, *late]) == incidents(events)

@@ -1,0 +1,77 @@
+"""Numbers in words, at the edges where rounding moves them into the next unit."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outlast.report import humanise
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "0 s"),
+        (0.0004, "0 s"),
+        (0.35, "350 ms"),
+        (0.9996, "1.0 s"),
+        (2.1, "2.1 s"),
+        (12.34, "12.3 s"),
+        (59.94, "59.9 s"),
+        (59.97, "1 min 00 s"),
+        (250, "4 min 10 s"),
+        (3599.4, "59 min 59 s"),
+        (3599.6, "1 h 00 min"),
+        (3720, "1 h 02 min"),
+        (86_369, "23 h 59 min"),
+        (86_371, "1 d 00 h"),
+        (2 * 86_400 + 3 * 3600, "2 d 03 h"),
+        (-2.1, "-2.1 s"),
+    ],
+)
+def test_seconds(value, words):
+    assert humanise.seconds(value) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_940, "999.9 kB"),
+        (999_960, "1.0 MB"),
+        (1_300_000_000, "1.3 GB"),
+        (2.5e21, "2,500.0 EB"),
+    ],
+)
+def test_size(value, words):
+    assert humanise.size(value) == words
+
+
+def test_count():
+    assert humanise.count(0, "step") == "no steps"
+    assert humanise.count(1, "step") == "1 step"
+    assert humanise.count(12_000, "step") == "12,000 steps"
+    assert humanise.count(2, "loss", "losses") == "2 losses"
+
+
+def test_clock():
+    assert humanise.clock(3 * 3600 + 12 * 60 + 44.9) == "03:12:44 UTC"
+    assert humanise.clock(1e12) == "--:--:-- UTC"
+
+
+def test_percents_add_up_as_shown():
+    assert humanise.percents([1, 1, 1]) == [33.4, 33.3, 33.3]
+    assert humanise.percents([2, 0, 1]) == [66.7, 0.0, 33.3]
+    assert humanise.percents([0, 0]) == [0.0, 0.0]
+    assert humanise.percents([]) == []
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=7))
+def test_percents_always_add_up(values):
+    shown = humanise.percents(values)
+    assert round(sum(shown), 6) == (100.0 if sum(values) else 0.0)
+    if sum(values):
+        exact = [value / sum(values) * 100 for value in values]
+        assert all(abs(a - b) <= 0.1 + 1e-9 for a, b in zip(shown, exact, strict=True))

@@ -1,0 +1,212 @@
+"""The report as a person reads it, line by line, and as data."""
+
+import io
+import itertools
+import json
+
+import pytest
+from rich.console import Console
+
+from outlast.ledger.events import Event
+from outlast.ledger.goodput import PARTS, Goodput
+from outlast.ledger.incidents import Incident
+from outlast.report.facts import facts, to_json
+from outlast.report.text import incident_lines, summary, where_time_went
+
+_MONO = itertools.count()
+
+
+def ev(t, event, attempt=1, rank=None, **fields):
+    return Event(
+        t=t,
+        mono=float(next(_MONO)),
+        job="tiny",
+        attempt=attempt,
+        node="n",
+        rank=rank,
+        event=event,
+        fields=fields,
+    )
+
+
+def formed(t, attempt=1):
+    return ev(t, "attempt_formed", attempt, world_size=4, nodes=2)
+
+
+def killed():
+    """Two machines for 3,600 s: 1,800 s productive, 600 s replayed, 300 s each of the rest."""
+    return [
+        ev(0.0, "job_started", 0),
+        formed(100.0),
+        ev(300.0, "resumed", 1, 0, step=0),
+        ev(1500.0, "step", 1, 0, step=1200, seconds=1200.0, stalled_s=0.0),
+        ev(1500.0, "commit", 1, 0, step=600, durable_s=1.0, bytes=8, files=4),
+        ev(1800.0, "worker_lost", 1, 1, beat_t=1500.0, step=1200, signal="SIGKILL"),
+        formed(2000.0, 2),
+        ev(2100.0, "resumed", 2, 0, step=600),
+        ev(3300.0, "step", 2, 0, step=1800, seconds=1200.0, stalled_s=0.0),
+        ev(3600.0, "job_finished", 2, exit_code=0, reason=""),
+    ]
+
+
+def plain(lines):
+    return [line.plain for line in lines]
+
+
+def test_where_time_went_shows_each_part_that_took_any():
+    lines = plain(where_time_went(facts(killed()).workers, bar_width=8))
+    assert lines == [
+        " 50.0 %  productive                2 h 00 min  ████",
+        " 16.7 %  replayed                 40 min 00 s  █▍",
+        "  8.3 %  detecting                20 min 00 s  ▋",
+        "  8.3 %  restarting               20 min 00 s  ▋",
+        " 16.7 %  other                    40 min 00 s  █▍",
+        "100.0 %  worker time               4 h 00 min",
+    ]
+
+
+def test_at_most_eight_lines_and_the_percents_add_up():
+    split = Goodput(**dict.fromkeys(PARTS, 1.0), total=7.0)
+    lines = plain(where_time_went(split))
+    assert len(lines) == 8
+    assert round(sum(float(line.split()[0]) for line in lines[:-1]), 6) == 100.0
+    assert lines[-1].startswith("100.0 %")
+
+
+def test_what_is_not_nothing_can_be_seen_and_bars_can_be_left_out():
+    split = Goodput(productive=1e6, stalled=0.001, total=1e6 + 0.001)
+    assert [line[-1] for line in plain(where_time_went(split))][:2] == ["█", "▏"]
+    assert "█" not in "".join(plain(where_time_went(split, bar_width=0)))
+    assert plain(where_time_went(Goodput())) == ["no time has passed yet"]
+
+
+def test_each_part_has_its_price_and_waiting_costs_nothing():
+    machines = Goodput(productive=3600.0, waiting=7200.0, total=10_800.0)
+    lines = plain(where_time_went(machines, machines=machines, price=0.7, bar_width=0))
+    assert [line.split()[-1] for line in lines] == ["0.70", "0.00", "0.70"]
+
+
+def test_an_incident_in_three_lines():
+    incident = Incident(
+        kind="worker lost",
+        attempt=1,
+        began_t=11_564.0,
+        detected_t=11_564.6,
+        what="rank 1 was killed by SIGKILL after step 57",
+        from_step=57,
+        resumed_step=50,
+        resumed_t=11_566.0,
+        back_t=11_572.3,
+        closed=True,
+    )
+    assert plain(incident_lines(incident)) == [
+        "03:12:44 UTC  worker lost: rank 1 was killed by SIGKILL after step 57",
+        "  detected after 600 ms; resumed at step 50, 7 steps lost",
+        "  back after 8.3 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("closed", "words"),
+    [(False, "  not back yet"), (True, "  over, without a new step after it")],
+)
+def test_an_incident_of_which_little_is_known_takes_two_lines(closed, words):
+    incident = Incident(
+        kind="drain", attempt=1, began_t=0.0, detected_t=0.0, what="x", closed=closed
+    )
+    assert plain(incident_lines(incident)) == ["00:00:00 UTC  drain: x", words]
+
+
+def test_the_summary():
+    assert plain(summary(killed(), price_spot=0.7, price_on_demand=1.0)) == [
+        "job tiny: finished",
+        "  steps     1,800 steps, 600 of them replayed",
+        "  attempts  2 attempts",
+        "  commits   1 commit (newest: step 600)",
+        "  goodput   50.0 % of 4 h 00 min of worker time, in 1 h 00 min",
+        "  incidents 1 incident, 600 steps lost",
+        "  cost      1.40, of which 0.70 lost (0.7 per machine and hour, spot)",
+    ]
+    assert "on demand" in plain(summary(killed(), price_on_demand=1.0))[-1]
+    assert len(summary(killed())) == 6
+    assert plain(summary([])) == ["no job has been started here: the ledger is empty"]
+
+
+def test_a_running_job_says_when_it_was_last_heard_of():
+    lines = plain(summary(killed()[:-1], now=3312.0))
+    assert lines[0] == "job tiny: running, last heard of 12.0 s ago"
+    assert plain(summary(killed()[:6]))[5] == "  incidents 1 incident, no steps lost, 1 not over"
+
+
+@pytest.mark.parametrize(
+    ("more", "state"),
+    [
+        ([], "running"),
+        ([ev(4000.0, "drained", 2, step=1800, committed=True)], "drained"),
+        (
+            [
+                ev(4000.0, "drained", 2, step=1800, committed=True),
+                ev(4000.1, "step", 2, 0, step=1800),
+            ],
+            "drained",
+        ),
+        ([ev(4000.0, "job_finished", 2, exit_code=0)], "finished"),
+        ([ev(4000.0, "job_finished", 2, exit_code=75)], "drained"),
+        ([ev(4000.0, "job_finished", 2, exit_code=76)], "gave up"),
+        ([ev(4000.0, "job_finished", 2, exit_code=77)], "storage unusable"),
+        ([ev(4000.0, "job_finished", 2, exit_code=78)], "refuses to resume"),
+        ([ev(4000.0, "job_finished", 2, exit_code=1)], "failed"),
+        ([ev(4000.0, "job_finished", 2)], "failed"),
+        (
+            [ev(4000.0, "job_finished", 2, exit_code=75), ev(5000.0, "job_started", 2)],
+            "running",
+        ),
+    ],
+)
+def test_the_state_is_what_the_newest_events_say(more, state):
+    assert facts([*killed()[:-1], *more]).state == state
+
+
+def test_the_reason_of_the_end_is_told():
+    events = [*killed()[:-1], ev(4000.0, "job_finished", 2, exit_code=76, reason="3 restarts")]
+    assert plain(summary(events))[0] == "job tiny: gave up (3 restarts)"
+
+
+def test_money_is_for_machines_that_were_held():
+    events = [*killed()[:-1], ev(3300.0, "drained", 2, step=1800, committed=True)]
+    events += [ev(3300.0, "job_finished", 2, exit_code=75), ev(9300.0, "job_started", 2)]
+    job = facts(events, price_on_demand=3.6)
+    assert job.machines.waiting == 12_000.0
+    assert job.cost == pytest.approx(2 * 3300 * 3.6 / 3600)
+    assert job.cost_lost == pytest.approx(2 * 1500 * 3.6 / 3600)
+
+
+def test_to_json_is_plain_data_with_units_in_names():
+    data = to_json(killed(), price_spot=0.7)
+    assert json.loads(json.dumps(data)) == data
+    assert sum(data["workers_s"].values()) == pytest.approx(data["workers_total_s"])
+    assert tuple(data["workers_s"]) == tuple(data["machines_s"]) == PARTS
+    assert (data["state"], data["exit_code"], data["wall_s"]) == ("finished", 0, 3600.0)
+    assert (data["num_steps_done"], data["num_steps_replayed"]) == (1800, 600)
+    assert (data["num_attempts"], data["num_commits"], data["committed_step"]) == (2, 1, 600)
+    assert data["fraction_productive"] == pytest.approx(0.5)
+    assert (data["cost"], data["cost_lost"]) == (pytest.approx(1.4), pytest.approx(0.7))
+    (incident,) = data["incidents"]
+    assert incident["what"] == "rank 1 was killed by SIGKILL after step 1200"
+    assert (incident["lost_steps"], incident["ranks"]) == (600, [1])
+    assert (incident["detected_after_s"], incident["back_after_s"]) == (300.0, 1800.0)
+    empty = to_json([])
+    assert (empty["state"], empty["cost"], empty["incidents"]) == ("not started", None, [])
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_console_decides_on_colour(terminal):
+    console = Console(
+        width=200,
+        file=io.StringIO(),
+        force_terminal=terminal,
+        color_system="standard" if terminal else "auto",
+    )
+    for line in [*summary(killed()), *where_time_went(facts(killed()).workers)]:
+        console.print(line)
+    assert ("\x1b" in console.file.getvalue()) is terminal
