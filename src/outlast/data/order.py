@@ -62,7 +62,8 @@ def permute(indices: npt.NDArray[Any], *, size: int, seed: int, epoch: int) -> I
     keys = [np.uint64(mix64(_KEY_TAG, seed, epoch, number)) for number in range(_NUM_ROUNDS)]
     if size <= _SORTED_SIZE:
         hashes = _scramble(_scramble(np.arange(size, dtype=np.uint64) + keys[0]) + keys[1])
-        return np.argsort(hashes, kind="stable").astype(np.int64)[indices]
+        table: Indices = np.argsort(hashes, kind="stable").astype(np.int64)
+        return table[np.asarray(indices)]
     half_bits = ((size - 1).bit_length() + 1) // 2
     values = np.array(indices, dtype=np.uint64).ravel()
     outside = np.arange(values.size)

@@ -75,13 +75,14 @@ class ShieldedInit:
         """Runs in the worker, on its main thread."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        starter_pid = os.getppid()  # the training process, or the fork server
         if self._parent_is_main_thread:
             _die_with_parent()
-        if not _is_parent_alive(self._parent_pid):
+        if os.getppid() != starter_pid or not _exists(self._parent_pid):
             os._exit(1)
         threading.Thread(
             target=_answer_signals,
-            args=(self._parent_pid,),
+            args=(self._parent_pid, starter_pid),
             name="outlast-worker-shield",
             daemon=True,
         ).start()
@@ -95,18 +96,16 @@ def _die_with_parent() -> None:
         prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def _is_parent_alive(parent_pid: int) -> bool:
-    if os.getppid() == parent_pid:
-        return True
-    try:  # under forkserver the training process is not our parent
-        os.kill(parent_pid, 0)
-    except OSError:
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
         return False
     return True
 
 
-def _answer_signals(parent_pid: int) -> None:
-    while _is_parent_alive(parent_pid):
+def _answer_signals(parent_pid: int, starter_pid: int) -> None:
+    while os.getppid() == starter_pid:  # a fork server ends with the process that it serves
         received = signal.sigtimedwait(_HELD, _PARENT_CHECK_S)
         if received and received.si_signo == signal.SIGTERM and received.si_pid == parent_pid:
             os._exit(0)

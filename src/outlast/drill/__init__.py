@@ -1,1 +1,9 @@
-"""Faults as small objects, scenarios, the verdict."""
+"""Faults as small objects, scenarios, the verdict.
+
+``corpus``          real text that is on every machine: Python's own source
+``demo_train``      the training script of the demo
+``faults``          what is done to a running job: kills and notices
+``metadata_server`` EC2's metadata service on loopback
+``trace``           what a run consumed and computed, step by step
+``demo``            two runs, three faults, one comparison
+"""

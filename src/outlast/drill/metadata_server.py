@@ -1,6 +1,6 @@
 """EC2's metadata service (IMDSv2) on 127.0.0.1, with notices on demand and faults.
 
-A real HTTP server, for the demo and for tests: what is tried against it is the code that will talk
+For the demo and for tests, over real HTTP: what is tried against it is the code that will talk
 to EC2. Guarantees: it listens on the loopback only and asks no name service; its answers are those
 that the EC2 user guide documents ("Use IMDSv2", "Spot Instance interruption notices"); leaving the
 context joins every thread::
@@ -58,17 +58,17 @@ class Fault:
 
     Attributes:
         status: answered in place of the right status, with an empty body unless ``body`` is set.
-        location: a ``Location`` header, for redirects.
         body: answered in place of the right body; status 200 unless ``status`` is set.
-        padding_bytes: spaces that follow the body, made while they are sent.
+        headers: added where status or body is set, such as a redirect's ``Location``.
+        padding_bytes: spaces that follow the body.
         raw: sent in place of any HTTP; ``b""`` closes the connection at once.
         delay_s: how long it takes to begin.
         drip_s: pause before each byte that follows the first ``drip_after_bytes``.
     """
 
     status: int = 0
-    location: str = ""
     body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
     padding_bytes: int = 0
     raw: bytes | None = None
     delay_s: float = 0.0
@@ -80,9 +80,7 @@ class Fault:
         if self.raw is not None:
             return Answer(0, self.raw)
         if self.status or self.body is not None:
-            answer = Answer(self.status or 200, self.body or b"")
-        if self.location:
-            answer = answer._replace(headers=(("Location", self.location),))
+            return Answer(self.status or 200, self.body or b"", self.headers)
         return answer
 
     def write(self, raw: bytes, file: BufferedIOBase, closing: threading.Event) -> None:
@@ -94,8 +92,7 @@ class Fault:
             if closing.wait(self.drip_s):
                 return
             file.write(raw[place : place + 1])
-        for sent in range(0, self.padding_bytes, 65_536):
-            file.write(b" " * min(65_536, self.padding_bytes - sent))
+        file.write(b" " * self.padding_bytes)
 
 
 class AwsMetadataServer:
@@ -111,8 +108,7 @@ class AwsMetadataServer:
         self._tokens: dict[str, float] = {}  # token → when it expires
         self._documents: dict[str, dict[str, str]] = {}  # path → what it holds now
         self._requests: deque[Request] = deque(maxlen=100_000)
-        self._fault, self._fault_method = Fault(), ""
-        self._fault_times: float = math.inf
+        self._fault, self._fault_method, self._fault_times = Fault(), "", math.inf
         self._http = _Server(self)
         self._thread = threading.Thread(
             target=self._http.serve_forever, args=(0.05,), name="outlast-metadata", daemon=True
@@ -146,9 +142,9 @@ class AwsMetadataServer:
 
     def preempt(self, in_s: float = 120.0, action: str = "terminate") -> float:
         """Announce that this machine will go ``in_s`` from now; returns when, since the epoch."""
-        deadline_t = int(self._clock() + in_s)
+        deadline_t = float(int(self._clock() + in_s))
         self._documents[ACTION_PATH] = {"action": action, "time": _stamp(deadline_t)}
-        return float(deadline_t)
+        return deadline_t
 
     def withdraw(self) -> None:
         """Take the announcement back: 404 again."""
@@ -173,8 +169,7 @@ class AwsMetadataServer:
         with self._lock:
             fault = Fault()
             if self._fault_times > 0 and self._fault_method in ("", method):
-                fault = self._fault
-                self._fault_times -= 1
+                fault, self._fault_times = self._fault, self._fault_times - 1
             answer = fault.spoil(self._correct(method, path, headers))
             self._requests.append(Request(method, path, answer.status))
         return answer, fault
@@ -198,7 +193,7 @@ class AwsMetadataServer:
         if not re.fullmatch("[0-9]{1,5}", ttl) or not 1 <= int(ttl) <= 21_600:
             return Answer(400)
         now = self._clock()
-        self._tokens = {token: t for token, t in self._tokens.items() if t > now}
+        self._tokens = {old: t for old, t in self._tokens.items() if t > now}
         token = base64.b64encode(secrets.token_bytes(40)).decode()
         self._tokens[token] = now + int(ttl)
         return Answer(200, token.encode(), ((_TTL_HEADER, ttl),))
@@ -244,7 +239,7 @@ def _rendered(answer: Answer, padding_bytes: int) -> bytes:
         return answer.body
     head = (
         f"HTTP/1.1 {answer.status} {http.HTTPStatus(answer.status).phrase}\r\n"
-        f"Server: EC2ws\r\nConnection: close\r\n"
+        "Server: EC2ws\r\nConnection: close\r\n"
         f"Content-Length: {len(answer.body) + padding_bytes}\r\n"
     )
     head += "".join(f"{name}: {value}\r\n" for name, value in answer.headers)

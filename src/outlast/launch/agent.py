@@ -36,6 +36,8 @@ from outlast.policy.restart import Failure, RestartPolicy, Verdict
 
 # Workers that drain together leave one after the other; the first must not end the others.
 LEAVE_TOGETHER_S: Final = 10.0
+# How long a worker may take to die of what has hit it already.
+DYING_S: Final = 0.05
 # What is kept of a notice's time to end workers that did not end themselves.
 MARGIN_S: Final = 1.0
 
@@ -157,6 +159,7 @@ class Agent(LocalElasticAgent):
 
     def _end_workers(self) -> None:
         """SIGKILL for each worker's process group: what is left of a failed attempt only waits."""
+        self._let_the_dying_die()
         for local_rank, handler in self._handlers().items():
             if handler.proc.poll() is None:
                 self._ended.add(local_rank)
@@ -165,6 +168,13 @@ class Agent(LocalElasticAgent):
         for handler in self._handlers().values():
             with contextlib.suppress(Exception):
                 handler.proc.wait(timeout=5)
+
+    def _let_the_dying_die(self) -> None:
+        # Workers that were killed together do not vanish together: one whose memory is still being
+        # torn down must not be taken for a survivor that we ended.
+        deadline = time.monotonic() + DYING_S
+        while time.monotonic() < deadline and None in self._exit_codes().values():
+            time.sleep(0.005)
 
     # --- notices -----------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ def _attempts(launch: Launch, settings: config.Settings, ledger: Ledger) -> Verd
         desk.close()
         agent.close()
     if not result.is_failed():
-        return Verdict(restart=False, exit_code=int(Exit.FINISHED), reason="finished")
+        return Verdict(restart=False, exit_code=int(Exit.FINISHED), reason="")
     return agent.verdict or _gave_up("the workers failed")
 
 

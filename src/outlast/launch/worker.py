@@ -100,10 +100,8 @@ def _record(error: BaseException, text: str) -> None:
     last = "".join(traceback.format_exception_only(error)).strip()
     message = str(error) if isinstance(error, OutlastError) else last
     extra: dict[str, Any] = {"py_callstack": text, "timestamp": str(int(time.time()))}
-    try:
+    with contextlib.suppress(OSError):  # the agent then knows the exit code alone
         Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
-    except OSError:
-        pass  # the agent then knows the exit code alone
 
 
 def _leave(code: int) -> NoReturn:

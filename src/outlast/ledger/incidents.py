@@ -11,6 +11,7 @@ word is an incident of its own, and one whose end is not in the ledger is not cl
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -131,7 +132,7 @@ class _Watch:
         self.attempt = 0
         self.running = False  # the attempt has formed and its end has not been seen
         self.step: int | None = None  # newest step of the attempt
-        self.since_t = 0.0  # when the attempt was first heard of
+        self.since_t = -math.inf  # when the attempt was first heard of
         self.last_t = 0.0  # time of the event before
 
     def see(self, event: Event) -> None:

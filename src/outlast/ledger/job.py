@@ -1,4 +1,4 @@
-"""``job.json``: who a job is. Written once, by whoever comes first; the id survives every restart."""
+"""``job.json``: who a job is. Written once, by whoever comes first; the id outlives restarts."""
 
 from __future__ import annotations
 

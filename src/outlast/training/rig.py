@@ -85,7 +85,7 @@ class Rig:
         )
         self._asking = False
         self._skip_told = False
-        self._step = self._sampled_step = 0
+        self._step = self._sampled_step = self._resumed_step = 0
         self.agreement: Agreement
         self._scalars: dict[str, Any] = {}
         self._sampled_s = self._started_s = time.monotonic()
@@ -129,7 +129,7 @@ class Rig:
         )
         self.agreement.start()
         self._sampled_s = self._started_s = time.monotonic()
-        self._step = self._sampled_step = step
+        self._step = self._sampled_step = self._resumed_step = step
         self._beat.beat(step)
 
     def stop(self, timeout_s: float) -> None:
@@ -148,7 +148,8 @@ class Rig:
         self._beat.beat(step)
         self._step = step
         if self.link.rank == 0:
-            self._sample()
+            # The first step of an attempt says when the job is back.
+            self._sample(force=self._sampled_step == self._resumed_step)
 
     def log(self, scalars: dict[str, Any]) -> None:
         """Keep the newest numbers of the loop."""

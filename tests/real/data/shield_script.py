@@ -1,5 +1,6 @@
-"""A training process with loader workers, to be signalled: METHOD KIND [init]."""
+"""A training process with loader workers, to be signalled: METHOD KIND."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -25,6 +26,18 @@ class Stuck(Numbers):
         return index, os.getpid()
 
 
+class Wedged(Numbers):
+    """Hangs in C and keeps the interpreter's lock: no thread of the worker runs any more."""
+
+    def __getitem__(self, index):
+        if index >= 4:
+            ctypes.PyDLL(None).sleep(600)
+        return index, os.getpid()
+
+
+DATA = {"stuck": Stuck, "wedged": Wedged}
+
+
 def build(method, kind):
     settings = {"num_workers": 2, "multiprocessing_context": method}
     if kind == "ours":
@@ -33,19 +46,21 @@ def build(method, kind):
         from torchdata.stateful_dataloader import StatefulDataLoader
 
         return StatefulDataLoader(Numbers(), 4, **settings)
-    data = Stuck() if kind == "stuck" else Numbers()
+    data = DATA.get(kind, Numbers)()
     return torch.utils.data.DataLoader(data, 4, **settings)
 
 
 def main():
     method, kind = sys.argv[1:3]
+    # torch's patience with a worker that does not end, 5 s by default.
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5 if kind in DATA else 5.0
     received = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: received.append(number))
     loader = build(method, kind)
     feed = iter(loader) if kind == "unshielded" else open_feed(loader, rank=0, world_size=1)
     workers = set()
-    while len(workers) < (1 if kind == "stuck" else 2):
+    while len(workers) < (1 if kind in DATA else 2):
         workers |= set(next(feed)[1].tolist())
     print("workers", *sorted(workers), flush=True)
     for line in sys.stdin:

@@ -196,8 +196,9 @@ def test_a_kill_before_the_first_commit_replays_from_the_start():
 
 
 def test_without_a_beat_all_since_the_last_sample_is_detecting():
-    events = [*start(), sample(4.0, 10), lost(5.0)]
+    events = [*start(), sample(4.0, 10), lost(5.0, step=12)]
     assert lanes(events) == {"productive": 1.0, "detecting": 1.0, "other": 3.0}
+    assert goodput(events).steps_done == 12
 
 
 @pytest.mark.parametrize("name", ["worker_lost", "node_lost", "hang", "restart"])
@@ -218,8 +219,30 @@ def test_late_samples_of_a_lost_attempt_only_raise_the_mark():
 def test_a_beat_before_the_last_sample_is_no_piece():
     events = [*start(), sample(4.0, 10), lost(5.0, beat_t=3.5, step=9)]
     assert lanes(events) == {"productive": 1.0, "detecting": 1.0, "other": 3.0}
-    events = [*start(), sample(4.0, 10), lost(5.0, beat_t=9.0, step=12)]
+    events = [*start(), sample(4.0, 10), lost(5.0, beat_t=9.0)]
     assert lanes(events) == {"productive": 2.0, "other": 3.0}
+
+
+def test_a_restart_may_bear_the_number_of_the_attempt_to_come():
+    events = killed()
+    events[10] = ev(7.1, "restart", 2, reason="worker lost", restarts=1)
+    assert goodput(events) == goodput(killed())
+
+
+def test_a_commit_counts_once_whoever_writes_it():
+    again = ev(5.3, "commit", 1, 1, step=20, durable_s=0.2, bytes=8, files=2)
+    assert goodput([*undisturbed(), again]).commits == 1
+
+
+def test_a_resume_without_a_step_replays_nothing():
+    events = [*start(), sample(4.0, 10), lost(4.0), formed(5.0, 2), ev(6.0, "resumed", 2, 0)]
+    expected = {"productive": 2.0, "restarting": 2.0, "other": 3.0}
+    assert lanes([*events, sample(7.0, 20, 2)]) == expected
+
+
+@pytest.mark.parametrize("t", [math.nan, math.inf, -math.inf, 1e300])
+def test_what_has_no_usable_time_is_left_out(t):
+    assert goodput([*undisturbed(), sample(t, 40)]) == goodput(undisturbed())
 
 
 def test_an_attempt_lost_before_it_resumed_goes_on_restarting():
@@ -232,13 +255,30 @@ def test_a_drain_without_the_agreed_sample_stalls_from_the_agreement():
     events.append(ev(5.0, "drained", step=14, committed=True))
     assert lanes(events) == {"productive": 1.3, "stalled": 0.7, "other": 3.0}
     assert goodput(events).steps_done == 14
+    assert lanes([*events, ev(4.6, "drain_agreed", 1, 1, step=14)]) == lanes(events)
     del events[4]
     assert lanes(events) == {"productive": 1.0, "stalled": 1.0, "other": 3.0}
+    assert goodput(events).steps_done == 14
+
+
+def test_samples_in_a_drain_are_stalled():
+    more = [sample(4.8, 14), sample(4.9, 14, stalled_s=0.1)]
+    assert goodput([*drained(), *more]) == goodput(drained())
+
+
+def test_a_drain_may_be_known_from_its_exit_code_alone():
+    events = [*start(), sample(4.0, 10), finished(5.0, 75)]
+    assert lanes(events) == {"productive": 1.0, "stalled": 1.0, "other": 3.0}
+
+
+def test_a_drained_line_of_an_earlier_attempt_is_late():
+    events = killed()
+    assert lanes([*events, ev(9.5, "drained", 1, step=57)]) == lanes(events)
 
 
 def test_a_loss_in_the_middle_of_a_drain_is_a_stall_until_it_is_noticed():
     events = [*start(), sample(4.0, 10), ev(4.1, "drain_agreed", 1, 0, step=10)]
-    events += [lost(5.0, beat_t=4.0, step=10), ev(6.0, "restart")]
+    events += [lost(5.0, beat_t=4.5, step=10), ev(6.0, "restart")]
     assert lanes(events) == {
         "productive": 1.0,
         "stalled": 1.0,
@@ -296,7 +336,7 @@ def test_now_extends_what_runs_and_nothing_that_has_finished():
 
 def test_the_stall_is_never_longer_than_its_interval():
     assert lanes([*start(), sample(4.0, 10, stalled_s=9.0)]) == {"stalled": 1.0, "other": 3.0}
-    for garbage in (-5.0, None, "long", True):
+    for garbage in (-5.0, None, "long", True, math.nan, math.inf, 10**400):
         events = [*start(), sample(4.0, 10, stalled_s=garbage)]
         assert lanes(events) == {"productive": 1.0, "other": 3.0}
         again = [lost(4.0), formed(4.0, 2), resumed(4.0, 0, 2)]

@@ -223,6 +223,19 @@ def test_a_notice_while_restarting_opens_its_own_incident_with_the_first_new_ste
     assert not second.closed
 
 
+def test_a_notice_while_restarting_belongs_to_what_fails_before_a_new_step():
+    events = [*killed()[:-1], notice(8.5, 98.5), *killed()[-1:], lost(9.5, 0, 2, step=50)]
+    events += [formed(10.0, 3), resumed(11.0, 50, 3), sample(12.0, 60, 3)]
+    (incident,) = incidents(events)
+    assert incident.closed
+    assert incident.what.startswith("aws says terminate in 90 s; rank 1 was killed")
+
+
+def test_the_last_step_before_an_incident_is_one_of_its_first_attempt():
+    (incident,) = incidents([*killed()[:-1], lost(9.5, 0, 2, step=99)])
+    assert incident.from_step == 57
+
+
 @pytest.mark.parametrize(("deadline_t", "lapses_t"), [(34.5, 94.5), (None, 664.5)])
 def test_a_notice_that_nothing_came_of_is_closed(deadline_t, lapses_t):
     events = [*start(), notice(4.5, deadline_t)]
@@ -272,6 +285,8 @@ def test_a_job_with_no_step_left_after_a_loss_closes_when_it_finishes():
 def test_a_beat_from_nowhere_does_not_stretch_an_incident():
     (incident,) = incidents(killed(beat_t=-1e6))
     assert incident.began_t == 1.0
+    (incident,) = incidents([ev(-2.0, "hang", 0, beat_t=0.0)])
+    assert incident.began_t == -2.0
     (incident,) = incidents(killed(beat_t=1e6))
     assert incident.began_t == incident.detected_t == 7.0
 

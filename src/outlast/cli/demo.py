@@ -1,0 +1,129 @@
+"""``outlast demo``."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from outlast.drill.corpus import Corpus
+from outlast.drill.demo import STEPS, Listener, Progress, Recovery, demo
+from outlast.drill.faults import Struck
+from outlast.ledger.file import read_events
+from outlast.ledger.goodput import goodput
+from outlast.report import humanise
+from outlast.report.text import where_time_went
+
+
+@click.command(name="demo")
+@click.option("--dir", "directory", default="outlast-demo", help="Where the two runs go.")
+@click.option("--steps", default=STEPS, show_default=True, help="Optimizer steps of each run.")
+@click.option("--seed", default=0, show_default=True, help="Decides when the faults strike.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
+def command(directory: str, steps: int, seed: int, as_json: bool) -> int:
+    """Train through a kill and a preemption notice, and prove that nothing changed."""
+    console = Console(quiet=as_json, highlight=False, soft_wrap=True)
+    with Screen(console) as screen:
+        outcome = demo(Path(directory), steps=steps, seed=seed, listener=screen)
+    if as_json:
+        found = {**msgspec.to_builtins(outcome), "holds": outcome.holds, "seed": seed}
+        click.echo(msgspec.json.encode(found))
+        return 0 if outcome.holds else 1
+    console.print("[bold]the proof[/]")
+    for check in outcome.checks:
+        mark = "[green]✔[/]" if check.holds else "[red]✖[/]"
+        console.print(f"  {mark} ", Text(check.what), sep="")
+    console.print("[bold]where the time of the disturbed run went[/]")
+    for line in where_time_went(goodput(read_events(Path(outcome.directory)))):
+        console.print(Text("  ").append(line))
+    verdict = "[green]nothing changed[/]" if outcome.holds else "[red]the proof does not hold[/]"
+    console.print(f"{verdict} · {outcome.seconds:.0f} s · seed {seed} · {outcome.directory}")
+    console.print(f"Next: outlast report {_short(outcome.directory)}")
+    return 0 if outcome.holds else 1
+
+
+def _short(path: str) -> str:
+    try:
+        return f"./{Path(path).resolve().relative_to(Path.cwd())}"
+    except ValueError:
+        return path
+
+
+class Screen(Listener):
+    """Draws what happens: a line that moves where there is a terminal, else one line a run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, transient=True, auto_refresh=False)
+        self._first: tuple[float, int] | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Screen:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def begun(self, corpus: Corpus, num_parameters: int) -> None:
+        """Say what is about to happen."""
+        self._say(
+            f"[bold]outlast demo[/]: a byte-level GPT of {num_parameters / 1e6:.2f} M parameters "
+            f"learns Python's own source ({corpus.num_files:,} files, "
+            f"{humanise.size(corpus.num_bytes)}) on 2 workers, twice"
+        )
+
+    def progress(self, progress: Progress) -> None:
+        """Move the line."""
+        if not self._console.is_terminal:
+            return
+        if progress.step and self._first is None:
+            self._first = (progress.seconds, progress.step)
+        share = progress.step / progress.steps
+        bar = "━" * round(share * 24)
+        line = Text.assemble(
+            f"  {progress.label:<12}",
+            (f"{bar:<24}", "cyan"),
+            f" step {progress.step:>3}/{progress.steps}",
+            f"  loss {progress.loss:.4f}" if progress.loss is not None else "  starting",
+            f"  {self._left(progress)}",
+        )
+        with self._lock:
+            self._live.update(line, refresh=True)
+
+    def finished(self, progress: Progress) -> None:
+        """Leave one line of the run behind."""
+        self._first = None
+        loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
+        self._say(
+            f"[bold]{progress.label}[/]: step {progress.step} of {progress.steps}{loss}, "
+            f"{humanise.seconds(progress.seconds)}"
+        )
+
+    def struck(self, struck: Struck) -> None:
+        """Say it at once."""
+        self._say(f"  [red]✖[/] {struck.what}")
+
+    def recovered(self, recovery: Recovery) -> None:
+        """Say what it cost."""
+        steps = humanise.count(recovery.lost_steps, "step")
+        self._say(
+            f"    detected after {humanise.seconds(recovery.detected_after_s)} · {steps} lost · "
+            f"back after {humanise.seconds(recovery.back_after_s)} · {recovery.answer}"
+        )
+
+    def _left(self, progress: Progress) -> str:
+        if self._first is None or progress.step <= self._first[1]:
+            return ""
+        pace = (progress.seconds - self._first[0]) / (progress.step - self._first[1])
+        return f"{humanise.seconds(pace * (progress.steps - progress.step))} left"
+
+    def _say(self, text: str) -> None:
+        with self._lock:
+            self._console.print(text)

@@ -1,0 +1,50 @@
+"""``outlast report``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from outlast import config
+from outlast.ledger.file import read_events
+from outlast.ledger.job import read_job
+from outlast.report.facts import facts, to_json
+from outlast.report.text import incident_lines, summary_lines, where_time_went
+
+
+@click.command(name="report")
+@click.argument("directory", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
+def command(directory: str | None, as_json: bool) -> None:
+    """What happened to a job, where its time went, and what that cost."""
+    settings = config.load({"dir": directory})
+    read_job(settings.dir)  # says what is wrong when this is no job's directory
+    events = list(read_events(settings.dir))
+    finished = bool(events) and events[-1].event in ("job_finished", "drained")
+    now = None if finished else time.time()
+    prices = {"price_spot": settings.price_spot, "price_on_demand": settings.price_on_demand}
+    if as_json:
+        click.echo(msgspec.json.encode(to_json(events, now=now, **prices)))
+        return
+    console = Console(highlight=False, soft_wrap=True)
+    job = facts(events, now=now, **prices)
+    for line in summary_lines(job, now=now):
+        console.print(line)
+    if job.incidents:
+        console.print("[bold]incidents[/]")
+        for incident in job.incidents:
+            for line in incident_lines(incident):
+                console.print(Text("  ").append(line))
+    if events:
+        console.print("[bold]where the time went[/]")
+        width = 20 if console.is_terminal else 0
+        for line in where_time_went(
+            job.workers, machines=job.machines, price=job.price, bar_width=width
+        ):
+            console.print(Text("  ").append(line))
+    console.print(f"Next: outlast checkpoints list {Path(directory or settings.dir)}")

@@ -1,0 +1,111 @@
+"""The demo's training script: a byte-level GPT on Python's own source, as a user would write it.
+
+What outlast needs are the lines with ``outlast`` and ``session`` in them; the rest is ordinary. The
+recorder is there for the proof alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812 - its name everywhere
+from torch import nn
+
+import outlast
+from outlast.drill.corpus import WINDOW, Windows
+from outlast.drill.trace import Final, Recorder, Step
+
+WIDTH, HEADS, LAYERS = 128, 4, 5
+GLOBAL_BATCH = 8
+WARM_UP_STEPS = 20
+
+
+class Block(nn.Module):
+    """A transformer block with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shapes: (batch, time, WIDTH) → the same."""
+        batch, time_, _ = x.shape
+        split = self.qkv(self.norm_1(x)).view(batch, time_, 3, HEADS, WIDTH // HEADS)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), 0.1, self.training)
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)))), 0.1, self.training)
+
+
+class Gpt(nn.Module):
+    """Predicts the next byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(WINDOW, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Mean loss over (batch, WINDOW + 1) bytes."""
+        x = self.bytes(text[:, :-1]) + self.places.weight
+        logits = self.head(self.norm(self.blocks(x)))
+        return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+
+
+def main() -> None:
+    """Train: demo_train.py CORPUS TRACE_DIRECTORY STEPS."""
+    corpus, traces, steps = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = Gpt()
+    torch.manual_seed(1 + dist.get_rank())  # dropout differs between ranks
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.05, total_iters=WARM_UP_STEPS)
+    loader = outlast.data.Loader(Windows(corpus), global_batch=GLOBAL_BATCH, seed=7)
+    ddp = nn.parallel.DistributedDataParallel(model)
+    recorder = Recorder(traces, dist.get_rank(), os.getpid())
+
+    with outlast.session(
+        model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, every="20 steps"
+    ) as session:
+        for ids, text in session.steps(loader, until=steps):
+            loss = ddp(text)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            session.log(loss=loss)
+            recorder.step(
+                Step(
+                    step=session.step + 1,
+                    loss=loss.item().hex(),
+                    ids=ids.tolist(),
+                    t=time.time(),
+                )
+            )
+
+    recorder.final(Final(sha256=fingerprint(model, optimizer)))
+
+
+def fingerprint(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """SHA-256 over every weight and every tensor of the optimizer's state, in a fixed order."""
+    digest = hashlib.sha256()
+    tensors = list(model.state_dict().values())
+    for _, state in sorted(optimizer.state_dict()["state"].items()):
+        tensors += [state[name] for name in sorted(state)]
+    for tensor in tensors:
+        digest.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    main()

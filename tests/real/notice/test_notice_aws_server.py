@@ -1,0 +1,223 @@
+"""The watcher against a real server on the loopback, correct and spoiled."""
+
+import random
+import socket
+import time
+
+import pytest
+
+from outlast.drill.metadata_server import ACTION_PATH, TOKEN_PATH, AwsMetadataServer, Fault
+from outlast.notice.aws import AwsWatcher
+from outlast.notice.platform import choose
+
+PATIENT_S = 2.0  # where the answer is expected to come
+IMPATIENT_S = 0.3  # where it is expected not to
+
+
+@pytest.fixture
+def server():
+    with AwsMetadataServer() as server:
+        yield server
+
+
+@pytest.fixture
+def watcher(server):
+    return AwsWatcher(server.url, timeout_s=PATIENT_S)
+
+
+def methods(server):
+    return [(request.method[0], request.status) for request in server.requests]
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop"])
+def test_a_notice_is_heard_and_withdrawn(server, watcher, action):
+    assert watcher.poll() is None
+    deadline_t = server.preempt(in_s=120.0, action=action)
+    notice = watcher.poll()
+    assert (notice.source, notice.action, notice.deadline_t) == ("aws", action, deadline_t)
+    assert notice.heard_t <= time.time()
+    server.withdraw()
+    assert watcher.poll() is None
+    assert methods(server) == [("P", 200), ("G", 404), ("G", 200), ("G", 404)]
+    assert (watcher.polls, watcher.errors) == (3, 0)
+
+
+def test_hibernation_is_heard_without_time(server, watcher):
+    server.preempt(action="hibernate")
+    notice = watcher.poll()
+    assert notice.seconds_left(time.time()) == 0
+
+
+def test_a_rebalance_recommendation_is_no_notice(server, watcher):
+    server.recommend_rebalance()
+    assert watcher.poll() is None
+    assert watcher.errors == 0
+
+
+def test_expired_tokens_are_renewed_within_the_poll(server, watcher):
+    watcher.poll()
+    server.expire_tokens()
+    server.preempt()
+    assert watcher.poll() is not None
+    assert methods(server)[2:] == [("G", 401), ("P", 200), ("G", 200)]
+    assert watcher.errors == 0
+
+
+def test_tokens_that_expire_on_the_server_s_clock():
+    now = [time.time()]
+    with AwsMetadataServer(clock=lambda: now[0]) as server:
+        watcher = AwsWatcher(server.url, timeout_s=PATIENT_S)
+        watcher.poll()
+        now[0] += 21_600  # the watcher's clock does not know
+        assert watcher.poll() is None
+        assert methods(server)[2:] == [("G", 401), ("P", 200), ("G", 404)]
+        assert watcher.errors == 0
+
+
+def test_proxies_are_bypassed(server, watcher, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as dead:
+        proxy = f"http://127.0.0.1:{dead.getsockname()[1]}"
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, proxy)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    server.preempt()
+    assert watcher.poll() is not None
+
+
+def test_redirects_are_not_followed(server, watcher):
+    watcher.poll()
+    server.preempt()
+    moved = Fault(status=302, headers=(("Location", server.url + ACTION_PATH),))
+    server.inject(moved, times=1)
+    assert watcher.poll() is None
+    assert methods(server)[2:] == [("G", 302)]
+    assert "status 302" in watcher.last_error
+
+
+SPOILED = {
+    "500": (Fault(status=500), "status 500"),
+    "503": (Fault(status=503), "status 503"),
+    "garbage": (Fault(body=b"<html>\xff\x00</html>"), "cannot be read"),
+    "empty": (Fault(body=b""), "cannot be read"),
+    "not http": (Fault(raw=b"SSH-2.0-OpenSSH_9.2\r\n"), "not HTTP"),
+    "noise": (Fault(raw=bytes(range(256)) * 64), "not HTTP"),
+    "endless head": (Fault(raw=b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 100_000), "not HTTP"),
+    "closed": (Fault(raw=b""), "not HTTP"),
+    "huge": (Fault(padding_bytes=8 << 20), "larger than 16384 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_spoiled_notice_is_none(server, watcher, name):
+    fault, said = SPOILED[name]
+    watcher.poll()
+    server.preempt()
+    server.inject(fault, method="GET")
+    assert watcher.poll() is None
+    assert watcher.errors == 1
+    assert said in watcher.last_error
+    server.inject(Fault())
+    assert watcher.poll() is not None
+    assert watcher.errors == 1
+
+
+# Read to their end these answers are correct, so only a limit on the whole exchange, not one on
+# the silence between two bytes, makes them errors.
+LATE = {
+    "slow": Fault(delay_s=3.0),
+    "drips": Fault(drip_s=0.03),
+    "drips in the body": Fault(drip_s=0.1, drip_after_bytes=100),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_late_notice_is_given_up_and_heard_once_it_is_quick(server, name):
+    watcher = AwsWatcher(server.url, timeout_s=IMPATIENT_S)
+    while not watcher.answers():
+        pass
+    watcher.errors = 0
+    server.preempt()
+    server.inject(LATE[name], method="GET")
+    assert watcher.poll() is None
+    assert watcher.errors == 1
+    assert watcher.last_error == f"{server.url}: no whole answer within 0.3 s"
+    server.inject(Fault())
+    assert heard(watcher) is not None
+
+
+def test_a_token_that_drips_is_given_up(server):
+    server.inject(Fault(drip_s=0.03), method="PUT")
+    watcher = AwsWatcher(server.url, timeout_s=IMPATIENT_S)
+    assert watcher.poll() is None
+    assert "no whole answer within" in watcher.last_error
+
+
+def test_nobody_listens_or_nobody_accepts():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        watcher = AwsWatcher(url, timeout_s=IMPATIENT_S)
+        assert watcher.poll() is None
+        assert "no whole answer" in watcher.last_error
+    assert watcher.poll() is None
+    assert "refused" in watcher.last_error
+    assert watcher.errors == 2
+
+
+def heard(watcher, within_s=60.0):
+    give_up = time.monotonic() + within_s
+    while time.monotonic() < give_up:
+        notice = watcher.poll()
+        if notice is not None:
+            return notice
+    return None
+
+
+def test_two_thousand_spoiled_polls_without_a_false_alarm(server):
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    choices = random.Random(seed)
+    quick = [fault for name, (fault, _) in SPOILED.items() if name != "endless head"]
+    watcher = AwsWatcher(server.url, timeout_s=0.5)
+    num_late = 0
+    for turn in range(2000):
+        fault = choices.choice([Fault(), *quick])
+        if turn % 400 == 0:
+            fault, num_late = choices.choice(list(LATE.values())), num_late + 1
+        server.inject(fault, method=choices.choice(["", "GET", "PUT"]))
+        if choices.random() < 0.1:
+            server.expire_tokens()
+        assert watcher.poll() is None, (seed, turn, fault)
+    assert watcher.polls == 2000
+    assert watcher.errors > 500
+    server.inject(Fault())
+    deadline_t = server.preempt()
+    assert heard(watcher).deadline_t == deadline_t
+
+
+def test_auto_takes_an_address_that_answers_as_ec2_does(server, tmp_path):
+    watcher, reason = choose("auto", server.url, root=tmp_path)
+    assert reason == f"notices from aws at {server.url}: it answers as EC2's does"
+    assert [request.path for request in server.requests] == [TOKEN_PATH]
+    server.preempt()
+    assert heard(watcher) is not None
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (Fault(status=404), "it answered status 404"),
+        (Fault(body=b"<html>it works</html>"), "it answered something else"),
+        (Fault(raw=b""), "not HTTP"),
+        (Fault(drip_s=0.05), "no whole answer within 2 s"),
+    ],
+)
+def test_auto_leaves_an_address_that_does_not(server, tmp_path, fault, said):
+    server.inject(fault)
+    watcher, reason = choose("auto", server.url, root=tmp_path)
+    assert watcher is None
+    assert reason.startswith(
+        f"notices from signals only: no metadata service answers ({server.url}"
+    )
+    assert said in reason
+    assert "\n" not in reason

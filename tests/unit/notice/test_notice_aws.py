@@ -1,0 +1,325 @@
+"""What the metadata service says is understood exactly, and nothing else is a notice."""
+
+import itertools
+import json
+import logging
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outlast.errors import ConfigError
+from outlast.notice import Notice
+from outlast.notice.aws import AwsWatcher
+from outlast.notice.exchange import Answer
+
+NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
+DUE = NOW + 120
+DUE_TEXT = "2017-09-18T08:22:00Z"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.t = NOW
+
+    def __call__(self) -> float:
+        return self.t
+
+
+class Service:
+    """IMDSv2 as a function: tokens are numbered, what is announced can be set."""
+
+    def __init__(self) -> None:
+        self.token = ""
+        self.asked: list[tuple[str, str]] = []
+        self.put: Answer | Exception | None = None
+        self.get: Answer | Exception = Answer(404, b"")
+        self.accepts_tokens = True
+        self.limits: set[tuple[float, int]] = set()
+        self._numbers = itertools.count(10_000_000)
+
+    def __call__(self, method, url, *, headers, timeout_s, max_body_bytes):
+        path = url.removeprefix("http://service")
+        self.asked.append((method, path))
+        self.limits.add((timeout_s, max_body_bytes))
+        if method == "PUT":
+            assert path == "/latest/api/token"
+            assert headers == {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+            self.token = f"secret{next(self._numbers)}=="
+            return _given(self.put or Answer(200, self.token.encode()))
+        assert path == "/latest/meta-data/spot/instance-action"
+        if headers != {"X-aws-ec2-metadata-token": self.token} or not self.accepts_tokens:
+            return Answer(401, b"")
+        return _given(self.get)
+
+    def methods(self) -> str:
+        methods = "".join(method[0] for method, _ in self.asked)
+        self.asked.clear()
+        return methods
+
+
+def _given(answer):
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def announced(action: object = "terminate", time: object = DUE_TEXT) -> Answer:
+    return Answer(200, json.dumps({"action": action, "time": time}).encode())
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def service():
+    return Service()
+
+
+@pytest.fixture
+def watcher(clock, service):
+    return AwsWatcher("http://service", clock=clock, send=service)
+
+
+def test_nothing_is_announced(watcher, service):
+    assert watcher.poll() is None
+    assert (watcher.polls, watcher.errors, watcher.last_error) == (1, 0, "")
+    assert service.limits == {(1.0, 16_384)}
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop"])
+def test_a_notice_has_action_and_deadline(watcher, service, action):
+    service.get = announced(action)
+    notice = watcher.poll()
+    assert notice == Notice(
+        source="aws", action=action, deadline_t=DUE, heard_t=NOW, detail=notice.detail
+    )
+    assert notice.detail == f"EC2 spot: {action} at 2017-09-18T08:22:00+00:00"
+
+
+def test_the_same_notice_said_again_keeps_when_it_was_heard(watcher, service, clock):
+    service.get = announced()
+    first = watcher.poll()
+    clock.t += 30
+    assert watcher.poll() == first
+    service.get = announced("terminate", "2017-09-18T08:23:00Z")
+    assert watcher.poll().heard_t == NOW + 30
+
+
+def test_hibernation_gives_no_time_and_its_deadline_does_not_move(watcher, service, clock):
+    service.get = announced("hibernate")
+    assert watcher.poll().deadline_t == NOW
+    clock.t += 5
+    assert watcher.poll().deadline_t == NOW
+
+
+def test_seconds_left():
+    notice = Notice(source="aws", action="stop", deadline_t=DUE, heard_t=NOW, detail="")
+    assert notice.seconds_left(NOW) == 120
+    assert notice.seconds_left(DUE + 9) == 0
+    open_end = Notice(source="signal", action="stop", deadline_t=None, heard_t=NOW, detail="")
+    assert open_end.seconds_left(NOW) is None
+
+
+@pytest.mark.parametrize(
+    "time",
+    ["2017-09-18T08:22:00Z", "2017-09-18T08:22:00.000Z", "2017-09-18T10:22:00+02:00"],
+)
+def test_forms_of_one_time(watcher, service, time):
+    service.get = announced("terminate", time)
+    assert watcher.poll().deadline_t == DUE
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        announced("reboot"),
+        announced("TERMINATE"),
+        announced(None),
+        announced("terminate", ""),
+        announced("terminate", "soon"),
+        announced("terminate", "2017-09-18T08:22:00"),  # whose time?
+        announced("terminate", "2017-13-18T08:22:00Z"),
+        announced("terminate", "0001-01-01T00:00:00Z"),
+        announced("terminate", "9999-12-31T23:59:59Z"),
+        announced("terminate", "2018-09-18T08:22:00Z"),
+        announced("terminate", DUE),
+        Answer(200, b""),
+        Answer(200, b"null"),
+        Answer(200, b"{}"),
+        Answer(200, b"[1]"),
+        Answer(200, b'{"action":"terminate"}'),
+        Answer(200, b'{"action":"terminate","time":"2017-09-18T08:2'),
+        Answer(200, b"<html>terminate</html>"),
+        Answer(200, b'{"action":"\xff\xfe","time":"2017-09-18T08:22:00Z"}'),
+        Answer(200, b"[" * 10_000),
+        Answer(204, b""),
+        Answer(302, announced().body),
+        Answer(403, announced().body),
+        Answer(500, announced().body),
+        Answer(503, b""),
+    ],
+)
+def test_what_is_not_a_notice(watcher, service, answer):
+    service.get = answer
+    assert watcher.poll() is None
+    assert watcher.errors == 1
+    assert watcher.last_error.startswith("http://service: ")
+    service.get = announced()
+    assert watcher.poll() is not None
+    assert watcher.errors == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [TimeoutError("slow"), ConnectionResetError(), OSError("no route"), ValueError(), KeyError(1)],
+)
+@pytest.mark.parametrize("method", ["put", "get"])
+def test_poll_never_raises(watcher, service, error, method):
+    setattr(service, method, error)
+    assert watcher.poll() is None
+    assert watcher.errors == 1
+    assert str(error) in watcher.last_error
+
+
+@settings(max_examples=300, deadline=None)
+@given(status=st.sampled_from([200, 200, 200, 201, 301, 401, 404, 500]), body=st.binary())
+def test_no_bytes_are_a_notice_or_raise(status, body):
+    service = Service()
+    service.get = Answer(status, body)
+    assert AwsWatcher("http://service", clock=Clock(), send=service).poll() is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    action=st.sampled_from(["terminate", "stop"]),
+    due=st.integers(int(NOW) - 80_000, int(NOW) + 80_000),
+)
+def test_every_documented_notice_is_heard(action, due):
+    service = Service()
+    service.get = announced(action, datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    notice = AwsWatcher("http://service", clock=Clock(), send=service).poll()
+    assert (notice.action, notice.deadline_t) == (action, due)
+
+
+def test_a_token_serves_many_polls_and_is_renewed_before_it_expires(watcher, service, clock):
+    for _ in range(100):
+        watcher.poll()
+    assert service.methods() == "P" + "G" * 100
+    clock.t += 21_600 - 601
+    watcher.poll()
+    assert service.methods() == "G"
+    clock.t += 2
+    watcher.poll()
+    assert service.methods() == "PG"
+    assert watcher.errors == 0
+
+
+def test_a_clock_that_is_set_back_renews_the_token(watcher, service, clock):
+    watcher.poll()
+    service.methods()
+    clock.t -= 3600
+    watcher.poll()
+    assert service.methods() == "PG"
+
+
+def test_401_renews_the_token_and_asks_again_in_the_same_poll(watcher, service):
+    watcher.poll()
+    service.token = "another"
+    service.get = announced()
+    service.methods()
+    assert watcher.poll() is not None
+    assert service.methods() == "GPG"
+    assert watcher.errors == 0
+
+
+def test_401_again_is_an_error_not_a_loop(watcher, service):
+    service.accepts_tokens = False
+    assert watcher.poll() is None
+    assert service.methods() == "PGPG"
+    assert (watcher.errors, watcher.last_error) == (
+        1,
+        "http://service: asked for a notice, it answered status 401",
+    )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(200, b""),
+        Answer(200, b"<html>please log in</html>"),
+        Answer(200, b"token\r\nX-Injected: 1"),
+        Answer(200, b"A" * 2000),
+        Answer(400, b"AQAEAtoken=="),
+        Answer(403, b""),
+        Answer(503, b"AQAEAtoken=="),
+    ],
+)
+def test_what_is_not_a_token_is_not_sent_back(watcher, service, answer):
+    service.put = answer
+    service.get = announced()
+    assert watcher.poll() is None
+    assert not watcher.answers()
+    assert service.methods() == "PP"
+    assert watcher.errors == 2
+
+
+def test_the_token_is_in_no_log_and_no_error(watcher, service, caplog):
+    caplog.set_level(logging.DEBUG)
+    assert watcher.answers()
+    for answer in (announced("reboot"), Answer(503, b""), TimeoutError(), Answer(401, b"")):
+        service.get = answer
+        watcher.poll()
+        assert "secret" not in watcher.last_error
+    assert len(caplog.records) == 4
+    assert "secret" not in caplog.text + repr(watcher)
+
+
+def test_a_service_that_is_away_warns_once(watcher, service, caplog):
+    service.put = OSError("no route to host")
+    caplog.set_level(logging.WARNING)
+    for _ in range(50):
+        watcher.poll()
+    assert [record.getMessage() for record in caplog.records] == [
+        "no notice can be heard, asking again: http://service: no route to host"
+    ]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "169.254.169.254",
+        "https://127.0.0.1",
+        "http://",
+        "http://127.0.0.1:port",
+        "http://127.0.0.1:0",
+        "http://127.0.0.1/?a=1",
+        "http://[::1",
+        "http://user:secret@127.0.0.1",
+        "file:///etc/passwd",
+    ],
+)
+def test_addresses_that_cannot_be_used(url):
+    with pytest.raises(ConfigError, match="write it as http://HOST"):
+        AwsWatcher(url)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, 2.1, float("inf"), float("nan")])
+def test_a_request_takes_at_most_two_seconds(timeout_s):
+    with pytest.raises(ConfigError, match="up to 2 s"):
+        AwsWatcher(timeout_s=timeout_s)
+
+
+def test_a_slash_at_the_end_and_a_path_before_are_kept_apart():
+    urls = []
+
+    def send(method, url, **_):
+        urls.append(url)
+        return Answer(404, b"")
+
+    AwsWatcher("http://127.0.0.1:80/imds/", send=send).poll()
+    assert urls == ["http://127.0.0.1:80/imds/latest/api/token"]
