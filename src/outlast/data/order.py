@@ -63,7 +63,7 @@ def permute(indices: npt.NDArray[Any], *, size: int, seed: int, epoch: int) -> I
     if size <= _SORTED_SIZE:
         hashes = _scramble(_scramble(np.arange(size, dtype=np.uint64) + keys[0]) + keys[1])
         table: Indices = np.argsort(hashes, kind="stable").astype(np.int64)
-        return table[np.asarray(indices)]
+        return np.take(table, indices)
     half_bits = ((size - 1).bit_length() + 1) // 2
     values = np.array(indices, dtype=np.uint64).ravel()
     outside = np.arange(values.size)

@@ -73,6 +73,7 @@ class Agent(LocalElasticAgent):
         self._told: set[int] = set()  # workers that know of the notice
         self._ended: set[int] = set()  # workers that we ended
         self._leaving_since_s: float | None = None
+        self._formed_s = time.monotonic()
         memory = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
         self._beats = Path(
             tempfile.mkdtemp(prefix="outlast-", dir=memory if memory.is_dir() else None)
@@ -87,6 +88,7 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._told, self._ended = set(), set()
         self._leaving_since_s = None
+        self._formed_s = time.monotonic()
         for stale in self._beats.iterdir():
             stale.unlink()
         self._ledger.attempt = self._agree_on_attempt(worker_group)
@@ -144,7 +146,11 @@ class Agent(LocalElasticAgent):
                 beat_t=seen.t if seen else None,
                 error=one.message,
             )
-        verdict = self._restarts.judge(failures, leaving=self._desk.notice is not None)
+        verdict = self._restarts.judge(
+            failures,
+            lasted_s=time.monotonic() - self._formed_s,
+            leaving=self._desk.notice is not None,
+        )
         if verdict.restart:
             self._ledger.append("restart", reason=verdict.reason, restarts=self._restarts.restarts)
         else:

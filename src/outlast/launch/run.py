@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Final
@@ -26,6 +27,7 @@ from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.policy.restart import RestartPolicy, Verdict
 
 EXIT_BARRIER_S: Final = 300.0
+_SECRET: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
 def run(arguments: list[str]) -> int:
@@ -52,7 +54,12 @@ def run(arguments: list[str]) -> int:
     _quieten_torch()
     ledger = Ledger(settings.dir, job=job.id)
     command = shlex.join(["outlast", "run", *arguments])
-    ledger.append("job_started", command=command, versions=versions(), pid=os.getpid())
+    ledger.append(
+        "job_started",
+        command=shlex.join(["outlast", "run", *without_secrets(arguments)]),
+        versions=versions(),
+        pid=os.getpid(),
+    )
     narrator = Narrator(settings.dir)
     say(f"job {job.id} in {_short(settings.dir)}; {launch.config.nproc_per_node} workers here")
     narrator.start()
@@ -66,6 +73,21 @@ def run(arguments: list[str]) -> int:
         lock.release()
     _conclude(verdict, job, settings.dir, command)
     return verdict.exit_code
+
+
+def without_secrets(arguments: list[str]) -> list[str]:
+    """The command line with the values of flags that sound like secrets left out."""
+    kept: list[str] = []
+    hide_next = False
+    for argument in arguments:
+        flag, equals, _ = argument.partition("=")
+        secret = flag.startswith("-") and _SECRET.search(flag) is not None
+        if hide_next and not argument.startswith("-"):
+            kept.append("***")
+        else:
+            kept.append(f"{flag}=***" if secret and equals else argument)
+        hide_next = secret and not equals
+    return kept
 
 
 def _attempts(launch: Launch, settings: config.Settings, ledger: Ledger) -> Verdict:

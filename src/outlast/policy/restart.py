@@ -11,10 +11,12 @@ a worker left with 78 (refuses to resume)      stop     78
 a worker left with 75 (drained and committed)  stop     75
 a notice was heard and a worker failed         stop     75
 the same traceback at the same step, twice     stop     76 (a bug in the script)
-k attempts in a row without a new step         stop     76
+k attempts in a row without progress           stop     76
 the budget of restarts is spent                stop     76
 anything else                                  restart
 =============================================  =======  ==================================
+
+Progress is a new step; of a script that does not tell its steps, an attempt of over a minute.
 
 Without a rule for bugs a typo would burn every restart; without one for progress a job that dies
 during start-up would do so for ever.
@@ -30,7 +32,15 @@ import msgspec
 from outlast.errors import Exit
 
 WITHOUT_PROGRESS_MAX: Final = 5
+SHORT_ATTEMPT_S: Final = 60.0
 _ON_PURPOSE: Final = (Exit.USAGE, Exit.STORAGE, Exit.REFUSED)
+_ECHOES: Final = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "remote process exited",
+    "communicator was aborted",
+)
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\bpid \d+")
 
 
@@ -65,7 +75,7 @@ class RestartPolicy:
 
     Args:
         max_restarts: how many restarts the job has in all.
-        without_progress_max: how many attempts in a row may end without a new step.
+        without_progress_max: how many attempts in a row may end without progress.
     """
 
     def __init__(self, max_restarts: int, without_progress_max: int = WITHOUT_PROGRESS_MAX) -> None:
@@ -76,11 +86,12 @@ class RestartPolicy:
         self._furthest = -1
         self._last_bug: tuple[str, int | None] | None = None
 
-    def judge(self, failures: list[Failure], *, leaving: bool = False) -> Verdict:
+    def judge(self, failures: list[Failure], *, lasted_s: float, leaving: bool = False) -> Verdict:
         """Decide what follows an attempt in which ``failures`` happened.
 
         Args:
             failures: of this machine's workers, the first to fail first.
+            lasted_s: how long the attempt lasted.
             leaving: a notice was heard, so that this machine is not worth another attempt.
         """
         codes = {failure.exit_code for failure in failures}
@@ -93,22 +104,25 @@ class RestartPolicy:
             return _stop(
                 Exit.DRAINED, "the workers ended before they drained; the newest commit stands"
             )
-        return self._judge_crash(failures)
+        return self._judge_crash(failures, lasted_s)
 
-    def _judge_crash(self, failures: list[Failure]) -> Verdict:
-        bug = _bug(failures)
+    def _judge_crash(self, failures: list[Failure], lasted_s: float) -> Verdict:
+        furthest = max((f.step for f in failures if f.step is not None), default=None)
+        unknown = furthest is None and lasted_s >= SHORT_ATTEMPT_S
+        # Of a long attempt that told no step, an equal traceback proves nothing.
+        bug = None if unknown else _bug(failures)
         repeated = bug is not None and bug == self._last_bug
         self._last_bug = bug
         if repeated:
             return _stop(
                 Exit.GAVE_UP, "the same failure at the same step twice: a bug in the script"
             )
-        furthest = max((f.step for f in failures if f.step is not None), default=-1)
-        self._without_progress = 0 if furthest > self._furthest else self._without_progress + 1
-        self._furthest = max(furthest, self._furthest)
+        progress = unknown or (furthest is not None and furthest > self._furthest)
+        self._without_progress = 0 if progress else self._without_progress + 1
+        self._furthest = max(furthest or 0, self._furthest)
         if self._without_progress >= self._without_progress_max:
             return _stop(
-                Exit.GAVE_UP, f"{self._without_progress} attempts in a row without a new step"
+                Exit.GAVE_UP, f"{self._without_progress} attempts in a row without progress"
             )
         if self.restarts >= self.max_restarts:
             return _stop(Exit.GAVE_UP, f"all {self.max_restarts} restarts are spent")
@@ -127,10 +141,7 @@ def _bug(failures: list[Failure]) -> tuple[str, int | None] | None:
 def _is_echo(failure: Failure) -> bool:
     # What torch raises in a survivor when its peer's process goes: no fault of this worker.
     text = failure.message.lower()
-    return any(
-        sign in text
-        for sign in ("connection closed by peer", "connection reset by peer", "broken pipe")
-    )
+    return any(sign in text for sign in _ECHOES)
 
 
 def _reason(failures: list[Failure]) -> str:

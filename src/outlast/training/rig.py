@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,7 @@ from outlast.checkpoint.save import Captured, Saver
 from outlast.checkpoint.snapshot import Arena
 from outlast.checkpoint.tree import flatten
 from outlast.config import Settings
-from outlast.errors import StorageError
+from outlast.errors import ConfigError, StorageError
 from outlast.ledger.events import Event
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import JobLock, open_job
@@ -60,6 +61,12 @@ class Rig:
         self._on_written = on_written
         self._under_agent = STORE_VARIABLE in os.environ
         self._lock: JobLock | None = None
+        given = os.environ.get("OUTLAST_DIR")
+        if self._under_agent and given and settings.dir != Path(given):
+            raise ConfigError(
+                f"outlast run keeps this job in {given} and the session asks for {settings.dir}; "
+                "leave dir out of outlast.session(), or give the same to outlast run --dir"
+            )
         self.job = open_job(settings.dir, settings)
         if self.link.rank == 0 and not self._under_agent:
             self._lock = JobLock(settings.dir)
