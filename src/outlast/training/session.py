@@ -92,6 +92,8 @@ class Session:
         self._signals = SignalNotice(self._on_signal)
         self._data: dict[str, Any] | None = None  # position of the loader, once there is one
         self._feed: Feed | None = None
+        self._random: dict[str, Any] | None = None  # to be restored once more when the loop begins
+        self._saved_by = 1
         self._loop = 0  # how many times steps() was called: a position belongs to one of them
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
 
@@ -108,7 +110,10 @@ class Session:
                 own = outcome.loaded.state(OWN)
                 self.step, self.resumed = own["step"], True
                 self._data = own["data"]
-                self._restore_random(own["random"], outcome.loaded.manifest.world_size)
+                self._random = own["random"]
+                self._saved_by = outcome.loaded.manifest.world_size
+                self._restore_random()
+                self._tell_of_other_size()
             self._rig.start(self.step)
         self._signals.install()
         return self
@@ -195,9 +200,11 @@ class Session:
         feed.max_epochs = epochs
         self._objects.forget_loader(loader)
         if self._data and self._data["loop"] == self._loop:
-            # Opening the epoch draws what the epoch's start drew; the state of now comes after.
-            with random_state.preserved():
-                feed.restore(self._data["position"])
+            feed.restore(self._data["position"])
+        # What the script drew between entering the session and this loop, the loop that is being
+        # continued has behind it already.
+        self._restore_random()
+        self._random = None
         self._feed = feed
         return feed
 
@@ -286,20 +293,24 @@ class Session:
                     f"commit is step {self._rig.writer.committed_step}. Run the same command again"
                 )
 
-    def _restore_random(self, state: dict[str, Any], saved_by: int) -> None:
-        random_state.restore(state)
-        rank, world_size = self._rig.link.rank, self._rig.link.world_size
-        if world_size != saved_by:
-            if rank >= saved_by:  # its stream is another rank's: make it one of its own
-                seed = mix64(torch.initial_seed(), self.step, rank)
-                random.seed(seed)
-                np.random.seed(seed % 2**32)
-                torch.manual_seed(seed % 2**63)
-            if rank == 0:
-                self._say(
-                    f"resumed on {world_size} workers from {saved_by}: the samples are the same, "
-                    "random numbers and sums of gradients are not"
-                )
+    def _restore_random(self) -> None:
+        if self._random is None:
+            return
+        random_state.restore(self._random)
+        rank = self._rig.link.rank
+        if rank >= self._saved_by:  # its stream is another rank's: make it one of its own
+            seed = mix64(torch.initial_seed(), self.step, rank)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.manual_seed(seed % 2**63)
+
+    def _tell_of_other_size(self) -> None:
+        world_size = self._rig.link.world_size
+        if world_size != self._saved_by and self._rig.link.rank == 0:
+            self._say(
+                f"resumed on {world_size} workers from {self._saved_by}: the samples are the same, "
+                "random numbers and sums of gradients are not"
+            )
 
     def _on_signal(self, name: str) -> None:
         grace_s = self._settings.notice_grace_s
