@@ -49,11 +49,19 @@ def prune(storage: Storage, *, keep: int, invalid: set[int]) -> list[int]:
     """Remove what retention allows; returns the steps removed.
 
     Raises:
-        OSError: as the storage gave it; what was removed until then is gone.
+        OSError: the first step that could not be removed; all others were tried, so that one that
+            cannot go does not fill the storage with those after it.
     """
     steps = find_steps(storage)
     removed = []
+    failure: OSError | None = None
     for step in removable(steps.committed, steps.unfinished, keep=keep, invalid=invalid):
-        remove_step(storage, step)
-        removed.append(step)
+        try:
+            remove_step(storage, step)
+        except OSError as error:
+            failure = failure or error
+        else:
+            removed.append(step)
+    if failure is not None:
+        raise failure
     return removed

@@ -116,9 +116,9 @@ def load(storage: Storage, step: int, *, rank: int = 0, everything: bool = True)
     files = {state_file(source): _read(storage, manifest, state_file(source))}
     try:
         small = json.loads(bytes(files[state_file(source)]))
-        data, own = small["state"], small["own"]
+        data, own = small["state"], frozenset(small["own"])
         stored = [
-            own_name(name, source) if name in set(own) else name for name in set(tensor_names(data))
+            own_name(name, source) if name in own else name for name in set(tensor_names(data))
         ]
         needed = {c.file for name in stored for c in manifest.tensors[name].chunks}
     except (ValueError, KeyError, TypeError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -129,7 +130,7 @@ def decode(data: bytes, step: int) -> Manifest:
                 f"it has format {version} and this version reads up to {FORMAT}; upgrade outlast",
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointInvalid(step, f"{MANIFEST} is torn or altered ({error})") from None
     blank = _with_checksum(data, manifest.checksum, _NO_CHECKSUM)
     if xxhash.xxh3_128_hexdigest(blank) != manifest.checksum:
@@ -155,10 +156,12 @@ def _check(manifest: Manifest) -> None:
     def refuse(reason: str) -> CheckpointInvalid:
         return CheckpointInvalid(manifest.step, f"{MANIFEST}: {reason}")
 
+    if manifest.world_size < 1:
+        raise refuse(f"it has a world size of {manifest.world_size}")
     for name, file in manifest.files.items():
         if not FILE_NAME.match(name):
             raise refuse(f"{name!r} is not the name of a file of a checkpoint")
-        if len(file.xxh3_128) != math.ceil(file.size / BLOCK_BYTES):
+        if file.size < 0 or len(file.xxh3_128) != math.ceil(file.size / BLOCK_BYTES):
             raise refuse(f"{name} has {len(file.xxh3_128)} hashes for {file.size} bytes")
     for name, tensor in manifest.tensors.items():
         item = ITEM_BYTES.get(tensor.dtype)
@@ -170,7 +173,7 @@ def _check(manifest: Manifest) -> None:
                 0 <= chunk.start <= chunk.end <= manifest.files[chunk.file].size
             )
             fits = len(chunk.offsets) == len(chunk.shape) == len(tensor.shape) and all(
-                0 <= offset <= whole - extent
+                0 <= offset <= offset + extent <= whole
                 for offset, extent, whole in zip(
                     chunk.offsets, chunk.shape, tensor.shape, strict=True
                 )
@@ -178,5 +181,31 @@ def _check(manifest: Manifest) -> None:
             if not inside or not fits or chunk.end - chunk.start != size:
                 raise refuse(f"a chunk of {name} does not fit its tensor or its file")
         covered = sum(math.prod(chunk.shape) for chunk in tensor.chunks)
-        if covered != math.prod(tensor.shape):
+        if covered != math.prod(tensor.shape) or _overlap(tensor.chunks):
             raise refuse(f"the chunks of {name} do not cover it")
+
+
+def _overlap(chunks: Sequence[Chunk]) -> bool:
+    """Whether two chunks share an element: a sweep along the axis that is cut most often."""
+    full = [chunk for chunk in chunks if math.prod(chunk.shape)]
+    if len(full) < 2:
+        return False
+    axes = range(len(full[0].shape))
+    axis = max(axes, key=lambda axis: len({chunk.offsets[axis] for chunk in full}))
+    active: list[Chunk] = []
+    for chunk in sorted(full, key=lambda chunk: chunk.offsets[axis]):
+        start = chunk.offsets[axis]
+        active = [other for other in active if other.offsets[axis] + other.shape[axis] > start]
+        if any(_meet(chunk, other) for other in active):
+            return True
+        active.append(chunk)
+    return False
+
+
+def _meet(one: Chunk, other: Chunk) -> bool:
+    return all(
+        max(start, begin) < min(start + extent, begin + length)
+        for start, extent, begin, length in zip(
+            one.offsets, one.shape, other.offsets, other.shape, strict=True
+        )
+    )

@@ -122,7 +122,7 @@ class Saver:
         try:
             own = self._own_tensors(captured)
             part = _write_part(self._storage, captured, self._exchange.rank, own)
-        except (OSError, TimeoutError) as error:
+        except Exception as error:  # whatever it is, the others must not wait for this rank
             self._report(captured.step, Part(error=f"{type(error).__name__}: {error}"))
             raise
         if self._exchange.rank == 0:
@@ -160,10 +160,14 @@ class Saver:
         else:
             # Ranks that still wait for the digests compare with nothing and go on to the outcome.
             self._exchange.publish(self._key(step, "digests"), b"{}")
-            self._exchange.publish(self._key(step, "outcome"), part.error.encode())
+            self._tell_outcome(step, part.error)
+
+    def _tell_outcome(self, step: int, error: str) -> None:
+        if self._exchange.world_size > 1:
+            text = error.encode(errors="backslashreplace")  # it may hold a path in any encoding
+            self._exchange.publish(self._key(step, "outcome"), text)
 
     def _commit(self, step: int, part: Part) -> Committed:
-        outcome = ""
         try:
             parts = [part, *self._other_parts(step)]
             manifest = Manifest(
@@ -178,12 +182,10 @@ class Saver:
                 tensors={name: entry for one in parts for name, entry in one.tensors.items()},
             )
             self._storage.put(f"{step_name(step)}/{MANIFEST}", encode(manifest))
-        except OSError as error:
-            outcome = str(error) or type(error).__name__
+        except Exception as error:
+            self._tell_outcome(step, str(error) or type(error).__name__)
             raise
-        finally:
-            if self._exchange.world_size > 1:
-                self._exchange.publish(self._key(step, "outcome"), outcome.encode())
+        self._tell_outcome(step, "")
         return Committed(
             step=step,
             num_bytes=sum(entry.size for entry in manifest.files.values()),

@@ -43,7 +43,10 @@ def flatten(state: Any, name: str) -> tuple[Json, dict[str, torch.Tensor]]:
         ConfigError: something in ``state`` is neither data nor a tensor; names it.
     """
     tensors: dict[str, torch.Tensor] = {}
-    return _encode(state, name, tensors), tensors
+    try:
+        return _encode(state, name, tensors), tensors
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply to be saved, or holds itself") from None
 
 
 def unflatten(data: Json, tensors: Mapping[str, torch.Tensor]) -> Any:

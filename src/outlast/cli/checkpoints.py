@@ -15,6 +15,7 @@ from outlast.checkpoint.load import load, read_manifest, verify
 from outlast.checkpoint.manifest import Manifest
 from outlast.checkpoint.save import OWN
 from outlast.errors import CheckpointInvalid, ConfigError, StorageError
+from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
 from outlast.report import humanise
 from outlast.storage import Directory
@@ -100,7 +101,7 @@ def show_command(directory: str | None, step: int | None, samples: bool, as_json
 def verify_command(directory: str | None, step: int | None, as_json: bool) -> int:
     """Read every byte and compare it with its checksum; exit code 1 if one does not match."""
     storage = _storage(directory)
-    wanted = _steps(storage).committed if step is None else [step]
+    wanted = _expected(storage, directory) if step is None else [step]
     if not wanted:
         raise ConfigError(f"there is no checkpoint in {storage.describe()} yet")
     rows = [_verified(storage, one) for one in wanted]
@@ -110,6 +111,14 @@ def verify_command(directory: str | None, step: int | None, as_json: bool) -> in
         mark = "ok " if row["valid"] else "BAD"
         click.echo(f"{mark} step {row['step']:>9,}  {row.get('reason') or _size(row)}")
     return 0 if all(row["valid"] for row in rows) else 1
+
+
+def _expected(storage: Directory, directory: str | None) -> list[int]:
+    """The committed steps, and the newest of the ledger's if its manifest has gone since."""
+    committed: list[int] = _steps(storage).committed
+    events = read_events(config.load({"dir": directory}).dir)
+    promised = max((e["step"] for e in events if e.event == "commit"), default=0)
+    return committed + [promised] * (promised > max(committed, default=0))
 
 
 def _verified(storage: Directory, step: int) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Screen(Listener):
         self._console = console
         self._live = Live(console=console, transient=True, auto_refresh=False)
         self._first: tuple[float, int] | None = None
+        self._thirds = 0
         self._lock = threading.Lock()
 
     def __enter__(self) -> Screen:
@@ -80,11 +81,20 @@ class Screen(Listener):
         )
 
     def progress(self, progress: Progress) -> None:
-        """Move the line."""
-        if not self._console.is_terminal:
-            return
+        """Move the line; where there is no terminal, say it at each third."""
         if progress.step and self._first is None:
             self._first = (progress.seconds, progress.step)
+            self._thirds = 0
+        if not self._console.is_terminal:
+            third = progress.step * 3 // progress.steps
+            if self._thirds < third < 3:
+                self._thirds = third
+                loss = 0.0 if progress.loss is None else progress.loss
+                self._say(
+                    f"  step {progress.step} of {progress.steps}, loss {loss:.4f}, "
+                    f"{self._left(progress)}"
+                )
+            return
         share = progress.step / progress.steps
         bar = "━" * round(share * 24)
         line = Text.assemble(

@@ -7,11 +7,14 @@ before it can finish the step and save. Here workers leave those signals to the 
 Guarantees: from its first instruction a worker has SIGTERM and SIGUSR1 blocked (it inherits the
 mask of the thread that starts it); a SIGTERM from its own training process still ends it, which
 is how torch and multiprocessing end a stuck worker; a worker does not outlive its training
-process.
+process (by the kernel's hand; within a second, by its own, if the processes were started from a
+thread other than the main one). SIGINT is the training process's alone to answer.
 
 What can go wrong: a worker stuck in C code that holds the interpreter's lock cannot hear its
-training process; :func:`shut_down` ends it with SIGKILL. A training process that signals its own
-group (``os.killpg(0, …)``) looks to its workers like torch ending them.
+training process; :func:`shut_down` ends it with SIGKILL, and so does the kernel when the training
+process is killed; but one that leaves without closing its feed waits for such a worker. A
+training process that signals its own group (``os.killpg(0, …)``) looks to its workers like torch
+ending them.
 
 Rejected: ignoring the signals (torch's end of a stuck worker would wait for ever); a handler in
 Python (torch installs its C handler later, and handlers run only between bytecodes).
@@ -39,7 +42,8 @@ _PARENT_CHECK_S = 1.0
 def signals_held(context: Any = None) -> Iterator[None]:
     """Processes started in this block, by this thread, have SIGTERM and SIGUSR1 blocked.
 
-    Signals that arrive meanwhile are delivered when the block ends.
+    Signals sent to this thread meanwhile are delivered when the block ends; those sent to the
+    process may reach it through another thread.
 
     Args:
         context: the multiprocessing context that will start them; None means torch's default.

@@ -53,6 +53,8 @@ class Agent(LocalElasticAgent):
 
     Attributes:
         verdict: why the job ended, once it has.
+        signalled: whether a script without a session was told of a notice, so that an exit code
+            of 0 does not say that it had finished.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class Agent(LocalElasticAgent):
     ) -> None:
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
         self.verdict: Verdict | None = None
+        self.signalled = False
         self._ledger = ledger
         self._restarts = policy
         self._desk = desk
@@ -199,6 +202,7 @@ class Agent(LocalElasticAgent):
             elif _catches(worker.id, signal.SIGTERM):
                 # An unchanged script that wants to hear of it; one that does not goes on.
                 os.kill(worker.id, signal.SIGTERM)
+                self.signalled = True
                 self._told.add(worker.local_rank)
         over = notice.deadline_t is not None and time.time() > notice.deadline_t - MARGIN_S
         if over or self._desk.impatient:

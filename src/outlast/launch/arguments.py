@@ -101,11 +101,13 @@ def _is_one_machine(parsed: argparse.Namespace) -> bool:
 def _check_script(parsed: argparse.Namespace) -> None:
     script = parsed.training_script
     if parsed.module:
+        top = script.partition(".")[0]
         try:
-            found = importlib.util.find_spec(script.partition(".")[0]) is not None
+            found = importlib.util.find_spec(top) is not None
         except (ImportError, ValueError):
             found = False
-        if not found and not Path(script.partition(".")[0]).exists():
+        # The working directory is on a worker's path, and not on that of a console script.
+        if not found and not Path(f"{top}.py").is_file() and not Path(top).is_dir():
             raise ConfigError(f"there is no module {script}; name one that python -m would run")
         return
     path = Path(script)

@@ -133,6 +133,9 @@ def _attempts(launch: Launch, settings: config.Settings, ledger: Ledger) -> Verd
             rendezvous.shutdown()
         desk.close()
         agent.close()
+    if not result.is_failed() and agent.signalled:
+        reason = "the workers ended after they were told of the notice; start me again"
+        return Verdict(restart=False, exit_code=int(Exit.DRAINED), reason=reason)
     if not result.is_failed():
         return Verdict(restart=False, exit_code=int(Exit.FINISHED), reason="")
     return agent.verdict or _gave_up("the workers failed")

@@ -5,13 +5,13 @@ in between belongs to it: several workers lost in one attempt, a notice and the 
 an attempt that fails before its first step. A notice after whose deadline training went on is
 closed as well: nothing came of it.
 
-Tolerant of missing lines: what the ledger does not say is None, an attempt that ends without a
-word is an incident of its own, and one whose end is not in the ledger is not closed.
+What the ledger does not say is None; an attempt that ends without a word is an incident too.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -22,22 +22,21 @@ from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import in_order, number, whole
 
-# A machine may outlive its deadline by a little.
-_LAPSES_AFTER_S: Final = 60.0
+_LAPSES_AFTER_S: Final = 60.0  # a machine may outlive its deadline by a little
 _UNDATED_DEADLINE_S: Final = 600.0
 _KINDS: Final = {"worker_lost": "worker lost", "node_lost": "machine lost", "hang": "hang"}
 _LONGEST_ERROR: Final = 120
+_BROKEN_CONNECTION: Final = re.compile(r"gloo|nccl|connection|broken pipe|SIGABRT", re.IGNORECASE)
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One incident.
 
     Attributes:
-        kind: what the first sign was: "worker lost", "machine lost", "hang", "preemption notice",
-            "drain", "restart", or "ended without a word".
+        kind: the first sign: "worker lost", "machine lost", "hang", "preemption notice", "drain",
+            "restart" or "ended without a word".
         attempt: the attempt it began in.
-        began_t: wall-clock time of the last step boundary a lost worker passed, of the notice, or
-            of the last sign of life.
+        began_t: when the lost worker passed its last step boundary, or when the notice came.
         detected_t: when it was noticed.
         what: one plain sentence, without its full stop.
         ranks: the workers that were lost, in ascending order.
@@ -107,8 +106,7 @@ class _Open(msgspec.Struct):
     closed: bool = False
 
     def reach(self, event: Event) -> None:
-        step = whole(event)
-        if step is not None and event.attempt == self.attempt:
+        if event.attempt == self.attempt and (step := whole(event)) is not None:
             self.from_step = max(step, self.from_step or 0)
 
     def told(self) -> Incident:
@@ -136,9 +134,8 @@ class _Watch:
         self.last_t = 0.0  # time of the event before
 
     def see(self, event: Event) -> None:
-        act = _ACTS.get(event.event)
-        if act is not None:
-            act(self, event)
+        if event.event in _ACTS:
+            _ACTS[event.event](self, event)
         self.last_t = event.t
 
     def _begin(self, kind: str, began_t: float, detected_t: float) -> _Open:
@@ -153,8 +150,8 @@ class _Watch:
             self.open.back_t = back_t
             self.open.closed = True
         self.open = None
-        if self.heard is not None:
-            notice, self.heard = self.heard, None
+        notice, self.heard = self.heard, None
+        if notice is not None:
             self._notice(notice)
 
     def _trouble(self, event: Event, kind: str, began_t: float) -> _Open:
@@ -226,8 +223,7 @@ class _Watch:
         beat_t = number(event, "beat_t")
         self._follow(event)
         began_t = event.t if beat_t is None else max(self.since_t, min(beat_t, event.t))
-        opened = self._trouble(event, _KINDS[event.event], began_t)
-        opened.losses = [*opened.losses, _loss(event)]
+        self._trouble(event, _KINDS[event.event], began_t).losses.append(_loss(event))
         self.running = False
 
     def _restart(self, event: Event) -> None:
@@ -278,12 +274,10 @@ _ACTS: Final[dict[str, Callable[[_Watch, Event], None]]] = {
 
 
 def _lapsed(notice: Event | None, t: float) -> bool:
-    if notice is None:
-        return False
-    deadline_t = number(notice, "deadline_t")
-    if deadline_t is None:
+    deadline_t = None if notice is None else number(notice, "deadline_t")
+    if notice is not None and deadline_t is None:
         deadline_t = notice.t + _UNDATED_DEADLINE_S
-    return t > deadline_t + _LAPSES_AFTER_S
+    return deadline_t is not None and t > deadline_t + _LAPSES_AFTER_S
 
 
 def _after(step: int | None) -> str:
@@ -313,8 +307,7 @@ def _cause(event: Event) -> tuple[str, str]:
     exit_code, error = event.get("exit_code"), event.get("error")
     by = event.get("signal") or (-exit_code if isinstance(exit_code, int) and exit_code < 0 else 0)
     if isinstance(by, int) and by:
-        known = by in signal.valid_signals()
-        by = signal.Signals(by).name if known else f"signal {by}"
+        by = signal.Signals(by).name if by in signal.valid_signals() else f"signal {by}"
     if by:
         return (f"was killed by {by}", f"were killed by {by}")
     if isinstance(error, str) and error.strip():  # a traceback ends with what was raised
@@ -324,10 +317,17 @@ def _cause(event: Event) -> tuple[str, str]:
     return _LOST
 
 
+def _aftermath(loss: _Loss) -> tuple[int, int]:
+    """Orders causes before consequences: agents tell survivors' broken connections first."""
+    if "SIGTERM" in loss.how[0]:  # how agents stop survivors
+        return loss.attempt, 2
+    return loss.attempt, int(_BROKEN_CONNECTION.search(loss.how[0]) is not None)
+
+
 def _clauses(incident: _Open) -> list[str]:
     clauses = [] if incident.notice is None else [_notice_words(incident.notice)]
     alike: dict[tuple[int, bool, tuple[str, str]], list[_Loss]] = {}
-    for loss in incident.losses:
+    for loss in sorted(incident.losses, key=_aftermath):
         alike.setdefault((loss.attempt, loss.rank is None, loss.how), []).append(loss)
     told: int | None = None  # the attempt that the sentence speaks of
     for (attempt, _, how), losses in alike.items():

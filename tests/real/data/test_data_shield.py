@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from outlast.data.shield import ShieldedInit, signals_held
 
 SCRIPT = Path(__file__).with_name("shield_script.py")
 LIMIT_S = 60.0
+WEDGE_S = 0.7  # until the workers of the script are wedged
 
 
 class Training:
@@ -28,6 +30,9 @@ class Training:
             text=True,
             start_new_session=True,
         )
+        self.workers = []
+
+    def wait_for_workers(self):
         self.workers = [psutil.Process(pid) for pid in self.read("workers")]
 
     def children(self):
@@ -52,15 +57,14 @@ class Training:
 
 @contextlib.contextmanager
 def training(*arguments):
-    run = None
+    run = Training(*arguments)
     try:
-        run = Training(*arguments)
+        run.wait_for_workers()
         yield run
     finally:
-        if run is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(run.process.pid, signal.SIGKILL)
-            run.process.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.process.pid, signal.SIGKILL)
+        run.process.communicate()
 
 
 def gone(workers, limit_s):
@@ -73,7 +77,7 @@ def gone(workers, limit_s):
     [
         ("fork", "stock"),
         ("spawn", "stock"),
-        ("forkserver", "stock"),
+        ("forkserver", "ours"),
         ("fork", "ours"),
         ("fork", "stateful"),
     ],
@@ -105,6 +109,7 @@ def test_without_the_shield_workers_die():
 def test_workers_end_with_their_training_process(method, kind):
     with training(method, kind) as run:
         workers = run.children()
+        time.sleep(WEDGE_S if kind == "wedged" else 0)
         run.process.kill()
         # Without the shield an idle worker looks for its parent every 5 s, a wedged one never.
         assert gone(workers, 3)
@@ -114,10 +119,19 @@ def test_workers_end_with_their_training_process(method, kind):
 def test_a_worker_that_does_not_end_is_ended(kind):
     with training("fork", kind) as run:
         workers = run.children()
+        time.sleep(WEDGE_S if kind == "wedged" else 0)
         run.tell("close")
         run.read("closed")
         assert gone(workers, 0)
         assert run.process.wait(LIMIT_S) == 0
+
+
+def test_a_process_that_leaves_without_closing_ends_its_stuck_workers():
+    with training("fork", "stuck") as run:
+        workers = run.children()
+        run.tell("leave")
+        assert run.process.wait(30) == 0
+        assert gone(workers, 3)
 
 
 def test_signals_are_delivered_after_the_block():
@@ -125,7 +139,7 @@ def test_signals_are_delivered_after_the_block():
     before = signal.signal(signal.SIGUSR1, lambda number, frame: received.append(number))
     try:
         with signals_held():
-            os.kill(os.getpid(), signal.SIGUSR1)
+            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
             assert received == []
         assert received == [signal.SIGUSR1]
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM}

@@ -1,42 +1,10 @@
 """What went wrong, in one sentence, and when the job was back: worked examples."""
 
-import itertools
-
 import pytest
+from ledger_stories import ev, formed, lost, resumed, sample
 
-from outlast.ledger.events import Event, decode, encode
+from outlast.ledger.events import decode, encode
 from outlast.ledger.incidents import Incident, incidents
-
-_MONO = itertools.count()
-
-
-def ev(t, event, attempt=1, rank=None, **fields):
-    return Event(
-        t=t,
-        mono=float(next(_MONO)),
-        job="j",
-        attempt=attempt,
-        node="n",
-        rank=rank,
-        event=event,
-        fields=fields,
-    )
-
-
-def formed(t, attempt=1):
-    return ev(t, "attempt_formed", attempt, world_size=2, nodes=1)
-
-
-def resumed(t, step=0, attempt=1):
-    return ev(t, "resumed", attempt, 0, step=step)
-
-
-def sample(t, step, attempt=1, rank=0):
-    return ev(t, "step", attempt, rank, step=step, seconds=1.0, stalled_s=0.0)
-
-
-def lost(t, rank=1, attempt=1, **fields):
-    return ev(t, "worker_lost", attempt, rank, **fields)
 
 
 def notice(t, deadline_t=None, **fields):
@@ -74,7 +42,9 @@ def drained():
 
 def test_no_trouble_no_incidents():
     assert incidents([]) == []
-    assert incidents([*start(), ev(5.0, "job_finished", exit_code=0)]) == []
+    events = [*start(), ev(5.0, "job_finished", exit_code=0)]
+    assert incidents(events) == []
+    assert incidents([*events, ev(9.0, "job_started")]) == []
 
 
 def test_a_kill_lasts_from_the_last_beat_to_the_first_new_step():
@@ -137,6 +107,20 @@ def test_several_workers_of_one_attempt_are_one_incident():
     )
     assert incident.ranks == (0, 1, 2, 3)
     assert (incident.detected_t, incident.from_step, incident.lost_steps) == (7.0, 58, 8)
+
+
+def test_the_cause_is_told_before_what_followed_from_it():
+    gloo = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
+    events = killed()
+    events[4:4] = [
+        lost(6.9, 2, beat_t=6.4, step=57, signal="SIGTERM"),
+        lost(6.9, 0, beat_t=6.4, step=57, exit_code=1, error=gloo),
+    ]
+    (incident,) = incidents(events)
+    assert incident.what == (
+        f"rank 1 was killed by SIGKILL after step 57; then rank 0 failed ({gloo}); "
+        "then rank 2 was killed by SIGTERM"
+    )
 
 
 def test_two_kills_are_two_incidents():
@@ -231,6 +215,42 @@ def test_a_notice_while_restarting_belongs_to_what_fails_before_a_new_step():
     assert incident.what.startswith("aws says terminate in 90 s; rank 1 was killed")
 
 
+def test_a_notice_of_a_machine_that_is_gone_is_forgotten():
+    again = [resumed(9.0, 50, 2), sample(10.0, 60, 2)]
+    events = [*killed()[:-2], notice(7.5, 97.5), ev(8.0, "job_started"), formed(8.1, 2), *again]
+    (incident,) = incidents(events)
+    assert incident.closed
+    events = [*killed(), notice(9.5, 99.5), ev(9.9, "job_finished", 2, exit_code=0)]
+    (incident,) = incidents(events)
+    assert incident.closed
+
+
+def test_the_last_step_of_a_notice_is_the_last_before_the_loss():
+    events = [*start(), notice(4.5, 64.5), sample(5.0, 70), lost(6.0, signal=9)]
+    assert incidents(events)[0].from_step == 70
+    (incident,) = incidents([*events, sample(1000.0, 71)])  # late: the attempt is over
+    assert not incident.closed
+
+
+def test_only_rank_0_of_a_later_attempt_resumes():
+    strangers = [ev(9.1, "resumed", 2, 1, step=3), ev(9.2, "resumed", 1, 0, step=4)]
+    (incident,) = incidents([*killed(), *strangers])
+    assert (incident.resumed_step, incident.resumed_t) == (50, 9.0)
+    (incident,) = incidents([*killed()[:6], ev(7.5, "resumed", 1, 0, step=4)])
+    assert incident.resumed_step is None
+
+
+def test_attempts_that_are_numbered_anew_close_an_incident_too():
+    events = [*drained()[:9], formed(67.0, 1), resumed(68.0, 91, 1), sample(69.0, 95, 1)]
+    (incident,) = incidents(events)
+    assert (incident.resumed_step, incident.back_t) == (91, 69.0)
+
+
+def test_steps_are_never_won_by_an_incident():
+    (incident,) = incidents([*start(), lost(5.0), formed(6.0, 2), resumed(7.0, 55, 2)])
+    assert (incident.from_step, incident.resumed_step, incident.lost_steps) == (50, 55, 0)
+
+
 def test_the_last_step_before_an_incident_is_one_of_its_first_attempt():
     (incident,) = incidents([*killed()[:-1], lost(9.5, 0, 2, step=99)])
     assert incident.from_step == 57
@@ -293,5 +313,8 @@ def test_a_beat_from_nowhere_does_not_stretch_an_incident():
 
 def test_what_an_earlier_attempt_still_writes_changes_nothing():
     events = [*killed(), sample(10.0, 60, 2)]
-    late = [lost(10.5, 0, 1, signal=9), ev(10.6, "drained", 1, step=57), sample(10.7, 58, 1)]
+    late = [lost(10.5, 0, 1, signal=9), ev(10.6, "drained", 1, step=57), sample(10.7, 99, 1)]
+    late += [ev(10.8, "drain_agreed", 1, 0, step=57), resumed(10.9, 4, 1)]
     assert incidents([*events, *late]) == incidents(events)
+    then = lost(11.0, 0, 2)
+    assert incidents([*events, *late, then])[1].from_step == 60

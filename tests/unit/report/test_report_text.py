@@ -167,6 +167,13 @@ def test_the_state_is_what_the_newest_events_say(more, state):
     assert facts([*killed()[:-1], *more]).state == state
 
 
+def test_an_end_that_was_followed_by_a_start_is_no_end():
+    events = [*killed()[:-1], ev(4000.0, "job_finished", 2, exit_code=75, reason="notice")]
+    assert (facts(events).exit_code, facts(events).reason) == (75, "notice")
+    events.append(ev(5000.0, "job_started", 2))
+    assert (facts(events).exit_code, facts(events).reason) == (None, "")
+
+
 def test_the_reason_of_the_end_is_told():
     events = [*killed()[:-1], ev(4000.0, "job_finished", 2, exit_code=76, reason="3 restarts")]
     assert plain(summary(events))[0] == "job tiny: gave up (3 restarts)"
