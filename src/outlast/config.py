@@ -135,7 +135,10 @@ def _parse_platform(value: object) -> str:
 def _parse_grace(value: object) -> float | None:
     if value == "auto":
         return None
-    every = parse_every(value)
+    try:
+        every = parse_every(value)
+    except ConfigError:
+        every = Every()
     if every.seconds is None:
         raise ConfigError(f'{value!r} is not a grace period; write "auto" or "30 s"')
     return every.seconds
@@ -162,7 +165,10 @@ def _parse_directory(value: object) -> Path:
             f"{text} is not a directory, and object stores cannot be used by this version yet; "
             "give a directory that every machine of the job sees"
         )
-    return Path(text).expanduser().absolute()
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(f"{text} is not a directory: there is no such user") from None
 
 
 def _parse_url(value: object) -> str:
@@ -263,7 +269,11 @@ def _from_file(path: Path) -> dict[str, object]:
 
 def _only_tier(value: object, path: Path) -> str:
     """The directory of the one tier that this version can use."""
-    if not isinstance(value, list) or not all(isinstance(tier, dict) for tier in value):
+    if (
+        not isinstance(value, list)
+        or not value
+        or not all(isinstance(tier, dict) for tier in value)
+    ):
         raise ConfigError(f"{path}: a tier is written as [[tier]] with name and url")
     if len(value) > 1:
         raise ConfigError(f"{path}: {len(value)} tiers are set; this version can use one directory")

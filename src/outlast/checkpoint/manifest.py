@@ -130,7 +130,7 @@ def decode(data: bytes, step: int) -> Manifest:
                 f"it has format {version} and this version reads up to {FORMAT}; upgrade outlast",
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointInvalid(step, f"{MANIFEST} is torn or altered ({error})") from None
     blank = _with_checksum(data, manifest.checksum, _NO_CHECKSUM)
     if xxhash.xxh3_128_hexdigest(blank) != manifest.checksum:

@@ -123,7 +123,7 @@ class Saver:
             own = self._own_tensors(captured)
             part = _write_part(self._storage, captured, self._exchange.rank, own)
         except Exception as error:  # whatever it is, the others must not wait for this rank
-            self._report(captured.step, Part(error=f"{type(error).__name__}: {error}"))
+            self._report(captured.step, Part(error=_in_words(error)))
             raise
         if self._exchange.rank == 0:
             return self._commit(captured.step, part)
@@ -164,8 +164,7 @@ class Saver:
 
     def _tell_outcome(self, step: int, error: str) -> None:
         if self._exchange.world_size > 1:
-            text = error.encode(errors="backslashreplace")  # it may hold a path in any encoding
-            self._exchange.publish(self._key(step, "outcome"), text)
+            self._exchange.publish(self._key(step, "outcome"), error.encode())
 
     def _commit(self, step: int, part: Part) -> Committed:
         try:
@@ -183,7 +182,7 @@ class Saver:
             )
             self._storage.put(f"{step_name(step)}/{MANIFEST}", encode(manifest))
         except Exception as error:
-            self._tell_outcome(step, str(error) or type(error).__name__)
+            self._tell_outcome(step, _in_words(error))
             raise
         self._tell_outcome(step, "")
         return Committed(
@@ -211,6 +210,11 @@ class Saver:
 
     def _key(self, step: int, what: str) -> str:
         return f"save/{step}.{self._tries[step]}/{what}"
+
+
+def _in_words(error: Exception) -> str:
+    text = str(error) if isinstance(error, StorageError) else f"{type(error).__name__}: {error}"
+    return text.encode(errors="backslashreplace").decode()  # a path may be in any encoding
 
 
 def _write_part(storage: Storage, captured: Captured, rank: int, names: list[str]) -> Part:

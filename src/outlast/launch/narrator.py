@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 
@@ -75,6 +76,8 @@ def _resumed(event: Event) -> str:
 
 
 def _lost(event: Event) -> str:
+    if event.get("exit_code") in (Exit.USAGE, Exit.STORAGE, Exit.REFUSED):
+        return ""  # it left on purpose: the last line says why, once
     how = event.get("error") or f"exit code {event.get('exit_code')}"
     step = event.get("step")
     after = f" after step {step}" if step is not None else ""

@@ -98,9 +98,27 @@ HEAD: Final = ("t", "mono", "job", "attempt", "node", "rank", "event")
 
 
 def encode(event: Event) -> bytes:
-    """One line, newline included. NaN and infinity become null: JSON has no word for them."""
+    """One line, newline included. NaN and infinity become null: JSON has no word for them.
+
+    A field that JSON cannot hold is kept as its representation: an event is never lost over it.
+    """
     head: dict[str, Any] = {name: getattr(event, name) for name in HEAD}
-    return msgspec.json.encode(head | event.fields) + b"\n"
+    try:
+        return msgspec.json.encode(head | event.fields) + b"\n"
+    except _NOT_JSON:
+        fields = {name: _as_json(value) for name, value in event.fields.items()}
+        return msgspec.json.encode(head | fields) + b"\n"
+
+
+_NOT_JSON: Final = (TypeError, ValueError, OverflowError, RecursionError)
+
+
+def _as_json(value: Any) -> Any:
+    try:
+        msgspec.json.encode(value)
+    except _NOT_JSON:  # among them: a path that is not UTF-8
+        return ascii(value)
+    return value
 
 
 def decode(line: bytes) -> Event | None:
@@ -109,5 +127,7 @@ def decode(line: bytes) -> Event | None:
         raw = msgspec.json.decode(line)
         head = {name: raw.pop(name) for name in HEAD}
         return msgspec.convert({**head, "fields": raw}, Event)
-    except (msgspec.MsgspecError, KeyError, AttributeError, TypeError):
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: not UTF-8
+        return None
+    except (KeyError, AttributeError, TypeError):
         return None

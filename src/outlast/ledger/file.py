@@ -14,6 +14,8 @@ one file).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import socket
@@ -72,28 +74,38 @@ class Ledger:
             try:
                 if self._fd is None:
                     self._fd = _open_at_line_start(self.path)
-                os.write(self._fd, line)
+                if os.write(self._fd, line) != len(line):  # what fitted on a disk that is full now
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 if durable:
                     os.fsync(self._fd)
             except OSError as error:
                 if not self.lost_events:
                     logger.warning("the ledger %s cannot be written: %s", self.path, error)
                 self.lost_events += 1
+                self._close()  # what comes next starts on a fresh line
         return entry
 
     def close(self) -> None:
         """Close the file; a later ``append`` opens it again."""
         with self._lock:
-            if self._fd is not None:
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
                 os.close(self._fd)
-                self._fd = None
+            self._fd = None
 
 
 def _open_at_line_start(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    size = os.fstat(fd).st_size
-    if size and os.pread(fd, 1, size - 1) != b"\n":
-        os.write(fd, b"\n")
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            os.write(fd, b"\n")
+    except OSError:
+        os.close(fd)
+        raise
     return fd
 
 

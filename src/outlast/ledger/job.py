@@ -81,7 +81,7 @@ def read_job(directory: Path) -> Job:
             f"{directory} is not a job's directory: it has no {FILE_NAME}. "
             "Give the one that was used with --dir"
         ) from None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a job's record: {error}") from None
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}") from None
@@ -94,7 +94,8 @@ def _create(path: Path, settings: Settings) -> None:
         settings={key: value for key, value, _ in as_rows(settings)},
         versions=versions(),
     )
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    # By the id, not by the process's number: two containers' processes often have the same.
+    part = path.with_name(f".{path.name}.{job.id}")
     try:
         with part.open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n")

@@ -46,6 +46,17 @@ class SignalNotice:
         self._thread = threading.Thread(target=self._listen, name="outlast-signals", daemon=True)
         self._thread.start()
 
+    def deafen(self) -> None:
+        """Ignore the signals until the process ends.
+
+        For one that has done what a notice asks and is leaving: whoever ends a group of processes
+        signals more than once, and dying of it would hide the exit code.
+        """
+        for number in self._previous:
+            signal.signal(number, signal.SIG_IGN)
+        self._previous = {}
+        self.remove()
+
     def remove(self) -> None:
         """Give the signals back."""
         if self._thread is None:

@@ -29,5 +29,7 @@ def removable(
     if not valid:
         return []
     newest = valid[-1]
-    rotten = {step for step in {*invalid, *unfinished} - set(valid) if step < newest}
+    # Only what is there: an invalid step may have been removed since, or never have been.
+    useless = (set(committed) & set(invalid)) | (set(unfinished) - set(committed))
+    rotten = {step for step in useless if step < newest}
     return sorted({*valid[: -max(keep, 1)], *rotten})

@@ -10,7 +10,7 @@ Rejected: writing to the final name (a writer of a dead attempt could still hold
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import os
 import re
 import shutil
@@ -19,7 +19,6 @@ from typing import Final
 
 # No component starts with a dot, so a name can neither lead out nor meet an unfinished part.
 NAME: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*\Z")
-_serial = itertools.count()
 PART_PREFIX: Final = "."
 
 
@@ -119,7 +118,8 @@ class FileBlob:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._part = path.parent / f"{PART_PREFIX}{path.name}.{os.getpid()}-{next(_serial)}.part"
+        # Random: in containers a restarted process has the number of the one that died here.
+        self._part = path.parent / f"{PART_PREFIX}{path.name}.{os.urandom(8).hex()}.part"
         self._fd = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def write(self, data: memoryview | bytes) -> None:
@@ -131,17 +131,21 @@ class FileBlob:
     def finish(self) -> None:
         """Data, then name, then directory: each durable before the next."""
         os.fsync(self._fd)
-        os.close(self._fd)
-        self._fd = -1
+        self._close()
         os.rename(self._part, self._path)  # noqa: PTH104
         sync_directory(self._path.parent)
 
     def abandon(self) -> None:
         """Forget what was written; a part that cannot be removed is harmless."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        self._part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what made us abandon is what must be heard
+            if self._fd >= 0:
+                self._close()
+        with contextlib.suppress(OSError):
+            self._part.unlink()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1  # also after a close that fails, the number is free
+        os.close(fd)
 
 
 def sync_directory(path: Path) -> None:

@@ -59,9 +59,18 @@ class Objects:
         value = self._stateful[name]
         return isinstance(value, Iterable) and not isinstance(value, torch.nn.Module)
 
-    def capture(self) -> dict[str, Any]:
-        """Return name → state; tensors are the live ones, not copies."""
-        return {name: self._state(value) for name, value in self._stateful.items()}
+    def capture(self, *, loaders: bool = True) -> dict[str, Any]:
+        """Return name → state; tensors are the live ones, not copies.
+
+        Args:
+            loaders: those with state of their own too. Asked before its first batch, torchdata's
+                starts its processes, unshielded, and draws random numbers.
+        """
+        return {
+            name: self._state(value)
+            for name, value in self._stateful.items()
+            if loaders or not self._may_be_absent(name)
+        }
 
     def check(self, loaded: Loaded) -> None:
         """See that a checkpoint fits before anything is changed.
@@ -76,14 +85,17 @@ class Objects:
                 f"step {step} holds {name!r}, which this session does not name; add "
                 f"{name}=… to outlast.session(), or start a new job with another --dir"
             )
-        for name, value in self._stateful.items():
-            if name not in saved and self._may_be_absent(name):
-                continue
-            if name not in saved:
+        # Names first: another model changes how parameters are named, and the optimizer's then
+        # seem to have changed.
+        for name in self._stateful:
+            if name not in saved and not self._may_be_absent(name):
                 raise StateMismatch(
                     f"step {step} does not hold {name!r}, which this session names; remove it from "
                     "outlast.session(), or start a new job with another --dir"
                 )
+        for name, value in self._stateful.items():
+            if name not in saved:
+                continue
             if isinstance(value, torch.nn.Module):
                 _check_model(name, value, loaded.state(name), step)
             elif isinstance(value, torch.optim.Optimizer):

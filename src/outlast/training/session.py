@@ -101,7 +101,7 @@ class Session:
 
     def __enter__(self) -> Self:
         with _one_line_errors():
-            for name, state in self._objects.capture().items():
+            for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
             self._rig = Rig(self._settings, self._on_decision, self._on_written)
             outcome = self._rig.resume(self._objects.check)
@@ -124,12 +124,12 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._signals.remove()
         self._rig.agreement.leave(self.step)
         try:
             if kind is None and self._at_boundary and self.step != self._rig.writer.committed_step:
                 self._final_save()
         finally:
+            self._signals.remove()  # not before: a signal would be the end of the last save
             if self._feed is not None:
                 self._feed.close()
             # An exception leaves at once: other ranks may be gone, and the older commit stands.
@@ -271,6 +271,7 @@ class Session:
             written = self._rig.writer.wait(max(until_s - time.monotonic(), 0.0))
             committed = self._rig.writer.committed_step
         self._rig.drained(self.step, committed == self.step)
+        self._signals.deafen()
         if committed != self.step:
             why = written.error if written and written.error else "there was no time left"
             self._say(

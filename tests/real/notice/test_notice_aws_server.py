@@ -7,6 +7,7 @@ import time
 import pytest
 
 from outlast.drill.metadata_server import ACTION_PATH, TOKEN_PATH, AwsMetadataServer, Fault
+from outlast.notice import exchange
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.platform import choose
 
@@ -134,8 +135,7 @@ LATE = {
 @pytest.mark.parametrize("name", LATE)
 def test_a_late_notice_is_given_up_and_heard_once_it_is_quick(server, name):
     watcher = AwsWatcher(server.url, timeout_s=IMPATIENT_S)
-    while not watcher.answers():
-        pass
+    assert any(watcher.answers() for _ in range(100))  # a loaded machine may miss 0.3 s
     watcher.errors = 0
     server.preempt()
     server.inject(LATE[name], method="GET")
@@ -162,6 +162,24 @@ def test_nobody_listens_or_nobody_accepts():
     assert watcher.poll() is None
     assert "refused" in watcher.last_error
     assert watcher.errors == 2
+
+
+def test_each_wait_gets_only_what_is_left_of_the_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(exchange.time, "monotonic", lambda: now[0])
+    ours, theirs = socket.socketpair()
+    with theirs, exchange._BoundedSocket(fileno=ours.detach()) as bounded:
+        bounded.deadline = 101.0
+        now[0] = 100.75
+        theirs.sendall(b"x")
+        assert bounded.recv_into(bytearray(8)) == 1
+        assert bounded.gettimeout() == 0.25
+        now[0] = 101.0
+        theirs.sendall(b"x")
+        with pytest.raises(TimeoutError):
+            bounded.recv_into(bytearray(8))
+        with pytest.raises(TimeoutError):
+            bounded.sendall(b"x")
 
 
 def heard(watcher, within_s=60.0):

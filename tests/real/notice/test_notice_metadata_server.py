@@ -155,10 +155,17 @@ def test_it_listens_on_the_loopback_only(ask):
     assert ask.server.url == f"http://127.0.0.1:{port}"
 
 
-def test_leaving_cuts_faults_short_and_joins_every_thread():
+class LastWord(Fault):
+    def write(self, raw, file, closing):
+        closing.wait(30)
+        time.sleep(0.3)  # the thread is still there when the server's own has ended
+
+
+@pytest.mark.parametrize("fault", [Fault(delay_s=3600.0), Fault(drip_s=3600.0), LastWord()])
+def test_leaving_cuts_faults_short_and_joins_every_thread(fault):
     before = set(threading.enumerate())
     with AwsMetadataServer() as server:
-        server.inject(Fault(delay_s=3600.0))
+        server.inject(fault)
         place = urlsplit(server.url)
         with socket.create_connection((place.hostname, place.port)) as waiting:
             waiting.sendall(b"PUT /latest/api/token HTTP/1.1\r\n\r\n")

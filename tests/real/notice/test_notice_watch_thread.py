@@ -103,6 +103,20 @@ def test_the_interval_is_kept(started):
     assert time.monotonic() - began >= 0.5 - 0.01  # never faster; how much slower is the machine's
 
 
+def test_polls_missed_during_a_slow_one_are_not_made_up_for(started):
+    starts = []
+
+    def slow_at_first():
+        starts.append(time.monotonic())
+        if len(starts) == 1:
+            time.sleep(0.5)
+
+    watcher = Counting(slow_at_first)
+    started(watcher, print, interval_s=0.05)
+    watcher.wait_for(8)
+    assert starts[6] - starts[1] >= 5 * 0.05 - 0.01
+
+
 def test_stop_does_not_wait_for_the_interval(started):
     watcher = Counting()
     thread = started(watcher, print, interval_s=3600.0)

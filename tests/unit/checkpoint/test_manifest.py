@@ -121,6 +121,7 @@ def test_every_truncation_and_anything_appended_is_detected():
     for length in range(len(data)):
         with pytest.raises(CheckpointInvalid):
             decode(data[:length], 7)
+    assert "torn or altered" in reason(b'{"format":1,"job":' + b"[" * 100_000)
     for extra in (b" ", b"\n", b"\x00", b"}", data):
         with pytest.raises(CheckpointInvalid):
             decode(data + extra, 7)

@@ -1,0 +1,334 @@
+"""Real processes for the tests: how they are started, watched and ended.
+
+A process is started *cold* (a fresh interpreter, as people start it; importing torch costs it
+seconds) or *warm* (forked from a server that has torch imported already; 50 ms). Both get a clean
+environment, a session of their own, and files for their output. Nothing is mocked in either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+
+from outlast.checkpoint.catalog import find_steps
+from outlast.checkpoint.manifest import step_name
+from outlast.ledger.file import read_events
+from outlast.storage import Directory
+
+SCRIPTS = Path(__file__).parent / "scripts"
+TRAIN = SCRIPTS / "train.py"
+LIMIT_S = 120.0
+POLL_S = 0.003
+TAG = "REAL_TEST_TAG"  # marks whatever our processes start: found by it, and ended
+_DROPPED = ("OUTLAST_", "PET_", "TORCHELASTIC_", "TORCH_NCCL", "GROUP_")
+_DROPPED_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHON_EXEC", "LOGLEVEL"}
+
+_warm = multiprocessing.get_context("forkserver")
+# The main module of a test run is pytest: a child that imports it finds it imported.
+_warm.set_forkserver_preload(
+    ["pytest", "torch", "torch._dynamo", "torch.utils.data", "torchdata.stateful_dataloader"]
+    + ["outlast.training.session", "outlast.launch.run", "outlast.cli.run", "outlast.drill"]
+)
+
+
+def until(condition, what, *, running=None, limit_s=LIMIT_S):
+    """Wait for ``condition`` and return what it gave; fails after a deadline, never before."""
+    deadline = time.monotonic() + limit_s
+    while not (found := condition()):
+        if running is not None and running.poll() is not None and not condition():
+            raise AssertionError(f"ended with {running.poll()} before: {what}\n{running.text}")
+        assert time.monotonic() < deadline, (
+            f"not within {limit_s:.0f} s: {what}\n{running.text if running else ''}"
+        )
+        time.sleep(POLL_S)
+    return found
+
+
+class Started:
+    """A process that a test started."""
+
+    def __init__(self, process, out, err):
+        self._process = process
+        self._out, self._err = out, err
+        self.pid = process.pid
+
+    def poll(self):
+        """The exit code (negative: the signal), or None."""
+        if isinstance(self._process, subprocess.Popen):
+            return self._process.poll()
+        return self._process.exitcode
+
+    def wait(self, limit_s=LIMIT_S):
+        """The exit code, waited for."""
+        if isinstance(self._process, subprocess.Popen):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(limit_s)
+        else:
+            self._process.join(limit_s)
+        code = self.poll()
+        assert code is not None, f"still running after {limit_s:.0f} s\n{self.text}"
+        return code
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def signal_group(self, number):
+        os.killpg(self.pid, number)
+
+    def kill(self):
+        """SIGKILL; nothing happens when it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self.wait()
+
+    @property
+    def out(self):
+        return self._out.read_text(errors="replace")
+
+    @property
+    def err(self):
+        return self._err.read_text(errors="replace")
+
+    @property
+    def text(self):
+        """All that it printed, for a failing test's message."""
+        return f"--- stdout\n{self.out[-4000:]}\n--- stderr\n{self.err[-6000:]}"
+
+
+class Floor:
+    """Starts processes for one test, and sees that none is left."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.tag = uuid.uuid4().hex
+        self.environ = {
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(_DROPPED) and name not in _DROPPED_NAMES
+            },
+            "OUTLAST_NOTICE_PLATFORM": "none",  # no packet leaves this machine
+            "OMP_NUM_THREADS": "1",
+            TAG: self.tag,
+        }
+        self._started = []
+        self._serial = itertools.count()
+
+    # --- starting ----------------------------------------------------------------------------
+
+    def cold(self, *arguments, env=None, cwd=None, program=sys.executable):
+        """``python ARGUMENTS`` in a fresh interpreter."""
+        out, err = self._files()
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                [program, *map(str, arguments)],
+                env=self._environ(env),
+                cwd=cwd or self.directory,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        return self._keep(process, out, err)
+
+    def warm(self, *arguments, env=None, cwd=None):
+        """``python SCRIPT ARGUMENTS`` (or ``-m outlast ARGUMENTS``), forked with torch loaded."""
+        out, err = self._files()
+        process = _warm.Process(
+            target=_run_warm,
+            args=(
+                [str(argument) for argument in arguments],
+                self._environ(env),
+                *(str(cwd or self.directory), str(out), str(err)),
+            ),
+        )
+        process.start()
+        return self._keep(process, out, err)
+
+    def outlast(self, *arguments, cold=False, **options):
+        """``python -m outlast ARGUMENTS``; its workers are always fresh interpreters."""
+        return (self.cold if cold else self.warm)("-m", "outlast", *arguments, **options)
+
+    def torchrun(self, *arguments, **options):
+        """Stock ``torchrun ARGUMENTS``."""
+        return self.cold("-m", "torch.distributed.run", *arguments, **options)
+
+    def ranks(self, count, *arguments, env=None, **options):
+        """``count`` warm processes with the environment that torchrun gives its workers."""
+        shared = {"WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        return [
+            self.warm(
+                *arguments,
+                env={**shared, "RANK": rank, "LOCAL_RANK": rank, **(env or {})},
+                **options,
+            )
+            for rank in range(count)
+        ]
+
+    # --- looking and ending ------------------------------------------------------------------
+
+    def offspring(self):
+        """Processes that ours started and that still run."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if (
+                    process.environ().get(TAG) == self.tag
+                    and process.status() != psutil.STATUS_ZOMBIE
+                ):
+                    found.append(process)
+        return found
+
+    def workers(self):
+        """Ids of the worker processes of ``outlast run``, by rank."""
+        by_rank = {}
+        for process in self.offspring():
+            with contextlib.suppress(psutil.Error):
+                if "outlast.launch.worker" in process.cmdline():
+                    environ = process.environ()
+                    # A data loader's process has its parent's command line and environment.
+                    if str(process.ppid()) == environ.get("OUTLAST_AGENT_PID"):
+                        by_rank[int(environ["RANK"])] = process.pid
+        return [by_rank[rank] for rank in sorted(by_rank)]
+
+    def close(self):
+        """End what is left; fails when something outlived the processes that the test ended."""
+        for started in self._started:
+            started.kill()
+        deadline = time.monotonic() + 30
+        while (left := self.offspring()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        assert not left, f"left running: {left}"
+
+    def _environ(self, extra):
+        return {**self.environ, **{name: str(value) for name, value in (extra or {}).items()}}
+
+    def _files(self):
+        number = next(self._serial)
+        paths = [self.directory / f"process-{number}.{kind}" for kind in ("out", "err")]
+        for path in paths:
+            path.touch()
+        return paths
+
+    def _keep(self, process, out, err):
+        started = Started(process, out, err)
+        self._started.append(started)
+        return started
+
+
+def _run_warm(arguments, environ, cwd, out, err):
+    """What a warm process does: become one that looks freshly started, and run the script."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(cwd)
+    for path, number in ((out, 1), (err, 2)):
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(fd, number)
+        os.close(fd)
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
+    multiprocessing.set_start_method("fork", force=True)  # Python's own default
+    try:
+        if arguments[:2] == ["-m", "outlast"]:
+            from outlast.cli import main
+
+            sys.argv = ["outlast", *arguments[2:]]
+            main(arguments[2:])
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(arguments[0]).parent))
+        runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit:
+        raise
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(1)
+
+
+def free_port():
+    """A port of the loopback that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Job:
+    """What a job left behind: its ledger, its checkpoints, and the records of its script."""
+
+    def __init__(self, directory, num_ranks=1):
+        self.directory = directory
+        self.records = directory.with_name(f"{directory.name}-records")
+        self.records.mkdir(exist_ok=True)
+        self.num_ranks = num_ranks
+        self.checkpoints = directory / "checkpoints"
+        self.storage = Directory(self.checkpoints)
+
+    @property
+    def env(self):
+        return {"OUTLAST_DIR": self.directory}
+
+    def events(self, name):
+        return [event for event in read_events(self.directory) if event.event == name]
+
+    def steps(self):
+        return find_steps(self.storage)
+
+    def newest(self):
+        """The newest committed step, 0 without one."""
+        return max(self.steps().committed, default=0)
+
+    def unfinished(self):
+        """Steps in the making: a directory newer than the newest commit."""
+        found = self.steps()
+        return {step for step in found.unfinished if step > max(found.committed, default=0)}
+
+    def path(self, step, name=""):
+        return self.checkpoints / step_name(step) / name
+
+    def lines(self, rank=0):
+        """What the script of ``rank`` recorded: {pid, step, ids} for each step begun."""
+        try:
+            text = (self.records / f"steps-{rank}.jsonl").read_text()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+
+    def begun(self, pid=None):
+        """The newest step that some rank has begun, in process ``pid`` if given."""
+        return max(
+            (
+                line["step"]
+                for rank in range(self.num_ranks)
+                for line in self.lines(rank)
+                if pid is None or line["pid"] == pid
+            ),
+            default=0,
+        )
+
+    def consumed(self, rank=0):
+        """Step → ids of its samples, as they were consumed last."""
+        return {line["step"]: line["ids"] for line in self.lines(rank)}
+
+    def final(self, rank=0):
+        """What the script said at its end."""
+        return json.loads((self.records / f"final-{rank}.json").read_text())
+
+    def finals(self):
+        return [self.final(rank) for rank in range(self.num_ranks)]

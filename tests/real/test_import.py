@@ -1,0 +1,68 @@
+"""``import outlast`` starts nothing, and the quick commands stay quick."""
+
+import json
+
+import pytest
+
+LOOK = """
+import gc, json, logging, os, sys, threading
+
+def look():
+    return {
+        "threads": threading.active_count(),
+        "fds": sorted(os.listdir("/proc/self/fd"))[:-1],
+        "handlers": [repr(h) for h in logging.root.handlers],
+        "level": logging.root.level,
+        "environ": dict(os.environ),
+        "hooks": repr((sys.excepthook, threading.excepthook)),
+        "children": open(f"/proc/self/task/{os.getpid()}/children").read(),
+    }
+
+before = look()
+import outlast
+after = look()
+for name in outlast.__all__:
+    if name not in ("Session", "session", "data"):
+        getattr(outlast, name)
+named = [name for name in logging.root.manager.loggerDict if name.startswith("outlast")]
+print(json.dumps({
+    "same": before == after,
+    "torch": "torch" in sys.modules,
+    "numpy": "numpy" in sys.modules,
+    "configured": [n for n in named if logging.getLogger(n).handlers],
+    "missing": [n for n in outlast.__all__ if n not in dir(outlast)],
+}))
+"""
+
+
+def test_importing_does_nothing(floor):
+    process = floor.cold("-c", LOOK)
+    assert process.wait() == 0, process.text
+    assert json.loads(process.out) == {
+        "same": True,
+        "torch": False,
+        "numpy": False,
+        "configured": [],
+        "missing": [],
+    }
+    assert process.err == ""
+
+
+COMMANDS = {
+    "help": ("--help",),
+    "version": ("--version",),
+    "config": ("config", "--explain"),
+    "config as JSON": ("config", "--json"),
+    "misspelt": ("cofnig",),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_quick_command_does_not_import_torch(floor, name):
+    process = floor.cold("-X", "importtime", "-m", "outlast", *COMMANDS[name])
+    assert process.wait() == (2 if name == "misspelt" else 0), process.text
+    imported = {line.rpartition("|")[2].strip() for line in process.err.splitlines()}
+    assert "outlast.cli" in imported
+    assert not {"torch", "numpy"} & imported
+    if name == "config as JSON":
+        assert json.loads(process.out)["checkpoint.keep"] == {"value": "3", "from": "default"}

@@ -1,0 +1,59 @@
+"""A session without our agent: stock torchrun, and plain python that lacks what it needs."""
+
+import os
+import signal
+
+from floor import TRAIN, Job, until
+
+RANKS = 2
+STEPS = 120
+
+
+def torchrun(floor, job):
+    arguments = ("--standalone", "--nproc-per-node", RANKS, "--max-restarts", 0)
+    return floor.torchrun(*arguments, TRAIN, job.records, STEPS, "--pause", "0.02", env=job.env)
+
+
+def test_drains_and_resumes_under_stock_torchrun(floor, rng, tmp_path):
+    job, calm = (Job(tmp_path / name, RANKS) for name in ("job", "calm"))
+    first = torchrun(floor, job)
+    at = rng.randrange(5, 40)
+    until(lambda: job.begun() >= at, "steps", running=first)
+    os.kill(job.lines(rng.randrange(RANKS))[-1]["pid"], signal.SIGTERM)
+    assert first.wait() == 1, first.text  # torchrun's own: it knows no 75
+    assert "exitcode  : 75" in first.err
+    drained = job.events("drained")[-1]
+    assert (drained["step"], drained["committed"]) == (job.newest(), True)
+    assert [max(job.consumed(rank)) for rank in range(RANKS)] == [job.newest()] * RANKS
+
+    again = torchrun(floor, job)
+    assert again.wait() == 0, again.text
+    assert job.events("resumed")[-1]["step"] == drained["step"]
+    ranks = floor.ranks(RANKS, TRAIN, calm.records, STEPS, env=calm.env)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].text
+    assert [final["hash"] for final in job.finals()] == [final["hash"] for final in calm.finals()]
+    assert [job.consumed(rank) for rank in range(RANKS)] == [calm.consumed(r) for r in range(RANKS)]
+
+
+def test_torchrun_restarts_a_killed_worker_and_the_session_goes_on(floor, tmp_path):
+    job = Job(tmp_path / "job", RANKS)
+    env = {**job.env, "PET_MAX_RESTARTS": 3}
+    arguments = ("--standalone", "--nproc-per-node", RANKS, "--monitor-interval", 0.1)
+    process = floor.torchrun(
+        *arguments, TRAIN, job.records, 60, "--pause", "0.02", "--light", env=env
+    )
+    until(lambda: job.newest() >= 6, "a checkpoint", running=process)
+    os.kill(job.lines(1)[-1]["pid"], signal.SIGKILL)
+    assert process.wait() == 0, process.text
+    assert [event["step"] > 0 for event in job.events("resumed")] == [False, True]
+    assert job.newest() == 60
+
+
+def test_several_ranks_without_a_process_group(floor, tmp_path):
+    job = Job(tmp_path / "job", RANKS)
+    ranks = floor.ranks(RANKS, TRAIN, job.records, STEPS, "--no-group", "--light", env=job.env)
+    for rank in ranks:
+        assert rank.wait() == 2, rank.text
+        (line,) = rank.err.splitlines()
+        assert "call torch.distributed.init_process_group() before outlast.session()" in line
+    assert job.begun() == 0

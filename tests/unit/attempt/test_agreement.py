@@ -1,0 +1,387 @@
+"""All ranks act at the same step: hundreds of orders of events, replayed from a seed."""
+
+import collections
+import random
+import threading
+
+import pytest
+from unit_fakes import Hub, on_ranks
+
+from outlast.attempt import agreement as room
+from outlast.attempt.agreement import Agreement
+from outlast.attempt.link import LocalLink
+
+
+class World:
+    """Ranks, their inboxes, and one move at a time; nothing happens but what a test lets happen."""
+
+    def __init__(self, world_size, *, completed=0):
+        self.inboxes = [collections.deque() for _ in range(world_size)]
+        self.ranks = [Rank(self, rank, completed) for rank in range(world_size)]
+        self.may_save = True
+
+    def send(self, rank, message):
+        self.inboxes[rank].append(message)
+
+    def deliver(self, rank):
+        self.ranks[rank].agreement._handle(self.inboxes[rank].popleft())
+
+    def settle(self):
+        """Deliver every message there is."""
+        while any(self.inboxes):
+            for rank, inbox in enumerate(self.inboxes):
+                if inbox:
+                    self.deliver(rank)
+
+
+class Rank:
+    """A training loop that can be stopped between any two of its acts."""
+
+    def __init__(self, world, rank, completed):
+        self.world, self.rank, self.world_size = world, rank, 0
+        self.completed, self.in_step, self.over = completed, False, False
+        self.acted = []  # (step, kinds): what was done at each boundary that had something to do
+        self.decided = []
+        self.world_size = len(world.inboxes)
+        self.agreement = Agreement(
+            self, completed, self.decided.append, may_save=lambda: world.may_save
+        )
+
+    def send(self, rank, message):
+        self.world.send(rank, message)
+
+    @property
+    def waits(self):
+        """Whether ``boundary`` would wait now."""
+        pledges = self.agreement._progress.pledges.values()
+        return not self.in_step and any(pledge <= self.completed for pledge in pledges)
+
+    def move(self):
+        if self.in_step:
+            self.completed += 1
+            self.in_step = False
+            return
+        actions = self.agreement.boundary(self.completed)
+        if not actions:
+            self.in_step = True
+            return
+        kinds = {action.kind for action in actions}
+        assert all(action.step == self.completed for action in actions), "late, or too early"
+        self.acted.append((self.completed, "drain" if "drain" in kinds else "save"))
+        if "drain" in kinds:
+            self.over = True
+            self.agreement.leave(self.completed)
+
+    def ask(self, kind, *, hold=False):
+        at = self.completed + 1
+        self.agreement.request(kind, not_before=0 if kind == "drain" else at, hold=hold, reason="")
+        return at
+
+
+def run(seed):
+    """Random moves until all have drained; returns the world."""
+    chance = random.Random(seed)
+    world = World(chance.randint(1, 4))
+    num_moves, asked = 0, 0
+    speeds = [chance.choice((1, 1, 1, 5)) for _ in world.ranks]
+    while not all(rank.over for rank in world.ranks):
+        num_moves += 1
+        assert num_moves < 20_000, "the ranks never come to an end"
+        moves = [("deliver", rank) for rank, inbox in enumerate(world.inboxes) if inbox]
+        for rank in world.ranks:
+            if not rank.over and not rank.waits:
+                moves += [("move", rank.rank)] * speeds[rank.rank]
+        assert moves, "every rank waits for a decision that never comes"
+        if chance.random() < 0.05 and asked < 8:
+            asked += 1
+            rank = chance.choice(world.ranks)
+            rank.ask("save", hold=rank.rank == 0 and not rank.in_step and chance.random() < 0.5)
+        elif chance.random() < 0.01 or num_moves > 1000:
+            chance.choice(world.ranks).ask("drain")
+        elif chance.random() < 0.1:
+            world.may_save = not world.may_save
+            if world.may_save:
+                world.ranks[0].agreement.poke()
+        else:
+            what, rank = chance.choice(moves)
+            (world.deliver if what == "deliver" else lambda r: world.ranks[r].move())(rank)
+    return world
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_all_ranks_act_at_the_same_steps_whatever_the_order(block):
+    for seed in range(block * 50, block * 50 + 50):
+        world = run(seed)
+        first = world.ranks[0].acted
+        assert all(rank.acted == first for rank in world.ranks), f"seed {seed}"
+        steps = [step for step, _ in first]
+        assert len(set(steps) - {steps[-1]}) == len(steps[:-1]) - (steps[-1] in steps[:-1]), seed
+        kinds = [kind for _, kind in first]
+        assert kinds[-1] == "drain", f"seed {seed}"
+        assert "drain" not in kinds[:-1], f"seed {seed}"
+        assert [a.kind for a in world.ranks[0].decided].count("drain") == 1
+        world.settle()  # whatever was still under way changes nothing
+        assert all(len(rank.decided) == len(world.ranks[0].decided) for rank in world.ranks)
+
+
+# --- one thing at a time -------------------------------------------------------------------------
+
+
+def in_step(world, rank, completed):
+    one = world.ranks[rank]
+    while one.completed < completed or not one.in_step:
+        one.move()
+
+
+def test_a_save_is_taken_where_the_furthest_rank_is():
+    world = World(3)
+    for rank, completed in enumerate((2, 7, 4)):
+        in_step(world, rank, completed)
+    world.ranks[2].ask("save")
+    world.settle()
+    assert {action.step for rank in world.ranks for action in rank.decided} == {8}
+    for rank in world.ranks:
+        while not rank.acted:
+            rank.move()
+        assert rank.acted == [(8, "save")]
+
+
+def test_a_later_step_that_was_asked_for_is_kept():
+    world = World(2)
+    in_step(world, 0, 3)
+    world.ranks[0].agreement.request("save", not_before=20, reason="")
+    world.settle()
+    assert world.ranks[1].decided[0].step == 20
+
+
+def test_what_was_said_comes_with_the_decision():
+    world = World(2)
+    world.ranks[1].agreement.request("drain", not_before=0, reason="signal", deadline_t=1.5)
+    world.settle()
+    assert all(r.decided[0].info == {"reason": "signal", "deadline_t": 1.5} for r in world.ranks)
+
+
+def test_a_rank_does_not_pass_its_pledge_before_the_decision():
+    world = World(2)
+    for rank in range(2):
+        in_step(world, rank, 5)
+    world.ranks[0].ask("drain")
+    world.deliver(0)  # the ask
+    world.deliver(0)  # rank 0 pledges 6
+    world.ranks[0].move()
+    assert world.ranks[0].completed == 6
+    assert world.ranks[0].waits
+    in_step(world, 1, 9)  # rank 1 has not heard of it and goes on
+    world.settle()
+    assert world.ranks[0].decided[0].step == 10
+    assert not world.ranks[0].waits
+
+
+def test_a_drain_overtakes_saves_that_wait_and_is_the_last():
+    world = World(2)
+    world.may_save = False
+    for rank in world.ranks:
+        rank.ask("save")
+    world.ranks[1].ask("drain")
+    world.settle()
+    world.may_save = True
+    world.ranks[0].agreement.poke()
+    world.ranks[1].ask("save")
+    world.ranks[0].ask("drain")
+    world.settle()
+    assert [action.kind for action in world.ranks[0].decided] == ["drain"]
+
+
+def test_a_drain_waits_for_the_round_in_progress():
+    world = World(2)
+    world.ranks[0].ask("save")
+    world.deliver(0)  # the round begins
+    world.ranks[1].ask("drain")
+    world.settle()
+    for rank in world.ranks:
+        assert [action.kind for action in rank.decided] == ["save", "drain"]
+
+
+def test_a_save_that_could_not_begin_waits_to_be_poked():
+    world = World(2)
+    world.may_save = False
+    world.ranks[1].ask("save")
+    world.settle()
+    assert world.ranks[0].decided == []
+    world.may_save = True
+    world.settle()
+    assert world.ranks[0].decided == []
+    world.ranks[0].agreement.poke()
+    world.settle()
+    assert len(world.ranks[1].decided) == 1
+
+
+def test_all_ranks_ask_for_the_same_save_and_get_one():
+    """A rank that waited hears of the first decision alone, the others of both at once."""
+    for first_heard in range(1, 12):
+        world = World(2)
+        in_step(world, 0, 5)
+        in_step(world, 1, 5)
+        for rank in world.ranks:
+            rank.ask("save")
+        world.ranks[1].move()  # rank 1 is done with step 6 and may act as soon as it hears
+        for _ in range(first_heard):
+            for rank, inbox in enumerate(world.inboxes):
+                if inbox:
+                    world.deliver(rank)
+                if rank == 1 and not world.ranks[1].waits and not world.ranks[1].in_step:
+                    if world.ranks[1].agreement._progress.due:
+                        world.ranks[1].move()
+        world.settle()
+        for rank in world.ranks:
+            while rank.completed < 9:
+                assert not rank.waits
+                rank.move()
+        assert world.ranks[0].acted == world.ranks[1].acted
+        steps = [step for step, _ in world.ranks[0].acted]
+        assert len(steps) == len(set(steps))
+
+
+def test_holding_makes_a_save_exact():
+    world = World(1)
+    for _ in range(3):
+        rank = world.ranks[0]
+        in_step(world, 0, rank.completed)
+        at = rank.ask("save", hold=True)
+        rank.move()
+        assert rank.completed == at
+        assert rank.waits  # the messages have not been handled yet, and still it does not pass
+        world.settle()
+        rank.move()
+        assert rank.acted[-1] == (at, "save")
+
+
+def test_holding_is_in_vain_where_another_rank_is_further():
+    world = World(2)
+    in_step(world, 0, 3)
+    in_step(world, 1, 8)
+    world.ranks[0].ask("save", hold=True)
+    world.settle()
+    assert world.ranks[0].decided[0].step == 9
+    assert not world.ranks[0].waits
+
+
+def test_nothing_is_held_for_what_is_asked_after_a_drain():
+    world = World(1)
+    world.ranks[0].ask("drain")
+    world.settle()
+    world.ranks[0].ask("save", hold=True)
+    world.settle()
+    world.ranks[0].move()
+    assert world.ranks[0].over
+    assert [action.kind for action in world.ranks[0].decided] == ["drain"]
+
+
+def test_a_rank_that_has_left_its_loop_pledges_what_it_has():
+    world = World(2)
+    in_step(world, 0, 5)
+    world.ranks[0].move()
+    world.ranks[0].agreement.leave(6)
+    in_step(world, 1, 5)
+    world.ranks[1].ask("drain")
+    world.settle()
+    assert [action.step for action in world.ranks[1].decided] == [6]
+    world.ranks[1].move()
+    world.ranks[1].move()
+    assert world.ranks[1].acted == [(6, "drain")]
+
+
+def test_a_message_that_is_not_understood_does_no_harm(caplog):
+    world = World(2)
+    link = [{"kind": "ask"}, {}, {"kind": "decided"}, {"kind": "pledge", "round": 9}, {"kind": "?"}]
+    answers = iter([*link, None])
+    one = world.ranks[0]
+    one.receive = lambda: next(answers)
+    one.close = lambda: None
+    one.agreement.start()
+    one.agreement.stop()
+    assert "was not handled" in caplog.text
+    assert not one.agreement._thread.is_alive()
+
+
+def test_a_pledge_of_an_older_round_does_not_count():
+    world = World(2)
+    world.ranks[0].ask("save")
+    world.settle()
+    assert len(world.ranks[0].decided) == 1
+    world.send(0, {"kind": "pledge", "round": 1, "rank": 1, "at": 99})
+    world.ranks[0].ask("save")
+    world.settle()
+    assert [action.step for action in world.ranks[0].decided] != [1, 99]
+
+
+# --- with threads --------------------------------------------------------------------------------
+
+
+def test_no_decision_within_the_deadline_lets_the_loop_go_on(monkeypatch, caplog):
+    monkeypatch.setattr(room, "DECISION_TIMEOUT_S", 0.05)
+    agreement = Agreement(Hub(2).link(0), 3, lambda action: None, lambda: True)
+    agreement._pledge(1)
+    assert agreement.boundary(3) == []
+    assert "no decision within" in caplog.text
+
+
+def test_stopping_lets_a_waiting_loop_go():
+    link = LocalLink()
+    agreement = Agreement(link, 3, lambda action: None, lambda: False)
+    agreement.start()
+    agreement.request("save", not_before=3, hold=True)
+    waiting = threading.Thread(target=agreement.boundary, args=(3,), daemon=True)
+    waiting.start()
+    agreement.stop()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert not agreement._thread.is_alive()
+
+
+def test_a_single_rank_saves_exactly_where_it_said():
+    agreement = Agreement(LocalLink(), 0, lambda action: None, lambda: True)
+    agreement.start()
+    saved = []
+    for step in range(50):
+        if (step + 1) % 10 == 0:
+            agreement.request("save", not_before=step + 1, hold=True)
+        while actions := agreement.boundary(step):
+            saved += [step for _ in actions]
+    agreement.stop()
+    assert saved == [10, 20, 30, 40]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_threads_that_run_as_they_like(world_size, seed):
+    hub = Hub(world_size)
+    gate = threading.Barrier(world_size)
+
+    def train(link):
+        chance = random.Random(seed * 10 + link.rank)
+        agreement = Agreement(link, 0, lambda action: None, lambda: True)
+        gate.wait(10)
+        agreement.start()
+        acted = []
+        for step in range(100_000):
+            if chance.random() < 0.02:
+                agreement.request("save", not_before=step + 1, reason="")
+            if step > 50 and chance.random() < 0.01:
+                agreement.request("drain", not_before=0, reason="")
+            while actions := agreement.boundary(step):
+                assert all(action.step == step for action in actions)
+                drains = any(action.kind == "drain" for action in actions)
+                acted.append((step, "drain" if drains else "save"))
+                if drains:
+                    agreement.leave(step)
+                    gate.wait(10)
+                    agreement.stop()
+                    return acted
+            sum(range(chance.randint(0, 2000)))  # the step's work
+        raise AssertionError("no drain was agreed")
+
+    results = on_ranks(world_size, train, hub=hub)
+    assert isinstance(results[0], list), results
+    assert all(result == results[0] for result in results)
+    assert [kind for _, kind in results[0]].count("drain") == 1

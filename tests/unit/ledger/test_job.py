@@ -1,0 +1,175 @@
+"""``job.json`` is written once, whoever comes first; and one launcher at a time."""
+
+import json
+import os
+import threading
+
+import pytest
+
+from outlast import config
+from outlast.errors import ConfigError, StorageError
+from outlast.ledger import job as job_room
+from outlast.ledger.job import JobLock, open_job, read_job
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return config.load({"dir": tmp_path / "job"}, environ={})
+
+
+def test_a_job_is_made_and_found_again(settings):
+    job = open_job(settings.dir, settings)
+    assert len(job.id) == 12
+    int(job.id, 16)
+    assert job.settings["dir"] == str(settings.dir)
+    assert set(job.versions) == {"outlast", "torch", "python"}
+    other = config.load({"dir": settings.dir, "checkpoint.keep": 9}, environ={})
+    assert open_job(settings.dir, other) == job == read_job(settings.dir)
+    assert os.listdir(settings.dir) == ["job.json"]
+
+
+@pytest.mark.parametrize("same_number", [True, False])
+def test_many_that_start_at_once_find_the_same_id(settings, monkeypatch, same_number):
+    """On two machines two containers' processes have the same number."""
+    gate = threading.Barrier(8)
+    real = os.link
+
+    def at_once(*paths):
+        gate.wait(10)
+        real(*paths)
+
+    monkeypatch.setattr(os, "link", at_once)
+    if not same_number:
+        monkeypatch.setattr(os, "getpid", threading.get_ident)
+    jobs = []
+
+    def start():
+        try:
+            jobs.append(open_job(settings.dir, settings).id)
+        except BaseException as error:
+            jobs.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(jobs) == 8
+    assert len(set(jobs)) == 1, jobs
+    assert read_job(settings.dir).id == jobs[0]
+    assert os.listdir(settings.dir) == ["job.json"]
+
+
+def test_one_that_comes_later_does_not_touch_the_record(settings, monkeypatch):
+    """Between looking and linking, another machine was quicker, and its record stays whole."""
+    real = os.link
+    first = []
+
+    def beaten(part, path):
+        monkeypatch.setattr(os, "link", real)
+        first.append(open_job(settings.dir, settings))
+        real(part, path)
+
+    monkeypatch.setattr(os, "link", beaten)
+    second = open_job(settings.dir, settings)
+    assert first == [second]
+    assert os.listdir(settings.dir) == ["job.json"]
+
+
+def test_a_directory_that_is_no_jobs(tmp_path):
+    for place in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ConfigError, match=r"is not a job's directory: it has no job\.json"):
+            read_job(place)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is not a job's directory"):
+        read_job(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"nonsense",
+        b'{"id": 3}',
+        b"\xff",
+        b'{"id": "\xff',
+        b'{"settings": {"\xff": ""}}',
+        b"\x00" * 100,
+    ],
+)
+def test_a_record_that_is_none(settings, content):
+    open_job(settings.dir, settings)
+    path = settings.dir / "job.json"
+    path.write_bytes(content)
+    for read in (lambda: read_job(settings.dir), lambda: open_job(settings.dir, settings)):
+        with pytest.raises(ConfigError, match=r"job\.json is not a job's record"):
+            read()
+    assert path.read_bytes() == content
+
+
+def test_a_field_of_a_later_version_does_not_matter(settings):
+    job = open_job(settings.dir, settings)
+    path = settings.dir / "job.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"of_the_future": 1}))
+    assert read_job(settings.dir) == job
+
+
+def test_a_place_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        settings = config.load({"dir": place}, environ={})
+        with pytest.raises(ConfigError, match="cannot be made: .*; give another with --dir"):
+            open_job(place, settings)
+
+
+@pytest.mark.parametrize("call", ["link", "fsync"])
+def test_a_place_that_cannot_be_written(settings, monkeypatch, call):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(ConfigError, match="cannot be written: No space left on device; give"):
+        open_job(settings.dir, settings)
+    assert os.listdir(settings.dir) == []
+
+
+def test_a_job_that_can_be_read_and_not_written(settings, monkeypatch):
+    open_job(settings.dir, settings)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="cannot be written; give another with --dir"):
+        open_job(settings.dir, settings)
+
+
+def test_a_record_that_the_disk_does_not_give(settings):
+    open_job(settings.dir, settings)
+    (settings.dir / "job.json").unlink()
+    (settings.dir / "job.json").mkdir()
+    with pytest.raises(StorageError, match=r"job\.json cannot be read: Is a directory"):
+        read_job(settings.dir)
+
+
+# --- the lock ------------------------------------------------------------------------------------
+
+
+def test_one_launcher_at_a_time(settings):
+    open_job(settings.dir, settings)
+    lock = JobLock(settings.dir)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(ConfigError, match=r"is running already; wait for it, or give another"):
+            JobLock(settings.dir)
+    assert len(os.listdir("/proc/self/fd")) == before
+    lock.release()
+    JobLock(settings.dir).release()
+
+
+def test_a_file_system_without_locks_is_the_owners_to_mind(settings, monkeypatch):
+    open_job(settings.dir, settings)
+
+    def no_locks(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(job_room.fcntl, "flock", no_locks)
+    JobLock(settings.dir).release()

@@ -1,0 +1,358 @@
+"""Settings: every source, every parser, every refusal in words."""
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from outlast import config
+from outlast.config import Every, load, parse_every
+from outlast.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for key in config._KEYS:
+        monkeypatch.delenv(config.variable_name(key), raising=False)
+    monkeypatch.delenv("OUTLAST_CONFIG", raising=False)
+
+
+def write(text, name="outlast.toml"):
+    path = Path(name)
+    path.write_text(text)
+    return path
+
+
+def refusal(*args, **more):
+    with pytest.raises(ConfigError) as caught:
+        load(*args, **{"environ": {}} | more)
+    return str(caught.value)
+
+
+# --- sources -------------------------------------------------------------------------------------
+
+
+def test_defaults():
+    settings = load(environ={})
+    assert settings.dir == Path.cwd() / "outlast-job"
+    assert settings.checkpoints_dir == settings.dir / "checkpoints"
+    assert settings.checkpoint_every == Every()
+    assert settings.checkpoint_keep == 3
+    assert (settings.notice_platform, settings.notice_base_url) == ("auto", "")
+    assert settings.notice_grace_s is None
+    assert (settings.price_spot, settings.price_on_demand) == (None, None)
+    assert set(settings.origin.values()) == {"default"}
+    assert set(settings.origin) == {*config._KEYS, "tier"}
+
+
+CASES = {
+    "dir": ("/a", "/b", "/c", lambda s: str(s.dir)),
+    "checkpoint.every": ("1 steps", "2 steps", "3 steps", lambda s: str(s.checkpoint_every)),
+    "checkpoint.keep": ("4", "5", "6", lambda s: str(s.checkpoint_keep)),
+    "notice.platform": ("aws", "none", "auto", lambda s: s.notice_platform),
+    "notice.base_url": ("http://a", "http://b", "http://c", lambda s: s.notice_base_url),
+    "notice.grace": ("1 s", "2 s", "3 s", lambda s: f"{s.notice_grace_s:g} s"),
+    "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
+    "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
+}
+
+
+def test_every_setting_is_tried():
+    assert set(CASES) == set(config._KEYS)
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_argument_over_variable_over_file_over_default(key):
+    in_file, in_environment, argument, read = CASES[key]
+    table, _, name = key.rpartition(".")
+    write((f"[{table}]\n" if table else "") + f'{name} = "{in_file}"\n')
+    variable = config.variable_name(key)
+    assert variable == "OUTLAST_" + key.replace(".", "_").upper()
+    environ = {variable: in_environment}
+    for arguments, surroundings, value, origin in [
+        ({key: argument}, environ, argument, "argument"),
+        ({key: None}, environ, in_environment, variable),
+        (None, environ, in_environment, variable),
+        (None, {variable: ""}, in_file, "outlast.toml"),
+        (None, {}, in_file, "outlast.toml"),
+    ]:
+        settings = load(arguments, environ=surroundings)
+        assert (read(settings), settings.origin[key]) == (value, origin)
+
+
+def test_the_processs_own_environment_is_the_default(monkeypatch):
+    monkeypatch.setenv("OUTLAST_CHECKPOINT_KEEP", "9")
+    assert load().checkpoint_keep == 9
+    assert load(environ={}).checkpoint_keep == 3
+
+
+def test_which_file():
+    write("[checkpoint]\nkeep = 4\n")
+    other = write("[checkpoint]\nkeep = 5\n", "other.toml")
+    third = write("[checkpoint]\nkeep = 6\n", "third.toml")
+    environ = {"OUTLAST_CONFIG": str(other)}
+    assert load(environ={}).checkpoint_keep == 4
+    assert load(environ=environ).checkpoint_keep == 5
+    settings = load(environ=environ, file=third)
+    assert settings.checkpoint_keep == 6
+    assert settings.origin["checkpoint.keep"] == str(third)
+
+
+def test_the_documented_file_is_read_but_for_what_is_not_there_yet():
+    write(
+        """
+        dir = "./outlast-job"
+        [checkpoint]
+        every = "auto"
+        keep = 3
+        [[tier]]
+        name = "local"
+        url = "/mnt/nvme/job"
+        every = 1
+        [notice]
+        platform = "auto"
+        base_url = ""
+        grace = "auto"
+        [price]
+        spot = 0.70
+        on_demand = 1.00
+        """
+    )
+    settings = load(environ={})
+    assert settings.checkpoints_dir == Path("/mnt/nvme/job")
+    assert (settings.price_spot, settings.price_on_demand) == (0.70, 1.00)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(AttributeError):
+        load(environ={}).checkpoint_keep = 1
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "[checkpoint]\nevry = 3",
+            "checkpoint.evry is not a setting; did you mean checkpoint.every?",
+        ),
+        (
+            "[checkpoints]\nkeep = 3",
+            "checkpoints.keep is not a setting; did you mean checkpoint.keep?",
+        ),
+        ("dri = '/a'", "dri is not a setting; did you mean dir?"),
+        ("[zzz]\nqqq = 1", "zzz.qqq is not a setting; known: dir, checkpoint.every"),
+        ("checkpoint = 3", "checkpoint is not a setting; did you mean checkpoint."),
+        ("[workers]\nmin = 2", "workers.min: an elastic number of workers is not there yet"),
+        (
+            "[checkpoint.every]\na = 1",
+            "checkpoint.every (from outlast.toml): {'a': 1} is not a cad",
+        ),
+        ("dir = 3", "dir (from outlast.toml): 3 is not a directory"),
+        ("dir = ''", "dir (from outlast.toml): '' is not a directory"),
+        ("dir = 's3://bucket/x'", "object stores cannot be used by this version yet"),
+        ("dir = '~nobody-of-this-name/x'", "dir (from outlast.toml): ~nobody-of-this-name/x"),
+        ("a = ", "outlast.toml is not valid TOML"),
+        ("[[checkpoint]]\nkeep = 1", "checkpoint is not a setting"),
+    ],
+)
+def test_a_file_that_cannot_be_meant(text, says):
+    write(text)
+    assert says in refusal()
+
+
+def test_an_unknown_argument():
+    says = refusal({"checkpoint.kep": 3})
+    assert says == "argument: checkpoint.kep is not a setting; did you mean checkpoint.keep?"
+
+
+def test_a_bad_variable_is_named():
+    says = refusal(environ={"OUTLAST_CHECKPOINT_KEEP": "none"})
+    assert says.startswith("checkpoint.keep (from OUTLAST_CHECKPOINT_KEEP): 'none' checkpoints")
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    assert "cannot be read: No such file" in refusal(environ={"OUTLAST_CONFIG": "missing.toml"})
+    assert "cannot be read: Is a directory" in refusal(file=tmp_path)
+    Path("latin.toml").write_bytes(b"dir = '\xe4'")
+    assert "latin.toml is not valid TOML" in refusal(file=Path("latin.toml"))
+
+
+# --- tiers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tier = 3", "a tier is written as [[tier]] with name and url"),
+        ("tier = []", "a tier is written as [[tier]] with name and url"),
+        ("tier = ['/a']", "a tier is written as [[tier]] with name and url"),
+        ("[tier]\nurl = '/a'", "a tier is written as [[tier]] with name and url"),
+        ("[[tier]]\nurl = '/a'\n[[tier]]\nurl = '/b'", "2 tiers are set"),
+        ("[[tier]]\nurll = '/a'", "tier.urll is not a setting; did you mean url?"),
+        ("[[tier]]\nurl = '/a'\nevery = 2", "tier.every: a cadence of its own for each tier"),
+        ("[[tier]]\nname = 'local'", "a tier needs a url"),
+        ("[[tier]]\nurl = 's3://a'", "object stores cannot be used"),
+        ("[[tier]]\nurl = 3", "3 is not a directory"),
+        ("[[tier]]\nurl = ''", "'' is not a directory"),
+    ],
+)
+def test_tiers_that_cannot_be_used(text, says):
+    write(text)
+    assert says in refusal()
+
+
+def test_one_tier_is_where_checkpoints_lie():
+    write("[[tier]]\nurl = 'relative/place'\nname = 'local'\nevery = 1\n")
+    settings = load(environ={})
+    assert settings.checkpoints_dir == Path.cwd() / "relative/place"
+    assert settings.dir == Path.cwd() / "outlast-job"
+    assert settings.origin["tier"] == "outlast.toml"
+
+
+# --- parsers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "every"),
+    [
+        ("auto", Every()),
+        (" auto ", Every()),
+        (200, Every(steps=200)),
+        ("200", Every(steps=200)),
+        (" 200 ", Every(steps=200)),
+        ("200 steps", Every(steps=200)),
+        ("1 step", Every(steps=1)),
+        ("200Steps", Every(steps=200)),
+        ("5 min", Every(seconds=300.0)),
+        ("5min", Every(seconds=300.0)),
+        ("1.5 h", Every(seconds=5400.0)),
+        (".5 s", Every(seconds=0.5)),
+        ("250 ms", Every(seconds=0.25)),
+        ("2 hours", Every(seconds=7200.0)),
+        ("3 SECONDS", Every(seconds=3.0)),
+    ],
+)
+def test_cadences(value, every):
+    assert parse_every(value) == every
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(0, -1, True, False, None, 1.5, [], {}),
+        *(
+            "",
+            "0",
+            "0 steps",
+            "-1",
+            "-5 min",
+            "0.0 s",
+            "1.5 steps",
+            "1e3 s",
+            "five",
+            "5 fortnights",
+        ),
+        *("min", "5 min min", "²", "nan s", "inf s", "1,5 s", "5 min\nx"),
+    ],
+)
+def test_what_is_no_cadence(value):
+    with pytest.raises(ConfigError, match="is not a cadence; write"):
+        parse_every(value)
+
+
+@given(st.text(max_size=8) | st.integers() | st.floats() | st.none())
+def test_a_cadence_is_positive_or_refused(value):
+    try:
+        every = parse_every(value)
+    except ConfigError:
+        return
+    given_value = every.steps if every.steps is not None else every.seconds
+    assert given_value is None or given_value > 0
+    assert (every == Every()) == (isinstance(value, str) and value.strip() == "auto")
+
+
+@given(st.integers(1, 10**6), st.floats(0.001, 9e4))
+def test_a_cadence_reads_what_it_shows(steps, seconds):
+    assert parse_every(str(Every(steps=steps))) == Every(steps=steps)
+    shown = parse_every(str(Every(seconds=float(f"{seconds:.3f}") or 1.0)))
+    assert shown.seconds == pytest.approx(float(f"{seconds:.3f}") or 1.0, rel=1e-5)
+    assert parse_every(str(Every())) == Every()
+
+
+GOOD = [
+    ("checkpoint.keep", 1, "checkpoint_keep", 1),
+    ("checkpoint.keep", "12", "checkpoint_keep", 12),
+    ("notice.platform", "none", "notice_platform", "none"),
+    ("notice.base_url", "", "notice_base_url", ""),
+    ("notice.base_url", "http://127.0.0.1:80/", "notice_base_url", "http://127.0.0.1:80"),
+    ("notice.base_url", "https://host", "notice_base_url", "https://host"),
+    ("notice.grace", "auto", "notice_grace_s", None),
+    ("notice.grace", "2 min", "notice_grace_s", 120.0),
+    ("price.spot", 0, "price_spot", 0.0),
+    ("price.spot", "0.70", "price_spot", 0.7),
+    ("dir", Path("x"), "dir", None),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "attribute", "parsed"), GOOD)
+def test_good_values(key, value, attribute, parsed):
+    found = getattr(load({key: value}, environ={}), attribute)
+    assert found == (parsed if key != "dir" else Path.cwd() / "x")
+
+
+def test_a_home_directory_is_meant(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert load({"dir": "~/job"}, environ={}).dir == Path("/home/me/job")
+
+
+BAD = [
+    *(
+        ("checkpoint.keep", value, "write a whole number from 1")
+        for value in (0, -1, 1.5, "x", True)
+    ),
+    ("notice.platform", "awss", "'awss' is not a platform; did you mean aws?"),
+    ("notice.platform", "zzzzz", "'zzzzz' is not a platform; known: auto, aws, none"),
+    *(
+        ("notice.platform", value, "are not heard by this version yet")
+        for value in "gcp azure alibaba slurm kubernetes signal file command".split()
+    ),
+    ("notice.base_url", "127.0.0.1", "write it as http://HOST[:PORT]"),
+    ("notice.base_url", "ftp://host", "write it as http://HOST[:PORT]"),
+    *(
+        ("notice.grace", value, 'is not a grace period; write "auto" or "30 s"')
+        for value in ("5 steps", 5, "soon", 0, "-1 s", [])
+    ),
+    *(("price.spot", value, "write a number like 0.70") for value in (-1, "x", "nan", "inf", True)),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "says"), BAD)
+def test_bad_values(key, value, says):
+    found = refusal({key: value})
+    assert found.startswith(f"{key} (from argument): ")
+    assert says in found
+
+
+# --- explaining ----------------------------------------------------------------------------------
+
+
+def test_rows_for_explain():
+    write("[checkpoint]\nevery = 50\n[[tier]]\nurl = '/tier'\n")
+    settings = load({"price.spot": 0.5}, environ={"OUTLAST_DIR": "/job"})
+    rows = {key: (value, origin) for key, value, origin in config.as_rows(settings)}
+    assert rows == {
+        "dir": ("/job", "OUTLAST_DIR"),
+        "checkpoint.every": ("50 steps", "outlast.toml"),
+        "checkpoint.keep": ("3", "default"),
+        "notice.platform": ("auto", "default"),
+        "notice.base_url": ("", "default"),
+        "notice.grace": ("auto", "default"),
+        "price.spot": ("0.5", "argument"),
+        "price.on_demand": ("", "default"),
+        "tier": ("/tier", "outlast.toml"),
+    }
