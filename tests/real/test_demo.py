@@ -1,0 +1,39 @@
+"""The demo is the main job's proof: it must hold wherever the faults strike."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SEEDS = [int(seed) for seed in os.environ.get("OUTLAST_TEST_DEMO_SEEDS", "1 2 3").split()]
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_proof_holds(seed: int, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "outlast", "demo", "--seed", str(seed), "--json"]
+    ended = subprocess.run(
+        [*command, "--dir", str(tmp_path / "demo")], capture_output=True, timeout=380, check=False
+    )
+    assert ended.returncode == 0, ended.stdout.decode() + ended.stderr.decode()
+    found = json.loads(ended.stdout)
+    assert found["holds"]
+    assert [check["holds"] for check in found["checks"]] == [True] * 4
+    what = [recovery["what"] for recovery in found["recoveries"]]
+    assert len(what) == 3
+    assert "in the middle of step" in what[0]
+    assert "was being written" in what[1]
+    assert "AWS" in what[2]
+    assert found["recoveries"][2]["lost_steps"] == 0, "a drain loses nothing"
+
+
+def test_it_does_not_empty_a_directory_that_is_not_its_own(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    command = [sys.executable, "-m", "outlast", "demo", "--dir", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert b"is not empty and no demo made it" in ended.stderr
+    assert (tmp_path / "thesis.tex").exists()
