@@ -39,8 +39,10 @@ _DROPPED_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHO
 _warm = multiprocessing.get_context("forkserver")
 # The main module of a test run is pytest: a child that imports it finds it imported.
 _warm.set_forkserver_preload(
-    ["pytest", "torch", "torch._dynamo", "torch.utils.data", "torchdata.stateful_dataloader"]
-    + ["outlast.training.session", "outlast.launch.run", "outlast.cli.run", "outlast.drill"]
+    [
+        *("pytest", "torch", "torch._dynamo", "torch.utils.data"),
+        *("torchdata.stateful_dataloader", "outlast.training.session", "outlast.launch.run"),
+    ]
 )
 
 

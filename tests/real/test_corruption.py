@@ -188,7 +188,7 @@ def test_outlast_run_refuses_too(floor, rng, job, cold):
     break_all(job, rng)
     run = floor.outlast(
         *("run", "--nproc-per-node", RANKS, "--dir", job.directory),
-        *(TRAIN, job.records, STEPS, "--light" if cold else "--pause=0.02"),
+        *(TRAIN, job.records, STEPS),
         cold=cold,
     )
     assert run.wait() == 78, run.text

@@ -14,39 +14,33 @@ def torchrun(floor, job):
     return floor.torchrun(*arguments, TRAIN, job.records, STEPS, "--pause", "0.02", env=job.env)
 
 
-def test_drains_and_resumes_under_stock_torchrun(floor, rng, tmp_path):
+# Without restarts by torchrun itself: it reuses one store for all attempts, and the second often
+# reads the addresses of the first (see launch/stores.py).
+def test_drained_and_killed_it_resumes_under_stock_torchrun(floor, rng, tmp_path):
     job, calm = (Job(tmp_path / name, RANKS) for name in ("job", "calm"))
     first = torchrun(floor, job)
     at = rng.randrange(5, 40)
     until(lambda: job.begun() >= at, "steps", running=first)
     os.kill(job.lines(rng.randrange(RANKS))[-1]["pid"], signal.SIGTERM)
-    assert first.wait() == 1, first.text  # torchrun's own: it knows no 75
+    assert first.wait() == 1, first.text  # torchrun's own: it has no 75
     assert "exitcode  : 75" in first.err
     drained = job.events("drained")[-1]
     assert (drained["step"], drained["committed"]) == (job.newest(), True)
     assert [max(job.consumed(rank)) for rank in range(RANKS)] == [job.newest()] * RANKS
 
+    killed = torchrun(floor, job)
+    until(lambda: job.newest() > drained["step"], "a checkpoint", running=killed)
+    os.kill(job.lines(rng.randrange(RANKS))[-1]["pid"], signal.SIGKILL)
+    assert killed.wait() == 1, killed.text
+    newest = job.newest()
+
     again = torchrun(floor, job)
     assert again.wait() == 0, again.text
-    assert job.events("resumed")[-1]["step"] == drained["step"]
+    assert [event["step"] for event in job.events("resumed")] == [0, drained["step"], newest]
     ranks = floor.ranks(RANKS, TRAIN, calm.records, STEPS, env=calm.env)
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].text
     assert [final["hash"] for final in job.finals()] == [final["hash"] for final in calm.finals()]
     assert [job.consumed(rank) for rank in range(RANKS)] == [calm.consumed(r) for r in range(RANKS)]
-
-
-def test_torchrun_restarts_a_killed_worker_and_the_session_goes_on(floor, tmp_path):
-    job = Job(tmp_path / "job", RANKS)
-    env = {**job.env, "PET_MAX_RESTARTS": 3}
-    arguments = ("--standalone", "--nproc-per-node", RANKS, "--monitor-interval", 0.1)
-    process = floor.torchrun(
-        *arguments, TRAIN, job.records, 60, "--pause", "0.02", "--light", env=env
-    )
-    until(lambda: job.newest() >= 6, "a checkpoint", running=process)
-    os.kill(job.lines(1)[-1]["pid"], signal.SIGKILL)
-    assert process.wait() == 0, process.text
-    assert [event["step"] > 0 for event in job.events("resumed")] == [False, True]
-    assert job.newest() == 60
 
 
 def test_several_ranks_without_a_process_group(floor, tmp_path):

@@ -319,7 +319,7 @@ BAD = [
     ("notice.platform", "zzzzz", "'zzzzz' is not a platform; known: auto, aws, none"),
     *(
         ("notice.platform", value, "are not heard by this version yet")
-        for value in "gcp azure alibaba slurm kubernetes signal file command".split()
+        for value in ["gcp", "azure", "alibaba", "slurm", "kubernetes", "signal", "file", "command"]
     ),
     ("notice.base_url", "127.0.0.1", "write it as http://HOST[:PORT]"),
     ("notice.base_url", "ftp://host", "write it as http://HOST[:PORT]"),

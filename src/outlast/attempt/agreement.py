@@ -52,6 +52,9 @@ class _Progress:
         self.in_step = False
         self.pledges: dict[int, int] = {}  # round → the step it must not pass, undecided
         self.due: list[Action] = []
+        self.acted = (
+            completed or -1
+        )  # the newest step that was acted on; a resumed one is committed
         self.finished = False
 
 
@@ -128,6 +131,8 @@ class Agreement:
             due = [action for action in progress.due if action.step <= completed]
             progress.due = [action for action in progress.due if action.step > completed]
             progress.in_step = not due
+            if due:
+                progress.acted = completed
             return due
 
     def leave(self, completed: int) -> None:
@@ -167,7 +172,10 @@ class Agreement:
         with self._progress.changed:
             self._progress.pledges.pop(message["round"], None)
             self._progress.pledges.pop(_HELD, None)
-            self._progress.due.append(action)
+            # A second save of a step: a rank that had not acted yet would take both as one, and
+            # this rank would wait in vain for the others' part of another.
+            if action.kind == "drain" or action.step > self._progress.acted:
+                self._progress.due.append(action)
             self._on_decision(action)
             self._progress.changed.notify_all()
 
@@ -218,6 +226,8 @@ class _Coordinator:
     def _decide(self, ask: Message) -> None:
         self._asked = None
         step = max(*self._pledges.values(), ask["at"], 0)
+        # Whoever asked for this step or an earlier one is served by this decision.
+        self._waiting = [w for w in self._waiting if w["action"] == "drain" or w["at"] > step]
         decision = {
             "kind": "decided",
             "round": self._round,

@@ -45,30 +45,62 @@ def named_state(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str,
     return renamed
 
 
+def difference(
+    optimizer: torch.optim.Optimizer, names: list[str], state: Mapping[str, Any], then: str
+) -> str:
+    """How the parameters of a saved optimizer differ from today's, in words; "" if they do not.
+
+    Their order within a group may differ: state goes by name.
+    """
+    before = [list(group["params"]) for group in state["param_groups"]]
+    now = _by_group(optimizer, names)
+    was, now_all = {name for group in before for name in group}, set(names)
+    if was != now_all:
+        other = ", ".join(sorted(was ^ now_all)[:3])
+        return (
+            f"had {len(was)} parameters {then} and has {len(now_all)} now "
+            f"(only on one side: {other})"
+        )
+    if [sorted(group) for group in before] != [sorted(group) for group in now]:
+        sizes = [", ".join(str(len(group)) for group in groups) for groups in (before, now)]
+        return f"had its parameters in other groups {then} (of {sizes[0]}; now of {sizes[1]})"
+    return ""
+
+
 def load_named_state(
     optimizer: torch.optim.Optimizer, names: list[str], state: Mapping[str, Any], key: str
 ) -> None:
     """Load what ``named_state`` gave.
 
     Raises:
-        StateMismatch: the saved optimizer had other parameters.
+        StateMismatch: the saved optimizer had other parameters, or other groups of them.
     """
+    problem = difference(optimizer, names, state, "when it was saved")
+    if problem:
+        raise StateMismatch(f"{key} {problem}")
     number = {name: index for index, name in enumerate(names)}
-    saved = [name for group in state["param_groups"] for name in group["params"]]
-    if sorted(saved) != sorted(names):
-        other = sorted(set(saved) ^ set(names))[:3]
-        raise StateMismatch(
-            f"{key} was saved with {len(saved)} parameters and has {len(names)} now; "
-            f"only on one side: {', '.join(other) or 'none (their groups differ)'}"
-        )
     plain = dict(state)
     plain["state"] = {number[name]: inner for name, inner in state["state"].items()}
+    # torch matches the two sides by position, so the saved side takes today's order.
     plain["param_groups"] = [
-        {**group, "params": [number[name] for name in group["params"]]}
-        for group in state["param_groups"]
+        _ordered(group, now, number)
+        for group, now in zip(state["param_groups"], _by_group(optimizer, names), strict=True)
     ]
     optimizer.load_state_dict(plain)
     _undo_casts(optimizer, plain["state"])
+
+
+def _by_group(optimizer: torch.optim.Optimizer, names: list[str]) -> list[list[str]]:
+    left = iter(names)
+    return [[next(left) for _ in group["params"]] for group in optimizer.param_groups]
+
+
+def _ordered(group: Mapping[str, Any], now: list[str], number: Mapping[str, int]) -> dict[str, Any]:
+    ordered = {**group, "params": [number[name] for name in now]}
+    if "param_names" in group:  # torch keeps them for an optimizer made from named parameters
+        given = dict(zip(group["params"], group["param_names"], strict=True))
+        ordered["param_names"] = [given[name] for name in now]
+    return ordered
 
 
 def _undo_casts(optimizer: torch.optim.Optimizer, state: Mapping[int, Any]) -> None:

@@ -107,7 +107,8 @@ def _check_script(parsed: argparse.Namespace) -> None:
         except (ImportError, ValueError):
             found = False
         # The working directory is on a worker's path, and not on that of a console script.
-        if not found and not Path(f"{top}.py").is_file() and not Path(top).is_dir():
+        here = bool(top) and (Path(f"{top}.py").is_file() or Path(top).is_dir())
+        if not found and not here:
             raise ConfigError(f"there is no module {script}; name one that python -m would run")
         return
     path = Path(script)

@@ -13,7 +13,12 @@ from typing import Any, Final
 import torch
 
 from outlast.checkpoint.load import Loaded
-from outlast.checkpoint.optimizers import load_named_state, named_state, parameter_names
+from outlast.checkpoint.optimizers import (
+    difference,
+    load_named_state,
+    named_state,
+    parameter_names,
+)
 from outlast.checkpoint.save import OWN
 from outlast.errors import ConfigError, StateMismatch
 
@@ -34,7 +39,7 @@ class Objects:
         self.loaders: list[Any] = []
         self._stateful: dict[str, Any] = {}
         for name, value in named.items():
-            if name == OWN or "@" in name:
+            if name == OWN or "@" in name or "." in name:  # with a dot, a tensor of another object
                 raise ConfigError(f"{name!r} is a name that outlast keeps for itself; use another")
             if callable(getattr(value, "state_dict", None)) and callable(
                 getattr(value, "load_state_dict", None)
@@ -96,10 +101,8 @@ class Objects:
         for name, value in self._stateful.items():
             if name not in saved:
                 continue
-            if isinstance(value, torch.nn.Module):
-                _check_model(name, value, loaded.state(name), step)
-            elif isinstance(value, torch.optim.Optimizer):
-                self._check_optimizer(name, value, loaded, step)
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                self._check_state(name, value, loaded.state(name), step)
 
     def apply(self, loaded: Loaded) -> None:
         """Load every object's state; ``check`` comes first.
@@ -140,17 +143,25 @@ class Objects:
         models = {k: v for k, v in self._stateful.items() if isinstance(v, torch.nn.Module)}
         return parameter_names(optimizer, models)
 
-    def _check_optimizer(
-        self, name: str, optimizer: torch.optim.Optimizer, loaded: Loaded, step: int
-    ) -> None:
-        saved = [p for group in loaded.state(name)["param_groups"] for p in group["params"]]
-        now = self._names(optimizer)
-        if sorted(saved) != sorted(now):
-            other = ", ".join(sorted(set(saved) ^ set(now))[:3])
+    def _check_state(self, name: str, value: Any, saved: Any, step: int) -> None:
+        kind = "model" if isinstance(value, torch.nn.Module) else "optimizer"
+        if not isinstance(saved, Mapping) or (kind == "optimizer" and "param_groups" not in saved):
             raise StateMismatch(
-                f"{name} had {len(saved)} parameters at step {step} and has {len(now)} now "
-                f"(only on one side: {other}); build it as it was, or start a new job with "
-                "another --dir"
+                f"{name} is of another kind in step {step} and a {type(value).__name__} now; name "
+                f"the {kind} that was saved, or start a new job with another --dir"
+            )
+        if isinstance(value, torch.nn.Module):
+            _check_model(name, value, saved, step)
+        else:
+            self._check_optimizer(name, value, saved, step)
+
+    def _check_optimizer(
+        self, name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], step: int
+    ) -> None:
+        problem = difference(optimizer, self._names(optimizer), saved, f"at step {step}")
+        if problem:
+            raise StateMismatch(
+                f"{name} {problem}; build it as it was, or start a new job with another --dir"
             )
 
 

@@ -323,6 +323,8 @@ class Session:
 
     def _on_decision(self, action: Action) -> None:
         self._saves.decided(action.step)
+        if action.step and action.step == self._rig.writer.committed_step:
+            self._saves.written(action.step, "")  # asked for when it was committed already
 
     def _on_written(self, step: int, error: str) -> None:
         self._saves.written(step, error)

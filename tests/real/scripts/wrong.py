@@ -22,26 +22,21 @@ def main():
     width = 6 if case == "shapes" else 4
     model = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    named = {"model": model, "optimizer": optimizer}
-    if case == "nothing":
-        named = {}
-    elif case == "only-a-loader":
-        named = {"loader": [1, 2, 3]}
-    elif case == "stateless":
-        named["counter"] = 3
-    elif case == "odd":
-        named["odd"] = Odd()
-    elif case == "cadence":
-        named["every"] = "now and then"
-    elif case == "dtype":
+    right = {"model": model, "optimizer": optimizer}
+    other = torch.optim.AdamW(model[0].parameters(), lr=1e-3)
+    wrong = {
+        "nothing": {},
+        "only-a-loader": {"loader": [1, 2, 3]},
+        "stateless": {**right, "counter": 3},
+        "odd": {**right, "odd": Odd()},
+        "cadence": {**right, "every": "now and then"},
+        "parameters": {**right, "optimizer": other},
+        "more-names": {**right, "average": torch.nn.Linear(1, 1)},
+        "fewer-names": {"model": model},
+    }
+    if case == "dtype":
         model.double()
-    elif case == "parameters":
-        named["optimizer"] = torch.optim.AdamW(model[0].parameters(), lr=1e-3)
-    elif case == "more-names":
-        named["average"] = torch.nn.Linear(1, 1)
-    elif case == "fewer-names":
-        del named["optimizer"]
-    with outlast.session(**named) as session:
+    with outlast.session(**wrong.get(case, right)) as session:
         print("training", flush=True)
         for _ in session.steps(range(100), until=4):
             model(torch.ones(1, 3)).sum().backward()

@@ -102,6 +102,16 @@ def test_what_is_replicated_is_written_once_and_what_differs_is_a_ranks_own(tmp_
     assert (tmp_path / STEP / "rank-00002.safetensors").stat().st_size == 4096 + 8
 
 
+def test_random_states_are_each_ranks_own_even_if_they_agree(tmp_path):
+    """Ranks that were seeded alike; the next save may find them apart."""
+    state = {"model": {"w": torch.ones(2)}, "outlast": {"random": torch.arange(8)}}
+    save_all(Directory(tmp_path), 2, states=[state, state])
+    names = set(read_manifest(Directory(tmp_path), 7).tensors)
+    assert names == {"model.w", "outlast.random@rank-00000", "outlast.random@rank-00001"}
+    for rank in range(2):
+        assert same(state, loaded_state(Directory(tmp_path), rank))
+
+
 def test_a_tensor_differs_by_one_bit_of_zero(tmp_path):
     states = [{"m": {"w": torch.tensor([0.0])}}, {"m": {"w": torch.tensor([-0.0])}}]
     save_all(Directory(tmp_path), 2, states=states)
@@ -423,7 +433,7 @@ def test_a_missing_file_is_found_and_named(saved, name):
 
 
 def test_no_directory_at_all(tmp_path):
-    with pytest.raises(CheckpointInvalid, match="step 7 is not valid: manifest.json is missing"):
+    with pytest.raises(CheckpointInvalid, match=r"step 7 is not valid: manifest\.json is missing"):
         load(Directory(tmp_path), 7)
 
 

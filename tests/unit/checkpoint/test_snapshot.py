@@ -19,7 +19,7 @@ def test_bytes_are_those_of_each_tensor():
         name: bits(tensor) for name, tensor in tensors.items()
     }
     assert snapshot.num_bytes == 6 * 8 + 1 + 2 * 2
-    assert list(snapshot.placed)[0] == "b"  # widest elements first
+    assert next(iter(snapshot.placed)) == "b"  # widest elements first
 
 
 def test_the_copy_does_not_follow_the_tensor():

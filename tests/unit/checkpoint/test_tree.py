@@ -161,7 +161,7 @@ class Colour(enum.IntEnum):
     RED = 1
 
 
-Point = collections.namedtuple("Point", "x y")  # noqa: PYI024 - a test of exactly this kind
+Point = collections.namedtuple("Point", "x y")
 
 
 @pytest.mark.parametrize(

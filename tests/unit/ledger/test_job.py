@@ -5,6 +5,7 @@ import os
 import threading
 
 import pytest
+from unit_fakes import listing, num_descriptors
 
 from outlast import config
 from outlast.errors import ConfigError, StorageError
@@ -25,7 +26,7 @@ def test_a_job_is_made_and_found_again(settings):
     assert set(job.versions) == {"outlast", "torch", "python"}
     other = config.load({"dir": settings.dir, "checkpoint.keep": 9}, environ={})
     assert open_job(settings.dir, other) == job == read_job(settings.dir)
-    assert os.listdir(settings.dir) == ["job.json"]
+    assert listing(settings.dir) == ["job.json"]
 
 
 @pytest.mark.parametrize("same_number", [True, False])
@@ -57,7 +58,7 @@ def test_many_that_start_at_once_find_the_same_id(settings, monkeypatch, same_nu
     assert len(jobs) == 8
     assert len(set(jobs)) == 1, jobs
     assert read_job(settings.dir).id == jobs[0]
-    assert os.listdir(settings.dir) == ["job.json"]
+    assert listing(settings.dir) == ["job.json"]
 
 
 def test_one_that_comes_later_does_not_touch_the_record(settings, monkeypatch):
@@ -73,7 +74,7 @@ def test_one_that_comes_later_does_not_touch_the_record(settings, monkeypatch):
     monkeypatch.setattr(os, "link", beaten)
     second = open_job(settings.dir, settings)
     assert first == [second]
-    assert os.listdir(settings.dir) == ["job.json"]
+    assert listing(settings.dir) == ["job.json"]
 
 
 def test_a_directory_that_is_no_jobs(tmp_path):
@@ -120,7 +121,7 @@ def test_a_place_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         settings = config.load({"dir": place}, environ={})
-        with pytest.raises(ConfigError, match="cannot be made: .*; give another with --dir"):
+        with pytest.raises(ConfigError, match=r"cannot be made: .*; give another with --dir"):
             open_job(place, settings)
 
 
@@ -132,7 +133,7 @@ def test_a_place_that_cannot_be_written(settings, monkeypatch, call):
     monkeypatch.setattr(os, call, fail)
     with pytest.raises(ConfigError, match="cannot be written: No space left on device; give"):
         open_job(settings.dir, settings)
-    assert os.listdir(settings.dir) == []
+    assert listing(settings.dir) == []
 
 
 def test_a_job_that_can_be_read_and_not_written(settings, monkeypatch):
@@ -156,11 +157,11 @@ def test_a_record_that_the_disk_does_not_give(settings):
 def test_one_launcher_at_a_time(settings):
     open_job(settings.dir, settings)
     lock = JobLock(settings.dir)
-    before = len(os.listdir("/proc/self/fd"))
+    before = num_descriptors()
     for _ in range(3):
         with pytest.raises(ConfigError, match=r"is running already; wait for it, or give another"):
             JobLock(settings.dir)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert num_descriptors() == before
     lock.release()
     JobLock(settings.dir).release()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from unit_fakes import listing
 
 from outlast.storage import Directory, directory
 
@@ -237,8 +238,7 @@ def calls(monkeypatch):
         monkeypatch.setattr(os, name, fake)
     monkeypatch.setattr(Path, "mkdir", making)
     monkeypatch.setattr(Path, "unlink", unlinking)
-    log_of = type("Calls", (), {"log": log, "fail": fail, "open": paths})()
-    return log_of
+    return type("Calls", (), {"log": log, "fail": fail, "open": paths})()
 
 
 def names(log):
@@ -292,7 +292,7 @@ def test_a_put_that_fails_leaves_the_old_file_and_no_part(storage, calls, call):
     assert caught.value is calls.fail[call]
     calls.fail.clear()
     assert storage.read("f") == b"old"
-    assert os.listdir(storage.root) == ["f"]
+    assert listing(storage.root) == ["f"]
     assert calls.open == {}
 
 
@@ -325,4 +325,4 @@ def test_an_exception_of_any_kind_abandons(storage, monkeypatch):
     monkeypatch.setattr(os, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         storage.put("f", b"1")
-    assert os.listdir(storage.root) == []
+    assert listing(storage.root) == []

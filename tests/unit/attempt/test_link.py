@@ -1,0 +1,72 @@
+"""Keys and messages: to oneself, and over a store in this process."""
+
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from outlast.attempt.link import LocalLink, StoreLink, open_link, open_store
+from outlast.errors import ConfigError
+
+
+@pytest.fixture(params=["local", "store"])
+def link(request):
+    """Both kinds do the same for a single rank."""
+    if request.param == "local":
+        yield LocalLink()
+        return
+    store, port = open_store(loopback=True)
+    yield StoreLink("127.0.0.1", port, 0, 1)
+    del store
+
+
+def test_keys(link):
+    link.publish("a", b"1")
+    assert link.fetch("a", 5.0) == b"1"
+    link.publish("a", b"\x00\xff")
+    assert link.fetch("a", 5.0) == b"\x00\xff"
+    with pytest.raises(TimeoutError):
+        link.fetch("never", 0.05)
+
+
+def test_messages_come_in_order(link):
+    for number in range(5):
+        link.send(0, {"kind": "n", "number": number})
+    assert [link.receive()["number"] for _ in range(5)] == list(range(5))
+
+
+def test_closing_wakes_the_receiver(link):
+    found = []
+    receiver = threading.Thread(target=lambda: found.append(link.receive()), daemon=True)
+    receiver.start()
+    link.close()
+    receiver.join(10)
+    assert found == [None]
+
+
+def test_ranks_reach_each_other_and_prefixes_keep_apart():
+    _store, port = open_store(loopback=True)
+    one, other = (StoreLink("127.0.0.1", port, rank, 2) for rank in range(2))
+    apart = StoreLink("127.0.0.1", port, 1, 2, prefix="next")
+    one.publish("k", b"v")
+    assert other.fetch("k", 5.0) == b"v"
+    with pytest.raises(TimeoutError):
+        apart.fetch("k", 0.05)
+    one.send(1, {"kind": "a"})
+    other.send(0, {"kind": "b"})
+    assert (other.receive(), one.receive()) == ({"kind": "a"}, {"kind": "b"})
+
+
+def test_which_link(monkeypatch):
+    for name in ("OUTLAST_STORE", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert not dist.is_initialized()
+    assert isinstance(open_link(), LocalLink)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2 .* call torch\.distributed\.init_proc"):
+        open_link()
+    _store, port = open_store(loopback=True)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("OUTLAST_STORE", f"127.0.0.1:{port}")
+    found = open_link()
+    assert (type(found), found.rank, found.world_size) == (StoreLink, 1, 2)

@@ -1,0 +1,90 @@
+"""One line for each thing that matters, from the ledger alone."""
+
+import time
+
+import pytest
+
+from outlast.launch.narrator import Narrator, sentence
+from outlast.ledger.events import EVENT_NAMES, Event
+from outlast.ledger.file import Ledger
+
+
+def event(name, *, rank=None, attempt=1, **fields):
+    return Event(
+        t=0.0, mono=0.0, job="j", attempt=attempt, node="n", rank=rank, event=name, fields=fields
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "says"),
+    [
+        (event("attempt_formed", world_size=1), "attempt 1: 1 worker"),
+        (event("attempt_formed", attempt=3, world_size=8), "attempt 3: 8 workers"),
+        (event("resumed", step=0, skipped=[]), "no checkpoint yet: starting at step 0"),
+        (event("resumed", step=200, read_s=0.123), "resumed from step 200 in 0.12 s"),
+        (
+            event("resumed", step=200, read_s=1, skipped=[{"step": 300, "reason": "x is missing"}]),
+            "step 300 is not valid: x is missing; resumed from step 200 in 1.00 s",
+        ),
+        (
+            event("worker_lost", rank=3, exit_code=-9, error="signal 9 (SIGKILL)", step=7),
+            "rank 3 was lost after step 7: signal 9 (SIGKILL)",
+        ),
+        (event("worker_lost", rank=3, exit_code=1), "rank 3 was lost: exit code 1"),
+        (
+            event("worker_lost", rank=0, exit_code=1, step=0, error="Traceback\nValueError: x"),
+            "rank 0 was lost after step 0: ValueError: x",
+        ),
+        (
+            event("notice", source="signal", action="terminate", deadline_t=None),
+            "notice from signal: terminate; draining",
+        ),
+        (
+            event("notice", source="aws", action="stop", deadline_t=1.0),
+            "notice from aws: stop in 0 s; draining",
+        ),
+        (event("restart", reason="rank 1 failed", restarts=1), "restarting: rank 1 failed"),
+        (event("drained", step=7, committed=True), "drained after step 7, committed"),
+        (event("drained", step=7, committed=False), "drained after step 7, not committed"),
+        (
+            event("storage_error", operation="save", error="OSError: no space"),
+            "storage failed (save): OSError: no space; training goes on",
+        ),
+        (event("step", step=7), ""),
+        (event("snapshot", step=7), ""),
+        (event("commit", step=7), ""),
+        (event("of_the_future"), ""),
+    ],
+    ids=lambda value: value.event if isinstance(value, Event) else "",
+)
+def test_sentences(one, says):
+    assert sentence(one) == says
+
+
+def test_a_notice_says_how_long_there_is():
+    one = event("notice", source="aws", action="terminate", deadline_t=time.time() + 119.9)
+    assert sentence(one) == "notice from aws: terminate in 120 s; draining"
+
+
+@pytest.mark.parametrize("code", [2, 77, 78])
+def test_a_worker_that_left_on_purpose_is_not_lost(code):
+    assert sentence(event("worker_lost", rank=0, exit_code=code, error="why")) == ""
+
+
+@pytest.mark.parametrize("name", sorted(EVENT_NAMES))
+def test_an_event_without_its_fields_does_no_harm(name):
+    assert isinstance(sentence(event(name)), str)
+
+
+def test_it_tells_what_is_new_and_what_is_left_at_the_end(tmp_path, capfd):
+    ledger = Ledger(tmp_path, job="j", attempt=1)
+    ledger.append("attempt_formed", world_size=5)
+    narrator = Narrator(tmp_path)
+    narrator.start()
+    ledger.append("step", step=1)
+    ledger.append("restart", reason="rank 1 failed")
+    narrator.stop()
+    ledger.close()
+    captured = capfd.readouterr()
+    assert captured.err == "outlast: restarting: rank 1 failed\n"
+    assert captured.out == ""

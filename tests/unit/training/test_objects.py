@@ -1,0 +1,412 @@
+"""What a session is given by name: refused in words, checked before anything is changed."""
+
+import copy
+
+import pytest
+import torch
+from unit_fakes import bits, same
+
+from outlast.checkpoint.load import load
+from outlast.checkpoint.save import Captured, Saver
+from outlast.checkpoint.snapshot import Arena
+from outlast.checkpoint.tree import flatten
+from outlast.errors import ConfigError, StateMismatch
+from outlast.storage import Directory
+from outlast.training.objects import Objects
+
+
+class Counter:
+    """Anything with state."""
+
+    def __init__(self, value=0):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+class Unwilling(Counter):
+    def load_state_dict(self, state):
+        raise KeyError("epoch")
+
+
+def through_disk(objects, path, more=None):
+    """What a save and a load make of the objects' state."""
+    from outlast.attempt.link import LocalLink
+
+    data, tensors = {}, {}
+    for key, value in (objects.capture() | (more or {"outlast": {"step": 7}})).items():
+        data[key], found = flatten(value, key)
+        assert tensors.keys().isdisjoint(found)
+        tensors |= found
+    saver = Saver(Directory(path), LocalLink(), job="j", attempt=1, timeout_s=1.0)
+    saver.save(Captured(step=7, data=data, snapshot=Arena().take(tensors)))
+    return load(Directory(path), 7)
+
+
+def net(width=3, *, dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(2, width), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, 1)
+    ).to(dtype)
+
+
+def train(model, optimizer, steps=3, *, seed=5):
+    generator = torch.Generator().manual_seed(seed)
+    dtype = next(model.parameters()).dtype
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.rand(4, 2, generator=generator).to(dtype)).square().sum().backward()
+        optimizer.step()
+
+
+def refusal(objects, loaded):
+    with pytest.raises(StateMismatch) as caught:
+        objects.check(loaded)
+    return str(caught.value)
+
+
+# --- what is refused at once ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("named", [{}, {"loader": [1, 2]}])
+def test_nothing_to_save(named):
+    with pytest.raises(ConfigError, match=r"needs something to save, as in outlast\.session\("):
+        Objects(named)
+
+
+@pytest.mark.parametrize("value", [3, None, "text", b"bytes", torch.ones(2), print, object()])
+def test_an_object_without_state(value):
+    with pytest.raises(
+        ConfigError, match=r"lr is a .* without state_dict and load_state_dict; wrap"
+    ):
+        Objects({"model": net(), "lr": value})
+
+
+def test_half_of_a_state_is_none():
+    half = type("Half", (), {"state_dict": lambda self: {}})()
+    with pytest.raises(ConfigError, match="half is a Half without"):
+        Objects({"half": half})
+
+
+@pytest.mark.parametrize("name", ["outlast", "model@rank-00001", "a.b"])
+def test_names_that_are_taken(name):
+    with pytest.raises(ConfigError, match="is a name that outlast keeps for itself; use another"):
+        Objects({name: net()})
+
+
+def test_iterables_without_state_are_loaders():
+    loader = [1, 2]
+    objects = Objects({"model": net(), "loader": loader})
+    assert objects.loaders == [loader]
+    assert set(objects.capture()) == {"model"}
+
+
+def test_a_loader_of_steps_is_not_saved_a_second_time(tmp_path):
+    class Stateful(list):
+        def state_dict(self):
+            return {"at": 1}
+
+        def load_state_dict(self, state):
+            self.append(state["at"])
+
+    loader = Stateful()
+    objects = Objects({"model": net(), "loader": loader})
+    assert set(objects.capture()) == {"model", "loader"}
+    objects.forget_loader(loader)
+    assert set(objects.capture()) == {"model"}
+    # A later session names it again, and is not told that it is missing.
+    Objects({"model": net(), "loader": Stateful()}).check(through_disk(objects, tmp_path))
+
+
+# --- what fits and what does not -----------------------------------------------------------------
+
+
+def test_everything_comes_back_to_the_bit(tmp_path):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    train(model, optimizer)
+    scheduler.step()
+    objects = Objects(
+        {"model": model, "optimizer": optimizer, "scheduler": scheduler, "counter": Counter(4)}
+    )
+    loaded = through_disk(objects, tmp_path)
+    other = net(seed=1)
+    other_optimizer = torch.optim.AdamW(other.parameters(), lr=0.5)
+    other_scheduler = torch.optim.lr_scheduler.StepLR(other_optimizer, 2)
+    counter = Counter()
+    fresh = Objects(
+        {
+            "model": other,
+            "optimizer": other_optimizer,
+            "scheduler": other_scheduler,
+            "counter": counter,
+        }
+    )
+    fresh.check(loaded)
+    fresh.apply(loaded)
+    assert same(fresh.capture(), objects.capture())
+    assert counter.value == 4
+    train(model, optimizer, seed=6)
+    train(other, other_optimizer, seed=6)
+    assert same(fresh.capture()["model"], objects.capture()["model"])
+
+
+def test_the_count_of_batch_norm_is_restored(tmp_path):
+    model = net()
+    train(model, torch.optim.SGD(model.parameters(), 0.1), steps=3)
+    loaded = through_disk(Objects({"model": model}), tmp_path)
+    other = net(seed=1)
+    Objects({"model": other}).apply(loaded)
+    assert other[1].num_batches_tracked == 3
+    assert bits(other[1].running_var) == bits(model[1].running_var)
+
+
+def test_checking_changes_nothing(tmp_path):
+    loaded = through_disk(Objects({"model": net()}), tmp_path)
+    other = net(seed=1)
+    before = copy.deepcopy(other.state_dict())
+    Objects({"model": other}).check(loaded)
+    refusal(Objects({"model": other, "more": Counter()}), loaded)
+    assert same(dict(before), dict(other.state_dict()))
+
+
+def test_a_name_on_one_side_only(tmp_path):
+    loaded = through_disk(Objects({"model": net(), "ema": Counter()}), tmp_path)
+    says = refusal(Objects({"model": net()}), loaded)
+    assert says.startswith("step 7 holds 'ema', which this session does not name; add ema=…")
+    says = refusal(Objects({"model": net(), "ema": Counter(), "scaler": Counter()}), loaded)
+    assert says.startswith("step 7 does not hold 'scaler', which this session names; remove it")
+    assert "--dir" in says
+
+
+def test_a_shape_names_the_tensor_and_both(tmp_path):
+    loaded = through_disk(Objects({"model": net(3)}), tmp_path)
+    says = refusal(Objects({"model": net(4)}), loaded)
+    assert says.startswith("model.0.bias has shape (3,) in step 7 and (4,) in the model; build")
+
+
+def test_a_dtype_names_the_tensor_and_both(tmp_path):
+    loaded = through_disk(Objects({"model": net()}), tmp_path)
+    says = refusal(Objects({"model": net(dtype=torch.bfloat16)}), loaded)
+    assert says.startswith(
+        "model.0.bias has dtype torch.float32 in step 7 and torch.bfloat16 in the model"
+    )
+
+
+def test_a_tensor_on_one_side_only(tmp_path):
+    small, large = torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(2, 1)
+    loaded = through_disk(Objects({"model": large}), tmp_path / "a")
+    assert "model.bias is only in step 7" in refusal(Objects({"model": small}), loaded)
+    loaded = through_disk(Objects({"model": small}), tmp_path / "b")
+    assert "model.bias is only in the model" in refusal(Objects({"model": large}), loaded)
+
+
+def test_a_name_that_was_another_kind_of_object(tmp_path):
+    loaded = through_disk(Objects({"thing": Counter([1])}), tmp_path)
+    model = net()
+    assert "thing" in refusal(Objects({"thing": model}), loaded)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    assert "thing" in refusal(Objects({"thing": optimizer}), loaded)
+    loaded = through_disk(
+        Objects({"thing": type("L", (Counter,), {"state_dict": list})()}), tmp_path
+    )
+    for value in (model, optimizer):
+        assert "thing" in refusal(Objects({"thing": value}), loaded)
+
+
+def test_an_object_that_refuses_its_state_is_named(tmp_path):
+    loaded = through_disk(Objects({"counter": Counter()}), tmp_path)
+    with pytest.raises(StateMismatch, match="counter does not take the state of step 7: KeyError"):
+        Objects({"counter": Unwilling()}).apply(loaded)
+
+
+# --- wrapped models ------------------------------------------------------------------------------
+
+
+class Compiled(torch.nn.Module):
+    """As torch.compile wraps."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self._orig_mod = inner
+
+
+def test_a_checkpoint_does_not_depend_on_how_a_model_was_wrapped(tmp_path):
+    model = net()
+    wrapped = Compiled(Compiled(model))
+    objects = Objects({"model": wrapped})
+    assert list(objects.capture()["model"]) == list(model.state_dict())
+    other = net(seed=1)
+    Objects({"model": other}).apply(through_disk(objects, tmp_path))
+    assert same(dict(other.state_dict()), dict(model.state_dict()))
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    state = Objects({"model": wrapped, "optimizer": optimizer}).capture()["optimizer"]
+    assert state["param_groups"][0]["params"][0] == "0.weight"
+
+
+# --- optimizers ----------------------------------------------------------------------------------
+
+
+def adam(model, **more):
+    return torch.optim.AdamW(model.parameters(), lr=0.1, **more)
+
+
+def test_state_goes_under_the_names_of_parameters():
+    model = net()
+    optimizer = adam(model)
+    train(model, optimizer, 1)
+    state = Objects({"model": model, "optimizer": optimizer}).capture()["optimizer"]
+    assert list(state["state"]) == [name for name, _ in model.named_parameters()]
+    two = Objects({"a": model, "b": net(), "optimizer": optimizer}).capture()["optimizer"]
+    assert next(iter(two["state"])) == "a.0.weight"
+    alone = Objects({"optimizer": optimizer}).capture()["optimizer"]
+    assert next(iter(alone["state"])) == "#0"
+
+
+def round_trip(tmp_path, build):
+    """Train, save, build anew, load; what the two hold must be the same."""
+    model, optimizer = build()
+    train(model, optimizer)
+    objects = Objects({"model": model, "optimizer": optimizer})
+    loaded = through_disk(objects, tmp_path)
+    torch.manual_seed(99)
+    again, again_optimizer = build()
+    fresh = Objects({"model": again, "optimizer": again_optimizer})
+    fresh.check(loaded)
+    fresh.apply(loaded)
+    assert same(fresh.capture(), objects.capture())
+    train(model, optimizer, seed=8)
+    train(again, again_optimizer, seed=8)
+    assert same(fresh.capture(), objects.capture())
+    return objects.capture()
+
+
+def test_groups_and_frozen_and_shared_parameters(tmp_path):
+    def build():
+        model = net().append(torch.nn.Linear(1, 1))
+        model.tied = torch.nn.Linear(1, 1, bias=False)
+        model.tied.weight = model[3].weight
+        model[0].bias.requires_grad_(False)
+        groups = [
+            {"params": [model[0].weight, model[0].bias], "lr": 0.1},
+            {"params": [*model[1].parameters(), *model[2].parameters()], "lr": 0.01},
+            {"params": list(model[3].parameters()), "weight_decay": 0.5},
+        ]
+        return model, torch.optim.AdamW(groups)
+
+    state = round_trip(tmp_path, build)["optimizer"]
+    assert "0.bias" not in state["state"]  # frozen: it never got a state
+    assert state["param_groups"][0]["params"] == ["0.weight", "0.bias"]
+    assert state["param_groups"][2]["params"] == ["3.weight", "3.bias"]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda m: torch.optim.SGD(m.parameters(), 0.1),
+        lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9),
+        lambda m: torch.optim.Adam(m.parameters(), amsgrad=True),
+        lambda m: torch.optim.AdamW(m.parameters(), fused=True),
+        lambda m: torch.optim.AdamW(m.named_parameters()),
+        lambda m: torch.optim.Adagrad(m.parameters()),
+        lambda m: torch.optim.RMSprop(m.parameters(), centered=True),
+        lambda m: torch.optim.LBFGS(m.parameters()),
+    ],
+    ids=["sgd", "momentum", "amsgrad", "fused", "named", "adagrad", "rmsprop", "lbfgs"],
+)
+def test_optimizers(tmp_path, build):
+    def both():
+        model = net()
+        return model, build(model)
+
+    if isinstance(both()[1], torch.optim.LBFGS):  # wants a closure to step
+        model, optimizer = both()
+        objects = Objects({"model": model, "optimizer": optimizer})
+        objects.check(through_disk(objects, tmp_path))
+        return
+    round_trip(tmp_path, both)
+
+
+def test_full_precision_state_of_bf16_parameters_is_not_rounded(tmp_path):
+    model = net(dtype=torch.bfloat16)
+    optimizer = adam(model)
+    train(model, optimizer, 1)
+    for number, state in enumerate(optimizer.state.values()):
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = torch.full_like(state[name], 1 / 3 + number, dtype=torch.float32)
+    objects = Objects({"model": model, "optimizer": optimizer})
+    other = net(dtype=torch.bfloat16, seed=1)
+    fresh = Objects({"model": other, "optimizer": adam(other)})
+    fresh.apply(through_disk(objects, tmp_path))
+    state = fresh.capture()["optimizer"]["state"]
+    assert state["0.weight"]["exp_avg"].dtype == torch.float32
+    assert same(fresh.capture(), objects.capture())
+
+
+@pytest.mark.parametrize("order", ["reversed", "rotated"])
+def test_the_order_of_parameters_may_change(tmp_path, order):
+    """Two of one shape: by position, each would get the other's moments, and nobody would see."""
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
+
+    def optimizer_of(model, parameters):
+        return torch.optim.AdamW([{"params": parameters, "lr": 0.1}])
+
+    first = optimizer_of(model, list(model.parameters()))
+    (model["a"](torch.ones(1, 2)) + 3 * model["b"](torch.ones(1, 2))).sum().backward()
+    first.step()
+    objects = Objects({"model": model, "optimizer": first})
+    loaded = through_disk(objects, tmp_path)
+    parameters = list(model.parameters())
+    parameters = parameters[::-1] if order == "reversed" else parameters[1:] + parameters[:1]
+    second = optimizer_of(model, parameters)
+    fresh = Objects({"model": model, "optimizer": second})
+    fresh.check(loaded)
+    fresh.apply(loaded)
+    now, then = fresh.capture()["optimizer"], objects.capture()["optimizer"]
+    assert now["state"].keys() == then["state"].keys()
+    assert all(same(now["state"][name], then["state"][name]) for name in then["state"])
+    for parameter in model.parameters():
+        assert bits(second.state[parameter]["exp_avg"]) == bits(first.state[parameter]["exp_avg"])
+
+
+def test_named_parameters_in_another_order_keep_their_names(tmp_path):
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)})
+    named = list(model.named_parameters())
+    first = torch.optim.AdamW(named)
+    loaded = through_disk(Objects({"model": model, "optimizer": first}), tmp_path)
+    second = torch.optim.AdamW(named[::-1])
+    Objects({"model": model, "optimizer": second}).apply(loaded)
+    assert second.param_groups[0]["param_names"] == [name for name, _ in named[::-1]]
+
+
+def test_another_set_of_parameters_is_refused_before_anything_changes(tmp_path):
+    model = net()
+    loaded = through_disk(Objects({"model": model, "optimizer": adam(model)}), tmp_path)
+    fewer = torch.optim.AdamW(list(model.parameters())[:-1])
+    says = refusal(Objects({"model": model, "optimizer": fewer}), loaded)
+    assert says.startswith(
+        "optimizer had 6 parameters at step 7 and has 5 now (only on one side: 2.bias)"
+    )
+
+
+@pytest.mark.parametrize("cut", [1, 3])
+def test_other_groups_are_refused_before_anything_changes(tmp_path, cut):
+    model = net()
+    parameters = list(model.parameters())
+
+    def grouped(*cuts):
+        return torch.optim.AdamW(
+            [{"params": parameters[a:b]} for a, b in zip((0, *cuts), (*cuts, 6), strict=True)]
+        )
+
+    loaded = through_disk(Objects({"model": model, "optimizer": grouped(2)}), tmp_path)
+    for optimizer in (grouped(cut), grouped(1, cut + 1), grouped()):
+        objects = Objects({"model": model, "optimizer": optimizer})
+        assert "groups" in refusal(objects, loaded)
+        with pytest.raises(StateMismatch, match="groups"):
+            objects.apply(loaded)
