@@ -20,10 +20,10 @@ import sys
 import time
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
-from outlast.checkpoint.catalog import find_steps
 from outlast.checkpoint.manifest import step_name
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
@@ -271,6 +271,11 @@ def free_port():
         return listener.getsockname()[1]
 
 
+class Steps(NamedTuple):
+    committed: list[int]
+    unfinished: list[int]
+
+
 class Job:
     """What a job left behind: its ledger, its checkpoints, and the records of its script."""
 
@@ -290,7 +295,13 @@ class Job:
         return [event for event in read_events(self.directory) if event.event == name]
 
     def steps(self):
-        return find_steps(self.storage)
+        """(committed, unfinished): steps with and without a manifest, as ``ls`` would show them."""
+        found = Steps([], [])
+        for place in sorted(self.checkpoints.glob("step-*")):
+            step = int(place.name.removeprefix("step-"))
+            kind = found.committed if (place / "manifest.json").is_file() else found.unfinished
+            kind.append(step)
+        return found
 
     def newest(self):
         """The newest committed step, 0 without one."""

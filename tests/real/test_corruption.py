@@ -141,6 +141,7 @@ def test_a_directory_that_was_never_committed_is_not_taken(floor, job, calm):
     (newest.with_name(step_name(99)) / "manifest.json").unlink()
     assert train(floor, job, STEPS)[0] == [0, 0]
     assert job.events("resumed")[-1]["step"] == STEPS_BEFORE
+    assert not job.events("verify_failed")  # nobody so much as looked at it
     assert [final["hash"] for final in job.finals()] == [final["hash"] for final in calm.finals()]
 
 
