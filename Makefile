@@ -58,7 +58,7 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check -q .
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy --no-error-summary
-	PYTHONPATH=src $(BIN)/lint-imports
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest tests/unit -q
 
 format: $(VENV)/.installed-test
