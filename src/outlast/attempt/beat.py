@@ -7,14 +7,20 @@ step's path.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
+import shutil
 import struct
+import tempfile
 import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
 VARIABLE: Final = "OUTLAST_BEATS"  # directory, set by our agent
+_PREFIX: Final = "outlast-beats-"
+_LOCK: Final = "lock"
 _FORMAT: Final = struct.Struct("<qd")
 
 
@@ -23,6 +29,43 @@ class BeatSeen(NamedTuple):
 
     step: int
     t: float
+
+
+class BeatsDirectory:
+    """The agent's side: a private directory in memory, gone with the agent.
+
+    An agent that is killed cannot clean up; the next one on the machine does, and knows by a lock
+    which directories have no owner any more.
+    """
+
+    def __init__(self) -> None:
+        memory = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
+        root = memory if memory.is_dir() else Path(tempfile.gettempdir())
+        _reclaim(root)
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def clear(self) -> None:
+        """Forget the workers of an attempt that is over."""
+        for stale in self.path.glob("beat-*"):
+            stale.unlink()
+
+    def close(self) -> None:
+        """Remove it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _reclaim(root: Path) -> None:
+    for lock in root.glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # another user's, or gone in this moment
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held by a living owner: an error
+                shutil.rmtree(lock.parent)
+            finally:
+                os.close(fd)
 
 
 class Beat:

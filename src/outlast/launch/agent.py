@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +24,7 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
-from outlast.attempt.beat import read_beat
+from outlast.attempt.beat import BeatsDirectory, read_beat
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit
 from outlast.launch.desk import NoticeDesk
@@ -77,14 +75,11 @@ class Agent(LocalElasticAgent):
         self._ended: set[int] = set()  # workers that we ended
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
-        memory = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
-        self._beats = Path(
-            tempfile.mkdtemp(prefix="outlast-", dir=memory if memory.is_dir() else None)
-        )
+        self._beats = BeatsDirectory()
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
-        shutil.rmtree(self._beats, ignore_errors=True)
+        self._beats.close()
 
     # --- torch's hooks -----------------------------------------------------------------------
 
@@ -92,12 +87,11 @@ class Agent(LocalElasticAgent):
         self._told, self._ended = set(), set()
         self._leaving_since_s = None
         self._formed_s = time.monotonic()
-        for stale in self._beats.iterdir():
-            stale.unlink()
+        self._beats.clear()
         self._ledger.attempt = self._agree_on_attempt(worker_group)
         os.environ[ATTEMPT_VARIABLE] = str(self._ledger.attempt)
         os.environ[STORE_VARIABLE] = f"{worker_group.master_addr}:{worker_group.master_port}"
-        os.environ[BEATS_VARIABLE] = str(self._beats)
+        os.environ[BEATS_VARIABLE] = str(self._beats.path)
         os.environ[AGENT_VARIABLE] = str(os.getpid())
         if worker_group.group_rank == 0:
             self._ledger.append(
@@ -134,7 +128,7 @@ class Agent(LocalElasticAgent):
             local_rank = failure.local_rank
             if local_rank in self._ended:
                 continue
-            seen = read_beat(self._beats, local_rank)
+            seen = read_beat(self._beats.path, local_rank)
             one = _failure(rank, failure, seen.step if seen else None)
             failures.append(one)
             if one.exit_code == Exit.DRAINED:

@@ -30,11 +30,13 @@ class Launch:
         args: its arguments.
         one_machine: whether no other machine can take part.
         directory: the value of --dir, or None.
+        keeps_logs: whether the workers' log directory is somebody's wish, not only ours.
     """
 
     def __init__(self, arguments: list[str]) -> None:
         parsed = _parse(arguments)
         self.directory: str | None = parsed.dir
+        self.keeps_logs = bool(parsed.log_dir) or (parsed.redirects, parsed.tee) != ("0", "0")
         self.one_machine = _is_one_machine(parsed)
         if not parsed.no_python:
             _check_script(parsed)

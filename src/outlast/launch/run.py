@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -133,6 +134,8 @@ def _attempts(launch: Launch, settings: config.Settings, ledger: Ledger) -> Verd
             rendezvous.shutdown()
         desk.close()
         agent.close()
+        if not launch.keeps_logs:  # torch's agent makes a directory for error files at each start
+            shutil.rmtree(conf.logs_specs.root_log_dir, ignore_errors=True)
     if not result.is_failed() and agent.signalled:
         reason = "the workers ended after they were told of the notice; start me again"
         return Verdict(restart=False, exit_code=int(Exit.DRAINED), reason=reason)
