@@ -18,7 +18,8 @@ STOPS = 3
 
 def stop_somewhere(rng, job, ranks):
     """Signal the groups of all ranks in the middle of the training."""
-    since, later = job.begun(), rng.randrange(1, 20)
+    # A second step has begun: then every rank has entered its session and hears signals.
+    since, later = job.begun(), rng.randrange(2, 20)
     until(lambda: job.begun() >= since + later, "steps", running=ranks[0])
     number = rng.choice([signal.SIGTERM, signal.SIGUSR1])
     for rank in ranks:

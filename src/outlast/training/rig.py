@@ -6,6 +6,7 @@ and what the agent can see.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -246,7 +247,8 @@ class Rig:
 
     def _written(self, written: Written) -> None:
         self._on_written(written.step, written.error)
-        self.agreement.poke()
+        with contextlib.suppress(OSError, RuntimeError):  # the store is gone: the attempt is over
+            self.agreement.poke()
 
     def _past(self) -> list[Event]:
         if self.link.rank:

@@ -209,13 +209,11 @@ class Session:
         return feed
 
     def _boundary(self) -> None:
+        while actions := self._rig.agreement.boundary(self.step):
+            self._act(actions)
+        # After what was due here: a save that has just begun must not hold up the one asked for.
         if self._rig.save_is_due(self.step):
             self._rig.agreement.request("save", not_before=self.step + 1, hold=True, reason="due")
-        while True:
-            actions = self._rig.agreement.boundary(self.step)
-            if not actions:
-                return
-            self._act(actions)
 
     def _act_on_last_boundary(self) -> None:
         """A drain agreed for the very last step is a finish; a save is what the end does anyway."""
