@@ -356,3 +356,16 @@ def test_rows_for_explain():
         "price.on_demand": ("", "default"),
         "tier": ("/tier", "outlast.toml"),
     }
+
+
+@pytest.mark.parametrize("name", ["OUTLAST_CHECKPOINT_EVRY", "OUTLAST_NOTICE_PLATFROM"])
+def test_a_misspelt_variable_names_the_nearest(name):
+    with pytest.raises(ConfigError, match="did you mean OUTLAST_"):
+        config.load({}, environ={name: "auto"})
+
+
+@pytest.mark.parametrize(
+    "name", ["OUTLAST_STORE", "OUTLAST_ATTEMPT", "OUTLAST_BEATS", "OUTLAST_AGENT_PID", "OUTLAST_X"]
+)
+def test_variables_that_are_no_settings_are_left_alone(name):
+    config.load({}, environ={name: "1"})

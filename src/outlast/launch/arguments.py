@@ -132,7 +132,7 @@ def _config(parsed: argparse.Namespace) -> tuple[LaunchConfig, Any, list[str]]:
     try:
         config, entrypoint, args = torchrun.config_from_args(parsed)
     except (AssertionError, ValueError, RuntimeError, NotADirectoryError) as error:
-        raise ConfigError(f"{error}. All flags: outlast run --help") from None
+        raise ConfigError(f"{str(error).rstrip('.?!')}. All flags: outlast run --help") from None
     if config.nproc_per_node < 1:
         raise ConfigError(f"--nproc-per-node {parsed.nproc_per_node}: there must be a worker")
     return config, entrypoint, list(args)

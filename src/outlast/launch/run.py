@@ -46,6 +46,7 @@ def run(arguments: list[str]) -> int:
     """
     launch = Launch(arguments)
     settings = config.load({"dir": launch.directory})
+    rendezvous = _rendezvous(launch)
     job = open_job(settings.dir, settings)
     lock = JobLock(settings.dir) if launch.one_machine else None
     # Sessions in the workers read the same settings, wherever the script changes to.
@@ -65,7 +66,7 @@ def run(arguments: list[str]) -> int:
     say(f"job {job.id} in {_short(settings.dir)}; {launch.config.nproc_per_node} workers here")
     narrator.start()
     try:
-        verdict = _attempts(launch, settings, ledger)
+        verdict = _attempts(launch, settings, ledger, rendezvous)
     finally:
         narrator.stop()
     ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
@@ -91,9 +92,10 @@ def without_secrets(arguments: list[str]) -> list[str]:
     return kept
 
 
-def _attempts(launch: Launch, settings: config.Settings, ledger: Ledger) -> Verdict:
+def _attempts(
+    launch: Launch, settings: config.Settings, ledger: Ledger, rendezvous: RendezvousHandler
+) -> Verdict:
     conf = launch.config
-    rendezvous = _rendezvous(launch)
     desk = NoticeDesk(settings, ledger)
     spec = WorkerSpec(
         role=conf.role,
@@ -164,7 +166,7 @@ def _rendezvous(launch: Launch) -> RendezvousHandler:
     try:
         return FreshStore(registry.get_rendezvous_handler(parameters), conf.local_addr)
     except (ValueError, RendezvousError) as error:
-        raise ConfigError(f"{error}. All flags: outlast run --help") from None
+        raise ConfigError(f"{str(error).rstrip('.?!')}. All flags: outlast run --help") from None
 
 
 def _quieten_torch() -> None:

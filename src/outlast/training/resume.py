@@ -182,7 +182,7 @@ def _worst(link: Link, number: int) -> _Report:
         for rank in range(link.world_size)
     ]
     fine = _Report()
-    for field in ("mismatch", "invalid", "storage"):
+    for field in ("invalid", "storage", "mismatch"):  # what cannot be read cannot be compared
         for report in reports:
             if getattr(report, field):
                 return report
