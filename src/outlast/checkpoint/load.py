@@ -52,14 +52,24 @@ class Loaded:
         self._own = frozenset(own)
         self._files = files
 
-    def state(self, key: str) -> Any:
-        """The state saved under ``key``; tensors share this object's memory.
+    def state(self, key: str, *, shared: bool = False) -> Any:
+        """The state saved under ``key``.
+
+        Whoever keeps a tensor gets one in memory of its own, aligned as torch aligns: at another
+        alignment a sum takes another path through the vector unit, and other last bits.
+
+        Args:
+            key: its name.
+            shared: tensors are views of this object's memory instead, to be copied from at once.
 
         Raises:
             KeyError: nothing was saved under ``key``.
         """
         data = self.data[key]
-        return unflatten(data, {name: self.tensor(name) for name in set(tensor_names(data))})
+        tensors = {name: self.tensor(name) for name in set(tensor_names(data))}
+        if not shared:
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        return unflatten(data, tensors)
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, by the name that the small state uses."""

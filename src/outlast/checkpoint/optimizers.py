@@ -8,11 +8,13 @@ parameter that no saved model holds keeps its number, as ``#3``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from outlast.errors import StateMismatch
+
+KIND: Final = "optimizer_class"
 
 
 def parameter_names(
@@ -37,6 +39,7 @@ def named_state(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str,
     """The optimizer's state_dict with names in place of numbers."""
     state = optimizer.state_dict()
     renamed = dict(state)
+    renamed[KIND] = type(optimizer).__name__
     renamed["state"] = {names[index]: inner for index, inner in state["state"].items()}
     renamed["param_groups"] = [
         {**group, "params": [names[index] for index in group["params"]]}
@@ -52,6 +55,9 @@ def difference(
 
     Their order within a group may differ: state goes by name.
     """
+    kind = state.get(KIND, type(optimizer).__name__)
+    if kind != type(optimizer).__name__:
+        return f"was of class {kind} {then} and is of class {type(optimizer).__name__} now"
     before = [list(group["params"]) for group in state["param_groups"]]
     now = _by_group(optimizer, names)
     was, now_all = {name for group in before for name in group}, set(names)
@@ -79,7 +85,7 @@ def load_named_state(
     if problem:
         raise StateMismatch(f"{key} {problem}")
     number = {name: index for index, name in enumerate(names)}
-    plain = dict(state)
+    plain = {key: value for key, value in state.items() if key != KIND}
     plain["state"] = {number[name]: inner for name, inner in state["state"].items()}
     # torch matches the two sides by position, so the saved side takes today's order.
     plain["param_groups"] = [

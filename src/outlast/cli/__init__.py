@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from outlast._version import __version__
-from outlast.errors import OutlastError
+from outlast.errors import Exit, OutlastError
 
 _COMMANDS = {
     "run": "run a script under outlast, in place of torchrun",
@@ -68,6 +68,8 @@ def main(arguments: list[str] | None = None) -> None:
         _fail("stopped", 130)
     except BrokenPipeError:
         sys.exit(141)  # whoever was reading has seen enough
+    except OSError as error:
+        _fail(f"{error}; look at the disk, or give another directory", int(Exit.STORAGE))
     sys.exit(int(code or 0))
 
 

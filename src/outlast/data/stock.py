@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from outlast.data.epochs import ReplayFeed
+from outlast.data.epochs import ReplayFeed, check_kind, check_world_size
 from outlast.errors import ConfigError
 
 
@@ -77,6 +77,8 @@ class StockFeed(ReplayFeed):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position; see :meth:`~outlast.data.epochs.EpochFeed.restore`."""
+        check_kind(state, self.kind, self.loader)
+        check_world_size(state, self._world_size, self.loader)
         saved, here = state.get("sizes", {}), self._sizes()
         for name in here.keys() & saved.keys():
             if saved[name] != here[name]:

@@ -10,6 +10,7 @@ import argparse
 import difflib
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -40,6 +41,8 @@ class Launch:
         self.one_machine = _is_one_machine(parsed)
         if not parsed.no_python:
             _check_script(parsed)
+        elif shutil.which(parsed.training_script) is None:
+            raise ConfigError(f"there is no program {parsed.training_script}; check the path")
         self.config, self.entrypoint, self.args = _config(parsed)
         if self.one_machine:
             self.config.run_id = "outlast"

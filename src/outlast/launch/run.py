@@ -63,7 +63,8 @@ def run(arguments: list[str]) -> int:
         pid=os.getpid(),
     )
     narrator = Narrator(settings.dir)
-    say(f"job {job.id} in {_short(settings.dir)}; {launch.config.nproc_per_node} workers here")
+    workers = launch.config.nproc_per_node
+    say(f"job {job.id} in {_short(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
     narrator.start()
     try:
         verdict = _attempts(launch, settings, ledger, rendezvous)

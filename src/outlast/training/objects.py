@@ -102,7 +102,7 @@ class Objects:
             if name not in saved:
                 continue
             if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
-                self._check_state(name, value, loaded.state(name), step)
+                self._check_state(name, value, loaded.state(name, shared=True), step)
 
     def apply(self, loaded: Loaded) -> None:
         """Load every object's state; ``check`` comes first.
@@ -113,7 +113,8 @@ class Objects:
         for name, value in self._stateful.items():
             if name not in loaded.data:
                 continue
-            state = loaded.state(name)
+            # A model copies into its parameters; anything else may keep what it is given.
+            state = loaded.state(name, shared=isinstance(value, torch.nn.Module))
             try:
                 if isinstance(value, torch.optim.Optimizer):
                     load_named_state(value, self._names(value), state, name)

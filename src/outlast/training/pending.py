@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+
+from outlast.errors import ConfigError
 
 
 class PendingSave:
@@ -13,8 +16,9 @@ class PendingSave:
         not_before: the first step boundary at which it can be taken.
     """
 
-    def __init__(self, not_before: int) -> None:
+    def __init__(self, not_before: int, may_wait: Callable[[int], bool] = lambda _: True) -> None:
         self.not_before = not_before
+        self._may_wait = may_wait
         self.error = ""
         self._step: int | None = None
         self._committed = False
@@ -33,12 +37,20 @@ class PendingSave:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is committed or has failed; whether it is committed.
 
-        It is taken at a step boundary: waiting for it inside the step that asked would wait for
-        ever, so after ``timeout_s`` this returns as things are.
+        Raises:
+            ConfigError: called by the loop before the boundary at which it is taken: it would wait
+                for itself.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not self._committed and not self.error:
+                # The ranks may still agree on a later step than the one that was asked for.
+                if not self._may_wait(self.not_before if self._step is None else self._step):
+                    raise ConfigError(
+                        "wait() is called before the step boundary at which the save is taken, and "
+                        "would wait for ever; call it in a later step, or leave it to the "
+                        "session's end"
+                    )
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
@@ -50,6 +62,7 @@ class PendingSave:
         with self._changed:
             if self._step is None:
                 self._step = step
+                self._changed.notify_all()
 
     def end(self, error: str) -> None:
         """It is committed (``error`` is "") or has failed."""
@@ -66,9 +79,9 @@ class Saves:
         self._lock = threading.Lock()
         self._open: list[PendingSave] = []
 
-    def add(self, not_before: int) -> PendingSave:
-        """Keep track of a new one."""
-        pending = PendingSave(not_before)
+    def add(self, not_before: int, may_wait: Callable[[int], bool] = lambda _: True) -> PendingSave:
+        """Keep track of a new one; ``may_wait`` says whether the caller may wait for a step."""
+        pending = PendingSave(not_before, may_wait)
         with self._lock:
             self._open.append(pending)
         return pending

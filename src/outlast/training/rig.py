@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from outlast.config import Settings
 from outlast.errors import ConfigError, StorageError
 from outlast.ledger.events import Event
 from outlast.ledger.file import Ledger, read_events
-from outlast.ledger.job import JobLock, open_job
+from outlast.ledger.job import JobLock, open_job, versions
 from outlast.policy.cadence import cadence
 from outlast.storage import Directory
 from outlast.training import resume
@@ -74,6 +75,13 @@ class Rig:
         past = self._past()
         attempt = self._agree_on_attempt(past)
         self._ledger = Ledger(settings.dir, job=self.job.id, attempt=attempt, rank=self.link.rank)
+        self._keeps_the_books = self.link.rank == 0 and not self._under_agent
+        if self._keeps_the_books:  # what the agent writes where there is one
+            command = Path(sys.argv[0]).name
+            self._ledger.append(
+                "job_started", command=command, versions=versions(), pid=os.getpid()
+            )
+            self._ledger.append("attempt_formed", world_size=self.link.world_size, nodes=1)
         self._promised = {e["step"] for e in past if e.event == "commit" and e.get("step")}
         self._storage = Directory(settings.checkpoints_dir)
         self._arena = Arena()
@@ -140,11 +148,13 @@ class Rig:
         self._step = self._sampled_step = self._resumed_step = step
         self._beat.beat(step)
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: float, exit_code: int) -> None:
         """End what was started; a save in flight has ``timeout_s`` to end."""
         self.writer.stop(timeout_s)
         self._sample(force=True)
         self.agreement.stop()
+        if self._keeps_the_books:
+            self._ledger.append("job_finished", exit_code=exit_code, reason="")
         self._ledger.close()
         if self._lock is not None:
             self._lock.release()

@@ -15,8 +15,10 @@ random numbers drawn from generators that are not Python's, NumPy's or torch's o
 from __future__ import annotations
 
 import contextlib
+import difflib
 import random
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -44,6 +46,7 @@ Batch = TypeVar("Batch")
 # Leaving in time matters more than the last commit: this much of the grace is kept for the exit.
 LEAVING_S: Final = 2.0
 COMMIT_TIMEOUT_S: Final = 1800.0
+NO_COMMIT: Final = "nothing is committed yet"
 
 
 def session(
@@ -71,6 +74,7 @@ def session(
     """
     arguments = {"dir": dir, "checkpoint.every": every, "checkpoint.keep": keep}
     with _one_line_errors():
+        _refuse_misspelt(named)
         return Session(config.load(arguments), Objects(named))
 
 
@@ -94,6 +98,8 @@ class Session:
         self._feed: Feed | None = None
         self._random: dict[str, Any] | None = None  # to be restored once more when the loop begins
         self._saved_by = 1
+        self._in_loop = self._is_over = False
+        self._thread = threading.get_ident()
         self._loop = 0  # how many times steps() was called: a position belongs to one of them
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
 
@@ -124,16 +130,21 @@ class Session:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._is_over = True
+        code = _exit_code(error)
         self._rig.agreement.leave(self.step)
         try:
             if kind is None and self._at_boundary and self.step != self._rig.writer.committed_step:
                 self._final_save()
+        except OutlastError as failure:
+            code = int(failure.exit_code)
+            raise
         finally:
             self._signals.remove()  # not before: a signal would be the end of the last save
             if self._feed is not None:
                 self._feed.close()
             # An exception leaves at once: other ranks may be gone, and the older commit stands.
-            self._rig.stop(COMMIT_TIMEOUT_S if kind is None else 5.0)
+            self._rig.stop(COMMIT_TIMEOUT_S if kind is None else 5.0, code)
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -152,11 +163,16 @@ class Session:
             ConfigError: the loader does not fit the checkpoint.
             SystemExit: with code 75, once a drain is agreed and committed.
         """
+        if self._is_over:
+            raise ConfigError("the session is over; call steps() inside its with block")
+        if until is not None and until < 0:
+            raise ConfigError(f"until={until} is no number of steps; count from 0")
         self._loop += 1
         if until is not None and self.step >= until:
             return
         with _one_line_errors():
             feed = self._open(loader, epochs if epochs or until is not None else 1)
+        self._in_loop = True
         try:
             while until is None or self.step < until:
                 self._boundary()
@@ -171,6 +187,7 @@ class Session:
                 self._data = None  # it is the feed's to tell from here on
                 self._rig.completed(self.step)
         finally:
+            self._in_loop = False
             self._rig.agreement.leave(self.step)
         self._act_on_last_boundary()
 
@@ -186,7 +203,11 @@ class Session:
 
         Any one rank may ask, or all of them.
         """
-        pending = self._saves.add(self.step if self._at_boundary else self.step + 1)
+        if not self._in_loop:
+            # Nobody acts on requests outside of steps(); leaving the session saves the end.
+            return self._saves.add(self.step, self._may_wait)
+        not_before = self.step if self._at_boundary else self.step + 1
+        pending = self._saves.add(not_before, self._may_wait)
         self._rig.agreement.request("save", not_before=pending.not_before, reason="asked for")
         return pending
 
@@ -250,6 +271,12 @@ class Session:
             return False
         return True
 
+    def _may_wait(self, step: int) -> bool:
+        """Whether waiting for the save of ``step`` here can end: not in the loop, ahead of it."""
+        if threading.get_ident() != self._thread:
+            return True
+        return self.step > step or (self.step == step and self._in_loop and not self._at_boundary)
+
     def _data_state(self) -> dict[str, Any]:
         if self._data is not None or self._feed is None:
             return self._data or {}
@@ -274,7 +301,7 @@ class Session:
             why = written.error if written and written.error else "there was no time left"
             self._say(
                 f"step {self.step} could not be committed ({why}); "
-                f"the newest commit, step {committed}, stands"
+                + (f"the newest commit, step {committed}, stands" if committed else NO_COMMIT)
             )
             if written is not None and written.error:
                 raise SystemExit(int(Exit.STORAGE))
@@ -286,10 +313,12 @@ class Session:
         written = self._rig.writer.wait(COMMIT_TIMEOUT_S)
         if written is None or written.error:
             why = written.error if written else f"not within {COMMIT_TIMEOUT_S:.0f} s"
+            committed = self._rig.writer.committed_step
             with _one_line_errors():
                 raise StorageError(
-                    f"the final state, step {self.step}, is not committed ({why}); the newest "
-                    f"commit is step {self._rig.writer.committed_step}. Run the same command again"
+                    f"the final state, step {self.step}, is not committed ({why}); "
+                    + (f"the newest commit is step {committed}" if committed else NO_COMMIT)
+                    + ". Mend it and run the same command again"
                 )
 
     def _restore_random(self) -> None:
@@ -307,8 +336,8 @@ class Session:
         world_size = self._rig.link.world_size
         if world_size != self._saved_by and self._rig.link.rank == 0:
             self._say(
-                f"resumed on {world_size} workers from {self._saved_by}: the samples are the same, "
-                "random numbers and sums of gradients are not"
+                f"resumed with {world_size} in place of {self._saved_by} workers: random numbers "
+                "and sums of gradients are not those of an undisturbed run"
             )
 
     def _on_signal(self, name: str) -> None:
@@ -339,3 +368,18 @@ def _one_line_errors() -> Iterator[None]:
     except OutlastError:
         excepthook.install()
         raise
+
+
+def _refuse_misspelt(named: dict[str, Any]) -> None:
+    for name, value in named.items():
+        close = difflib.get_close_matches(name, ("dir", "every", "keep"), n=1)
+        if close and isinstance(value, str | int | float | Path):
+            raise ConfigError(f"{name} is not an argument; did you mean {close[0]}?")
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """What the process will leave with, as far as a session can tell."""
+    if error is None:
+        return 0
+    code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
+    return int(code) if isinstance(code, int) else int(code is not None)

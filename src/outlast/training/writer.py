@@ -7,6 +7,7 @@ retry: writing never stops training.
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 import time
@@ -117,6 +118,8 @@ class Writer:
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self.failures += 1
             text = f"{type(error).__name__}: {error}"
+            if getattr(error, "errno", None) == errno.ENOSPC:
+                text += f"; free space, or keep fewer (checkpoint.keep is {self._keep})"
             logger.warning("step %d was not saved: %s", step, text)
             self._ledger.append(
                 "storage_error",

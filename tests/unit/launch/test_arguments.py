@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -85,8 +86,11 @@ def test_variables_of_torchrun(monkeypatch):
 
 
 def test_a_program_that_is_not_python():
+    script = Path("run.sh")
+    script.touch(mode=0o755)
     launch = Launch(["--no-python", "./run.sh", "a", "-b"])
     assert (launch.entrypoint, launch.args) == ("./run.sh", ["a", "-b"])
+    assert "there is no program nosuch" in refusal("--no-python", "nosuch")
 
 
 def test_another_interpreter(monkeypatch):

@@ -410,3 +410,27 @@ def test_other_groups_are_refused_before_anything_changes(tmp_path, cut):
         assert "groups" in refusal(objects, loaded)
         with pytest.raises(StateMismatch, match="groups"):
             objects.apply(loaded)
+
+
+def test_what_is_kept_lies_in_memory_of_its_own_as_torch_aligns_it(tmp_path):
+    """At another alignment a sum takes another path through the vector unit: other last bits."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))
+    optimizer = adam(model)
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    other = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))
+    fresh = adam(other)
+    loaded = through_disk(Objects({"model": model, "optimizer": optimizer}), tmp_path)
+    Objects({"model": other, "optimizer": fresh}).apply(loaded)
+    kept = [value for state in fresh.state.values() for value in state.values()]
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in kept)
+    places = {tensor.untyped_storage().data_ptr() for tensor in kept}
+    assert len(places) == len(kept), "none is a view of the file that was read"
+
+
+def test_another_class_of_optimizer_is_refused(tmp_path):
+    model = net()
+    loaded = through_disk(Objects({"model": model, "optimizer": adam(model)}), tmp_path)
+    other = Objects({"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)})
+    with pytest.raises(StateMismatch, match=r"was of class AdamW .* is of class SGD now"):
+        other.check(loaded)

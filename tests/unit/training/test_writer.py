@@ -117,19 +117,29 @@ def test_only_one_save_is_in_flight_and_waiting_has_an_end(bench):
     assert one.writer.wait(0) == Written(step=5)
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), ValueError("x")])
-def test_a_save_that_fails_is_told_and_the_next_one_works(bench, error):
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (
+            OSError(28, "No space left on device"),
+            "; free space, or keep fewer (checkpoint.keep is ",
+        ),
+        (ValueError("x"), ""),
+    ],
+)
+def test_a_save_that_fails_is_told_and_the_next_one_works(bench, error, advice):
     saver = SlowSaver()
     saver.go.set()
     one = bench(saver)
     assert one.write(5) == Written(step=5)
     saver.error = error
-    text = f"{type(error).__name__}: {error}"
-    assert one.write(10) == Written(step=10, error=text)
-    assert one.ended[-1].error == text
+    written = one.write(10)
+    assert written.step == 10
+    assert written.error.startswith(f"{type(error).__name__}: {error}{advice}")
+    assert one.ended[-1] == written
     assert (one.writer.committed_step, one.writer.failures) == (5, 1)
     (event,) = one.events("storage_error")
-    assert (event["operation"], event["error"], event["step"]) == ("save", text, 10)
+    assert (event["operation"], event["error"], event["step"]) == ("save", written.error, 10)
     assert event["path"] == one.storage.describe()
     saver.error = None
     assert one.write(15) == Written(step=15)
