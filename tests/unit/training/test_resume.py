@@ -154,6 +154,25 @@ def test_a_mismatch_on_one_rank_is_raised_on_all(tmp_path, unhappy):
     assert tried == [200]
 
 
+@pytest.mark.parametrize("unhappy", [0, 1])
+def test_what_one_rank_cannot_read_is_not_compared_by_the_other(tmp_path, unhappy):
+    """A session that is another is told of by the older one, which both ranks can read."""
+    for step in (100, 200):
+        save(tmp_path, step)
+    blind = WatchedStorage(
+        Directory(tmp_path),
+        lambda did, name: (
+            OSError(5, "Input/output error") if did == "size" and step_name(200) in name else None
+        ),
+    )
+    storages = [Directory(tmp_path), Directory(tmp_path)]
+    storages[1 - unhappy] = blind
+    checks = [fine, fine]
+    checks[unhappy] = refuse(200, StateMismatch("model.w has shape (3,) in step 200"))
+    for outcome in find(tmp_path, storages=storages, check=checks):
+        assert (outcome.step, outcome.skipped[0].step) == (100, 200)
+
+
 def test_none_is_valid(tmp_path):
     for step in (100, 200):
         save(tmp_path, step)
