@@ -53,6 +53,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         checkpoints_dir: where checkpoints lie; ``<dir>/checkpoints`` unless a tier says otherwise.
         notice_platform: who gives notice: auto, aws, none. Signals are always heard.
         notice_base_url: another address for the metadata service.
+        notice_poll_s: seconds between two questions to the platform.
         notice_grace_s: seconds between a signal and the end, or None for the platform's own.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
@@ -65,12 +66,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints_dir: Path
     notice_platform: str
     notice_base_url: str
+    notice_poll_s: float
     notice_grace_s: float | None
     price_spot: float | None
     price_on_demand: float | None
     origin: dict[str, str]
 
 
+POLL_MIN_S: Final = 0.1
+POLL_MAX_S: Final = 60.0
 _DURATION: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*$")
 _SECONDS: Final = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
@@ -132,6 +136,13 @@ def _parse_platform(value: object) -> str:
     raise ConfigError(f"{value!r} is not a platform;{_nearest(str(value), known)}")
 
 
+def _parse_poll(value: object) -> float:
+    seconds = _parse_grace(value)
+    if seconds is None or not POLL_MIN_S <= seconds <= POLL_MAX_S:
+        raise ConfigError(f'{value!r} is not a polling period; write "1 s", from 100 ms to 60 s')
+    return seconds
+
+
 def _parse_grace(value: object) -> float | None:
     if value == "auto":
         return None
@@ -185,6 +196,7 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "checkpoint.keep": ("checkpoint_keep", 3, _parse_keep),
     "notice.platform": ("notice_platform", "auto", _parse_platform),
     "notice.base_url": ("notice_base_url", "", _parse_url),
+    "notice.poll": ("notice_poll_s", "1 s", _parse_poll),
     "notice.grace": ("notice_grace_s", "auto", _parse_grace),
     "price.spot": ("price_spot", None, _parse_price),
     "price.on_demand": ("price_on_demand", None, _parse_price),

@@ -98,3 +98,30 @@ def test_lbfgs_goes_on_bit_for_bit(job, tmp_path):
         train(job, until)
     resumed = train(job, 24)
     assert all(torch.equal(a, b) for a, b in zip(undisturbed, resumed, strict=True))
+
+
+def test_what_a_script_draws_ahead_of_its_loops_is_what_it_drew_before(job, tmp_path):
+    """Random data made inside the with block; draws before, between and in two loops."""
+
+    def train(directory, until):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        drawn = []
+        with outlast.session(model=model, optimizer=optimizer, dir=directory) as session:
+            data = [torch.randn(4) for _ in range(40)]
+            for part in (10, 20):
+                torch.rand(3)
+                for x in session.steps(data, until=min(part, until)):
+                    loss = (model(x) + torch.rand(())).square().sum()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            drawn.append(torch.rand(()))
+        return [*model.parameters(), *drawn]
+
+    undisturbed = train(tmp_path / "undisturbed", 20)
+    for until in (4, 10, 13):
+        train(job, until)
+    assert all(torch.equal(a, b) for a, b in zip(undisturbed, train(job, 20), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(undisturbed, train(job, 20), strict=True))

@@ -178,7 +178,7 @@ def draw(seed: int, steps: int, every: int, server: AwsMetadataServer) -> list[F
     return [
         KillWorker(rng.randrange(every + 2, third), rng.randrange(2), rng.random()),
         KillAllDuringCheckpoint(rng.randrange(third + 5, 2 * third - every)),
-        PreemptionNotice(rng.randrange(2 * third + 5, steps - 15), server),
+        PreemptionNotice(rng.randrange(2 * third + 5, steps - 25), server),
     ]
 
 

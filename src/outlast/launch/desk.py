@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Final
 
 from outlast.config import Settings
 from outlast.ledger.file import Ledger
@@ -16,8 +15,6 @@ from outlast.notice import Notice
 from outlast.notice.platform import choose
 from outlast.notice.signals import SignalNotice
 from outlast.notice.watch import WatchThread
-
-POLL_S: Final = 1.0
 
 
 class NoticeDesk:
@@ -56,7 +53,9 @@ class NoticeDesk:
         chosen = choose(self._settings.notice_platform, self._settings.notice_base_url)
         self.platform = chosen.reason
         if chosen.watcher is not None:
-            self._watch = WatchThread(chosen.watcher, self._hear, interval_s=POLL_S)
+            self._watch = WatchThread(
+                chosen.watcher, self._hear, interval_s=self._settings.notice_poll_s
+            )
             self._watch.start()
 
     def _on_signal(self, name: str) -> None:

@@ -96,8 +96,10 @@ class Session:
         self._signals = SignalNotice(self._on_signal)
         self._data: dict[str, Any] | None = None  # position of the loader, once there is one
         self._feed: Feed | None = None
-        self._random: dict[str, Any] | None = None  # to be restored once more when the loop begins
+        self._feed_loop = 0  # the loop that it belongs to
+        self._random: dict[str, Any] | None = None  # to be restored where the loop goes on
         self._saved_by = 1
+        self._end_random: dict[str, Any] | None = None  # as the loop left them, for the last save
         self._in_loop = self._is_over = False
         self._thread = threading.get_ident()
         self._loop = 0  # how many times steps() was called: a position belongs to one of them
@@ -118,7 +120,6 @@ class Session:
                 self._data = own["data"]
                 self._random = own["random"]
                 self._saved_by = outcome.loaded.manifest.world_size
-                self._restore_random()
                 self._tell_of_other_size()
             self._rig.start(self.step)
         self._signals.install()
@@ -169,10 +170,12 @@ class Session:
             raise ConfigError(f"until={until} is no number of steps; count from 0")
         self._loop += 1
         if until is not None and self.step >= until:
+            if self._data and self._loop <= self._data["loop"]:
+                self._restore_random()  # as if the loop had just ended here
             return
         with _one_line_errors():
             feed = self._open(loader, epochs if epochs or until is not None else 1)
-        self._in_loop = True
+        self._in_loop, self._end_random = True, None
         try:
             while until is None or self.step < until:
                 self._boundary()
@@ -189,6 +192,7 @@ class Session:
         finally:
             self._in_loop = False
             self._rig.agreement.leave(self.step)
+        self._end_random = random_state.capture()
         self._act_on_last_boundary()
 
     def log(self, **scalars: Any) -> None:
@@ -222,11 +226,11 @@ class Session:
         self._objects.forget_loader(loader)
         if self._data and self._data["loop"] == self._loop:
             feed.restore(self._data["position"])
-        # What the script drew between entering the session and this loop, the loop that is being
-        # continued has behind it already.
-        self._restore_random()
+            # Not before: what the script draws ahead of its loop (a list of data, say) it must
+            # draw as in the undisturbed run, from its own seeds.
+            self._restore_random()
         self._random = None
-        self._feed = feed
+        self._feed, self._feed_loop = feed, self._loop
         return feed
 
     def _boundary(self) -> None:
@@ -261,7 +265,7 @@ class Session:
             state = self._objects.capture()
             state[OWN] = {
                 "step": self.step,
-                "random": random_state.capture(),
+                "random": self._end_random or random_state.capture(),
                 "data": self._data_state(),
             }
             self._rig.capture(self.step, state, reason, start)
@@ -280,7 +284,7 @@ class Session:
     def _data_state(self) -> dict[str, Any]:
         if self._data is not None or self._feed is None:
             return self._data or {}
-        return {"loop": self._loop, "position": self._feed.state()}
+        return {"loop": self._feed_loop, "position": self._feed.state()}
 
     def _drain(self, action: Action) -> None:
         """Commit this step and leave; the other ranks do the same."""
