@@ -52,9 +52,8 @@ class _Progress:
         self.in_step = False
         self.pledges: dict[int, int] = {}  # round → the step it must not pass, undecided
         self.due: list[Action] = []
-        self.acted = (
-            completed or -1
-        )  # the newest step that was acted on; a resumed one is committed
+        # The newest step that was acted on; one that was resumed from is committed already.
+        self.acted = completed or -1
         self.finished = False
 
 

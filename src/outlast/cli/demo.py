@@ -14,6 +14,7 @@ from rich.text import Text
 from outlast.drill.corpus import Corpus
 from outlast.drill.demo import STEPS, Listener, Progress, Recovery, demo
 from outlast.drill.faults import Struck
+from outlast.launch.narrator import place
 from outlast.ledger.file import read_events
 from outlast.ledger.goodput import goodput
 from outlast.report import humanise
@@ -43,15 +44,8 @@ def command(directory: str, steps: int, seed: int, as_json: bool) -> int:
         console.print(Text("  ").append(line))
     verdict = "[green]nothing changed[/]" if outcome.holds else "[red]the proof does not hold[/]"
     console.print(f"{verdict} · {outcome.seconds:.0f} s · seed {seed} · {outcome.directory}")
-    console.print(f"Next: outlast report {_short(outcome.directory)}")
+    console.print(f"Next: outlast report {place(Path(outcome.directory))}")
     return 0 if outcome.holds else 1
-
-
-def _short(path: str) -> str:
-    try:
-        return f"./{Path(path).resolve().relative_to(Path.cwd())}"
-    except ValueError:
-        return path
 
 
 class Screen(Listener):

@@ -23,13 +23,11 @@ class NoticeDesk:
     Attributes:
         notice: the first one heard, or None.
         impatient: whether a person has asked a second time.
-        platform: one line on who is listened to, once that is known.
     """
 
     def __init__(self, settings: Settings, ledger: Ledger) -> None:
         self.notice: Notice | None = None
         self.impatient = False
-        self.platform = ""
         self._settings = settings
         self._ledger = ledger
         self._lock = threading.Lock()
@@ -51,7 +49,6 @@ class NoticeDesk:
 
     def _find(self) -> None:
         chosen = choose(self._settings.notice_platform, self._settings.notice_base_url)
-        self.platform = chosen.reason
         if chosen.watcher is not None:
             self._watch = WatchThread(
                 chosen.watcher, self._hear, interval_s=self._settings.notice_poll_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -53,6 +54,13 @@ class Narrator:
 def say(text: str) -> None:
     """One line for people, apart from what the script prints."""
     print(f"outlast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - that is its purpose
+
+
+def place(path: Path) -> str:
+    """A path as a person would type it from here."""
+    with contextlib.suppress(ValueError):
+        return f"./{path.absolute().relative_to(Path.cwd())}"
+    return str(path)
 
 
 def sentence(event: Event) -> str:

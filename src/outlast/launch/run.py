@@ -21,7 +21,7 @@ from outlast.errors import ConfigError, Exit
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
-from outlast.launch.narrator import Narrator, say
+from outlast.launch.narrator import Narrator, place, say
 from outlast.launch.stores import FreshStore, OneMachine
 from outlast.ledger.file import Ledger
 from outlast.ledger.job import Job, JobLock, open_job, versions
@@ -64,7 +64,7 @@ def run(arguments: list[str]) -> int:
     )
     narrator = Narrator(settings.dir)
     workers = launch.config.nproc_per_node
-    say(f"job {job.id} in {_short(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
+    say(f"job {job.id} in {place(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
     narrator.start()
     try:
         verdict = _attempts(launch, settings, ledger, rendezvous)
@@ -180,19 +180,12 @@ def _quieten_torch() -> None:
 
 
 def _conclude(verdict: Verdict, job: Job, directory: Path, command: str) -> None:
-    place = _short(directory)
+    where = place(directory)
     if verdict.exit_code == Exit.FINISHED:
-        say(f"finished. Next: outlast report {place}")
+        say(f"finished. Next: outlast report {where}")
     elif verdict.exit_code == Exit.DRAINED:
         say(f"{verdict.reason} (exit 75): {command}")
     elif verdict.exit_code == Exit.USAGE:
         say(verdict.reason or "the script was called wrongly (exit 2)")
     else:
-        say(f"{verdict.reason} (exit {verdict.exit_code}). See: outlast report {place}")
-
-
-def _short(path: Path) -> str:
-    """A path as a person would type it."""
-    with contextlib.suppress(ValueError):
-        return f"./{path.relative_to(Path.cwd())}"
-    return str(path)
+        say(f"{verdict.reason} (exit {verdict.exit_code}). See: outlast report {where}")

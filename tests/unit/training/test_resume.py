@@ -49,6 +49,16 @@ def damage(path, step, name):
     file.write_bytes(data)
 
 
+def cannot_read(path, step):
+    """A machine's view of the storage in which the files of ``step`` are unreadable."""
+
+    def fail(did, name):
+        hit = did == "size" and step_name(step) in name
+        return OSError(5, "Input/output error") if hit else None
+
+    return WatchedStorage(Directory(path), fail)
+
+
 def refuse(step, error):
     """A check that refuses ``step`` alone."""
 
@@ -111,12 +121,7 @@ def test_one_ranks_refusal_is_everybodys(tmp_path):
     """Rank 1's machine cannot read what rank 0's can."""
     for step in (100, 200):
         save(tmp_path, step)
-    blind = WatchedStorage(
-        Directory(tmp_path),
-        lambda did, name: (
-            OSError(5, "Input/output error") if did == "size" and step_name(200) in name else None
-        ),
-    )
+    blind = cannot_read(tmp_path, 200)
     for outcome in find(tmp_path, storages=[Directory(tmp_path), blind]):
         assert outcome.step == 100
         assert [(one.step, one.reason) for one in outcome.skipped] == [
@@ -159,12 +164,7 @@ def test_what_one_rank_cannot_read_is_not_compared_by_the_other(tmp_path, unhapp
     """A session that is another is told of by the older one, which both ranks can read."""
     for step in (100, 200):
         save(tmp_path, step)
-    blind = WatchedStorage(
-        Directory(tmp_path),
-        lambda did, name: (
-            OSError(5, "Input/output error") if did == "size" and step_name(200) in name else None
-        ),
-    )
+    blind = cannot_read(tmp_path, 200)
     storages = [Directory(tmp_path), Directory(tmp_path)]
     storages[1 - unhappy] = blind
     checks = [fine, fine]
