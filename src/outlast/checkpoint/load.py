@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from outlast.checkpoint.blocks import read_verified
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
@@ -23,7 +24,7 @@ from outlast.checkpoint.manifest import (
     state_file,
     step_name,
 )
-from outlast.checkpoint.shard import DTYPES, read_verified
+from outlast.checkpoint.shard import DTYPES
 from outlast.checkpoint.tree import tensor_names, unflatten
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Storage

@@ -18,11 +18,13 @@ import xxhash
 
 from outlast.errors import CheckpointInvalid
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
 BLOCK_BYTES: Final = 16 << 20
 STEP_NAME: Final = re.compile(r"^step-(\d{12})\Z")
 FILE_NAME: Final = re.compile(r"^rank-(\d{5})\.(safetensors|json)\Z")
+FULL: Final = "full"
+WEIGHTS: Final = "weights"
 _NO_CHECKSUM: Final = "0" * 32
 
 # safetensors' names of dtypes → bytes per element
@@ -72,6 +74,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         created_t: wall-clock time of the commit, in seconds since the epoch.
         files: name → size and hashes.
         tensors: name → shape, dtype, chunks. A name ending in ``@rank-NNNNN`` is that rank's own.
+        kind: "full", or "weights" when it lacks the optimizer's state and cannot be resumed from.
+        exact: whether every tensor has the bits it had in training.
         checksum: of the manifest itself.
     """
 
@@ -84,6 +88,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     created_t: float
     files: dict[str, FileEntry]
     tensors: dict[str, TensorEntry]
+    kind: str = FULL
+    exact: bool = True
     checksum: str = _NO_CHECKSUM
 
 

@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from outlast.checkpoint.blocks import write_hashed
 from outlast.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -39,7 +40,7 @@ from outlast.checkpoint.manifest import (
     state_file,
     step_name,
 )
-from outlast.checkpoint.shard import Placed, header, replace, write_hashed
+from outlast.checkpoint.shard import Placed, header, replace
 from outlast.checkpoint.snapshot import Snapshot
 from outlast.errors import StorageError
 from outlast.storage import Storage

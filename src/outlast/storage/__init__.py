@@ -14,20 +14,46 @@ from typing import Protocol
 
 from outlast.storage.directory import Directory
 
-__all__ = ["Blob", "Directory", "Storage"]
+__all__ = ["Blob", "Directory", "Reader", "Storage"]
 
 
 class Blob(Protocol):
-    """A file being written: bytes are appended, then ``finish`` or ``abandon`` is called once."""
+    """A file being written: bytes come, then ``finish`` or ``abandon`` is called once.
+
+    Attributes:
+        positional: whether ``write_at`` may be called in any order and from several threads.
+            Otherwise offsets must follow each other without a gap, from one thread.
+    """
+
+    positional: bool
 
     def write(self, data: memoryview | bytes) -> None:
-        """Append ``data``."""
+        """Append ``data``; not to be mixed with ``write_at``."""
+
+    def write_at(self, data: memoryview | bytes, offset: int) -> None:
+        """Write ``data`` at byte ``offset``; the size was given to ``create``."""
 
     def finish(self) -> None:
         """Make the file durable and visible under its name."""
 
     def abandon(self) -> None:
         """Forget what was written."""
+
+
+class Reader(Protocol):
+    """An open file; may be read by several threads at once.
+
+    Attributes:
+        size: of the file, in bytes.
+    """
+
+    size: int
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        """Fill ``buffer`` from byte ``offset``; returns the bytes read, fewer only at the end."""
+
+    def close(self) -> None:
+        """Let go of the file."""
 
 
 class Storage(Protocol):
@@ -51,11 +77,17 @@ class Storage(Protocol):
     def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
         """Fill ``buffer`` from byte ``offset`` of ``name``; returns the bytes read."""
 
+    def open(self, name: str) -> Reader:
+        """Open ``name`` for reading many blocks; FileNotFoundError if there is none."""
+
     def put(self, name: str, data: bytes) -> None:
         """Write the whole file ``name`` atomically and durably."""
 
-    def create(self, name: str) -> Blob:
-        """Start writing the file ``name``."""
+    def put_new(self, name: str, data: bytes) -> bool:
+        """``put``, but only if there is no ``name`` yet; False, and nothing done, if there is."""
+
+    def create(self, name: str, size: int | None = None) -> Blob:
+        """Start writing the file ``name``, which will have ``size`` bytes if that is given."""
 
     def remove(self, name: str) -> None:
         """Remove the file ``name`` durably; nothing happens when there is none."""

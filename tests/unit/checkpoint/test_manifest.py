@@ -143,8 +143,8 @@ def test_a_removed_checksum_is_detected():
 
 
 def test_a_later_format_says_upgrade():
-    raw = msgspec.json.encode({"format": 2, "all": "new"})
-    assert reason(raw) == ("it has format 2 and this version reads up to 1; upgrade outlast")
+    raw = msgspec.json.encode({"format": 3, "all": "new"})
+    assert reason(raw) == ("it has format 3 and this version reads up to 2; upgrade outlast")
 
 
 def test_another_steps_manifest_is_refused():

@@ -9,9 +9,9 @@ import pytest
 import torch
 from unit_fakes import Hub, WatchedStorage, on_ranks, same, same_tensor
 
+from outlast.checkpoint import blocks as blocks_room
 from outlast.checkpoint import load as load_room
 from outlast.checkpoint import manifest as manifest_room
-from outlast.checkpoint import shard as shard_room
 from outlast.checkpoint.load import load, read_manifest, verify
 from outlast.checkpoint.manifest import decode, encode
 from outlast.checkpoint.save import Captured, Saver
@@ -476,7 +476,7 @@ def test_small_state_that_is_not_understood_is_named(saved, small):
     """Somebody wrote another file and a manifest for it: hashes agree, the content does not."""
     storage = Directory(saved)
     manifest = read_manifest(storage, 7)
-    entry = shard_room.write_hashed(storage, f"{STEP}/rank-00000.json", [small])
+    entry = blocks_room.write_hashed(storage, f"{STEP}/rank-00000.json", [small])
     files = manifest.files | {"rank-00000.json": entry}
     storage.put(MANIFEST, encode(msgspec.structs.replace(manifest, files=files)))
     with pytest.raises(CheckpointInvalid, match=r"rank-00000\.json is not understood"):
@@ -513,7 +513,7 @@ def test_verifying_tells_its_progress_and_ends_at_all(saved):
 
 
 def test_damage_beyond_the_first_block_is_found(tmp_path, monkeypatch):
-    for room in (load_room, manifest_room, shard_room):
+    for room in (load_room, manifest_room, blocks_room):
         monkeypatch.setattr(room, "BLOCK_BYTES", 1024)
     storage = Directory(tmp_path)
     save_all(storage, 1, states=[{"m": torch.arange(2000.0)}])

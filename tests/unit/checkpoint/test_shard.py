@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import given, settings
 from unit_fakes import WatchedStorage, bits, same_tensor
 
-from outlast.checkpoint import shard
+from outlast.checkpoint import blocks, shard
 from outlast.checkpoint.manifest import ITEM_BYTES, FileEntry
 from outlast.checkpoint.snapshot import Arena
 from outlast.errors import ConfigError
@@ -35,7 +35,7 @@ def write(path, tensors):
     """As a save does: snapshot, header, arena."""
     snapshot = Arena().take(tensors)
     pieces = [shard.header(snapshot.placed), snapshot.data[: snapshot.num_bytes]]
-    return shard.write_hashed(Directory(path), "file.safetensors", pieces)
+    return blocks.write_hashed(Directory(path), "file.safetensors", pieces)
 
 
 def opened(path):
@@ -149,7 +149,7 @@ BLOCK = 64
 
 @pytest.fixture
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(shard, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", BLOCK)
 
 
 def hashes(data):
@@ -165,11 +165,11 @@ def hashes(data):
 def test_each_block_has_its_hash_however_it_is_cut(tmp_path, size, piece):
     data = bytes(index * 37 % 251 for index in range(size))
     pieces = [data[start : start + piece] for start in range(0, size, piece)]
-    entry = shard.write_hashed(Directory(tmp_path), "f", pieces)
+    entry = blocks.write_hashed(Directory(tmp_path), "f", pieces)
     assert (tmp_path / "f").read_bytes() == data
     assert entry == FileEntry(size=size, xxh3_128=hashes(data))
     memory = bytearray(size)
-    problem = shard.read_verified(
+    problem = blocks.read_verified(
         Directory(tmp_path), "f", entry, lambda start, n: memoryview(memory)[start : start + n]
     )
     assert problem is None
@@ -180,19 +180,19 @@ def test_each_block_has_its_hash_however_it_is_cut(tmp_path, size, piece):
 @pytest.mark.parametrize("place", [0, BLOCK - 1, BLOCK, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 9])
 def test_a_flipped_bit_is_found_in_its_block(tmp_path, place):
     data = bytearray(range(2 * BLOCK + 10))
-    entry = shard.write_hashed(Directory(tmp_path), "f", [bytes(data)])
+    entry = blocks.write_hashed(Directory(tmp_path), "f", [bytes(data)])
     data[place] ^= 0x10
     (tmp_path / "f").write_bytes(data)
-    problem = shard.read_verified(
+    problem = blocks.read_verified(
         Directory(tmp_path), "f", entry, lambda _, size: memoryview(bytearray(size))
     )
     assert problem == f"f does not match its checksum (block {place // BLOCK} of 3)"
 
 
 def test_the_real_block_is_16_mib(tmp_path):
-    assert shard.BLOCK_BYTES == 16 << 20
+    assert blocks.BLOCK_BYTES == 16 << 20
     data = bytes(16 << 20) + b"1"
-    entry = shard.write_hashed(Directory(tmp_path), "f", [data])
+    entry = blocks.write_hashed(Directory(tmp_path), "f", [data])
     halves = (data[: 16 << 20], data[16 << 20 :])
     assert entry.xxh3_128 == tuple(xxhash.xxh3_128_hexdigest(half) for half in halves)
 
@@ -204,7 +204,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, operation):
         Directory(tmp_path), lambda did, _: error if did == operation else None
     )
     with pytest.raises(OSError, match="No space"):
-        shard.write_hashed(storage, "step/f", [b"abc"])
+        blocks.write_hashed(storage, "step/f", [b"abc"])
     assert list((tmp_path / "step").iterdir()) == []
     assert storage.log[-1] == ("abandon", "step/f")
 
@@ -215,18 +215,18 @@ def test_a_source_that_fails_leaves_nothing(tmp_path):
         raise RuntimeError("the memory went")
 
     with pytest.raises(RuntimeError, match="the memory went"):
-        shard.write_hashed(Directory(tmp_path), "f", pieces())
+        blocks.write_hashed(Directory(tmp_path), "f", pieces())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_ends_while_it_is_read(tmp_path):
-    entry = shard.write_hashed(Directory(tmp_path), "f", [b"abcdef"])
+    entry = blocks.write_hashed(Directory(tmp_path), "f", [b"abcdef"])
 
     class Shrinks(Directory):
         def read_into(self, name, buffer, offset=0):
             return super().read_into(name, buffer[:3], offset)
 
-    problem = shard.read_verified(
+    problem = blocks.read_verified(
         Shrinks(tmp_path), "f", entry, lambda _, size: memoryview(bytearray(size))
     )
     assert problem == "f ended while it was read"
