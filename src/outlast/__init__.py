@@ -20,6 +20,7 @@ from outlast._version import __version__
 
 if TYPE_CHECKING:
     from outlast import data
+    from outlast.checkpoint.dcp import dcp_reader, dcp_writer
     from outlast.errors import (
         CheckpointInvalid,
         ConfigError,
@@ -40,10 +41,14 @@ __all__ = [
     "StorageError",
     "__version__",
     "data",
+    "dcp_reader",
+    "dcp_writer",
     "session",
 ]
 
 _HOME = {
+    "dcp_reader": "outlast.checkpoint.dcp",
+    "dcp_writer": "outlast.checkpoint.dcp",
     "Session": "outlast.training.session",
     "session": "outlast.training.session",
     **dict.fromkeys(

@@ -20,6 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.errors import ConfigError
+from outlast.tiers import Tier, nearest, parse_directory, parse_keep, parse_tiers, parse_whole
 
 FILE_NAME: Final = "outlast.toml"
 
@@ -27,7 +28,6 @@ FILE_NAME: Final = "outlast.toml"
 # a setting that silently does nothing is worse than an error.
 NOT_YET: Final = {
     "workers.min": "an elastic number of workers",
-    "tier[].every": "a cadence of its own for each tier",
 }
 
 
@@ -50,7 +50,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         dir: the job's directory.
         checkpoint_every: how often a checkpoint is taken.
         checkpoint_keep: how many committed checkpoints are kept, at least 1.
-        checkpoints_dir: where checkpoints lie; ``<dir>/checkpoints`` unless a tier says otherwise.
+        checkpoint_buffers: how many snapshots are held in memory at once, which is also the most
+            saves in flight; 0 writes directly while training waits; None decides by itself.
+        checkpoint_optimizer_every: the optimizer's state is in every Nth checkpoint; those in
+            between hold the weights and cannot be resumed from.
+        checkpoint_moments: "exact", or "bf16": the optimizer's moments at half their size, after
+            which a resume is not bit-exact.
+        tiers: where checkpoints go, in order of speed; one local tier unless set.
+        checkpoints_dir: the first tier that is a directory; ``<dir>/checkpoints`` if none is.
         notice_platform: who gives notice: auto, aws, none. Signals are always heard.
         notice_base_url: another address for the metadata service.
         notice_poll_s: seconds between two questions to the platform.
@@ -63,6 +70,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dir: Path
     checkpoint_every: Every
     checkpoint_keep: int
+    checkpoint_buffers: int | None
+    checkpoint_optimizer_every: int
+    checkpoint_moments: str
+    tiers: tuple[Tier, ...]
     checkpoints_dir: Path
     notice_platform: str
     notice_base_url: str
@@ -73,6 +84,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     origin: dict[str, str]
 
 
+BUFFERS_MAX: Final = 8
 POLL_MIN_S: Final = 0.1
 POLL_MAX_S: Final = 60.0
 _DURATION: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*$")
@@ -113,14 +125,34 @@ def parse_every(value: object) -> Every:
     return Every(seconds=float(match[1]) * _SECONDS[match[2]])
 
 
-def _parse_keep(value: object) -> int:
-    try:
-        keep = int(str(value))
-    except ValueError:
-        keep = 0
-    if keep < 1 or isinstance(value, bool):
-        raise ConfigError(f"{value!r} checkpoints cannot be kept; write a whole number from 1")
-    return keep
+def _parse_buffers(value: object) -> int | None:
+    if value == "auto":
+        return None
+    buffers = parse_whole(value, least=0, most=BUFFERS_MAX)
+    if buffers is None:
+        raise ConfigError(
+            f'{value!r} is not a number of snapshots; write "auto", or 0 to {BUFFERS_MAX}'
+        )
+    return buffers
+
+
+def _parse_optimizer_every(value: object) -> int:
+    every = parse_whole(value, least=1)
+    if every is None:
+        raise ConfigError(
+            f"{value!r} is not a whole number from 1; 1 puts the optimizer's state into each "
+            "checkpoint, 3 into every third"
+        )
+    return every
+
+
+def _parse_moments(value: object) -> str:
+    known = ("exact", "bf16")
+    if value not in known:
+        raise ConfigError(
+            f"{value!r} is not a way to keep the optimizer's moments;{nearest(str(value), known)}"
+        )
+    return str(value)
 
 
 def _parse_platform(value: object) -> str:
@@ -133,7 +165,7 @@ def _parse_platform(value: object) -> str:
             f"notices from {value!r} are not heard by this version yet; "
             f"signals always are, and {', '.join(known)} can be set"
         )
-    raise ConfigError(f"{value!r} is not a platform;{_nearest(str(value), known)}")
+    raise ConfigError(f"{value!r} is not a platform;{nearest(str(value), known)}")
 
 
 def _parse_poll(value: object) -> float:
@@ -167,23 +199,20 @@ def _parse_price(value: object) -> float | None:
     return price
 
 
-def _parse_directory(value: object) -> Path:
-    text = str(value)
-    if not isinstance(value, str | Path) or not text:
-        raise ConfigError(f"{value!r} is not a directory")
-    if "://" in text:
+def _parse_job_directory(value: object) -> Path:
+    if "://" in str(value):
         raise ConfigError(
-            f"{text} is not a directory, and object stores cannot be used by this version yet; "
-            "give a directory that every machine of the job sees"
+            f"{str(value).partition('://')[0]}://… is not a directory; the job's directory is one "
+            "that every machine sees. Checkpoints go to an object store through a [[tier]] in "
+            f"{FILE_NAME}"
         )
-    try:
-        return Path(text).expanduser().absolute()
-    except RuntimeError:
-        raise ConfigError(f"{text} is not a directory: there is no such user") from None
+    return parse_directory(value)
 
 
 def _parse_url(value: object) -> str:
     text = str(value)
+    if "@" in text:  # not repeated: what stands before it is a password
+        raise ConfigError("an address with a password in it; write it as http://HOST[:PORT]")
     if text and not text.startswith(("http://", "https://")):
         raise ConfigError(f"{text!r} is not an address; write it as http://HOST[:PORT]")
     return text.rstrip("/")
@@ -191,9 +220,12 @@ def _parse_url(value: object) -> str:
 
 # key in the file → (attribute, default, parser). OUTLAST_CHECKPOINT_EVERY sets checkpoint.every.
 _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
-    "dir": ("dir", "./outlast-job", _parse_directory),
+    "dir": ("dir", "./outlast-job", _parse_job_directory),
     "checkpoint.every": ("checkpoint_every", "auto", parse_every),
-    "checkpoint.keep": ("checkpoint_keep", 3, _parse_keep),
+    "checkpoint.keep": ("checkpoint_keep", 3, parse_keep),
+    "checkpoint.buffers": ("checkpoint_buffers", "auto", _parse_buffers),
+    "checkpoint.optimizer_every": ("checkpoint_optimizer_every", 1, _parse_optimizer_every),
+    "checkpoint.moments": ("checkpoint_moments", "exact", _parse_moments),
     "notice.platform": ("notice_platform", "auto", _parse_platform),
     "notice.base_url": ("notice_base_url", "", _parse_url),
     "notice.poll": ("notice_poll_s", "1 s", _parse_poll),
@@ -201,7 +233,6 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "price.spot": ("price_spot", None, _parse_price),
     "price.on_demand": ("price_on_demand", None, _parse_price),
 }
-_TIER_KEYS: Final = ("name", "url", "every")
 
 
 def variable_name(key: str) -> str:
@@ -236,7 +267,6 @@ def load(
         sources.append((str(path), _from_file(path)))
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    tier = ""
     for key, (attribute, default, parse) in _KEYS.items():
         name, found = next(((n, s[key]) for n, s in sources if key in s), ("default", default))
         if name == "environment":
@@ -250,11 +280,28 @@ def load(
         unknown = [key for key in found_in if key not in _KEYS and key != "tier"]
         if unknown:
             raise ConfigError(_unknown(unknown[0], name))
-        tier = tier or str(found_in.get("tier", ""))
-    directory: Path = values["dir"]
-    values["checkpoints_dir"] = _parse_directory(tier) if tier else directory / "checkpoints"
-    origin["tier"] = next((n for n, s in sources if "tier" in s), "default")
+    values["tiers"], origin["tier"] = _tiers(sources, values)
+    directories = [Path(tier.url) for tier in values["tiers"] if tier.kind == "directory"]
+    values["checkpoints_dir"] = next(iter(directories), values["dir"] / "checkpoints")
     return Settings(**values, origin=origin)
+
+
+def _tiers(
+    sources: list[tuple[str, dict[str, object]]], values: Mapping[str, Any]
+) -> tuple[tuple[Tier, ...], str]:
+    """The tiers and where they were set; without any, one below the job's directory."""
+    keep: int = values["checkpoint_keep"]
+    for name, found_in in sources:
+        if "tier" in found_in:
+            try:
+                tiers = parse_tiers(
+                    found_in["tier"], keep=keep, buffers=values["checkpoint_buffers"]
+                )
+            except ConfigError as error:
+                raise ConfigError(f"{name}: {error}") from None
+            return tiers, name
+    local = Tier(name="local", url=str(values["dir"] / "checkpoints"), keep=keep)
+    return (local,), "default"
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
@@ -277,7 +324,7 @@ def _from_file(path: Path) -> dict[str, object]:
     flat: dict[str, object] = {}
     for key, value in raw.items():
         if key == "tier":
-            flat["tier"] = _only_tier(value, path)
+            flat["tier"] = value
         elif isinstance(value, dict):
             flat |= {f"{key}.{inner}": found for inner, found in value.items()}
         else:
@@ -285,45 +332,18 @@ def _from_file(path: Path) -> dict[str, object]:
     return flat
 
 
-def _only_tier(value: object, path: Path) -> str:
-    """The directory of the one tier that this version can use."""
-    if (
-        not isinstance(value, list)
-        or not value
-        or not all(isinstance(tier, dict) for tier in value)
-    ):
-        raise ConfigError(f"{path}: a tier is written as [[tier]] with name and url")
-    if len(value) > 1:
-        raise ConfigError(f"{path}: {len(value)} tiers are set; this version can use one directory")
-    (tier,) = value
-    for key in tier:
-        if key not in _TIER_KEYS:
-            raise ConfigError(f"{path}: tier.{key} is not a setting;{_nearest(key, _TIER_KEYS)}")
-    if tier.get("every", 1) != 1:
-        raise ConfigError(f"{path}: tier.every: {NOT_YET['tier[].every']} is not there yet")
-    if "url" not in tier:
-        raise ConfigError(f'{path}: a tier needs a url, such as url = "/mnt/nvme/job"')
-    _parse_directory(tier["url"])
-    return str(tier["url"])
-
-
 def _unknown(key: str, source: str) -> str:
     if key in NOT_YET:
         return f"{source}: {key}: {NOT_YET[key]} is not there yet; remove the setting"
-    return f"{source}: {key} is not a setting;{_nearest(key, tuple(_KEYS))}"
-
-
-def _nearest(word: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f" did you mean {close[0]}?" if close else f" known: {', '.join(known)}"
+    return f"{source}: {key} is not a setting;{nearest(key, tuple(_KEYS))}"
 
 
 def as_rows(settings: Settings) -> list[tuple[str, str, str]]:
     """Each setting as (key, value, where it came from), for ``outlast config --explain``."""
     rows = []
-    for key, (attribute, _, _) in _KEYS.items():
+    for key, (attribute, default, _) in _KEYS.items():
         value = getattr(settings, attribute)
-        shown = "auto" if value is None and key == "notice.grace" else value
+        shown = "auto" if value is None and default == "auto" else value
         rows.append((key, "" if shown is None else str(shown), settings.origin[key]))
-    rows.append(("tier", str(settings.checkpoints_dir), settings.origin["tier"]))
+    rows += [(f"tier.{tier.name}", str(tier), settings.origin["tier"]) for tier in settings.tiers]
     return rows

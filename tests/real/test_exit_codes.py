@@ -221,10 +221,10 @@ def test_a_save_that_fails_does_not_stop_training(floor, tmp_path, occupied):
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].text
     failed = [event for event in job.events("storage_error") if event["operation"] == "save"]
     assert {event["step"] for event in failed} == {6}
-    assert {event.rank for event in failed} == {0, 1}
+    assert [event.rank for event in failed] == [0]  # said once, by the keeper
     assert hashes(job) == undisturbed(floor, job, *arguments)
-    # What cannot be removed does not keep the rest from going.
-    assert len(job.steps().committed) == 3
+    # Those that came due while step 6 was tried again were skipped; the rest is there.
+    assert {3, 21} <= set(job.steps().committed)
     assert job.newest() == 21
 
 

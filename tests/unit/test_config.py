@@ -9,6 +9,7 @@ from hypothesis import given
 from outlast import config
 from outlast.config import Every, load, parse_every
 from outlast.errors import ConfigError
+from outlast.tiers import Tier
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +41,11 @@ def test_defaults():
     assert settings.checkpoints_dir == settings.dir / "checkpoints"
     assert settings.checkpoint_every == Every()
     assert settings.checkpoint_keep == 3
+    assert settings.checkpoint_buffers is None
+    assert (settings.checkpoint_optimizer_every, settings.checkpoint_moments) == (1, "exact")
+    assert settings.tiers == (
+        Tier(name="local", url=str(settings.dir / "checkpoints"), every=1, keep=3),
+    )
     assert (settings.notice_platform, settings.notice_base_url) == ("auto", "")
     assert settings.notice_grace_s is None
     assert (settings.price_spot, settings.price_on_demand) == (None, None)
@@ -51,6 +57,9 @@ CASES = {
     "dir": ("/a", "/b", "/c", lambda s: str(s.dir)),
     "checkpoint.every": ("1 steps", "2 steps", "3 steps", lambda s: str(s.checkpoint_every)),
     "checkpoint.keep": ("4", "5", "6", lambda s: str(s.checkpoint_keep)),
+    "checkpoint.buffers": ("1", "2", "0", lambda s: str(s.checkpoint_buffers)),
+    "checkpoint.optimizer_every": ("2", "3", "4", lambda s: str(s.checkpoint_optimizer_every)),
+    "checkpoint.moments": ("bf16", "exact", "bf16", lambda s: s.checkpoint_moments),
     "notice.platform": ("aws", "none", "auto", lambda s: s.notice_platform),
     "notice.base_url": ("http://a", "http://b", "http://c", lambda s: s.notice_base_url),
     "notice.poll": ("1 s", "2 s", "3 s", lambda s: f"{s.notice_poll_s:g} s"),
@@ -108,6 +117,9 @@ def test_the_documented_file_is_read_but_for_what_is_not_there_yet():
         [checkpoint]
         every = "auto"
         keep = 3
+        buffers = "auto"
+        optimizer_every = 1
+        moments = "exact"
         [[tier]]
         name = "local"
         url = "/mnt/nvme/job"
@@ -155,7 +167,7 @@ def test_settings_are_frozen():
         ),
         ("dir = 3", "dir (from outlast.toml): 3 is not a directory"),
         ("dir = ''", "dir (from outlast.toml): '' is not a directory"),
-        ("dir = 's3://bucket/x'", "object stores cannot be used by this version yet"),
+        ("dir = 's3://bucket/x'", "Checkpoints go to an object store through a [[tier]]"),
         ("dir = '~nobody-of-this-name/x'", "dir (from outlast.toml): ~nobody-of-this-name/x"),
         ("a = ", "outlast.toml is not valid TOML"),
         ("[[checkpoint]]\nkeep = 1", "checkpoint is not a setting"),
@@ -181,38 +193,6 @@ def test_files_that_cannot_be_read(tmp_path):
     assert "cannot be read: Is a directory" in refusal(file=tmp_path)
     Path("latin.toml").write_bytes(b"dir = '\xe4'")
     assert "latin.toml is not valid TOML" in refusal(file=Path("latin.toml"))
-
-
-# --- tiers ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("tier = 3", "a tier is written as [[tier]] with name and url"),
-        ("tier = []", "a tier is written as [[tier]] with name and url"),
-        ("tier = ['/a']", "a tier is written as [[tier]] with name and url"),
-        ("[tier]\nurl = '/a'", "a tier is written as [[tier]] with name and url"),
-        ("[[tier]]\nurl = '/a'\n[[tier]]\nurl = '/b'", "2 tiers are set"),
-        ("[[tier]]\nurll = '/a'", "tier.urll is not a setting; did you mean url?"),
-        ("[[tier]]\nurl = '/a'\nevery = 2", "tier.every: a cadence of its own for each tier"),
-        ("[[tier]]\nname = 'local'", "a tier needs a url"),
-        ("[[tier]]\nurl = 's3://a'", "object stores cannot be used"),
-        ("[[tier]]\nurl = 3", "3 is not a directory"),
-        ("[[tier]]\nurl = ''", "'' is not a directory"),
-    ],
-)
-def test_tiers_that_cannot_be_used(text, says):
-    write(text)
-    assert says in refusal()
-
-
-def test_one_tier_is_where_checkpoints_lie():
-    write("[[tier]]\nurl = 'relative/place'\nname = 'local'\nevery = 1\n")
-    settings = load(environ={})
-    assert settings.checkpoints_dir == Path.cwd() / "relative/place"
-    assert settings.dir == Path.cwd() / "outlast-job"
-    assert settings.origin["tier"] == "outlast.toml"
 
 
 # --- parsers -------------------------------------------------------------------------------------
@@ -288,6 +268,12 @@ def test_a_cadence_reads_what_it_shows(steps, seconds):
 GOOD = [
     ("checkpoint.keep", 1, "checkpoint_keep", 1),
     ("checkpoint.keep", "12", "checkpoint_keep", 12),
+    ("checkpoint.keep", " 12 ", "checkpoint_keep", 12),
+    ("checkpoint.buffers", "auto", "checkpoint_buffers", None),
+    ("checkpoint.buffers", 0, "checkpoint_buffers", 0),
+    ("checkpoint.buffers", "8", "checkpoint_buffers", 8),
+    ("checkpoint.optimizer_every", "3", "checkpoint_optimizer_every", 3),
+    ("checkpoint.moments", "bf16", "checkpoint_moments", "bf16"),
     ("notice.platform", "none", "notice_platform", "none"),
     ("notice.base_url", "", "notice_base_url", ""),
     ("notice.base_url", "http://127.0.0.1:80/", "notice_base_url", "http://127.0.0.1:80"),
@@ -316,8 +302,18 @@ def test_a_home_directory_is_meant(monkeypatch):
 BAD = [
     *(
         ("checkpoint.keep", value, "write a whole number from 1")
+        for value in (0, -1, 1.5, "x", True, "²", "+1", "1_0", "1" * 10, [])
+    ),
+    *(
+        ("checkpoint.buffers", value, 'write "auto", or 0 to 8')
+        for value in (9, -1, 1.5, "x", True, "AUTO", "")
+    ),
+    *(
+        ("checkpoint.optimizer_every", value, "1 puts the optimizer's state into each checkpoint")
         for value in (0, -1, 1.5, "x", True)
     ),
+    ("checkpoint.moments", "bf61", "the optimizer's moments; did you mean bf16?"),
+    ("checkpoint.moments", 3, "the optimizer's moments; known: exact, bf16"),
     ("notice.platform", "awss", "'awss' is not a platform; did you mean aws?"),
     ("notice.platform", "zzzzz", "'zzzzz' is not a platform; known: auto, aws, none"),
     *(
@@ -345,20 +341,27 @@ def test_bad_values(key, value, says):
 
 
 def test_rows_for_explain():
-    write("[checkpoint]\nevery = 50\n[[tier]]\nurl = '/tier'\n")
+    write(
+        "[checkpoint]\nevery = 50\n[[tier]]\nurl = '/tier'\n"
+        "[[tier]]\nurl = 's3://b'\nevery = 5\nkeep = 9\n"
+    )
     settings = load({"price.spot": 0.5}, environ={"OUTLAST_DIR": "/job"})
     rows = {key: (value, origin) for key, value, origin in config.as_rows(settings)}
     assert rows == {
         "dir": ("/job", "OUTLAST_DIR"),
         "checkpoint.every": ("50 steps", "outlast.toml"),
         "checkpoint.keep": ("3", "default"),
+        "checkpoint.buffers": ("auto", "default"),
+        "checkpoint.optimizer_every": ("1", "default"),
+        "checkpoint.moments": ("exact", "default"),
         "notice.platform": ("auto", "default"),
         "notice.base_url": ("", "default"),
         "notice.poll": ("1.0", "default"),
         "notice.grace": ("auto", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
-        "tier": ("/tier", "outlast.toml"),
+        "tier.local": ("/tier, every 1, keep 3", "outlast.toml"),
+        "tier.object": ("s3://b, every 5, keep 9", "outlast.toml"),
     }
 
 

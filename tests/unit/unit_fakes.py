@@ -33,6 +33,13 @@ class Hub:
         self.published = []  # keys, in order
         self.changed = threading.Condition()
         self.inboxes = [queue.SimpleQueue() for _ in range(world_size)]
+        self.is_closed = False
+
+    def close(self):
+        """The store is gone: nobody waits for a key any more."""
+        with self.changed:
+            self.is_closed = True
+            self.changed.notify_all()
 
     def link(self, rank):
         return FakeLink(self, rank)
@@ -53,8 +60,12 @@ class FakeLink:
     def fetch(self, key, timeout_s):
         with self.hub.changed:
             limit_s = min(timeout_s, 20.0)  # a test that hangs fails instead
-            if not self.hub.changed.wait_for(lambda: key in self.hub.values, limit_s):
+            if not self.hub.changed.wait_for(
+                lambda: key in self.hub.values or self.hub.is_closed, limit_s
+            ):
                 raise TimeoutError(f"{key} did not come")
+            if key not in self.hub.values:
+                raise ConnectionResetError("the store is gone")
             return self.hub.values[key]
 
     def send(self, rank, message):
@@ -119,6 +130,7 @@ class WatchedStorage:
 class _WatchedBlob:
     def __init__(self, storage, name, inner):
         self.storage, self.name, self.inner = storage, name, inner
+        self.positional = inner.positional
 
     def _say(self, operation):
         self.storage.log.append((operation, self.name))
@@ -129,6 +141,10 @@ class _WatchedBlob:
     def write(self, data):
         self._say("write")
         self.inner.write(data)
+
+    def write_at(self, data, offset):
+        self._say("write_at")
+        self.inner.write_at(data, offset)
 
     def finish(self):
         self._say("finish")

@@ -14,6 +14,14 @@ from outlast.checkpoint.manifest import BLOCK_BYTES, FileEntry
 from outlast.storage import Storage
 
 
+def hashed(data: bytes) -> FileEntry:
+    """What a manifest says of a file that holds ``data``."""
+    starts = range(0, len(data), BLOCK_BYTES)
+    view = memoryview(data)
+    digests = tuple(xxhash.xxh3_128_hexdigest(view[i : i + BLOCK_BYTES]) for i in starts)
+    return FileEntry(size=len(data), xxh3_128=digests)
+
+
 def write_hashed(storage: Storage, name: str, pieces: Iterable[memoryview | bytes]) -> FileEntry:
     """Write ``pieces`` as the file ``name``, durably, hashing each block on the way.
 

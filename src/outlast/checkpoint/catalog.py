@@ -1,12 +1,18 @@
 """Which steps there are, and removing those that may go.
 
 Guarantees: the manifest of a step that goes is removed durably before any file that it names; an
-unfinished step is never taken for a checkpoint.
+unfinished step is never taken for a checkpoint; one whose manifest does not verify is not counted
+among those that are kept.
 """
 
 from __future__ import annotations
 
-from outlast.checkpoint.manifest import MANIFEST, STEP_NAME, step_name
+from collections.abc import Collection
+
+import msgspec
+
+from outlast.checkpoint.manifest import FULL, MANIFEST, STEP_NAME, decode, step_name
+from outlast.errors import CheckpointInvalid
 from outlast.policy.retention import removable
 from outlast.storage import Storage
 
@@ -45,17 +51,73 @@ def remove_step(storage: Storage, step: int) -> None:
     storage.remove_tree(step_name(step))
 
 
-def prune(storage: Storage, *, keep: int, invalid: set[int]) -> list[int]:
+class Expendable(msgspec.Struct, frozen=True):
+    """What retention allows to remove.
+
+    Attributes:
+        steps: those that may go, oldest first.
+        unreadable: the first manifest that could not be read; its step is left alone.
+    """
+
+    steps: tuple[int, ...]
+    unreadable: OSError | None = None
+
+
+def expendable(
+    storage: Storage, *, keep: int, invalid: Collection[int] = (), in_use: Collection[int] = ()
+) -> Expendable:
+    """The steps that may go; see ``policy.retention``. Manifests are read, data is not.
+
+    Args:
+        storage: where checkpoints lie.
+        keep: how many that a job can be resumed from stay, at least 1.
+        invalid: steps that are known not to verify, besides those whose manifests do not.
+        in_use: steps that somebody writes or reads now; they stay.
+
+    Raises:
+        OSError: the storage cannot be listed.
+    """
+    steps = find_steps(storage)
+    rotten, weights_only, left = set(invalid), set[int](), set(in_use)
+    unreadable: OSError | None = None
+    for step in steps.committed:
+        if step in rotten:
+            continue
+        try:
+            if decode(storage.read(f"{step_name(step)}/{MANIFEST}"), step).kind != FULL:
+                weights_only.add(step)
+        except CheckpointInvalid:
+            rotten.add(step)
+        except FileNotFoundError:
+            left.add(step)  # somebody removes it at this moment
+        except OSError as error:
+            unreadable = unreadable or error
+            left.add(step)
+    # A step that is left alone does not count as kept either: it may not be readable tomorrow.
+    found = removable(
+        [step for step in steps.committed if step not in left or step in in_use],
+        steps.unfinished,
+        keep=keep,
+        invalid=rotten,
+        weights_only=weights_only,
+        in_use=left,
+    )
+    return Expendable(tuple(found), unreadable)
+
+
+def prune(
+    storage: Storage, *, keep: int, invalid: Collection[int], in_use: Collection[int] = ()
+) -> list[int]:
     """Remove what retention allows; returns the steps removed.
 
     Raises:
-        OSError: the first step that could not be removed; all others were tried, so that one that
-            cannot go does not fill the storage with those after it.
+        OSError: the first step that could not be read or removed; all others were tried, so that
+            one that cannot go does not fill the storage with those after it.
     """
-    steps = find_steps(storage)
+    found = expendable(storage, keep=keep, invalid=invalid, in_use=in_use)
     removed = []
-    failure: OSError | None = None
-    for step in removable(steps.committed, steps.unfinished, keep=keep, invalid=invalid):
+    failure = found.unreadable
+    for step in found.steps:
         try:
             remove_step(storage, step)
         except OSError as error:

@@ -1,203 +1,416 @@
-"""Verifying and reading a checkpoint: nothing is believed before its hash was computed.
+"""Opening a checkpoint and reading from it: nothing is believed before its hash was computed.
 
-A file is read block by block into memory, each block hashed before anything looks at it; tensors
-are then views of that memory. What fails names the file and the reason, so that a person can see
-whether a disk, a truncation or a missing rank is behind it.
+The manifest and one rank's small state are read first; they say what every tensor is before any of
+its bytes is touched. Tensors are then read into memory that the caller names, by several threads.
+
+A step may lie in several places. The manifest is that of the first place where it verifies; each
+file, block by block, comes from the first place where it matches that manifest. What was wrong
+elsewhere is told at once, and can be mended from the right copies when there is time for it.
+
+What can go wrong: a block is right nowhere (CheckpointInvalid, naming the file and every place's
+reason), or a place that may have it cannot be read (OSError).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from typing import Any
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from outlast.checkpoint.blocks import read_verified
+from outlast.checkpoint import transfer
+from outlast.checkpoint.copies import Bounce, FileCopies, in_words
+from outlast.checkpoint.destinations import fresh, pieces
 from outlast.checkpoint.manifest import (
-    BLOCK_BYTES,
+    FILE_NAME,
     MANIFEST,
     Manifest,
-    decode,
     own_name,
     state_file,
     step_name,
 )
+from outlast.checkpoint.places import Place, as_places
+from outlast.checkpoint.read import by_file, job_for, read
 from outlast.checkpoint.shard import DTYPES
-from outlast.checkpoint.tree import tensor_names, unflatten
+from outlast.checkpoint.transfer import Found, Repaired, look
+from outlast.checkpoint.tree import DTYPE_OF, decode, replace, tensor_names
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Storage
 
+logger = logging.getLogger(__name__)
 
-class Loaded:
-    """A verified checkpoint as one rank sees it.
+OnDamaged = Callable[[str, Place, str], None]
+OnRepaired = Callable[[str, Place], None]
+
+
+class Leaf(NamedTuple):
+    """A tensor that has not been read: its name in the manifest, its shape and its dtype.
+
+    The dtype is the one it had in training; it may have been stored in a narrower one.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Small(NamedTuple):
+    """One rank's small state: key → data in which tensors are named, and which are its own."""
+
+    rank: int
+    data: dict[str, Any]
+    own: frozenset[str]
+
+
+class Damage(NamedTuple):
+    """A file that is not what the manifest says, in a place that holds the step."""
+
+    file: str
+    place: Place
+    reason: str
+
+
+def ignore(*_: Any) -> None:
+    """Nobody is told."""
+
+
+def open_checkpoint(
+    where: Storage | Sequence[Place],
+    step: int,
+    *,
+    rank: int = 0,
+    on_damaged: OnDamaged = ignore,
+) -> Checkpoint:
+    """Open ``step``: its manifest and the small state of ``rank``, verified.
+
+    Args:
+        where: the places it may lie in, the fastest first, or one storage.
+        step: which one.
+        rank: whose state; beyond the ranks that saved, they are taken in turn.
+        on_damaged: told (file, place, reason) of what is wrong in a place that holds the step.
+
+    Raises:
+        CheckpointInvalid: no place has a manifest or small state that verifies.
+        OSError: and one of them cannot be read.
+    """
+    return Checkpoint(as_places(where), step, rank, on_damaged)
+
+
+class Checkpoint:
+    """A step that is open for reading, as one rank sees it.
 
     Attributes:
         manifest: what it consists of.
-        data: key → small state, in which tensors are named.
+        data: key → small state of ``source_rank``, in which tensors are named.
         source_rank: the rank whose small state this is.
+        sources: file → the name of the place it was read from.
+        damage: what was found wrong so far.
     """
 
     def __init__(
-        self,
-        manifest: Manifest,
-        data: dict[str, Any],
-        own: Iterable[str],
-        source_rank: int,
-        files: dict[str, memoryview],
+        self, places: Sequence[Place], step: int, rank: int, on_damaged: OnDamaged
     ) -> None:
-        self.manifest = manifest
-        self.data = data
-        self.source_rank = source_rank
-        self._own = frozenset(own)
-        self._files = files
+        self.sources: dict[str, str] = {}
+        self.damage: list[Damage] = []
+        self._step = step
+        self._on_damaged = on_damaged
+        self._places = places
+        self._found: dict[str, Found] = {}
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._smalls: dict[int, Small] = {}
+        self._verified: set[str] = set()
+        self.manifest = self._choose()
+        # A place with another manifest or none may still have the right bytes: it is asked last.
+        usable = {name for name, found in self._found.items() if found.manifest is not None}
+        passed = set(self._found) - usable - {p.name for p in places if self._is_torn(p)}
+        self._in_order = sorted(places, key=lambda place: place.name in passed)
+        self.source_rank = rank % self.manifest.world_size
+        self.data = self.small(self.source_rank).data
 
-    def state(self, key: str, *, shared: bool = False) -> Any:
-        """The state saved under ``key``.
+    # --- what there is -----------------------------------------------------------------------
 
-        Whoever keeps a tensor gets one in memory of its own, aligned as torch aligns: at another
-        alignment a sum takes another path through the vector unit, and other last bits.
+    def small(self, rank: int) -> Small:
+        """The small state of one of the ranks that saved.
 
-        Args:
-            key: its name.
-            shared: tensors are views of this object's memory instead, to be copied from at once.
+        Raises:
+            CheckpointInvalid, OSError: no place has it.
+        """
+        if rank not in self._smalls:
+            self._smalls[rank] = self._read_small(rank)
+        return self._smalls[rank]
+
+    def outline(self, key: str, rank: int | None = None) -> Any:
+        """The state saved under ``key`` by ``rank``, with a Leaf in place of each tensor.
 
         Raises:
             KeyError: nothing was saved under ``key``.
         """
-        data = self.data[key]
-        tensors = {name: self.tensor(name) for name in set(tensor_names(data))}
-        if not shared:
-            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-        return unflatten(data, tensors)
+        small = self.small(self.source_rank if rank is None else rank)
+        return decode(small.data[key], lambda leaf: self._leaf(leaf, small))
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Every tensor that the source rank's small state names."""
+        small = self.small(self.source_rank)
+        found: list[Leaf] = []
+        for data in small.data.values():
+            decode(data, lambda leaf: found.append(self._leaf(leaf, small)))
+        yield from found
+
+    def leaf(self, name: str, rank: int | None = None) -> Leaf:
+        """The tensor that a rank's small state calls ``name``.
+
+        Raises:
+            KeyError: the checkpoint has no such tensor.
+        """
+        return self._leaf({"name": name}, self.small(self.source_rank if rank is None else rank))
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def read(
+        self,
+        wanted: Iterable[tuple[str, torch.Tensor]],
+        *,
+        share: tuple[int, int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Fill tensors, and verify a share of all files on the way.
+
+        Args:
+            wanted: (name in the manifest, tensor to be filled: plain or a DTensor, of the shape
+                that was saved).
+            share: (n, of how many): besides what is wanted, every n-th rank's files are verified
+                in full, so that ``of how many`` readers see every byte.
+            progress: told the bytes of each block.
+
+        Raises:
+            CheckpointInvalid, OSError: a block is right in no place. Tensors may have been filled
+                in part, with verified bytes only.
+        """
+        targets = list(wanted)
+        parts = by_file(
+            part
+            for name, tensor in targets
+            for part in pieces(name, self.manifest.tensors[name], tensor)
+        )
+        mine = {name for name in self.manifest.files if share and _is_in_share(name, *share)}
+        jobs = {
+            name: job_for(
+                self._copies_of(name),
+                parts.get(name, ()),
+                everything=name in mine - self._verified,
+            )
+            for name in sorted({*parts, *(mine - self._verified)})
+        }
+        try:
+            read(list(jobs.values()), progress)
+            self._verified |= mine
+        finally:
+            for name, job in jobs.items():
+                self._note(name, job.copies)
+        self._tensors |= dict(targets)
+
+    def state(self, key: str) -> Any:
+        """The state saved under ``key``; what was not read before is read now.
+
+        Whoever keeps a tensor gets one in memory of its own, aligned as torch aligns: at another
+        alignment a sum takes another path through the vector unit, and other last bits.
+
+        Raises:
+            KeyError: nothing was saved under ``key``.
+        """
+        outline = self.outline(key)
+        missing: list[tuple[str, torch.Tensor]] = []
+
+        def want(leaf: Leaf) -> Leaf:
+            if leaf.name not in self._tensors:
+                missing.append((leaf.name, fresh(leaf.shape, leaf.dtype)))
+            return leaf
+
+        replace(outline, Leaf, want)
+        if missing:
+            self.read(missing)
+        return replace(outline, Leaf, lambda leaf: self._tensors[leaf.name])
 
     def tensor(self, name: str) -> torch.Tensor:
-        """One tensor, by the name that the small state uses."""
-        stored = own_name(name, self.source_rank) if name in self._own else name
+        """One whole tensor, by the name that the small state uses."""
+        leaf = self.leaf(name)
+        if leaf.name not in self._tensors:
+            self.read([(leaf.name, fresh(leaf.shape, leaf.dtype))])
+        return self._tensors[leaf.name]
+
+    # --- mending -----------------------------------------------------------------------------
+
+    def repair(
+        self,
+        on_repaired: OnRepaired = ignore,
+        only: Callable[[Damage], bool] = lambda _: True,
+    ) -> list[Repaired]:
+        """Mend what was found damaged, from the places where it is right; never raises OSError.
+
+        Args:
+            on_repaired: told (file, place) of each.
+            only: what to mend; the rest is left to others who found it too.
+        """
+        repaired: list[Repaired] = []
+        for file, place, reason in filter(only, self.damage):
+            try:
+                if file == MANIFEST:
+                    source = self._manifest_source
+                    transfer.mend_manifest(place, self._step, self._found[source].data)
+                else:
+                    source = transfer.mend_file(
+                        self._in_order, place, self._path(file), self.manifest.files[file]
+                    )
+            except (OSError, CheckpointInvalid) as error:
+                why = in_words(error) if isinstance(error, OSError) else error.reason
+                logger.warning("%s in %s (%s) was not mended: %s", file, place.name, reason, why)
+                continue
+            repaired.append(Repaired(file, place.name, source))
+            on_repaired(file, place)
+        self.damage = []
+        return repaired
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _choose(self) -> Manifest:
+        for place in self._places:
+            found = self._found[place.name] = look(place, self._step)
+            if found.manifest is not None:
+                self._manifest_source = place.name
+                for other in self._places:
+                    if self._is_torn(other):
+                        self._tell(Damage(MANIFEST, other, self._found[other.name].problem))
+                return found.manifest
+        raise transfer.none_valid(self._found, self._step)
+
+    def _is_torn(self, place: Place) -> bool:
+        found = self._found.get(place.name)
+        return found is not None and transfer.is_torn(found)
+
+    def _holds(self, place: Place) -> bool:
+        """Whether this place is one that should have this checkpoint's files."""
+        found = self._found.get(place.name)
+        if found is None:
+            found = self._found[place.name] = look(place, self._step)
+            if self._is_torn(place):
+                self._tell(Damage(MANIFEST, place, found.problem))
+        return transfer.is_torn(found) or found.data == self._found[self._manifest_source].data
+
+    def _read_small(self, rank: int) -> Small:
+        name = state_file(rank)
+        if name not in self.manifest.files:
+            raise CheckpointInvalid(self._step, f"{MANIFEST} does not name {name}")
+        copies = self._copies_of(name)
+        buffer, raw = Bounce(copies.entry).view, bytearray()
+        try:
+            for index in range(len(copies.entry.xxh3_128)):
+                raw += copies.block(index, buffer)
+        finally:
+            copies.close()
+            self._note(name, copies)
+        self._verified.add(name)
+        try:
+            small = json.loads(raw)
+            found = Small(rank, dict(small["state"]), frozenset(small["own"]))
+            for tensor in tensor_names(found.data):
+                self._leaf({"name": tensor}, found)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointInvalid(self._step, f"{name} is not understood: {error}") from None
+        return found
+
+    def _leaf(self, leaf: Any, small: Small) -> Leaf:
+        name = leaf["name"]
+        stored = own_name(name, small.rank) if name in small.own else name
         entry = self.manifest.tensors[stored]
-        dtype = DTYPES[entry.dtype]
-        pieces = [
-            _as_tensor(self._files[chunk.file][chunk.start : chunk.end], dtype, chunk.shape)
-            for chunk in entry.chunks
-        ]
-        if len(pieces) == 1 and entry.chunks[0].shape == entry.shape:
-            return pieces[0]
-        whole = torch.empty(entry.shape, dtype=dtype)
-        for chunk, piece in zip(entry.chunks, pieces, strict=True):
-            where = tuple(
-                slice(offset, offset + extent)
-                for offset, extent in zip(chunk.offsets, chunk.shape, strict=True)
-            )
-            whole[where].copy_(piece)
-        return whole
+        dtype = DTYPE_OF[leaf["dtype"]] if "dtype" in leaf else DTYPES[entry.dtype]
+        return Leaf(stored, entry.shape, dtype)
+
+    def _copies_of(self, name: str) -> FileCopies:
+        return FileCopies(self._in_order, self._path(name), self.manifest.files[name])
+
+    def _path(self, name: str) -> str:
+        return f"{step_name(self._step)}/{name}"
+
+    def _note(self, name: str, copies: FileCopies) -> None:
+        """Where a file came from, and where it is damaged."""
+        if copies.used:
+            self.sources[name] = " and ".join(sorted(copies.used))
+        for place in self._places:
+            problem = copies.problems.get(place.name)
+            if problem and self._holds(place):
+                self._tell(Damage(name, place, problem))
+
+    def _tell(self, damage: Damage) -> None:
+        if all((one.file, one.place) != (damage.file, damage.place) for one in self.damage):
+            self.damage.append(damage)
+            self._on_damaged(*damage)
 
 
-def read_manifest(storage: Storage, step: int) -> Manifest:
-    """The verified manifest of ``step``.
+def _is_in_share(name: str, number: int, of: int) -> bool:
+    """Whether the rank in a file's name falls to this reader: with as many readers, its own."""
+    match = FILE_NAME.match(name)
+    return match is not None and int(match[1]) % of == number
+
+
+def read_manifest(where: Storage | Sequence[Place], step: int) -> Manifest:
+    """The manifest of ``step``, from the first place where it verifies.
 
     Raises:
-        CheckpointInvalid: there is none, or it does not verify.
-        OSError: the storage failed in another way than a missing file.
+        CheckpointInvalid: there is none, or none that verifies.
+        OSError: a place failed in another way than by a missing file.
     """
-    try:
-        data = storage.read(f"{step_name(step)}/{MANIFEST}")
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        raise CheckpointInvalid(step, f"{MANIFEST} is missing") from None
-    return decode(data, step)
+    found: dict[str, Found] = {}
+    for place in as_places(where):
+        one = found[place.name] = look(place, step)
+        if one.manifest is not None:
+            return one.manifest
+    raise transfer.none_valid(found, step)
 
 
-def load(storage: Storage, step: int, *, rank: int = 0, everything: bool = True) -> Loaded:
-    """Verify ``step`` and read what ``rank`` needs of it.
+def load(
+    where: Storage | Sequence[Place], step: int, *, rank: int = 0, everything: bool = True
+) -> Checkpoint:
+    """Open ``step`` and read all tensors of one rank's state.
 
     Args:
-        storage: where checkpoints lie.
+        where: the places it may lie in, or one storage.
         step: which one.
         rank: whose state; beyond the ranks that saved, they are taken in turn.
-        everything: verify the other ranks' files too.
+        everything: verify all other files too.
 
     Raises:
-        CheckpointInvalid: a file is missing, truncated or altered; names it.
-        OSError: the storage failed in another way.
+        CheckpointInvalid: a file is right in no place; names it.
+        OSError: a place failed in another way.
     """
-    manifest = read_manifest(storage, step)
-    source = rank % manifest.world_size
-    if state_file(source) not in manifest.files:
-        raise CheckpointInvalid(step, f"{MANIFEST} does not name {state_file(source)}")
-    files = {state_file(source): _read(storage, manifest, state_file(source))}
-    try:
-        small = json.loads(bytes(files[state_file(source)]))
-        data, own = small["state"], frozenset(small["own"])
-        stored = [
-            own_name(name, source) if name in own else name for name in set(tensor_names(data))
-        ]
-        needed = {c.file for name in stored for c in manifest.tensors[name].chunks}
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointInvalid(step, f"{state_file(source)} is not understood: {error}") from None
-    for name in sorted(needed):
-        files[name] = _read(storage, manifest, name)
-    if everything:
-        for name in sorted(set(manifest.files) - set(files)):
-            verify_file(storage, manifest, name)
-    return Loaded(manifest, data, own, source, files)
+    checkpoint = open_checkpoint(where, step, rank=rank)
+    wanted = {leaf.name: fresh(leaf.shape, leaf.dtype) for leaf in checkpoint.leaves()}
+    checkpoint.read(wanted.items(), share=(0, 1) if everything else None)
+    return checkpoint
 
 
 def verify(
-    storage: Storage, step: int, progress: Callable[[int, int], None] | None = None
+    where: Storage | Sequence[Place],
+    step: int,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
     """Verify every byte of ``step``; ``progress`` is told (bytes done, bytes in all).
 
     Raises:
         CheckpointInvalid: names the first file that does not verify.
-        OSError: the storage failed in another way.
+        OSError: a place failed in another way.
     """
-    manifest = read_manifest(storage, step)
-    total = sum(entry.size for entry in manifest.files.values())
+    checkpoint = open_checkpoint(where, step)
+    total = sum(entry.size for entry in checkpoint.manifest.files.values())
     done = 0
-    for name, entry in sorted(manifest.files.items()):
-        verify_file(storage, manifest, name)
-        done += entry.size
+
+    def more(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
         if progress is not None:
             progress(done, total)
-    return manifest
 
-
-def verify_file(storage: Storage, manifest: Manifest, name: str) -> None:
-    """Verify one file without keeping it; memory for one block is enough.
-
-    Raises:
-        CheckpointInvalid: it is missing, truncated or altered.
-    """
-    scratch = _memory(min(manifest.files[name].size, BLOCK_BYTES))
-    _check(storage, manifest, name, lambda _, size: scratch[:size])
-
-
-def _read(storage: Storage, manifest: Manifest, name: str) -> memoryview:
-    memory = _memory(manifest.files[name].size)
-    _check(storage, manifest, name, lambda start, size: memory[start : start + size])
-    return memory
-
-
-def _memory(num_bytes: int) -> memoryview:
-    return np.empty(num_bytes, dtype=np.uint8).data
-
-
-def _check(
-    storage: Storage,
-    manifest: Manifest,
-    name: str,
-    place_of: Callable[[int, int], memoryview],
-) -> None:
-    path = f"{step_name(manifest.step)}/{name}"
-    try:
-        problem = read_verified(storage, path, manifest.files[name], place_of)
-    except (FileNotFoundError, IsADirectoryError):
-        problem = f"{name} is missing"
-    if problem:
-        raise CheckpointInvalid(manifest.step, problem)
-
-
-def _as_tensor(data: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    if not len(data):
-        return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=dtype).view(shape)
+    more(checkpoint.manifest.files[state_file(0)].size)
+    checkpoint.read((), share=(0, 1), progress=more)
+    return checkpoint.manifest

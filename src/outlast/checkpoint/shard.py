@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from outlast.errors import ConfigError
 
 ALIGNMENT: Final = 4096
 
-_NAMES: Final = {
+NAMES: Final = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -39,7 +39,7 @@ _NAMES: Final = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-DTYPES: Final = {name: dtype for dtype, name in _NAMES.items()}
+DTYPES: Final = {name: dtype for dtype, name in NAMES.items()}
 
 
 class Placed(NamedTuple):
@@ -58,29 +58,16 @@ def place(tensors: Mapping[str, torch.Tensor]) -> dict[str, Placed]:
         ConfigError: a dtype that the format has no name for.
     """
     for name, tensor in tensors.items():
-        if tensor.dtype not in _NAMES:
+        if tensor.dtype not in NAMES:
             raise ConfigError(f"{name} has dtype {tensor.dtype}, which safetensors cannot hold")
     placed: dict[str, Placed] = {}
     position = 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name)):
         tensor = tensors[name]
         end = position + tensor.numel() * tensor.dtype.itemsize
-        placed[name] = Placed(_NAMES[tensor.dtype], tuple(tensor.shape), position, end)
+        placed[name] = Placed(NAMES[tensor.dtype], tuple(tensor.shape), position, end)
         position = end
     return placed
-
-
-def replace(placed: Mapping[str, Placed], names: Iterable[str]) -> dict[str, Placed]:
-    """The layout of some of the tensors of another layout, in the same order without the holes."""
-    wanted = set(names)
-    moved: dict[str, Placed] = {}
-    position = 0
-    for name, old in placed.items():
-        if name in wanted:
-            end = position + old.end - old.start
-            moved[name] = old._replace(start=position, end=end)
-            position = end
-    return moved
 
 
 def header(placed: Mapping[str, Placed]) -> bytes:

@@ -10,19 +10,20 @@ from __future__ import annotations
 import base64
 import collections
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
 import torch
 
+from outlast.checkpoint.reshard import is_spread, why_not
 from outlast.errors import ConfigError
 
 KIND: Final = "$"
 Json = Any
 
 _FACTORIES: Final = {"int": int, "float": float, "list": list, "dict": dict, "set": set}
-_DTYPES: Final = {
+DTYPE_OF: Final = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()
     if isinstance(value, torch.dtype)
@@ -37,7 +38,8 @@ def flatten(state: Any, name: str) -> tuple[Json, dict[str, torch.Tensor]]:
         name: prefix of every tensor's name.
 
     Returns:
-        The data, in which each tensor is replaced by its name, and name → tensor (not copied).
+        The data, in which each tensor is replaced by its name, and name → tensor (not copied; a
+        DTensor stays one).
 
     Raises:
         ConfigError: something in ``state`` is neither data nor a tensor; names it.
@@ -55,18 +57,62 @@ def unflatten(data: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     Raises:
         ValueError, KeyError, TypeError: ``data`` is not what ``flatten`` writes.
     """
+
+    def tensor(leaf: Mapping[str, Any]) -> torch.Tensor:
+        found = tensors[leaf["name"]]
+        # What was stored in a narrower dtype than it had comes back in its own.
+        return found.to(DTYPE_OF[leaf["dtype"]]) if "dtype" in leaf else found
+
+    return decode(data, tensor)
+
+
+def decode(data: Json, leaf: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """The state that ``flatten`` split, with ``leaf`` of its data in place of each tensor.
+
+    Raises:
+        ValueError, KeyError, TypeError: ``data`` is not what ``flatten`` writes.
+    """
     if isinstance(data, list):
-        return [unflatten(value, tensors) for value in data]
+        return [decode(value, leaf) for value in data]
     if not isinstance(data, dict):
         return data
     if KIND not in data:
-        return {key: unflatten(value, tensors) for key, value in data.items()}
+        return {key: decode(value, leaf) for key, value in data.items()}
     kind = data[KIND]
     if kind == "tensor":
-        return tensors[data["name"]]
+        return leaf(data)
     if kind not in _DECODERS:
         raise ValueError(f"{kind!r} is not a kind of data")
-    return _DECODERS[kind](data, lambda value: unflatten(value, tensors))
+    return _DECODERS[kind](data, lambda value: decode(value, leaf))
+
+
+def replace(state: Any, kind: type, by: Callable[[Any], Any]) -> Any:
+    """``state`` with ``by`` of it in place of each value of type ``kind`` that containers hold."""
+    if isinstance(state, kind):
+        return by(state)
+    if isinstance(state, dict):
+        changed = {key: replace(value, kind, by) for key, value in state.items()}
+        if isinstance(state, collections.defaultdict):
+            return collections.defaultdict(state.default_factory, changed)
+        return changed if type(state) is dict else type(state)(changed)
+    if isinstance(state, collections.deque):
+        return collections.deque((replace(item, kind, by) for item in state), state.maxlen)
+    if type(state) in (list, tuple):
+        return type(state)(replace(item, kind, by) for item in state)
+    return state
+
+
+def mark_narrow(data: Json, names: Collection[str], dtype: str) -> None:
+    """Note at each tensor of ``names`` that it is to be ``dtype`` again when it is read."""
+    if isinstance(data, list):
+        for value in data:
+            mark_narrow(value, names, dtype)
+    elif isinstance(data, dict):
+        if data.get(KIND) == "tensor":
+            if data["name"] in names:
+                data["dtype"] = dtype
+        else:
+            mark_narrow(list(data.values()), names, dtype)
 
 
 def tensor_names(data: Json) -> Iterable[str]:
@@ -87,7 +133,9 @@ def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float) and not isinstance(value, np.generic):
-        return value if math.isfinite(value) else {KIND: "float", "value": repr(float(value))}
+        sign = "-" if math.copysign(1.0, value) < 0 else ""  # repr leaves out that of a NaN
+        finite = math.isfinite(value)
+        return value if finite else {KIND: "float", "value": sign + repr(abs(float(value)))}
     if isinstance(value, dict):
         return _encode_dict(value, name, tensors)
     if type(value) is list:
@@ -113,18 +161,22 @@ _SEQUENCES: Final[dict[type, str]] = {
 }
 
 
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+
+
 def _encode_tensor(value: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> Json:
-    if type(value).__name__ == "DTensor":
-        raise ConfigError(
-            f"{name} is sharded over several workers (DTensor), which this version cannot save "
-            "yet; save replicated or single-process state"
-        )
+    spread = type(value) not in _PLAIN and is_spread(value)
+    refusal = why_not(value) if spread else ""
+    if refusal:
+        raise ConfigError(f"{name} {refusal}")
     if value.layout != torch.strided or value.is_quantized or value.is_meta:
         raise ConfigError(f"{name} is a {value.layout} tensor on {value.device}; only dense ones")
     unique, serial = name, 1
     while unique in tensors:  # a key with a dot in it can spell another path
         unique, serial = f"{name}~{serial}", serial + 1
-    tensors[unique] = value.detach()
+    # This runs at a step boundary, for thousands of tensors: most are detached already, and a
+    # DTensor takes long to detach; who copies it takes its local tensor and detaches that.
+    tensors[unique] = value.detach() if value.requires_grad and not spread else value
     return {KIND: "tensor", "name": unique}
 
 
@@ -193,7 +245,7 @@ _DECODERS: Final[dict[str, Decode]] = {
     "bytearray": lambda data, _: bytearray(base64.b64decode(data["value"])),
     "array": lambda data, _: _array(data),
     "scalar": lambda data, _: _array(data)[()],
-    "dtype": lambda data, _: _DTYPES[data["value"]],
+    "dtype": lambda data, _: DTYPE_OF[data["value"]],
     "device": lambda data, _: torch.device(data["value"]),
     "tuple": lambda data, inner: tuple(inner(item) for item in data["items"]),
     "set": lambda data, inner: {inner(item) for item in data["items"]},

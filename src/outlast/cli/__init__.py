@@ -16,7 +16,7 @@ _COMMANDS = {
     "run": "run a script under outlast, in place of torchrun",
     "demo": "train through a kill and a preemption notice, and prove nothing changed",
     "report": "what happened to a job and where its time went",
-    "checkpoints": "list, show and verify a job's checkpoints",
+    "checkpoints": "list, verify, mend, prune and export a job's checkpoints",
     "config": "the settings in force and where each came from",
 }
 

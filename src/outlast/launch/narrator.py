@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from outlast.errors import Exit
+from outlast.keeper.wire import Progress
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 
 POLL_S: Final = 0.2
+WAIT_FIRST_S: Final = 2.0
+WAIT_EVERY_S: Final = 5.0
 
 
 class Narrator:
@@ -51,6 +54,37 @@ class Narrator:
                 say(text)
 
 
+class Waits:
+    """Says what the end of a job waits for: slower tiers that do not have everything yet."""
+
+    def __init__(self) -> None:
+        self._told_s = 0.0
+        self._first: tuple[float, int] | None = None  # when, and how many bytes were done
+
+    def tell(self, progress: Progress) -> None:
+        """Say it after two seconds, and then every five, with the time that is left."""
+        now = time.monotonic()
+        if not progress.words:
+            return
+        self._first = self._first or (now, progress.done_bytes)
+        if now - self._first[0] < WAIT_FIRST_S or now - self._told_s < WAIT_EVERY_S:
+            return
+        self._told_s = now
+        done = progress.done_bytes - self._first[1]
+        left = progress.total_bytes - progress.done_bytes
+        rate = done / max(now - self._first[0], 0.001)
+        time_left = f", {humanise_s(left / rate)} left" if done > 0 else ""
+        say(
+            f"bringing the newest checkpoint to {progress.words}: "
+            f"{progress.done_bytes / 1e9:.2f} of {progress.total_bytes / 1e9:.2f} GB{time_left}"
+        )
+
+
+def humanise_s(seconds: float) -> str:
+    """Seconds as a person says them."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
 def say(text: str) -> None:
     """One line for people, apart from what the script prints."""
     print(f"outlast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - that is its purpose
@@ -79,7 +113,10 @@ def _resumed(event: Event) -> str:
     if not event.get("step") and not skipped:
         return "no checkpoint yet: starting at step 0"
     lines = [f"step {one['step']} is not valid: {one['reason']}" for one in skipped]
-    lines.append(f"resumed from step {event.get('step')} in {event.get('read_s', 0.0):.2f} s")
+    origin = str(event.get("source") or "")
+    where = f" ({origin})" if origin.startswith("from ") else ""
+    took = f"{event.get('read_s', 0.0):.2f} s"
+    lines.append(f"resumed from step {event.get('step')} in {took}{where}")
     return "; ".join(lines)
 
 
@@ -98,6 +135,10 @@ def _notice(event: Event) -> str:
     return f"notice from {event.get('source')}: {event.get('action')}{when}; draining"
 
 
+def _to_tier(event: Event) -> str:
+    return f" to {event.get('tier')}" if event.get("tier") else ""
+
+
 _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "attempt_formed": _formed,
     "resumed": _resumed,
@@ -109,6 +150,13 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
         + (", committed" if event.get("committed") else ", not committed")
     ),
     "storage_error": lambda event: (
-        f"storage failed ({event.get('operation')}): {event.get('error')}; training goes on"
+        f"storage failed ({event.get('operation')}{_to_tier(event)}): {event.get('error')}; "
+        "training goes on"
     ),
+    "verify_failed": lambda event: (
+        f"{event.get('file')} in tier {event.get('tier')} is damaged: {event.get('reason')}"
+        if event.get("tier")
+        else ""  # a whole step that was passed over is told by the resume
+    ),
+    "repaired": lambda event: f"{event.get('file')} in tier {event.get('tier')} is whole again",
 }

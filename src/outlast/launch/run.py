@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import time
 from pathlib import Path
 from typing import Final
 
@@ -18,16 +19,20 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from outlast import config
 from outlast.errors import ConfigError, Exit
+from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
+from outlast.keeper.setup import setup_of
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
-from outlast.launch.narrator import Narrator, place, say
+from outlast.launch.narrator import Narrator, Waits, place, say
 from outlast.launch.stores import FreshStore, OneMachine
 from outlast.ledger.file import Ledger
 from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.policy.restart import RestartPolicy, Verdict
 
 EXIT_BARRIER_S: Final = 300.0
+LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit
+UNKNOWN_GRACE_S: Final = 20.0  # for slower tiers, where nobody says how long the machine stays
 _SECRET: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
@@ -63,19 +68,42 @@ def run(arguments: list[str]) -> int:
         pid=os.getpid(),
     )
     narrator = Narrator(settings.dir)
+    keeper = _start_keeper(settings, job)
     workers = launch.config.nproc_per_node
     say(f"job {job.id} in {place(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
     narrator.start()
+    desk = NoticeDesk(settings, ledger)
     try:
-        verdict = _attempts(launch, settings, ledger, rendezvous)
+        verdict = _attempts(launch, desk, ledger, rendezvous)
     finally:
         narrator.stop()
+        keeper.close(_time_left_s(desk))
     ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
     ledger.close()
     if lock is not None:
         lock.release()
     _conclude(verdict, job, settings.dir, command)
     return verdict.exit_code
+
+
+def _time_left_s(desk: NoticeDesk) -> float | None:
+    """How long the keeper may go on copying: until the machine goes, if it is going."""
+    notice = desk.notice
+    if notice is None:
+        return None
+    if notice.deadline_t is None:
+        return UNKNOWN_GRACE_S
+    return max(notice.deadline_t - time.time() - LEAVING_S, 0.0)
+
+
+def _start_keeper(settings: config.Settings, job: Job) -> Supervisor:
+    """The keeper of this machine; it outlives the workers, and its memory outlives it."""
+    setup = setup_of(settings, job.id, str(os.getpid()))
+    os.environ[SOCKET_VARIABLE] = setup.socket
+    waits = Waits()
+    keeper = Supervisor(setup, waits.tell)
+    keeper.start()
+    return keeper
 
 
 def without_secrets(arguments: list[str]) -> list[str]:
@@ -94,10 +122,9 @@ def without_secrets(arguments: list[str]) -> list[str]:
 
 
 def _attempts(
-    launch: Launch, settings: config.Settings, ledger: Ledger, rendezvous: RendezvousHandler
+    launch: Launch, desk: NoticeDesk, ledger: Ledger, rendezvous: RendezvousHandler
 ) -> Verdict:
     conf = launch.config
-    desk = NoticeDesk(settings, ledger)
     spec = WorkerSpec(
         role=conf.role,
         local_world_size=conf.nproc_per_node,

@@ -101,7 +101,10 @@ def _record(error: BaseException, text: str) -> None:
     message = str(error) if isinstance(error, OutlastError) else last
     extra: dict[str, Any] = {"py_callstack": text, "timestamp": str(int(time.time()))}
     with contextlib.suppress(OSError):  # the agent then knows the exit code alone
-        Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
+        # In one piece: torch's agent breaks on a file that its killing of this worker left empty.
+        whole = Path(f"{path}.{os.getpid()}")
+        whole.write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
+        whole.replace(path)
 
 
 def _leave(code: int) -> NoReturn:

@@ -9,15 +9,15 @@ event              fields besides the head
 =================  ============================================================================
 job_started        command, versions, pid
 attempt_formed     world_size, nodes
-resumed            step (0 on a first start), source, read_s, skipped [{step, reason}],
-                   from_world_size
+resumed            step (0 on a first start), source ("from memory, local"), places, read_s,
+                   skipped [{step, reason}], from_world_size
 step               step, seconds, stalled_s, scalars   (sampled; since the sample before)
-snapshot           step, blocked_s, bytes, reason
-commit             step, durable_s, bytes, files
-save_skipped       step, reason
+snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights")
+commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
+save_skipped       step, reason, tier (of one tier only, if it is there)
 tier_copied        step, tier, seconds, bytes
-verify_failed      step, file, reason
-repaired           step, file, tier
+verify_failed      step, file, reason, tier (of one file; without them the whole step)
+repaired           step, file, tier, source (of `checkpoints repair`)
 notice             source, action, deadline_t, detail
 drain_agreed       step, ranks
 drained            step, committed
@@ -25,7 +25,7 @@ worker_lost        rank's pid, exit_code, signal, step, beat_t, error
 node_lost          node
 hang, straggler, anomaly, rollback
 restart            reason, restarts
-storage_error      operation, path, error
+storage_error      operation (save, copy, prune), path, error, step, tier
 job_finished       exit_code, reason
 =================  ============================================================================
 """

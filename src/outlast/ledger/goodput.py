@@ -114,7 +114,8 @@ def goodput(
     line = _Line(ordered[0].t, next((width for width in widths if width), 1), count)
     for event in ordered:
         line.see(event)
-    end_t = ordered[-1].t
+    # What comes after the end is no time of the job: a repair months later, a worker's late word.
+    end_t = line.at_t if line.finished else ordered[-1].t
     if now is not None and not line.finished:
         end_t = max(end_t, now)
     return line.close(end_t)

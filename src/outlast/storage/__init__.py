@@ -5,7 +5,9 @@ when it returns; a blob from ``create`` becomes visible under its name only in `
 and durably; ``remove`` is durable when it returns. Names are relative, of plain characters, and
 can never lead out of the storage.
 
-What can go wrong: any operation raises OSError as the system gave it; nothing is retried here.
+What can go wrong: any operation raises OSError, a directory's as the system gave it and without a
+second try (but for room that its own spare files took), an object store's in one line and after
+what :class:`Patience` allows.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from outlast.storage.directory import Directory
+from outlast.storage.object import ObjectStore, Patience
+from outlast.storage.places import open_storage
 
-__all__ = ["Blob", "Directory", "Reader", "Storage"]
+__all__ = ["Blob", "Directory", "ObjectStore", "Patience", "Reader", "Storage", "open_storage"]
 
 
 class Blob(Protocol):
@@ -93,4 +97,4 @@ class Storage(Protocol):
         """Remove the file ``name`` durably; nothing happens when there is none."""
 
     def remove_tree(self, name: str) -> None:
-        """Remove ``name`` and all below it."""
+        """Remove all below ``name`` durably; nothing happens when there is nothing."""

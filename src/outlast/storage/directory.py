@@ -5,28 +5,39 @@ the name's directory is fsynced before anybody is told, and so is the directory 
 that was just made (a rename is not durable without it).
 
 Rejected: writing to the final name (a writer of a dead attempt could still hold it open); O_TMPFILE
-(not on every shared file system).
+(not on every shared file system); for ``put_new``, claiming the name with O_EXCL and writing behind
+it (a crash in between leaves a claim that nobody can tell from a writer that is slow).
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import shutil
 from pathlib import Path
-from typing import Final
 
-# No component starts with a dot, so a name can neither lead out nor meet an unfinished part.
-NAME: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*\Z")
-PART_PREFIX: Final = "."
+from outlast.storage.files import (
+    PART_PREFIX,
+    FileBlob,
+    FileReader,
+    PlacedBlob,
+    sync_directory,
+)
+from outlast.storage.names import checked
+from outlast.storage.spares import Spares
 
 
 class Directory:
-    """A storage that is a directory; ``root`` is made when something is first written."""
+    """A storage that is a directory; ``root`` is made when something is first written.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: where.
+        num_spares: how many big files of removed trees are kept to be written over, below
+            ``root/.spare``; they give way when the disk is full.
+    """
+
+    def __init__(self, root: Path, num_spares: int = 0) -> None:
         self.root = root
+        self._spares = Spares(root, num_spares)
 
     def describe(self, name: str = "") -> str:
         """The path of ``name``."""
@@ -74,11 +85,29 @@ class Directory:
             blob.abandon()
             raise
 
-    def create(self, name: str) -> FileBlob:
-        """Start writing the file ``name``."""
+    def put_new(self, name: str, data: bytes) -> bool:
+        """``put``, but only if there is no ``name`` yet; False, and nothing done, if there is."""
         path = self._path(name)
-        self._make_directories(path.parent)
-        return FileBlob(path)
+        self._spares.make_room_for(lambda: self._make_directories(path.parent))
+        blob = FileBlob(path, self._spares)
+        try:
+            blob.write(data)
+            return blob.finish_new()
+        except BaseException:
+            blob.abandon()
+            raise
+
+    def open(self, name: str) -> FileReader:
+        """Open ``name`` for reading many blocks; FileNotFoundError if there is none."""
+        return FileReader(self._path(name))
+
+    def create(self, name: str, size: int | None = None) -> FileBlob:
+        """Start writing the file ``name``, which will have ``size`` bytes if that is given."""
+        path = self._path(name)
+        self._spares.make_room_for(lambda: self._make_directories(path.parent))
+        if size is None:
+            return FileBlob(path, self._spares)
+        return PlacedBlob(path, self._spares, size)
 
     def remove(self, name: str) -> None:
         """Remove the file ``name`` durably."""
@@ -90,18 +119,28 @@ class Directory:
         sync_directory(path.parent)
 
     def remove_tree(self, name: str) -> None:
-        """Remove ``name`` and all below it."""
+        """Remove ``name`` and all below it, durably; nothing happens when there is none.
+
+        Nobody may need its files any more: some may be kept to be written over.
+        """
         path = self._path(name)
         if path == self.root:
             raise ValueError("the root of a storage is not removed")
-        shutil.rmtree(path, ignore_errors=False)
+        self._spares.keep_from(path)
+        try:
+            shutil.rmtree(path, ignore_errors=False)
+        except FileNotFoundError:
+            if path.exists():  # something inside went away under our hands
+                raise
+            return
+        sync_directory(path.parent)
+
+    def drop_spares(self) -> None:
+        """Give the space of files kept to be written over back to the disk."""
+        self._spares.drop()
 
     def _path(self, name: str) -> Path:
-        if not name:
-            return self.root
-        if not NAME.match(name):
-            raise ValueError(f"{name!r} is not a name of this storage")
-        return self.root / name
+        return self.root / checked(name)
 
     def _make_directories(self, path: Path) -> None:
         missing = []
@@ -111,47 +150,3 @@ class Directory:
         for directory in reversed(missing):
             directory.mkdir(exist_ok=True)
             sync_directory(directory.parent)
-
-
-class FileBlob:
-    """A file of a Directory while it is written, under a name that no reader takes for a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        # Random: in containers a restarted process has the number of the one that died here.
-        self._part = path.parent / f"{PART_PREFIX}{path.name}.{os.urandom(8).hex()}.part"
-        self._fd = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-
-    def write(self, data: memoryview | bytes) -> None:
-        """Append ``data`` in full."""
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
-
-    def finish(self) -> None:
-        """Data, then name, then directory: each durable before the next."""
-        os.fsync(self._fd)
-        self._close()
-        os.rename(self._part, self._path)  # noqa: PTH104
-        sync_directory(self._path.parent)
-
-    def abandon(self) -> None:
-        """Forget what was written; a part that cannot be removed is harmless."""
-        with contextlib.suppress(OSError):  # what made us abandon is what must be heard
-            if self._fd >= 0:
-                self._close()
-        with contextlib.suppress(OSError):
-            self._part.unlink()
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1  # also after a close that fails, the number is free
-        os.close(fd)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in ``path`` durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -4,6 +4,6 @@
 ``rig``      everything it stands on, put together
 ``objects``  the named objects as one state tree
 ``resume``   finding the newest checkpoint that verifies on every rank
-``writer``   the thread that writes checkpoints
+``engine``   from a state at a boundary to a committed checkpoint
 ``pending``  what save() returns
 """

@@ -6,22 +6,18 @@ the model was wrapped; an optimizer's state goes under its parameters' names.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import torch
 
-from outlast.checkpoint.load import Loaded
-from outlast.checkpoint.optimizers import (
-    difference,
-    load_named_state,
-    named_state,
-    parameter_names,
-)
-from outlast.checkpoint.save import OWN
+from outlast.checkpoint.load import Checkpoint
+from outlast.checkpoint.optimizers import named_state, parameter_names
+from outlast.checkpoint.plan import OWN
 from outlast.errors import ConfigError, StateMismatch
+from outlast.training.restore import Restore
 
+torch_state_dict: Final = torch.nn.Module.state_dict
 EXAMPLE: Final = "outlast.session(model=model, optimizer=optimizer)"
 
 
@@ -38,6 +34,7 @@ class Objects:
     def __init__(self, named: Mapping[str, Any]) -> None:
         self.loaders: list[Any] = []
         self._stateful: dict[str, Any] = {}
+        self._restore: Restore | None = None
         for name, value in named.items():
             if name == OWN or "@" in name or "." in name:  # with a dot, a tensor of another object
                 raise ConfigError(f"{name!r} is a name that outlast keeps for itself; use another")
@@ -54,6 +51,11 @@ class Objects:
                 )
         if not self._stateful:
             raise ConfigError(f"a session needs something to save, as in {EXAMPLE}")
+
+    @property
+    def stateful(self) -> Mapping[str, Any]:
+        """Name → object that has state."""
+        return self._stateful
 
     def forget_loader(self, loader: Any) -> None:
         """``steps`` keeps this loader's position: it is not saved a second time by its name."""
@@ -77,8 +79,11 @@ class Objects:
             if loaders or not self._may_be_absent(name)
         }
 
-    def check(self, loaded: Loaded) -> None:
-        """See that a checkpoint fits before anything is changed.
+    def check(self, loaded: Checkpoint) -> Restore:
+        """See that a checkpoint fits, before anything is read or changed.
+
+        Returns:
+            What this session takes from it.
 
         Raises:
             StateMismatch: other names, shapes or dtypes; names the first and both sides.
@@ -98,72 +103,44 @@ class Objects:
                     f"step {step} does not hold {name!r}, which this session names; remove it from "
                     "outlast.session(), or start a new job with another --dir"
                 )
+        restore = Restore(loaded)
         for name, value in self._stateful.items():
             if name not in saved:
                 continue
-            if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
-                self._check_state(name, value, loaded.state(name, shared=True), step)
+            if isinstance(value, torch.nn.Module):
+                restore.take_model(name, value)
+            elif isinstance(value, torch.optim.Optimizer):
+                restore.take_optimizer(name, value, self._names(value))
+            else:
+                restore.take_object(name, value)
+        if OWN in loaded.data:
+            restore.take(OWN)
+        self._restore = restore
+        return restore
 
-    def apply(self, loaded: Loaded) -> None:
-        """Load every object's state; ``check`` comes first.
+    def apply(self, loaded: Checkpoint) -> None:
+        """Give every object its state; ``check`` comes first, or is done now.
 
         Raises:
-            StateMismatch: an object refused its state.
+            StateMismatch: it does not fit, or an object refused its state.
         """
-        for name, value in self._stateful.items():
-            if name not in loaded.data:
-                continue
-            # A model copies into its parameters; anything else may keep what it is given.
-            state = loaded.state(name, shared=isinstance(value, torch.nn.Module))
-            try:
-                if isinstance(value, torch.optim.Optimizer):
-                    load_named_state(value, self._names(value), state, name)
-                elif isinstance(value, torch.nn.Module):
-                    # Modules read their version from here; without it some convert "old" state.
-                    ordered = collections.OrderedDict(state)
-                    ordered._metadata = getattr(  # type: ignore[attr-defined]
-                        value.state_dict(), "_metadata", None
-                    )
-                    value.load_state_dict(ordered)
-                else:
-                    value.load_state_dict(state)
-            except (RuntimeError, ValueError, KeyError, TypeError) as error:
-                if isinstance(error, StateMismatch):
-                    raise
-                raise StateMismatch(
-                    f"{name} does not take the state of step {loaded.manifest.step}: "
-                    f"{type(error).__name__}: {error}"
-                ) from error
+        restore, self._restore = self._restore, None  # what was read is the objects' from here on
+        if restore is None or restore.checkpoint is not loaded:
+            restore = self.check(loaded)
+            self._restore = None
+        restore.apply()
 
     def _state(self, value: Any) -> Any:
         if isinstance(value, torch.optim.Optimizer):
             return named_state(value, self._names(value))
+        if isinstance(value, torch.nn.Module) and type(value).state_dict is torch_state_dict:
+            with torch.no_grad():  # whoever copies detaches, more cheaply than a DTensor does
+                return value.state_dict(keep_vars=True)
         return value.state_dict()
 
     def _names(self, optimizer: torch.optim.Optimizer) -> list[str]:
         models = {k: v for k, v in self._stateful.items() if isinstance(v, torch.nn.Module)}
         return parameter_names(optimizer, models)
-
-    def _check_state(self, name: str, value: Any, saved: Any, step: int) -> None:
-        kind = "model" if isinstance(value, torch.nn.Module) else "optimizer"
-        if not isinstance(saved, Mapping) or (kind == "optimizer" and "param_groups" not in saved):
-            raise StateMismatch(
-                f"{name} is of another kind in step {step} and a {type(value).__name__} now; name "
-                f"the {kind} that was saved, or start a new job with another --dir"
-            )
-        if isinstance(value, torch.nn.Module):
-            _check_model(name, value, saved, step)
-        else:
-            self._check_optimizer(name, value, saved, step)
-
-    def _check_optimizer(
-        self, name: str, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], step: int
-    ) -> None:
-        problem = difference(optimizer, self._names(optimizer), saved, f"at step {step}")
-        if problem:
-            raise StateMismatch(
-                f"{name} {problem}; build it as it was, or start a new job with another --dir"
-            )
 
 
 def _unwrapped(value: Any) -> Any:
@@ -175,21 +152,3 @@ def _unwrapped(value: Any) -> Any:
             break
         value = inner
     return value
-
-
-def _check_model(name: str, model: torch.nn.Module, saved: Mapping[str, Any], step: int) -> None:
-    remedy = "build the model as it was, or start a new job with another --dir"
-    now = {k: v for k, v in model.state_dict().items() if isinstance(v, torch.Tensor)}
-    then = {k: v for k, v in saved.items() if isinstance(v, torch.Tensor)}
-    for key in sorted(set(now) | set(then)):
-        if key not in now or key not in then:
-            where = f"in step {step}" if key in then else "in the model"
-            raise StateMismatch(f"{name}.{key} is only {where}; {remedy}")
-        for what in ("shape", "dtype"):
-            old, new = getattr(then[key], what), getattr(now[key], what)
-            if old != new:
-                shown = [tuple(x) if what == "shape" else x for x in (old, new)]
-                raise StateMismatch(
-                    f"{name}.{key} has {what} {shown[0]} in step {step} and {shown[1]} in the "
-                    f"model; {remedy}"
-                )

@@ -64,9 +64,10 @@ class PendingSave:
                 self._step = step
                 self._changed.notify_all()
 
-    def end(self, error: str) -> None:
-        """It is committed (``error`` is "") or has failed."""
+    def end(self, error: str, step: int) -> None:
+        """It is committed (``error`` is "") or has failed, with the snapshot of ``step``."""
         with self._changed:
+            self._step = step  # a later one than was decided, if the first was void
             self._committed = not error
             self.error = error
             self._changed.notify_all()
@@ -103,5 +104,4 @@ class Saves:
             ended = [p for p in self._open if p.not_before <= step]
             self._open = [p for p in self._open if p.not_before > step]
         for pending in ended:
-            pending.decide(step)
-            pending.end(error)
+            pending.end(error, step)

@@ -1,7 +1,9 @@
 """Finding the newest checkpoint that verifies on every rank, and saying what was passed over.
 
-Rank 0 proposes a step, newest first; every rank verifies and reads what it needs of it and reports;
-one rank's refusal is everybody's. Nothing is changed in any object before all have agreed.
+Rank 0 proposes a step, newest first; every rank checks that it fits its objects, verifies its share
+of the files, reads what it needs, and reports; one rank's refusal is everybody's. A step that does
+not fit changes nothing in any object. One that proves damaged half-way may have filled objects in
+part, with verified bytes: an older step then overwrites them, or the job does not start.
 
 Never a silent start from step 0: when the ledger or a manifest says that something was committed
 and nothing verifies, the job refuses to start.
@@ -9,30 +11,37 @@ and nothing verifies, the job refuses to start.
 
 from __future__ import annotations
 
-import errno
+import collections
+import functools
 import logging
+import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
 
 from outlast.attempt.link import Link
-from outlast.checkpoint.catalog import find_steps
-from outlast.checkpoint.load import Loaded, load
+from outlast.checkpoint.copies import in_words
+from outlast.checkpoint.load import (
+    Checkpoint,
+    ignore,
+    open_checkpoint,
+)
+from outlast.checkpoint.manifest import FULL
+from outlast.checkpoint.places import Place, as_places
+from outlast.checkpoint.transfer import Repaired
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
 from outlast.storage import Storage
+from outlast.training.candidates import Candidates, Proposal, Skipped
+from outlast.training.restore import Restore
 
 logger = logging.getLogger(__name__)
 
+OnDamaged = Callable[[int, str, Place, str], None]
+OnRepaired = Callable[[int, str, Place], None]
 READ_TIMEOUT_S: Final = 3600.0
-
-
-class Skipped(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that was passed over, and why."""
-
-    step: int
-    reason: str
+INEXACT: Final = "some of its tensors were stored in fewer bits: the run goes on, not bit for bit"
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,147 +52,261 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         loaded: the state, or None on a first start.
         skipped: newer checkpoints that were passed over.
         read_s: seconds spent verifying and reading.
+        sources: file → the name of the place that this rank read it from.
+        repaired: what this rank mended.
+        notes: what a person should know besides.
     """
 
     step: int
-    loaded: Loaded | None
+    loaded: Checkpoint | None
     skipped: list[Skipped]
     read_s: float
+    sources: dict[str, str] = {}
+    repaired: list[Repaired] = []
+    notes: list[str] = []
+
+    @property
+    def origin(self) -> str:
+        """Where the state came from, as in "from local and shared, 1 file repaired from shared"."""
+        if not self.sources:
+            return "from nowhere"
+        places = collections.Counter(
+            place for places in self.sources.values() for place in places.split(" and ")
+        )
+        words = "from " + " and ".join(name for name, _ in places.most_common())
+        mended = collections.Counter(one.source for one in self.repaired)
+        for source, count in mended.items():
+            words += f", {count} file{'s' * (count > 1)} repaired from {source}"
+        return words
 
 
 class _Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's word on a proposed step; empty strings mean that it is fine."""
+    """One rank's word on a proposed step; empty strings mean that it is fine.
+
+    Attributes:
+        kind: of the manifest; what is not full is passed by.
+        checksum: of the manifest: all ranks must have read the same.
+        is_open: whether names that this rank lacks have yet to be found on another.
+        host: the machine.
+        damaged: (file, place) of what is to be mended.
+    """
 
     invalid: str = ""
     storage: str = ""
     mismatch: str = ""
-
-
-class _Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """Rank 0's word: a step to try, or the end of the search."""
-
-    step: int | None = None
-    skipped: list[Skipped] = []
-    refused: str = ""
-    storage: str = ""
+    kind: str = FULL
+    checksum: str = ""
+    is_open: bool = False
+    host: str = ""
+    damaged: list[tuple[str, str]] = []
 
 
 def find(
-    storage: Storage, link: Link, promised: Collection[int], check: Callable[[Loaded], None]
+    where: Storage | Sequence[Place],
+    link: Link,
+    promised: Collection[int],
+    check: Callable[[Checkpoint], Restore | None],
+    *,
+    on_damaged: OnDamaged = ignore,
+    on_repaired: OnRepaired = ignore,
 ) -> Outcome:
     """Verify and read the newest checkpoint that is valid for all ranks.
 
     Args:
-        storage: where checkpoints lie.
+        where: places that may hold checkpoints, the fastest first, or one storage.
         link: the other ranks.
         promised: steps that the ledger says were committed (rank 0 needs them).
-        check: raises StateMismatch when a checkpoint does not fit this rank's objects.
+        check: says what this rank takes from a checkpoint, or raises StateMismatch when that does
+            not fit; None stands for everything in the small state.
+        on_damaged: told (step, file, place, reason) of what is wrong where the step is.
+        on_repaired: told (step, file, place) of what was mended, once all ranks have read.
 
     Raises:
         StateMismatch: the newest valid checkpoint does not fit.
         ResumeRefused: something was committed and nothing verifies.
-        StorageError: the storage cannot be read.
+        StorageError: no place can be read.
     """
-    start = time.monotonic()
-    search = _Search(storage, promised) if link.rank == 0 else None
+    start_s = time.monotonic()
+    places = as_places(where)
+    search = Candidates(places, promised) if link.rank == 0 else None
+    trial: _Trial | None = None
     number = 0
     while True:
-        if search is not None:
-            link.publish(f"resume/{number}", msgspec.json.encode(search.propose()))
-        raw = link.fetch(f"resume/{number}", READ_TIMEOUT_S)
-        proposal = msgspec.json.decode(raw, type=_Proposal)
-        if proposal.storage:
-            raise StorageError(proposal.storage)
-        if proposal.refused:
-            raise ResumeRefused(proposal.refused)
+        proposal = _exchange_proposal(link, number, search)
         if proposal.step is None:
-            return Outcome(step=0, loaded=None, skipped=[], read_s=time.monotonic() - start)
-        loaded, report = _try(storage, proposal.step, link.rank, check)
+            return Outcome(step=0, loaded=None, skipped=[], read_s=time.monotonic() - start_s)
+        if trial is None or trial.step != proposal.step:
+            trial = _Trial(places, proposal.step, link, check, on_damaged)
+        report = trial.run()
         link.publish(f"resume/{number}/{link.rank}", msgspec.json.encode(report))
-        worst = _worst(link, number)
+        reports = _reports(link, number)
+        worst = _worst(reports)
         if worst.mismatch:
             raise StateMismatch(worst.mismatch)
-        if loaded is not None and not worst.invalid and not worst.storage:
-            elapsed = time.monotonic() - start
-            return Outcome(
-                step=proposal.step, loaded=loaded, skipped=proposal.skipped, read_s=elapsed
-            )
-        if search is not None:
-            search.reject(proposal.step, worst)
+        fine = not worst.invalid and not worst.storage and worst.kind == FULL
+        if fine and any(one.is_open for one in reports):
+            trial.settle(number)
+            if search is not None:
+                search.again(proposal.step)
+        elif fine and trial.checkpoint is not None:
+            read_s = time.monotonic() - start_s
+            outcome = _finish(proposal, trial.checkpoint, reports, link.rank, on_repaired)
+            return msgspec.structs.replace(outcome, read_s=read_s)
+        elif search is not None:
+            search.reject(proposal.step, worst.invalid, worst.storage, worst.kind)
         number += 1
 
 
-class _Search:
-    """Rank 0's list of candidates."""
+def _exchange_proposal(link: Link, number: int, search: Candidates | None) -> Proposal:
+    if search is not None:
+        link.publish(f"resume/{number}", msgspec.json.encode(search.propose()))
+    proposal = msgspec.json.decode(link.fetch(f"resume/{number}", READ_TIMEOUT_S), type=Proposal)
+    if proposal.storage:
+        raise StorageError(proposal.storage)
+    if proposal.refused:
+        raise ResumeRefused(proposal.refused)
+    return proposal
 
-    def __init__(self, storage: Storage, promised: Collection[int]) -> None:
-        self._place = storage.describe()
-        self._failure = ""
-        self._skipped: list[Skipped] = []
+
+def _finish(
+    proposal: Proposal,
+    checkpoint: Checkpoint,
+    reports: list[_Report],
+    rank: int,
+    on_repaired: OnRepaired,
+) -> Outcome:
+    """All ranks have read the step: what was damaged on the way is mended now, once a machine."""
+    mine = reports[rank]
+    others = {(one.host, *what) for one in reports[:rank] for what in one.damaged}
+    repaired = checkpoint.repair(
+        functools.partial(on_repaired, checkpoint.manifest.step),
+        only=lambda one: (mine.host, one.file, one.place.name) not in others,
+    )
+    notes = list(proposal.notes)
+    if not checkpoint.manifest.exact:
+        notes.append(f"step {proposal.step}: {INEXACT}")
+    for note in notes if rank == 0 else ():
+        logger.warning("%s", note)
+    return Outcome(
+        step=checkpoint.manifest.step,
+        loaded=checkpoint,
+        skipped=proposal.skipped,
+        read_s=0.0,
+        sources=checkpoint.sources,
+        repaired=repaired,
+        notes=notes,
+    )
+
+
+class _Trial:
+    """This rank's dealings with one proposed step."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        step: int,
+        link: Link,
+        check: Callable[[Checkpoint], Restore | None],
+        on_damaged: OnDamaged,
+    ) -> None:
+        self.step = step
+        self.checkpoint: Checkpoint | None = None
+        self._places = places
+        self._link = link
+        self._check = check
+        self._on_damaged = on_damaged
+        self._restore: Restore | None = None
+
+    def run(self) -> _Report:
+        """Open, check, verify this rank's share, and read what fits; what came of it."""
         try:
-            committed = find_steps(storage).committed
+            return self._run()
+        except CheckpointInvalid as error:
+            return _Report(invalid=error.reason)
+        except (ValueError, KeyError, TypeError) as error:
+            return _Report(invalid=f"its small state is not understood: {error!r}")
+        except MemoryError:
+            return _Report(storage="not enough memory to read it")
         except OSError as error:
-            committed = []
-            self._failure = f"{self._place} cannot be listed: {error.strerror or error}"
-        self._candidates = committed
-        self._any = bool(committed) or bool(promised)
-        newest = max(committed, default=-1)
-        if promised and max(promised) > newest:
-            reason = "its manifest is missing, though the ledger has its commit"
-            self._skipped.append(Skipped(step=max(promised), reason=reason))
+            return _Report(storage=in_words(error))
 
-    def propose(self) -> _Proposal:
-        """The next candidate, or the end."""
-        if self._candidates:
-            return _Proposal(step=self._candidates.pop(), skipped=self._skipped)
-        if self._failure:
-            return _Proposal(storage=self._failure)
-        if not self._any:
-            return _Proposal()
-        reasons = "; ".join(f"step {skipped.step}: {skipped.reason}" for skipped in self._skipped)
-        return _Proposal(
-            refused=(
-                f"checkpoints were committed to {self._place} and none is valid ({reasons}); "
-                "bring one back from a copy, or start anew with another --dir"
+    def settle(self, number: int) -> None:
+        """Compare with the other ranks the names that one of them lacks: all ranks call it.
+
+        Raises:
+            StateMismatch: a name of the checkpoint is no rank's.
+        """
+        claims = sorted(self._restore.claims) if self._restore is not None else []
+        key = f"resume/{number}/claims"
+        self._link.publish(f"{key}/{self._link.rank}", msgspec.json.encode(claims))
+        claimed: set[str] = set()
+        for rank in range(self._link.world_size):
+            raw = self._link.fetch(f"{key}/{rank}", READ_TIMEOUT_S)
+            claimed.update(msgspec.json.decode(raw, type=list[str]))
+        problem = ""
+        try:
+            if self._restore is not None:
+                self._restore.settle(claimed)
+        except StateMismatch as error:
+            problem = str(error)
+        self._link.publish(f"{key}/{self._link.rank}/verdict", problem.encode())
+        for rank in range(self._link.world_size):
+            text = self._link.fetch(f"{key}/{rank}/verdict", READ_TIMEOUT_S).decode()
+            if text:
+                raise StateMismatch(text)
+
+    def _run(self) -> _Report:
+        if self.checkpoint is None:
+            self.checkpoint = open_checkpoint(
+                self._places,
+                self.step,
+                rank=self._link.rank,
+                on_damaged=functools.partial(self._on_damaged, self.step),
             )
+        checkpoint = self.checkpoint
+        if checkpoint.manifest.kind != FULL:
+            return _Report(kind=checkpoint.manifest.kind)
+        mismatch = ""
+        if self._restore is None:
+            try:
+                self._restore = self._check(checkpoint) or _everything(checkpoint)
+            except StateMismatch as error:
+                mismatch = str(error)  # heard only if all that it was found in can be believed
+        restore, share = self._restore, (self._link.rank, self._link.world_size)
+        is_open = restore is not None and bool(restore.absent)
+        if restore is None or is_open:
+            checkpoint.read((), share=share)
+        else:
+            restore.read(share)
+        return _Report(
+            mismatch=mismatch,
+            checksum=checkpoint.manifest.checksum,
+            is_open=is_open,
+            host=socket.gethostname(),
+            damaged=[(one.file, one.place.name) for one in checkpoint.damage],
         )
 
-    def reject(self, step: int, report: _Report) -> None:
-        """Pass ``step`` over."""
-        self._skipped.append(Skipped(step=step, reason=report.invalid or report.storage))
-        if report.storage:
-            self._failure = f"{self._place} cannot be read: {report.storage}"
+
+def _everything(checkpoint: Checkpoint) -> Restore:
+    restore = Restore(checkpoint)
+    for key in checkpoint.data:
+        restore.take(key)
+    return restore
 
 
-def _try(
-    storage: Storage, step: int, rank: int, check: Callable[[Loaded], None]
-) -> tuple[Loaded | None, _Report]:
-    try:
-        loaded = load(storage, step, rank=rank, everything=rank == 0)
-        check(loaded)
-        return loaded, _Report()
-    except StateMismatch as error:
-        return None, _Report(mismatch=str(error))
-    except CheckpointInvalid as error:
-        return None, _Report(invalid=error.reason)
-    except (ValueError, KeyError, TypeError) as error:
-        return None, _Report(invalid=f"its small state is not understood: {error!r}")
-    except MemoryError:
-        return None, _Report(storage="not enough memory to read it")
-    except OSError as error:
-        name = errno.errorcode.get(error.errno or 0, type(error).__name__)
-        return None, _Report(storage=f"{name}: {error.strerror or error}")
-
-
-def _worst(link: Link, number: int) -> _Report:
-    """The first report that is not fine, the same for every rank."""
-    reports = [
+def _reports(link: Link, number: int) -> list[_Report]:
+    return [
         msgspec.json.decode(link.fetch(f"resume/{number}/{rank}", READ_TIMEOUT_S), type=_Report)
         for rank in range(link.world_size)
     ]
-    fine = _Report()
+
+
+def _worst(reports: list[_Report]) -> _Report:
+    """The first report that is not fine, the same for every rank."""
     for field in ("invalid", "storage", "mismatch"):  # what cannot be read cannot be compared
         for report in reports:
             if getattr(report, field):
                 return report
-    return fine
+    if len({(report.kind, report.checksum) for report in reports}) > 1:
+        return _Report(invalid="not all workers see the same save of this step")
+    return reports[0]

@@ -1,4 +1,4 @@
-"""Everything a session stands on, put together once: link, ledger, storage, writer, agreement.
+"""Everything a session stands on, put together once: link, ledger, tiers, engine, agreement.
 
 The session above it knows when; this knows how. It also keeps the books: what goes into the ledger
 and what the agent can see.
@@ -6,11 +6,12 @@ and what the agent can see.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,21 +21,24 @@ import torch
 from outlast.attempt.agreement import Action, Agreement
 from outlast.attempt.beat import Beat
 from outlast.attempt.link import ATTEMPT_VARIABLE, STORE_VARIABLE, Link, open_link
-from outlast.checkpoint.load import Loaded
-from outlast.checkpoint.save import Captured, Saver
-from outlast.checkpoint.snapshot import Arena
-from outlast.checkpoint.tree import flatten
+from outlast.checkpoint.load import Checkpoint
+from outlast.checkpoint.manifest import FULL, WEIGHTS
+from outlast.checkpoint.places import Place
+from outlast.checkpoint.tree import flatten, mark_narrow
 from outlast.config import Settings
 from outlast.errors import ConfigError, StorageError
+from outlast.keeper.remote import Remote
 from outlast.ledger.events import Event
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import JobLock, open_job, versions
 from outlast.policy.cadence import cadence
 from outlast.storage import Directory
 from outlast.training import resume
-from outlast.training.writer import Writer, Written
+from outlast.training.engine import Engine
+from outlast.training.flight import State, Written
+from outlast.training.lazy import Lazy
+from outlast.training.restore import Restore
 
-PART_TIMEOUT_S: Final = 1800.0
 SAMPLE_FIRST_S: Final = 1.0
 SAMPLE_MAX_S: Final = 30.0
 
@@ -46,6 +50,7 @@ class Rig:
         settings: the job's settings.
         on_decision: told of each agreed action.
         on_written: told (step, error) of each save's end.
+        say: tells people what they must know.
 
     Raises:
         ConfigError, StorageError: the job's directory cannot be used.
@@ -56,6 +61,7 @@ class Rig:
         settings: Settings,
         on_decision: Callable[[Action], None],
         on_written: Callable[[int, str], None],
+        say: Callable[[str], None],
     ) -> None:
         self.link: Link = open_link()
         self._settings = settings
@@ -82,41 +88,58 @@ class Rig:
                 "job_started", command=command, versions=versions(), pid=os.getpid()
             )
             self._ledger.append("attempt_formed", world_size=self.link.world_size, nodes=1)
-        self._promised = {e["step"] for e in past if e.event == "commit" and e.get("step")}
-        self._storage = Directory(settings.checkpoints_dir)
-        self._arena = Arena()
+        self._promised = {
+            e["step"]
+            for e in past
+            if e.event == "commit" and e.get("step") and e.get("kind", FULL) == FULL
+        }
         self._beat = Beat()
-        self.writer = Writer(
-            Saver(
-                self._storage, self.link, job=self.job.id, attempt=attempt, timeout_s=PART_TIMEOUT_S
-            ),
-            self._storage,
-            self._ledger,
-            rank=self.link.rank,
-            keep=settings.checkpoint_keep,
+        self.engine = Engine(
+            settings,
+            self.link,
+            job=self.job.id,
+            attempt=attempt,
             on_written=self._written,
+            on_change=self._changed,
+            say=say,
         )
+        self._lazy: Lazy | None = None
+        self._saves = 0  # that came due by the cadence
+        self._again = False
+        self._notes: collections.deque[dict[str, Any]] = collections.deque()
         self._cadence = cadence(
             settings.checkpoint_every.steps, settings.checkpoint_every.seconds, time.monotonic()
         )
         self._asking = False
         self._skip_told = False
         self._step = self._sampled_step = self._resumed_step = 0
-        self.agreement: Agreement
+        self.agreement: Agreement | None = None
         self._scalars: dict[str, Any] = {}
         self._sampled_s = self._started_s = time.monotonic()
         self._stalled_s = 0.0
 
     # --- resuming, starting, stopping --------------------------------------------------------
 
-    def resume(self, check: Callable[[Loaded], None]) -> resume.Outcome:
+    def resume(self, check: Callable[[Checkpoint], Restore]) -> resume.Outcome:
         """Find the newest valid checkpoint, with the other ranks, and put it into the ledger."""
         if self._under_agent:
             key = f"session/{self.link.rank}"
             self.link.publish(key, str(os.getpid()).encode())  # the agent sees: it drains itself
-        outcome = resume.find(self._storage, self.link, self._promised, check)
-        self.writer.invalid = {skipped.step for skipped in outcome.skipped}
-        self.writer.committed_step = outcome.step
+        self.engine.line.start()
+        if any(tier.kind == "object" for tier in self._settings.tiers):
+            self.engine.line.wait_until_ready()  # it alone may ask an object store
+        places = self._places()
+        outcome = resume.find(
+            places,
+            self.link,
+            self._promised,
+            check,
+            on_damaged=self._damaged,
+            on_repaired=self._repaired,
+        )
+        self.engine.line.wait_until_ready()
+        self.engine.line.reject(tuple(skipped.step for skipped in outcome.skipped))
+        self.engine.committed_step = outcome.step
         if self.link.rank == 0:
             source = outcome.loaded.manifest.world_size if outcome.loaded else None
             for skipped in outcome.skipped:
@@ -131,28 +154,55 @@ class Rig:
             self._ledger.append(
                 "resumed",
                 step=outcome.step,
-                source=self._storage.describe(),
+                source=outcome.origin if outcome.loaded else "",
+                places=[place.storage.describe() for place in places],
                 read_s=round(outcome.read_s, 6),
                 skipped=[msgspec.structs.asdict(skipped) for skipped in outcome.skipped],
                 from_world_size=source,
             )
         return outcome
 
+    def _places(self) -> list[Place]:
+        """All tiers, as this worker may read them."""
+        memory, client = self.engine.line.memory(), self.engine.line.client
+        places = [Place("memory", memory)] if memory is not None else []
+        for tier in self._settings.tiers:
+            if tier.kind == "directory":
+                places.append(Place(tier.name, Directory(Path(tier.url))))
+            elif tier.kind == "object" and client is not None:
+                places.append(Place(tier.name, Remote(client, tier.name, tier.url)))
+        return places
+
+    def _damaged(self, step: int, file: str, place: Place, reason: str) -> None:
+        tier = place.name
+        self._ledger.append("verify_failed", step=step, file=file, tier=tier, reason=reason)
+
+    def _repaired(self, step: int, file: str, place: Place) -> None:
+        self._ledger.append("repaired", step=step, file=file, tier=place.name)
+
     def start(self, step: int) -> None:
         """Begin to listen to the other ranks; training starts after ``step``."""
         self.agreement = Agreement(
-            self.link, step, self._on_decision, may_save=lambda: self.writer.idle
+            self.link, step, self._on_decision, may_save=lambda: self.engine.idle
         )
         self.agreement.start()
         self._sampled_s = self._started_s = time.monotonic()
         self._step = self._sampled_step = self._resumed_step = step
         self._beat.beat(step)
 
-    def stop(self, timeout_s: float, exit_code: int) -> None:
-        """End what was started; a save in flight has ``timeout_s`` to end."""
-        self.writer.stop(timeout_s)
+    def stop(
+        self, timeout_s: float, exit_code: int, *, clean: bool, copying_s: float | None = None
+    ) -> None:
+        """End what was started; a save in flight has ``timeout_s`` to end.
+
+        Unless it is ``clean`` the keeper stays for the next attempt, with what it has in memory.
+        Slower tiers have ``copying_s`` to get what is due there.
+        """
+        self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
+        self._changed()
         self._sample(force=True)
-        self.agreement.stop()
+        if self.agreement is not None:
+            self.agreement.stop()
         if self._keeps_the_books:
             self._ledger.append("job_finished", exit_code=exit_code, reason="")
         self._ledger.close()
@@ -174,45 +224,98 @@ class Rig:
         for name, value in scalars.items():
             self._scalars[name] = value.detach() if isinstance(value, torch.Tensor) else value
 
-    def save_is_due(self, step: int) -> bool:
-        """On rank 0: whether to ask for a save at the boundary after the next step.
+    def prepare(self, step: int, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
+        """After the first step of an attempt: have everything ready for the first save."""
+        self.engine.prepare(self._state_of(step, objects, state, FULL))
 
-        One that comes while another is being written is skipped and counted, never queued.
+    def save_is_due(self, step: int) -> dict[str, Any] | None:
+        """On rank 0: what to ask for at the boundary after the next step, if anything.
+
+        A save that comes while no snapshot can be taken is skipped and counted, never queued.
         """
         if self.link.rank or self._asking:
-            return False
+            return None
+        if self._again and self.engine.idle:
+            self._again, self._asking = False, True
+            return {"reason": "the snapshot before was void"}
         if not self._cadence.due(step + 1, time.monotonic()):
-            return False
-        if self.writer.idle:
-            self._asking = True
-            self._skip_told = False
-        elif not self._skip_told:
-            self._skip_told = True
-            self.skipped(step + 1, "the save before it is still being written")
-        return self._asking
+            return None
+        if not self.engine.idle_soon:
+            if not self._skip_told:
+                self._skip_told = True
+                self.skipped(step + 1, self.engine.why_not())
+            return None
+        self._asking, self._skip_told = True, False
+        turn, self._saves = self._saves, self._saves + 1
+        due = [tier.name for tier in self._settings.tiers if turn % tier.every == 0]
+        whole = turn % self._settings.checkpoint_optimizer_every == 0
+        every = len(due) == len(self._settings.tiers)
+        return {
+            "reason": "due",
+            "tiers": None if every else due,
+            "content": FULL if whole else WEIGHTS,
+        }
 
-    def capture(self, step: int, state: dict[str, Any], reason: str, start_s: float) -> None:
-        """Copy ``state`` and let the writer have it; the loop is blocked since ``start_s``."""
+    def capture(
+        self,
+        step: int,
+        objects: Mapping[str, Any],
+        state: dict[str, Any],
+        info: Mapping[str, Any],
+        start_s: float,
+    ) -> None:
+        """Have the engine take a snapshot of ``state``; the loop is blocked since ``start_s``.
+
+        Raises:
+            OSError, OutlastError: it could not be begun.
+        """
         self._asking = False
-        data: dict[str, Any] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        for key, value in state.items():
-            data[key], found = flatten(value, key)
-            tensors |= found
-        snapshot = self._arena.take(tensors)
-        self.writer.submit(Captured(step=step, data=data, snapshot=snapshot))
+        tiers = info.get("tiers")
+        found = self._state_of(step, objects, state, str(info.get("content") or FULL))
+        size = self.engine.capture(found, None if tiers is None else tuple(tiers), start_s)
         now = time.monotonic()
-        self._stalled_s += now - start_s
+        self.stalled(now - start_s)
         self._cadence.taken(step, now, now - start_s)
         if self.link.rank == 0:
-            self._ledger.append(
-                "snapshot",
-                durable=False,
-                step=step,
-                blocked_s=round(now - start_s, 6),
-                bytes=snapshot.num_bytes,
-                reason=reason,
+            self._notes.append(
+                {
+                    "step": step,
+                    "blocked_s": round(now - start_s, 6),
+                    "bytes": size,
+                    "reason": str(info.get("reason", "")),
+                    "kind": found.kind,
+                }
             )
+
+    def stalled(self, seconds: float) -> None:
+        """The loop has waited for a checkpoint."""
+        self._stalled_s += seconds
+
+    def _state_of(
+        self, step: int, objects: Mapping[str, Any], state: dict[str, Any], kind: str
+    ) -> State:
+        data: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        optimizers = self._lazy.optimizers if self._lazy is not None else ()
+        for key, value in state.items():
+            if kind == FULL or key not in optimizers:
+                data[key], found = flatten(value, key)
+                tensors |= found
+        if self._lazy is None or (kind == FULL and self._lazy.tensors != tensors.keys()):
+            self._lazy = Lazy(objects, tensors)
+        narrow: frozenset[str] = frozenset()
+        if self._settings.checkpoint_moments == "bf16" and kind == FULL:
+            narrow = frozenset(self._lazy.moments)
+            mark_narrow(data, narrow, "float32")
+        return State(
+            step=step,
+            data=data,
+            tensors=tensors,
+            lazy=self._lazy.names,
+            order=self._lazy.order,
+            narrow=narrow,
+            kind=kind,
+        )
 
     # --- the books ---------------------------------------------------------------------------
 
@@ -256,9 +359,27 @@ class Rig:
         self._sampled_s, self._sampled_step, self._stalled_s = now, step, 0.0
 
     def _written(self, written: Written) -> None:
-        self._on_written(written.step, written.error)
-        with contextlib.suppress(OSError, RuntimeError):  # the store is gone: the attempt is over
-            self.agreement.poke()
+        if written.void:
+            self._again = True
+            if self.link.rank == 0:
+                self.skipped(written.step, f"{written.error}; it is taken again, all at once")
+        else:
+            if self.link.rank == 0 and not written.told:
+                self.skipped(written.step, written.error)
+            self._on_written(written.step, written.error)
+        self._changed()
+
+    def _changed(self) -> None:
+        """In another thread: what the training thread left to be written down, and a poke."""
+        while self._notes:
+            with contextlib.suppress(IndexError):
+                self._ledger.append("snapshot", durable=False, **self._notes.popleft())
+        self._poke()
+
+    def _poke(self) -> None:
+        if self.agreement is not None:
+            with contextlib.suppress(OSError, RuntimeError):  # the store is gone, the attempt over
+                self.agreement.poke()
 
     def _past(self) -> list[Event]:
         if self.link.rank:

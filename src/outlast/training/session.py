@@ -20,7 +20,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -29,14 +29,15 @@ import numpy as np
 import torch
 
 from outlast import config
-from outlast.attempt.agreement import Action
-from outlast.checkpoint.save import OWN
+from outlast.attempt.agreement import Action, Agreement
+from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.data import Feed, open_feed, random_state
 from outlast.data.order import mix64
 from outlast.errors import ConfigError, Exit, OutlastError, StorageError
 from outlast.notice.signals import SignalNotice
-from outlast.training import excepthook
+from outlast.training import excepthook, lazy
+from outlast.training.flight import Written
 from outlast.training.objects import Objects
 from outlast.training.pending import PendingSave, Saves
 from outlast.training.rig import Rig
@@ -45,7 +46,9 @@ Batch = TypeVar("Batch")
 
 # Leaving in time matters more than the last commit: this much of the grace is kept for the exit.
 LEAVING_S: Final = 2.0
+UNKNOWN_GRACE_S: Final = 20.0  # for slower tiers, where nobody says how long the machine stays
 COMMIT_TIMEOUT_S: Final = 1800.0
+MAX_TRIES: Final = 4  # a snapshot that is void is taken again
 NO_COMMIT: Final = "nothing is committed yet"
 
 
@@ -103,6 +106,9 @@ class Session:
         self._in_loop = self._is_over = False
         self._thread = threading.get_ident()
         self._loop = 0  # how many times steps() was called: a position belongs to one of them
+        self._hook: Any = None
+        self._is_prepared = False
+        self._leave_by_t: float | None = None  # wall-clock time, once a drain is agreed
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
 
     # --- entering and leaving ----------------------------------------------------------------
@@ -111,7 +117,7 @@ class Session:
         with _one_line_errors():
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
-            self._rig = Rig(self._settings, self._on_decision, self._on_written)
+            self._rig = Rig(self._settings, self._on_decision, self._on_written, self._say)
             outcome = self._rig.resume(self._objects.check)
             if outcome.loaded is not None:
                 self._objects.apply(outcome.loaded)
@@ -122,6 +128,7 @@ class Session:
                 self._saved_by = outcome.loaded.manifest.world_size
                 self._tell_of_other_size()
             self._rig.start(self.step)
+        self._hook = lazy.hook(self._before_optimizer, self._rig.engine.distrust)
         self._signals.install()
         return self
 
@@ -133,19 +140,22 @@ class Session:
     ) -> None:
         self._is_over = True
         code = _exit_code(error)
-        self._rig.agreement.leave(self.step)
+        self._agreement.leave(self.step)
         try:
-            if kind is None and self._at_boundary and self.step != self._rig.writer.committed_step:
+            if kind is None and self._at_boundary and self.step != self._rig.engine.committed_step:
                 self._final_save()
         except OutlastError as failure:
             code = int(failure.exit_code)
             raise
         finally:
             self._signals.remove()  # not before: a signal would be the end of the last save
+            self._hook.remove()
             if self._feed is not None:
                 self._feed.close()
             # An exception leaves at once: other ranks may be gone, and the older commit stands.
-            self._rig.stop(COMMIT_TIMEOUT_S if kind is None else 5.0, code)
+            clean = kind is None or code == Exit.DRAINED
+            timeout_s = COMMIT_TIMEOUT_S if kind is None else 5.0
+            self._rig.stop(timeout_s, code, clean=clean, copying_s=self._copying_s())
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -189,9 +199,11 @@ class Session:
                 self._at_boundary = True
                 self._data = None  # it is the feed's to tell from here on
                 self._rig.completed(self.step)
+                if not self._is_prepared:
+                    self._prepare()
         finally:
             self._in_loop = False
-            self._rig.agreement.leave(self.step)
+            self._agreement.leave(self.step)
         self._end_random = random_state.capture()
         self._act_on_last_boundary()
 
@@ -212,7 +224,7 @@ class Session:
             return self._saves.add(self.step, self._may_wait)
         not_before = self.step if self._at_boundary else self.step + 1
         pending = self._saves.add(not_before, self._may_wait)
-        self._rig.agreement.request("save", not_before=pending.not_before, reason="asked for")
+        self._agreement.request("save", not_before=pending.not_before, reason="asked for")
         return pending
 
     # --- inside ------------------------------------------------------------------------------
@@ -234,11 +246,12 @@ class Session:
         return feed
 
     def _boundary(self) -> None:
-        while actions := self._rig.agreement.boundary(self.step):
+        while actions := self._agreement.boundary(self.step):
             self._act(actions)
         # After what was due here: a save that has just begun must not hold up the one asked for.
-        if self._rig.save_is_due(self.step):
-            self._rig.agreement.request("save", not_before=self.step + 1, hold=True, reason="due")
+        due = self._rig.save_is_due(self.step)
+        if due is not None:
+            self._agreement.request("save", not_before=self.step + 1, hold=True, **due)
 
     def _act_on_last_boundary(self) -> None:
         """A drain agreed for the very last step is a finish; a save is what the end does anyway."""
@@ -249,31 +262,76 @@ class Session:
         drain = next((action for action in actions if action.kind == "drain"), None)
         if drain is not None:
             self._drain(drain)
-        self._snapshot(str(actions[0].info.get("reason", "")))
+        self._snapshot(actions[0].info)
 
-    def _snapshot(self, reason: str) -> bool:
-        """Capture the state and hand it to the writer; whether that was possible.
+    @property
+    def _agreement(self) -> Agreement:
+        agreement = self._rig.agreement
+        assert agreement is not None  # noqa: S101 - there from the session's beginning
+        return agreement
 
-        Rank 0 agrees to a save only when its own writer is idle, so waiting takes milliseconds;
+    def _prepare(self) -> None:
+        """After this attempt's first step the state is what it will be: make ready for saving."""
+        self._is_prepared = True
+        try:
+            self._rig.prepare(self.step, self._objects.stateful, self._state())
+        except ConfigError as error:  # said again, and counted, when it is to be saved
+            self._say(f"step {self.step} could not be saved: {error}")
+
+    def _before_optimizer(self) -> None:
+        start_s = time.monotonic()
+        self._rig.engine.before_optimizer()
+        self._rig.stalled(time.monotonic() - start_s)
+
+    def _state(self) -> dict[str, Any]:
+        state = self._objects.capture()
+        state[OWN] = {
+            "step": self.step,
+            "random": self._end_random or random_state.capture(),
+            "data": self._data_state(),
+        }
+        return state
+
+    def _snapshot(self, info: Mapping[str, Any]) -> bool:
+        """Capture the state and hand it to the engine; whether that was possible.
+
+        Rank 0 agrees to a save only when its own engine is idle, so waiting takes milliseconds;
         skipping here, on one rank alone, would leave the others waiting for its part.
         """
         start = time.monotonic()
-        if self._rig.writer.wait(COMMIT_TIMEOUT_S) is None:
+        if not self._rig.engine.wait_for_room(COMMIT_TIMEOUT_S):
             self._rig.skipped(self.step, "the save before it does not end")
             return False
         try:
-            state = self._objects.capture()
-            state[OWN] = {
-                "step": self.step,
-                "random": self._end_random or random_state.capture(),
-                "data": self._data_state(),
-            }
-            self._rig.capture(self.step, state, reason, start)
+            state = self._state()
         except ConfigError as error:  # state that changed its kind must not end the training
-            self._rig.skipped(self.step, str(error))
-            self._say(f"step {self.step} was not saved: {error}")
-            return False
+            self._rig.engine.refuse(self.step, str(error))
+            return self._not_saved(error)
+        try:
+            self._rig.capture(self.step, self._objects.stateful, state, info, start)
+        except (OSError, OutlastError, RuntimeError) as error:
+            return self._not_saved(error)
         return True
+
+    def _not_saved(self, error: Exception) -> bool:
+        self._rig.skipped(self.step, str(error))
+        self._say(f"step {self.step} was not saved: {error}")
+        return False
+
+    def _commit_now(self, reason: str, timeout_s: float) -> Written | None:
+        """Commit the state of this boundary, again if a snapshot was void; how it ended."""
+        until_s = time.monotonic() + timeout_s
+        written = self._rig.engine.wait(timeout_s)
+        for _ in range(MAX_TRIES):
+            if written is None or self._rig.engine.committed_step == self.step:
+                break
+            self._rig.engine.line.wait_for_keeper(until_s - time.monotonic())
+            if not self._snapshot({"reason": reason}):
+                break
+            written = self._rig.engine.wait(max(until_s - time.monotonic(), 0.0))
+            if written is not None and not written.void and written.told:
+                break
+        return written
 
     def _may_wait(self, step: int) -> bool:
         """Whether waiting for the save of ``step`` here can end: not in the loop, ahead of it."""
@@ -290,15 +348,12 @@ class Session:
         """Commit this step and leave; the other ranks do the same."""
         deadline_t = action.info.get("deadline_t")
         left_s = COMMIT_TIMEOUT_S
+        self._leave_by_t = (deadline_t or time.time() + UNKNOWN_GRACE_S) - LEAVING_S
         if deadline_t is not None:
             left_s = min(max(deadline_t - time.time() - LEAVING_S, 0.0), left_s)
-        until_s = time.monotonic() + left_s
         self._rig.drain_agreed(self.step, action.info)
-        written = self._rig.writer.wait(left_s)
-        committed = self._rig.writer.committed_step
-        if committed != self.step and written is not None and self._snapshot("drain"):
-            written = self._rig.writer.wait(max(until_s - time.monotonic(), 0.0))
-            committed = self._rig.writer.committed_step
+        written = self._commit_now("drain", left_s)
+        committed = self._rig.engine.committed_step
         self._rig.drained(self.step, committed == self.step)
         self._signals.deafen()
         if committed != self.step:
@@ -311,13 +366,19 @@ class Session:
                 raise SystemExit(int(Exit.STORAGE))
         raise SystemExit(int(Exit.DRAINED))
 
+    def _copying_s(self) -> float | None:
+        """How long slower tiers may take: until the machine goes, if it is going."""
+        if self._leave_by_t is None:
+            return None
+        return max(self._leave_by_t - time.time(), 0.0)
+
     def _final_save(self) -> None:
-        if not self._snapshot("finished"):
-            raise StorageError("the final state could not be saved; the message above says why")
-        written = self._rig.writer.wait(COMMIT_TIMEOUT_S)
-        if written is None or written.error:
-            why = written.error if written else f"not within {COMMIT_TIMEOUT_S:.0f} s"
-            committed = self._rig.writer.committed_step
+        written = self._commit_now("finished", COMMIT_TIMEOUT_S)
+        committed = self._rig.engine.committed_step
+        if committed != self.step:
+            why = f"not within {COMMIT_TIMEOUT_S:.0f} s"
+            if written is not None:
+                why = written.error or "the message above says why"
             with _one_line_errors():
                 raise StorageError(
                     f"the final state, step {self.step}, is not committed ({why}); "
@@ -348,13 +409,13 @@ class Session:
         grace_s = self._settings.notice_grace_s
         deadline_t = None if grace_s is None else time.time() + grace_s
         self._rig.notice(name, deadline_t)
-        self._rig.agreement.request(
+        self._agreement.request(
             "drain", not_before=0, reason=f"signal {name}", deadline_t=deadline_t
         )
 
     def _on_decision(self, action: Action) -> None:
         self._saves.decided(action.step)
-        if action.step and action.step == self._rig.writer.committed_step:
+        if action.step and action.step == self._rig.engine.committed_step:
             self._saves.written(action.step, "")  # asked for when it was committed already
 
     def _on_written(self, step: int, error: str) -> None:

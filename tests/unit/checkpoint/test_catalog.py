@@ -9,15 +9,27 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from unit_fakes import WatchedStorage
 
-from outlast.checkpoint.catalog import find_steps, prune, remove_step
-from outlast.checkpoint.manifest import step_name
+from outlast.checkpoint.catalog import expendable, find_steps, prune, remove_step
+from outlast.checkpoint.manifest import Manifest, encode, step_name
 from outlast.storage import Directory
 
 
-def add(storage, step, *, manifest=True):
+def add(storage, step, *, manifest=True, kind="full"):
     storage.put(f"{step_name(step)}/rank-00000.json", b"{}")
     if manifest:
-        storage.put(f"{step_name(step)}/manifest.json", b"{}")
+        written = Manifest(
+            format=2,
+            job="j",
+            step=step,
+            attempt=1,
+            world_size=1,
+            layout={},
+            created_t=0.0,
+            files={},
+            tensors={},
+            kind=kind,
+        )
+        storage.put(f"{step_name(step)}/manifest.json", encode(written))
 
 
 def test_steps_are_told_apart(tmp_path):
@@ -88,6 +100,48 @@ def test_an_invalid_step_is_removed_once_and_not_missed_after(tmp_path):
     add(storage, 400)
     assert prune(storage, keep=1, invalid=invalid) == [300]
     assert find_steps(storage).committed == [400]
+
+
+def test_weights_go_with_what_was_kept_before_them(tmp_path):
+    storage = Directory(tmp_path)
+    for step, kind in [(10, "full"), (20, "weights"), (30, "full"), (40, "weights")]:
+        add(storage, step, kind=kind)
+    assert prune(storage, keep=2, invalid=set()) == []
+    assert prune(storage, keep=1, invalid=set()) == [10, 20]
+    assert find_steps(storage).committed == [30, 40]
+
+
+def test_a_torn_manifest_is_not_counted_among_those_that_are_kept(tmp_path):
+    storage = Directory(tmp_path)
+    for step in (10, 20, 30):
+        add(storage, step)
+    torn = storage.read(f"{step_name(30)}/manifest.json")[:-9]
+    storage.put(f"{step_name(30)}/manifest.json", torn)
+    assert prune(storage, keep=1, invalid=set()) == [10]
+    assert find_steps(storage).committed == [20, 30]
+
+
+def test_a_manifest_that_cannot_be_read_is_left_alone_and_not_counted(tmp_path):
+    for step in (10, 20, 30):
+        add(Directory(tmp_path), step)
+    error = OSError(5, "Input/output error")
+    storage = WatchedStorage(
+        Directory(tmp_path),
+        lambda did, name: error if did == "read" and step_name(30) in name else None,
+    )
+    assert expendable(storage, keep=1).steps == (10,)
+    with pytest.raises(OSError, match="Input/output"):
+        prune(storage, keep=1, invalid=set())
+    assert find_steps(storage).committed == [20, 30]
+
+
+def test_a_step_in_use_stays(tmp_path):
+    storage = Directory(tmp_path)
+    for step in (10, 20, 30):
+        add(storage, step)
+    assert expendable(storage, keep=1, in_use={30}).steps == (10, 20)  # and is counted
+    assert prune(storage, keep=1, invalid=set(), in_use={10}) == [20]
+    assert prune(storage, keep=1, invalid=set()) == [10]
 
 
 class Pruning(RuleBasedStateMachine):

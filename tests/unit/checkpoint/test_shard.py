@@ -12,10 +12,11 @@ import torch
 import xxhash
 from hypothesis import given, settings
 from unit_fakes import WatchedStorage, bits, same_tensor
+from unit_saver import snapshot
 
 from outlast.checkpoint import blocks, shard
 from outlast.checkpoint.manifest import ITEM_BYTES, FileEntry
-from outlast.checkpoint.snapshot import Arena
+from outlast.checkpoint.plan import structure
 from outlast.errors import ConfigError
 from outlast.storage import Directory
 
@@ -32,10 +33,9 @@ def values_of(dtype):
 
 
 def write(path, tensors):
-    """As a save does: snapshot, header, arena."""
-    snapshot = Arena().take(tensors)
-    pieces = [shard.header(snapshot.placed), snapshot.data[: snapshot.num_bytes]]
-    return blocks.write_hashed(Directory(path), "file.safetensors", pieces)
+    """As a save does: planned, copied into memory, written from there."""
+    _, data = snapshot(tensors)
+    return blocks.write_hashed(Directory(path), "file.safetensors", [data])
 
 
 def opened(path):
@@ -84,9 +84,10 @@ def test_all_dtypes_in_one_file(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.float8_e4m3fnuz])
-def test_a_dtype_without_a_name_is_refused(dtype):
+@pytest.mark.parametrize("lay_out", [structure, shard.place])
+def test_a_dtype_without_a_name_is_refused(dtype, lay_out):
     with pytest.raises(ConfigError, match=f"model.weight has dtype {dtype}"):
-        Arena().take({"model.weight": torch.zeros(2, dtype=dtype)})
+        lay_out({"model.weight": torch.zeros(2, dtype=dtype)})
 
 
 def test_views_are_written_as_what_they_show(tmp_path):
@@ -119,27 +120,31 @@ def test_a_header_just_at_the_alignment_and_just_beyond(tmp_path):
 
 
 def test_no_tensors_at_all(tmp_path):
-    write(tmp_path, {})
+    blocks.write_hashed(Directory(tmp_path), "file.safetensors", [shard.header({})])
     assert opened(tmp_path) == {}
 
 
-# --- part of a layout ----------------------------------------------------------------------------
+# --- a file with some of the tensors -------------------------------------------------------------
 
 
 @given(st.sets(st.sampled_from([name for name, _ in ALL_DTYPES])))
 @settings(max_examples=30, deadline=None)
-def test_part_of_a_layout_keeps_order_and_has_no_holes(names):
+def test_what_others_write_leaves_no_holes(names):
     tensors = {name: values_of(dtype) for name, dtype in ALL_DTYPES}
-    whole = shard.place(tensors)
-    part = shard.replace(whole, names)
-    assert list(part) == [name for name in whole if name in names]
-    position = 0
-    for name, where in part.items():
-        assert where.start == position
-        assert where.start % ITEM_BYTES[where.dtype] == 0
-        assert (where.dtype, where.shape) == (whole[name].dtype, whole[name].shape)
-        position = where.end
-    assert position == sum(len(bits(tensors[name])) for name in names)
+    taken, data = snapshot(tensors, elsewhere=tensors.keys() - names)
+    writes = taken.plan.writes
+    assert {write.piece.name for write in writes} == names == taken.plan.tensors.keys()
+    assert {check.piece.name for check in taken.plan.checks} == tensors.keys() - names
+    widths = [ITEM_BYTES[write.piece.dtype] for write in writes]
+    assert widths == sorted(widths, reverse=True)
+    position = len(taken.plan.head)
+    for write in writes:
+        assert write.start == position
+        assert write.start % ITEM_BYTES[write.piece.dtype] == 0
+        assert data[write.start : write.end] == bits(tensors[write.piece.name])
+        position = write.end
+    assert position == taken.plan.size == len(data)
+    assert (not names) == (not data)
 
 
 # --- hashes --------------------------------------------------------------------------------------

@@ -265,6 +265,13 @@ def test_now_extends_what_runs_and_nothing_that_has_finished():
     assert goodput(running, now=1.0).wall_s == 6.0
 
 
+def test_a_repair_after_the_end_is_no_time_of_the_job():
+    story = undisturbed()
+    later = [ev(1e5, "verify_failed", attempt=0, step=30), ev(1e5 + 1, "repaired", attempt=0)]
+    assert goodput([*story, *later]) == goodput(story)
+    assert goodput([*story, *later], now=2e5) == goodput(story)
+
+
 def test_the_stall_is_never_longer_than_its_interval():
     assert lanes([*start(), sample(4.0, 10, stalled_s=9.0)]) == {"stalled": 1.0, "other": 3.0}
     for garbage in (-5.0, None, "long", True, math.nan, math.inf, 10**400):

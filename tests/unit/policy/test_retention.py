@@ -8,23 +8,49 @@ from outlast.policy.retention import removable
 steps = st.sets(st.integers(0, 30), max_size=15)
 
 
-@given(committed=steps, unfinished=steps, invalid=steps, keep=st.integers(-1, 6))
-@example(committed={1, 2}, unfinished=set(), invalid={1, 2}, keep=1)
-@example(committed={5}, unfinished=set(), invalid={3}, keep=1)
-@settings(max_examples=500, deadline=None)
-def test_what_may_go(committed, unfinished, invalid, keep):
+@given(
+    committed=steps,
+    unfinished=steps,
+    invalid=steps,
+    weights_only=steps,
+    in_use=steps,
+    keep=st.integers(-1, 6),
+)
+@example(
+    committed={1, 2}, unfinished=set(), invalid={1, 2}, weights_only=set(), in_use=set(), keep=1
+)
+@example(committed={5}, unfinished=set(), invalid={3}, weights_only=set(), in_use=set(), keep=1)
+@settings(max_examples=1000, deadline=None)
+def test_what_may_go(committed, unfinished, invalid, weights_only, in_use, keep):
     unfinished = unfinished - committed
-    gone = removable(committed, unfinished, keep=keep, invalid=invalid)
+    gone = removable(
+        committed,
+        unfinished,
+        keep=keep,
+        invalid=invalid,
+        weights_only=weights_only,
+        in_use=in_use,
+    )
     assert list(gone) == sorted(set(gone))
     assert set(gone) <= committed | unfinished, "what is not there cannot be removed"
-    valid = sorted(committed - invalid)
-    kept = valid[-max(keep, 1) :]
-    assert set(gone).isdisjoint(kept)
-    if not valid:
-        assert list(gone) == []
+    assert set(gone).isdisjoint(in_use)
+    keep = max(keep, 1)
+    weights = sorted((committed - invalid) & weights_only)
+    full = sorted(committed - invalid - weights_only)
+    assert set(gone).isdisjoint(full[-keep:])
+    if not full:
+        assert set(gone) == set(weights[:-keep]) - in_use
         return
-    older = {step for step in (committed & invalid) | unfinished if step < valid[-1]}
-    assert set(gone) == (set(valid) - set(kept)) | older
+    older = {step for step in (committed & invalid) | unfinished if step < full[-1]}
+    older |= {step for step in weights if step < full[-keep:][0]}
+    assert set(gone) == (set(full[:-keep]) | older) - in_use
+
+
+def test_weights_do_not_push_out_what_can_be_resumed_from():
+    gone = removable([100, 200, 300, 400], [], keep=2, invalid=[], weights_only=[200, 300, 400])
+    assert list(gone) == []
+    gone = removable([50, 100, 150, 200, 250], [], keep=1, invalid=[], weights_only=[50, 150, 250])
+    assert list(gone) == [50, 100, 150]
 
 
 def test_rotten_ones_do_not_push_out_the_last_that_can_be_read():

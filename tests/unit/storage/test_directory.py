@@ -49,7 +49,10 @@ OPERATIONS = {
     "read": lambda storage, name: storage.read(name),
     "read_into": lambda storage, name: storage.read_into(name, memoryview(bytearray(1))),
     "put": lambda storage, name: storage.put(name, b"x"),
+    "put_new": lambda storage, name: storage.put_new(name, b"x"),
     "create": lambda storage, name: storage.create(name),
+    "create of a size": lambda storage, name: storage.create(name, 1),
+    "open": lambda storage, name: storage.open(name),
     "remove": lambda storage, name: storage.remove(name),
     "remove_tree": lambda storage, name: storage.remove_tree(name),
 }
@@ -280,6 +283,23 @@ def test_removing_is_durable(storage, calls):
     calls.log.clear()
     storage.remove("a/f")
     assert names(calls.log) == [("unlink", "f"), ("fsync", "a")]
+    assert calls.open == {}
+    calls.log.clear()
+    storage.remove_tree("a")
+    assert names(calls.log) == [("fsync", "root")]
+    assert calls.open == {}
+
+
+def test_a_new_name_is_durable(storage, calls):
+    storage.put("a/g", b"1")
+    calls.log.clear()
+    assert storage.put_new("a/f", b"1")
+    assert names(calls.log) == [
+        ("write", "part of f"),
+        ("fsync", "part of f"),
+        ("unlink", "part of f"),
+        ("fsync", "a"),
+    ]
     assert calls.open == {}
 
 

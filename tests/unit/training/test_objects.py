@@ -4,12 +4,10 @@ import copy
 
 import pytest
 import torch
+from unit_checkpoints import damage, write
 from unit_fakes import bits, same
 
-from outlast.checkpoint.load import load
-from outlast.checkpoint.save import Captured, Saver
-from outlast.checkpoint.snapshot import Arena
-from outlast.checkpoint.tree import flatten
+from outlast.checkpoint.load import open_checkpoint
 from outlast.errors import ConfigError, StateMismatch
 from outlast.storage import Directory
 from outlast.training.objects import Objects
@@ -35,16 +33,8 @@ class Unwilling(Counter):
 
 def through_disk(objects, path, more=None):
     """What a save and a load make of the objects' state."""
-    from outlast.attempt.link import LocalLink
-
-    data, tensors = {}, {}
-    for key, value in (objects.capture() | (more or {"outlast": {"step": 7}})).items():
-        data[key], found = flatten(value, key)
-        assert tensors.keys().isdisjoint(found)
-        tensors |= found
-    saver = Saver(Directory(path), LocalLink(), job="j", attempt=1, timeout_s=1.0)
-    saver.save(Captured(step=7, data=data, snapshot=Arena().take(tensors)))
-    return load(Directory(path), 7)
+    write(Directory(path), [objects.capture() | (more or {"outlast": {"step": 7}})])
+    return open_checkpoint(Directory(path), 7)
 
 
 def net(width=3, *, dtype=torch.float32, seed=0):
@@ -65,7 +55,7 @@ def train(model, optimizer, steps=3, *, seed=5):
 
 def refusal(objects, loaded):
     with pytest.raises(StateMismatch) as caught:
-        objects.check(loaded)
+        objects.check(loaded).settle()
     return str(caught.value)
 
 
@@ -202,6 +192,10 @@ def test_a_tensor_on_one_side_only(tmp_path):
     small, large = torch.nn.Linear(2, 1, bias=False), torch.nn.Linear(2, 1)
     loaded = through_disk(Objects({"model": large}), tmp_path / "a")
     assert "model.bias is only in step 7" in refusal(Objects({"model": small}), loaded)
+    before = copy.deepcopy(dict(small.state_dict()))
+    with pytest.raises(StateMismatch, match=r"model\.bias is only in step 7"):
+        Objects({"model": small}).apply(loaded)
+    assert same(before, dict(small.state_dict()))
     loaded = through_disk(Objects({"model": small}), tmp_path / "b")
     assert "model.bias is only in the model" in refusal(Objects({"model": large}), loaded)
 
@@ -434,3 +428,264 @@ def test_another_class_of_optimizer_is_refused(tmp_path):
     other = Objects({"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)})
     with pytest.raises(StateMismatch, match=r"was of class AdamW .* is of class SGD now"):
         other.check(loaded)
+
+
+# --- where it is read to -------------------------------------------------------------------------
+
+
+def addresses(model):
+    return {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+
+
+def hooked(model):
+    model.register_state_dict_post_hook(lambda module, state, prefix, local: None)
+    return model
+
+
+def overriding(model, name):
+    """The model with one method of the first layer replaced by one of the user's."""
+    layer = type(model[0])
+
+    def method(self, *args, **kwargs):
+        return getattr(layer, name)(self, *args, **kwargs)
+
+    model[0].__class__ = type("Own", (layer,), {name: method})
+    return model
+
+
+def replaced(model):
+    """One method replaced on the object itself."""
+    inner = model[0].load_state_dict
+    model[0].load_state_dict = lambda state, **kwargs: inner(dict(state), **kwargs)
+    return model
+
+
+def copying(model):
+    """A torch hook whose state is a copy, as FSDP1's is."""
+
+    def hook(module, state, prefix, local):
+        for name, tensor in state.items():
+            state[name] = tensor.clone()
+
+    hook.__module__ = "torch.distributed.fsdp"
+    model._register_state_dict_hook(hook)
+    return model
+
+
+def test_a_model_of_torchs_own_is_filled_where_it_lies(tmp_path):
+    model = net()
+    train(model, torch.optim.SGD(model.parameters(), 0.1))
+    loaded = through_disk(Objects({"model": model}), tmp_path)
+    other = net(seed=1)
+    before = addresses(other)
+    targets = Objects({"model": other}).check(loaded).targets
+    assert {tensor.data_ptr() for _, tensor in targets} == set(before.values())
+    Objects({"model": other}).apply(loaded)
+    assert addresses(other) == before
+    assert same(dict(other.state_dict()), dict(model.state_dict()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        hooked,
+        replaced,
+        copying,
+        *[
+            lambda model, name=name: overriding(model, name)
+            for name in ("load_state_dict", "_load_from_state_dict", "_save_to_state_dict")
+        ],
+    ],
+)
+def test_a_model_with_ways_of_its_own_goes_through_load_state_dict(tmp_path, change):
+    model = net()
+    loaded = through_disk(Objects({"model": model}), tmp_path)
+    other = change(net(seed=1))
+    live = set(addresses(other).values())
+    objects = Objects({"model": other})
+    restore = objects.check(loaded)
+    assert live.isdisjoint(tensor.data_ptr() for _, tensor in restore.targets)
+    objects.apply(loaded)
+    assert same(dict(other.state_dict()), dict(model.state_dict()))
+
+
+class Extra(torch.nn.Linear):
+    """A module with state that is no tensor, and with a tensor among it."""
+
+    def __init__(self):
+        super().__init__(2, 1)
+        self.more = None
+
+    def get_extra_state(self):
+        return self.more
+
+    def set_extra_state(self, state):
+        self.more = state
+
+
+def test_extra_state_comes_back(tmp_path):
+    model, other = Extra(), Extra()
+    model.more = {"seen": 3, "sums": [torch.ones(2)]}
+    other.more = {"seen": 0}
+    objects = Objects({"model": other})
+    objects.apply(through_disk(Objects({"model": model}), tmp_path))
+    assert same(other.more, model.more)
+    assert same(dict(other.state_dict()), dict(model.state_dict()))
+
+
+def test_strided_parameters_keep_their_layout(tmp_path):
+    def convolution(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+
+    model, other = convolution(0), convolution(1)
+    strides = other.weight.stride()
+    Objects({"model": other}).apply(through_disk(Objects({"model": model}), tmp_path))
+    assert other.weight.stride() == strides != torch.empty(4, 3, 3, 3).stride()
+    assert bits(other.weight) == bits(model.weight)
+
+
+def test_a_buffer_whose_elements_share_memory_is_refused_as_torch_refuses_it(tmp_path):
+    class Expanded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("b", torch.zeros(1).expand(3))
+
+    loaded = through_disk(Objects({"model": Expanded()}), tmp_path)
+    with pytest.raises(StateMismatch, match="model does not take the state of step 7"):
+        Objects({"model": Expanded()}).apply(loaded)
+
+
+def test_nothing_is_read_and_nothing_changed_before_all_fits(tmp_path):
+    """The shape is in the manifest; a damaged file is not even looked at."""
+    model = net()
+    loaded = through_disk(Objects({"model": model, "optimizer": adam(model)}), tmp_path)
+    damage(tmp_path, 7, "rank-00000.safetensors")
+    other = net(4)
+    before = copy.deepcopy(dict(other.state_dict()))
+    with pytest.raises(StateMismatch, match="has shape"):
+        Objects({"model": other, "optimizer": adam(other)}).apply(loaded)
+    assert same(before, dict(other.state_dict()))
+
+
+def test_moments_that_were_stored_in_fewer_bits_are_of_their_own_dtype(tmp_path):
+    model = net()
+    optimizer = adam(model)
+    train(model, optimizer)
+    objects = Objects({"model": model, "optimizer": optimizer})
+    names = [
+        f"optimizer.state.{name}.{what}"
+        for name, _ in model.named_parameters()
+        for what in ("exp_avg", "exp_avg_sq")
+    ]
+    write(Directory(tmp_path), [objects.capture()], narrow=names, exact=False)
+    other = net(seed=1)
+    fresh = Objects({"model": other, "optimizer": adam(other)})
+    fresh.apply(open_checkpoint(Directory(tmp_path), 7))
+    now, then = (one.capture()["optimizer"]["state"] for one in (fresh, objects))
+    for name, _ in model.named_parameters():
+        for what in ("exp_avg", "exp_avg_sq"):
+            assert now[name][what].dtype == torch.float32
+            assert bits(now[name][what]) == bits(then[name][what].bfloat16().float())
+
+
+def test_an_optimizer_that_has_stepped_is_filled_where_it_lies(tmp_path):
+    model, other = net(), net(seed=1)
+    optimizer, fresh = adam(model), adam(other)
+    train(model, optimizer)
+    train(other, fresh, seed=9)
+    before = {id(tensor) for state in fresh.state.values() for tensor in state.values()}
+    objects, again = (
+        Objects({"model": m, "optimizer": o}) for m, o in ((model, optimizer), (other, fresh))
+    )
+    again.apply(through_disk(objects, tmp_path))
+    assert {id(tensor) for state in fresh.state.values() for tensor in state.values()} == before
+    assert same(again.capture(), objects.capture())
+
+
+@pytest.mark.parametrize("trouble", ["shared", "parameter", "shape", "dtype", "expanded"])
+def test_live_state_that_is_no_memory_of_its_own_is_replaced(tmp_path, trouble):
+    model, other = net(), net(seed=1)
+    optimizer, fresh = adam(model), adam(other)
+    train(model, optimizer)
+    for number, state in enumerate(optimizer.state.values()):
+        state["step"] += number  # what they share now differed then
+    train(other, fresh, seed=9)
+    step = torch.tensor(1.0)
+    for parameter, state in fresh.state.items():
+        moments = state["exp_avg"]
+        state["step"] = step
+        state["exp_avg"] = {
+            "shared": moments,
+            "parameter": parameter.detach(),
+            "shape": torch.zeros(7),
+            "dtype": moments.double(),
+            "expanded": torch.zeros(1).expand(moments.shape),
+        }[trouble]
+    objects, again = (
+        Objects({"model": m, "optimizer": o}) for m, o in ((model, optimizer), (other, fresh))
+    )
+    again.apply(through_disk(objects, tmp_path))
+    assert same(again.capture(), objects.capture())
+    train(model, optimizer, seed=6)
+    train(other, fresh, seed=6)
+    assert same(again.capture(), objects.capture())
+
+
+# --- stages of a pipeline ------------------------------------------------------------------------
+
+
+def stage(*numbers, seed=0):
+    torch.manual_seed(seed)
+    layers = {str(number): torch.nn.Linear(2, 2 + number) for number in range(4)}
+    model = torch.nn.ModuleDict({name: layers[name] for name in map(str, numbers)})
+    optimizer = torch.optim.AdamW(list(model.named_parameters()), lr=0.1)
+    for name, parameter in model.named_parameters():
+        generator = torch.Generator().manual_seed(100 * seed + 10 * int(name[0]) + len(name))
+        parameter.grad = torch.rand(parameter.shape, generator=generator)
+    optimizer.step()
+    return Objects({"model": model, "optimizer": optimizer})
+
+
+def staged(path, *stages):
+    write(Directory(path), [stage(*numbers, seed=0).capture() for numbers in stages])
+
+
+def test_other_stages_than_those_that_saved(tmp_path):
+    staged(tmp_path, (0, 1), (2, 3))
+    whole = stage(0, 1, 2, 3, seed=9)
+    whole.apply(open_checkpoint(Directory(tmp_path), 7))
+    for numbers, one in (((0, 1), stage(0, 1)), ((2, 3), stage(2, 3))):
+        then, now = one.capture(), whole.capture()
+        for name, tensor in then["model"].items():
+            assert same(tensor, now["model"][name])
+            assert same(then["optimizer"]["state"][name], now["optimizer"]["state"][name])
+        assert numbers
+    group = whole.capture()["optimizer"]["param_groups"][0]
+    assert group["params"] == [f"{n}.{what}" for n in range(4) for what in ("weight", "bias")]
+
+
+def test_a_part_of_a_stage_leaves_the_rest_to_be_settled_with_the_others(tmp_path):
+    staged(tmp_path, (0, 1, 2, 3))
+    objects, loaded = stage(1, 3, seed=9), open_checkpoint(Directory(tmp_path), 7)
+    restore = objects.check(loaded)
+    missing = {f"{n}.{what}" for n in (0, 2) for what in ("weight", "bias")}
+    assert set(restore.absent) == {f"model.{name}" for name in missing} | {
+        f"optimizer/{name}" for name in missing
+    }
+    claims = stage(0, 2).check(loaded).claims
+    with pytest.raises(StateMismatch, match=r"model\.0\.bias is only in step 7"):
+        restore.settle(claims - {"model.0.bias"})
+    with pytest.raises(StateMismatch, match="had 8 parameters at step 7 and has 4 now"):
+        restore.settle(claims - {"optimizer/2.bias"})
+    restore.settle(claims)
+    restore.apply()
+    then, now = stage(1, 3).capture(), objects.capture()
+    assert same(then["optimizer"]["state"], now["optimizer"]["state"])
+
+
+def test_a_stage_that_nobody_saved_is_refused(tmp_path):
+    staged(tmp_path, (0,), (1,))
+    loaded = open_checkpoint(Directory(tmp_path), 7)
+    with pytest.raises(StateMismatch, match=r"model\.2\.bias is only in the model"):
+        stage(0, 2).check(loaded)

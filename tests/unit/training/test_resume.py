@@ -1,34 +1,31 @@
 """Which checkpoint a job goes on from: all ranks agree, and nothing is passed over in silence."""
 
+import shutil
+
 import pytest
 import torch
+from unit_checkpoints import damage, write
 from unit_fakes import Hub, WatchedStorage, on_ranks, same
 
 from outlast.attempt.link import LocalLink
 from outlast.checkpoint.manifest import step_name
-from outlast.checkpoint.save import Captured, Saver
-from outlast.checkpoint.snapshot import Arena
-from outlast.checkpoint.tree import flatten
+from outlast.checkpoint.places import Place
 from outlast.errors import ResumeRefused, StateMismatch, StorageError
 from outlast.storage import Directory
 from outlast.training import resume
+from outlast.training.restore import Restore
 
 
 def fine(loaded):
     """Every checkpoint fits."""
 
 
-def save(path, step, world_size=2):
-    def act(link):
-        state = {"model": {"w": torch.full((3,), float(step))}, "outlast": {"rank": link.rank}}
-        data, tensors = {}, {}
-        for key, value in state.items():
-            data[key], found = flatten(value, key)
-            tensors |= found
-        saver = Saver(Directory(path), link, job="j", attempt=1, timeout_s=5.0)
-        saver.save(Captured(step=step, data=data, snapshot=Arena().take(tensors)))
-
-    assert on_ranks(world_size, act) == [None] * world_size
+def save(path, step, world_size=2, **fields):
+    states = [
+        {"model": {"w": torch.full((3,), float(step))}, "outlast": {"rank": rank}}
+        for rank in range(world_size)
+    ]
+    write(Directory(path), states, step, **fields)
 
 
 def find(path, world_size=2, *, promised=(), check=fine, storages=None, only=None):
@@ -42,18 +39,11 @@ def find(path, world_size=2, *, promised=(), check=fine, storages=None, only=Non
     return on_ranks(world_size, act, hub=Hub(world_size), only=only)
 
 
-def damage(path, step, name):
-    file = path / step_name(step) / name
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-
-
 def cannot_read(path, step):
     """A machine's view of the storage in which the files of ``step`` are unreadable."""
 
     def fail(did, name):
-        hit = did == "size" and step_name(step) in name
+        hit = did == "open" and step_name(step) in name
         return OSError(5, "Input/output error") if hit else None
 
     return WatchedStorage(Directory(path), fail)
@@ -223,20 +213,20 @@ def test_a_storage_that_cannot_be_read_is_not_a_loss(tmp_path):
     assert str(results[0]) == f"{tmp_path} cannot be read: EIO: Input/output error"
 
 
-def test_only_rank_0_verifies_what_it_does_not_need(tmp_path):
-    save(tmp_path, 100, world_size=3)
-    storages = [WatchedStorage(Directory(tmp_path)) for _ in range(3)]
-    find(tmp_path, 3, storages=storages)
+@pytest.mark.parametrize(("saved_by", "read_by"), [(3, 3), (4, 2), (2, 3), (5, 1)])
+def test_all_files_are_verified_between_the_ranks_and_none_for_nothing(tmp_path, saved_by, read_by):
+    save(tmp_path, 100, world_size=saved_by)
+    storages = [WatchedStorage(Directory(tmp_path)) for _ in range(read_by)]
+    find(tmp_path, read_by, storages=storages)
     read = [
-        {name.rpartition("/")[2] for did, name in storage.log if did == "read_into"}
+        [name.rpartition("/")[2] for did, name in storage.log if did == "open"]
         for storage in storages
     ]
-    assert {f"rank-0000{rank}.json" for rank in range(3)} <= read[0]
-    for rank in (1, 2):
-        assert read[rank] == {
-            "rank-00000.safetensors",
-            f"rank-0000{rank}.json",
-        }
+    for rank, names in enumerate(read):
+        needed = {"rank-00000.safetensors", f"rank-{rank % saved_by:05d}.json"}
+        share = {f"rank-{number:05d}.json" for number in range(rank, saved_by, read_by)}
+        assert sorted(names) == sorted(needed | share), "each is opened once"
+    assert len(set().union(*read)) == saved_by + 1
 
 
 def test_a_rank_that_does_not_answer(tmp_path, monkeypatch):
@@ -251,3 +241,220 @@ def test_a_rank_that_does_not_answer(tmp_path, monkeypatch):
 def test_alone(tmp_path):
     save(tmp_path, 100, world_size=1)
     assert resume.find(Directory(tmp_path), LocalLink(), (), fine).step == 100
+
+
+# --- several places ------------------------------------------------------------------------------
+
+
+def copied(path, *steps, world_size=2):
+    """The same steps in two places."""
+    for step in steps:
+        save(path / "local", step, world_size)
+    if steps:
+        shutil.copytree(path / "local", path / "shared")
+    return [Place(name, Directory(path / name)) for name in ("local", "shared")]
+
+
+def find_in(places, world_size=2, *, promised=(), check=fine, each=None):
+    told, mended = [], []
+
+    def act(link):
+        mine = check[link.rank] if isinstance(check, list) else check
+        return resume.find(
+            each[link.rank] if each else places,
+            link,
+            promised if link.rank == 0 else (),
+            mine,
+            on_damaged=lambda _step, file, place, _: told.append((link.rank, file, place.name)),
+            on_repaired=lambda _step, file, place: mended.append((link.rank, file, place.name)),
+        )
+
+    outcomes = on_ranks(world_size, act, hub=Hub(world_size))
+    return outcomes, sorted(told), sorted(mended)
+
+
+def test_a_step_that_any_place_has_is_a_candidate(tmp_path):
+    places = copied(tmp_path, 100)
+    save(tmp_path / "shared", 300)
+    save(tmp_path / "local", 200)
+    outcomes, told, _ = find_in(places, promised=[300])
+    assert [(one.step, one.skipped, told) for one in outcomes] == [(300, [], [])] * 2
+    assert outcomes[0].origin == "from shared"
+    shutil.rmtree(tmp_path / "shared")
+    outcomes, *_ = find_in(places)
+    assert [one.step for one in outcomes] == [200, 200]
+
+
+def test_what_is_damaged_in_one_place_does_not_cost_the_step_and_is_mended_once(tmp_path):
+    places = copied(tmp_path, 100, 200)
+    damage(tmp_path / "local", 200, "rank-00000.safetensors")
+    damage(tmp_path / "local", 200, "rank-00001.json")
+    outcomes, told, mended = find_in(places)
+    for rank, outcome in enumerate(outcomes):
+        assert (outcome.step, outcome.skipped) == (200, [])
+        assert same(outcome.loaded.state("model"), {"w": torch.full((3,), 200.0)})
+        assert outcome.sources["rank-00000.safetensors"] == "shared"
+        assert outcome.sources[f"rank-0000{rank}.json"] == ("local", "shared")[rank]
+    assert told == [
+        (0, "rank-00000.safetensors", "local"),
+        (1, "rank-00000.safetensors", "local"),
+        (1, "rank-00001.json", "local"),
+    ]
+    assert mended == [(0, "rank-00000.safetensors", "local"), (1, "rank-00001.json", "local")]
+    assert outcomes[0].origin == "from local and shared, 1 file repaired from shared"
+    for name in ("rank-00000.safetensors", "rank-00001.json"):
+        files = [tmp_path / place / step_name(200) / name for place in ("local", "shared")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_each_machine_mends_its_own(tmp_path, monkeypatch):
+    """What is called local is another directory on the other machine."""
+    places = copied(tmp_path, 100)
+    shutil.copytree(tmp_path / "local", tmp_path / "other")
+    each = [places, [Place("local", Directory(tmp_path / "other")), places[1]]]
+    for name in ("local", "other"):
+        damage(tmp_path / name, 100, "rank-00000.safetensors")
+    hosts = iter(["one", "two"])
+    monkeypatch.setattr(resume.socket, "gethostname", lambda: next(hosts))
+    _, _, mended = find_in(places, each=each)
+    assert mended == [(rank, "rank-00000.safetensors", "local") for rank in (0, 1)]
+
+
+def test_nothing_is_mended_of_a_step_that_is_passed_over(tmp_path):
+    places = copied(tmp_path, 100, 200)
+    damage(tmp_path / "local", 200, "rank-00000.safetensors")
+    for name in ("local", "shared"):
+        damage(tmp_path / name, 200, "rank-00001.json")
+    outcomes, _, mended = find_in(places)
+    assert [one.step for one in outcomes] == [100, 100]
+    assert mended == []
+    assert outcomes[0].skipped[0].reason == (
+        "local: rank-00001.json does not match its checksum (block 0 of 1); "
+        "shared: rank-00001.json does not match its checksum (block 0 of 1)"
+    )
+
+
+def unlisted(place):
+    error = OSError(13, "Permission denied")
+    blind = WatchedStorage(place.storage, lambda did, _: error if did == "children" else None)
+    return Place(place.name, blind)
+
+
+def test_a_place_that_cannot_be_listed_is_passed_over_in_words(tmp_path, caplog):
+    places = copied(tmp_path, 100)
+    outcomes, *_ = find_in([unlisted(places[0]), places[1]])
+    for outcome in outcomes:
+        assert outcome.step == 100
+        assert outcome.notes == [
+            f"{tmp_path / 'local'} cannot be listed: Permission denied; going on without it"
+        ]
+    assert caplog.text.count("cannot be listed") == 1
+
+
+def test_the_silence_of_a_place_is_no_reason_to_start_anew(tmp_path):
+    places = copied(tmp_path)
+    (tmp_path / "shared").mkdir()
+    results, *_ = find_in([unlisted(places[0]), places[1]])
+    assert [type(result) for result in results] == [StorageError, StorageError]
+    assert str(results[0]) == f"{tmp_path / 'local'} cannot be listed: Permission denied"
+
+
+def test_no_place_can_be_listed(tmp_path):
+    places = copied(tmp_path, 100)
+    results, *_ = find_in([unlisted(place) for place in places])
+    assert all(isinstance(result, StorageError) for result in results)
+    assert str(results[0]).count("cannot be listed") == 2
+
+
+def test_workers_that_see_different_saves_of_a_step_do_not_mix_them(tmp_path):
+    places = copied(tmp_path, 100, 200)
+    save(tmp_path / "shared", 200, attempt=2)
+    outcomes, *_ = find_in(places, each=[places, places[1:]])
+    assert [one.step for one in outcomes] == [100, 100]
+    reason = "not all workers see the same save of this step"
+    assert outcomes[1].skipped[0].reason == reason
+
+
+# --- what a manifest says of itself --------------------------------------------------------------
+
+
+def test_weights_alone_are_passed_by_and_not_called_invalid(tmp_path):
+    save(tmp_path, 100)
+    save(tmp_path, 200, kind="weights")
+    for outcome in find(tmp_path, promised=[100, 200]):
+        assert (outcome.step, outcome.skipped) == (100, [])
+
+
+def test_weights_alone_are_no_reason_to_start_anew(tmp_path):
+    save(tmp_path, 200, kind="weights")
+    results = find(tmp_path)
+    assert all(isinstance(result, ResumeRefused) for result in results)
+    assert "none is valid (step 200: it holds weights alone)" in str(results[0])
+
+
+def test_what_was_stored_in_fewer_bits_is_said(tmp_path, caplog):
+    save(tmp_path, 200, exact=False)
+    for outcome in find(tmp_path):
+        (note,) = outcome.notes
+        assert note.startswith("step 200: some of its tensors were stored in fewer bits")
+    assert caplog.text.count("fewer bits") == 1
+
+
+# --- names that one rank lacks -------------------------------------------------------------------
+
+
+def lacking(names, claims, step=200):
+    """A rank that has ``claims`` and whose source holds ``names`` besides."""
+
+    def check(loaded):
+        restore = Restore(loaded)
+        if loaded.manifest.step == step:
+            restore.absent = {name: f"{name} is only in step {step}" for name in names}
+            restore.claims = set(claims)
+        restore.take("model")
+        return restore
+
+    return check
+
+
+def test_names_that_another_rank_has_are_nobodys_trouble(tmp_path):
+    save(tmp_path, 200)
+    check = [lacking(["b"], ["a"]), lacking(["a"], ["b"])]
+    outcomes, *_ = find_in([Place("local", Directory(tmp_path))], check=check)
+    for outcome in outcomes:
+        assert outcome.step == 200
+        assert same(outcome.loaded.state("model"), {"w": torch.full((3,), 200.0)})
+
+
+@pytest.mark.parametrize("unhappy", [0, 1])
+def test_a_name_that_no_rank_has_is_a_mismatch_for_all(tmp_path, unhappy):
+    for step in (100, 200):
+        save(tmp_path, step)
+    check = [lacking([], ["a"]), lacking([], ["b"])]
+    check[unhappy] = lacking(["a", "b", "c"], [])
+    results, *_ = find_in([Place("local", Directory(tmp_path))], check=check)
+    assert [type(result) for result in results] == [StateMismatch] * 2
+    assert [str(result) for result in results] == [f"{'ab'[unhappy]} is only in step 200"] * 2
+
+
+def test_nothing_is_filled_before_such_names_are_settled(tmp_path):
+    save(tmp_path, 200)
+    target = torch.zeros(3)
+
+    def check(loaded):
+        restore = Restore(loaded)
+        restore.absent = {"a": "a is only in step 200"}
+        restore.targets = [("model.w", target)]
+        return restore
+
+    results, *_ = find_in([Place("local", Directory(tmp_path))], 1, check=check)
+    assert isinstance(results[0], StateMismatch)
+    assert not target.any()
+
+
+def test_damage_is_heard_before_names_that_are_lacking(tmp_path):
+    for step in (100, 200):
+        save(tmp_path, step)
+    damage(tmp_path, 200, "rank-00000.safetensors")
+    outcomes, *_ = find_in([Place("local", Directory(tmp_path))], 1, check=lacking(["a"], []))
+    assert outcomes[0].step == 100

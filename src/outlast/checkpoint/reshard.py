@@ -1,0 +1,189 @@
+"""Which part of a tensor is whose: the pieces this process holds, and where they lie in the whole.
+
+A tensor that is spread over workers (FSDP2, tensor parallelism, both at once, HSDP) is saved as the
+pieces of each worker with their offsets in the whole; a reader cuts what it wants out of them,
+whichever way it is spread itself. The rules of who holds what are torch's own: DCP's planner is
+asked (it is imported only when there is such a tensor: it costs a second).
+
+What can go wrong: a tensor whose pieces torch describes otherwise than it holds them (uneven tensor
+parallelism under FSDP2) is refused in words rather than saved wrong.
+
+Rejected: DCP's description of a ``_StridedShard`` whose rows do not follow each other: it names the
+first row only. Those pieces are worked out here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from outlast.errors import ConfigError
+
+LocalChunk = tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]
+Cuts = tuple[tuple[int, int, int], ...]  # (axis, first row, number of rows) in the local tensor
+LocalPiece = tuple[tuple[int, ...], tuple[int, ...], Cuts]
+Run = tuple[int, int]  # (first row, number of rows)
+
+
+def is_spread(tensor: torch.Tensor) -> bool:
+    """Whether ``tensor`` is a DTensor; imports nothing to find out."""
+    room = sys.modules.get("torch.distributed.tensor")
+    kind = getattr(room, "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+def local_chunks(tensor: torch.Tensor) -> list[LocalChunk]:
+    """The pieces of ``tensor`` that this process holds.
+
+    Args:
+        tensor: a plain tensor, or a DTensor whose placements shard or replicate it.
+
+    Returns:
+        (offsets in the whole, shape, view of this process's memory) of each piece. A plain tensor
+        is one piece. A replica holds the same piece as the others of its kind. There are none where
+        this process has no part; a tensor without elements is one empty piece everywhere.
+
+    Raises:
+        ConfigError: its placements cannot be saved, or do not say what it holds.
+    """
+    found = local_pieces(tensor)
+    if not is_spread(tensor):
+        return [(offsets, shape, tensor.detach()) for offsets, shape, _ in found]
+    with torch.no_grad():
+        local: torch.Tensor = tensor.to_local()
+    if tensor.numel() == 0:
+        return [(offsets, shape, local.new_empty(shape)) for offsets, shape, _ in found]
+    return [(offsets, shape, view(local, cuts)) for offsets, shape, cuts in found]
+
+
+def view(local: torch.Tensor, cuts: Cuts) -> torch.Tensor:
+    """The piece of a local tensor that ``cuts`` stand for."""
+    piece = local.detach()
+    for axis, start, length in cuts:
+        piece = piece.narrow(axis, start, length)
+    return piece
+
+
+def local_pieces(tensor: torch.Tensor) -> list[LocalPiece]:
+    """As ``local_chunks``, with the cuts that make the view in its place.
+
+    They are the same for all tensors of the same shape that are spread alike.
+    """
+    shape = tuple(tensor.shape)
+    if not is_spread(tensor):
+        return [((0,) * len(shape), shape, ())]
+    spread: Any = tensor
+    refusal = why_not(spread)
+    if refusal:
+        raise ConfigError(f"a tensor of shape {shape} {refusal}")
+    if math.prod(shape) == 0:
+        return [((0,) * len(shape), shape, ())]
+    if spread.device_mesh.get_coordinate() is None:
+        return []
+    pieces = _strided(spread) if _is_strided(spread) else _as_dcp_says(spread)
+    pieces = [(offsets, extent) for offsets, extent in pieces if math.prod(extent)]
+    return _cuts(spread, pieces, spread._local_tensor)
+
+
+def why_not(tensor: Any) -> str:
+    """Why a DTensor cannot be saved, in words that follow its name; "" if it can."""
+    if any(placement.is_partial() for placement in tensor.placements):
+        return (
+            "is spread over workers as terms of a sum (Partial), which is no state yet; "
+            "redistribute it to Shard or Replicate"
+        )
+    return ""
+
+
+def _as_dcp_says(tensor: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [
+        (tuple(int(x) for x in chunk.offsets), tuple(int(x) for x in chunk.sizes))
+        for chunk in tensor.__create_chunk_list__()
+    ]
+
+
+def _is_strided(tensor: Any) -> bool:
+    return any(hasattr(placement, "split_factor") for placement in tensor.placements)
+
+
+def _strided(tensor: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    coordinate = tensor.device_mesh.get_coordinate()
+    axes: list[list[Run]] = [[(0, size)] for size in tensor.shape]
+    for axis, placement in enumerate(tensor.placements):
+        if hasattr(placement, "dim"):
+            factor = int(getattr(placement, "split_factor", 1))
+            parts, index = tensor.device_mesh.size(axis), coordinate[axis]
+            axes[placement.dim] = cut(axes[placement.dim], parts, index, factor)
+    return [
+        (tuple(start for start, _ in runs), tuple(length for _, length in runs))
+        for runs in itertools.product(*axes)
+    ]
+
+
+def cut(runs: Sequence[Run], parts: int, index: int, split_factor: int = 1) -> list[Run]:
+    """Rows of part ``index`` of ``parts``, as torch.chunk cuts; runs that touch become one.
+
+    With a split factor the rows are cut into so many groups first and each group into parts: what
+    ``_StridedShard`` stands for.
+    """
+    kept: list[Run] = []
+    for group in range(split_factor):
+        for start, length in _chunk(_chunk(runs, split_factor, group), parts, index):
+            if kept and sum(kept[-1]) == start:
+                kept[-1] = (kept[-1][0], kept[-1][1] + length)
+            else:
+                kept.append((start, length))
+    return kept
+
+
+def _chunk(runs: Sequence[Run], parts: int, index: int) -> list[Run]:
+    total = sum(length for _, length in runs)
+    size = -(-total // parts)
+    begin, end = size * index, min(size * (index + 1), total)
+    kept, position = [], 0
+    for start, length in runs:
+        low, high = max(begin, position), min(end, position + length)
+        if low < high:
+            kept.append((start + low - position, high - low))
+        position += length
+    return kept
+
+
+def _cuts(
+    tensor: Any, pieces: list[tuple[tuple[int, ...], tuple[int, ...]]], local: torch.Tensor
+) -> list[LocalPiece]:
+    """Pieces lie in the local tensor in the order of their offsets, along each axis."""
+    axes = [sorted({(o[axis], e[axis]) for o, e in pieces}) for axis in range(local.dim())]
+    if [sum(length for _, length in runs) for runs in axes] != list(local.shape) and pieces:
+        raise _otherwise(tensor, local)
+    if not pieces and local.numel():
+        raise _otherwise(tensor, local)
+    places = []
+    for runs in axes:
+        starts = itertools.accumulate((length for _, length in runs), initial=0)
+        places.append({run[0]: start for run, start in zip(runs, starts, strict=False)})
+    return [
+        (
+            offsets,
+            extent,
+            tuple(
+                (axis, places[axis][offset], length)
+                for axis, (offset, length) in enumerate(zip(offsets, extent, strict=True))
+                if length != local.shape[axis]
+            ),
+        )
+        for offsets, extent in pieces
+    ]
+
+
+def _otherwise(tensor: Any, local: torch.Tensor) -> ConfigError:
+    return ConfigError(
+        f"a tensor of shape {tuple(tensor.shape)} is spread as {tensor.placements}, and this "
+        f"worker holds a piece of shape {tuple(local.shape)} of it, which is not the piece that "
+        "torch names; make its size divisible by the number of workers along each axis"
+    )

@@ -1,0 +1,113 @@
+"""A job and its tiers as the command line names them, and words that all commands share."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+from typing import NamedTuple
+
+import click
+
+from outlast import config
+from outlast.checkpoint.places import Place
+from outlast.config import Settings
+from outlast.errors import ConfigError, OutlastError
+from outlast.ledger.job import Job, read_job
+from outlast.storage import open_storage
+from outlast.tiers import Tier, nearest
+
+DIRECTORY = click.argument("directory", required=False)
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
+TIER = click.option("--tier", default=None, help="Only this tier, by its name.")
+
+
+class JobAt(NamedTuple):
+    """A job that was found where the command line says.
+
+    Attributes:
+        given: the directory as it was typed, or None.
+        settings: those in force there.
+        job: who it is.
+    """
+
+    given: str | None
+    settings: Settings
+    job: Job
+
+    def next(self, name: str, *flags: str) -> str:
+        """The line that says which command to go on with."""
+        where = [shlex.quote(self.given)] if self.given else []
+        return " ".join(["Next: outlast checkpoints", name, *where, *flags])
+
+    def hint(self) -> str:
+        """Where else checkpoints may lie: in the tiers that the job was made with."""
+        made = [value for key, value in self.job.settings.items() if key.startswith("tier")]
+        urls = {value.partition(", every ")[0] for value in made}
+        elsewhere = sorted(urls - {tier.url for tier in self.settings.tiers})
+        if not elsewhere:
+            return ""
+        return (
+            f". The job was made with checkpoints in {', '.join(elsewhere)}: go where its "
+            "outlast.toml is, or name that file in OUTLAST_CONFIG"
+        )
+
+
+def find_job(directory: str | None) -> JobAt:
+    """The job in ``directory``, or where the settings say.
+
+    Raises:
+        ConfigError, StorageError: there is none, or it cannot be read.
+    """
+    settings = config.load({"dir": directory})
+    return JobAt(directory, settings, read_job(settings.dir))
+
+
+def tiers_of(settings: Settings, only: str | None = None) -> list[Tier]:
+    """The tiers that can be reached from here.
+
+    Raises:
+        ConfigError: ``only`` is none of them.
+    """
+    reachable = [tier for tier in settings.tiers if tier.kind != "memory"]
+    if only is None:
+        return reachable
+    for tier in settings.tiers:
+        if tier.name == only and tier.kind == "memory":
+            choice = " or ".join(tier.name for tier in reachable)
+            raise ConfigError(
+                f"tier {only} is memory, which only the running job reaches; choose {choice}"
+            )
+    found = [tier for tier in reachable if tier.name == only]
+    if not found:
+        names = tuple(tier.name for tier in reachable)
+        raise ConfigError(f"{only!r} is not a tier of this job;{nearest(only, names)}")
+    return found
+
+
+def places_of(
+    settings: Settings, only: str | None = None
+) -> tuple[dict[str, Place], dict[str, str]]:
+    """Tier → place of those that could be opened, and tier → reason of the others."""
+    places: dict[str, Place] = {}
+    unreadable: dict[str, str] = {}
+    for tier in tiers_of(settings, only):
+        try:
+            places[tier.name] = Place(tier.name, open_storage(tier.url))
+        except (OutlastError, OSError) as error:
+            unreadable[tier.name] = f"it cannot be opened: {in_words(error)}"
+    return places, unreadable
+
+
+def when(t: float) -> str:
+    """A time since the epoch, to the second."""
+    try:
+        moment = datetime.datetime.fromtimestamp(t, datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return "at no time"
+    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def in_words(error: Exception) -> str:
+    """What an error says, in one line."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(str(text).split()) or type(error).__name__

@@ -1,0 +1,200 @@
+"""A worker's end of the keeper's socket.
+
+Requests wait for their answer; everything else is told to whoever asked to hear of it, in the
+thread that reads. When the keeper is gone every request fails, and so does every later one: the
+owner makes a new client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from outlast.keeper import wire
+from outlast.keeper.arena import Arena
+from outlast.keeper.memory import Kept, Memory
+from outlast.keeper.place import connect
+
+logger = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S: Final = 120.0
+RECALL_TIMEOUT_S: Final = 660.0
+_LOOK_S: Final = 0.02
+
+
+class Client:
+    """A connection to the keeper.
+
+    Args:
+        path: its socket.
+        hello: who we are.
+        on_message: told what comes without having been asked for, in the reading thread.
+        on_lost: told once that the keeper is gone, in the reading thread.
+        timeout_s: how long a keeper that is not there yet is waited for.
+
+    Raises:
+        OSError: there is none.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        hello: wire.Hello,
+        on_message: Callable[[Any, bytes], None],
+        on_lost: Callable[[], None] = lambda: None,
+        timeout_s: float = 0.0,
+    ) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._wire = wire.Wire(_connect(path, timeout_s))
+        try:
+            self._wire.send(hello)
+        except BaseException:
+            self._wire.close()
+            raise
+        self._numbers = itertools.count(1)
+        self._answered = threading.Condition()
+        self._expected: set[Any] = set()
+        self._answers: dict[Any, tuple[Any, bytes, list[int]]] = {}
+        self._asking = {wire.Reserved: threading.Lock(), wire.Recalled: threading.Lock()}
+        self.lost = False
+        self._thread = threading.Thread(target=self._read, name="outlast-client", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Any, blob: bytes = b"") -> None:
+        """Tell the keeper.
+
+        Raises:
+            OSError: it is gone, or does not read: it counts as gone then.
+        """
+        try:
+            self._wire.send(message, blob)
+        except OSError:  # perhaps in the middle of a message: nothing more would be understood
+            self._wire.close()
+            raise
+
+    def reserve(
+        self, num_bytes: int, buffers: int | None, workers: int
+    ) -> tuple[wire.Reserved, list[Arena]]:
+        """Memory for snapshots.
+
+        Raises:
+            OSError: the keeper is gone, or does not answer.
+        """
+        ask = wire.Reserve(num_bytes=num_bytes, buffers=buffers, workers=workers)
+        answer, _, fds = self._ask_alone(ask, wire.Reserved, ANSWER_TIMEOUT_S)
+        return answer, [Arena.seen(fd) for fd in fds]
+
+    def recall(self) -> Memory:
+        """The snapshots in memory, as a tier.
+
+        Raises:
+            OSError: the keeper is gone, or does not answer.
+        """
+        answer, blob, fds = self._ask_alone(wire.Recall(), wire.Recalled, RECALL_TIMEOUT_S)
+        arenas = dict(zip(answer.arenas, [Arena.seen(fd) for fd in fds], strict=True))
+        small = msgspec.msgpack.decode(blob, type=dict[int, dict[str, bytes]])
+        kept = {
+            step: Kept(files=files, small=small.get(step, {}))
+            for step, files in answer.files.items()
+        }
+        return Memory(arenas, kept)
+
+    def fetch(self, tier: str, operation: str, name: str, start: int = 0, size: int = 0) -> bytes:
+        """An answer about a tier that only the keeper may touch.
+
+        Raises:
+            OSError: as the tier gave it, or the keeper is gone.
+        """
+        number = next(self._numbers)
+        ask = wire.Fetch(
+            number=number, tier=tier, operation=operation, name=name, start=start, size=size
+        )
+        answer, blob, _ = self._ask(ask, number, ANSWER_TIMEOUT_S)
+        if answer.error:
+            raise OSError(answer.errno or None, answer.error, name)
+        return blob
+
+    def close(self) -> None:
+        """Leave on purpose."""
+        with contextlib.suppress(OSError):
+            self._wire.send(wire.Bye())
+        self._on_lost = lambda: None
+        self._wire.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=5)
+
+    def _ask_alone(self, message: Any, kind: Any, timeout_s: float) -> tuple[Any, bytes, list[int]]:
+        """Ask what is answered without a number: one at a time, and a late answer is nobody's."""
+        with self._asking[kind]:
+            try:
+                return self._ask(message, kind, timeout_s)
+            except TimeoutError:
+                self._wire.close()
+                raise
+
+    def _ask(self, message: Any, key: Any, timeout_s: float) -> tuple[Any, bytes, list[int]]:
+        with self._answered:
+            self._expected.add(key)
+        try:
+            self.send(message)
+            with self._answered:
+                self._answered.wait_for(lambda: key in self._answers or self.lost, timeout_s)
+                if key in self._answers:
+                    return self._answers.pop(key)
+        finally:
+            with self._answered:
+                self._expected.discard(key)
+        if self.lost:
+            raise ConnectionResetError("the keeper is gone")
+        raise TimeoutError(f"the keeper did not answer within {timeout_s:.0f} s")
+
+    def _read(self) -> None:
+        try:
+            while (frame := self._wire.receive()) is not None:
+                self._handle(*frame)
+        except ValueError as error:
+            logger.warning("the keeper said what is not understood: %s", error)
+        finally:
+            with self._answered:
+                self.lost = True
+                self._answered.notify_all()
+            self._wire.close()
+            self._wire.drop_descriptors()
+            self._on_lost()
+
+    def _handle(self, message: Any, blob: bytes, fds: list[int]) -> None:
+        key: Any = None
+        if isinstance(message, wire.Fetched):
+            key = message.number
+        elif isinstance(message, wire.Reserved | wire.Recalled):
+            key = type(message)
+        with self._answered:
+            if key in self._expected:
+                self._answers[key] = (message, blob, fds)
+                self._answered.notify_all()
+                return
+        for fd in fds:
+            os.close(fd)
+        if key is None:
+            self._on_message(message, blob)
+
+
+def _connect(path: Path, timeout_s: float) -> Any:
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            return connect(path)
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+        time.sleep(_LOOK_S)

@@ -1,0 +1,393 @@
+"""From the tier where a checkpoint was committed to those behind it.
+
+One thread a tier. It copies the newest checkpoint that is due there, file by file, verified on the
+way, and the manifest last. What fails is tried again with growing pauses until a newer checkpoint
+takes its place: there is never more than one waiting, so a slow or broken tier costs nothing but
+its own copies. Pruning is the same thread's: a writer never waits for a removal.
+
+Guarantees: what is being copied, or written, is not pruned from under anybody's hands.
+
+With ranks on several machines each keeper copies its own ranks' files; the keeper of rank 0 puts
+the manifest when it sees them all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from outlast.checkpoint.catalog import prune
+from outlast.checkpoint.manifest import (
+    MANIFEST,
+    Manifest,
+    decode,
+    shard_file,
+    state_file,
+    step_name,
+)
+from outlast.checkpoint.transfer import copy_file
+from outlast.errors import CheckpointInvalid
+from outlast.keeper.files import make_way
+from outlast.keeper.flight import Committed, in_words
+from outlast.keeper.memory import Due
+from outlast.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+PAUSE_S: Final = 1.0
+PAUSE_MAX_S: Final = 60.0
+OTHERS_TIMEOUT_S: Final = 1800.0
+LOOK_S: Final = 0.5
+
+
+class Superseded(Exception):
+    """A newer checkpoint is waiting."""
+
+
+class Stopped(Exception):
+    """There is no time left."""
+
+
+class Tier:
+    """A durable tier with what is kept there."""
+
+    def __init__(self, name: str, storage: Storage, keep: int) -> None:
+        self.name = name
+        self.storage = storage
+        self.keep = keep
+
+
+class Copier:
+    """Brings checkpoints to one tier, and prunes it, in a thread of its own.
+
+    Args:
+        tier: where to.
+        sources: name → storage of all durable tiers.
+        record: puts an event into the ledger.
+        invalid: steps that a resume has rejected.
+        in_use: says which steps of a tier somebody writes or reads.
+        on_copied: told of the tier that a copy was taken from.
+        on_due: told what this tier has yet to get, and when it no longer has.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        sources: Mapping[str, Storage],
+        *,
+        record: Callable[..., None],
+        invalid: set[int],
+        in_use: Callable[[str], set[int]],
+        on_copied: Callable[[str], None],
+        on_due: Callable[[str, Due, bool], None],
+    ) -> None:
+        self.tier = tier
+        self.failures = 0
+        self.done_bytes = self.total_bytes = 0
+        self._sources = sources
+        self._record = record
+        self._invalid = invalid
+        self._in_use = in_use
+        self._on_copied = on_copied
+        self._on_due = on_due
+        self._changed = threading.Condition()
+        self._next: Committed | None = None
+        self._current: Committed | None = None
+        self._is_prune_due = False
+        self._busy = False
+        self._stopping = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"outlast-copy-{tier.name}", daemon=True
+        )
+        self._thread.start()
+
+    def submit(self, committed: Committed) -> None:
+        """Copy this one next; one that still waits is passed over."""
+        self._on_due(self.tier.name, _due(committed), True)
+        with self._changed:
+            passed, self._next = self._next, committed
+            self._changed.notify_all()
+        if passed is not None:
+            self._passed_over(passed)
+
+    def tidy(self) -> None:
+        """Remove soon what retention no longer needs here."""
+        with self._changed:
+            self._is_prune_due = True
+            self._changed.notify_all()
+
+    def reads(self, tier: str) -> set[int]:
+        """The steps that are to be copied from ``tier``."""
+        with self._changed:
+            due = [one for one in (self._next, self._current) if one is not None]
+            return {one.manifest.step for one in due if one.tier == tier}
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was due is there."""
+        with self._changed:
+            return self._next is None and not self._busy and not self._is_prune_due
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._next is not None or self._is_prune_due or self._stopping
+                )
+                if self._stopping:
+                    return
+                self._current, self._next = self._next, None
+                self._is_prune_due, self._busy = False, True
+                committed = self._current
+            try:
+                if committed is not None:
+                    self._bring(committed)
+                    with self._changed:
+                        self._current = None  # not read any more: its source may go
+                    self._on_due(self.tier.name, _due(committed), False)
+                    self._on_copied(committed.tier)
+                if committed is None or 0 in committed.ranks:
+                    self._prune()
+            except Superseded:
+                if committed is not None:
+                    self._passed_over(committed)
+            except Stopped:
+                return
+            except Exception:
+                logger.exception("tier %s", self.tier.name)
+            finally:
+                with self._changed:
+                    self._current, self._busy = None, False
+
+    def _bring(self, committed: Committed) -> None:
+        pause_s = PAUSE_S
+        while True:
+            start_s = time.monotonic()
+            try:
+                self._copy(committed)
+            except (OSError, CheckpointInvalid) as error:
+                self.failures += 1
+                self._failed(committed, error)
+                if isinstance(error, FileExistsError):
+                    return  # somebody else's commit of this step is there: nothing to repeat
+                self._pause(pause_s)
+                pause_s = min(pause_s * 2, PAUSE_MAX_S)
+                continue
+            self._record(
+                "tier_copied",
+                attempt=committed.manifest.attempt,
+                step=committed.manifest.step,
+                tier=self.tier.name,
+                seconds=round(time.monotonic() - start_s, 6),
+                bytes=self.total_bytes,
+            )
+            return
+
+    def _copy(self, committed: Committed) -> None:
+        manifest, directory = committed.manifest, step_name(committed.manifest.step)
+        source, target = self._sources[committed.tier], self.tier.storage
+        self._make_way(manifest, committed.data)
+        ours = [name for rank in committed.ranks for name in (shard_file(rank), state_file(rank))]
+        names = [name for name in ours if name in manifest.files]
+        self.total_bytes = sum(manifest.files[name].size for name in names)
+        self.done_bytes = before = 0
+
+        def progress(done: int, _total: int) -> None:
+            self.done_bytes = before + done
+            if self._stopping:
+                raise Stopped
+
+        for name in names:
+            copy_file(source, target, f"{directory}/{name}", manifest.files[name], progress)
+            before += manifest.files[name].size
+        if 0 in committed.ranks:
+            self._wait_for_others(manifest)
+            path = f"{directory}/{MANIFEST}"
+            if not target.put_new(path, committed.data) and target.read(path) != committed.data:
+                raise FileExistsError(
+                    f"another writer has committed step {manifest.step} to {target.describe()}"
+                )
+
+    def _make_way(self, manifest: Manifest, data: bytes) -> None:
+        """An older attempt's manifest of this step goes before its files are replaced."""
+        storage = self.tier.storage
+        try:
+            if storage.read(f"{step_name(manifest.step)}/{MANIFEST}") == data:
+                return
+        except (FileNotFoundError, IsADirectoryError):
+            pass
+        make_way(storage, manifest.step, manifest.job, manifest.attempt)
+
+    def _wait_for_others(self, manifest: Manifest) -> None:
+        """Files of ranks on other machines are brought by their keepers."""
+        until_s = time.monotonic() + OTHERS_TIMEOUT_S
+        missing = dict(manifest.files)
+        while missing:
+            for name in list(missing):
+                path = f"{step_name(manifest.step)}/{name}"
+                try:
+                    if self.tier.storage.size(path) == missing[name].size:
+                        del missing[name]
+                except FileNotFoundError:
+                    pass
+            if missing:
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"{next(iter(missing))} did not come from its machine")
+                self._pause(LOOK_S)
+
+    def _prune(self) -> None:
+        """A failure is said and passed over."""
+        tier = self.tier
+        in_use = self._in_use(tier.name)
+        try:
+            prune(tier.storage, keep=tier.keep, invalid=set(self._invalid), in_use=in_use)
+        except OSError as error:
+            logger.warning("old checkpoints could not be removed: %s", error)
+            self._record(
+                "storage_error",
+                operation="prune",
+                path=tier.storage.describe(),
+                error=in_words(error),
+                tier=tier.name,
+            )
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._next is not None, seconds)
+            if self._stopping:
+                raise Stopped
+            if self._next is not None:
+                raise Superseded
+
+    def _failed(self, committed: Committed, error: Exception) -> None:
+        text = in_words(error)
+        logger.warning(
+            "step %d is not in %s yet: %s", committed.manifest.step, self.tier.name, text
+        )
+        self._record(
+            "storage_error",
+            attempt=committed.manifest.attempt,
+            operation="copy",
+            path=self.tier.storage.describe(),
+            error=text,
+            step=committed.manifest.step,
+            tier=self.tier.name,
+        )
+
+    def _passed_over(self, committed: Committed) -> None:
+        self._record(
+            "save_skipped",
+            durable=False,
+            attempt=committed.manifest.attempt,
+            step=committed.manifest.step,
+            reason=f"tier {self.tier.name} did not get it before a newer one came",
+            tier=self.tier.name,
+        )
+
+
+def _due(committed: Committed) -> Due:
+    return Due(step=committed.manifest.step, source=committed.tier, ranks=committed.ranks)
+
+
+class Copies:
+    """All tiers of a keeper.
+
+    Args:
+        tiers: durable ones, the fastest first.
+        record: puts an event into the ledger: ``record(name, **fields)``.
+        in_flight: says which steps are being saved.
+        on_due: told, for a tier, what it has yet to get, and when it no longer has.
+    """
+
+    def __init__(
+        self,
+        tiers: list[Tier],
+        record: Callable[..., Any],
+        in_flight: Callable[[], set[int]] = set,
+        on_due: Callable[[str, Due, bool], None] = lambda *_: None,
+    ) -> None:
+        self.invalid: set[int] = set()
+        self._in_flight = in_flight
+        self._copiers: dict[str, Copier] = {}
+        self._tiers = sources = {tier.name: tier.storage for tier in tiers}
+        for tier in tiers:
+            self._copiers[tier.name] = Copier(
+                tier,
+                sources,
+                record=record,
+                invalid=self.invalid,
+                in_use=self._in_use,
+                on_copied=self._copied_from,
+                on_due=on_due,
+            )
+
+    def committed(self, committed: Committed) -> None:
+        """A checkpoint was committed: prune where it lies, bring it where it is due."""
+        self.invalid.discard(committed.manifest.step)
+        if not committed.tier:
+            return
+        for name, copier in self._copiers.items():
+            if name != committed.tier and (committed.tiers is None or name in committed.tiers):
+                copier.submit(committed)
+        if committed.by_us:
+            self._copiers[committed.tier].tidy()
+
+    def go_on(self, due: Mapping[str, Due]) -> None:
+        """Bring what a predecessor had yet to bring, as far as it is still there."""
+        for name, one in due.items():
+            source = self._tiers.get(one.source)
+            if name not in self._copiers or source is None:
+                continue
+            try:
+                data = source.read(f"{step_name(one.step)}/{MANIFEST}")
+                manifest = decode(data, one.step)
+            except (OSError, CheckpointInvalid) as error:
+                logger.warning("step %d is not brought to %s: %s", one.step, name, error)
+                continue
+            self._copiers[name].submit(
+                Committed(
+                    manifest=manifest,
+                    data=data,
+                    ranks=one.ranks,
+                    tiers=(name,),
+                    tier=one.source,
+                    by_us=False,
+                )
+            )
+
+    @property
+    def idle(self) -> bool:
+        """Whether every tier has what is due."""
+        return all(copier.idle for copier in self._copiers.values())
+
+    def progress(self) -> tuple[str, int, int]:
+        """What is still under way: in words, bytes done, bytes in all."""
+        busy = [copier for copier in self._copiers.values() if not copier.idle]
+        words = ", ".join(
+            copier.tier.name + (f" ({copier.failures} failures)" if copier.failures else "")
+            for copier in busy
+        )
+        done = sum(copier.done_bytes for copier in busy)
+        return words, done, sum(copier.total_bytes for copier in busy)
+
+    def stop(self) -> None:
+        """Give up what is under way."""
+        for copier in self._copiers.values():
+            copier.stop()
+
+    def _in_use(self, tier: str) -> set[int]:
+        return self._in_flight().union(*(one.reads(tier) for one in self._copiers.values()))
+
+    def _copied_from(self, tier: str) -> None:
+        """What was kept for the copy alone may go now."""
+        if tier in self._copiers:
+            self._copiers[tier].tidy()

@@ -1,0 +1,203 @@
+"""Where the keeper's socket lies: in a directory that only its user can enter.
+
+A file system that several machines see is no place for a socket, and its path may be too long for
+one; so it lies in the user's runtime directory, under a name made from the job's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import select
+import socket
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from outlast.errors import ConfigError
+
+RUNTIME_VARIABLE: Final = "OUTLAST_RUNTIME_DIR"
+BACKLOG: Final = 256
+LONGEST: Final = 100  # bytes of a socket's address; the kernel takes 107
+LOG_KEPT_S: Final = 7 * 24 * 3600.0
+_NAME: Final = re.compile(r"^[0-9a-f]{20}\.(sock|lock|log)\Z")
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+def socket_path(job: str, directory: Path) -> Path:
+    """The socket of the keeper for ``job``, whose files lie in ``directory``."""
+    whole = os.fsencode(f"{job}\0{directory.resolve()}")
+    digest = hashlib.sha256(whole).hexdigest()[:20]
+    return runtime_directory() / f"{digest}.sock"
+
+
+def runtime_directory() -> Path:
+    """A directory that belongs to this user alone; made if it is not there.
+
+    Raises:
+        ConfigError: there is something else under its name.
+    """
+    given = os.environ.get(RUNTIME_VARIABLE)
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if given:
+        path = Path(given)
+    elif base and Path(base).is_dir():
+        path = Path(base) / "outlast"
+    else:
+        path = Path(tempfile.gettempdir()) / f"outlast-{os.getuid()}"
+    path.mkdir(mode=0o700, parents=bool(given), exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            f"{path} must be a directory of yours that nobody else can enter (mode 700); remove "
+            f"it, or set {RUNTIME_VARIABLE} to another"
+        )
+    return path
+
+
+def is_ours(sock: socket.socket) -> bool:
+    """Whether the process at the other end belongs to this user."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(raw)[1] == os.getuid())
+
+
+class Listener:
+    """The socket at ``path``, which only this user can open.
+
+    Args:
+        path: where; what lies there is replaced.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.unlink(missing_ok=True)
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            with _address(path) as address:
+                self._server.bind(address)
+        finally:
+            os.umask(before)
+        self._found = path.lstat()
+        self._server.listen(BACKLOG)
+
+    def settimeout(self, seconds: float) -> None:
+        """How long ``accept`` waits."""
+        self._server.settimeout(seconds)
+
+    def accept(self) -> socket.socket:
+        """The next connection.
+
+        Raises:
+            TimeoutError: none came in time.
+        """
+        sock, _ = self._server.accept()
+        sock.setblocking(True)
+        return sock
+
+    def close(self) -> bool:
+        """Listen no longer and take everything away; False if somebody is just connecting.
+
+        Whoever looks for a keeper holds the lock while it does: it finds this one, or none.
+        """
+        with only_one(self._path, wait=False) as alone:
+            if not alone or select.select([self._server], [], [], 0)[0]:
+                return False
+            with contextlib.suppress(OSError):
+                if os.path.samestat(self._path.lstat(), self._found):  # or it is a successor's
+                    remove(self._path)
+        self._server.close()
+        return True
+
+
+def connect(path: Path) -> socket.socket:
+    """A connection to the keeper at ``path``.
+
+    Raises:
+        OSError: nobody listens there, or somebody else does.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _address(path) as address:
+            sock.connect(address)
+        if not is_ours(sock):
+            raise PermissionError(f"{path} is another user's")
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def only_one(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock beside the socket at ``path``; without ``wait`` say whether that is possible.
+
+    One at a time looks for the keeper and starts it, or takes away what it left.
+    """
+    name = path.with_suffix(".lock")
+    while True:
+        with name.open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            # A keeper that leaves takes the file with it: what was waited for may be gone.
+            try:
+                is_it = os.path.samestat(os.fstat(lock.fileno()), name.stat())
+            except FileNotFoundError:
+                is_it = False
+            if is_it:
+                yield True
+                return
+
+
+def remove(path: Path) -> None:
+    """Take away a socket and what lies beside it; a log that says something stays for a while."""
+    path.unlink(missing_ok=True)
+    log = path.with_suffix(".log")
+    with contextlib.suppress(OSError):
+        found = log.stat()
+        if not found.st_size or time.time() - found.st_mtime > LOG_KEPT_S:
+            log.unlink()
+    path.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def sweep(ours: Path) -> None:
+    """Take away what keepers that were killed have left in the directory of our socket."""
+    names = {path.stem for path in ours.parent.glob("*") if _NAME.match(path.name)}
+    for name in sorted(names - {ours.stem}):
+        path = ours.with_name(f"{name}.sock")
+        with contextlib.suppress(OSError), only_one(path, wait=False) as alone:
+            if alone and not _answers(path):
+                remove(path)
+
+
+def _answers(path: Path) -> bool:
+    try:
+        connect(path).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """``path`` in so few characters that a socket can have it as its address."""
+    if len(os.fsencode(path)) <= LONGEST:
+        yield str(path)
+        return
+    fd = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}/{path.name}"
+    finally:
+        os.close(fd)

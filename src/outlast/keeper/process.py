@@ -1,0 +1,216 @@
+"""Finding the keeper, starting it, and holding its memory through its death.
+
+Whoever starts a keeper (the agent, or a session that has none) stays connected and is sent every
+piece of its memory as a descriptor. When the keeper dies it is started again with them, and finds
+its committed snapshots. When the holder dies the keeper goes on, finishes what is in flight, and
+leaves some seconds later unless a new attempt has come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from outlast.errors import OutlastError, StorageError
+from outlast.keeper import wire
+from outlast.keeper.place import connect, only_one
+from outlast.keeper.setup import Setup, encode_setup
+
+logger = logging.getLogger(__name__)
+
+SOCKET_VARIABLE: Final = "OUTLAST_KEEPER"  # the keeper's socket, set by our agent
+START_TIMEOUT_S: Final = 30.0
+MAX_STARTS: Final = 20  # of one supervisor; a keeper that cannot live is not started for ever
+PAUSE_S: Final = 0.5
+PAUSE_MAX_S: Final = 30.0
+LEAVING_S: Final = 5.0  # that a keeper may take beyond its time
+_LOOK_S: Final = 0.01
+
+
+class Supervisor:
+    """Keeps a keeper alive and holds its memory.
+
+    Args:
+        setup: the keeper's.
+        on_progress: told what is still being copied while ``close`` waits.
+    """
+
+    def __init__(
+        self, setup: Setup, on_progress: Callable[[wire.Progress], None] = lambda _: None
+    ) -> None:
+        self._setup = setup
+        self._on_progress = on_progress
+        self._held: dict[int, int] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._wire: wire.Wire | None = None
+        self._bye: wire.Bye | None = None  # said once the job is over
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._starts = 0
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """See that there is a keeper.
+
+        Raises:
+            StorageError: it cannot be started; says why.
+        """
+        self._connect()
+        self._thread = threading.Thread(target=self._run, name="outlast-keeper", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        """The keeper's process, if this supervisor has started it."""
+        return self._process.pid if self._process else None
+
+    def close(self, deadline_s: float | None = None) -> bool:
+        """The job is over: let the keeper finish its copies, and leave.
+
+        Args:
+            deadline_s: seconds that it may take; None for as long as it takes.
+
+        Returns:
+            Whether everything was done that was due, in time. A keeper that dies now is not started
+            again.
+        """
+        with self._lock:
+            self._closing.set()
+            self._bye = wire.Bye(over=True, deadline_s=deadline_s)
+            if self._wire is not None:
+                with contextlib.suppress(OSError):
+                    self._wire.send(self._bye)
+        gone = True
+        if self._thread is not None:
+            self._thread.join(None if deadline_s is None else deadline_s + LEAVING_S)
+            gone = not self._thread.is_alive()
+        with self._lock:
+            if self._wire is not None:
+                self._wire.close()
+        if self._thread is not None:
+            self._thread.join(LEAVING_S)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=LEAVING_S)
+            gone = gone and self._process.returncode == 0
+        for fd in self._held.values():
+            os.close(fd)
+        self._held = {}
+        return gone
+
+    def _connect(self) -> None:
+        path = Path(self._setup.socket)
+        try:
+            with only_one(path):
+                try:
+                    sock = connect(path)
+                except OSError:
+                    sock = self._spawn(path)
+        except OSError as error:
+            raise StorageError(f"the keeper cannot be started: {error}") from None
+        with self._lock:
+            self._wire = wire.Wire(sock)
+            with contextlib.suppress(OSError):  # it is gone again: the thread that reads sees it
+                self._wire.send(wire.Hello(job=self._setup.job))
+                if self._bye is not None:
+                    self._wire.send(self._bye)
+
+    def _spawn(self, path: Path) -> socket.socket:
+        self._starts += 1
+        setup = msgspec.structs.replace(self._setup, inherited=dict(self._held))
+        log = path.with_suffix(".log")
+        with log.open("ab") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "outlast.keeper"],
+                stdin=subprocess.PIPE,
+                stdout=errors,
+                stderr=errors,
+                pass_fds=list(self._held.values()),
+                start_new_session=True,  # a Ctrl-C is for the training
+                cwd="/",
+            )
+        assert process.stdin is not None  # noqa: S101 - a pipe was asked for
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(encode_setup(setup))
+        self._process = process
+        until_s = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < until_s:
+            with contextlib.suppress(OSError):
+                return connect(path)
+            if process.poll() is not None:
+                raise StorageError(f"the keeper did not start: {_last_line(log)}")
+            time.sleep(_LOOK_S)
+        process.kill()  # it must not come to life beside its successor
+        raise StorageError(f"the keeper did not answer within {START_TIMEOUT_S:.0f} s; see {log}")
+
+    def _run(self) -> None:
+        while True:
+            self._listen()
+            if self._closing.is_set():
+                return
+            if self._process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout=1)
+            if not self._start_again():
+                return
+
+    def _start_again(self) -> bool:
+        """Whether there is a keeper again; what does not work is tried again after a while."""
+        pause_s = PAUSE_S
+        while self._starts < MAX_STARTS:
+            logger.warning("the keeper has died; starting it again")
+            try:
+                self._connect()
+            except OutlastError as error:
+                logger.warning("%s", error)
+            else:
+                return True
+            if self._closing.wait(pause_s):
+                return False
+            pause_s = min(pause_s * 2, PAUSE_MAX_S)
+        logger.warning("the keeper has died %d times and is not started any more", self._starts)
+        return False
+
+    def _listen(self) -> None:
+        """Hold what the keeper hands over, until it is gone."""
+        ours = self._wire
+        assert ours is not None  # noqa: S101 - connected before
+        try:
+            while (frame := ours.receive()) is not None:
+                self._heard(*frame)
+        except ValueError as error:
+            logger.warning("the keeper said what is not understood: %s", error)
+        ours.close()
+        ours.drop_descriptors()
+
+    def _heard(self, message: wire.Message, _: bytes, fds: list[int]) -> None:
+        if isinstance(message, wire.Hold) and fds:
+            old = self._held.pop(message.arena, None)
+            self._held[message.arena] = fds.pop()
+            if old is not None:
+                os.close(old)
+        elif isinstance(message, wire.Drop) and message.arena in self._held:
+            os.close(self._held.pop(message.arena))
+        elif isinstance(message, wire.Progress):
+            self._on_progress(message)
+        for fd in fds:
+            os.close(fd)
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "it said nothing"

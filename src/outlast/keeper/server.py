@@ -1,0 +1,325 @@
+"""The keeper itself: connections in, orders out.
+
+One thread accepts, one thread a connection reads, one writes; whatever takes time is done by the
+pool. It leaves when everyone said goodbye and nothing is in flight, or some time after the last
+worker died without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from outlast.keeper import wire
+from outlast.keeper.connection import Connection
+from outlast.keeper.copies import Copies, Tier
+from outlast.keeper.flight import Committed
+from outlast.keeper.holdings import Holdings
+from outlast.keeper.memory import Due
+from outlast.keeper.persist import Pool
+from outlast.keeper.place import Listener, is_ours, sweep
+from outlast.keeper.saves import Saves
+from outlast.keeper.setup import Setup, decode_setup
+from outlast.ledger.file import Ledger
+from outlast.storage import Storage, open_storage
+
+logger = logging.getLogger(__name__)
+
+EARLIER_TIMEOUT_S: Final = 600.0
+HELLO_S: Final = 5.0
+TICK_S: Final = 0.1
+
+
+class Keeper:
+    """The process.
+
+    Args:
+        setup: what it was told.
+
+    Raises:
+        OSError, ConfigError: it cannot listen, or a tier cannot be opened.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        self._setup = setup
+        self._ledger = Ledger(Path(setup.directory), job=setup.job, rank=0)
+        self._ledger_lock = threading.Lock()
+        tiers = [
+            Tier(tier.name, open_storage(tier.url, num_spares=_spares(tier.url)), tier.keep)
+            for tier in setup.tiers
+        ]
+        self._tiers: dict[str, Storage] = {tier.name: tier.storage for tier in tiers}
+        self._connections: set[Connection] = set()
+        self._holdings = Holdings(setup.inherited, self._to_supervisors)
+        self._pool = Pool()
+        self._saves = Saves(
+            setup.job,
+            self._tiers,
+            self._holdings.books,
+            self._pool,
+            record=self._record,
+            on_committed=self._committed,
+            on_change=self._holdings.note,
+        )
+        self._copies = Copies(tiers, self._record, self._saves.steps, self._due)
+        self._copies.go_on(dict(self._holdings.books.due))
+        self._deadline_s: float | None = None
+        self._stays_until_s = time.monotonic() + setup.linger_s
+        self._listener = Listener(Path(setup.socket))
+
+    def run(self) -> bool:
+        """Serve until nobody needs it any more; whether everything was done that was due."""
+        self._listener.settimeout(TICK_S)
+        sweep(Path(self._setup.socket))
+        while not (self._may_leave() and self._listener.close()):
+            try:
+                sock = self._listener.accept()
+            except TimeoutError:
+                self._tell_progress()
+                continue
+            if is_ours(sock):
+                with self._saves.lock:
+                    self._connections.add(Connection(self, sock))
+            else:
+                sock.close()
+        is_done = self._saves.idle and self._copies.idle
+        self._copies.stop()
+        self._ledger.close()
+        return is_done
+
+    # --- messages -------------------------------------------------------------------------------
+
+    def handle(self, peer: Connection, message: Any, blob: bytes, fds: list[int]) -> None:
+        """Act on one message.
+
+        Raises:
+            ValueError, KeyError: it makes no sense; the connection is given up.
+        """
+        for fd in fds:  # nobody hands us memory
+            os.close(fd)
+        if isinstance(message, wire.Hello):
+            self._hello(peer, message)
+            return
+        if peer.hello is None or (peer.rank is None and not isinstance(message, wire.Bye)):
+            raise ValueError(f"{type(message).__name__} from nobody")
+        if isinstance(message, wire.ABOUT_SAVES):
+            self._about_a_save(peer, peer.hello, message, blob)
+            return
+        match message:
+            case wire.Bye():
+                self._bye(peer, message)
+            case wire.Recall():
+                self._start_recall(peer, peer.hello)
+            case wire.Reserve():
+                self._reserve(peer, peer.hello, message)
+            case wire.Rejected():
+                self._copies.invalid.update(message.steps)
+            case wire.Layout():
+                peer.layouts[message.number] = message
+            case wire.Fetch():
+                self._pool.put(lambda: self._fetch(peer, message))
+            case _:
+                raise ValueError(f"{type(message).__name__} is not for a keeper")
+
+    def _about_a_save(self, peer: Connection, hello: wire.Hello, message: Any, blob: bytes) -> None:
+        attempt, rank, world_size = hello.attempt, int(peer.rank or 0), hello.world_size
+        match message:
+            case wire.Begin():
+                self._begin(peer, hello, message)
+            case wire.Absent():
+                self._saves.absent(peer, message, attempt=attempt, world_size=world_size)
+            case wire.Ready():
+                self._saves.ready(attempt, rank, message)
+            case wire.Complete():
+                self._saves.complete(attempt, rank, message, blob)
+            case wire.Void():
+                self._saves.void(attempt, rank, message)
+            case wire.Part():
+                self._saves.relayed(peer, attempt, world_size, message, blob)
+            case wire.Outcome():
+                self._saves.decided(peer, attempt, world_size, message, blob)
+
+    def gone(self, peer: Connection) -> None:
+        """A connection has ended."""
+        if peer.hello is not None and peer.rank is not None:
+            self._saves.lost(peer.hello.attempt, peer)
+        with self._saves.lock:
+            self._connections.discard(peer)
+            if peer.hello is not None and not peer.has_left:  # it may come again
+                self._stays_until_s = time.monotonic() + self._setup.linger_s
+            nobody = not self._ranks()
+        if nobody:
+            self._saves.nobody_is_left()
+
+    def _hello(self, peer: Connection, message: wire.Hello) -> None:
+        if message.job != self._setup.job:
+            raise ValueError(f"this is the keeper of job {self._setup.job}")
+        if peer.hello is not None:
+            raise ValueError("Hello twice")
+        with self._saves.lock:
+            peer.rank, peer.hello = message.rank, message
+            if message.rank is not None:
+                self._deadline_s = None
+                return
+            for number, fd in self._holdings.all().items():
+                peer.send(wire.Hold(arena=number), fds=(fd,))
+
+    def _bye(self, peer: Connection, message: wire.Bye) -> None:
+        with self._saves.lock:
+            peer.has_left = True
+            if message.over and peer.rank is None:
+                peer.is_over = True
+                if message.deadline_s is not None:
+                    self._deadline_s = time.monotonic() + message.deadline_s
+
+    def _start_recall(self, peer: Connection, hello: wire.Hello) -> None:
+        """Answer when nothing of earlier attempts is in flight, in a thread that may wait."""
+        threading.Thread(
+            target=self._recall, args=(peer, hello), name="outlast-recall", daemon=True
+        ).start()
+
+    def _recall(self, peer: Connection, hello: wire.Hello) -> None:
+        self._saves.wait_for_earlier(hello.attempt, EARLIER_TIMEOUT_S)
+        with self._saves.lock:
+            books = self._holdings.books
+            kept = dict(books.kept)
+            used = sorted({arena for one in kept.values() for arena, _ in one.files.values()})
+            files = {step: one.files for step, one in kept.items()}
+            small = msgspec.msgpack.encode({step: one.small for step, one in kept.items()})
+            fds = tuple(books.arenas[number].fd for number in used)
+            peer.send(wire.Recalled(arenas=tuple(used), files=files), small, fds)
+
+    def _reserve(self, peer: Connection, hello: wire.Hello, message: wire.Reserve) -> None:
+        with self._saves.lock:
+            answer = self._holdings.reserve(
+                message,
+                rank=int(peer.rank or 0),
+                attempt=hello.attempt,
+                ranks=self._ranks(),
+                in_use=self._saves.arenas(),
+            )
+            peer.ring_bytes = answer.ring_bytes
+            arenas = self._holdings.books.arenas
+            peer.send(answer, fds=tuple(arenas[number].fd for number in answer.arenas))
+
+    def _begin(self, peer: Connection, hello: wire.Hello, message: wire.Begin) -> None:
+        books = self._holdings.books
+        if peer.rank is None or message.arena not in books.of_rank(peer.rank):
+            raise ValueError(f"arena {message.arena} is not this rank's")
+        layout = peer.layouts[message.layout]
+        room = peer.ring_bytes or books.arenas[message.arena].num_bytes
+        if not peer.ring_bytes and layout.size > room:
+            raise ValueError(f"{layout.size} bytes do not fit into an arena of {room}")
+        self._saves.begin(
+            peer,
+            message,
+            layout,
+            attempt=hello.attempt,
+            world_size=hello.world_size,
+            ring_bytes=peer.ring_bytes,
+        )
+
+    def _fetch(self, peer: Connection, message: wire.Fetch) -> None:
+        try:
+            blob = _read(self._tiers[message.tier], message)
+            answer = wire.Fetched(number=message.number)
+        except (OSError, KeyError, ValueError) as error:
+            blob = b""
+            answer = wire.Fetched(
+                number=message.number,
+                error=f"{getattr(error, 'strerror', None) or error}",
+                errno=getattr(error, "errno", None) or 0,
+            )
+        peer.send(answer, blob)
+
+    # --- the books and the end ------------------------------------------------------------------
+
+    def _committed(self, committed: Committed) -> None:
+        self._copies.committed(committed)
+        with self._saves.lock:
+            self._holdings.leave_out(committed.ranks, self._saves.arenas())
+
+    def _due(self, tier: str, due: Due, is_due: bool) -> None:
+        """What a successor has to bring to a tier, should there be one."""
+        with self._saves.lock:
+            known = self._holdings.books.due
+            if is_due:
+                known[tier] = due
+            elif known.get(tier) == due:  # or a newer one is due by now
+                del known[tier]
+            self._holdings.note()
+
+    def _record(self, event: Any, *, attempt: int | None = None, **fields: Any) -> None:
+        with self._ledger_lock:
+            if attempt is not None:
+                self._ledger.attempt = attempt
+            self._ledger.append(event, **fields)
+
+    def _to_supervisors(self, message: wire.Message, fds: tuple[int, ...] = ()) -> None:
+        for peer in self._connections:
+            if peer.supervises:
+                peer.send(message, fds=fds)
+
+    def _ranks(self) -> set[int]:
+        """The ranks that are connected."""
+        return {peer.rank for peer in self._connections if peer.rank is not None}
+
+    def _may_leave(self) -> bool:
+        with self._saves.lock:
+            now = time.monotonic()
+            if self._deadline_s is not None and now > self._deadline_s:
+                return True
+            known = [peer for peer in self._connections if peer.hello is not None]
+            if any(peer.rank is not None or not peer.is_over for peer in known):
+                return False
+            if any(now - peer.since_s < HELLO_S for peer in self._connections.difference(known)):
+                return False  # it is about to say who it is
+            if not self._saves.idle or not self._copies.idle:
+                return False
+            return bool(known) or now >= self._stays_until_s
+
+    def _tell_progress(self) -> None:
+        with self._saves.lock:
+            if any(peer.is_over for peer in self._connections):
+                words, done, total = self._copies.progress()
+                self._to_supervisors(wire.Progress(words=words, done_bytes=done, total_bytes=total))
+
+
+def _read(storage: Storage, message: wire.Fetch) -> bytes:
+    """The answer to one question about a tier."""
+    name = message.name
+    match message.operation:
+        case "children":
+            return msgspec.json.encode(storage.children(name))
+        case "exists":
+            return msgspec.json.encode(storage.exists(name))
+        case "size":
+            return msgspec.json.encode(storage.size(name))
+        case "read":
+            return storage.read(name)
+        case "read_into":
+            buffer = bytearray(message.size)
+            count = storage.read_into(name, memoryview(buffer), message.start)
+            return bytes(buffer[:count])
+    raise ValueError(f"{message.operation} cannot be asked for")
+
+
+def _spares(url: str) -> int:
+    return 0 if "://" in url else 1
+
+
+def main() -> None:
+    """Read the setup from standard input, serve, and leave."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it says when it is over
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(format="outlast keeper: %(message)s")
+    is_done = Keeper(decode_setup(sys.stdin.buffer.read())).run()
+    os._exit(0 if is_done else 1)

@@ -1,0 +1,348 @@
+"""What is said over the keeper's socket: framed messages, some with file descriptors.
+
+A frame is twelve bytes (lengths of the JSON and of what follows it, number of descriptors) and both
+parts. JSON carries the message, the rest carries bytes that would only be blown up by it. Nothing
+that arrives can be decoded into anything but the structs below.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import struct
+import threading
+from typing import Any, Final
+
+import msgspec
+
+from outlast.checkpoint.manifest import TensorEntry
+
+_HEAD: Final = struct.Struct("<III")
+_FDS: Final = array.array("i")
+MAX_FRAME: Final = 1 << 30
+MAX_FDS: Final = 250  # the kernel takes 253 with one message
+SEND_TIMEOUT_S: Final = 20
+SEND_BUFFER_BYTES: Final = 4 << 20
+
+
+class _Message(msgspec.Struct, kw_only=True, tag=True):
+    """What all messages have in common: the class's name says what they are."""
+
+
+class Hello(_Message):
+    """A worker, or with ``rank`` None a supervisor that holds the memory, introduces itself."""
+
+    job: str
+    attempt: int = 0
+    rank: int | None = None
+    world_size: int = 1
+
+
+class Recall(_Message):
+    """Asks for the committed snapshots in memory, once nothing of earlier attempts is in flight."""
+
+
+class Reserve(_Message):
+    """Asks for memory for this rank's snapshots: ``num_bytes`` each, one of ``workers`` here."""
+
+    num_bytes: int
+    buffers: int | None
+    workers: int = 1
+
+
+class Rejected(_Message):
+    """Steps that a resume has found not to be valid."""
+
+    steps: tuple[int, ...]
+
+
+class Layout(_Message):
+    """How a rank's shard file is made up; the frame's bytes are the file's header."""
+
+    number: int
+    size: int
+    tensors: dict[str, TensorEntry]
+
+
+class Begin(_Message):
+    """A snapshot begins to be copied into ``arena``; what was there before is gone.
+
+    ``started_s`` is the monotonic time at which the loop was stopped for it; ``tiers`` are those it
+    is for, None for all.
+    """
+
+    step: int
+    serial: int
+    layout: int
+    arena: int
+    tiers: tuple[str, ...] | None
+    kind: str
+    exact: bool
+    started_s: float
+
+
+class Ready(_Message):
+    """Blocks of the file are complete in the arena."""
+
+    step: int
+    serial: int
+    blocks: tuple[int, ...]
+
+
+class Complete(_Message):
+    """The snapshot is whole; the frame's bytes are the rank's small state.
+
+    ``digests`` are those of the tensors that other ranks hold too, written here or not.
+    """
+
+    step: int
+    serial: int
+    digests: dict[str, str]
+
+
+class Void(_Message):
+    """The snapshot must not be believed; ``names`` are the tensors that changed under the copy."""
+
+    step: int
+    serial: int
+    reason: str
+    names: tuple[str, ...] = ()
+
+
+class Absent(_Message):
+    """This rank has no snapshot to give to a save that all have agreed on.
+
+    With ``names`` it is void (an empty name: the structure has changed) and to be taken again.
+    """
+
+    step: int
+    serial: int
+    reason: str
+    names: tuple[str, ...] = ()
+
+
+class Part(_Message):
+    """One rank's part in words: what it wrote. The frame's bytes are a commit.Part as JSON."""
+
+    step: int
+    serial: int
+    rank: int
+
+
+class Outcome(_Message):
+    """What rank 0's keeper decided; the frame's bytes are the manifest, if there is one."""
+
+    step: int
+    serial: int
+    error: str
+    void: tuple[str, ...] = ()
+
+
+class Bye(_Message):
+    """This end leaves on purpose; a supervisor's word that the job is over carries a deadline."""
+
+    over: bool = False
+    deadline_s: float | None = None
+
+
+class Fetch(_Message):
+    """Asks for bytes of a file in a tier that only the keeper may touch."""
+
+    number: int
+    tier: str
+    operation: str
+    name: str
+    start: int = 0
+    size: int = 0
+
+
+class Fetched(_Message):
+    """The answer; the frame's bytes are the file's, or JSON for other operations."""
+
+    number: int
+    error: str = ""
+    errno: int = 0
+
+
+class Reserved(_Message):
+    """Memory for snapshots; one descriptor for each arena comes with the frame.
+
+    With ``ring_bytes`` the arenas hold only that much: a snapshot goes through block by block.
+    """
+
+    arenas: tuple[int, ...]
+    num_bytes: int
+    ring_bytes: int
+    words: str
+
+
+class Written(_Message):
+    """A block of a ring was written: its place is free again."""
+
+    step: int
+    serial: int
+    block: int
+
+
+class Ended(_Message):
+    """A save is over: committed if ``error`` is "", to the durable ``tier`` or to memory alone.
+
+    ``void`` names tensors that made it so; it is then to be taken again.
+    """
+
+    step: int
+    serial: int
+    error: str = ""
+    void: tuple[str, ...] = ()
+    tier: str = ""
+    num_bytes: int = 0
+    num_files: int = 0
+    timings: dict[str, float] = {}
+
+
+class Recalled(_Message):
+    """Committed snapshots in memory: step → file → (arena, bytes).
+
+    The descriptors of the arenas come with the frame, in the order of ``arenas``. Its bytes are
+    JSON: step → small files.
+    """
+
+    arenas: tuple[int, ...]
+    files: dict[int, dict[str, tuple[int, int]]]
+
+
+class Hold(_Message):
+    """To a supervisor: keep this descriptor (it comes with the frame) under ``arena``."""
+
+    arena: int
+
+
+class Drop(_Message):
+    """To a supervisor: close the descriptor kept under ``arena``."""
+
+    arena: int
+
+
+class Progress(_Message):
+    """To a supervisor that waits for the end: what is still being copied."""
+
+    words: str
+    done_bytes: int
+    total_bytes: int
+
+
+Message = (
+    Hello
+    | Recall
+    | Reserve
+    | Rejected
+    | Layout
+    | Begin
+    | Ready
+    | Complete
+    | Void
+    | Absent
+    | Part
+    | Outcome
+    | Bye
+    | Fetch
+    | Fetched
+    | Reserved
+    | Written
+    | Ended
+    | Recalled
+    | Hold
+    | Drop
+    | Progress
+)
+ABOUT_SAVES: Final = (Begin, Absent, Ready, Complete, Void, Part, Outcome)
+_decoder = msgspec.json.Decoder(Message)
+
+
+class Wire:
+    """One end of a connection. ``send`` may be called by several threads, ``receive`` by one."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        # Nobody waits for an end that does not read, least of all a training loop.
+        limit = struct.pack("ll", SEND_TIMEOUT_S, 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._sending = threading.Lock()
+        self._fds: list[int] = []
+        self._buffer = bytearray()
+
+    def send(self, message: Any, blob: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        """Send one frame.
+
+        Raises:
+            OSError: the other end is gone.
+        """
+        text = msgspec.json.encode(message)
+        data = _HEAD.pack(len(text), len(blob), len(fds)) + text
+        with self._sending:
+            if fds:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+                sent = self.sock.sendmsg([data], [rights])
+                data = data[sent:]
+            self.sock.sendall(data)
+            if blob:
+                self.sock.sendall(blob)
+
+    def receive(self) -> tuple[Any, bytes, list[int]] | None:
+        """The next frame with its bytes and descriptors; None when the other end is gone.
+
+        Raises:
+            ValueError: what came is not a message.
+        """
+        head = self._take(_HEAD.size)
+        if head is None:
+            return None
+        length, extra, num_fds = _HEAD.unpack(head)
+        if length + extra > MAX_FRAME:
+            raise ValueError(f"a message of {length + extra} bytes")
+        text, blob = self._take(length), self._take(extra)
+        if text is None or blob is None:
+            return None
+        # Descriptors come no later than their frame's first byte, but perhaps with an earlier one.
+        if len(self._fds) < num_fds:
+            raise ValueError("a message without its descriptors")
+        try:
+            message = _decoder.decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(str(error)) from None
+        fds, self._fds = self._fds[:num_fds], self._fds[num_fds:]
+        return message, blob, fds
+
+    def close(self) -> None:
+        """Let go; a thread that waits in ``receive`` is woken, and closes what nobody took."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+
+    def drop_descriptors(self) -> None:
+        """Close what came with no message; for the thread that receives, at its end."""
+        fds, self._fds = self._fds, []
+        for fd in fds:
+            os.close(fd)
+
+    def _take(self, size: int) -> bytes | None:
+        while len(self._buffer) < size:
+            try:
+                room = socket.CMSG_SPACE(MAX_FDS * _FDS.itemsize)
+                data, extras, _, _ = self.sock.recvmsg(1 << 18, room, socket.MSG_CMSG_CLOEXEC)
+            except OSError:
+                return None
+            for level, kind, rights in extras:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    fds = _FDS[:]
+                    fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
+                    self._fds.extend(fds)
+            if not data:
+                return None
+            self._buffer += data
+        taken = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return taken

@@ -1,0 +1,244 @@
+"""The places that checkpoints go to, as they are set: ``[[tier]]`` in ``outlast.toml``.
+
+Tiers stand in order of speed. A checkpoint goes to the first of them and from there to the next, so
+a slower tier takes every Nth of what the one before it takes, never more. What is not written of a
+tier follows from its url: memory keeps what a dead worker leaves behind, a directory and an object
+store keep what a dead machine leaves behind.
+
+What can go wrong: a tier that cannot be meant is refused, with its name and what to write
+instead. A url that holds a password is refused without being shown: it would end up in job.json,
+in the ledger and on screens.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+
+from outlast.errors import ConfigError
+
+Kind = Literal["memory", "directory", "object"]
+
+MEMORY: Final = "memory:"
+OBJECT_SCHEMES: Final = ("s3", "gs", "az")
+KEYS: Final = ("name", "url", "every", "keep")
+_NAME: Final = re.compile(r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\Z")
+_SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
+_BUCKET: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._=-]+)*\Z")
+_WRITE: Final = 'write "memory:", a directory, or s3://…, gs://…, az://…'
+_EXAMPLE: Final = 'such as url = "/mnt/nvme/job"'
+
+
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
+    """One place for checkpoints.
+
+    Attributes:
+        name: what people and the ledger call it: lower-case letters, digits, hyphens.
+        url: "memory:", an absolute path, or s3://BUCKET/PREFIX, gs://…, az://….
+        every: it takes every Nth of the job's checkpoints.
+        keep: how many of them stay there, at least 1.
+    """
+
+    name: str
+    url: str
+    every: int = 1
+    keep: int
+
+    @property
+    def kind(self) -> Kind:
+        """What the url leads to."""
+        if self.url == MEMORY:
+            return "memory"
+        return "object" if "://" in self.url else "directory"
+
+    def __str__(self) -> str:
+        return f"{self.url}, every {self.every}, keep {self.keep}"
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The end of a message that refuses ``word``: the nearest of ``known``, or all of them."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f" did you mean {close[0]}?" if close else f" known: {', '.join(known)}"
+
+
+def parse_whole(value: object, *, least: int, most: int | None = None) -> int | None:
+    """A whole number from a file or a variable; None when ``value`` is not one in the range."""
+    text = str(value).strip()
+    if isinstance(value, bool) or not isinstance(value, int | str) or not text.isascii():
+        return None
+    if not text.isdigit() or len(text) > 9:
+        return None
+    number = int(text)
+    return number if least <= number and (most is None or number <= most) else None
+
+
+def parse_keep(value: object) -> int:
+    """How many checkpoints stay.
+
+    Raises:
+        ConfigError: it is not a whole number from 1.
+    """
+    keep = parse_whole(value, least=1)
+    if keep is None:
+        raise ConfigError(f"{value!r} checkpoints cannot be kept; write a whole number from 1")
+    return keep
+
+
+def parse_directory(value: object) -> Path:
+    """An absolute path, ``~`` expanded.
+
+    Raises:
+        ConfigError: it is not the path of a directory.
+    """
+    text = str(value)
+    if not isinstance(value, str | Path) or not text or "\0" in text:
+        raise ConfigError(f"{value!r} is not a directory")
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(f"{text} is not a directory: there is no such user") from None
+
+
+def parse_tiers(value: object, *, keep: int, buffers: int | None = None) -> tuple[Tier, ...]:
+    """The ``[[tier]]`` tables of a settings file, in their order.
+
+    Args:
+        value: what the file holds under ``tier``.
+        keep: checkpoints that stay in a tier that does not say.
+        buffers: how many snapshots memory holds at once, or None when that is not set.
+
+    Raises:
+        ConfigError: a tier, or their order, that cannot be meant.
+    """
+    if not isinstance(value, list) or not value or not all(isinstance(t, dict) for t in value):
+        raise ConfigError("a tier is written as [[tier]] with name and url")
+    tiers = tuple(_parse(table, position, keep) for position, table in enumerate(value, 1))
+    for position, tier in enumerate(tiers):
+        _check_alone(tier, tiers[:position])
+    _check_memory(tiers, value[0], buffers)
+    _check_cadence(tiers)
+    if tiers[0].kind == "memory" and "keep" not in value[0] and buffers is not None:
+        first = msgspec.structs.replace(tiers[0], keep=min(keep, buffers))
+        tiers = (first, *tiers[1:])
+    return tiers
+
+
+def _parse(table: Mapping[str, Any], position: int, keep: int) -> Tier:
+    for key in table:
+        if key not in KEYS:
+            raise ConfigError(f"tier.{key} is not a setting;{nearest(key, KEYS)}")
+    if "url" not in table:
+        which = table.get("name", f"number {position}")
+        raise ConfigError(f"tier {which}: it needs a url, {_EXAMPLE}")
+    name = table.get("name", "")
+    if "name" in table and not (isinstance(name, str) and _NAME.match(name)):
+        raise ConfigError(
+            f"tier number {position}: {name!r} is not a name; write lower-case letters, digits "
+            "and hyphens, at most 32"
+        )
+    try:
+        url = _parse_url(table["url"])
+        found = Tier(name=name, url=url, keep=keep)
+        if "keep" in table:
+            found = msgspec.structs.replace(found, keep=parse_keep(table["keep"]))
+        every = parse_whole(table.get("every", 1), least=1)
+    except ConfigError as error:
+        raise ConfigError(f"tier {name or f'number {position}'}: {error}") from None
+    # Without a name a tier is called after what it is: enough where there is one of each.
+    name = name or {"memory": "memory", "directory": "local", "object": "object"}[found.kind]
+    if every is None:
+        raise ConfigError(
+            f"tier {name}: every = {table['every']!r} is not a whole number from 1; 1 takes each "
+            "checkpoint, 5 every fifth (how often there is one is checkpoint.every)"
+        )
+    return msgspec.structs.replace(found, name=name, every=every)
+
+
+def _parse_url(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{value!r} is not a directory or a url; {_WRITE}")
+    text = value.strip()
+    scheme = _SCHEME.match(text)
+    if text == "memory" or (scheme and scheme[1].lower() == "memory"):
+        if text != MEMORY:
+            raise ConfigError(f'{text!r} is not a tier; memory is written "{MEMORY}"')
+        return MEMORY
+    if scheme is None or ("://" not in text and scheme[1].lower() not in OBJECT_SCHEMES):
+        return str(parse_directory(text))
+    name = scheme[1].lower()
+    if name not in OBJECT_SCHEMES:
+        raise ConfigError(f"{name}:// is no place for checkpoints that outlast knows; {_WRITE}")
+    rest = text[scheme.end() :].removeprefix("//").rstrip("/")
+    if "@" in rest or "?" in rest or "#" in rest:  # none of it is repeated: it may be a password
+        raise ConfigError(
+            f"write the url as {name}://BUCKET/PREFIX and nothing else; passwords and options "
+            "come from the cloud's own environment variables"
+        )
+    if not text[scheme.end() :].startswith("//") or not _BUCKET.match(rest):
+        raise ConfigError(f"{text!r} is not a url; write it as {name}://BUCKET/PREFIX")
+    return f"{name}://{rest}"
+
+
+def _check_alone(tier: Tier, before: Sequence[Tier]) -> None:
+    for other in before:
+        if other.name == tier.name:
+            raise ConfigError(f"two tiers are named {tier.name}; give each a name of its own")
+        if _same_place(other.url) == _same_place(tier.url):
+            raise ConfigError(
+                f"tiers {other.name} and {tier.name} are both {tier.url}; a second copy in the "
+                "same place saves nothing: remove one"
+            )
+
+
+def _same_place(url: str) -> str:
+    return os.path.normpath(url) if "://" not in url else url
+
+
+def _check_memory(tiers: Sequence[Tier], first: Mapping[str, Any], buffers: int | None) -> None:
+    for tier in tiers[1:]:
+        if tier.kind == "memory":
+            raise ConfigError(
+                f"tier {tier.name}: memory is the fastest tier; put it first, and only once"
+            )
+    if tiers[0].kind != "memory":
+        return
+    if len(tiers) == 1:
+        raise ConfigError(
+            "memory is the only tier, and what is in memory is gone with the machine; add a "
+            f"[[tier]] with a directory or an object store, {_EXAMPLE}"
+        )
+    if buffers == 0:
+        raise ConfigError(
+            "checkpoint.buffers = 0 leaves no memory for the memory tier; remove one of the two"
+        )
+    if buffers is not None and "keep" in first and tiers[0].keep > buffers:
+        raise ConfigError(
+            f"tier {tiers[0].name}: {tiers[0].keep} snapshots do not fit checkpoint.buffers = "
+            f"{buffers}; set keep to {buffers} or less, or buffers to {tiers[0].keep}"
+        )
+
+
+def _check_cadence(tiers: Sequence[Tier]) -> None:
+    if tiers[0].every != 1:
+        raise ConfigError(
+            f"tier {tiers[0].name}: the first tier takes each checkpoint; leave every out there, "
+            "and say how often there is one with checkpoint.every"
+        )
+    for faster, slower in itertools.pairwise(tiers):
+        if slower.every % faster.every:
+            raise ConfigError(
+                f"tier {slower.name}: every = {slower.every} is not a multiple of "
+                f"{faster.every}, which is how often {faster.name} before it has a checkpoint; "
+                f"write {_next_multiple(slower.every, faster.every)}"
+            )
+
+
+def _next_multiple(number: int, of: int) -> int:
+    return -(-number // of) * of

@@ -1,0 +1,397 @@
+"""From a state at a step boundary to a committed checkpoint, as far as a worker has a part in it.
+
+The training thread plans, copies what cannot wait, and goes on; copiers do the rest; the keeper
+writes and commits. Saves that are in flight are counted, never more than there are buffers, so
+nothing queues up and nothing blocks. A snapshot that turns out void is taken again at the next
+boundary, all of it at once.
+
+What can go wrong: the keeper dies (saves in flight fail, the next ones go to its successor), or
+cannot be had at all (every save fails, in words; training goes on).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from outlast.attempt.link import Link
+from outlast.checkpoint.capture import Capture, Copiers
+from outlast.checkpoint.manifest import FORMAT, FULL
+from outlast.checkpoint.plan import Plan, Share, make, name_of, num_bytes, outline, structure
+from outlast.config import Settings
+from outlast.errors import OutlastError
+from outlast.keeper import wire
+from outlast.keeper.setup import setup_of
+from outlast.training.flight import Flight, State, Written
+from outlast.training.line import GONE, Line
+from outlast.training.relay import Relay
+from outlast.training.room import Room
+from outlast.training.sharing import Sharing, Structure
+
+logger = logging.getLogger(__name__)
+
+SHARE_TIMEOUT_S: Final = 120.0
+MAX_VOID: Final = 3  # snapshots in a row that may be void before the save is called failed
+AGREEING: Final = "the ranks are agreeing on who writes what"
+DIED: Final = "the keeper died before the commit; the older checkpoint stands"
+HEAD_BYTES: Final = 1 << 20  # room for a file's header when memory is reserved ahead
+
+
+class Engine:
+    """One worker's part in saving.
+
+    Attributes:
+        committed_step: the newest step that is committed to a durable tier.
+        failures: saves that failed.
+        line: the connection to the keeper.
+
+    Args:
+        settings: the job's.
+        link: the other ranks.
+        job: the job's id.
+        attempt: number of this attempt.
+        on_written: told of each save's end, in a thread that is not the training thread.
+        on_change: told that a snapshot may have become possible, in some thread.
+        say: tells people what they must know.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        link: Link,
+        *,
+        job: str,
+        attempt: int,
+        on_written: Callable[[Written], None],
+        on_change: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.committed_step = 0
+        self.failures = 0
+        self._link = link
+        self._on_written = on_written
+        self._on_change = on_change
+        self._say = say
+        self.line = Line(
+            setup_of(settings, job),
+            wire.Hello(job=job, attempt=attempt, rank=link.rank, world_size=link.world_size),
+            on_message=self._heard,
+            on_lost=self._keeper_died,
+            on_back=on_change,
+            say=say,
+        )
+        self._changed = threading.Condition()
+        self._flights: dict[int, Flight] = {}
+        self._last = Written(step=0)
+        self._serial = 0
+        self._voids = 0
+        self._always_at_once = False
+        self._at_once = False  # the next snapshot: nothing is left for later
+        self._eager: set[str] = set()  # names that were seen to change under a copy
+        self._own: set[str] = set()  # names that were seen to differ from rank to rank
+        self._structures: dict[str, tuple[Any, Structure]] = {}  # by kind of save
+        self._plans: dict[str, tuple[Structure, Share, int, Plan]] = {}
+        self._layouts = 0
+        self._room = Room(settings, link.world_size)
+        self._sharing = Sharing(link, on_change)
+        self._relay = Relay(link, self.line.send)
+        self._copiers = Copiers(self._copied)
+
+    # --- beginning and end ----------------------------------------------------------------------
+
+    def stop(self, timeout_s: float, *, clean: bool, copying_s: float | None = None) -> None:
+        """Let saves in flight end, for at most ``timeout_s``, and leave.
+
+        Args:
+            timeout_s: for saves in flight.
+            clean: otherwise the keeper stays for the next attempt, with the memory.
+            copying_s: how long slower tiers may take to get what is due there; None for as long as
+                it takes.
+        """
+        self.wait(timeout_s)
+        self._copiers.stop()
+        self.line.close(clean=clean, copying_s=copying_s)
+
+    # --- saving ---------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether a snapshot could be taken now."""
+        with self._changed:
+            return not self._why_not()
+
+    @property
+    def idle_soon(self) -> bool:
+        """Whether all that is missing is the ranks' agreement: milliseconds, and only once."""
+        with self._changed:
+            return self._why_not() in ("", AGREEING)
+
+    def _why_not(self) -> str:
+        if len(self._flights) >= self._room.num_buffers:
+            return "the save before it is still being written"
+        if self._copiers.current is not None:
+            return "the snapshot before it is still being copied"
+        if self._sharing.has_begun and not self._sharing.is_settled:
+            return AGREEING
+        return "" if self.line.client else GONE
+
+    def why_not(self) -> str:
+        """Why a snapshot cannot be taken now, in words."""
+        with self._changed:
+            return self._why_not()
+
+    def prepare(self, state: State) -> None:
+        """After the first step: agree with the other ranks, and have memory made ready."""
+        pieces = self._pieces(state)
+        self._sharing.offer(pieces, self._own)
+        threading.Thread(
+            target=self._reserve_ahead, args=(pieces,), name="outlast-reserve", daemon=True
+        ).start()
+
+    def capture(self, state: State, tiers: tuple[str, ...] | None, started_s: float) -> int:
+        """Take a snapshot; returns its size in bytes once training may go on.
+
+        Args:
+            state: what to save; its tensors are live.
+            tiers: where it is to go; None for everywhere.
+            started_s: monotonic time at which the loop was stopped.
+
+        Raises:
+            OSError, OutlastError: no snapshot could be begun; every rank is told.
+        """
+        flight = self._take_off(state.step)
+        try:
+            return self._begin(flight, state, tiers, started_s)
+        except (OSError, OutlastError, RuntimeError) as error:
+            self._absent(flight, f"{type(error).__name__}: {error}")
+            raise
+
+    def refuse(self, step: int, reason: str) -> None:
+        """This rank cannot take part in a save that all have agreed on."""
+        self._absent(self._take_off(step), reason)
+
+    def before_optimizer(self) -> None:
+        """What the snapshot in progress has not copied yet is copied now: it is about to change."""
+        capture = self._copiers.current
+        if capture is not None:
+            capture.wait()
+
+    def distrust(self) -> None:
+        """Optimizers will not say when they step: from here on nothing is left for later."""
+        self._always_at_once = True
+
+    def wait(self, timeout_s: float | None) -> Written | None:
+        """How the last save ended, waited for; None when one has not within ``timeout_s``."""
+        self.before_optimizer()  # whoever waits may as well help
+        with self._changed:
+            if self._changed.wait_for(lambda: not self._flights, timeout_s):
+                return self._last
+            return None
+
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """Wait until a snapshot can be taken; whether it can."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: (
+                    len(self._flights) < self._room.num_buffers and self._copiers.current is None
+                ),
+                timeout_s,
+            )
+
+    # --- the training thread --------------------------------------------------------------------
+
+    def _take_off(self, step: int) -> Flight:
+        with self._changed:
+            self._serial += 1
+            flight = self._flights[self._serial] = Flight(step, self._serial)
+        self._relay.begun(step, flight.serial)
+        return flight
+
+    def _begin(
+        self, flight: Flight, state: State, tiers: tuple[str, ...] | None, started_s: float
+    ) -> int:
+        pieces = self._pieces(state)
+        if not self._sharing.has_begun:
+            self._sharing.offer(pieces, self._own)
+        share = self._sharing.of(self._structures.get(FULL, ((), pieces))[1], SHARE_TIMEOUT_S)
+        if share is None and self._link.world_size == 1:  # nobody else must hear of it first
+            self._sharing.offer(self._structures.get(FULL, ((), pieces))[1], self._own)
+            share = self._sharing.of(self._structures.get(FULL, ((), pieces))[1], SHARE_TIMEOUT_S)
+        if share is None:
+            self._absent(flight, "the state has other tensors than before", ("",))
+            return 0
+        number, plan = self._plan(state, pieces, share)
+        self._reserve(plan.size)
+        reserved = self._room.reserved
+        assert reserved is not None  # noqa: S101 - it was made
+        with self._changed:
+            busy = {other.arena for other in self._flights.values()}
+        flight.arena, buffer = self._room.take(busy)
+        self.line.send(
+            wire.Begin(
+                step=state.step,
+                serial=flight.serial,
+                layout=number,
+                arena=flight.arena,
+                tiers=tiers,
+                kind=state.kind,
+                exact=not state.narrow,
+                started_s=started_s,
+            )
+        )
+        at_once, self._at_once = self._at_once or self._always_at_once, False
+        capture = Capture(
+            plan,
+            state.tensors,
+            frozenset() if at_once else state.lazy - self._eager,
+            buffer,
+            ring_bytes=reserved.ring_bytes,
+            on_blocks=lambda blocks: self._full(flight, blocks),
+            wait_for_room=lambda block: flight.wait_for_room(block, reserved.ring_bytes),
+        )
+        flight.capture, flight.state, flight.plan = capture, state, plan
+        capture.take_now()
+        self._copiers.submit(capture)
+        return plan.size
+
+    def _pieces(self, state: State) -> Structure:
+        # Names, shapes and dtypes are compared, not worked out anew, while they stay the same.
+        key = state.narrow, outline(state.tensors)
+        known = self._structures.get(state.kind)
+        if known is not None and known[0] == key:
+            return known[1]
+        pieces = structure(state.tensors, state.narrow)
+        self._structures[state.kind] = (key, pieces)
+        return pieces
+
+    def _plan(self, state: State, pieces: Structure, share: Share) -> tuple[int, Plan]:
+        known = self._plans.get(state.kind)
+        if known is not None and known[0] is pieces and known[1] is share:
+            return known[2], known[3]
+        plan = make(pieces, self._link.rank, share, state.order)
+        self._layouts += 1
+        number = self._layouts
+        self.line.send(wire.Layout(number=number, size=plan.size, tensors=plan.tensors), plan.head)
+        self._plans[state.kind] = (pieces, share, number, plan)
+        return number, plan
+
+    def _reserve(self, size: int) -> None:
+        client = self.line.client
+        if client is None:
+            raise ConnectionResetError(GONE)
+        words = self._room.reserve(client, size)
+        if words and self._link.rank == 0:
+            self._say(words)
+
+    # --- other threads --------------------------------------------------------------------------
+
+    def _reserve_ahead(self, pieces: Structure) -> None:
+        try:
+            share = self._sharing.of(pieces, SHARE_TIMEOUT_S)
+            if share is not None:
+                rank = self._link.rank
+                mine = [p for p, _ in pieces if share.writers.get(p.key, rank) == rank]
+                self._reserve(sum(num_bytes(piece) for piece in mine) + HEAD_BYTES)
+        except (OSError, OutlastError) as error:
+            logger.warning("memory for snapshots: %s", error)
+
+    def _full(self, flight: Flight, blocks: Sequence[int]) -> None:
+        message = wire.Ready(step=flight.step, serial=flight.serial, blocks=tuple(blocks))
+        self.line.send_quietly(message)
+
+    def _copied(self, capture: Capture) -> None:
+        """A copier's word: a snapshot is whole, or is not to be believed."""
+        with self._changed:
+            self._changed.notify_all()
+            found = [f for f in self._flights.values() if f.capture is capture]
+        self._on_change()
+        if not found:  # given up meanwhile
+            return
+        flight = found[0]
+        state, plan = flight.state, flight.plan
+        flight.capture = flight.state = flight.plan = None
+        assert state is not None and plan is not None  # noqa: S101, PT018 - set with the capture
+        step, serial = flight.step, flight.serial
+        if capture.error is not None or capture.void:
+            names = tuple(sorted(set(capture.void)))
+            with self._changed:
+                self._eager |= set(names)
+            reason = f"{', '.join(names[:3])} changed under the copy"
+            if capture.error is not None:
+                names, reason = (), f"{type(capture.error).__name__}: {capture.error}"
+            self.line.send_quietly(wire.Void(step=step, serial=serial, reason=reason, names=names))
+            return
+        small = {
+            "format": FORMAT,
+            "step": step,
+            "rank": self._link.rank,
+            "own": list(plan.own),
+            "state": state.data,
+        }
+        text = json.dumps(small, allow_nan=False, separators=(",", ":")).encode()
+        done = wire.Complete(step=step, serial=serial, digests=capture.digests)
+        self.line.send_quietly(done, text)
+
+    def _absent(self, flight: Flight, reason: str, names: tuple[str, ...] = ()) -> None:
+        message = wire.Absent(step=flight.step, serial=flight.serial, reason=reason, names=names)
+        try:
+            self.line.send(message)
+        except OSError:
+            self._relay.fail(flight.serial, reason)
+            self._over(flight.serial, Written(step=flight.step, error=reason))
+
+    def _heard(self, message: Any, blob: bytes) -> None:
+        """What the keeper says."""
+        match message:
+            case wire.Ended():
+                self._ended(message)
+            case wire.Written():
+                flight = self._flights.get(message.serial)
+                if flight is not None:
+                    flight.free_block(message.block)
+            case wire.Part():
+                self._relay.publish_part(message, blob)
+            case wire.Outcome():
+                self._relay.publish_outcome(message, blob)
+
+    def _ended(self, message: wire.Ended) -> None:
+        written = Written(step=message.step, error=message.error)
+        if not message.error:
+            self._voids = 0
+            with self._changed:
+                if message.tier:  # what is in memory alone is gone with the machine
+                    self.committed_step = max(self.committed_step, message.step)
+        elif message.void and self._voids < MAX_VOID:
+            self._voids += 1
+            self._at_once = True
+            with self._changed:
+                self._own |= {name_of(n) for n in message.void if "[" in n}
+            if FULL in self._structures:
+                self._sharing.offer(self._structures[FULL][1], self._own)
+            written = Written(step=message.step, error=message.error, void=True)
+        else:
+            self.failures += 1
+        self._over(message.serial, written)
+
+    def _over(self, serial: int, written: Written) -> None:
+        self._relay.ended(serial)
+        with self._changed:
+            flight = self._flights.pop(serial, None)
+            self._last = written
+            self._changed.notify_all()
+        if flight is None:
+            return
+        flight.end()
+        self._on_written(written)
+
+    def _keeper_died(self) -> None:
+        """What was in flight has failed; the next goes to the keeper's successor."""
+        self._room.forget()
+        self._plans = {}
+        for flight in list(self._flights.values()):
+            self._relay.fail(flight.serial, DIED)
+            self.failures += 1
+            self._over(flight.serial, Written(step=flight.step, error=DIED, told=False))

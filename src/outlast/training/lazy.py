@@ -1,0 +1,109 @@
+"""Which tensors only the optimizers change: these may be copied behind the loop's back.
+
+They are the parameters of models that an optimizer works on, frozen ones too, and the state that
+the optimizers keep for them. Everything else (buffers, averages, schedulers, scalers) changes
+whenever it likes, and is copied at the boundary. What this judges wrongly is found by the capture
+(a tensor that changed under the copy) and not judged so again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+FULLGRAPH: Final = (
+    "outlast copies what is left of a snapshot before each optimizer's step; compile the step with "
+    "fullgraph=False"
+)
+# Slots of the state that torch's optimizers keep besides parameters and that may lose bits: no
+# counters, and no parameters in another guise (a master copy, a running average of weights).
+MOMENTS: Final = frozenset(
+    {
+        *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg"),
+        *("acc_delta", "exp_inf", "sum", "row_var", "col_var", "variance"),
+    }
+)
+
+
+class Lazy:
+    """The answer for a set of named objects.
+
+    Attributes:
+        names: of tensors that may be copied later.
+        order: name → when the optimizers will touch it.
+        moments: names of fp32 moments, which may be stored in fewer bits.
+        optimizers: keys of the optimizers.
+        tensors: names of all tensors that were there.
+    """
+
+    def __init__(self, objects: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors = frozenset(tensors)
+        self.optimizers = tuple(
+            key for key, value in objects.items() if isinstance(value, torch.optim.Optimizer)
+        )
+        turn = self._turns(objects)
+        self.order: dict[str, int] = {}
+        last = len(turn)
+        for key, value in objects.items():
+            if not isinstance(value, torch.nn.Module):
+                continue
+            parameters = dict(value.named_parameters(remove_duplicate=False))
+            if not any(id(parameter) in turn for parameter in parameters.values()):
+                continue
+            for name, parameter in parameters.items():
+                self.order[f"{key}.{name}"] = turn.get(id(parameter), last)
+        self.moments: set[str] = set()
+        # With one model the optimizer's names lack the model's key.
+        turns = {name.partition(".")[2]: position for name, position in self.order.items()}
+        turns |= self.order
+        for key in self.optimizers:
+            self._add_state(key, tensors, turns, last)
+        self.names = frozenset(self.order) & frozenset(tensors)
+
+    def _turns(self, objects: Mapping[str, Any]) -> dict[int, int]:
+        turn: dict[int, int] = {}
+        for key in self.optimizers:
+            for group in objects[key].param_groups:
+                for parameter in group["params"]:
+                    turn.setdefault(id(parameter), len(turn))
+        return turn
+
+    def _add_state(
+        self, key: str, tensors: Mapping[str, torch.Tensor], turns: Mapping[str, int], last: int
+    ) -> None:
+        start = f"{key}.state."
+        for name, tensor in tensors.items():
+            if name.startswith(start):
+                parameter, _, slot = name.removeprefix(start).rpartition(".")
+                self.order[name] = turns.get(parameter, last)
+                if slot in MOMENTS and tensor.dtype == torch.float32 and tensor.dim():
+                    self.moments.add(name)
+
+
+def hook(before: Callable[[], None], graphed: Callable[[], None]) -> Any:
+    """Have ``before`` called ahead of the step of any optimizer, also one we were not told of.
+
+    Args:
+        before: what to do.
+        graphed: called instead when the step is recorded into a CUDA graph: nothing is changed
+            now, and nobody will be asked when the graph is replayed.
+
+    Returns:
+        A handle with ``remove``.
+    """
+
+    def called(*_: Any) -> None:
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            graphed()
+        else:
+            before()
+
+    # torch.compile must call it each time, not look into it once. Where nobody has an optimizer
+    # yet, asking for that would cost a second.
+    if "torch._dynamo" in sys.modules:
+        called = torch.compiler.disable(called, reason=FULLGRAPH)
+    return register_optimizer_step_pre_hook(called)

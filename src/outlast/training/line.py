@@ -1,0 +1,189 @@
+"""A worker's line to the keeper: found or started, and made again when the keeper has died."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from outlast.errors import OutlastError, StorageError
+from outlast.keeper import wire
+from outlast.keeper.client import Client
+from outlast.keeper.memory import Memory
+from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
+from outlast.keeper.setup import Setup
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S: Final = 30.0
+GONE: Final = "the keeper is gone"
+
+
+class Line:
+    """The connection to this machine's keeper.
+
+    Args:
+        setup: the keeper's, where this worker has to start it.
+        hello: who we are.
+        on_message: told what the keeper says, in the thread that reads.
+        on_lost: told that the keeper has died.
+        on_back: told that there is one again.
+        say: tells people what they must know.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        hello: wire.Hello,
+        *,
+        on_message: Callable[[Any, bytes], None],
+        on_lost: Callable[[], None],
+        on_back: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.client: Client | None = None
+        self._setup = setup
+        self._socket = Path(os.environ.get(SOCKET_VARIABLE) or setup.socket)
+        self._hello = hello
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._on_back = on_back
+        self._say = say
+        self._changed = threading.Condition()
+        self._supervisor: Supervisor | None = None
+        self._starter: threading.Thread | None = None
+        self._not_started = ""
+        self._closing = False
+
+    # --- beginning and end ----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Find the keeper; where there is none, begin to start it.
+
+        One that runs already may have snapshots in memory; a new one has none, so that it can get
+        ready while the state is read from elsewhere. ``wait_until_ready`` waits for it.
+        """
+        try:
+            self._connect(0.0)
+        except OSError:
+            self._starter = threading.Thread(target=self._start, name="outlast-start", daemon=True)
+            self._starter.start()
+        else:
+            self._supervise()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the keeper is there.
+
+        Raises:
+            StorageError: it does not start.
+        """
+        if self._starter is not None:
+            self._starter.join(2 * CONNECT_TIMEOUT_S)
+        if self.client is None:
+            why = self._not_started or "it does not answer"
+            raise StorageError(f"there is no keeper to save checkpoints with: {why}")
+
+    def close(self, *, clean: bool, copying_s: float | None) -> None:
+        """Leave; unless it is ``clean`` the keeper stays for the next attempt.
+
+        Args:
+            clean: whether the job, or this run of it, is over.
+            copying_s: how long slower tiers may take to get what is due there.
+        """
+        self._closing = True
+        client, self.client = self.client, None
+        if client is not None and clean:
+            client.close()
+        if self._supervisor is not None and clean:
+            self._supervisor.close(copying_s)
+
+    # --- while it lasts -------------------------------------------------------------------------
+
+    def memory(self) -> Memory | None:
+        """The snapshots in this machine's memory, or None if the keeper cannot say."""
+        try:
+            return self.client.recall() if self.client else None
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            logger.warning("snapshots in memory cannot be read: %s", error)
+            return None
+
+    def reject(self, steps: tuple[int, ...]) -> None:
+        """Tell the keeper which steps a resume found not to be valid."""
+        if steps:
+            self.send_quietly(wire.Rejected(steps=steps))
+
+    def send(self, message: Any, blob: bytes = b"") -> None:
+        """Tell the keeper.
+
+        Raises:
+            OSError: it is gone.
+        """
+        client = self.client
+        if client is None:
+            raise ConnectionResetError(GONE)
+        client.send(message, blob)
+
+    def send_quietly(self, message: Any, blob: bytes = b"") -> None:
+        """Tell the keeper, if there is one; if not, whoever reads hears of it too."""
+        try:
+            self.send(message, blob)
+        except OSError as error:
+            logger.debug("not sent: %s", error)
+
+    def wait_for_keeper(self, timeout_s: float) -> None:
+        """Wait until a keeper that has died is there again, but no longer than it may take."""
+        with self._changed:
+            limit_s = min(timeout_s, CONNECT_TIMEOUT_S)
+            self._changed.wait_for(lambda: self.client is not None, limit_s)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        try:
+            self._supervise()
+            self._connect(CONNECT_TIMEOUT_S)
+        except (OSError, OutlastError) as error:
+            self._not_started = str(error)
+
+    def _supervise(self) -> None:
+        """Without an agent the first worker of a machine sees to the keeper."""
+        if SOCKET_VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", "0")) == 0:
+            self._supervisor = Supervisor(self._setup, self._tell_progress)
+            self._supervisor.start()
+
+    def _connect(self, timeout_s: float) -> None:
+        self.client = Client(
+            self._socket, self._hello, self._on_message, self._lost, timeout_s=timeout_s
+        )
+
+    def _lost(self) -> None:
+        if self._closing:
+            return
+        self.client = None
+        self._on_lost()
+        threading.Thread(target=self._reconnect, name="outlast-reconnect", daemon=True).start()
+
+    def _reconnect(self) -> None:
+        said = False
+        while not self._closing and (self.client is None or self.client.lost):
+            try:
+                self._connect(CONNECT_TIMEOUT_S)
+            except OSError as error:
+                if not said and not self._closing:
+                    self._say(f"{GONE} ({error}); nothing is saved until it is back")
+                said = True
+        client = self.client
+        if self._closing and client is not None:
+            client.close()
+        with self._changed:
+            self._changed.notify_all()
+        self._on_back()
+
+    def _tell_progress(self, progress: wire.Progress) -> None:
+        if progress.words:
+            logger.info("copying to %s", progress.words)

@@ -1,0 +1,106 @@
+"""The memory that this worker's snapshots are copied into, as far as the keeper gave it some."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+
+import torch
+
+from outlast.config import Settings
+from outlast.keeper import wire
+from outlast.keeper.arena import Arena
+from outlast.keeper.client import Client
+
+logger = logging.getLogger(__name__)
+
+MEMORY_TIER_BUFFERS: Final = 2  # what is in memory stays readable while the next is copied
+
+
+class Room:
+    """Arenas of one worker.
+
+    Args:
+        settings: how many buffers are wanted.
+        world_size: number of workers, where nobody says how many are on this machine.
+    """
+
+    def __init__(self, settings: Settings, world_size: int) -> None:
+        self.reserved: wire.Reserved | None = None
+        self._wanted = settings.checkpoint_buffers
+        if self._wanted is None and any(tier.kind == "memory" for tier in settings.tiers):
+            self._wanted = MEMORY_TIER_BUFFERS
+        self._workers = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+        self._lock = threading.Lock()
+        self._arenas: dict[int, Arena] = {}
+        self._buffers: dict[int, torch.Tensor] = {}
+        self._used: dict[int, int] = {}
+        self._turn = 0
+
+    @property
+    def num_buffers(self) -> int:
+        """Snapshots that may be in flight at once."""
+        return max(len(self._buffers), 1)
+
+    def reserve(self, client: Client, size: int) -> str:
+        """See that there is room for ``size`` bytes; what people should know of it, or "".
+
+        Raises:
+            OSError: the keeper is gone, or has no memory to give.
+        """
+        with self._lock:
+            known = self.reserved
+            if known is not None and (known.ring_bytes or known.num_bytes >= size):
+                return ""
+            reserved, arenas = client.reserve(size, self._wanted, self._workers)
+            _unregister(self._buffers.values())
+            for arena in self._arenas.values():
+                arena.close()
+            self._arenas = dict(zip(reserved.arenas, arenas, strict=True))
+            self._buffers = {
+                number: torch.frombuffer(arena.view, dtype=torch.uint8)
+                for number, arena in self._arenas.items()
+            }
+            _register(self._buffers.values())
+            self.reserved = reserved
+            return reserved.words
+
+    def take(self, busy: set[int]) -> tuple[int, torch.Tensor]:
+        """An arena that is not busy, the one whose snapshot is oldest.
+
+        Raises:
+            RuntimeError: all are busy.
+        """
+        free = [number for number in self._buffers if number not in busy]
+        if not free:
+            raise RuntimeError("no memory is free for another snapshot")
+        number = min(free, key=lambda number: self._used.get(number, 0))
+        self._turn += 1
+        self._used[number] = self._turn
+        return number, self._buffers[number]
+
+    def forget(self) -> None:
+        """The keeper that gave it is gone; its successor gives the same memory again."""
+        with self._lock:
+            self.reserved = None
+
+
+def _register(buffers: Iterable[torch.Tensor]) -> None:
+    """Let the GPU's copy engines reach the arenas directly; without it copies only take longer."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return
+    runtime: Any = torch.cuda.cudart()
+    for buffer in buffers:
+        code = int(runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
+        if code:
+            logger.warning("an arena could not be registered with the GPU's driver: %d", code)
+
+
+def _unregister(buffers: Iterable[torch.Tensor]) -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        runtime: Any = torch.cuda.cudart()
+        for buffer in buffers:
+            runtime.cudaHostUnregister(buffer.data_ptr())

@@ -1,0 +1,163 @@
+"""Who starts keepers and holds their memory; and what a keeper makes of those who misbehave."""
+
+import os
+import signal
+import socket
+import threading
+
+import msgspec
+import pytest
+from floor import until
+from keeper_floor import keepers
+from lean import Place
+
+from outlast.errors import StorageError
+from outlast.keeper import wire
+from outlast.keeper.memory import Memory
+from outlast.keeper.place import connect
+from outlast.keeper.process import Supervisor
+
+
+@pytest.fixture(name="place")
+def _place(floor, tmp_path, monkeypatch):
+    for name, value in floor.environ.items():  # keepers that are started here are the floor's
+        monkeypatch.setenv(name, value)
+    return Place(floor, tmp_path / "place")
+
+
+@pytest.fixture(name="supervisor")
+def _supervisor(place):
+    supervisor = Supervisor(place.setup)
+    supervisor.start()
+    yield supervisor
+    supervisor.close(20.0)
+
+
+def kill(supervisor):
+    old = supervisor.pid
+    os.kill(old, signal.SIGKILL)
+    until(lambda: supervisor.pid != old, "another keeper")
+
+
+def test_several_who_look_for_a_keeper_find_one(floor, place):
+    supervisors = [Supervisor(place.setup) for _ in range(3)]
+    threads = [threading.Thread(target=one.start) for one in supervisors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len([one for one in supervisors if one.pid]) == len(keepers(floor)) == 1
+    ends = [threading.Thread(target=one.close, args=(30.0,)) for one in supervisors]
+    for end in ends:
+        end.start()
+    for end in ends:
+        end.join(60)
+    assert not keepers(floor)
+    assert list((place.directory / "run").iterdir()) == []
+
+
+def test_memory_goes_from_keeper_to_keeper(place, supervisor):
+    worker = place.worker(buffers=2)
+    assert worker.save(1) == ""
+    for _ in range(3):
+        kill(supervisor)
+        worker = place.worker(buffers=2)
+        memory = worker.client.recall()
+        assert isinstance(memory, Memory)
+        assert place.committed(memory) == [1]
+        arenas = worker.reserved.arenas
+        assert len(arenas) == 2
+    assert worker.save(2, arena=1) == ""
+    worker.close()
+
+
+@pytest.mark.parametrize("is_starting", [False, True])
+def test_a_keeper_that_dies_when_all_is_over_does_not_hold_anybody(floor, place, is_starting):
+    supervisor = Supervisor(place.setup)
+    supervisor.start()
+    if is_starting:
+        kill(supervisor)  # its successor does not listen yet
+    else:
+        os.kill(supervisor.pid, signal.SIGKILL)
+    supervisor.close(None)
+    until(lambda: not keepers(floor), "no keeper is left")
+
+
+def test_a_keeper_that_does_not_move_does_not_hold_anybody(floor, place):
+    supervisor = Supervisor(place.setup)
+    supervisor.start()
+    worker = place.worker()
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    serial = worker.begin(1)  # all of it is said, and nobody waits
+    assert not supervisor.close(0.5)
+    assert serial not in worker.ended
+    os.kill(supervisor.pid, signal.SIGCONT)
+    assert supervisor._process.wait(60) == 0
+    assert not keepers(floor)
+    assert place.committed() in ([1], [])
+
+
+def test_a_keeper_that_cannot_start_says_why(place):
+    (place.directory / "local").write_text("")
+    broken = msgspec.structs.replace(place.setup, directory=str(place.directory / "local"))
+    broken = msgspec.structs.replace(broken, socket=str(place.directory / "none" / "k.sock"))
+    with pytest.raises(StorageError, match="keeper"):
+        Supervisor(broken).start()
+
+
+def test_strangers_and_garbage_change_nothing(floor, place, supervisor):
+    worker = place.worker()
+    path = place.directory / "run" / "k.sock"
+    said = [
+        b"GET / HTTP/1.1\r\n\r\n" * 50,
+        b"\x00" * 12,
+        wire._HEAD.pack(2, 0, 0) + b"{}",
+        wire._HEAD.pack(1 << 31, 0, 0),
+    ]
+    for data in said:
+        sock = connect(path)
+        sock.sendall(data)
+        sock.close()
+    for message in (
+        wire.Hello(job="another", rank=0),
+        wire.Ready(step=1, serial=1, blocks=(0,)),
+        wire.Bye(over=True),
+    ):
+        end = wire.Wire(connect(path))
+        end.send(message)
+        end.sock.shutdown(socket.SHUT_WR)
+        while end.receive() is not None:
+            pass
+        end.close()
+    hello = wire.Hello(job="lean", attempt=1, rank=5)
+    for message in (
+        wire.Fetch(number=1, tier="none", operation="read", name="x"),
+        wire.Fetch(number=2, tier="local", operation="read", name="../../etc/passwd"),
+        wire.Bye(over=True),  # a worker has no say in this
+        hello,
+    ):
+        end = wire.Wire(connect(path))
+        end.send(hello)
+        end.send(message)
+        end.sock.shutdown(socket.SHUT_WR)
+        while (frame := end.receive()) is not None:
+            assert frame[0].error
+            assert frame[1] == b""
+        end.close()
+    assert worker.save(1) == ""
+    assert len(keepers(floor)) == 1
+    worker.close()
+
+
+def test_a_stuck_worker_of_an_old_attempt_does_not_hold_up_the_new_one(place, supervisor):
+    stuck = place.worker()
+    assert stuck.save(1) == ""
+    stuck.begin(2, whole=False)
+    new = place.worker()
+    # Its snapshot was being written over; the new attempt is answered at once all the same.
+    assert new.client.recall().children() == []
+    assert new.save(2) == ""
+    assert "attempt ended" in stuck.wait(2)
+    for worker in (stuck, new):
+        worker.close()
+    assert place.committed() == [1, 2]

@@ -1,0 +1,230 @@
+"""Copying and mending without torch: in full and verified, or not at all."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from unit_checkpoints import damage, rewrite, write
+from unit_fakes import WatchedStorage, listing
+
+from outlast.checkpoint import blocks as blocks_room
+from outlast.checkpoint import copies as copies_room
+from outlast.checkpoint import manifest as manifest_room
+from outlast.checkpoint.load import verify
+from outlast.checkpoint.manifest import MANIFEST
+from outlast.checkpoint.places import Place
+from outlast.checkpoint.transfer import Repaired, copy_file, repair_step
+from outlast.errors import CheckpointInvalid
+from outlast.storage import Directory
+
+STEP = "step-000000000007"
+TENSORS, SMALL = "rank-00000.safetensors", "rank-00000.json"
+PATH = f"{STEP}/{TENSORS}"
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    for room in (copies_room, manifest_room, blocks_room):
+        monkeypatch.setattr(room, "BLOCK_BYTES", 4096)
+
+
+def state(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {"model": {"w": torch.rand(3000, generator=generator)}}
+
+
+class Tiers:
+    def __init__(self, path, count):
+        self.paths = [path / f"tier-{number}" for number in range(count)]
+        self.manifest = write(Directory(self.paths[0]), [state(), {"more": 1}])
+        for other in self.paths[1:]:
+            shutil.copytree(self.paths[0], other)
+        self.places = [Place(one.name, Directory(one)) for one in self.paths]
+        self.whole = self.files()
+
+    def files(self):
+        return [
+            {file.name: file.read_bytes() for file in (path / STEP).iterdir()}
+            for path in self.paths
+        ]
+
+    def repair(self, places=None, progress=None):
+        return repair_step(places or self.places, 7, progress)
+
+
+@pytest.fixture(name="two")
+def _two(tmp_path):
+    return Tiers(tmp_path, 2)
+
+
+@pytest.fixture(name="three")
+def _three(tmp_path):
+    return Tiers(tmp_path, 3)
+
+
+def test_no_torch_is_needed():
+    code = "import sys, outlast.checkpoint.transfer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# --- one file ------------------------------------------------------------------------------------
+
+
+def test_a_file_is_copied_and_its_progress_told(two, tmp_path):
+    target, told = Directory(tmp_path / "new"), []
+    entry = two.manifest.files[TENSORS]
+    copy_file(two.places[0].storage, target, PATH, entry, lambda *at: told.append(at))
+    assert (tmp_path / "new" / PATH).read_bytes() == two.whole[0][TENSORS]
+    assert told == [(4096, 12000), (8192, 12000), (12000, 12000)]
+
+
+@pytest.mark.parametrize("at", [5, 4096 + 5, -1])
+def test_a_damaged_file_is_not_copied(two, tmp_path, at):
+    damage(two.paths[0], 7, TENSORS, at)
+    with pytest.raises(CheckpointInvalid, match="does not match its checksum"):
+        copy_file(
+            two.places[0].storage, Directory(tmp_path / "new"), PATH, two.manifest.files[TENSORS]
+        )
+    assert listing(tmp_path / "new" / STEP) == [], "not even a part is left"
+
+
+def test_a_missing_file_and_a_target_that_fails(two, tmp_path):
+    entry = two.manifest.files[TENSORS]
+    with pytest.raises(CheckpointInvalid, match="is missing"):
+        copy_file(Directory(tmp_path / "none"), Directory(tmp_path / "new"), PATH, entry)
+    error = OSError(28, "No space left on device")
+    target = WatchedStorage(
+        Directory(tmp_path / "new"), lambda did, _: error if did == "write_at" else None
+    )
+    with pytest.raises(OSError, match="No space") as caught:
+        copy_file(two.places[0].storage, target, PATH, entry)
+    assert caught.value is error
+    assert listing(tmp_path / "new" / STEP) == []
+
+
+def test_what_progress_raises_ends_the_copy(two, tmp_path):
+    def enough(done, total):
+        raise KeyboardInterrupt
+
+    target = Directory(tmp_path / "new")
+    with pytest.raises(KeyboardInterrupt):
+        copy_file(two.places[0].storage, target, PATH, two.manifest.files[TENSORS], enough)
+    assert listing(tmp_path / "new" / STEP) == []
+
+
+# --- a step --------------------------------------------------------------------------------------
+
+
+def test_nothing_to_mend(two):
+    told = []
+    assert two.repair(progress=lambda *at: told.append(at)) == []
+    total = 2 * sum(entry.size for entry in two.manifest.files.values())
+    assert told[-1] == (total, total)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_two_damaged_copies_mend_each_other_block_by_block(two):
+    damage(two.paths[0], 7, TENSORS, 5)
+    damage(two.paths[1], 7, TENSORS, 4096 + 5)
+    damage(two.paths[1], 7, SMALL)
+    assert two.repair() == [
+        Repaired(TENSORS, "tier-0", "tier-1"),
+        Repaired(SMALL, "tier-1", "tier-0"),
+        Repaired(TENSORS, "tier-1", "tier-0"),
+    ]
+    assert two.files() == two.whole
+
+
+@pytest.mark.parametrize("torn", [b"", b"{}", b"x"])
+def test_a_torn_manifest_comes_last_and_is_anothers_to_the_byte(three, torn):
+    (three.paths[0] / STEP / MANIFEST).write_bytes(torn)
+    (three.paths[0] / STEP / SMALL).unlink()
+    order = []
+    storage = WatchedStorage(three.places[0].storage)
+    repaired = three.repair([Place("tier-0", storage), *three.places[1:]])
+    assert repaired == [
+        Repaired(SMALL, "tier-0", "tier-1"),
+        Repaired(MANIFEST, "tier-0", "tier-1"),
+    ]
+    order = [entry for entry in storage.log if entry[0] in ("finish", "put")]
+    assert order == [("finish", f"{STEP}/{SMALL}"), ("put", f"{STEP}/{MANIFEST}")]
+    assert three.files() == three.whole
+
+
+def test_what_cannot_be_mended_is_said_and_the_rest_is_mended(two):
+    for path in two.paths:
+        damage(path, 7, TENSORS, 5)
+    damage(two.paths[1], 7, SMALL)
+    with pytest.raises(CheckpointInvalid) as caught:
+        two.repair()
+    for tier in ("tier-0", "tier-1"):
+        assert f"{tier}: {TENSORS} does not match its checksum (block 0 of 3)" in str(caught.value)
+    assert two.files()[1][SMALL] == two.whole[1][SMALL]
+
+
+def test_a_place_whose_files_cannot_be_mended_gets_no_manifest(two):
+    for path in two.paths:
+        damage(path, 7, TENSORS, 5)
+    (two.paths[0] / STEP / MANIFEST).write_bytes(b"torn")
+    with pytest.raises(CheckpointInvalid):
+        two.repair()
+    assert (two.paths[0] / STEP / MANIFEST).read_bytes() == b"torn"
+
+
+def test_a_copy_in_the_making_is_left_alone(two):
+    (two.paths[1] / STEP / MANIFEST).unlink()
+    (two.paths[1] / STEP / SMALL).unlink()
+    assert two.repair() == []
+    assert sorted(listing(two.paths[1] / STEP)) == ["rank-00000.safetensors", "rank-00001.json"]
+
+
+def test_another_save_of_the_step_is_mended_by_its_own_manifest(three):
+    """Two tiers hold the newer save, one an older attempt's."""
+    write(Directory(three.paths[0]), [state(1), {"more": 1}], attempt=2)
+    shutil.rmtree(three.paths[1])
+    shutil.copytree(three.paths[0], three.paths[1])
+    before = three.files()
+    damage(three.paths[1], 7, TENSORS)
+    assert three.repair() == [Repaired(TENSORS, "tier-1", "tier-0")]
+    assert three.files() == before
+    damage(three.paths[2], 7, TENSORS)
+    with pytest.raises(CheckpointInvalid, match=r"tier-2: rank-00000\.safetensors does not match"):
+        three.repair()
+    verify(three.places[0].storage, 7)
+    verify(three.places[1].storage, 7)
+
+
+def test_no_manifest_verifies(two):
+    for path in two.paths:
+        (path / STEP / MANIFEST).write_bytes(b"")
+    with pytest.raises(CheckpointInvalid, match=r"tier-0: manifest\.json is empty; tier-1: "):
+        two.repair()
+    error = OSError(5, "Input/output error")
+    blind = WatchedStorage(two.places[0].storage, lambda did, _: error if did == "read" else None)
+    with pytest.raises(OSError, match="EIO"):
+        two.repair([Place("tier-0", blind), two.places[1]])
+
+
+def test_a_place_that_cannot_be_read_or_written_is_said(two):
+    error = OSError(5, "Input/output error")
+    blind = WatchedStorage(two.places[0].storage, lambda did, _: error if did == "read" else None)
+    with pytest.raises(CheckpointInvalid, match=r"tier-0: manifest\.json: EIO"):
+        two.repair([Place("tier-0", blind), two.places[1]])
+    damage(two.paths[0], 7, SMALL)
+    full = WatchedStorage(
+        two.places[0].storage,
+        lambda did, _: OSError(28, "No space left on device") if did == "create" else None,
+    )
+    with pytest.raises(CheckpointInvalid, match=r"tier-0: rank-00000\.json .*\(ENOSPC: No space"):
+        two.repair([Place("tier-0", full), two.places[1]])
+
+
+def test_a_step_of_the_future_is_torn_for_us_and_not_overwritten(two):
+    """A manifest of a later format says itself that it is not for this version."""
+    rewrite(Directory(two.paths[0]), two.manifest, format=99)
+    before = two.files()
+    with pytest.raises(CheckpointInvalid, match="upgrade outlast"):
+        two.repair()
+    assert two.files() == before

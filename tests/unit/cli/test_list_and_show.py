@@ -1,0 +1,231 @@
+"""``outlast checkpoints list`` and ``show``: what is in which tier, and what is not, in words."""
+
+import json
+
+import pytest
+from cli_job import BYTES, SHARD, STATE
+
+SIZE = BYTES + len('{"state": {}}')
+
+
+def listed(outlast, *flags):
+    code, out, err = outlast("checkpoints", "list", "--json", *flags)
+    assert code == 0, err
+    found = json.loads(out)
+    return {row["step"]: row for row in found["checkpoints"]}, found["tiers"], err
+
+
+def states(row):
+    return {tier: copy["state"] for tier, copy in row["tiers"].items()}
+
+
+def test_every_state_in_every_tier(job, outlast):
+    job.save(100)
+    job.save(200, tiers=["fast"], kind="weights")
+    job.save(300)
+    job.path("slow", 300, "manifest.json").write_text("torn")
+    job.save(400, tiers=["slow"])
+    job.path("slow", 400, "manifest.json").unlink()
+    job.save(500, tiers=["fast"])
+    job.path("fast", 500, "manifest.json").write_text("")
+    rows, tiers, err = listed(outlast)
+    assert err == ""
+    assert [(tier["name"], tier["unreadable"]) for tier in tiers] == [
+        ("fast", None),
+        ("slow", None),
+    ]
+    assert {step: row["state"] for step, row in rows.items()} == {
+        100: "committed",
+        200: "weights only",
+        300: "committed",
+        400: "unfinished",
+        500: "invalid",
+    }
+    assert states(rows[100]) == {"fast": "committed", "slow": "committed"}
+    assert states(rows[200]) == {"fast": "committed", "slow": "absent"}
+    assert states(rows[300]) == {"fast": "committed", "slow": "invalid"}
+    assert states(rows[400]) == {"fast": "absent", "slow": "unfinished"}
+    assert rows[100] | {"tiers": None} == {
+        "step": 100,
+        "state": "committed",
+        "bytes": SIZE,
+        "created_t": 1.8e9 + 100,
+        "world_size": 1,
+        "kind": "full",
+        "exact": True,
+        "tiers": None,
+    }
+    assert rows[500]["reason"] == "manifest.json is empty"
+    assert "torn" in rows[300]["tiers"]["slow"]["reason"]
+    assert "reason" not in rows[300]
+
+
+def test_as_a_person_reads_it(job, outlast):
+    job.save(100)
+    job.save(1200, tiers=["fast"], kind="weights")
+    job.path("slow", 1200).mkdir()
+    code, out, err = outlast("checkpoints", "list")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "     step  state             size  committed (UTC)      fast  slow",
+        "      100  committed       4.1 kB  2027-01-15 08:01:40  yes   yes",
+        "    1,200  weights only    4.1 kB  2027-01-15 08:20:00  yes   part",
+        "Next: outlast checkpoints verify",
+    ]
+    job.path("slow", 100, "manifest.json").write_text("")
+    assert outlast("checkpoints", "list")[1].splitlines()[-1] == "Next: outlast checkpoints repair"
+
+
+def test_one_tier_needs_no_columns(job, outlast):
+    (job.place / "outlast.toml").write_text('[[tier]]\nurl = "fast"\n')
+    job.save(100, tiers=["fast"])
+    _, out, _ = outlast("checkpoints", "list", "outlast-job")
+    assert out.splitlines() == [
+        "step       100  committed       4.1 kB  2027-01-15 08:01:40 UTC",
+        "Next: outlast checkpoints verify outlast-job",
+    ]
+
+
+def test_a_tier_that_cannot_be_listed_is_named_and_the_others_are_shown(job, outlast):
+    job.save(100, tiers=["slow"])
+    (job.place / "fast").write_text("a file")
+    rows, tiers, err = listed(outlast)
+    assert states(rows[100]) == {"fast": "unknown", "slow": "committed"}
+    assert "Not a directory" in tiers[0]["unreadable"]
+    (line,) = err.splitlines()
+    assert line == (
+        f"outlast: tier fast: {job.place}/fast cannot be listed: Not a directory; "
+        "going on without it"
+    )
+    assert "?     yes" in outlast("checkpoints", "list")[1]
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "show", "repair", "prune"])
+def test_no_tier_that_can_be_listed(job, outlast, command):
+    for tier in ("fast", "slow"):
+        (job.place / tier).write_text("a file")
+    code, out, err = outlast("checkpoints", command)
+    assert (code, out) == (77, "")
+    (line,) = err.splitlines()
+    assert "fast cannot be listed" in line
+    assert "slow cannot be listed" in line
+    assert "Look at the disk" in line
+
+
+def test_an_object_store_that_cannot_be_opened_is_a_tier_like_any_other(job, outlast, monkeypatch):
+    def refuse(url):
+        raise OSError(5, f"opening {url}: no")
+
+    job.save(100)
+    monkeypatch.setattr("outlast.cli.checkpoints.where.open_storage", refuse)
+    code, _, err = outlast("checkpoints", "list")
+    assert code == 77
+    assert "it cannot be opened: opening" in err
+
+
+def test_nothing_there_yet(job, outlast):
+    code, out, _ = outlast("checkpoints", "list")
+    assert (code, out) == (0, f"no checkpoint in {job.place}/fast or {job.place}/slow yet\n")
+    for command in ("show", "verify", "repair"):
+        code, out, err = outlast("checkpoints", command)
+        assert (code, out) == (2, "")
+        assert "there is no checkpoint in" in err
+
+
+def test_from_another_directory_it_says_where_the_job_was_made_to_save(job, outlast):
+    raw = json.loads((job.directory / "job.json").read_text())
+    raw["settings"] = {"tier.nvme": "/mnt/nvme/job, every 1, keep 3"}
+    (job.directory / "job.json").write_text(json.dumps(raw))
+    _, out, _ = outlast("checkpoints", "list")
+    assert "The job was made with checkpoints in /mnt/nvme/job: go where its outlast.toml" in out
+    assert "/mnt/nvme/job" in outlast("checkpoints", "verify")[2]
+
+
+# --- show ----------------------------------------------------------------------------------------
+
+
+def shown(outlast, *flags):
+    code, out, err = outlast("checkpoints", "show", "--json", *flags)
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_the_newest_from_the_first_tier_that_has_it(job, outlast):
+    job.save(100, 200)
+    job.path("fast", 200, "manifest.json").write_text("")
+    found = shown(outlast)
+    assert (found["step"], found["tier"], found["also_in"]) == (200, "slow", [])
+    assert (found["kind"], found["exact"], found["bytes"]) == ("full", True, SIZE)
+    assert set(found["files"]) == {SHARD, STATE}
+    assert found["tensors"] == {"model.weight": {"dtype": "U8", "shape": [BYTES]}}
+    found = shown(outlast, "--step", "100")
+    assert (found["step"], found["tier"], found["also_in"]) == (100, "fast", ["slow"])
+    found = shown(outlast, "--tier", "slow", "--step", "100")
+    assert (found["tier"], found["also_in"]) == ("slow", [])
+
+
+def test_what_a_checkpoint_cannot_do_is_said(job, outlast):
+    job.save(100, kind="weights", exact=False)
+    _, out, _ = outlast("checkpoints", "show")
+    assert "weights only: it cannot be resumed from" in out
+    assert "rounded to bf16: a resume is not bit for bit the same run" in out
+    assert "in tier fast; also in slow" in out
+    assert out.splitlines()[-1] == "Next: outlast checkpoints verify --step 100"
+
+
+def test_a_step_that_cannot_be_shown(job, outlast):
+    job.save(100, 200)
+    for tier in ("fast", "slow"):
+        job.path(tier, 200, "manifest.json").write_text("")
+    code, _, err = outlast("checkpoints", "show", "--step", "200")
+    assert code == 1
+    assert "step 200 is not valid: manifest.json is empty. See: outlast checkpoints verify" in err
+    code, _, err = outlast("checkpoints", "show", "--step", "300")
+    assert code == 2
+    assert "committed steps: 100" in err
+    assert shown(outlast)["step"] == 100
+
+
+# --- what all of them refuse ---------------------------------------------------------------------
+
+BAD = [
+    (["lst"], "checkpoints lst is not a command; did you mean list?"),
+    (["zzz"], "known: list, show, verify, repair, prune, export"),
+    (["list", "nowhere"], "nowhere is not a job's directory"),
+    (["list", "--jsn"], "No such option"),
+    (["show", "--step", "x"], "'x' is not a valid integer"),
+    (["show", "--step", "-1"], "step -1 is not in"),
+    (["show", "--tier", "fst"], "'fst' is not a tier of this job; did you mean fast?"),
+    (["show", "--tier", ""], "'' is not a tier of this job; known: fast, slow"),
+    (["verify", "--step", "7"], "step 7 is in no tier; there are: 100"),
+    (["repair", "--step", "7"], "step 7 is in no tier; there are: 100"),
+    (["verify", "--tier", "s3"], "'s3' is not a tier of this job"),
+    (["prune", "--keep", "0"], "--keep: '0' checkpoints cannot be kept; write a whole number"),
+    (["prune", "--keep", "x"], "--keep: 'x' checkpoints cannot be kept"),
+    (["prune", "--tier", "s3"], "'s3' is not a tier of this job"),
+    (["export", "--out", "x"], "say which format (--to safetensors, --to dcp, --to torch)"),
+    (["export", "--to", "tensors", "--out", "x"], "did you mean safetensors?"),
+    (["export", "--to", "dcp"], "say where the files go with --out PATH"),
+    (["export", "--to", "dcp", "--out", "x", "--step", "7"], "step 7 is not in"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), BAD)
+def test_one_line_and_exit_code_2(job, outlast, arguments, says):
+    job.save(100)
+    code, out, err = outlast("checkpoints", *arguments)
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("outlast: ")
+    assert says in line
+
+
+def test_memory_is_not_reached_from_here(job, outlast):
+    toml = (job.place / "outlast.toml").read_text()
+    (job.place / "outlast.toml").write_text('[[tier]]\nurl = "memory:"\n' + toml)
+    job.save(100)
+    _, tiers, _ = listed(outlast)
+    assert [tier["name"] for tier in tiers] == ["fast", "slow"]
+    code, _, err = outlast("checkpoints", "show", "--tier", "memory")
+    assert code == 2
+    assert "tier memory is memory, which only the running job reaches; choose fast or slow" in err

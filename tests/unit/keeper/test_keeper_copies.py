@@ -1,0 +1,147 @@
+"""From tier to tier: the newest wins, failures pause, nothing is pruned while it is in use."""
+
+import threading
+
+import pytest
+from keeper_fakes import FakeKeeper
+from unit_fakes import WatchedStorage
+
+from outlast.checkpoint.catalog import find_steps
+from outlast.checkpoint.load import verify
+from outlast.keeper import copies
+from outlast.keeper.copies import Copies, Tier
+from outlast.storage import Directory
+
+LIMIT_S = 20
+
+
+class Tiers:
+    """Two tiers behind fake saves; ``shared`` fails or waits as it is told."""
+
+    def __init__(self, monkeypatch, path, keep=(1, 2)):
+        monkeypatch.setattr(copies, "PAUSE_S", 0.01)
+        self.error = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.local = Directory(path / "local")
+        self.shared = Directory(path / "shared")
+        watched = WatchedStorage(self.shared, self._fail)
+        self.keeper = FakeKeeper(monkeypatch, {"local": self.local})
+        tiers = [Tier("local", self.local, keep[0]), Tier("shared", watched, keep[1])]
+        self.copies = Copies(tiers, self._record, self.keeper.saves.steps)
+        self.keeper.saves._on_committed = self.copies.committed
+        self.worker = self.keeper.worker()
+        self.events = []
+        self.changed = threading.Condition()
+
+    def _record(self, event, **fields):
+        with self.changed:
+            self.events.append((event, fields.get("step")))
+            self.changed.notify_all()
+
+    def _fail(self, operation, name):
+        assert self.gate.wait(LIMIT_S)
+        return self.error if operation == "create" else None
+
+    def save(self, step, tiers=None):
+        self.worker.save(step, step, tiers=tiers)
+        self.keeper.run()
+
+    def until(self, event, step):
+        with self.changed:
+            assert self.changed.wait_for(lambda: (event, step) in self.events, LIMIT_S), self.events
+
+    def settle(self):
+        deadline = threading.Event()
+        for _ in range(LIMIT_S * 200):
+            if self.copies.idle:
+                return
+            deadline.wait(0.005)
+        raise AssertionError("not idle")
+
+
+@pytest.fixture(name="tiers")
+def _tiers(monkeypatch, tmp_path):
+    tiers = Tiers(monkeypatch, tmp_path)
+    yield tiers
+    tiers.gate.set()
+    tiers.copies.stop()
+
+
+def test_a_checkpoint_goes_where_it_is_due(tiers):
+    tiers.save(1)
+    tiers.save(2, ("local",))
+    tiers.settle()
+    assert find_steps(tiers.shared).committed == [1]
+    assert find_steps(tiers.local).committed == [2]
+    verify(tiers.shared, 1)
+
+
+def test_of_those_that_wait_the_newest_is_brought(tiers):
+    tiers.gate.clear()
+    for step in (1, 2, 3, 4):
+        tiers.save(step)
+    tiers.gate.set()
+    tiers.settle()
+    assert tiers.events.count(("save_skipped", 2)) + tiers.events.count(("save_skipped", 3)) == 2
+    assert find_steps(tiers.shared).committed[-1] == 4
+
+
+def test_a_failure_is_repeated_until_a_newer_one_takes_its_place(tiers):
+    tiers.error = OSError(5, "Input/output error")
+    tiers.save(1)
+    tiers.until("storage_error", 1)
+    tiers.save(2)
+    tiers.until("storage_error", 2)
+    tiers.error = None
+    tiers.settle()
+    assert find_steps(tiers.shared).committed == [2]
+    assert ("save_skipped", 1) in tiers.events
+    assert tiers.copies._copiers["shared"].failures >= 2
+
+
+def test_the_source_of_a_copy_stays_until_it_is_made(tiers):
+    tiers.gate.clear()
+    tiers.save(1)
+    for step in (2, 3):
+        tiers.save(step, ("local",))
+    tiers.copies._copiers["local"].tidy()
+    assert 1 in find_steps(tiers.local).committed
+    copier, still_read = tiers.copies._copiers["shared"], []
+    tell = copier._on_copied
+    copier._on_copied = lambda tier: (still_read.append(copier.reads(tier)), tell(tier))
+    tiers.gate.set()
+    tiers.settle()
+    tiers.settle()
+    assert find_steps(tiers.shared).committed == [1]
+    assert find_steps(tiers.local).committed == [3]
+    assert still_read == [set()]
+
+
+def test_a_save_in_flight_is_not_pruned_by_one_that_overtakes_it(monkeypatch, tmp_path):
+    tiers = Tiers(monkeypatch, tmp_path / "two", keep=(2, 2))
+    late = tiers.keeper.worker(1, 2)
+    early = tiers.keeper.worker(0, 2)
+    early.save(1, 101, tiers=("local",))
+    tiers.keeper.run()  # rank 0's files are there, rank 1's are not
+    tiers.save(2, ("local",))
+    tiers.settle()
+    late.save(1, 101, tiers=("local",))
+    tiers.keeper.run()
+    assert late.ended[0].error == ""
+    tiers.settle()
+    assert find_steps(tiers.local).committed == [1, 2]
+    verify(tiers.local, 1)
+    tiers.copies.stop()
+
+
+def test_what_another_writer_committed_is_left_alone(tiers, tmp_path, monkeypatch):
+    other = FakeKeeper(monkeypatch, {"local": tiers.shared})
+    worker = other.worker(attempt=7)
+    worker.save(1, 1)
+    other.run()
+    before = tiers.shared.read("step-000000000001/manifest.json")
+    tiers.save(1)
+    tiers.until("storage_error", 1)
+    tiers.settle()
+    assert tiers.shared.read("step-000000000001/manifest.json") == before
