@@ -113,7 +113,7 @@ class Outlast(Mode):
         import outlast
 
         named = {"model": model, "optimizer": optimizer}
-        self.session = outlast.session(dir=directory, every="100 h", keep=2, **named)
+        self.session = outlast.session(dir=directory, every="100 h", keep=1, **named)
         self.session.__enter__()
         self._steps = iter(self.session.steps(Endless(), until=10**9))
         self._pending: Any = None

@@ -36,6 +36,7 @@ class RankSide:
         self.ring_bytes = ring_bytes
         self.shard: ShardFile | None = None
         self.entry: FileEntry | None = None
+        self.full: set[int] = set()  # blocks
         self.small = b""
         self.digests: dict[str, str] = {}
         self.complete_s: float | None = None  # when the copy was whole

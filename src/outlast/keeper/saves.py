@@ -139,7 +139,8 @@ class Saves:
         with self.lock:
             one = self._rank(attempt, message.serial, rank)
             if one is not None and one.shard is not None and one.complete_s is None:
-                for block in message.blocks:
+                for block in sorted(set(message.blocks) - one.full):
+                    one.full.add(block)
                     one.shard.ready(block)
 
     def complete(self, attempt: int, rank: int, message: wire.Complete, small: bytes) -> None:
@@ -148,8 +149,13 @@ class Saves:
             one = self._rank(attempt, message.serial, rank)
             if one is None or one.complete_s is not None:
                 return
+            save = self._open[attempt, message.serial]
+            if one.shard is not None and one.full != set(range(one.shard.num_blocks)):
+                words = "the snapshot was called whole before all of it was copied"
+                self._report(save, rank, Part(error=words, by_storage=False))
+                return
             one.small, one.digests, one.complete_s = small, message.digests, time.monotonic()
-            self._files.advance(self._open[attempt, message.serial], rank)
+            self._files.advance(save, rank)
 
     def void(self, attempt: int, rank: int, message: wire.Void) -> None:
         """A rank's snapshot must not be believed."""
@@ -167,6 +173,8 @@ class Saves:
         with self.lock:
             for save in [one for one in self._open.values() if one.attempt == attempt]:
                 mine = save.ranks.get(rank)
+                if rank >= save.world_size:
+                    continue  # it has no part in it
                 if mine is None or (mine.peer is peer and mine.complete_s is None):
                     words = f"rank {rank} was lost during its copy"
                     self._report(save, rank, Part(error=words, by_storage=False))

@@ -29,7 +29,7 @@ from outlast.keeper.place import Listener, is_ours, sweep
 from outlast.keeper.saves import Saves
 from outlast.keeper.setup import Setup, decode_setup
 from outlast.ledger.file import Ledger
-from outlast.storage import Storage, open_storage
+from outlast.storage import Directory, Storage, open_storage
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,7 @@ class Keeper:
         self._setup = setup
         self._ledger = Ledger(Path(setup.directory), job=setup.job, rank=0)
         self._ledger_lock = threading.Lock()
-        tiers = [
-            Tier(tier.name, open_storage(tier.url, num_spares=_spares(tier.url)), tier.keep)
-            for tier in setup.tiers
-        ]
+        tiers = [Tier(tier.name, open_storage(tier.url), tier.keep) for tier in setup.tiers]
         self._tiers: dict[str, Storage] = {tier.name: tier.storage for tier in tiers}
         self._connections: set[Connection] = set()
         self._holdings = Holdings(setup.inherited, self._to_supervisors)
@@ -168,9 +165,17 @@ class Keeper:
             peer.rank, peer.hello = message.rank, message
             if message.rank is not None:
                 self._deadline_s = None
+                self._keep_spares()
                 return
             for number, fd in self._holdings.all().items():
                 peer.send(wire.Hold(arena=number), fds=(fd,))
+
+    def _keep_spares(self) -> None:
+        """Each worker of this machine writes a file, over one that retention has let go."""
+        workers = {peer.rank for peer in self._connections if peer.rank is not None}
+        for storage in self._tiers.values():
+            if isinstance(storage, Directory):
+                storage.keep_spares(len(workers))
 
     def _bye(self, peer: Connection, message: wire.Bye) -> None:
         with self._saves.lock:
@@ -310,10 +315,6 @@ def _read(storage: Storage, message: wire.Fetch) -> bytes:
             count = storage.read_into(name, memoryview(buffer), message.start)
             return bytes(buffer[:count])
     raise ValueError(f"{message.operation} cannot be asked for")
-
-
-def _spares(url: str) -> int:
-    return 0 if "://" in url else 1
 
 
 def main() -> None:

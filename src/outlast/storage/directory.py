@@ -135,6 +135,10 @@ class Directory:
             return
         sync_directory(path.parent)
 
+    def keep_spares(self, num_spares: int) -> None:
+        """Keep at least so many big files of removed trees: one for each writer."""
+        self._spares.limit = max(self._spares.limit, num_spares)
+
     def drop_spares(self) -> None:
         """Give the space of files kept to be written over back to the disk."""
         self._spares.drop()

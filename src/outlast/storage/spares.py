@@ -37,7 +37,7 @@ class Spares:
 
     def __init__(self, root: Path, limit: int) -> None:
         self._directory = root / DIRECTORY
-        self._limit = limit
+        self.limit = limit
         self._num_drops = 0
         self._lock = threading.Lock()
 
@@ -46,18 +46,18 @@ class Spares:
 
         Failures leave the file where it is, to be removed with the rest.
         """
-        if not self._limit:
+        if not self.limit:
             return
         with contextlib.suppress(OSError):
             paths = sorted(directory.iterdir())
             worth = [p for p in paths if p.suffix == SUFFIX and _size_if_ours(p) >= MIN_BYTES]
-            for path in worth[: max(self._limit - len(self._sizes()), 0)]:
+            for path in worth[: max(self.limit - len(self._sizes()), 0)]:
                 self._directory.mkdir(exist_ok=True)
                 os.rename(path, self._directory / os.urandom(8).hex())  # noqa: PTH104
 
     def take(self, size: int, path: Path) -> bool:
         """Give ``path``, which is not there yet, the spare nearest in ``size``; False: none had."""
-        if not self._limit or size < MIN_BYTES:
+        if not self.limit or size < MIN_BYTES:
             return False
         try:
             sizes = self._sizes()

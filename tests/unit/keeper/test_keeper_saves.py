@@ -174,6 +174,28 @@ def test_a_save_left_unfinished_ends_when_its_rank_begins_the_next(keeper, disk)
     assert is_committed(disk, 6)
 
 
+@pytest.mark.parametrize("blocks", [[], [0], [1], [0, 7], [0, 0]])
+def test_a_snapshot_that_is_called_whole_too_early_is_refused(keeper, disk, blocks):
+    worker = keeper.worker(size=BLOCK_BYTES + 1)
+    worker.begin(5, 1)
+    worker.fill(5, 1, blocks)
+    worker.complete(5, 1)
+    keeper.run()
+    assert "called whole before" in worker.ended[0].error
+    assert not is_committed(disk, 5)
+    assert keeper.saves.idle
+
+
+def test_a_block_that_is_reported_twice_is_written_once(keeper, disk):
+    worker = keeper.worker(size=BLOCK_BYTES + 1)
+    worker.begin(5, 1)
+    for blocks in ([0, 0], [1, 0], [1]):
+        worker.fill(5, 1, blocks)
+    worker.complete(5, 1)
+    keeper.run()
+    verify(disk, 5)
+
+
 def test_a_new_attempt_does_not_wait_for_workers_of_the_old_one(keeper, disk):
     one, two = keeper.worker(0, 2), keeper.worker(1, 2)
     one.save(5, 1)
