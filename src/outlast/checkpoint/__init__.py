@@ -12,6 +12,8 @@ What a checkpoint is:
 A worker's part in writing one (the keeper, above this room, writes, compares and commits):
 
 ``plan``           which rank writes what, and where it lies in its file
+``flat``           a state flattened again, at a boundary where time is short
+``sources``        pieces as they were at the boundary, and how it is seen that they changed
 ``capture``        the copy into memory, behind the next forward and backward
 ``streams``        the same from GPUs
 

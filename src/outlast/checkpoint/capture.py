@@ -21,20 +21,18 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import functools
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 import xxhash
 
 from outlast.checkpoint.manifest import BLOCK_BYTES
-from outlast.checkpoint.plan import Check, Plan, Write
-from outlast.checkpoint.reshard import is_spread, view
+from outlast.checkpoint.plan import Plan, Write
+from outlast.checkpoint.sources import Item, Remembered, Source, local_of
 from outlast.checkpoint.streams import CudaCopies, in_words, sums_of
-from outlast.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -42,79 +40,6 @@ NUM_COPIERS: Final = 2
 # How long the training thread is given to pass an optimizer's hook before a copier looks itself:
 # an operation that it was in the middle of has ended by then.
 SETTLE_S: Final = 0.05
-_SAMPLE_BYTES: Final = 32
-
-
-class Source:
-    """One piece as it was at the boundary, and what has become of its copy."""
-
-    __slots__ = (
-        *("address", "first", "hasher", "last", "parts_left", "sample"),
-        *("tensor", "version", "write"),
-    )
-
-    def __init__(self, write: Write | Check, tensor: torch.Tensor) -> None:
-        self.write = write
-        self.tensor = tensor
-        self.version = 0 if tensor.is_inference() else tensor._version
-        self.parts_left = 1
-        self.sample: tuple[bytes, bytes] | None = None
-        self.first = self.last = 0  # where it was taken
-        self.hasher: Any = None  # of what goes through a ring, where it does not stay
-        # Where the bytes lie as they are stored; 0 where they do not.
-        self.address = 0
-        if (
-            tensor.is_cpu
-            and tensor.dtype == write.dtype
-            and tensor.is_contiguous()
-            and not (tensor.is_conj() or tensor.is_neg())
-        ):
-            self.address = tensor.data_ptr()
-
-    @property
-    def key(self) -> str:
-        """One word for the piece."""
-        return self.write.piece.key
-
-    def take_sample(self) -> None:
-        """Remember some bytes, to see whether they are those that were copied."""
-        tensor = self.tensor
-        size = tensor.nbytes
-        if not size or not tensor.is_cpu:
-            return
-        if self.address:
-            count = size if size < _SAMPLE_BYTES else _SAMPLE_BYTES
-            self.first, self.last = self.address, self.address + size - count
-        else:  # strided: the first and the last element
-            count = tensor.element_size()
-            places = zip(tensor.shape, tensor.stride(), strict=True)
-            self.first = tensor.data_ptr()
-            self.last = self.first + count * sum((n - 1) * stride for n, stride in places)
-        at = _array(count).from_address  # ctypes.string_at takes ten times as long
-        self.sample = at(self.first).raw, at(self.last).raw
-
-    def has_changed(self) -> bool:
-        """Whether the tensor is not what it was at the boundary, as far as can be told."""
-        tensor = self.tensor
-        if not tensor.is_inference() and tensor._version != self.version:
-            return True
-        if self.sample is None:
-            return False
-        count = len(self.sample[0])
-        return self.sample != (_bytes(self.first, count), _bytes(self.last, count))
-
-    def was_copied_late(self, target: int) -> bool:
-        """Whether what lies at ``target`` is not the piece as it was at the boundary."""
-        if self.sample is None or not self.address:
-            return False
-        count = len(self.sample[0])
-        last = target + self.last - self.first
-        return self.sample != (_bytes(target, count), _bytes(last, count))
-
-
-# A piece of work: where some bytes of one source start in the file, all within one block of it, and
-# how many they are.
-Item = tuple[Source, int, int]
 
 
 class Capture:
@@ -128,6 +53,7 @@ class Capture:
         ring_bytes: size of the ring, 0 if the whole file fits.
         on_blocks: told which blocks are full, in any thread.
         wait_for_room: for a ring, waits until a block's place is free.
+        remembered: the sources of the capture before, which must be over.
 
     Attributes:
         digests: key → digest of each piece that other ranks hold too.
@@ -149,6 +75,7 @@ class Capture:
         ring_bytes: int = 0,
         on_blocks: Callable[[Sequence[int]], None],
         wait_for_room: Callable[[int], None] = lambda _: None,
+        remembered: Remembered | None = None,
     ) -> None:
         self.plan = plan
         self.digests: dict[str, str] = {}
@@ -172,13 +99,29 @@ class Capture:
         self._under_way = 0
         self._confirmed = threading.Event()
         self.streams: CudaCopies | None = None
+        self._remembered = remembered or Remembered()
         self._prepare(tensors)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        if self._remembered.again(self.plan, self._lazy, tensors):
+            self._trusted = list(self._remembered.sources)
+            self._items.extend(self._remembered.items)
+            rest = [write for write in self.plan.writes if write.piece.name not in self._lazy]
+            cuda = self._prepare_writes(tensors, rest)
+        else:
+            cuda = self._prepare_writes(tensors, self.plan.writes)
+            later = list(self._trusted)
+            self._remembered.keep(self.plan, self._lazy, later, list(self._items))
+        cuda_checks = self._prepare_checks(tensors)
+        if cuda or cuda_checks:
+            self.streams = CudaCopies(self, cuda, cuda_checks, self._buffer)
+
+    def _prepare_writes(
+        self, tensors: Mapping[str, torch.Tensor], writes: Sequence[Write]
+    ) -> list[Source]:
         cuda: list[Source] = []
-        cuda_checks: list[Source] = []
-        for write in self.plan.writes:
-            source = Source(write, _local(tensors, write))
+        for write in writes:
+            source = Source(write, local_of(tensors, write))
             lazy = write.piece.name in self._lazy and self._may_wait(source)
             if lazy and source.tensor.is_cuda:
                 cuda.append(source)
@@ -187,18 +130,21 @@ class Capture:
             parts = write.parts
             if len(parts) > 1 and not source.address and not self._ring_bytes:
                 parts = ((write.start, write.end - write.start),)
-            source.parts_left = len(parts)
+            source.num_parts = source.parts_left = len(parts)
             for start, size in parts:
                 queue.append((source, start, size))
+        return cuda
+
+    def _prepare_checks(self, tensors: Mapping[str, torch.Tensor]) -> list[Source]:
+        cuda: list[Source] = []
         for check in self.plan.checks:
-            source = Source(check, _local(tensors, check))
+            source = Source(check, local_of(tensors, check))
             lazy = check.piece.name in self._lazy and self._may_wait(source)
             if lazy and source.tensor.is_cuda:
-                cuda_checks.append(source)
+                cuda.append(source)
             else:
                 (self._checks if lazy else self._checks_now).append(source)
-        if cuda or cuda_checks:
-            self.streams = CudaCopies(self, cuda, cuda_checks, self._buffer)
+        return cuda
 
     def _may_wait(self, source: Source) -> bool:
         if not (source.tensor.is_cpu or source.tensor.is_cuda):
@@ -271,6 +217,10 @@ class Capture:
         if not self._confirmed.wait(SETTLE_S):
             self.confirm()
 
+    def let_go(self) -> None:
+        """Everything is copied and confirmed: no tensor is held on to, whoever holds this."""
+        self._remembered.let_go()
+
     def confirm(self) -> None:
         """All copies have ended, or are ahead of training: what has not changed, they are of."""
         with self._lock:
@@ -316,7 +266,7 @@ class Capture:
 
     def _conclude(self, source: Source, write: Write) -> None:
         target = self._target + write.start
-        if source.sample is not None and (source.has_changed() or source.was_copied_late(target)):
+        if source.sampled is not None and (source.has_changed() or source.was_copied_late(target)):
             with self._lock:
                 self.void.append(write.piece.name)
         if not write.shared:
@@ -348,20 +298,6 @@ class Capture:
             start += size
 
 
-def _local(tensors: Mapping[str, torch.Tensor], one: Write | Check) -> torch.Tensor:
-    """This process's memory of a piece, under a name of its own: it stays what it was."""
-    piece = one.piece
-    tensor: Any = tensors[piece.name]
-    local = tensor._local_tensor if is_spread(tensor) else tensor
-    if one.where.cuts:
-        local = view(local, one.where.cuts)
-    elif local.requires_grad:
-        local = local.detach()
-    if local.shape != piece.shape and local.numel():
-        raise ConfigError(f"{piece.name} has shape {tuple(local.shape)}, planned as {piece.shape}")
-    return local
-
-
 def digest_of(tensor: torch.Tensor) -> str:
     """Digest of a tensor's bytes: the same for all tensors of one kind of device."""
     if tensor.is_cuda:
@@ -369,15 +305,6 @@ def digest_of(tensor: torch.Tensor) -> str:
     local = tensor.detach().resolve_conj().resolve_neg().contiguous()
     size = local.numel() * local.element_size()
     return str(xxhash.xxh3_64_hexdigest(_memory(local.data_ptr(), size) if size else b""))
-
-
-def _bytes(address: int, count: int) -> bytes:
-    return _array(count).from_address(address).raw
-
-
-@functools.cache
-def _array(count: int) -> type[ctypes.Array[ctypes.c_char]]:
-    return ctypes.c_char * count
 
 
 def _memory(address: int, size: int) -> memoryview:
@@ -455,6 +382,7 @@ class Copiers:
         capture.wait_for_others()
         if is_first:
             capture.settle()
+            capture.let_go()
             with self._changed:
                 self._current = None
             self._on_copied(capture)

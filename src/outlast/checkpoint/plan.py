@@ -11,6 +11,7 @@ The plan is worked out once for a structure (names, shapes, dtypes) and holds un
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -56,6 +57,8 @@ class Where(NamedTuple):
 
 
 Held = tuple[Piece, Where]
+_PLAIN: Final = {torch.Tensor, torch.nn.Parameter}
+_KIND: Final = operator.attrgetter("dtype", "shape")
 
 
 class Check(NamedTuple):
@@ -135,8 +138,11 @@ def spread_of(tensor: torch.Tensor) -> Any:
     return spread.shape, spread.placements, spread.device_mesh, spread._local_tensor.shape
 
 
-def outline(tensors: Mapping[str, torch.Tensor]) -> list[Any]:
+def outline(tensors: Mapping[str, torch.Tensor]) -> Any:
     """What ``structure`` depends on, quickly: while it stays the same, so does the structure."""
+    values = tensors.values()
+    if set(map(type, values)) <= _PLAIN:
+        return list(tensors), list(map(_KIND, values))
     return [(name, tensor.dtype, spread_of(tensor)) for name, tensor in tensors.items()]
 
 

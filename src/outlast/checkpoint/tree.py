@@ -45,8 +45,17 @@ def flatten(state: Any, name: str) -> tuple[Json, dict[str, torch.Tensor]]:
         ConfigError: something in ``state`` is neither data nor a tensor; names it.
     """
     tensors: dict[str, torch.Tensor] = {}
+    return encode_into(state, name, tensors), tensors
+
+
+def encode_into(state: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
+    """The data of ``state``; its tensors are added to ``tensors``.
+
+    Raises:
+        ConfigError: as ``flatten``.
+    """
     try:
-        return _encode(state, name, tensors), tensors
+        return _encode(state, name, tensors)
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply to be saved, or holds itself") from None
 

@@ -1,10 +1,13 @@
 """The process that holds snapshots and does all storage work, one per machine.
 
 ``wire``       what is said over its socket
+``setup``      what it is told when it starts
 ``arena``      shared memory for snapshots
+``budget``     how much memory this machine can still give
 ``place``      where its socket lies, and who may open it
 ``process``    finding it, starting it, holding its memory through its death
 ``client``     a worker's end of the socket
+``remote``     a tier that only the keeper may touch, as a worker reads it
 ``memory``     snapshots in memory as a tier that can be read
 ``holdings``   the memory that it holds, and the books that a successor inherits
 ``connection`` one worker or supervisor, as it sees them

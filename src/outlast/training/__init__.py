@@ -1,9 +1,17 @@
 """What a training loop holds: ``outlast.session`` and what it needs inside a worker.
 
-``session``  the object itself: steps, log, save
-``rig``      everything it stands on, put together
-``objects``  the named objects as one state tree
-``resume``   finding the newest checkpoint that verifies on every rank
-``engine``   from a state at a boundary to a committed checkpoint
-``pending``  what save() returns
+``session``     the object itself: steps, log, save
+``rig``         everything it stands on, put together
+``objects``     the named objects as one state tree
+``resume``      finding the newest checkpoint that verifies on every rank
+``candidates``  which steps there are to be tried
+``restore``     what one rank takes from a checkpoint
+``engine``      from a state at a boundary to a committed checkpoint, a worker's part in it
+``flight``      what is saved, how it ends, what is known of it on its way
+``lazy``        which tensors only the optimizers change
+``sharing``     the ranks agree on who writes what
+``room``        the memory that snapshots are copied into
+``line``        the connection to the keeper
+``relay``       between the keepers of several machines
+``pending``     what save() returns
 """

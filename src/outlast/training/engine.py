@@ -21,6 +21,7 @@ from outlast.attempt.link import Link
 from outlast.checkpoint.capture import Capture, Copiers
 from outlast.checkpoint.manifest import FORMAT, FULL
 from outlast.checkpoint.plan import Plan, Share, make, name_of, num_bytes, outline, structure
+from outlast.checkpoint.sources import Remembered
 from outlast.config import Settings
 from outlast.errors import OutlastError
 from outlast.keeper import wire
@@ -95,6 +96,7 @@ class Engine:
         self._structures: dict[str, tuple[Any, Structure]] = {}  # by kind of save
         self._plans: dict[str, tuple[Structure, Share, int, Plan]] = {}
         self._layouts = 0
+        self._remembered = Remembered()
         self._room = Room(settings, link.world_size)
         self._sharing = Sharing(link, on_change)
         self._relay = Relay(link, self.line.send)
@@ -246,16 +248,20 @@ class Engine:
         capture = Capture(
             plan,
             state.tensors,
-            frozenset() if at_once else state.lazy - self._eager,
+            frozenset() if at_once else self._may_be_late(state.lazy),
             buffer,
             ring_bytes=reserved.ring_bytes,
             on_blocks=lambda blocks: self._full(flight, blocks),
             wait_for_room=lambda block: flight.wait_for_room(block, reserved.ring_bytes),
+            remembered=self._remembered,
         )
         flight.capture, flight.state, flight.plan = capture, state, plan
         capture.take_now()
         self._copiers.submit(capture)
         return plan.size
+
+    def _may_be_late(self, lazy: frozenset[str]) -> frozenset[str]:
+        return lazy - self._eager if self._eager else lazy
 
     def _pieces(self, state: State) -> Structure:
         # Names, shapes and dtypes are compared, not worked out anew, while they stay the same.

@@ -21,10 +21,11 @@ import torch
 from outlast.attempt.agreement import Action, Agreement
 from outlast.attempt.beat import Beat
 from outlast.attempt.link import ATTEMPT_VARIABLE, STORE_VARIABLE, Link, open_link
+from outlast.checkpoint.flat import Flattener
 from outlast.checkpoint.load import Checkpoint
 from outlast.checkpoint.manifest import FULL, WEIGHTS
 from outlast.checkpoint.places import Place
-from outlast.checkpoint.tree import flatten, mark_narrow
+from outlast.checkpoint.tree import mark_narrow
 from outlast.config import Settings
 from outlast.errors import ConfigError, StorageError
 from outlast.keeper.remote import Remote
@@ -103,6 +104,7 @@ class Rig:
             on_change=self._changed,
             say=say,
         )
+        self._flatten = Flattener()
         self._lazy: Lazy | None = None
         self._saves = 0  # that came due by the cadence
         self._again = False
@@ -299,7 +301,7 @@ class Rig:
         optimizers = self._lazy.optimizers if self._lazy is not None else ()
         for key, value in state.items():
             if kind == FULL or key not in optimizers:
-                data[key], found = flatten(value, key)
+                data[key], found = self._flatten(value, key)
                 tensors |= found
         if self._lazy is None or (kind == FULL and self._lazy.tensors != tensors.keys()):
             self._lazy = Lazy(objects, tensors)

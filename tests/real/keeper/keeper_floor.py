@@ -1,5 +1,6 @@
 """What the tests of the keeper share: jobs with tiers, and looking at keepers from outside."""
 
+import collections
 import contextlib
 import os
 import signal
@@ -60,11 +61,15 @@ class KeeperJob(Job):
     def go(self):
         self.hold.with_suffix(".go").touch()
 
-    def whole(self, step):
-        return all(
-            self.hold.with_suffix(f".whole.{step}.{rank}").exists()
-            for rank in range(self.num_ranks)
-        )
+    def whole(self, since):
+        """The first step from ``since`` on whose snapshot is whole on all ranks, or None.
+
+        With several ranks a save may be agreed for a later step than it was due at.
+        """
+        marks = [path.suffixes[-2:] for path in self.hold.parent.glob(f"{self.hold.name}.whole.*")]
+        steps = collections.Counter(int(step[1:]) for step, _ in marks)
+        found = [step for step, n in steps.items() if step >= since and n == self.num_ranks]
+        return min(found, default=None)
 
     def verified(self, storage=None):
         """The committed steps, each of them verified."""

@@ -81,6 +81,9 @@ def settled_completed(self, step):
     if step not in (FREE + 1, FREE + 2) and not UNSETTLED:
         self.engine.wait(100)
         self.engine.line.wait_for_keeper(100)
+        until_s = time.monotonic() + 100
+        while not self.engine.idle and time.monotonic() < until_s:
+            time.sleep(0.002)  # the ranks agree on who writes what
     if step == PAUSE_AT:
         wait_for(FILE.with_suffix(".go"), f".paused.{RANK}")
 

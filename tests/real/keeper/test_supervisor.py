@@ -92,7 +92,7 @@ def test_a_keeper_that_does_not_move_does_not_hold_anybody(floor, place):
     assert not supervisor.close(0.5)
     assert serial not in worker.ended
     os.kill(supervisor.pid, signal.SIGCONT)
-    assert supervisor._process.wait(60) == 0
+    assert supervisor._process.wait(60) in (0, 1)  # its time may be over by now
     assert not keepers(floor)
     assert place.committed() in ([1], [])
 

@@ -84,14 +84,14 @@ def test_a_keeper_killed_on_one_machine_costs_that_save_alone(floor, tmp_path, c
     victim = rng.choice(keepers(floor))
     os.kill(victim.pid, signal.SIGSTOP)
     job.go()
-    until(lambda: job.whole(AT), "whole copies", running=both[0])
+    step = until(lambda: job.whole(AT), "whole copies", running=both[0])
     victim.kill()
     finish(job, both, calm)
     assert len(job.events("resumed")) == 1
     commits = [event["step"] for event in job.events("commit")]
-    assert AT not in commits
+    assert step not in commits
     assert commits[-1] == STEPS
-    assert len([step for step in commits if step > AT]) >= 3
+    assert len([one for one in commits if one > step]) >= 2
     assert not job.events("storage_error")
-    (skipped,) = [event for event in job.events("save_skipped") if event["step"] == AT]
+    (skipped,) = [event for event in job.events("save_skipped") if event["step"] == step]
     assert "the keeper died before the commit" in skipped["reason"]

@@ -1,0 +1,191 @@
+"""Pieces as they were at a step boundary, and how it is seen that they have changed since.
+
+Most of them are the same from one capture to the next: the same tensors in the same place. Then
+only what can differ is taken anew, their versions and some of their bytes; with hundreds of tensors
+that is what a step boundary costs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import operator
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import torch
+
+from outlast.checkpoint.plan import Check, Plan, Write
+from outlast.checkpoint.reshard import is_spread, view
+from outlast.errors import ConfigError
+
+_SAMPLE_BYTES: Final = 32
+
+# A piece of work: where some bytes of one source start in the file, all within one block of it, and
+# how many they are.
+Item = tuple["Source", int, int]
+
+
+class Source:
+    """One piece as it was at the boundary, and what has become of its copy."""
+
+    __slots__ = (
+        *("address", "at", "hasher", "num_parts", "parts_left", "sampled"),
+        *("tensor", "version", "windows", "write"),
+    )
+
+    def __init__(self, write: Write | Check, tensor: torch.Tensor) -> None:
+        self.write = write
+        self.tensor = tensor
+        self.version = 0 if tensor.is_inference() else tensor._version
+        self.num_parts = self.parts_left = 1
+        self.windows: list[Any] = []  # its first and last bytes, where they lie
+        self.sampled: bytes | None = None  # what was there at the boundary, from ``at`` on
+        self.at = 0
+        self.hasher: Any = None  # of what goes through a ring, where it does not stay
+        # Where the bytes lie as they are stored; 0 where they do not.
+        self.address = 0
+        if (
+            tensor.is_cpu
+            and tensor.dtype == write.dtype
+            and tensor.is_contiguous()
+            and not (tensor.is_conj() or tensor.is_neg())
+        ):
+            self.address = tensor.data_ptr()
+
+    @property
+    def key(self) -> str:
+        """One word for the piece."""
+        return self.write.piece.key
+
+    def take_sample(self) -> None:
+        """Remember some bytes, to see whether they are those that were copied."""
+        tensor = self.tensor
+        size = tensor.nbytes
+        if not size or not tensor.is_cpu:
+            return
+        if self.address:
+            count = size if size < _SAMPLE_BYTES else _SAMPLE_BYTES
+            first, last = self.address, self.address + size - count
+        else:  # strided: the first and the last element
+            count = tensor.element_size()
+            places = zip(tensor.shape, tensor.stride(), strict=True)
+            first = tensor.data_ptr()
+            last = first + count * sum((n - 1) * stride for n, stride in places)
+        at = _array(count).from_address  # ctypes.string_at takes ten times as long
+        self.windows = [at(first), at(last)]
+        self.sampled = b"".join(self.windows)
+
+    def has_changed(self) -> bool:
+        """Whether the tensor is not what it was at the boundary, as far as can be told."""
+        tensor = self.tensor
+        if not tensor.is_inference() and tensor._version != self.version:
+            return True
+        return self.sampled is not None and b"".join(self.windows) != self._sample()
+
+    def was_copied_late(self, target: int) -> bool:
+        """Whether what lies at ``target`` is not the piece as it was at the boundary."""
+        if self.sampled is None or not self.address:
+            return False
+        first, last = self.windows
+        count, last_at = len(first), ctypes.addressof(last) - ctypes.addressof(first)
+        at = _array(count).from_address
+        return at(target).raw + at(target + last_at).raw != self._sample()
+
+    def _sample(self) -> bytes:
+        assert self.sampled is not None  # noqa: S101 - whoever asks has looked
+        return self.sampled[self.at : self.at + 2 * len(self.windows[0])]
+
+
+class Remembered:
+    """The sources of the capture before, to be used again where nothing has moved.
+
+    Only one capture at a time may hold them.
+    """
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        self.items: list[Item] = []
+        self._plan: Plan | None = None
+        self._lazy: Collection[str] = ()
+        self._get: Any = None
+        self._addresses: list[int] = []
+        self._windows: list[Any] = []
+
+    def keep(
+        self, plan: Plan, lazy: Collection[str], sources: list[Source], items: list[Item]
+    ) -> None:
+        """Remember a capture's sources, if all of them are plain tensors in this memory."""
+        self._plan = None
+        names = [source.write.piece.name for source in sources]
+        meant = [write.piece.name for write in plan.writes if write.piece.name in lazy]
+        usable = (
+            len(set(names)) == len(names) > 1
+            and names == meant
+            and all(
+                source.address
+                and source.sampled is not None
+                and not source.write.where.cuts
+                and not source.tensor.is_complex()
+                for source in sources
+            )
+        )
+        if not usable:
+            return
+        self._plan, self._lazy = plan, lazy
+        self.sources, self.items = sources, items
+        self._get = operator.itemgetter(*names)
+        self._addresses = [source.address for source in sources]
+        self._windows = [window for source in sources for window in source.windows]
+        sampled = b"".join(source.sampled or b"" for source in sources)
+        at = 0
+        for source in sources:
+            source.sampled, source.at = sampled, at
+            at += 2 * len(source.windows[0])
+
+    def again(self, plan: Plan, lazy: Collection[str], tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether the sources can be used again; they are then those of ``tensors``, as of now."""
+        if plan is not self._plan or (lazy is not self._lazy and lazy != self._lazy):
+            return False
+        held = self._get(tensors)
+        # The plan says their shapes and dtypes, and was made for them.
+        if (
+            list(map(torch.Tensor.data_ptr, held)) != self._addresses
+            or not all(map(torch.Tensor.is_contiguous, held))
+            or any(map(torch.Tensor.is_neg, held))
+        ):
+            return False
+        sampled = b"".join(self._windows)
+        for source, tensor in zip(self.sources, held, strict=True):
+            source.tensor = tensor
+            source.version = tensor._version
+            source.sampled = sampled
+            source.parts_left = source.num_parts
+        return True
+
+    def let_go(self) -> None:
+        """Nothing is captured any more: the tensors are not held on to."""
+        for source in self.sources:
+            source.tensor = _NOTHING
+
+
+_NOTHING: Final = torch.empty(0)
+
+
+def local_of(tensors: Mapping[str, torch.Tensor], one: Write | Check) -> torch.Tensor:
+    """This process's memory of a piece, under a name of its own: it stays what it was."""
+    piece = one.piece
+    tensor: Any = tensors[piece.name]
+    local = tensor._local_tensor if is_spread(tensor) else tensor
+    if one.where.cuts:
+        local = view(local, one.where.cuts)
+    elif local.requires_grad:
+        local = local.detach()
+    if local.shape != piece.shape and local.numel():
+        raise ConfigError(f"{piece.name} has shape {tuple(local.shape)}, planned as {piece.shape}")
+    return local
+
+
+@functools.cache
+def _array(count: int) -> type[ctypes.Array[ctypes.c_char]]:
+    return ctypes.c_char * count

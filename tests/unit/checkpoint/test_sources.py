@@ -1,0 +1,126 @@
+"""Sources that are used again are those of the tensors as they are now."""
+
+import pytest
+import torch
+
+from outlast.checkpoint.capture import Capture
+from outlast.checkpoint.plan import Share, make, structure
+from outlast.checkpoint.sources import Remembered
+
+
+class Saves:
+    """One capture after the other into the same memory."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.plan = make(structure(tensors), 0, Share(), {})
+        self.buffer = torch.zeros(self.plan.size, dtype=torch.uint8)
+        self.remembered = Remembered()
+
+    def begin(self, lazy=None):
+        lazy = frozenset(self.tensors) if lazy is None else lazy
+        made = Capture(
+            self.plan,
+            self.tensors,
+            lazy,
+            self.buffer,
+            on_blocks=lambda _: None,
+            remembered=self.remembered,
+        )
+        made.take_now()
+        return made
+
+    def end(self, made):
+        made.wait()
+        made.let_go()
+        return made.void
+
+    def copied(self):
+        found = {}
+        for write in self.plan.writes:
+            raw = self.buffer[write.start : write.end].clone()
+            found[write.piece.name] = raw.view(write.dtype).view(write.piece.shape)
+        return found
+
+    def is_right(self):
+        copied = self.copied()
+        return all(torch.equal(copied[name], tensor) for name, tensor in self.tensors.items())
+
+
+@pytest.fixture
+def saves():
+    torch.manual_seed(0)
+    tensors = {f"t{number}": torch.randn(7, 7) for number in range(5)}
+    return Saves(tensors | {"n": torch.arange(3)})
+
+
+def used_again(saves):
+    return saves.remembered.again(saves.plan, frozenset(saves.tensors), saves.tensors)
+
+
+def test_again_and_again(saves):
+    for turn in range(3):
+        assert used_again(saves) == bool(turn)
+        assert saves.end(saves.begin()) == []
+        assert saves.is_right()
+        for tensor in saves.tensors.values():
+            tensor.add_(1)
+
+
+def test_no_tensor_is_held_on_to(saves):
+    saves.end(saves.begin())
+    for source in saves.remembered.sources:
+        assert source.tensor.numel() == 0
+
+
+@pytest.mark.parametrize("past_the_counter", [False, True])
+def test_a_change_under_the_second_copy_is_seen(saves, past_the_counter):
+    saves.end(saves.begin())
+    made = saves.begin()
+    tensor = saves.tensors["t3"]
+    (tensor.data if past_the_counter else tensor).add_(1)
+    assert set(saves.end(made)) == {"t3"}
+
+
+def test_a_change_between_two_captures_is_none(saves):
+    saves.end(saves.begin())
+    saves.tensors["t3"].data.add_(1)
+    assert saves.end(saves.begin()) == []
+    assert saves.is_right()
+
+
+MOVES = {
+    "another tensor": lambda tensor: tensor.clone(),
+    "transposed where it lies": lambda tensor: tensor.t(),
+    "negated where it lies": torch._neg_view,
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+def test_a_tensor_that_lies_otherwise_is_not_taken_for_what_it_was(saves, move):
+    saves.end(saves.begin())
+    saves.tensors["t2"] = move(saves.tensors["t2"])
+    assert not used_again(saves)
+    for _ in range(2):
+        assert saves.end(saves.begin()) == []
+        assert saves.is_right()
+
+
+def test_what_is_copied_at_once_is_not_forgotten(saves):
+    late = frozenset({"t0", "t1", "t2"})
+    for _ in range(3):
+        made = saves.begin(late)
+        assert made.copied_at_once_bytes == 2 * 7 * 7 * 4 + 3 * 8
+        assert saves.end(made) == []
+        assert saves.is_right()
+        for tensor in saves.tensors.values():
+            tensor.add_(1)
+
+
+def test_other_names_to_be_copied_later(saves):
+    saves.end(saves.begin())
+    for late in (frozenset({"t0", "t1"}), frozenset(), frozenset(saves.tensors)):
+        assert saves.end(saves.begin(late)) == []
+        assert saves.is_right()
+        for tensor in saves.tensors.values():
+            tensor.add_(1)
