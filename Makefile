@@ -14,7 +14,7 @@ help:
 	@echo "make test    install with the test extras, then run every test"
 	@echo "make check   format, lint, types, import rules, unit tests (under a minute)"
 	@echo "make format  rewrite the sources in the project's format"
-	@echo "make bench   the side-by-side measurements in benchmarks/"
+	@echo "make bench   the side-by-side measurements in benchmarks/ (hours)"
 	@echo "make clean   remove $(VENV) and what tools left behind"
 
 $(VENV)/bin/python:
@@ -65,8 +65,16 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format -q .
 	$(BIN)/ruff check -q --fix .
 
+# About two hours on a machine that does nothing else; each of them can be run alone. Other libraries
+# are installed into PEERS, each beside the same torch.
+PEERS ?= .venv-peers
+BENCHMARKS := limits session_overhead save_cost saving saving_fsdp2 restoring object_store saving_gpu
 bench: $(VENV)/.installed-test
-	$(BIN)/python benchmarks/session_overhead.py
+	@for name in $(BENCHMARKS); do \
+	  echo "== $$name"; \
+	  case $$name in saving) more="--peers-dir $(PEERS)";; *) more="";; esac; \
+	  $(BIN)/python benchmarks/$$name.py $$more || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

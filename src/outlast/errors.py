@@ -68,3 +68,7 @@ class CheckpointInvalid(OutlastError, ValueError):
         super().__init__(f"step {step} is not valid: {reason}")
         self.step = step
         self.reason = reason
+
+    def __reduce__(self) -> tuple[type[CheckpointInvalid], tuple[int, str]]:
+        # DCP hands one rank's errors to the others.
+        return type(self), (self.step, self.reason)

@@ -14,7 +14,6 @@ is loaded).
 
 from __future__ import annotations
 
-import copyreg
 import dataclasses
 import io
 import os
@@ -39,10 +38,7 @@ from torch.utils import _pytree
 
 from outlast.checkpoint.manifest import TensorEntry
 from outlast.checkpoint.source import Source, State, Want
-from outlast.errors import CheckpointInvalid, ConfigError
-
-# DCP sends a rank's exception to all others; without this the class is called with its message.
-copyreg.pickle(CheckpointInvalid, lambda error: (CheckpointInvalid, (error.step, error.reason)))
+from outlast.errors import ConfigError
 
 
 class StorageReader(dcp.StorageReader):  # type: ignore[misc]
