@@ -12,7 +12,7 @@ attempt_formed     world_size, nodes
 resumed            step (0 on a first start), source ("from memory, local"), places, read_s,
                    skipped [{step, reason}], from_world_size
 step               step, seconds, stalled_s, scalars   (sampled; since the sample before)
-snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights")
+snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), timings
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
 save_skipped       step, reason, tier (of one tier only, if it is there)
 tier_copied        step, tier, seconds, bytes

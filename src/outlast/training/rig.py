@@ -167,7 +167,8 @@ class Rig:
     def _places(self) -> list[Place]:
         """All tiers, as this worker may read them."""
         memory, client = self.engine.line.memory(), self.engine.line.client
-        places = [Place("memory", memory)] if memory is not None else []
+        # A keeper that has just been started has nothing, and is no place to look for anything.
+        places = [Place("memory", memory)] if memory is not None and memory.children() else []
         for tier in self._settings.tiers:
             if tier.kind == "directory":
                 places.append(Place(tier.name, Directory(Path(tier.url))))
@@ -273,7 +274,9 @@ class Rig:
         """
         self._asking = False
         tiers = info.get("tiers")
+        asked_s = time.monotonic()
         found = self._state_of(step, objects, state, str(info.get("content") or FULL))
+        flat_s = time.monotonic()
         size = self.engine.capture(found, None if tiers is None else tuple(tiers), start_s)
         now = time.monotonic()
         self.stalled(now - start_s)
@@ -286,6 +289,11 @@ class Rig:
                     "bytes": size,
                     "reason": str(info.get("reason", "")),
                     "kind": found.kind,
+                    "timings": {
+                        "state_s": round(asked_s - start_s, 6),
+                        "flatten_s": round(flat_s - asked_s, 6),
+                        "begin_s": round(now - flat_s, 6),
+                    },
                 }
             )
 
