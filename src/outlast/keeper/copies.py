@@ -38,6 +38,7 @@ from outlast.storage import Storage
 logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 1.0
+LAST_TRIES: Final = 4  # of a tier that fails, once the job is over: seconds, not for ever
 PAUSE_MAX_S: Final = 60.0
 OTHERS_TIMEOUT_S: Final = 1800.0
 LOOK_S: Final = 0.5
@@ -99,6 +100,7 @@ class Copier:
         self._is_prune_due = False
         self._busy = False
         self._stopping = False
+        self._tries_left: int | None = None
         self._thread = threading.Thread(
             target=self._run, name=f"outlast-copy-{tier.name}", daemon=True
         )
@@ -130,6 +132,21 @@ class Copier:
         """Whether everything that was due is there."""
         with self._changed:
             return self._next is None and not self._busy and not self._is_prune_due
+
+    def end(self, tries: int | None) -> None:
+        """Nobody trains any more: what fails so many times from now on is given up.
+
+        None: somebody does, and there is no end to trying.
+        """
+        with self._changed:
+            self._tries_left = tries
+
+    def _count_down(self) -> None:
+        with self._changed:
+            if self._tries_left is not None:
+                self._tries_left -= 1
+                if self._tries_left <= 0:
+                    raise Superseded
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -179,6 +196,7 @@ class Copier:
                 self._failed(committed, error)
                 if isinstance(error, FileExistsError):
                     return  # somebody else's commit of this step is there: nothing to repeat
+                self._count_down()
                 self._pause(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
                 continue
@@ -378,6 +396,11 @@ class Copies:
         )
         done = sum(copier.done_bytes for copier in busy)
         return words, done, sum(copier.total_bytes for copier in busy)
+
+    def end(self, *, is_over: bool) -> None:
+        """Whether nobody trains any more: a tier that fails is then given up after a few tries."""
+        for copier in self._copiers.values():
+            copier.end(LAST_TRIES if is_over else None)
 
     def stop(self) -> None:
         """Give up what is under way."""

@@ -155,6 +155,7 @@ class Keeper:
             nobody = not self._ranks()
         if nobody:
             self._saves.nobody_is_left()
+            self._copies.end(is_over=True)
 
     def _hello(self, peer: Connection, message: wire.Hello) -> None:
         if message.job != self._setup.job:
@@ -165,6 +166,7 @@ class Keeper:
             peer.rank, peer.hello = message.rank, message
             if message.rank is not None:
                 self._deadline_s = None
+                self._copies.end(is_over=False)
                 self._keep_spares()
                 return
             for number, fd in self._holdings.all().items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +22,7 @@ from outlast.keeper.setup import Setup
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 30.0
+TELL_AFTER_S: Final = 2.0
 GONE: Final = "the keeper is gone"
 
 
@@ -59,6 +61,8 @@ class Line:
         self._starter: threading.Thread | None = None
         self._not_started = ""
         self._closing = False
+        self._waiting_since_s = 0.0
+        self._told = ""
 
     # --- beginning and end ----------------------------------------------------------------------
 
@@ -185,5 +189,9 @@ class Line:
         self._on_back()
 
     def _tell_progress(self, progress: wire.Progress) -> None:
-        if progress.words:
-            logger.info("copying to %s", progress.words)
+        """What the end waits for, after two seconds of it, and again when that changes."""
+        now = time.monotonic()
+        self._waiting_since_s = self._waiting_since_s or now
+        if progress.words not in ("", self._told) and now - self._waiting_since_s > TELL_AFTER_S:
+            self._told = progress.words
+            self._say(f"the newest checkpoint is still being brought to {progress.words}")

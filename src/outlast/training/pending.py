@@ -37,15 +37,19 @@ class PendingSave:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is committed or has failed; whether it is committed.
 
+        A save that comes while another is in flight is put off to a later boundary. Asked by the
+        loop before that boundary, the answer is False at once: waiting would be for itself.
+
         Raises:
-            ConfigError: called by the loop before the boundary at which it is taken: it would wait
-                for itself.
+            ConfigError: the same without a time-out.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while not self._committed and not self.error:
                 # The ranks may still agree on a later step than the one that was asked for.
                 if not self._may_wait(self.not_before if self._step is None else self._step):
+                    if timeout_s is not None:
+                        break  # it was put off to a later boundary: ask again after that
                     raise ConfigError(
                         "wait() is called before the step boundary at which the save is taken, and "
                         "would wait for ever; call it in a later step, or leave it to the "

@@ -1,6 +1,7 @@
 """From tier to tier: the newest wins, failures pause, nothing is pruned while it is in use."""
 
 import threading
+import time
 
 import pytest
 from keeper_fakes import FakeKeeper
@@ -20,6 +21,7 @@ class Tiers:
 
     def __init__(self, monkeypatch, path, keep=(1, 2)):
         monkeypatch.setattr(copies, "PAUSE_S", 0.01)
+        monkeypatch.setattr(copies, "PAUSE_MAX_S", 0.05)
         self.error = None
         self.gate = threading.Event()
         self.gate.set()
@@ -98,6 +100,24 @@ def test_a_failure_is_repeated_until_a_newer_one_takes_its_place(tiers):
     assert find_steps(tiers.shared).committed == [2]
     assert ("save_skipped", 1) in tiers.events
     assert tiers.copies._copiers["shared"].failures >= 2
+
+
+def test_once_the_job_is_over_a_tier_that_fails_is_given_up(tiers):
+    tiers.error = OSError(28, "No space left on device")
+    tiers.copies.end(is_over=True)
+    tiers.save(1)
+    tiers.settle()  # it would wait for ever
+    assert tiers.copies._copiers["shared"].failures == copies.LAST_TRIES
+    assert ("save_skipped", 1) in tiers.events
+    tiers.copies.end(is_over=False)
+    tiers.save(2)
+    copier, until_s = tiers.copies._copiers["shared"], time.monotonic() + LIMIT_S
+    while copier.failures < 2 * copies.LAST_TRIES + 1:
+        assert time.monotonic() < until_s, "it was given up while somebody trains"
+        time.sleep(0.01)
+    tiers.error = None
+    tiers.settle()
+    assert find_steps(tiers.shared).committed == [2]
 
 
 def test_the_source_of_a_copy_stays_until_it_is_made(tiers):
