@@ -42,11 +42,18 @@ demo: $(VENV)/.installed
 	$(BIN)/outlast demo $(DEMO_ARGS)
 
 # What a test needs from Debian is installed where that is possible; elsewhere the test says so
-# and is skipped. CI runs as root, so that nothing is skipped there.
+# and is skipped. CI runs as root, so that nothing is skipped there. Slurm is for containers alone:
+# where systemd runs, it would start Slurm's services, and tests start their own.
+SLURM_PACKAGES := slurmctld slurmd slurm-client munge
 system-packages:
 	@command -v strace >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get update -qq && apt-get install -y -qq strace; } || \
 	  echo "strace is not here and cannot be installed: its tests will be skipped"
+	@PATH="$$PATH:/usr/sbin"; { command -v munged && command -v slurmctld && command -v slurmd && \
+	  command -v srun; } >/dev/null || { [ "$$(id -u)" = 0 ] && [ ! -d /run/systemd/system ] && \
+	  command -v apt-get >/dev/null && apt-get update -qq && \
+	  apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES); } || \
+	  echo "Slurm is not here and is not installed: its tests will be skipped"
 
 test: $(VENV)/.installed-test system-packages
 	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
@@ -68,7 +75,7 @@ format: $(VENV)/.installed-test
 # About two hours on a machine that does nothing else; each of them can be run alone. Other libraries
 # are installed into PEERS, each beside the same torch.
 PEERS ?= .venv-peers
-BENCHMARKS := limits session_overhead save_cost saving saving_fsdp2 restoring object_store saving_gpu
+BENCHMARKS := limits session_overhead notice_cost save_cost saving saving_fsdp2 restoring object_store saving_gpu
 bench: $(VENV)/.installed-test
 	@for name in $(BENCHMARKS); do \
 	  echo "== $$name"; \

@@ -12,10 +12,12 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -29,6 +31,15 @@ FILE_NAME: Final = "outlast.toml"
 NOT_YET: Final = {
     "workers.min": "an elastic number of workers",
 }
+
+# What `outlast watch` tells the command that it runs: named like settings, and none of them.
+NOTICE_VARIABLES: Final = (
+    "OUTLAST_NOTICE_SOURCE",
+    "OUTLAST_NOTICE_ACTION",
+    "OUTLAST_NOTICE_DEADLINE_T",
+    "OUTLAST_NOTICE_DETAIL",
+    "OUTLAST_NOTICE_EARLY",
+)
 
 
 class Every(msgspec.Struct, frozen=True):
@@ -58,10 +69,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             which a resume is not bit-exact.
         tiers: where checkpoints go, in order of speed; one local tier unless set.
         checkpoints_dir: the first tier that is a directory; ``<dir>/checkpoints`` if none is.
-        notice_platform: who gives notice: auto, aws, none. Signals are always heard.
+        notice_platform: who gives notice, one of ``PLATFORMS``. Signals are always heard.
         notice_base_url: another address for the metadata service.
         notice_poll_s: seconds between two questions to the platform.
         notice_grace_s: seconds between a signal and the end, or None for the platform's own.
+        notice_early: what an early notice leads to: auto, leave, save, ignore.
+        notice_requeue: whether ``outlast run`` asks Slurm to run its job again after a drain.
+        notice_file: a file whose being there is a notice, or None.
+        notice_command: a command that exits with 0 when there is a notice; empty for none.
+        notice_approve: whether the platform is told that it need not wait, once all is saved.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
         origin: setting → where its value came from.
@@ -79,20 +95,43 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     notice_base_url: str
     notice_poll_s: float
     notice_grace_s: float | None
+    notice_early: str
+    notice_requeue: bool
+    notice_file: Path | None
+    notice_command: tuple[str, ...]
+    notice_approve: bool
     price_spot: float | None
     price_on_demand: float | None
     origin: dict[str, str]
 
 
 BUFFERS_MAX: Final = 8
+PLATFORMS: Final = (
+    "auto",
+    "aws",
+    "gcp",
+    "azure",
+    "alibaba",
+    "slurm",
+    "kubernetes",
+    "signal",
+    "file",
+    "command",
+    "none",
+)
 POLL_MIN_S: Final = 0.1
 POLL_MAX_S: Final = 60.0
+GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
 _DURATION: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*$")
 _SECONDS: Final = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
     **dict.fromkeys(("min", "m", "minute", "minutes"), 60.0),
     **dict.fromkeys(("h", "hour", "hours"), 3600.0),
     "ms": 0.001,
+}
+_TRUTHS: Final = {
+    **dict.fromkeys(("true", "yes", "1"), True),
+    **dict.fromkeys(("false", "no", "0"), False),
 }
 
 
@@ -156,20 +195,34 @@ def _parse_moments(value: object) -> str:
 
 
 def _parse_platform(value: object) -> str:
-    known = ("auto", "aws", "none")
-    if value in known:
+    if value in PLATFORMS:
         return str(value)
-    planned = ("gcp", "azure", "alibaba", "slurm", "kubernetes", "signal", "file", "command")
-    if value in planned:
+    raise ConfigError(f"{value!r} is not a platform;{nearest(str(value), PLATFORMS)}")
+
+
+def _parse_file(value: object) -> Path | None:
+    if not isinstance(value, str | Path) or "\0" in str(value):
+        raise ConfigError(f"{value!r} is not a file's path")
+    return Path(value).expanduser().absolute() if str(value) else None
+
+
+def _parse_command(value: object) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(value)) if isinstance(value, str) else None
+    except ValueError:
+        words = None
+    if words is None or any("\0" in word for word in words):
         raise ConfigError(
-            f"notices from {value!r} are not heard by this version yet; "
-            f"signals always are, and {', '.join(known)} can be set"
+            f"{value!r} is not a command; write a program and its arguments, quoted as for a shell"
         )
-    raise ConfigError(f"{value!r} is not a platform;{nearest(str(value), known)}")
+    return words
 
 
 def _parse_poll(value: object) -> float:
-    seconds = _parse_grace(value)
+    try:
+        seconds = _parse_grace(value)
+    except ConfigError:
+        seconds = None
     if seconds is None or not POLL_MIN_S <= seconds <= POLL_MAX_S:
         raise ConfigError(f'{value!r} is not a polling period; write "1 s", from 100 ms to 60 s')
     return seconds
@@ -182,9 +235,23 @@ def _parse_grace(value: object) -> float | None:
         every = parse_every(value)
     except ConfigError:
         every = Every()
-    if every.seconds is None:
-        raise ConfigError(f'{value!r} is not a grace period; write "auto" or "30 s"')
+    if every.seconds is None or every.seconds > GRACE_MAX_S:
+        raise ConfigError(f'{value!r} is not a grace period; write "auto" or "30 s", up to a day')
     return every.seconds
+
+
+def _parse_early(value: object) -> str:
+    known = ("auto", "leave", "save", "ignore")
+    if value not in known:
+        raise ConfigError(f"{value!r} is no answer to early notices;{nearest(str(value), known)}")
+    return str(value)
+
+
+def _parse_bool(value: object) -> bool:
+    found = _TRUTHS.get(str(value).lower())
+    if found is None:
+        raise ConfigError(f"{value!r} is neither true nor false; write one of them")
+    return found
 
 
 def _parse_price(value: object) -> float | None:
@@ -213,8 +280,25 @@ def _parse_url(value: object) -> str:
     text = str(value)
     if "@" in text:  # not repeated: what stands before it is a password
         raise ConfigError("an address with a password in it; write it as http://HOST[:PORT]")
-    if text and not text.startswith(("http://", "https://")):
-        raise ConfigError(f"{text!r} is not an address; write it as http://HOST[:PORT]")
+    return parse_address(text) if text else ""
+
+
+def parse_address(text: str) -> str:
+    """The address of a metadata service.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme == "http" and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username or " " in text:
+        raise ConfigError(
+            f"{text!r} is not a metadata service's address; write it as http://HOST[:PORT] "
+            "(the service does not speak https)"
+        )
     return text.rstrip("/")
 
 
@@ -230,9 +314,19 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "notice.base_url": ("notice_base_url", "", _parse_url),
     "notice.poll": ("notice_poll_s", "1 s", _parse_poll),
     "notice.grace": ("notice_grace_s", "auto", _parse_grace),
+    "notice.early": ("notice_early", "auto", _parse_early),
+    "notice.requeue": ("notice_requeue", False, _parse_bool),
+    "notice.file": ("notice_file", "", _parse_file),
+    "notice.command": ("notice_command", "", _parse_command),
+    "notice.approve": ("notice_approve", False, _parse_bool),
     "price.spot": ("price_spot", None, _parse_price),
     "price.on_demand": ("price_on_demand", None, _parse_price),
 }
+
+
+def in_short(command: Sequence[str]) -> str:
+    """A command as it may be shown and written down: its arguments may hold a secret."""
+    return " ".join([*command[:1], *(["…"] if len(command) > 1 else [])])
 
 
 def variable_name(key: str) -> str:
@@ -280,10 +374,21 @@ def load(
         unknown = [key for key in found_in if key not in _KEYS and key != "tier"]
         if unknown:
             raise ConfigError(_unknown(unknown[0], name))
+    _require_source(values)
     values["tiers"], origin["tier"] = _tiers(sources, values)
     directories = [Path(tier.url) for tier in values["tiers"] if tier.kind == "directory"]
     values["checkpoints_dir"] = next(iter(directories), values["dir"] / "checkpoints")
     return Settings(**values, origin=origin)
+
+
+def _require_source(values: Mapping[str, Any]) -> None:
+    platform = values["notice_platform"]
+    if platform in ("file", "command") and not values[f"notice_{platform}"]:
+        example = {"file": "/run/leave", "command": "site-says-leave --host"}[platform]
+        raise ConfigError(
+            f'notice.platform is "{platform}", and notice.{platform} is not set: nothing would be '
+            f'heard; write notice.{platform} = "{example}", or another platform'
+        )
 
 
 def _tiers(
@@ -309,7 +414,8 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     for name in environ:
         # A variable of somebody else's may start like ours; one that is nearly ours is a slip.
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-        if name.startswith("OUTLAST_") and name not in known and close:
+        slip = name.startswith("OUTLAST_") and name not in (*known, *NOTICE_VARIABLES)
+        if slip and close:
             raise ConfigError(f"{name} is not a setting; did you mean {close[0]}?")
     return {key: environ[variable_name(key)] for key in _KEYS if environ.get(variable_name(key))}
 
@@ -344,6 +450,9 @@ def as_rows(settings: Settings) -> list[tuple[str, str, str]]:
     for key, (attribute, default, _) in _KEYS.items():
         value = getattr(settings, attribute)
         shown = "auto" if value is None and default == "auto" else value
+        shown = str(shown).lower() if isinstance(shown, bool) else shown
+        if isinstance(shown, tuple):
+            shown = in_short(shown)
         rows.append((key, "" if shown is None else str(shown), settings.origin[key]))
     rows += [(f"tier.{tier.name}", str(tier), settings.origin["tier"]) for tier in settings.tiers]
     return rows

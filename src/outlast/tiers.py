@@ -195,6 +195,19 @@ def _check_alone(tier: Tier, before: Sequence[Tier]) -> None:
                 f"tiers {other.name} and {tier.name} are both {tier.url}; a second copy in the "
                 "same place saves nothing: remove one"
             )
+        inside = _inside(tier, other) or _inside(other, tier)
+        if inside:
+            raise ConfigError(
+                f"tier {inside[0]} lies inside tier {inside[1]}, which is pruned as a whole; give "
+                "them directories side by side"
+            )
+
+
+def _inside(one: Tier, other: Tier) -> tuple[str, str] | None:
+    """The names of both if ``one`` lies below ``other``."""
+    parent = _same_place(other.url).rstrip("/") + "/"
+    is_below = one.kind == other.kind != "memory" and _same_place(one.url).startswith(parent)
+    return (one.name, other.name) if is_below else None
 
 
 def _same_place(url: str) -> str:

@@ -24,7 +24,7 @@ def line_of_run(process):
     assert "Traceback" not in process.err
     assert "training" not in process.out
     *before, line = process.err.splitlines()
-    told = ("worker here", "workers here", "outlast: attempt 2:")
+    told = ("worker here", "workers here", "outlast: attempt 2:", "outlast: notices from ")
     assert all(any(words in one for words in told) for one in before), before
     assert line.startswith("outlast: ")
     return line

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SEEDS = [int(seed) for seed in os.environ.get("OUTLAST_TEST_DEMO_SEEDS", "1 2 3").split()]
+SEEDS = [int(seed) for seed in os.environ.get("OUTLAST_TEST_DEMO_SEEDS", "1").split()]
 
 
 @pytest.mark.timeout(400)

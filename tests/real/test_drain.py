@@ -6,6 +6,7 @@ The ranks are started as torchrun would start them; the agreement goes over thei
 import contextlib
 import os
 import signal
+import time
 
 from floor import TRAIN, Job, until
 
@@ -137,3 +138,33 @@ def test_a_notice_to_one_worker_under_outlast_run(floor, tmp_path):
     assert agent.wait() == 75, agent.text
     assert last_steps(job, 0) == [job.newest()] * RANKS
     assert not job.events("restart")
+
+
+def test_signals_that_do_not_stop_do_not_hide_the_exit_code(floor, tmp_path):
+    """Whoever ends a group of processes signals more than once, and while we are leaving too."""
+    job = Job(tmp_path / "job")
+    arguments = ("run", "--dir", job.directory, TRAIN, job.records, STEPS, "--light", *PAUSE)
+    agent = floor.outlast(*arguments)
+    until(lambda: job.begun() >= 5, "steps", running=agent)
+
+    def signalled():
+        with contextlib.suppress(ProcessLookupError):
+            agent.signal(signal.SIGTERM)
+        time.sleep(0.02)
+        return agent.poll() is not None
+
+    until(signalled, "the end of the agent")
+    assert agent.wait() == 75, agent.text
+    assert "start me again (exit 75)" in agent.err
+    assert len(job.events("drained")) == 1
+
+
+def test_ranks_that_have_nothing_left_to_save_end_together(floor, tmp_path):
+    """The end of the loop is saved already; the store that they meet at is rank 0's own."""
+    job = Job(tmp_path / "job", RANKS)
+    arguments = (job.records, 80, "--light", "--pause", "0.02", "--every", "1 h")
+    ranks = floor.ranks(RANKS, TRAIN, *arguments, env=job.env)
+    assert [rank.wait() for rank in ranks] == [0] * RANKS, ranks[0].text
+    assert [event["reason"] for event in job.events("snapshot")] == ["the loop's end"]
+    assert job.newest() == 80
+    assert not any("do not agree" in rank.err for rank in ranks)

@@ -71,6 +71,25 @@ def test_weights_between_full_checkpoints_are_right_and_never_resumed_from(job, 
     assert not difference(at[full], state)
 
 
+def test_a_drain_is_whole_where_weights_alone_were_just_saved(job, monkeypatch):
+    case = CASES["adamw_fused"]("cpu")
+    with outlast.session(dir=job, every="1 h", keep=100, **case.named) as session:
+        monkeypatch.setattr(session._ending, "may_save", lambda *_: False)
+        for _ in session.steps(range(6), until=6):
+            case.step(session.step)
+        assert session._snapshot({"reason": "due", "content": "weights"})
+        assert session._rig.engine.wait(30).error == ""
+        assert manifest(job, 6)["kind"] == "weights"
+        assert session._rig.engine.committed_step == 0
+        assert session._commit_now("drain", 30.0).error == ""
+        assert manifest(job, 6)["kind"] == "full"
+    assert committed(job) == [6, 6]
+    again = CASES["adamw_fused"]("cpu")
+    with outlast.session(dir=job, **again.named) as session:
+        assert session.step == 6
+        assert not difference(copy_of(case.named), copy_of(again.named))
+
+
 def test_moments_in_fewer_bits_are_rounded_said_so_and_come_back_as_they_were(job, monkeypatch):
     monkeypatch.setenv("OUTLAST_CHECKPOINT_MOMENTS", "bf16")
     case = CASES["adamw_amsgrad"]("cpu")

@@ -1,10 +1,15 @@
 """A session in this very process: what it refuses, and what it leaves in the ledger."""
 
+import threading
+import time
+
+import psutil
 import pytest
 import torch
+from floor import Job
 
 import outlast
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, StateMismatch
 from outlast.ledger.file import read_events
 from outlast.report.facts import facts
 
@@ -74,6 +79,132 @@ def _fail_in_the_loop(job):
             raise ZeroDivisionError
 
 
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_cell_of_a_notebook_can_be_run_again(job, error):
+    """After an exception the process goes on; the next session in it resumes, and ends."""
+
+    def train(until, wrong=None):
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with outlast.session(model=model, optimizer=optimizer, dir=job, every="1 steps") as session:
+            entered = session.step
+            for _ in session.steps([0] * 99, until=until):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                time.sleep(0.05)
+                if session.step == wrong:
+                    raise error
+        return entered
+
+    before = {thread.name for thread in threading.enumerate()}
+    for wrong in (4, 8):
+        with pytest.raises(error):
+            train(99, wrong)
+        assert {thread.name for thread in threading.enumerate()} <= before
+    assert train(12) >= 5
+    assert [e["step"] for e in read_events(job) if e.event == "commit"][-1] == 12
+    assert {thread.name for thread in threading.enumerate()} <= before
+
+
+def test_a_session_that_is_refused_makes_place_for_the_next(job):
+    def train(width):
+        with outlast.session(model=torch.nn.Linear(width, 1), dir=job) as session:
+            list(session.steps([0] * 3, until=3))
+
+    train(2)
+    before = {thread.name for thread in threading.enumerate()}
+    for _ in range(2):
+        with pytest.raises(StateMismatch, match="has shape"):
+            train(3)
+        assert {thread.name for thread in threading.enumerate()} <= before
+    train(2)
+
+
+def test_a_session_that_could_not_be_made_holds_nothing(job, monkeypatch):
+    def train():
+        with outlast.session(model=torch.nn.Linear(2, 1), dir=job) as session:
+            list(session.steps([0] * 3, until=3))
+
+    train()
+    before = {thread.name for thread in threading.enumerate()}
+    with monkeypatch.context() as patch:
+        patch.setattr("outlast.training.rig.Engine", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train()
+    with monkeypatch.context() as patch:
+        patch.setattr("outlast.training.rig.Agreement", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train()
+    assert {thread.name for thread in threading.enumerate()} <= before
+    train()
+
+
+def test_somebody_who_does_not_wait_for_the_end_can_go_on(job, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    def train(until):
+        with outlast.session(model=torch.nn.Linear(2, 1), dir=job) as session:
+            list(session.steps([0] * 9, until=until))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("outlast.training.line.Supervisor.close", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(3)
+    train(6)
+
+
+def test_people_are_told_what_happens_without_our_launcher(job, tmp_path, monkeypatch, capfd):
+    blocked = tmp_path / "blocked"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outlast.toml").write_text(
+        f'[[tier]]\nname = "here"\nurl = "{tmp_path}/here"\n'
+        f'[[tier]]\nname = "there"\nurl = "{blocked}"\n'
+    )
+
+    def train(until):
+        with outlast.session(model=torch.nn.Linear(2, 1), dir=job, every="1 h") as session:
+            for _ in session.steps([0] * 9, until=until):
+                if until == 2 and session.step == 1:
+                    blocked.write_text("a file where a directory should be")
+        return capfd.readouterr().err
+
+    first = train(2)
+    assert "no checkpoint yet: starting at step 0" in first
+    assert "storage failed (copy to there)" in first
+    blocked.unlink()
+    assert "resumed from step 2" in train(4)
+    shard = tmp_path / "here" / "step-000000000004" / "rank-00000.safetensors"
+    raw = bytearray(shard.read_bytes())
+    raw[-1] ^= 1
+    shard.write_bytes(raw)
+    third = train(6)
+    assert "rank-00000.safetensors in tier here is damaged" in third
+    assert "rank-00000.safetensors in tier here is whole again" in third
+    assert "resumed from step 4" in third
+
+
+def test_a_save_that_does_not_end_is_not_skipped_over_in_silence(job, monkeypatch, capfd):
+    monkeypatch.setattr("outlast.training.turns.STUCK_S", 0.2)
+    said = ""
+    with outlast.session(model=torch.nn.Linear(2, 1), dir=job, every="2 steps") as session:
+        children = psutil.Process().children(recursive=True)
+        keepers = [child for child in children if "outlast.keeper" in child.cmdline()]
+        for _ in session.steps([0] * 10**6, until=10**6):
+            if session.step == 2:
+                for keeper in keepers:
+                    keeper.suspend()
+            time.sleep(0.01)
+            said += capfd.readouterr().err
+            if "does not end" in said:
+                break
+        for keeper in keepers:
+            keeper.resume()
+    (line,) = [line for line in said.splitlines() if "does not end" in line]
+    assert "none can begin before it does" in line
+    assert ".log" in line
+
+
 def test_lbfgs_goes_on_bit_for_bit(job, tmp_path):
     """It sums over its state: the memory that state lies in must not change the sums."""
 
@@ -126,3 +257,42 @@ def test_what_a_script_draws_ahead_of_its_loops_is_what_it_drew_before(job, tmp_
         train(job, until)
     assert all(torch.equal(a, b) for a, b in zip(undisturbed, train(job, 20), strict=True))
     assert all(torch.equal(a, b) for a, b in zip(undisturbed, train(job, 20), strict=True))
+
+
+def test_what_follows_a_loop_and_changes_nothing_is_not_saved_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("outlast.training.turns.END_AFTER_S", 0.0)
+    model = torch.nn.Linear(4, 4)
+    with outlast.session(dir=tmp_path / "job", every="1 h", model=model) as session:
+        for _ in session.steps(range(10), until=5):
+            pass
+        model(torch.ones(2, 4))  # an evaluation
+    job = Job(tmp_path / "job")
+    assert [event["reason"] for event in job.events("snapshot")] == ["the loop's end"]
+    assert job.newest() == 5
+
+
+def test_what_follows_a_loop_and_changes_the_state_is_saved_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("outlast.training.turns.END_AFTER_S", 0.0)
+    model = torch.nn.Linear(4, 4)
+    with outlast.session(dir=tmp_path / "job", every="1 h", model=model) as session:
+        for _ in session.steps(range(10), until=5):
+            pass
+        with torch.no_grad():
+            model.weight.fill_(7.0)  # an average is put in its place
+    job = Job(tmp_path / "job")
+    reasons = [event["reason"] for event in job.events("snapshot")]
+    assert reasons == ["the loop's end", "finished"]
+    again = torch.nn.Linear(4, 4)
+    with outlast.session(dir=tmp_path / "job", model=again) as session:
+        assert session.step == 5
+    assert (again.weight == 7.0).all()
+
+
+def test_the_ends_of_short_loops_are_not_saved(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    with outlast.session(dir=tmp_path / "job", every="1 h", model=model) as session:
+        for until in range(2, 21, 2):
+            for _ in session.steps(range(100), until=until):
+                pass
+    job = Job(tmp_path / "job")
+    assert [event["reason"] for event in job.events("snapshot")] == ["finished"]

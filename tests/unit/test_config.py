@@ -48,6 +48,7 @@ def test_defaults():
     )
     assert (settings.notice_platform, settings.notice_base_url) == ("auto", "")
     assert settings.notice_grace_s is None
+    assert settings.notice_requeue is False
     assert (settings.price_spot, settings.price_on_demand) == (None, None)
     assert set(settings.origin.values()) == {"default"}
     assert set(settings.origin) == {*config._KEYS, "tier"}
@@ -64,6 +65,11 @@ CASES = {
     "notice.base_url": ("http://a", "http://b", "http://c", lambda s: s.notice_base_url),
     "notice.poll": ("1 s", "2 s", "3 s", lambda s: f"{s.notice_poll_s:g} s"),
     "notice.grace": ("1 s", "2 s", "3 s", lambda s: f"{s.notice_grace_s:g} s"),
+    "notice.early": ("leave", "save", "ignore", lambda s: s.notice_early),
+    "notice.requeue": ("true", "false", "true", lambda s: str(s.notice_requeue).lower()),
+    "notice.file": ("/a", "/b", "/c", lambda s: str(s.notice_file)),
+    "notice.command": ("a", "b", "c", lambda s: " ".join(s.notice_command)),
+    "notice.approve": ("true", "false", "true", lambda s: str(s.notice_approve).lower()),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
 }
@@ -277,11 +283,23 @@ GOOD = [
     ("notice.platform", "none", "notice_platform", "none"),
     ("notice.base_url", "", "notice_base_url", ""),
     ("notice.base_url", "http://127.0.0.1:80/", "notice_base_url", "http://127.0.0.1:80"),
-    ("notice.base_url", "https://host", "notice_base_url", "https://host"),
     ("notice.poll", "200 ms", "notice_poll_s", 0.2),
     ("notice.poll", "5 s", "notice_poll_s", 5.0),
     ("notice.grace", "auto", "notice_grace_s", None),
     ("notice.grace", "2 min", "notice_grace_s", 120.0),
+    *(("notice.requeue", value, "notice_requeue", True) for value in (True, "true", "Yes", "1", 1)),
+    *(("notice.requeue", value, "notice_requeue", False) for value in (False, "FALSE", "no", 0)),
+    *(
+        ("notice.platform", name, "notice_platform", name)
+        for name in ("gcp", "azure", "alibaba", "slurm", "kubernetes", "signal")
+    ),
+    ("notice.file", "", "notice_file", None),
+    ("notice.file", "/run/leave", "notice_file", Path("/run/leave")),
+    ("notice.command", "", "notice_command", ()),
+    ("notice.command", "ask 'the site' $HOME", "notice_command", ("ask", "the site", "$HOME")),
+    ("notice.approve", True, "notice_approve", True),
+    ("notice.approve", "true", "notice_approve", True),
+    ("notice.approve", "False", "notice_approve", False),
     ("price.spot", 0, "price_spot", 0.0),
     ("price.spot", "0.70", "price_spot", 0.7),
     ("dir", Path("x"), "dir", None),
@@ -292,6 +310,19 @@ GOOD = [
 def test_good_values(key, value, attribute, parsed):
     found = getattr(load({key: value}, environ={}), attribute)
     assert found == (parsed if key != "dir" else Path.cwd() / "x")
+
+
+def test_a_file_is_meant_from_the_working_directory():
+    assert load({"notice.file": "leave"}, environ={}).notice_file == Path.cwd() / "leave"
+
+
+@pytest.mark.parametrize("platform", ["file", "command"])
+def test_a_file_or_a_command_alone_must_be_named(platform):
+    assert refusal({"notice.platform": platform}).startswith(
+        f'notice.platform is "{platform}", and notice.{platform} is not set: nothing would be heard'
+    )
+    settings = load({"notice.platform": platform, f"notice.{platform}": "/x"}, environ={})
+    assert settings.notice_platform == platform
 
 
 def test_a_home_directory_is_meant(monkeypatch):
@@ -315,16 +346,31 @@ BAD = [
     ("checkpoint.moments", "bf61", "the optimizer's moments; did you mean bf16?"),
     ("checkpoint.moments", 3, "the optimizer's moments; known: exact, bf16"),
     ("notice.platform", "awss", "'awss' is not a platform; did you mean aws?"),
-    ("notice.platform", "zzzzz", "'zzzzz' is not a platform; known: auto, aws, none"),
+    ("notice.platform", "zzzzz", "'zzzzz' is not a platform; known: auto, aws, gcp, azure,"),
+    *(("notice.file", value, "is not a file's path") for value in (1, True, [], "a\0b")),
     *(
-        ("notice.platform", value, "are not heard by this version yet")
-        for value in ["gcp", "azure", "alibaba", "slurm", "kubernetes", "signal", "file", "command"]
+        ("notice.command", value, "write a program and its arguments, quoted as for a shell")
+        for value in (1, ["ask"], "ask 'site", "a\0b")
     ),
+    *(("notice.approve", value, "is neither true nor false") for value in ("perhaps", 2, "", [])),
     ("notice.base_url", "127.0.0.1", "write it as http://HOST[:PORT]"),
-    ("notice.base_url", "ftp://host", "write it as http://HOST[:PORT]"),
+    *(
+        ("notice.base_url", value, "write it as http://HOST[:PORT]")
+        for value in (
+            "ftp://host",
+            "https://host",
+            "http://host:99999",
+            "http://[::1",
+            "http://a b",
+        )
+    ),
     *(
         ("notice.grace", value, 'is not a grace period; write "auto" or "30 s"')
         for value in ("5 steps", 5, "soon", 0, "-1 s", [])
+    ),
+    *(
+        ("notice.requeue", value, "is neither true nor false; write one of them")
+        for value in ("on", "", "10", 2, [], 1.0)
     ),
     *(("price.spot", value, "write a number like 0.70") for value in (-1, "x", "nan", "inf", True)),
 ]
@@ -358,6 +404,11 @@ def test_rows_for_explain():
         "notice.base_url": ("", "default"),
         "notice.poll": ("1.0", "default"),
         "notice.grace": ("auto", "default"),
+        "notice.early": ("auto", "default"),
+        "notice.requeue": ("false", "default"),
+        "notice.file": ("", "default"),
+        "notice.command": ("", "default"),
+        "notice.approve": ("false", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
         "tier.local": ("/tier, every 1, keep 3", "outlast.toml"),
@@ -376,3 +427,10 @@ def test_a_misspelt_variable_names_the_nearest(name):
 )
 def test_variables_that_are_no_settings_are_left_alone(name):
     config.load({}, environ={name: "1"})
+
+
+def test_the_arguments_of_a_command_are_not_shown():
+    settings = load({"notice.command": "curl -H 'Authorization: Bearer s3cr3t' http://site"})
+    assert settings.notice_command[2] == "Authorization: Bearer s3cr3t"
+    rows = {key: value for key, value, _ in config.as_rows(settings)}
+    assert rows["notice.command"] == "curl …"

@@ -104,6 +104,12 @@ def test_a_tier_that_cannot_be_used(text, says):
             "tiers local and b are both /c/../a; a second copy in the same place saves nothing",
         ),
         ([CLOUD, {"name": "b", "url": "s3://bucket/job/"}], "tiers object and b are both s3://"),
+        (
+            [LOCAL, {"name": "b", "url": "/a/b"}],
+            "tier b lies inside tier local, which is pruned as a whole; give them directories side",
+        ),
+        ([LOCAL | {"url": "/a/b/c"}, {"name": "b", "url": "/x/../a"}], "tier local lies inside"),
+        ([CLOUD, {"name": "b", "url": "s3://bucket/job/b"}], "tier b lies inside tier object"),
         ([LOCAL, MEMORY], "tier memory: memory is the fastest tier; put it first, and only once"),
         ([MEMORY, {"name": "b"} | MEMORY], "tiers memory and b are both memory:"),
         ([MEMORY], "memory is the only tier, and what is in memory is gone with the machine; add"),

@@ -6,7 +6,6 @@ machines talk through ``Relay``. Only connections are not: messages go through J
 """
 
 import errno
-import json
 import os
 import queue
 import threading
@@ -21,7 +20,7 @@ from unit_fakes import Hub, WatchedStorage, on_ranks
 from outlast.checkpoint import blocks, capture, copies, manifest
 from outlast.checkpoint import plan as plans
 from outlast.checkpoint.capture import Capture
-from outlast.checkpoint.manifest import FORMAT, FULL
+from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import Share, make, name_of, structure
 from outlast.checkpoint.tree import flatten
 from outlast.keeper import commit, files, persist, wire
@@ -306,14 +305,7 @@ class Saver:
             reason = f"{', '.join(names)} changed under the copy"
             self._about(self._saves.void, wire.Void, reason=reason, names=names)
             return
-        small = {
-            "format": FORMAT,
-            "step": given.step,
-            "rank": self.rank,
-            "own": list(self._plan_of_it.own),
-            "state": given.data,
-        }
-        text = json.dumps(small, allow_nan=False, separators=(",", ":")).encode()
+        text = small_state(given.step, self.rank, self._plan_of_it.own, given.data)
         self._about(self._saves.complete, wire.Complete, text, digests=taken.digests)
 
     def forget(self):

@@ -6,6 +6,9 @@ decision. The decision is the largest pledge (or a later step, if one was asked 
 passed it. Ranks answer from a thread, while the training thread computes; it waits only if it
 reaches its pledge before the decision has come, which takes milliseconds.
 
+A drain for which there is no time is decided without pledges: everybody leaves at once ("leave").
+Deadlines travel as seconds left: clocks of two machines are not comparable.
+
 Prior art: torchft asks a lighthouse for a quorum at each step, which costs each step a round trip
 and makes the lighthouse's life the job's life. A flag that is all-reduced each step costs a
 collective. A stop flag on one rank alone followed by a barrier deadlocks.
@@ -33,9 +36,9 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Something that all ranks do once ``step`` is complete.
 
     Attributes:
-        kind: "save" or "drain".
-        step: completed steps at which it is done, the same on all ranks.
-        info: what the one who asked said: reason, deadline_t.
+        kind: "save", "drain", or "leave": at once, wherever a rank is, without saving.
+        step: completed steps at which it is done, the same on all ranks; 0 for "leave".
+        info: what the one who asked said: reason, left_s (seconds from now, or None).
     """
 
     kind: str
@@ -65,6 +68,9 @@ class Agreement:
         completed: the step that training starts after.
         on_decision: told of each decision, in the answering thread; must be quick.
         may_save: on rank 0, whether a save could begin now; one that could not waits for ``poke``.
+        may_drain: on rank 0, whether there is time for a drain; it may add to its info.
+        on_hurry: on rank 0, told of an early notice.
+        on_deadline: told that the machine goes sooner than was said when a drain was agreed.
     """
 
     def __init__(
@@ -72,12 +78,18 @@ class Agreement:
         link: Link,
         completed: int,
         on_decision: Callable[[Action], None],
+        *,
         may_save: Callable[[], bool],
+        may_drain: Callable[[dict[str, Any]], bool] = lambda _: True,
+        on_hurry: Callable[[dict[str, Any]], None] = lambda _: None,
+        on_deadline: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._link = link
         self._progress = _Progress(completed)
         self._on_decision = on_decision
-        self._coordinator = _Coordinator(link, may_save) if link.rank == 0 else None
+        self._on_hurry = on_hurry
+        self._on_deadline = on_deadline
+        self._coordinator = _Coordinator(link, may_save, may_drain) if link.rank == 0 else None
         self._thread = threading.Thread(target=self._answer, name="outlast-agreement", daemon=True)
 
     def start(self) -> None:
@@ -99,11 +111,15 @@ class Agreement:
         action then happens exactly there, unless another rank is further.
         """
         with self._progress.changed:
-            if any(action.kind == "drain" for action in self._progress.due):
-                return  # nothing is agreed after a drain
+            if kind != "drain" and any(a.kind == "drain" for a in self._progress.due):
+                return  # nothing is agreed after a drain; another one may know of less time
             if hold:
                 self._progress.pledges[_HELD] = not_before
         self._link.send(0, {"kind": "ask", "action": kind, "at": not_before, "info": info})
+
+    def hurry(self, **info: Any) -> None:
+        """An early notice was heard here: rank 0, which says when to save, is to know."""
+        self._link.send(0, {"kind": "hurry", "info": info})
 
     def poke(self) -> None:
         """On rank 0: a save that had to wait may be able to begin."""
@@ -120,19 +136,47 @@ class Agreement:
         with progress.changed:
             progress.completed = completed
             progress.in_step = False
-            deadline = time.monotonic() + DECISION_TIMEOUT_S
-            while not progress.finished and any(p <= completed for p in progress.pledges.values()):
-                if not progress.changed.wait(timeout=deadline - time.monotonic()):
-                    # The coordinator is gone or stuck. Going on is right for a save (it will not be
-                    # committed); for a drain the agent's deadline ends what cannot end itself.
-                    logger.warning("no decision within %.0f s; going on", DECISION_TIMEOUT_S)
-                    progress.pledges.clear()
-            due = [action for action in progress.due if action.step <= completed]
-            progress.due = [action for action in progress.due if action.step > completed]
-            progress.in_step = not due
-            if due:
-                progress.acted = completed
+            self._wait_for_decisions(completed)
+            return self._take(completed, progress.due)
+
+    def last_boundary(self, completed: int) -> list[Action]:
+        """Called once a loop is over: saves that are due now; a drain waits for the next loop.
+
+        Waits as ``boundary`` does; no step is begun.
+        """
+        progress = self._progress
+        with progress.changed:
+            progress.completed = completed
+            progress.in_step = False
+            self._wait_for_decisions(completed)
+            due = self._take(completed, [a for a in progress.due if a.kind != "drain"])
+            progress.in_step = False
             return due
+
+    def _take(self, completed: int, among: list[Action]) -> list[Action]:
+        progress = self._progress
+        due = [action for action in among if action.step <= completed]
+        progress.due = [action for action in progress.due if action not in due]
+        progress.in_step = not due
+        if due:
+            progress.acted = completed
+        return due
+
+    def _wait_for_decisions(self, completed: int) -> None:
+        """Until nothing is undecided that this rank has pledged to wait for; the lock is held."""
+        progress = self._progress
+        deadline = time.monotonic() + DECISION_TIMEOUT_S
+        while not progress.finished and any(p <= completed for p in progress.pledges.values()):
+            if not progress.changed.wait(timeout=deadline - time.monotonic()):
+                # The coordinator is gone or stuck. Going on is right for a save (it will not be
+                # committed); for a drain the agent's deadline ends what cannot end itself.
+                logger.warning("no decision within %.0f s; going on", DECISION_TIMEOUT_S)
+                progress.pledges.clear()
+
+    @property
+    def in_step(self) -> bool:
+        """Whether this rank is in the middle of a step."""
+        return self._progress.in_step
 
     def leave(self, completed: int) -> None:
         """The loop is over: this rank takes no further step."""
@@ -147,7 +191,7 @@ class Agreement:
                 return
             try:
                 self._handle(message)
-            except (KeyError, TypeError, RuntimeError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next is answered
                 logger.warning("a message was not handled (%s: %s)", type(error).__name__, error)
 
     def _handle(self, message: Message) -> None:
@@ -156,6 +200,10 @@ class Agreement:
             self._pledge(message["round"])
         elif kind == "decided":
             self._decided(message)
+        elif kind == "deadline":
+            self._on_deadline(float(message["left_s"]))
+        elif kind == "hurry":
+            self._on_hurry(message["info"])
         elif self._coordinator is not None:
             self._coordinator.handle(message)
 
@@ -171,6 +219,9 @@ class Agreement:
         with self._progress.changed:
             self._progress.pledges.pop(message["round"], None)
             self._progress.pledges.pop(_HELD, None)
+            if action.kind == "leave":
+                self._on_decision(action)
+                return
             # A second save of a step: a rank that had not acted yet would take both as one, and
             # this rank would wait in vain for the others' part of another.
             if action.kind == "drain" or action.step > self._progress.acted:
@@ -182,9 +233,15 @@ class Agreement:
 class _Coordinator:
     """Rank 0's part: one round at a time, in the answering thread."""
 
-    def __init__(self, link: Link, may_save: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        link: Link,
+        may_save: Callable[[], bool],
+        may_drain: Callable[[dict[str, Any]], bool],
+    ) -> None:
         self._link = link
         self._may_save = may_save
+        self._may_drain = may_drain
         self._waiting: list[Message] = []
         self._round = 0
         self._asked: Message | None = None
@@ -194,7 +251,10 @@ class _Coordinator:
     def handle(self, message: Message) -> None:
         """Take a request or a pledge; anything else only has the waiting ones looked at."""
         if message["kind"] == "ask":
-            self._waiting.append(message)
+            left_s = message["info"].get("left_s")
+            if self._draining and message["action"] == "drain" and left_s is not None:
+                self._send_all({"kind": "deadline", "left_s": left_s})
+            self._waiting.append({**message, "heard_s": time.monotonic()})
         elif message["kind"] == "pledge" and message["round"] == self._round and self._asked:
             self._pledges[message["rank"]] = message["at"]
             if len(self._pledges) == self._link.world_size:
@@ -207,6 +267,9 @@ class _Coordinator:
             return
         self._draining = ask["action"] == "drain"
         self._waiting = [] if self._draining else [w for w in self._waiting if w is not ask]
+        if self._draining and not self._may_drain(_as_of_now(ask)):
+            self._tell({"round": 0, "action": "leave", "at": 0, "info": ask["info"]})
+            return
         self._asked = ask
         self._round += 1
         self._pledges = {}
@@ -227,12 +290,22 @@ class _Coordinator:
         step = max(*self._pledges.values(), ask["at"], 0)
         # Whoever asked for this step or an earlier one is served by this decision.
         self._waiting = [w for w in self._waiting if w["action"] == "drain" or w["at"] > step]
-        decision = {
-            "kind": "decided",
-            "round": self._round,
-            "action": ask["action"],
-            "at": step,
-            "info": ask["info"],
-        }
+        info = _as_of_now(ask)
+        self._tell({"round": self._round, "action": ask["action"], "at": step, "info": info})
+
+    def _tell(self, decision: Message) -> None:
+        self._send_all({"kind": "decided", **decision})
+
+    def _send_all(self, message: Message) -> None:
         for rank in range(self._link.world_size):
-            self._link.send(rank, decision)
+            self._link.send(rank, message)
+
+
+def _as_of_now(ask: Message) -> dict[str, Any]:
+    """What was said with a request, its seconds counted from now."""
+    info: dict[str, Any] = ask["info"]
+    now = time.monotonic()
+    if info.get("left_s") is not None:
+        info["left_s"] = max(info["left_s"] - (now - ask["heard_s"]), 0.0)
+    ask["heard_s"] = now
+    return info

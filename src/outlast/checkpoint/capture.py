@@ -47,17 +47,19 @@ class Capture:
 
     Args:
         plan: where everything goes.
-        tensors: name → live tensor, or an alias of it, as ``flatten`` gives them.
+        tensors: name → live tensor, as ``flatten`` gives them.
         lazy: names that may be copied later than now.
         buffer: the arena as a tensor of bytes; as large as the file, or a ring.
         ring_bytes: size of the ring, 0 if the whole file fits.
         on_blocks: told which blocks are full, in any thread.
         wait_for_room: for a ring, waits until a block's place is free.
         remembered: the sources of the capture before, which must be over.
+        again: whether ``remembered`` was asked, and they lie where they lay.
 
     Attributes:
         digests: key → digest of each piece that other ranks hold too.
         void: names of tensors that changed under the copy.
+        moved: names of tensors that are not what the plan says, though their bytes lie there.
         error: what went wrong while copying.
         copied_at_once_bytes: what was not left for later.
 
@@ -76,10 +78,12 @@ class Capture:
         on_blocks: Callable[[Sequence[int]], None],
         wait_for_room: Callable[[int], None] = lambda _: None,
         remembered: Remembered | None = None,
+        again: bool = False,
     ) -> None:
         self.plan = plan
         self.digests: dict[str, str] = {}
         self.void: list[str] = []
+        self.moved: list[str] = []
         self.error: Exception | None = None
         self.copied_at_once_bytes = 0
         self._lazy = () if ring_bytes else lazy
@@ -100,18 +104,18 @@ class Capture:
         self._confirmed = threading.Event()
         self.streams: CudaCopies | None = None
         self._remembered = remembered or Remembered()
-        self._prepare(tensors)
+        self._is_unread = again
+        self._prepare(tensors, again=again)
 
-    def _prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        if self._remembered.again(self.plan, self._lazy, tensors):
+    def _prepare(self, tensors: Mapping[str, torch.Tensor], *, again: bool) -> None:
+        if again:
             self._trusted = list(self._remembered.sources)
             self._items.extend(self._remembered.items)
-            rest = [write for write in self.plan.writes if write.piece.name not in self._lazy]
-            cuda = self._prepare_writes(tensors, rest)
+            cuda = self._prepare_writes(tensors, self._remembered.rest)
         else:
             cuda = self._prepare_writes(tensors, self.plan.writes)
             later = list(self._trusted)
-            self._remembered.keep(self.plan, self._lazy, later, list(self._items))
+            self._remembered.keep(self.plan, self._lazy, tensors, later, list(self._items))
         cuda_checks = self._prepare_checks(tensors)
         if cuda or cuda_checks:
             self.streams = CudaCopies(self, cuda, cuda_checks, self._buffer)
@@ -177,7 +181,13 @@ class Capture:
 
     def _step(self) -> bool:
         with self._lock:
-            if self.error is not None:
+            if self._is_unread:
+                self._is_unread = False
+                self.moved = self._remembered.moved()
+                if self.moved:  # nothing of it is looked at any more, and nothing copied
+                    self._remembered.forget()
+                    self._trusted = []
+            if self.error is not None or self.moved:
                 self._items.clear()
                 self._checks.clear()
             item = self._items.popleft() if self._items else None

@@ -17,7 +17,6 @@ part (``use_collectives=False``): there would be no moment at which the whole is
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -47,6 +46,7 @@ from outlast.checkpoint.manifest import (
     encode,
     own_name,
     shard_file,
+    small_state,
     state_file,
     step_name,
 )
@@ -212,14 +212,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
                 fqn = items[name].index.fqn if name in items else name
                 before = tensors[fqn].chunks if fqn in tensors else ()
                 tensors[fqn] = msgspec.structs.replace(entry, chunks=before + entry.chunks)
-        small = {
-            "format": FORMAT,
-            "step": self.step,
-            "rank": self._rank,
-            "own": sorted(private),
-            "state": data,
-        }
-        text = json.dumps(small, allow_nan=False, separators=(",", ":")).encode()
+        text = small_state(self.step, self._rank, sorted(private), data)
         name = state_file(self._rank)
         files[name] = write_hashed(self._storage, f"{directory}/{name}", [text])
         return _Part(files=files, tensors=tensors)

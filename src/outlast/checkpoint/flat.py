@@ -2,22 +2,20 @@
 
 At a step boundary every microsecond is the loop's. Where a dict holds nothing but tensors, and its
 keys are those of the last time, its data is that of the last time too, and only the tensors are
-collected; whatever else there is goes the ordinary way.
+collected; whatever else there is goes the ordinary way. What kind of tensors they are is seen when
+they are planned, in ``plan.structure``.
 """
 
 from __future__ import annotations
 
 import collections
-import operator
-from typing import Any, Final
+from typing import Any
 
 import torch
 
+from outlast.checkpoint.reshard import PLAIN
 from outlast.checkpoint.tree import KIND, Json, encode_into, flatten
 
-_PLAIN: Final = {torch.Tensor, torch.nn.Parameter}
-_LAYOUT: Final = operator.attrgetter("layout", "is_meta", "is_quantized")
-_DENSE: Final = {(torch.strided, False, False)}
 Tensors = dict[str, torch.Tensor]
 
 
@@ -111,9 +109,9 @@ class _TensorTable(_Node):
 
 
 def _collect(names: list[str], values: list[Any], tensors: Tensors) -> None:
-    if not set(map(type, values)) <= _PLAIN or not set(map(_LAYOUT, values)) <= _DENSE:
+    if not set(map(type, values)) <= PLAIN:
         raise Changed
-    tensors.update(zip(names, [v.detach() if v.requires_grad else v for v in values], strict=True))
+    tensors.update(zip(names, values, strict=True))
 
 
 def _learn(value: Any, name: str, data: Json) -> _Node:
@@ -134,7 +132,7 @@ def _learn(value: Any, name: str, data: Json) -> _Node:
 
 
 def _are_tensors(value: dict[str, Any]) -> bool:
-    return all(type(inner) in _PLAIN for inner in value.values())
+    return all(type(inner) in PLAIN for inner in value.values())
 
 
 def _names(data: Json) -> list[str]:

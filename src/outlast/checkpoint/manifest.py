@@ -8,10 +8,11 @@ it is seen. A replicated tensor has one chunk; a sharded one has one for each pi
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
 import msgspec
 import xxhash
@@ -106,6 +107,19 @@ def shard_file(rank: int) -> str:
 def state_file(rank: int) -> str:
     """The file of ``rank``'s small state."""
     return f"rank-{rank:05d}.json"
+
+
+def small_state(step: int, rank: int, own: Iterable[str], data: dict[str, Any]) -> bytes:
+    """The content of ``state_file(rank)``.
+
+    Args:
+        step: completed steps.
+        rank: whose it is.
+        own: names of the tensors of which this rank has a version of its own.
+        data: key → state, in which tensors are named.
+    """
+    small = {"format": FORMAT, "step": step, "rank": rank, "own": list(own), "state": data}
+    return json.dumps(small, allow_nan=False, separators=(",", ":")).encode()
 
 
 def own_name(name: str, rank: int) -> str:

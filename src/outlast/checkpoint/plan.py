@@ -26,7 +26,7 @@ from outlast.checkpoint.manifest import (
     own_name,
     shard_file,
 )
-from outlast.checkpoint.reshard import LocalPiece, is_spread, local_pieces
+from outlast.checkpoint.reshard import PLAIN, LocalPiece, is_spread, local_pieces, why_not
 from outlast.checkpoint.shard import DTYPES, NAMES, Placed, header
 from outlast.errors import ConfigError
 
@@ -57,8 +57,8 @@ class Where(NamedTuple):
 
 
 Held = tuple[Piece, Where]
-_PLAIN: Final = {torch.Tensor, torch.nn.Parameter}
-_KIND: Final = operator.attrgetter("dtype", "shape")
+# What a tensor is besides its bytes, as far as a plan depends on it.
+KIND: Final = operator.attrgetter("dtype", "shape", "layout", "is_meta", "is_quantized")
 
 
 class Check(NamedTuple):
@@ -114,6 +114,9 @@ def structure(tensors: Mapping[str, torch.Tensor], narrow: Collection[str] = ())
     found: list[Held] = []
     known: dict[Any, list[LocalPiece]] = {}  # torch takes its time to say how a tensor is spread
     for name, tensor in tensors.items():
+        refusal = why_not(tensor)
+        if refusal:
+            raise ConfigError(f"{name} {refusal}")
         dtype = torch.bfloat16 if name in narrow else tensor.dtype
         if dtype not in NAMES:
             raise ConfigError(f"{name} has dtype {tensor.dtype}, which safetensors cannot hold")
@@ -138,12 +141,12 @@ def spread_of(tensor: torch.Tensor) -> Any:
     return spread.shape, spread.placements, spread.device_mesh, spread._local_tensor.shape
 
 
-def outline(tensors: Mapping[str, torch.Tensor]) -> Any:
+def outline(tensors: Mapping[str, torch.Tensor]) -> list[Any]:
     """What ``structure`` depends on, quickly: while it stays the same, so does the structure."""
     values = tensors.values()
-    if set(map(type, values)) <= _PLAIN:
-        return list(tensors), list(map(_KIND, values))
-    return [(name, tensor.dtype, spread_of(tensor)) for name, tensor in tensors.items()]
+    if set(map(type, values)) <= PLAIN:
+        return list(map(KIND, values))
+    return [(KIND(tensor), spread_of(tensor)) for tensor in values]
 
 
 def signature(pieces: Sequence[Piece]) -> str:

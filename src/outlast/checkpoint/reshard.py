@@ -18,7 +18,7 @@ import itertools
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -28,10 +28,13 @@ LocalChunk = tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]
 Cuts = tuple[tuple[int, int, int], ...]  # (axis, first row, number of rows) in the local tensor
 LocalPiece = tuple[tuple[int, ...], tuple[int, ...], Cuts]
 Run = tuple[int, int]  # (first row, number of rows)
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})  # most tensors: told at a glance
 
 
 def is_spread(tensor: torch.Tensor) -> bool:
     """Whether ``tensor`` is a DTensor; imports nothing to find out."""
+    if type(tensor) in PLAIN:
+        return False
     room = sys.modules.get("torch.distributed.tensor")
     kind = getattr(room, "DTensor", None)
     return kind is not None and isinstance(tensor, kind)
@@ -91,8 +94,10 @@ def local_pieces(tensor: torch.Tensor) -> list[LocalPiece]:
 
 
 def why_not(tensor: Any) -> str:
-    """Why a DTensor cannot be saved, in words that follow its name; "" if it can."""
-    if any(placement.is_partial() for placement in tensor.placements):
+    """Why a tensor or DTensor cannot be saved, in words that follow its name; "" if it can."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        return f"is a {tensor.layout} tensor on {tensor.device}; only dense ones can be saved"
+    if is_spread(tensor) and any(placement.is_partial() for placement in tensor.placements):
         return (
             "is spread over workers as terms of a sum (Partial), which is no state yet; "
             "redistribute it to Shard or Replicate"

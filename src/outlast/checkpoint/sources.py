@@ -2,7 +2,8 @@
 
 Most of them are the same from one capture to the next: the same tensors in the same place. Then
 only what can differ is taken anew, their versions and some of their bytes; with hundreds of tensors
-that is what a step boundary costs.
+that is what a step boundary costs. What else they are (dtype, shape) is looked at behind the loop's
+back, before anything is copied.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any, Final
 
 import torch
 
-from outlast.checkpoint.plan import Check, Plan, Write
-from outlast.checkpoint.reshard import is_spread, view
+from outlast.checkpoint.plan import KIND, Check, Plan, Write
+from outlast.checkpoint.reshard import PLAIN, is_spread, view
 from outlast.errors import ConfigError
 
 _SAMPLE_BYTES: Final = 32
+_NUM_BYTES: Final = operator.attrgetter("nbytes")
+_VERSION: Final = operator.attrgetter("_version")
 
 # A piece of work: where some bytes of one source start in the file, all within one block of it, and
 # how many they are.
@@ -109,24 +112,40 @@ class Remembered:
         self._plan: Plan | None = None
         self._lazy: Collection[str] = ()
         self._get: Any = None
+        self.rest: list[Write] = []  # what is copied at once
+        self._names: list[str] = []  # of all tensors
+        self._kinds: list[Any] = []  # of the sources' tensors
+        self._others: list[tuple[str, Any]] = []  # name and kind of those that are no sources
         self._addresses: list[int] = []
-        self._windows: list[Any] = []
+        self._sizes: list[int] = []
+        self._windows: list[list[Any]] = []
+        self._held: tuple[torch.Tensor, ...] = ()
+        self._memory: list[torch.UntypedStorage] = []
+        self._versions: list[int] = []
+        self._sampled = b""
 
     def keep(
-        self, plan: Plan, lazy: Collection[str], sources: list[Source], items: list[Item]
+        self,
+        plan: Plan,
+        lazy: Collection[str],
+        tensors: Mapping[str, torch.Tensor],
+        sources: list[Source],
+        items: list[Item],
     ) -> None:
-        """Remember a capture's sources, if all of them are plain tensors in this memory."""
-        self._plan = None
+        """Remember a capture's sources, if they are plain tensors in this memory, and no others."""
+        self._plan, self._held, self._memory = None, (), []
         names = [source.write.piece.name for source in sources]
         meant = [write.piece.name for write in plan.writes if write.piece.name in lazy]
         usable = (
             len(set(names)) == len(names) > 1
             and names == meant
+            and set(map(type, tensors.values())) <= PLAIN
             and all(
                 source.address
                 and source.sampled is not None
                 and not source.write.where.cuts
                 and not source.tensor.is_complex()
+                and not source.tensor.is_inference()
                 for source in sources
             )
         )
@@ -134,37 +153,80 @@ class Remembered:
             return
         self._plan, self._lazy = plan, lazy
         self.sources, self.items = sources, items
+        self.rest = [write for write in plan.writes if write.piece.name not in lazy]
         self._get = operator.itemgetter(*names)
+        held = self._get(tensors)
+        self._names = list(tensors)
+        self._kinds = list(map(KIND, held))
+        own = set(names)
+        self._others = [(name, KIND(value)) for name, value in tensors.items() if name not in own]
         self._addresses = [source.address for source in sources]
-        self._windows = [window for source in sources for window in source.windows]
+        self._sizes = list(map(_NUM_BYTES, held))
+        windows = [window for source in sources for window in source.windows]
+        # In groups: to join a thousand at once takes memory for a moment that is given back to the
+        # system, and then milliseconds in some runs.
+        self._windows = [windows[at : at + 100] for at in range(0, len(windows), 100)]
         sampled = b"".join(source.sampled or b"" for source in sources)
         at = 0
         for source in sources:
             source.sampled, source.at = sampled, at
             at += 2 * len(source.windows[0])
 
+    def forget(self) -> None:
+        """Nothing is used again; what is held on to stays so until ``let_go``."""
+        self._plan = None
+
     def again(self, plan: Plan, lazy: Collection[str], tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the sources can be used again; they are then those of ``tensors``, as of now."""
-        if plan is not self._plan or (lazy is not self._lazy and lazy != self._lazy):
-            return False
-        held = self._get(tensors)
-        # The plan says their shapes and dtypes, and was made for them.
+        """Whether ``plan`` fits ``tensors`` and the sources' bytes lie where they lay.
+
+        Then their versions and samples are noted; ``moved`` makes the sources those of ``tensors``.
+        """
         if (
-            list(map(torch.Tensor.data_ptr, held)) != self._addresses
-            or not all(map(torch.Tensor.is_contiguous, held))
-            or any(map(torch.Tensor.is_neg, held))
+            plan is not self._plan
+            or (lazy is not self._lazy and lazy != self._lazy)
+            or list(tensors) != self._names
+            or not set(map(type, tensors.values())) <= PLAIN
+            or [(name, KIND(tensors[name])) for name, _ in self._others] != self._others
         ):
             return False
-        sampled = b"".join(self._windows)
-        for source, tensor in zip(self.sources, held, strict=True):
-            source.tensor = tensor
-            source.version = tensor._version
-            source.sampled = sampled
-            source.parts_left = source.num_parts
+        held = self._get(tensors)
+        try:  # what has no memory of its own, as a sparse tensor, says so
+            if (
+                list(map(torch.Tensor.data_ptr, held)) != self._addresses
+                or list(map(_NUM_BYTES, held)) != self._sizes
+                or not all(map(torch.Tensor.is_contiguous, held))
+            ):
+                return False
+            self._versions = list(map(_VERSION, held))
+            # It is this memory that is copied, whatever is assigned to the tensor's data meanwhile.
+            self._memory = list(map(torch.Tensor.untyped_storage, held))
+        except RuntimeError:
+            return False
+        self._sampled = b"".join(map(b"".join, self._windows))
+        self._held = held
         return True
+
+    def moved(self) -> list[str]:
+        """Make the sources those of the tensors that were noted; names of those that do not fit.
+
+        These have the same bytes in the same place, and are something else all the same.
+        """
+        held, self._held = self._held, ()
+        for source, tensor, version in zip(self.sources, held, self._versions, strict=True):
+            source.tensor = tensor
+            source.version = version
+            source.sampled = self._sampled
+            source.parts_left = source.num_parts
+        found = zip(self.sources, held, self._kinds, strict=True)
+        return [
+            source.write.piece.name
+            for source, tensor, kind in found
+            if KIND(tensor) != kind or tensor.is_neg()
+        ]
 
     def let_go(self) -> None:
         """Nothing is captured any more: the tensors are not held on to."""
+        self._held, self._memory = (), []
         for source in self.sources:
             source.tensor = _NOTHING
 
@@ -177,10 +239,8 @@ def local_of(tensors: Mapping[str, torch.Tensor], one: Write | Check) -> torch.T
     piece = one.piece
     tensor: Any = tensors[piece.name]
     local = tensor._local_tensor if is_spread(tensor) else tensor
-    if one.where.cuts:
-        local = view(local, one.where.cuts)
-    elif local.requires_grad:
-        local = local.detach()
+    # An alias: it stays what it was, whatever is assigned to the tensor's data meanwhile.
+    local = view(local, one.where.cuts) if one.where.cuts else local.detach()
     if local.shape != piece.shape and local.numel():
         raise ConfigError(f"{piece.name} has shape {tuple(local.shape)}, planned as {piece.shape}")
     return local

@@ -16,13 +16,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from outlast.checkpoint.reshard import is_spread, why_not
+from outlast.checkpoint.reshard import why_not
 from outlast.errors import ConfigError
 
 KIND: Final = "$"
 Json = Any
 
 _FACTORIES: Final = {"int": int, "float": float, "list": list, "dict": dict, "set": set}
+_AS_THEY_ARE: Final = frozenset({bool, int, str, type(None)})
 DTYPE_OF: Final = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()
@@ -38,8 +39,7 @@ def flatten(state: Any, name: str) -> tuple[Json, dict[str, torch.Tensor]]:
         name: prefix of every tensor's name.
 
     Returns:
-        The data, in which each tensor is replaced by its name, and name → tensor (not copied; a
-        DTensor stays one).
+        The data, in which each tensor is replaced by its name, and name → the tensor itself.
 
     Raises:
         ConfigError: something in ``state`` is neither data nor a tensor; names it.
@@ -139,7 +139,7 @@ def tensor_names(data: Json) -> Iterable[str]:
 def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
     if isinstance(value, torch.Tensor):
         return _encode_tensor(value, name, tensors)
-    if value is None or type(value) in (bool, int, str):
+    if type(value) in _AS_THEY_ARE:
         return value
     if isinstance(value, float) and not isinstance(value, np.generic):
         sign = "-" if math.copysign(1.0, value) < 0 else ""  # repr leaves out that of a NaN
@@ -159,6 +159,8 @@ def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
 
 
 def _encode_items(items: list[Any], name: str, tensors: dict[str, torch.Tensor]) -> list[Json]:
+    if set(map(type, items)) <= _AS_THEY_ARE:  # names of a thousand parameters, say
+        return items.copy()
     return [_encode(item, f"{name}.{index}", tensors) for index, item in enumerate(items)]
 
 
@@ -170,22 +172,14 @@ _SEQUENCES: Final[dict[type, str]] = {
 }
 
 
-_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-
-
 def _encode_tensor(value: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> Json:
-    spread = type(value) not in _PLAIN and is_spread(value)
-    refusal = why_not(value) if spread else ""
+    refusal = why_not(value)
     if refusal:
         raise ConfigError(f"{name} {refusal}")
-    if value.layout != torch.strided or value.is_quantized or value.is_meta:
-        raise ConfigError(f"{name} is a {value.layout} tensor on {value.device}; only dense ones")
     unique, serial = name, 1
     while unique in tensors:  # a key with a dot in it can spell another path
         unique, serial = f"{name}~{serial}", serial + 1
-    # This runs at a step boundary, for thousands of tensors: most are detached already, and a
-    # DTensor takes long to detach; who copies it takes its local tensor and detaches that.
-    tensors[unique] = value.detach() if value.requires_grad and not spread else value
+    tensors[unique] = value
     return {KIND: "tensor", "name": unique}
 
 

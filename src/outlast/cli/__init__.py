@@ -14,11 +14,14 @@ from outlast.errors import Exit, OutlastError
 
 _COMMANDS = {
     "run": "run a script under outlast, in place of torchrun",
+    "init": "write the file with which Slurm, Kubernetes or SkyPilot runs a script",
     "demo": "train through a kill and a preemption notice, and prove nothing changed",
     "report": "what happened to a job and where its time went",
     "checkpoints": "list, verify, mend, prune and export a job's checkpoints",
+    "watch": "tell a job that outlast does not run that its machine will go",
     "config": "the settings in force and where each came from",
 }
+_HIDDEN = ("requeue",)  # for scripts that outlast writes
 
 
 class _Commands(click.Group):
@@ -28,7 +31,7 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _COMMANDS and cmd_name not in _HIDDEN:
             return None
         module = importlib.import_module(f"outlast.cli.{cmd_name}")
         command: click.Command = module.command
@@ -37,7 +40,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS:
+        if args and args[0] not in (*_COMMANDS, *_HIDDEN):
             close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
             hint = (
                 f"did you mean outlast {close[0]}?" if close else f"known: {', '.join(_COMMANDS)}"

@@ -14,9 +14,9 @@ from rich.text import Text
 from outlast.drill.corpus import Corpus
 from outlast.drill.demo import STEPS, Listener, Progress, Recovery, demo
 from outlast.drill.faults import Struck
-from outlast.launch.narrator import place
 from outlast.ledger.file import read_events
 from outlast.ledger.goodput import goodput
+from outlast.ledger.narrator import place
 from outlast.report import humanise
 from outlast.report.text import where_time_went
 

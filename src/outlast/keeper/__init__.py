@@ -6,6 +6,7 @@
 ``budget``     how much memory this machine can still give
 ``place``      where its socket lies, and who may open it
 ``process``    finding it, starting it, holding its memory through its death
+``waits``      what is said while the end waits for slower tiers
 ``client``     a worker's end of the socket
 ``remote``     a tier that only the keeper may touch, as a worker reads it
 ``memory``     snapshots in memory as a tier that can be read

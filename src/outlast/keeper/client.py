@@ -128,6 +128,10 @@ class Client:
         """Leave on purpose."""
         with contextlib.suppress(OSError):
             self._wire.send(wire.Bye())
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave without a word, as a process that dies does."""
         self._on_lost = lambda: None
         self._wire.close()
         if threading.current_thread() is not self._thread:

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from outlast.checkpoint.catalog import prune
 from outlast.checkpoint.manifest import (
+    FULL,
     MANIFEST,
     Manifest,
     decode,
@@ -33,6 +34,7 @@ from outlast.errors import CheckpointInvalid
 from outlast.keeper.files import make_way
 from outlast.keeper.flight import Committed, in_words
 from outlast.keeper.memory import Due
+from outlast.policy.drain import hopeless
 from outlast.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,9 @@ PAUSE_S: Final = 1.0
 LAST_TRIES: Final = 4  # of a tier that fails, once the job is over: seconds, not for ever
 PAUSE_MAX_S: Final = 60.0
 OTHERS_TIMEOUT_S: Final = 1800.0
+OTHERS_LAST_S: Final = 300.0  # once the job is over here: perhaps it is not there, and nobody comes
 LOOK_S: Final = 0.5
+PACE_AFTER_S: Final = 2.0  # of a try, until its pace says something
 
 
 class Superseded(Exception):
@@ -87,7 +91,9 @@ class Copier:
     ) -> None:
         self.tier = tier
         self.failures = 0
+        self.is_given_up = False
         self.done_bytes = self.total_bytes = 0
+        self._since_s = 0.0  # when it began with what is being copied
         self._sources = sources
         self._record = record
         self._invalid = invalid
@@ -110,6 +116,8 @@ class Copier:
         """Copy this one next; one that still waits is passed over."""
         self._on_due(self.tier.name, _due(committed), True)
         with self._changed:
+            if self.is_given_up:
+                return
             passed, self._next = self._next, committed
             self._changed.notify_all()
         if passed is not None:
@@ -139,7 +147,8 @@ class Copier:
         None: somebody does, and there is no end to trying.
         """
         with self._changed:
-            self._tries_left = tries
+            if tries is None or self._tries_left is None:  # said again, it is no new beginning
+                self._tries_left = tries
 
     def _count_down(self) -> None:
         with self._changed:
@@ -147,6 +156,26 @@ class Copier:
                 self._tries_left -= 1
                 if self._tries_left <= 0:
                     raise Superseded
+
+    def rest_s(self) -> float | None:
+        """Seconds that it still needs at the pace of this try; None while that is not known."""
+        elapsed_s = time.monotonic() - self._since_s
+        if self._current is None or self.is_given_up or elapsed_s < PACE_AFTER_S:
+            return None
+        rest = self.total_bytes - self.done_bytes
+        # Before the first byte it takes at least as long again.
+        return rest * elapsed_s / self.done_bytes if self.done_bytes else elapsed_s
+
+    def give_up(self) -> None:
+        """There is not enough time for it, and others need what it takes."""
+        with self._changed:
+            left, self._next = [self._current, self._next], None
+            self.is_given_up = self._stopping = True
+            self._changed.notify_all()
+        newest = max((one.manifest.step for one in left if one), default=0)
+        for one in left:
+            if one is not None and one.manifest.step == newest:
+                self._skipped(one, "there was no time left for it")
 
     def stop(self) -> None:
         """Give up what is under way."""
@@ -218,6 +247,7 @@ class Copier:
         names = [name for name in ours if name in manifest.files]
         self.total_bytes = sum(manifest.files[name].size for name in names)
         self.done_bytes = before = 0
+        self._since_s = time.monotonic()
 
         def progress(done: int, _total: int) -> None:
             self.done_bytes = before + done
@@ -247,7 +277,7 @@ class Copier:
 
     def _wait_for_others(self, manifest: Manifest) -> None:
         """Files of ranks on other machines are brought by their keepers."""
-        until_s = time.monotonic() + OTHERS_TIMEOUT_S
+        since_s = time.monotonic()
         missing = dict(manifest.files)
         while missing:
             for name in list(missing):
@@ -258,7 +288,8 @@ class Copier:
                 except FileNotFoundError:
                     pass
             if missing:
-                if time.monotonic() > until_s:
+                limit_s = OTHERS_TIMEOUT_S if self._tries_left is None else OTHERS_LAST_S
+                if time.monotonic() - since_s > limit_s:
                     raise TimeoutError(f"{next(iter(missing))} did not come from its machine")
                 self._pause(LOOK_S)
 
@@ -302,12 +333,15 @@ class Copier:
         )
 
     def _passed_over(self, committed: Committed) -> None:
+        self._skipped(committed, "a newer one came before it was there")
+
+    def _skipped(self, committed: Committed, why: str) -> None:
         self._record(
             "save_skipped",
             durable=False,
             attempt=committed.manifest.attempt,
             step=committed.manifest.step,
-            reason=f"tier {self.tier.name} did not get it before a newer one came",
+            reason=f"tier {self.tier.name} did not get it: {why}",
             tier=self.tier.name,
         )
 
@@ -336,6 +370,9 @@ class Copies:
         self.invalid: set[int] = set()
         self._in_flight = in_flight
         self._copiers: dict[str, Copier] = {}
+        self._lock = threading.Lock()
+        self._newest: Committed | None = None
+        self._given: dict[str, int] = {}  # tier → the newest step that it was to get
         self._tiers = sources = {tier.name: tier.storage for tier in tiers}
         for tier in tiers:
             self._copiers[tier.name] = Copier(
@@ -355,9 +392,29 @@ class Copies:
             return
         for name, copier in self._copiers.items():
             if name != committed.tier and (committed.tiers is None or name in committed.tiers):
-                copier.submit(committed)
+                self._give(copier, committed)
+        self._newest = committed
         if committed.by_us:
             self._copiers[committed.tier].tidy()
+
+    def bring_newest(self) -> None:
+        """This run of the job is over: each tier is to get where it ended, due or not."""
+        newest = self._newest
+        if newest is None or newest.manifest.kind != FULL:
+            return
+        for name, copier in self._copiers.items():
+            if name != newest.tier and self._is_new(name, newest.manifest.step):
+                copier.submit(newest)
+
+    def _is_new(self, tier: str, step: int) -> bool:
+        """Whether ``tier`` was not to get ``step`` yet; it is from now on."""
+        with self._lock:
+            known, self._given[tier] = self._given.get(tier), step
+            return known != step
+
+    def _give(self, copier: Copier, committed: Committed) -> None:
+        self._is_new(copier.tier.name, committed.manifest.step)
+        copier.submit(committed)
 
     def go_on(self, due: Mapping[str, Due]) -> None:
         """Bring what a predecessor had yet to bring, as far as it is still there."""
@@ -371,21 +428,35 @@ class Copies:
             except (OSError, CheckpointInvalid) as error:
                 logger.warning("step %d is not brought to %s: %s", one.step, name, error)
                 continue
-            self._copiers[name].submit(
-                Committed(
-                    manifest=manifest,
-                    data=data,
-                    ranks=one.ranks,
-                    tiers=(name,),
-                    tier=one.source,
-                    by_us=False,
-                )
+            found = Committed(
+                manifest=manifest,
+                data=data,
+                ranks=one.ranks,
+                tiers=(name,),
+                tier=one.source,
+                by_us=False,
             )
+            self._give(self._copiers[name], found)
+
+    def replan(self, left_s: float) -> None:
+        """So much time is left: who cannot make it makes way for those that can."""
+        paces = [(copier, copier.rest_s()) for copier in self._copiers.values()]
+        known = [(copier, rest_s) for copier, rest_s in paces if rest_s is not None]
+        given_up = hopeless(left_s, [rest_s for _, rest_s in known])
+        for (copier, _), is_hopeless in zip(known, given_up, strict=True):
+            if is_hopeless:
+                logger.warning("tier %s will not be up to date in time", copier.tier.name)
+                copier.give_up()
 
     @property
     def idle(self) -> bool:
         """Whether every tier has what is due."""
         return all(copier.idle for copier in self._copiers.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every tier has what is due, and none was given up."""
+        return self.idle and not any(copier.is_given_up for copier in self._copiers.values())
 
     def progress(self) -> tuple[str, int, int]:
         """What is still under way: in words, bytes done, bytes in all."""

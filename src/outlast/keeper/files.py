@@ -106,7 +106,7 @@ class Files:
             return
         if one.reads_arena:
             if one.failures:
-                self._try_again(save, rank, one)
+                self._try_shard_again(save, rank, one)
             return
         save.writing += 1
         self._pool.put(lambda: self._write_small(save, rank, one))
@@ -122,12 +122,19 @@ class Files:
             self.advance(save, rank)
             self._on_quiet(save)
 
-    def _try_again(self, save: Save, rank: int, one: RankSide) -> None:
-        tries = len(one.failures)
-        if tries > len(RETRY_S) or one.ring_bytes:
-            self._on_part(save, rank, Part(error=in_words(one.failures[-1])))
+    def _try_again(
+        self, save: Save, rank: int, act: Callable[[], None], *, is_possible: bool = True
+    ) -> None:
+        """``act()`` after a while; after too many failures, or one for good, it is the part's."""
+        failures = save.ranks[rank].failures
+        words = in_words(failures[-1])
+        if len(failures) > len(RETRY_S) or not is_possible:
+            self._on_part(save, rank, Part(error=words))
             return
+        logger.warning("step %d: %s; trying again", save.step, words)
+        later(RETRY_S[len(failures) - 1], act)
 
+    def _try_shard_again(self, save: Save, rank: int, one: RankSide) -> None:
         def again() -> None:
             with self._lock:
                 if save.ended is not None or rank in save.parts:
@@ -137,8 +144,8 @@ class Files:
                 for block in range(shard.num_blocks):
                     shard.ready(block)
 
-        logger.warning("step %d: %s; trying again", save.step, in_words(one.failures[-1]))
-        later(RETRY_S[tries - 1], again)
+        # What went through a ring is not there any more.
+        self._try_again(save, rank, again, is_possible=not one.ring_bytes)
 
     def _write_small(self, save: Save, rank: int, one: RankSide) -> None:
         _, storage = self.target(save)
@@ -161,22 +168,13 @@ class Files:
                 part = Part(files=files, tensors=one.layout.tensors, digests=one.digests)
                 self._on_part(save, rank, part)
             elif failure is not None:
-                self._small_failed(save, rank, one, failure)
+                one.failures.append(failure)
+                self._try_again(save, rank, lambda: self._advance_later(save, rank))
             self._on_quiet(save)
 
-    def _small_failed(self, save: Save, rank: int, one: RankSide, error: Exception) -> None:
-        one.failures.append(error)
-        tries = len(one.failures)
-        if tries > len(RETRY_S):
-            self._on_part(save, rank, Part(error=in_words(error)))
-            return
-
-        def again() -> None:
-            with self._lock:
-                self.advance(save, rank)
-
-        logger.warning("step %d: %s; trying again", save.step, in_words(error))
-        later(RETRY_S[tries - 1], again)
+    def _advance_later(self, save: Save, rank: int) -> None:
+        with self._lock:
+            self.advance(save, rank)
 
     def _make_way(self, save: Save) -> None:
         """A manifest of this step that lies there names files that are about to be replaced.

@@ -117,6 +117,11 @@ class Memory:
         self._arenas = arenas
         self._kept = kept
 
+    def look_away(self) -> None:
+        """Nobody reads any more; what is still held on to can be read all the same."""
+        for arena in self._arenas.values():
+            arena.look_away()
+
     def describe(self, name: str = "") -> str:
         """The place of ``name`` in words."""
         return f"this machine's memory ({name})" if name else "this machine's memory"

@@ -8,6 +8,7 @@ leaves some seconds later unless a new attempt has come.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -36,6 +37,13 @@ PAUSE_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
 LEAVING_S: Final = 5.0  # that a keeper may take beyond its time
 _LOOK_S: Final = 0.01
+_left: Final[list[subprocess.Popen[bytes]]] = []  # keepers on their own, to be reaped
+
+
+@atexit.register
+def _disown() -> None:
+    for process in _left:  # it ends after us, which is no mistake
+        process.returncode = process.poll() or 0
 
 
 class Supervisor:
@@ -66,6 +74,7 @@ class Supervisor:
         Raises:
             StorageError: it cannot be started; says why.
         """
+        _left[:] = [process for process in _left if process.poll() is None]
         self._connect()
         self._thread = threading.Thread(target=self._run, name="outlast-keeper", daemon=True)
         self._thread.start()
@@ -95,19 +104,33 @@ class Supervisor:
         if self._thread is not None:
             self._thread.join(None if deadline_s is None else deadline_s + LEAVING_S)
             gone = not self._thread.is_alive()
+        self._hang_up()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=LEAVING_S)
+            gone = gone and self._process.returncode == 0
+        self._drop()
+        return gone
+
+    def leave(self) -> None:
+        """Leave without a word: the keeper stays a while, with its memory, for the next one."""
+        self._closing.set()
+        self._hang_up()
+        if self._process is not None:
+            _left.append(self._process)
+        self._drop()
+
+    def _hang_up(self) -> None:
         with self._lock:
             if self._wire is not None:
                 self._wire.close()
         if self._thread is not None:
             self._thread.join(LEAVING_S)
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=LEAVING_S)
-            gone = gone and self._process.returncode == 0
+
+    def _drop(self) -> None:
         for fd in self._held.values():
             os.close(fd)
         self._held = {}
-        return gone
 
     def _connect(self) -> None:
         path = Path(self._setup.socket)
@@ -125,6 +148,8 @@ class Supervisor:
                 self._wire.send(wire.Hello(job=self._setup.job))
                 if self._bye is not None:
                     self._wire.send(self._bye)
+            if self._closing.is_set() and self._bye is None:
+                self._wire.close()  # we have left meanwhile
 
     def _spawn(self, path: Path) -> socket.socket:
         self._starts += 1

@@ -257,7 +257,11 @@ class Saves:
             return None
         if key not in self._open:
             self._open[key] = Save(attempt, world_size, message.step, message.serial)
-        return self._open[key]
+        save = self._open[key]
+        if save.step != message.step and save.is_open:
+            # The ranks count their saves alike; where they do not, nothing of it is to be believed.
+            self._refuse(save, f"some ranks save step {save.step} and others {message.step}")
+        return save
 
     def _leave_earlier(self, attempt: int, rank: int, message: wire.Begin) -> None:
         """A rank copies one snapshot after the other, so those before this one are whole or void.

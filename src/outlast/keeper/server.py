@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 EARLIER_TIMEOUT_S: Final = 600.0
 HELLO_S: Final = 5.0
+EMPTY_S: Final = 2.0  # for the next attempt where there is nothing that it could find
 TICK_S: Final = 0.1
 
 
@@ -81,13 +82,14 @@ class Keeper:
                 sock = self._listener.accept()
             except TimeoutError:
                 self._tell_progress()
+                self._replan()
                 continue
             if is_ours(sock):
                 with self._saves.lock:
                     self._connections.add(Connection(self, sock))
             else:
                 sock.close()
-        is_done = self._saves.idle and self._copies.idle
+        is_done = self._saves.idle and self._copies.is_complete
         self._copies.stop()
         self._ledger.close()
         return is_done
@@ -151,9 +153,12 @@ class Keeper:
         with self._saves.lock:
             self._connections.discard(peer)
             if peer.hello is not None and not peer.has_left:  # it may come again
-                self._stays_until_s = time.monotonic() + self._setup.linger_s
+                books = self._holdings.books
+                holds = bool(books.kept or books.due or not self._saves.idle)
+                stays_s = self._setup.linger_s if holds else min(EMPTY_S, self._setup.linger_s)
+                self._stays_until_s = time.monotonic() + stays_s
             nobody = not self._ranks()
-        if nobody:
+        if nobody and peer.hello is not None:  # not one that only looked whether we live
             self._saves.nobody_is_left()
             self._copies.end(is_over=True)
 
@@ -186,6 +191,8 @@ class Keeper:
                 peer.is_over = True
                 if message.deadline_s is not None:
                     self._deadline_s = time.monotonic() + message.deadline_s
+        if peer.rank is not None:  # it leaves on purpose: at the end, or because the machine goes
+            self._copies.bring_newest()
 
     def _start_recall(self, peer: Connection, hello: wire.Hello) -> None:
         """Answer when nothing of earlier attempts is in flight, in a thread that may wait."""
@@ -299,6 +306,11 @@ class Keeper:
                 words, done, total = self._copies.progress()
                 self._to_supervisors(wire.Progress(words=words, done_bytes=done, total_bytes=total))
 
+    def _replan(self) -> None:
+        """While the end waits for slower tiers, and not for ever."""
+        if self._deadline_s is not None and not self._saves.steps():
+            self._copies.replan(self._deadline_s - time.monotonic())
+
 
 def _read(storage: Storage, message: wire.Fetch) -> bytes:
     """The answer to one question about a tier."""
@@ -321,8 +333,9 @@ def _read(storage: Storage, message: wire.Fetch) -> bytes:
 
 def main() -> None:
     """Read the setup from standard input, serve, and leave."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started it says when it is over
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Who started it says when it is over. Slurm sends a notice to every process of a job step.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="outlast keeper: %(message)s")
     is_done = Keeper(decode_setup(sys.stdin.buffer.read())).run()
     os._exit(0 if is_done else 1)

@@ -30,6 +30,7 @@ from outlast.errors import Exit
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.worker import AGENT_VARIABLE
 from outlast.ledger.file import Ledger, read_events
+from outlast.notice import Notice
 from outlast.policy.restart import Failure, RestartPolicy, Verdict
 
 # Workers that drain together leave one after the other; the first must not end the others.
@@ -38,6 +39,7 @@ LEAVE_TOGETHER_S: Final = 10.0
 DYING_S: Final = 0.05
 # What is kept of a notice's time to end workers that did not end themselves.
 MARGIN_S: Final = 1.0
+LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
 
 
 class Agent(LocalElasticAgent):
@@ -72,6 +74,8 @@ class Agent(LocalElasticAgent):
         self._restarts = policy
         self._desk = desk
         self._told: set[int] = set()  # workers that know of the notice
+        self._told_of: Notice | None = None
+        self._told_early: Notice | None = None
         self._ended: set[int] = set()  # workers that we ended
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
@@ -85,6 +89,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._told, self._ended = set(), set()
+        self._told_early = None
         self._leaving_since_s = None
         self._formed_s = time.monotonic()
         self._beats.clear()
@@ -105,6 +110,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._desk.notice is not None:
             self._pass_on(worker_group)
+        elif self._desk.early is not self._told_early:
+            self._pass_on_early(worker_group)
         codes = self._exit_codes()
         failed = [rank for rank, code in codes.items() if code]
         if failed and any(code is None for code in codes.values()):
@@ -183,14 +190,17 @@ class Agent(LocalElasticAgent):
 
     def _pass_on(self, worker_group: WorkerGroup) -> None:
         """Tell the workers once; end them when the time is over."""
-        notice = self._desk.notice
+        notice, info = self._desk.notice, self._desk.request()
         assert notice is not None  # noqa: S101 - the caller saw it, and it is never taken back
+        if notice is not self._told_of:  # the first, or one that leaves less time
+            self._told_of = notice
+            self._told.clear()
+        self._hurry_torch(notice)
         store = worker_group.store
         for worker in worker_group.workers:
             if worker.local_rank in self._told:
                 continue
             if store.check([f"{PREFIX}/session/{worker.global_rank}"]):
-                info = {"reason": f"notice from {notice.source}", "deadline_t": notice.deadline_t}
                 post(store, 0, {"kind": "ask", "action": "drain", "at": 0, "info": info})
                 self._told.update(one.local_rank for one in worker_group.workers)
             elif _catches(worker.id, signal.SIGTERM):
@@ -198,9 +208,25 @@ class Agent(LocalElasticAgent):
                 os.kill(worker.id, signal.SIGTERM)
                 self.signalled = True
                 self._told.add(worker.local_rank)
-        over = notice.deadline_t is not None and time.time() > notice.deadline_t - MARGIN_S
+        over = notice.deadline_t is not None and time.time() > max(
+            notice.deadline_t - MARGIN_S, notice.heard_t + LEAST_S
+        )
         if over or self._desk.impatient:
             self._end_workers()
+
+    def _pass_on_early(self, worker_group: WorkerGroup) -> None:
+        """Rank 0 says when to save; it is told once it listens. Only sessions can be told."""
+        store = worker_group.store
+        if store.check([f"{PREFIX}/session/0"]):
+            self._told_early = self._desk.early
+            post(store, 0, {"kind": "hurry", "info": self._desk.early_request()})
+
+    def _hurry_torch(self, notice: Notice) -> None:
+        """The waits of torch's agent must not be longer than the machine has."""
+        left_s = notice.seconds_left(time.time())
+        if left_s is not None:
+            for name in ("_exit_barrier_timeout", "_shutdown_timeout"):
+                setattr(self, name, min(getattr(self, name), max(int(left_s), 1)))
 
     def _are_leaving_together(self, codes: dict[int, int | None]) -> bool:
         """Whether workers that still run are to be given time to leave, as the first ones did."""

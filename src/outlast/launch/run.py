@@ -18,21 +18,26 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from outlast import config
+from outlast.attempt.trackers import JOB_VARIABLE
 from outlast.errors import ConfigError, Exit
 from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
 from outlast.keeper.setup import setup_of
+from outlast.keeper.waits import Waits
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
-from outlast.launch.narrator import Narrator, Waits, place, say
+from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
-from outlast.ledger.file import Ledger
+from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, open_job, versions
+from outlast.ledger.measured import Measured
+from outlast.ledger.narrator import Narrator, place, say
+from outlast.notice import UNKNOWN_GRACE_S
+from outlast.notice.foresight import Foresight, standing
 from outlast.policy.restart import RestartPolicy, Verdict
 
 EXIT_BARRIER_S: Final = 300.0
 LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit
-UNKNOWN_GRACE_S: Final = 20.0  # for slower tiers, where nobody says how long the machine stays
 _SECRET: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
@@ -56,6 +61,7 @@ def run(arguments: list[str]) -> int:
     lock = JobLock(settings.dir) if launch.one_machine else None
     # Sessions in the workers read the same settings, wherever the script changes to.
     os.environ["OUTLAST_DIR"] = str(settings.dir)
+    os.environ[JOB_VARIABLE] = job.id
     if Path(config.FILE_NAME).exists() and not os.environ.get("OUTLAST_CONFIG"):
         os.environ["OUTLAST_CONFIG"] = str(Path(config.FILE_NAME).absolute())
     _quieten_torch()
@@ -67,12 +73,13 @@ def run(arguments: list[str]) -> int:
         versions=versions(),
         pid=os.getpid(),
     )
-    narrator = Narrator(settings.dir)
+    foresight = Foresight(settings, say)
+    narrator = Narrator(settings.dir, also=foresight.take)
     keeper = _start_keeper(settings, job)
     workers = launch.config.nproc_per_node
     say(f"job {job.id} in {place(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
     narrator.start()
-    desk = NoticeDesk(settings, ledger)
+    desk = NoticeDesk(settings, ledger, foresight)
     try:
         verdict = _attempts(launch, desk, ledger, rendezvous)
     finally:
@@ -82,7 +89,15 @@ def run(arguments: list[str]) -> int:
     ledger.close()
     if lock is not None:
         lock.release()
+    if verdict.exit_code == Exit.DRAINED:
+        with contextlib.suppress(OSError):  # the job's disk is gone: nothing can be said of it
+            behind = standing(settings.tiers, Measured(read_events(settings.dir)))
+            if behind:
+                say(behind)
+        desk.approve()
     _conclude(verdict, job, settings.dir, command)
+    if settings.notice_requeue and verdict.exit_code == Exit.DRAINED:
+        requeue(os.environ)
     return verdict.exit_code
 
 
@@ -93,15 +108,14 @@ def _time_left_s(desk: NoticeDesk) -> float | None:
         return None
     if notice.deadline_t is None:
         return UNKNOWN_GRACE_S
-    return max(notice.deadline_t - time.time() - LEAVING_S, 0.0)
+    return min(max(notice.deadline_t - time.time() - LEAVING_S, 0.0), config.GRACE_MAX_S)
 
 
 def _start_keeper(settings: config.Settings, job: Job) -> Supervisor:
     """The keeper of this machine; it outlives the workers, and its memory outlives it."""
     setup = setup_of(settings, job.id, str(os.getpid()))
     os.environ[SOCKET_VARIABLE] = setup.socket
-    waits = Waits()
-    keeper = Supervisor(setup, waits.tell)
+    keeper = Supervisor(setup, Waits(say).tell)
     keeper.start()
     return keeper
 
@@ -215,4 +229,5 @@ def _conclude(verdict: Verdict, job: Job, directory: Path, command: str) -> None
     elif verdict.exit_code == Exit.USAGE:
         say(verdict.reason or "the script was called wrongly (exit 2)")
     else:
-        say(f"{verdict.reason} (exit {verdict.exit_code}). See: outlast report {where}")
+        reason = verdict.reason or "a worker said why, above"
+        say(f"{reason} (exit {verdict.exit_code}). See: outlast report {where}")

@@ -26,6 +26,7 @@ import types
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from outlast.attempt import trackers
 from outlast.errors import OutlastError
 
 AGENT_VARIABLE: Final = "OUTLAST_AGENT_PID"
@@ -37,6 +38,7 @@ def main() -> NoReturn:
     as_module = sys.argv[1] == "-m"
     del sys.argv[: 2 if as_module else 1]
     _die_with_agent()
+    trackers.export_here()
     code = 1
     try:
         if as_module:

@@ -15,7 +15,8 @@ productive  steps that the job had never completed before, from sample to sample
 replayed    steps done again: not above the highest step completed before (the mark). A piece
             that crosses the mark is split in proportion to its steps
 stalled     blocked by checkpoints: a sample's ``stalled_s``; in a drain, everything from the
-            sample of the agreed step (without one: from the agreement) until it is drained
+            sample of the agreed step (without one: from the agreement) until it is drained; where
+            a session left without an agreed step, nothing
 detecting   from the last step boundary a lost worker passed (``beat_t``; without it: from the
             last sample) until the loss was noticed. An upper bound: the lost part of the
             interrupted step is in it. What other workers lose afterwards in the same attempt
@@ -320,7 +321,10 @@ class _Line:
         if event.attempt < self.attempt:
             return
         step = whole(event)
-        if self.training and self.agreed and not self._draining:
+        if self.training and self.agreed is None:
+            # It left from where it was (an evaluation, a step without end): no save was waited for.
+            self._train(event.t, max(step or 0, self.step))
+        elif self.training and self.agreed and not self._draining:
             self._train(self.agreed[0], max(step or 0, self.step))
         self._pass(event.t, "stalled")
         self._reach(step)

@@ -233,6 +233,8 @@ class _Watch:
             self.running = False
 
     def _notice(self, event: Event) -> None:
+        if event.get("early"):  # a recommendation: what follows from it has events of its own
+            return
         if self.open is not None:
             self.heard = event
             return

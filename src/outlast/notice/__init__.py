@@ -1,8 +1,9 @@
 """Who says that this machine will go, and by when; what is done about it is decided elsewhere.
 
-Guarantees: a notice is only ever what a platform said in full and in its documented form. A service
-that cannot be reached, is slow, answers 5xx or answers garbage has said nothing: it is counted, and
-asked again. No watcher touches the training loop; each runs in a thread of its own (``watch``).
+Guarantees: a notice is only ever what a platform said in full and in its documented form. A
+service that cannot be reached, is slow, answers 5xx or answers garbage has said nothing: it is
+counted, and asked again. No watcher touches the training loop; each runs in a thread of its own
+(``watch``).
 
 What can go wrong: the platform gives no notice at all, or a shorter one than it documents (all of
 them promise "best effort"). A job must survive a machine that goes without a word.
@@ -11,17 +12,23 @@ Rejected: the platforms' own client libraries (heavy, they retry for minutes, th
 proxies); treating a metadata service that has stopped answering as a sign of the end (it is
 throttled and restarted on healthy machines).
 
-Rooms within: ``exchange`` (one HTTP request, over in a bounded time), ``aws`` (one module for each
-platform), ``platform`` (which of them this machine is on), ``watch`` (the thread).
+Rooms within: ``source`` (what all watchers share), ``metadata`` (what the clouds' services share),
+``exchange`` (one HTTP request, over in a bounded time), ``process`` (one command, likewise);
+``aws``, ``gcp``, ``azure``, ``alibaba``, ``slurm``, ``manual`` (a file, a command: whoever runs the
+machine says so) and ``signals``; ``platform`` (which of them this machine is on), ``watch`` (the
+thread).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
-__all__ = ["Notice", "Watcher"]
+__all__ = ["UNKNOWN_GRACE_S", "Approver", "Notice", "Watcher"]
+
+# How long a machine is thought to stay where nobody says so, for what can wait until then.
+UNKNOWN_GRACE_S: Final = 20.0
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +40,9 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
         deadline_t: when, in seconds since the epoch; None when the platform did not say.
         heard_t: when it was heard first, in seconds since the epoch.
         detail: one line for people.
+        early: softer word: the machine may go, or not soon. Checkpoints come more often from then
+            on; it is not a reason to stop in the middle of things.
+        event: the platform's own id of what it announced, "" where it has none.
     """
 
     source: str
@@ -40,6 +50,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     deadline_t: float | None
     heard_t: float
     detail: str
+    early: bool = False
+    event: str = ""
 
     def seconds_left(self, now: float) -> float | None:
         """Seconds from ``now`` (since the epoch) to the deadline, at least 0; None without one."""
@@ -47,7 +59,11 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Watcher(Protocol):
-    """One source of notices."""
+    """One source of notices.
+
+    Attributes:
+        name: what people call it, such as "aws".
+    """
 
     name: str
 
@@ -56,4 +72,15 @@ class Watcher(Protocol):
 
         Never raises, and returns in a bounded time. A source that cannot be reached or understood
         gives None.
+        """
+
+
+@runtime_checkable
+class Approver(Protocol):
+    """A watcher whose platform goes ahead sooner when told that nobody needs the machine."""
+
+    def approve(self, notice: Notice) -> bool:
+        """Tell the platform that it need not wait for the deadline; whether it agreed.
+
+        Never raises, and returns in a bounded time. It may be called from any thread.
         """

@@ -20,6 +20,7 @@ import http.client
 import socket
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
 
 class Answer(NamedTuple):
-    """What the service answered."""
+    """What the service answered; the names of the headers are in lower case."""
 
     status: int
     body: bytes
+    headers: Mapping[str, str] = MappingProxyType({})
 
 
 class Request(Protocol):
@@ -45,21 +47,29 @@ class Request(Protocol):
         headers: Mapping[str, str],
         timeout_s: float,
         max_body_bytes: int,
+        body: bytes = b"",
     ) -> Answer:
         """Send one request."""
 
 
 def request(
-    method: str, url: str, *, headers: Mapping[str, str], timeout_s: float, max_body_bytes: int
+    method: str,
+    url: str,
+    *,
+    headers: Mapping[str, str],
+    timeout_s: float,
+    max_body_bytes: int,
+    body: bytes = b"",
 ) -> Answer:
-    """Send one request without a body on a fresh connection and read the whole answer.
+    """Send one request on a fresh connection and read the whole answer.
 
     Args:
         method: such as ``"GET"``.
-        url: an ``http://`` address, checked by the caller.
+        url: an ``http://`` address with its query, checked by the caller.
         headers: sent as they are.
         timeout_s: limit on the whole exchange.
         max_body_bytes: the largest body that is believed.
+        body: what is sent; nothing when empty.
 
     Raises:
         OSError: no connection, no whole answer in time (TimeoutError), an answer that is not HTTP
@@ -72,17 +82,22 @@ def request(
     try:
         with contextlib.closing(connection):
             connection.sock = _connect(host, port, deadline)
-            connection.request(method, parts.path, headers={**headers, "Connection": "close"})
+            target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+            sent = {**headers, "Connection": "close"}
+            connection.request(method, target, body or None, headers=sent)
             response = connection.getresponse()
-            body = response.read(max_body_bytes + 1)
+            answered = response.read(max_body_bytes + 1)
     except TimeoutError:
         raise TimeoutError(f"no whole answer within {timeout_s:g} s") from None
     except http.client.HTTPException as error:
         # Among them RemoteDisconnected, which is an OSError too. The text may quote the answer.
         raise ConnectionError(f"the answer is not HTTP ({type(error).__name__})") from None
-    if len(body) > max_body_bytes:
+    if len(answered) > max_body_bytes:
         raise ConnectionError(f"the answer is larger than {max_body_bytes} bytes")
-    return Answer(response.status, body)
+    if response.length:  # http.client says so only of a read without a limit
+        raise ConnectionError(f"the answer was cut short: {response.length} bytes are missing")
+    told = {name.lower(): value for name, value in response.getheaders()}
+    return Answer(response.status, answered, told)
 
 
 class _BoundedSocket(socket.socket):

@@ -7,14 +7,32 @@ Nothing is saved in a handler: it can run in the middle of an optimizer step.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+from outlast.notice import Notice
+
+logger = logging.getLogger(__name__)
+
 SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
+
+
+def signal_notice(name: str, grace_s: float | None) -> Notice:
+    """A signal as a notice; ``grace_s`` is how long after it the machine is there, if known."""
+    now = time.time()
+    return Notice(
+        source=name,
+        action="terminate",
+        deadline_t=None if grace_s is None else now + grace_s,
+        heard_t=now,
+        detail="signal",
+    )
 
 
 class SignalNotice:
@@ -30,6 +48,8 @@ class SignalNotice:
         self._numbers = SIGNALS + ((signal.SIGINT, signal.SIGHUP) if interrupt else ())
         self._previous: dict[int, Any] = {}
         self._read_fd = self._write_fd = -1
+        self._leave_with: int | None = None
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def install(self) -> None:
@@ -57,13 +77,28 @@ class SignalNotice:
         self._previous = {}
         self.remove()
 
+    def leave(self, exit_code: int) -> bool:
+        """Have SystemExit raised in the main thread, wherever it is; False if that cannot be done.
+
+        It comes between two lines of Python, so not before a call into C++ has returned.
+        """
+        with self._lock:  # or the default action would meet what is sent here
+            if self._thread is None or not self._previous:
+                return False
+            self._leave_with = exit_code
+            main = threading.main_thread().ident
+            assert main is not None  # noqa: S101 - it has been started
+            signal.pthread_kill(main, next(iter(self._previous)))
+            return True
+
     def remove(self) -> None:
         """Give the signals back."""
         if self._thread is None:
             return
-        for number, previous in self._previous.items():
-            signal.signal(number, previous)
-        self._previous = {}
+        with self._lock:
+            for number, previous in self._previous.items():
+                signal.signal(number, previous)
+            self._previous = {}
         os.write(self._write_fd, b"\0")
         self._thread.join(timeout=5)
         self._thread = None
@@ -71,6 +106,12 @@ class SignalNotice:
         os.close(self._read_fd)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._leave_with is not None:
+            code, self._leave_with = self._leave_with, None
+            for each in self._previous:  # whoever ends a group signals more than once
+                signal.signal(each, signal.SIG_IGN)
+            self._previous = {}
+            raise SystemExit(code)
         with contextlib.suppress(BlockingIOError):  # a full pipe has been heard already
             os.write(self._write_fd, bytes([number]))
         previous = self._previous.get(number)
@@ -79,4 +120,7 @@ class SignalNotice:
 
     def _listen(self) -> None:
         while number := os.read(self._read_fd, 1)[0]:
-            self._on_signal(signal.Signals(number).name)
+            try:
+                self._on_signal(signal.Signals(number).name)
+            except Exception:
+                logger.exception("a signal was heard, its receiver failed")

@@ -1,11 +1,13 @@
 """The thread that polls a watcher and passes each notice on, once.
 
-Guarantees: the same notice (action and deadline) is passed on once, however often it is said;
-nothing that the watcher or the receiver raises ends the watching; polls start ``interval_s`` apart,
-after errors too (no back-off: the notice is 120 s long and comes when services are busiest).
+Guarantees: the same notice (event, action, deadline, early or not) is passed on once, however
+often it is said; nothing that the watcher or the receiver raises ends the watching; polls start
+``interval_s`` apart, after errors too (no back-off: the notice is 120 s long and comes when
+services are busiest).
 
 What can go wrong: a poll that is under way when ``stop`` is called is not cut short; the thread is
-a daemon and ends after it, and what it hears then is not passed on.
+a daemon and ends after it, and what it hears then is not passed on. A watcher that says of itself
+that it ``hangs`` (its questions are answered when there is something to say) is not waited for.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class WatchThread:
         self._watcher = watcher
         self._on_notice = on_notice
         self._interval_s = interval_s
-        self._passed_on: deque[tuple[str, float | None]] = deque(maxlen=_REMEMBERED)
+        self._passed_on: deque[tuple[str, str, float | None, bool]] = deque(maxlen=_REMEMBERED)
         self._raised = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(
@@ -54,11 +56,13 @@ class WatchThread:
     def stop(self) -> None:
         """Stop polling; returns when the thread has ended, or after 1.5 s if a poll is slower.
 
+        The thread of a watcher that hangs is not waited for.
+
         It may be called from ``on_notice``, more than once, and before ``start``.
         """
         self._stopping.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_S)
+            self._thread.join(0.0 if getattr(self._watcher, "hangs", False) else _JOIN_S)
 
     def check(self) -> None:
         """Poll once and pass on what is new; what the thread does each time."""
@@ -71,7 +75,7 @@ class WatchThread:
             return
         if notice is None or self._stopping.is_set():
             return
-        key = notice.action, notice.deadline_t
+        key = notice.event, notice.action, notice.deadline_t, notice.early
         if key in self._passed_on:
             return
         self._passed_on.append(key)

@@ -4,6 +4,8 @@ A cadence in steps is exact: every multiple of it. A cadence in seconds counts f
 checkpoint. ``auto`` is Young's interval, T = √(2CM) (J. W. Young, CACM 17(9), 1974), from the
 measured time C that a checkpoint blocks the loop and an assumed mean time between failures M,
 within bounds; until C is known it saves once after ``first_s``.
+
+Once an early notice was heard (``Hurried``), a machine is thought to last ten minutes more.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ ASSUMED_MTBF_S: Final = 10 * 3600.0  # one failure in ten hours; FACTS: the prio
 AUTO_MIN_S: Final = 30.0
 AUTO_MAX_S: Final = 1800.0
 AUTO_FIRST_S: Final = 20.0
+HURRIED_MTBF_S: Final = 600.0
+HURRIED_MIN_S: Final = 5.0
+HURRIED_MAX_S: Final = 60.0
 
 
 class Cadence(Protocol):
@@ -81,6 +86,28 @@ class Auto:
         """Learn the cost: the dearest seen, so that a lucky first save does not shorten it."""
         self._last_s = now_s
         self._cost_s = max(blocked_s, self._cost_s or 0.0)
+
+
+class Hurried:
+    """Another cadence, and besides it Young's interval for a machine that will soon be gone."""
+
+    def __init__(self, inner: Cadence) -> None:
+        self.inner = inner
+        self._last_s: float | None = None  # the first one is due at once
+        self._interval_s = HURRIED_MIN_S
+
+    def due(self, next_step: int, now_s: float) -> bool:
+        """Whether either says so."""
+        if self._last_s is None or now_s - self._last_s >= self._interval_s:
+            return True
+        return self.inner.due(next_step, now_s)
+
+    def taken(self, step: int, now_s: float, blocked_s: float) -> None:
+        """Count from here."""
+        self._last_s = now_s
+        young = math.sqrt(2 * blocked_s * HURRIED_MTBF_S)
+        self._interval_s = min(max(young, HURRIED_MIN_S), HURRIED_MAX_S)
+        self.inner.taken(step, now_s, blocked_s)
 
 
 def cadence(steps: int | None, seconds: float | None, now_s: float) -> Cadence:

@@ -99,10 +99,11 @@ class RestartPolicy:
             if code in codes:
                 return _stop(code, _message(failures, code))
         if Exit.DRAINED in codes:
-            return _stop(Exit.DRAINED, "drained and committed; start me again")
+            return _stop(Exit.DRAINED, "drained; start me again")
         if leaving:
             return _stop(
-                Exit.DRAINED, "the workers ended before they drained; the newest commit stands"
+                Exit.DRAINED,
+                "the workers ended before they drained; the newest commit, if any, stands",
             )
         return self._judge_crash(failures, lasted_s)
 

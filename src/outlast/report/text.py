@@ -164,5 +164,6 @@ def _incidents_words(found: list[Incident]) -> str:
     still_open = sum(not incident.closed for incident in found)
     words = humanise.count(len(found), "incident")
     if found:
-        words += f", {humanise.count(lost, 'step')} lost"
+        so_far = " so far" if still_open else ""
+        words += f", {humanise.count(lost, 'step')} lost{so_far}"
     return f"{words}, {still_open} not over" if still_open else words

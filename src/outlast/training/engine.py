@@ -11,15 +11,15 @@ cannot be had at all (every save fails, in words; training goes on).
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from outlast.attempt.link import Link
 from outlast.checkpoint.capture import Capture, Copiers
-from outlast.checkpoint.manifest import FORMAT, FULL
+from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import Plan, Share, make, name_of, num_bytes, outline, structure
 from outlast.checkpoint.sources import Remembered
 from outlast.config import Settings
@@ -41,11 +41,21 @@ DIED: Final = "the keeper died before the commit; the older checkpoint stands"
 HEAD_BYTES: Final = 1 << 20  # room for a file's header when memory is reserved ahead
 
 
+class Planned(NamedTuple):
+    """What this rank does of a kind of save, and what that was worked out for."""
+
+    narrow: frozenset[str]
+    pieces: Structure
+    share: Share
+    number: int  # of the layout, as the keeper knows it
+    plan: Plan
+
+
 class Engine:
     """One worker's part in saving.
 
     Attributes:
-        committed_step: the newest step that is committed to a durable tier.
+        committed_step: the newest step that is committed to a durable tier, to be resumed from.
         failures: saves that failed.
         line: the connection to the keeper.
 
@@ -94,7 +104,7 @@ class Engine:
         self._eager: set[str] = set()  # names that were seen to change under a copy
         self._own: set[str] = set()  # names that were seen to differ from rank to rank
         self._structures: dict[str, tuple[Any, Structure]] = {}  # by kind of save
-        self._plans: dict[str, tuple[Structure, Share, int, Plan]] = {}
+        self._plans: dict[str, Planned] = {}  # by kind of save
         self._layouts = 0
         self._remembered = Remembered()
         self._room = Room(settings, link.world_size)
@@ -140,6 +150,13 @@ class Engine:
             return AGREEING
         return "" if self.line.client else GONE
 
+    def stuck(self, seconds: float) -> int:
+        """The step of a save that has been on its way for longer than ``seconds``; 0 if none is."""
+        now = time.monotonic()
+        with self._changed:
+            late = [f.step for f in self._flights.values() if now - f.since_s > seconds]
+        return min(late, default=0)
+
     def why_not(self) -> str:
         """Why a snapshot cannot be taken now, in words."""
         with self._changed:
@@ -164,10 +181,11 @@ class Engine:
         Raises:
             OSError, OutlastError: no snapshot could be begun; every rank is told.
         """
-        flight = self._take_off(state.step)
+        flight = self._take_off(state.step, state.kind)
         try:
             return self._begin(flight, state, tiers, started_s)
         except (OSError, OutlastError, RuntimeError) as error:
+            self._remembered.let_go()
             self._absent(flight, f"{type(error).__name__}: {error}")
             raise
 
@@ -185,6 +203,10 @@ class Engine:
         """Optimizers will not say when they step: from here on nothing is left for later."""
         self._always_at_once = True
 
+    def take_at_once(self) -> None:
+        """Of the next snapshot nothing is left for later."""
+        self._at_once = True
+
     def wait(self, timeout_s: float | None) -> Written | None:
         """How the last save ended, waited for; None when one has not within ``timeout_s``."""
         self.before_optimizer()  # whoever waits may as well help
@@ -192,6 +214,11 @@ class Engine:
             if self._changed.wait_for(lambda: not self._flights, timeout_s):
                 return self._last
             return None
+
+    def wait_for_writing(self, timeout_s: float) -> bool:
+        """Wait until nothing is in flight, without a hand in it; whether that came in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._flights, timeout_s)
 
     def wait_for_room(self, timeout_s: float) -> bool:
         """Wait until a snapshot can be taken; whether it can."""
@@ -205,27 +232,40 @@ class Engine:
 
     # --- the training thread --------------------------------------------------------------------
 
-    def _take_off(self, step: int) -> Flight:
+    def _take_off(self, step: int, kind: str = FULL) -> Flight:
         with self._changed:
             self._serial += 1
-            flight = self._flights[self._serial] = Flight(step, self._serial)
+            flight = self._flights[self._serial] = Flight(step, self._serial, kind)
         self._relay.begun(step, flight.serial)
         return flight
 
     def _begin(
         self, flight: Flight, state: State, tiers: tuple[str, ...] | None, started_s: float
     ) -> int:
-        pieces = self._pieces(state)
+        at_once = self._at_once or self._always_at_once
+        lazy = frozenset() if at_once else self._may_be_late(state.lazy)
+        known = self._plans.get(state.kind)
+        again = (
+            known is not None
+            and known.narrow == state.narrow
+            and self._remembered.again(known.plan, lazy, state.tensors)
+        )
+        pieces = known.pieces if known is not None and again else self._pieces(state)
         if not self._sharing.has_begun:
             self._sharing.offer(pieces, self._own)
-        share = self._sharing.of(self._structures.get(FULL, ((), pieces))[1], SHARE_TIMEOUT_S)
+        # What is agreed on is who writes what of everything, also where weights alone are saved.
+        is_whole = state.kind == FULL or FULL not in self._structures
+        whole = pieces if is_whole else self._structures[FULL][1]
+        share = self._sharing.of(whole, SHARE_TIMEOUT_S)
         if share is None and self._link.world_size == 1:  # nobody else must hear of it first
-            self._sharing.offer(self._structures.get(FULL, ((), pieces))[1], self._own)
-            share = self._sharing.of(self._structures.get(FULL, ((), pieces))[1], SHARE_TIMEOUT_S)
+            self._sharing.offer(whole, self._own)
+            share = self._sharing.of(whole, SHARE_TIMEOUT_S)
         if share is None:
+            self._remembered.let_go()
             self._absent(flight, "the state has other tensors than before", ("",))
             return 0
         number, plan = self._plan(state, pieces, share)
+        again = again and known is not None and plan is known.plan
         self._reserve(plan.size)
         reserved = self._room.reserved
         assert reserved is not None  # noqa: S101 - it was made
@@ -244,16 +284,18 @@ class Engine:
                 started_s=started_s,
             )
         )
-        at_once, self._at_once = self._at_once or self._always_at_once, False
+        if at_once:
+            self._at_once = False
         capture = Capture(
             plan,
             state.tensors,
-            frozenset() if at_once else self._may_be_late(state.lazy),
+            lazy,
             buffer,
             ring_bytes=reserved.ring_bytes,
             on_blocks=lambda blocks: self._full(flight, blocks),
             wait_for_room=lambda block: flight.wait_for_room(block, reserved.ring_bytes),
             remembered=self._remembered,
+            again=again,
         )
         flight.capture, flight.state, flight.plan = capture, state, plan
         capture.take_now()
@@ -265,7 +307,7 @@ class Engine:
 
     def _pieces(self, state: State) -> Structure:
         # Names, shapes and dtypes are compared, not worked out anew, while they stay the same.
-        key = state.narrow, outline(state.tensors)
+        key = state.narrow, list(state.tensors), outline(state.tensors)
         known = self._structures.get(state.kind)
         if known is not None and known[0] == key:
             return known[1]
@@ -275,13 +317,13 @@ class Engine:
 
     def _plan(self, state: State, pieces: Structure, share: Share) -> tuple[int, Plan]:
         known = self._plans.get(state.kind)
-        if known is not None and known[0] is pieces and known[1] is share:
-            return known[2], known[3]
+        if known is not None and known.pieces is pieces and known.share is share:
+            return known.number, known.plan
         plan = make(pieces, self._link.rank, share, state.order)
         self._layouts += 1
         number = self._layouts
         self.line.send(wire.Layout(number=number, size=plan.size, tensors=plan.tensors), plan.head)
-        self._plans[state.kind] = (pieces, share, number, plan)
+        self._plans[state.kind] = Planned(state.narrow, pieces, share, number, plan)
         return number, plan
 
     def _reserve(self, size: int) -> None:
@@ -321,23 +363,18 @@ class Engine:
         flight.capture = flight.state = flight.plan = None
         assert state is not None and plan is not None  # noqa: S101, PT018 - set with the capture
         step, serial = flight.step, flight.serial
-        if capture.error is not None or capture.void:
-            names = tuple(sorted(set(capture.void)))
+        if capture.error is not None or capture.void or capture.moved:
+            names, how = tuple(sorted(set(capture.void))), "changed under the copy"
             with self._changed:
                 self._eager |= set(names)
-            reason = f"{', '.join(names[:3])} changed under the copy"
+            if capture.moved:
+                names, how = tuple(capture.moved), "is not of the dtype or shape that it was"
+            reason = f"{', '.join(names[:3])} {how}"
             if capture.error is not None:
                 names, reason = (), f"{type(capture.error).__name__}: {capture.error}"
             self.line.send_quietly(wire.Void(step=step, serial=serial, reason=reason, names=names))
             return
-        small = {
-            "format": FORMAT,
-            "step": step,
-            "rank": self._link.rank,
-            "own": list(plan.own),
-            "state": state.data,
-        }
-        text = json.dumps(small, allow_nan=False, separators=(",", ":")).encode()
+        text = small_state(step, self._link.rank, plan.own, state.data)
         done = wire.Complete(step=step, serial=serial, digests=capture.digests)
         self.line.send_quietly(done, text)
 
@@ -368,7 +405,10 @@ class Engine:
         if not message.error:
             self._voids = 0
             with self._changed:
-                if message.tier:  # what is in memory alone is gone with the machine
+                flight = self._flights.get(message.serial)
+                is_full = flight is not None and flight.kind == FULL
+                # What is in memory alone is gone with the machine; weights alone don't resume.
+                if message.tier and is_full:
                     self.committed_step = max(self.committed_step, message.step)
         elif message.void and self._voids < MAX_VOID:
             self._voids += 1

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from types import TracebackType
 
 from outlast.errors import OutlastError
@@ -28,3 +30,13 @@ def install() -> None:
 
     hook.of_outlast = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Our own errors, if nobody catches them, end the process with one line and their exit code."""
+    try:
+        yield
+    except OutlastError:
+        install()
+        raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,9 +56,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 class Flight:
     """A save on its way."""
 
-    def __init__(self, step: int, serial: int) -> None:
+    def __init__(self, step: int, serial: int, kind: str = FULL) -> None:
         self.step = step
+        self.kind = kind
         self.serial = serial
+        self.since_s = time.monotonic()
         self.arena = 0  # none yet
         self.room = threading.Condition()
         self.written_blocks: set[int] = set()

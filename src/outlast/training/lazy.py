@@ -37,11 +37,11 @@ class Lazy:
         order: name → when the optimizers will touch it.
         moments: names of fp32 moments, which may be stored in fewer bits.
         optimizers: keys of the optimizers.
-        tensors: names of all tensors that were there.
+        tensors: names of all tensors that were there, in their order.
     """
 
     def __init__(self, objects: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        self.tensors = frozenset(tensors)
+        self.tensors = list(tensors)
         self.optimizers = tuple(
             key for key, value in objects.items() if isinstance(value, torch.optim.Optimizer)
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -18,16 +17,20 @@ from outlast.keeper.client import Client
 from outlast.keeper.memory import Memory
 from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
 from outlast.keeper.setup import Setup
+from outlast.keeper.waits import Waits
 
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S: Final = 30.0
-TELL_AFTER_S: Final = 2.0
 GONE: Final = "the keeper is gone"
 
 
 class Line:
     """The connection to this machine's keeper.
+
+    Attributes:
+        client: the keeper's other end, None while there is none.
+        socket: where the keeper listens; its log lies beside it.
 
     Args:
         setup: the keeper's, where this worker has to start it.
@@ -50,7 +53,7 @@ class Line:
     ) -> None:
         self.client: Client | None = None
         self._setup = setup
-        self._socket = Path(os.environ.get(SOCKET_VARIABLE) or setup.socket)
+        self.socket = Path(os.environ.get(SOCKET_VARIABLE) or setup.socket)
         self._hello = hello
         self._on_message = on_message
         self._on_lost = on_lost
@@ -61,8 +64,6 @@ class Line:
         self._starter: threading.Thread | None = None
         self._not_started = ""
         self._closing = False
-        self._waiting_since_s = 0.0
-        self._told = ""
 
     # --- beginning and end ----------------------------------------------------------------------
 
@@ -100,11 +101,18 @@ class Line:
             copying_s: how long slower tiers may take to get what is due there.
         """
         self._closing = True
+        if self._starter is not None:
+            self._starter.join(CONNECT_TIMEOUT_S)
         client, self.client = self.client, None
-        if client is not None and clean:
-            client.close()
-        if self._supervisor is not None and clean:
-            self._supervisor.close(copying_s)
+        if client is not None:
+            client.close() if clean else client.leave()
+        if self._supervisor is None:
+            return
+        try:
+            if clean:
+                self._supervisor.close(copying_s)
+        finally:  # this process may go on, as a notebook's does, and begin another session
+            self._supervisor.leave()
 
     # --- while it lasts -------------------------------------------------------------------------
 
@@ -157,13 +165,15 @@ class Line:
     def _supervise(self) -> None:
         """Without an agent the first worker of a machine sees to the keeper."""
         if SOCKET_VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", "0")) == 0:
-            self._supervisor = Supervisor(self._setup, self._tell_progress)
+            self._supervisor = Supervisor(self._setup, Waits(self._say).tell)
             self._supervisor.start()
 
     def _connect(self, timeout_s: float) -> None:
         self.client = Client(
-            self._socket, self._hello, self._on_message, self._lost, timeout_s=timeout_s
+            self.socket, self._hello, self._on_message, self._lost, timeout_s=timeout_s
         )
+        if self._closing:
+            self.client.leave()
 
     def _lost(self) -> None:
         if self._closing:
@@ -187,11 +197,3 @@ class Line:
         with self._changed:
             self._changed.notify_all()
         self._on_back()
-
-    def _tell_progress(self, progress: wire.Progress) -> None:
-        """What the end waits for, after two seconds of it, and again when that changes."""
-        now = time.monotonic()
-        self._waiting_since_s = self._waiting_since_s or now
-        if progress.words not in ("", self._told) and now - self._waiting_since_s > TELL_AFTER_S:
-            self._told = progress.words
-            self._say(f"the newest checkpoint is still being brought to {progress.words}")

@@ -15,9 +15,9 @@ from outlast.checkpoint.load import Checkpoint
 from outlast.checkpoint.optimizers import named_state, parameter_names
 from outlast.checkpoint.plan import OWN
 from outlast.errors import ConfigError, StateMismatch
+from outlast.training.models import ModelState, is_stock
 from outlast.training.restore import Restore
 
-torch_state_dict: Final = torch.nn.Module.state_dict
 EXAMPLE: Final = "outlast.session(model=model, optimizer=optimizer)"
 
 
@@ -34,6 +34,7 @@ class Objects:
     def __init__(self, named: Mapping[str, Any]) -> None:
         self.loaders: list[Any] = []
         self._stateful: dict[str, Any] = {}
+        self._known_names: dict[str, tuple[Any, list[str]]] = {}  # by optimizer, and for what
         self._restore: Restore | None = None
         for name, value in named.items():
             if name == OWN or "@" in name or "." in name:  # with a dot, a tensor of another object
@@ -49,6 +50,7 @@ class Objects:
                     f"{name} is a {type(value).__name__} without state_dict and load_state_dict; "
                     "wrap it in an object that has both"
                 )
+        self._model_states = {name: ModelState(model) for name, model in self._models().items()}
         if not self._stateful:
             raise ConfigError(f"a session needs something to save, as in {EXAMPLE}")
 
@@ -73,11 +75,17 @@ class Objects:
             loaders: those with state of their own too. Asked before its first batch, torchdata's
                 starts its processes, unshielded, and draws random numbers.
         """
-        return {
-            name: self._state(value)
-            for name, value in self._stateful.items()
-            if loaders or not self._may_be_absent(name)
-        }
+        state: dict[str, Any] = {}
+        for name, value in self._stateful.items():
+            if isinstance(value, torch.optim.Optimizer):
+                state[name] = None  # its parameters' names are told from the models' states
+            elif loaders or not self._may_be_absent(name):
+                model = self._model_states.get(name)
+                state[name] = model() if model is not None else value.state_dict()
+        for name, value in self._stateful.items():
+            if isinstance(value, torch.optim.Optimizer):
+                state[name] = named_state(value, self._names_again(name, value, state))
+        return state
 
     def check(self, loaded: Checkpoint) -> Restore:
         """See that a checkpoint fits, before anything is read or changed.
@@ -130,17 +138,28 @@ class Objects:
             self._restore = None
         restore.apply()
 
-    def _state(self, value: Any) -> Any:
-        if isinstance(value, torch.optim.Optimizer):
-            return named_state(value, self._names(value))
-        if isinstance(value, torch.nn.Module) and type(value).state_dict is torch_state_dict:
-            with torch.no_grad():  # whoever copies detaches, more cheaply than a DTensor does
-                return value.state_dict(keep_vars=True)
-        return value.state_dict()
-
     def _names(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        models = {k: v for k, v in self._stateful.items() if isinstance(v, torch.nn.Module)}
-        return parameter_names(optimizer, models)
+        return parameter_names(optimizer, self._models())
+
+    def _models(self) -> dict[str, torch.nn.Module]:
+        return {k: v for k, v in self._stateful.items() if isinstance(v, torch.nn.Module)}
+
+    def _names_again(
+        self, name: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+    ) -> list[str]:
+        """As ``_names``, worked out only where a model's state or a parameter is another one."""
+        models = self._models()
+        if not all(is_stock(model) for model in models.values()):
+            return self._names(optimizer)
+        key = (
+            [list(state[model]) for model in models],
+            [list(map(id, state[model].values())) for model in models],
+            [list(map(id, group["params"])) for group in optimizer.param_groups],
+        )
+        known = self._known_names.get(name)
+        if known is None or known[0] != key:
+            known = self._known_names[name] = key, parameter_names(optimizer, models)
+        return known[1]
 
 
 def _unwrapped(value: Any) -> Any:

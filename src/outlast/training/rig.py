@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,27 +20,36 @@ from typing import Any, Final
 import msgspec
 import torch
 
+from outlast.attempt import trackers
 from outlast.attempt.agreement import Action, Agreement
 from outlast.attempt.beat import Beat
 from outlast.attempt.link import ATTEMPT_VARIABLE, STORE_VARIABLE, Link, open_link
 from outlast.checkpoint.flat import Flattener
 from outlast.checkpoint.load import Checkpoint
-from outlast.checkpoint.manifest import FULL, WEIGHTS
+from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.tree import mark_narrow
 from outlast.config import Settings
 from outlast.errors import ConfigError, StorageError
+from outlast.keeper.memory import Memory
 from outlast.keeper.remote import Remote
 from outlast.ledger.events import Event
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import JobLock, open_job, versions
-from outlast.policy.cadence import cadence
+from outlast.ledger.narrator import Narrator, say
+from outlast.notice import Notice
+from outlast.notice.foresight import Foresight
+from outlast.notice.record import fields_of
 from outlast.storage import Directory
 from outlast.training import resume
 from outlast.training.engine import Engine
 from outlast.training.flight import State, Written
 from outlast.training.lazy import Lazy
+from outlast.training.outlook import Outlook, info_of
 from outlast.training.restore import Restore
+from outlast.training.turns import Turns
+
+logger = logging.getLogger(__name__)
 
 SAMPLE_FIRST_S: Final = 1.0
 SAMPLE_MAX_S: Final = 30.0
@@ -51,7 +62,7 @@ class Rig:
         settings: the job's settings.
         on_decision: told of each agreed action.
         on_written: told (step, error) of each save's end.
-        say: tells people what they must know.
+        on_deadline: told that less time is left (in seconds) than was said when a drain was agreed.
 
     Raises:
         ConfigError, StorageError: the job's directory cannot be used.
@@ -62,12 +73,14 @@ class Rig:
         settings: Settings,
         on_decision: Callable[[Action], None],
         on_written: Callable[[int, str], None],
-        say: Callable[[str], None],
+        on_deadline: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.link: Link = open_link()
         self._settings = settings
         self._on_decision = on_decision
         self._on_written = on_written
+        self._on_deadline = on_deadline
+        self._is_closed = False
         self._under_agent = STORE_VARIABLE in os.environ
         self._lock: JobLock | None = None
         given = os.environ.get("OUTLAST_DIR")
@@ -77,18 +90,44 @@ class Rig:
                 "leave dir out of outlast.session(), or give the same to outlast run --dir"
             )
         self.job = open_job(settings.dir, settings)
-        if self.link.rank == 0 and not self._under_agent:
+        trackers.export(self.job.id, settings.dir, self.link.rank)
+        self._keeps_the_books = self.link.rank == 0 and not self._under_agent
+        self._narrator: Narrator | None = None
+        self.foresight = Foresight(settings, say)
+        self.outlook = Outlook(settings)
+        with contextlib.ExitStack() as undo:
+            self._open_the_books(undo)
+            undo.pop_all()
+        self._flatten = Flattener()
+        self._lazy: Lazy | None = None
+        self._memory: Memory | None = None  # that was looked at to resume
+        self._notes: collections.deque[dict[str, Any]] = collections.deque()
+        self.turns = Turns(settings, self.engine, self.skipped)
+        self._step = self._sampled_step = self._resumed_step = 0
+        self.agreement: Agreement | None = None
+        self._scalars: dict[str, Any] = {}
+        self._sampled_s = self._started_s = time.monotonic()
+        self._stalled_s = 0.0
+
+    def _open_the_books(self, undo: contextlib.ExitStack) -> None:
+        """Lock, ledger and engine; ``undo`` gives back what another session in here would miss."""
+        settings = self._settings
+        if self._keeps_the_books:
             self._lock = JobLock(settings.dir)
+            undo.callback(self._lock.release)
         past = self._past()
         attempt = self._agree_on_attempt(past)
         self._ledger = Ledger(settings.dir, job=self.job.id, attempt=attempt, rank=self.link.rank)
-        self._keeps_the_books = self.link.rank == 0 and not self._under_agent
         if self._keeps_the_books:  # what the agent writes where there is one
             command = Path(sys.argv[0]).name
             self._ledger.append(
                 "job_started", command=command, versions=versions(), pid=os.getpid()
             )
             self._ledger.append("attempt_formed", world_size=self.link.world_size, nodes=1)
+            # Where there is an agent, it has its own.
+            self._narrator = Narrator(settings.dir, also=self.foresight.take)
+            self._narrator.start()
+            undo.callback(self._narrator.stop)
         self._promised = {
             e["step"]
             for e in past
@@ -104,21 +143,6 @@ class Rig:
             on_change=self._changed,
             say=say,
         )
-        self._flatten = Flattener()
-        self._lazy: Lazy | None = None
-        self._saves = 0  # that came due by the cadence
-        self._again = False
-        self._notes: collections.deque[dict[str, Any]] = collections.deque()
-        self._cadence = cadence(
-            settings.checkpoint_every.steps, settings.checkpoint_every.seconds, time.monotonic()
-        )
-        self._asking = False
-        self._skip_told = False
-        self._step = self._sampled_step = self._resumed_step = 0
-        self.agreement: Agreement | None = None
-        self._scalars: dict[str, Any] = {}
-        self._sampled_s = self._started_s = time.monotonic()
-        self._stalled_s = 0.0
 
     # --- resuming, starting, stopping --------------------------------------------------------
 
@@ -146,13 +170,6 @@ class Rig:
             source = outcome.loaded.manifest.world_size if outcome.loaded else None
             for skipped in outcome.skipped:
                 self._ledger.append("verify_failed", step=skipped.step, reason=skipped.reason)
-                if not self._under_agent:
-                    resume.logger.warning(
-                        "step %d is not valid (%s); resuming from step %d",
-                        skipped.step,
-                        skipped.reason,
-                        outcome.step,
-                    )
             self._ledger.append(
                 "resumed",
                 step=outcome.step,
@@ -169,6 +186,7 @@ class Rig:
         memory, client = self.engine.line.memory(), self.engine.line.client
         # A keeper that has just been started has nothing, and is no place to look for anything.
         places = [Place("memory", memory)] if memory is not None and memory.children() else []
+        self._memory = memory
         for tier in self._settings.tiers:
             if tier.kind == "directory":
                 places.append(Place(tier.name, Directory(Path(tier.url))))
@@ -186,12 +204,21 @@ class Rig:
     def start(self, step: int) -> None:
         """Begin to listen to the other ranks; training starts after ``step``."""
         self.agreement = Agreement(
-            self.link, step, self._on_decision, may_save=lambda: self.engine.idle
+            self.link,
+            step,
+            self._on_decision,
+            may_save=lambda: self.engine.idle,
+            may_drain=self._may_drain,
+            on_hurry=self.turns.hurry,
+            on_deadline=self._on_deadline,
         )
         self.agreement.start()
-        self._sampled_s = self._started_s = time.monotonic()
+        self._sampled_s = self._started_s = self._completed_s = time.monotonic()
         self._step = self._sampled_step = self._resumed_step = step
         self._beat.beat(step)
+        memory, self._memory = self._memory, None
+        if memory is not None:  # everything is read; behind the first step there is time for it
+            threading.Thread(target=memory.look_away, name="outlast-unmap", daemon=True).start()
 
     def stop(
         self, timeout_s: float, exit_code: int, *, clean: bool, copying_s: float | None = None
@@ -201,14 +228,31 @@ class Rig:
         Unless it is ``clean`` the keeper stays for the next attempt, with what it has in memory.
         Slower tiers have ``copying_s`` to get what is due there.
         """
-        self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
-        self._changed()
-        self._sample(force=True)
-        if self.agreement is not None:
-            self.agreement.stop()
+        try:
+            self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
+            self._changed()
+            self._sample(force=True)
+            if self.agreement is not None:
+                self.agreement.stop()
+        finally:  # also when somebody does not want to wait for slower tiers
+            self._close_the_books(exit_code)
+
+    def abandon(self, exit_code: int, copying_s: float | None) -> None:
+        """Leave without the training thread, which does not come to an end."""
+        try:
+            self.engine.line.close(clean=True, copying_s=copying_s)
+        finally:
+            self._close_the_books(exit_code)
+
+    def _close_the_books(self, exit_code: int) -> None:
+        if self._is_closed:  # by the thread that leaves for one that does not end
+            return
+        self._is_closed = True
         if self._keeps_the_books:
             self._ledger.append("job_finished", exit_code=exit_code, reason="")
         self._ledger.close()
+        if self._narrator is not None:
+            self._narrator.stop()
         if self._lock is not None:
             self._lock.release()
 
@@ -218,6 +262,7 @@ class Rig:
         """A step is done: beat, and about once a second sample."""
         self._beat.beat(step)
         self._step = step
+        self._completed_s = time.monotonic()
         if self.link.rank == 0:
             # The first step of an attempt says when the job is back.
             self._sample(force=self._sampled_step == self._resumed_step)
@@ -229,35 +274,13 @@ class Rig:
 
     def prepare(self, step: int, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
         """After the first step of an attempt: have everything ready for the first save."""
+        if self.link.rank == 0:
+            trackers.note(self._settings.dir)
         self.engine.prepare(self._state_of(step, objects, state, FULL))
 
     def save_is_due(self, step: int) -> dict[str, Any] | None:
-        """On rank 0: what to ask for at the boundary after the next step, if anything.
-
-        A save that comes while no snapshot can be taken is skipped and counted, never queued.
-        """
-        if self.link.rank or self._asking:
-            return None
-        if self._again and self.engine.idle:
-            self._again, self._asking = False, True
-            return {"reason": "the snapshot before was void"}
-        if not self._cadence.due(step + 1, time.monotonic()):
-            return None
-        if not self.engine.idle_soon:
-            if not self._skip_told:
-                self._skip_told = True
-                self.skipped(step + 1, self.engine.why_not())
-            return None
-        self._asking, self._skip_told = True, False
-        turn, self._saves = self._saves, self._saves + 1
-        due = [tier.name for tier in self._settings.tiers if turn % tier.every == 0]
-        whole = turn % self._settings.checkpoint_optimizer_every == 0
-        every = len(due) == len(self._settings.tiers)
-        return {
-            "reason": "due",
-            "tiers": None if every else due,
-            "content": FULL if whole else WEIGHTS,
-        }
+        """On rank 0: what to ask for at the boundary after the next step, if anything."""
+        return None if self.link.rank else self.turns.due(step)
 
     def capture(
         self,
@@ -272,7 +295,7 @@ class Rig:
         Raises:
             OSError, OutlastError: it could not be begun.
         """
-        self._asking = False
+        self.turns.answered()
         tiers = info.get("tiers")
         asked_s = time.monotonic()
         found = self._state_of(step, objects, state, str(info.get("content") or FULL))
@@ -280,7 +303,7 @@ class Rig:
         size = self.engine.capture(found, None if tiers is None else tuple(tiers), start_s)
         now = time.monotonic()
         self.stalled(now - start_s)
-        self._cadence.taken(step, now, now - start_s)
+        self.turns.taken(step, now, now - start_s)
         if self.link.rank == 0:
             self._notes.append(
                 {
@@ -311,7 +334,7 @@ class Rig:
             if kind == FULL or key not in optimizers:
                 data[key], found = self._flatten(value, key)
                 tensors |= found
-        if self._lazy is None or (kind == FULL and self._lazy.tensors != tensors.keys()):
+        if self._lazy is None or (kind == FULL and self._lazy.tensors != list(tensors)):
             self._lazy = Lazy(objects, tensors)
         narrow: frozenset[str] = frozenset()
         if self._settings.checkpoint_moments == "bf16" and kind == FULL:
@@ -327,18 +350,45 @@ class Rig:
             kind=kind,
         )
 
+    # --- notices -----------------------------------------------------------------------------
+
+    def _may_drain(self, info: dict[str, Any]) -> bool:
+        """On rank 0, in the answering thread: whether there is time for a drain, and how.
+
+        What goes wrong here must not cost the drain.
+        """
+        try:
+            return self._has_time(info)
+        except Exception:
+            logger.exception("a drain could not be planned; it is tried")
+            return True
+
+    def _has_time(self, info: dict[str, Any]) -> bool:
+        agreement = self.agreement
+        in_step = agreement is not None and agreement.in_step
+        found = self.outlook.plan(
+            info.get("left_s"),
+            in_step_s=time.monotonic() - self._completed_s if in_step else None,
+            saving=not self.engine.idle,
+        )
+        info.update(info_of(found))
+        return found.choice != "keep" or self._step == self.engine.committed_step
+
     # --- the books ---------------------------------------------------------------------------
 
     def skipped(self, step: int, reason: str) -> None:
         """A save that was due was not taken."""
-        self._asking = False
+        self.turns.answered()
         self._ledger.append("save_skipped", durable=False, step=step, reason=reason)
 
-    def notice(self, name: str, deadline_t: float | None) -> None:
+    @property
+    def listens(self) -> bool:
+        """Whether this worker is to hear the platform: there is no agent that does."""
+        return not self._under_agent and int(os.environ.get("LOCAL_RANK", "0")) == 0
+
+    def notice(self, heard: Notice) -> None:
         """This process itself heard that it must go."""
-        self._ledger.append(
-            "notice", source=name, action="terminate", deadline_t=deadline_t, detail="signal"
-        )
+        self._ledger.append("notice", **fields_of(heard, self._settings))
 
     def drain_agreed(self, step: int, info: dict[str, Any]) -> None:
         """All ranks stop after ``step``; the time from here on is the checkpoint's."""
@@ -370,7 +420,7 @@ class Rig:
 
     def _written(self, written: Written) -> None:
         if written.void:
-            self._again = True
+            self.turns.repeat()
             if self.link.rank == 0:
                 self.skipped(written.step, f"{written.error}; it is taken again, all at once")
         else:

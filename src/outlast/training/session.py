@@ -14,13 +14,11 @@ random numbers drawn from generators that are not Python's, NumPy's or torch's o
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import random
-import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -35,21 +33,25 @@ from outlast.checkpoint.tree import flatten
 from outlast.data import Feed, open_feed, random_state
 from outlast.data.order import mix64
 from outlast.errors import ConfigError, Exit, OutlastError, StorageError
-from outlast.notice.signals import SignalNotice
+from outlast.ledger.narrator import say
+from outlast.notice import Notice
+from outlast.notice.desk import PlatformDesk
+from outlast.notice.platform import Chosen
+from outlast.notice.record import answer_to, request_of
+from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.training import excepthook, lazy
+from outlast.training.ending import Ending
 from outlast.training.flight import Written
+from outlast.training.leaving import NO_COMMIT, Leaving, Where
 from outlast.training.objects import Objects
 from outlast.training.pending import PendingSave, Saves
 from outlast.training.rig import Rig
 
 Batch = TypeVar("Batch")
 
-# Leaving in time matters more than the last commit: this much of the grace is kept for the exit.
-LEAVING_S: Final = 2.0
-UNKNOWN_GRACE_S: Final = 20.0  # for slower tiers, where nobody says how long the machine stays
 COMMIT_TIMEOUT_S: Final = 1800.0
+OTHERS_S: Final = 5.0  # for saves in flight when an exception or a drain ends the session
 MAX_TRIES: Final = 4  # a snapshot that is void is taken again
-NO_COMMIT: Final = "nothing is committed yet"
 
 
 def session(
@@ -76,7 +78,7 @@ def session(
         ConfigError: a setting that cannot be used, or nothing to save.
     """
     arguments = {"dir": dir, "checkpoint.every": every, "checkpoint.keep": keep}
-    with _one_line_errors():
+    with excepthook.one_line_errors():
         _refuse_misspelt(named)
         return Session(config.load(arguments), Objects(named))
 
@@ -97,6 +99,9 @@ class Session:
         self._saves = Saves()
         self._rig: Rig
         self._signals = SignalNotice(self._on_signal)
+        self._desk = PlatformDesk(settings, self._on_notice, self._on_platform)
+        self._leaving: Leaving
+        self._ending: Ending
         self._data: dict[str, Any] | None = None  # position of the loader, once there is one
         self._feed: Feed | None = None
         self._feed_loop = 0  # the loop that it belongs to
@@ -108,29 +113,43 @@ class Session:
         self._loop = 0  # how many times steps() was called: a position belongs to one of them
         self._hook: Any = None
         self._is_prepared = False
-        self._leave_by_t: float | None = None  # wall-clock time, once a drain is agreed
+        self._is_draining = False
+        self._heard: Notice | None = None  # here, not from another rank
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
 
     # --- entering and leaving ----------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        with _one_line_errors():
+        with excepthook.one_line_errors():
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
-            self._rig = Rig(self._settings, self._on_decision, self._on_written, self._say)
-            outcome = self._rig.resume(self._objects.check)
-            if outcome.loaded is not None:
-                self._objects.apply(outcome.loaded)
-                own = outcome.loaded.state(OWN)
-                self.step, self.resumed = own["step"], True
-                self._data = own["data"]
-                self._random = own["random"]
-                self._saved_by = outcome.loaded.manifest.world_size
-                self._tell_of_other_size()
-            self._rig.start(self.step)
+            self._rig = Rig(self._settings, self._on_decision, self._on_written, self._on_deadline)
+            self._leaving = Leaving(self._rig, self._signals, self._where)
+            self._ending = Ending(self._rig, self._state, self._snapshot)
+            try:
+                self._resume()
+                self._rig.start(self.step)
+            except BaseException as error:
+                # Refused before it began: another one can take its place in this process.
+                self._rig.stop(0.0, _exit_code(error), clean=False)
+                raise
         self._hook = lazy.hook(self._before_optimizer, self._rig.engine.distrust)
         self._signals.install()
+        if self._rig.listens:
+            self._desk.open()
         return self
+
+    def _resume(self) -> None:
+        outcome = self._rig.resume(self._objects.check)
+        if outcome.loaded is None:
+            return
+        self._objects.apply(outcome.loaded)
+        own = outcome.loaded.state(OWN)
+        self.step, self.resumed = own["step"], True
+        self._data = own["data"]
+        self._random = own["random"]
+        self._saved_by = outcome.loaded.manifest.world_size
+        self._tell_of_other_size()
 
     def __exit__(
         self,
@@ -140,22 +159,39 @@ class Session:
     ) -> None:
         self._is_over = True
         code = _exit_code(error)
+        if isinstance(error, Exception) and self._leaving.is_known and code != Exit.STORAGE:
+            say(f"ended by {type(error).__name__} while the job was leaving: {error}")
+            code = int(Exit.DRAINED)
         self._agreement.leave(self.step)
+        # An exception leaves at once: other ranks may be gone, and the older commit stands.
+        clean = kind is None or code == Exit.DRAINED
         try:
-            if kind is None and self._at_boundary and self.step != self._rig.engine.committed_step:
+            ended = kind is None and self._at_boundary
+            if ended and self._ending.is_due(self._loop, self.step, COMMIT_TIMEOUT_S):
                 self._final_save()
         except OutlastError as failure:
-            code = int(failure.exit_code)
+            code, clean = int(failure.exit_code), False
             raise
         finally:
             self._signals.remove()  # not before: a signal would be the end of the last save
             self._hook.remove()
             if self._feed is not None:
                 self._feed.close()
-            # An exception leaves at once: other ranks may be gone, and the older commit stands.
-            clean = kind is None or code == Exit.DRAINED
-            timeout_s = COMMIT_TIMEOUT_S if kind is None else 5.0
-            self._rig.stop(timeout_s, code, clean=clean, copying_s=self._copying_s())
+            timeout_s = self._leaving.seconds_for_saving(
+                COMMIT_TIMEOUT_S if kind is None else OTHERS_S
+            )
+            copying_s = self._leaving.seconds_for_copying()
+            try:
+                self._rig.stop(timeout_s, code, clean=clean, copying_s=copying_s)
+            finally:
+                self._leaving.left()
+                if self._rig.listens:
+                    self._desk.close()
+        is_saved = self._rig.engine.committed_step == self.step
+        if code == Exit.DRAINED and self._heard is not None and is_saved:
+            self._desk.approve(self._heard)
+        if code == Exit.DRAINED and isinstance(error, Exception):
+            raise SystemExit(code) from error
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -183,9 +219,10 @@ class Session:
             if self._data and self._loop <= self._data["loop"]:
                 self._restore_random()  # as if the loop had just ended here
             return
-        with _one_line_errors():
+        with excepthook.one_line_errors():
             feed = self._open(loader, epochs if epochs or until is not None else 1)
         self._in_loop, self._end_random = True, None
+        self._ending.begin()
         try:
             while until is None or self.step < until:
                 self._boundary()
@@ -251,12 +288,18 @@ class Session:
         # After what was due here: a save that has just begun must not hold up the one asked for.
         due = self._rig.save_is_due(self.step)
         if due is not None:
-            self._agreement.request("save", not_before=self.step + 1, hold=True, **due)
+            self._agreement.request(**due, not_before=self.step + 1, hold=True)
 
     def _act_on_last_boundary(self) -> None:
-        """A drain agreed for the very last step is a finish; a save is what the end does anyway."""
+        """The loop's end is saved, behind whatever follows: an evaluation may take long.
+
+        A drain that is agreed for the very last step finds it, and a save is what was wanted.
+        """
         for pending in self._saves.open():
             pending.decide(self.step)
+        for action in self._agreement.last_boundary(self.step)[:1]:
+            self._snapshot(action.info)
+        self._ending.save(self._loop, self.step)
 
     def _act(self, actions: list[Action]) -> None:
         drain = next((action for action in actions if action.kind == "drain"), None)
@@ -276,7 +319,7 @@ class Session:
         try:
             self._rig.prepare(self.step, self._objects.stateful, self._state())
         except ConfigError as error:  # said again, and counted, when it is to be saved
-            self._say(f"step {self.step} could not be saved: {error}")
+            say(f"step {self.step} could not be saved: {error}")
 
     def _before_optimizer(self) -> None:
         start_s = time.monotonic()
@@ -315,18 +358,30 @@ class Session:
 
     def _not_saved(self, error: Exception) -> bool:
         self._rig.skipped(self.step, str(error))
-        self._say(f"step {self.step} was not saved: {error}")
+        say(f"step {self.step} was not saved: {error}")
         return False
 
-    def _commit_now(self, reason: str, timeout_s: float) -> Written | None:
-        """Commit the state of this boundary, again if a snapshot was void; how it ended."""
+    def _commit_now(
+        self,
+        reason: str,
+        timeout_s: float,
+        *,
+        tiers: Sequence[str] | None = None,
+        once_more: bool = False,
+    ) -> Written | None:
+        """Commit the state of this boundary, again if a snapshot was void; how it ended.
+
+        With ``once_more`` also if this step is committed already.
+        """
         until_s = time.monotonic() + timeout_s
         written = self._rig.engine.wait(timeout_s)
         for _ in range(MAX_TRIES):
-            if written is None or self._rig.engine.committed_step == self.step:
+            is_there = self._rig.engine.committed_step == self.step and not once_more
+            if written is None or is_there:
                 break
+            once_more = False
             self._rig.engine.line.wait_for_keeper(until_s - time.monotonic())
-            if not self._snapshot({"reason": reason}):
+            if not self._snapshot({"reason": reason, "tiers": tiers}):
                 break
             written = self._rig.engine.wait(max(until_s - time.monotonic(), 0.0))
             if written is not None and not written.void and written.told:
@@ -346,40 +401,33 @@ class Session:
 
     def _drain(self, action: Action) -> None:
         """Commit this step and leave; the other ranks do the same."""
-        deadline_t = action.info.get("deadline_t")
-        left_s = COMMIT_TIMEOUT_S
-        self._leave_by_t = (deadline_t or time.time() + UNKNOWN_GRACE_S) - LEAVING_S
-        if deadline_t is not None:
-            left_s = min(max(deadline_t - time.time() - LEAVING_S, 0.0), left_s)
+        self._is_draining = True
+        if not self._leaving.claim():
+            raise SystemExit(int(Exit.DRAINED))  # it was just given up
         self._rig.drain_agreed(self.step, action.info)
-        written = self._commit_now("drain", left_s)
+        left_s = self._leaving.seconds_for_saving(COMMIT_TIMEOUT_S)
+        written = self._commit_now("drain", left_s, tiers=action.info.get("tiers"))
         committed = self._rig.engine.committed_step
         self._rig.drained(self.step, committed == self.step)
         self._signals.deafen()
         if committed != self.step:
             why = written.error if written and written.error else "there was no time left"
-            self._say(
-                f"step {self.step} could not be committed ({why}); "
-                + (f"the newest commit, step {committed}, stands" if committed else NO_COMMIT)
-            )
+            self._leaving.tell_loss(self.step, why)
             if written is not None and written.error:
                 raise SystemExit(int(Exit.STORAGE))
         raise SystemExit(int(Exit.DRAINED))
 
-    def _copying_s(self) -> float | None:
-        """How long slower tiers may take: until the machine goes, if it is going."""
-        if self._leave_by_t is None:
-            return None
-        return max(self._leave_by_t - time.time(), 0.0)
+    def _where(self) -> Where:
+        return Where(self.step, self._in_loop, self._is_draining or self._is_over)
 
     def _final_save(self) -> None:
-        written = self._commit_now("finished", COMMIT_TIMEOUT_S)
+        written = self._commit_now("finished", COMMIT_TIMEOUT_S, once_more=True)
         committed = self._rig.engine.committed_step
-        if committed != self.step:
+        if committed != self.step or written is None or written.error:
             why = f"not within {COMMIT_TIMEOUT_S:.0f} s"
             if written is not None:
                 why = written.error or "the message above says why"
-            with _one_line_errors():
+            with excepthook.one_line_errors():
                 raise StorageError(
                     f"the final state, step {self.step}, is not committed ({why}); "
                     + (f"the newest commit is step {committed}" if committed else NO_COMMIT)
@@ -400,39 +448,42 @@ class Session:
     def _tell_of_other_size(self) -> None:
         world_size = self._rig.link.world_size
         if world_size != self._saved_by and self._rig.link.rank == 0:
-            self._say(
+            say(
                 f"resumed with {world_size} in place of {self._saved_by} workers: random numbers "
                 "and sums of gradients are not those of an undisturbed run"
             )
 
     def _on_signal(self, name: str) -> None:
-        grace_s = self._settings.notice_grace_s
-        deadline_t = None if grace_s is None else time.time() + grace_s
-        self._rig.notice(name, deadline_t)
-        self._agreement.request(
-            "drain", not_before=0, reason=f"signal {name}", deadline_t=deadline_t
-        )
+        self._on_notice(signal_notice(name, self._desk.grace_s()))
+
+    def _on_notice(self, notice: Notice) -> None:
+        info = request_of(notice, self._settings)
+        if not notice.early:
+            self._heard = notice
+            self._agreement.request("drain", not_before=0, **info)
+        elif answer_to(notice, self._settings) != "ignore":
+            self._agreement.hurry(**info)
+        self._rig.notice(notice)  # not before: its disk may be slow
+
+    def _on_platform(self, chosen: Chosen) -> None:
+        if self._rig.link.rank == 0 and chosen.watchers:
+            say(chosen.reason)
+        self._rig.foresight.found(chosen)
 
     def _on_decision(self, action: Action) -> None:
+        if action.kind != "save":
+            self._leaving.decided(action)
+        if action.kind == "leave":
+            return
         self._saves.decided(action.step)
         if action.step and action.step == self._rig.engine.committed_step:
             self._saves.written(action.step, "")  # asked for when it was committed already
 
+    def _on_deadline(self, left_s: float) -> None:
+        self._leaving.hasten(left_s)
+
     def _on_written(self, step: int, error: str) -> None:
         self._saves.written(step, error)
-
-    def _say(self, text: str) -> None:
-        print(f"outlast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - people must see it
-
-
-@contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
-    """Our own errors, if nobody catches them, end the process with one line and their exit code."""
-    try:
-        yield
-    except OutlastError:
-        excepthook.install()
-        raise
 
 
 def _refuse_misspelt(named: dict[str, Any]) -> None:

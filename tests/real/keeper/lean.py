@@ -96,7 +96,10 @@ class Place:
         """The steps that are listed as committed; every byte of each is what it should be."""
         storage = storage or self.storage
         names = [n for n in storage.children() if storage.exists(f"{n}/manifest.json")]
-        for name in names:
+        return [int(name[5:]) for name in names if self._is_right(storage, name)]
+
+    def _is_right(self, storage, name):
+        try:
             step = int(name[5:])
             manifest = verify(storage, step)
             size = manifest.tensors["x"].shape[0]
@@ -104,7 +107,11 @@ class Place:
                 if shard_file(rank) in manifest.files:
                     assert storage.read(f"{name}/{shard_file(rank)}") == shard(step, size)
                 assert storage.read(f"{name}/{state_file(rank)}") == small(step, rank)
-        return [int(name[5:]) for name in names]
+        except Exception:
+            if storage.exists(f"{name}/manifest.json"):
+                raise
+            return False  # pruned while it was read: its manifest goes first
+        return True
 
     def parts(self):
         """Files of writes that did not end."""

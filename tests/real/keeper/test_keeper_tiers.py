@@ -56,6 +56,28 @@ def test_each_tier_gets_what_is_due_and_keeps_its_own(place):
     ]
 
 
+def test_where_the_job_ends_gets_everywhere_due_or_not(place):
+    worker = place.worker()
+    for step in (1, 2, 3):
+        assert worker.save(step, tiers=HERE if step > 1 else None) == ""
+    until(lambda: shared(place) == [1], "the copy that was due")
+    worker.close()
+    until(lambda: shared(place)[-1:] == [3], "where it ended")
+    copied = [(event["tier"], event["step"]) for event in events(place, "tier_copied")]
+    assert copied == [("shared", 1), ("shared", 3)]
+
+
+def test_a_worker_that_dies_is_no_end(place):
+    worker = place.worker()
+    for step in (1, 2):
+        assert worker.save(step, tiers=HERE if step > 1 else None) == ""
+    until(lambda: shared(place) == [1], "the copy that was due")
+    worker.client._wire.close()  # without a word
+    other = place.worker()
+    assert other.save(3, tiers=HERE) == ""
+    assert shared(place) == [1]
+
+
 def test_a_tier_that_fails_costs_nothing_but_its_copies(place):
     worker = place.worker()
     assert worker.save(1) == ""

@@ -71,6 +71,15 @@ def test_memory_goes_from_keeper_to_keeper(place, supervisor):
     worker.close()
 
 
+def test_a_keeper_outlives_what_a_scheduler_sends_to_every_process(place, supervisor):
+    worker = place.worker(buffers=1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        os.kill(supervisor.pid, number)
+    assert worker.save(1) == ""
+    assert worker.client.recall() is not None
+    worker.close()
+
+
 @pytest.mark.parametrize("is_starting", [False, True])
 def test_a_keeper_that_dies_when_all_is_over_does_not_hold_anybody(floor, place, is_starting):
     supervisor = Supervisor(place.setup)

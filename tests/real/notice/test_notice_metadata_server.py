@@ -13,10 +13,10 @@ import pytest
 from outlast.drill.metadata_server import (
     ACTION_PATH,
     REBALANCE_PATH,
-    TOKEN_PATH,
+    TIME_PATH,
     AwsMetadataServer,
-    Fault,
 )
+from outlast.drill.metadata_server_base import TOKEN_PATH, Fault
 
 TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 NOW = 1_505_722_800.7  # 2017-09-18T08:20:00Z, and a bit
@@ -108,6 +108,18 @@ def test_the_notice_is_404_then_json_then_404(ask):
     ask.server.withdraw()
     ask.server.withdraw()
     assert ask.get(ACTION_PATH, token)[0] == 404
+    assert ask.get(TIME_PATH, token)[0] == 404
+
+
+def test_the_older_form_of_the_notice_is_for_terminations(ask):
+    token = ask.token()
+    ask.server.preempt(action="stop")
+    assert ask.get(TIME_PATH, token)[0] == 404
+    ask.server.preempt()
+    assert ask.get(TIME_PATH, token) == (200, "2017-09-18T08:22:00Z")
+    ask.server.only_termination_time("2017-09-18T08:21:00Z")
+    assert ask.get(ACTION_PATH, token)[0] == 404
+    assert ask.get(TIME_PATH, token) == (200, "2017-09-18T08:21:00Z")
 
 
 def test_the_rebalance_recommendation(ask):

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from outlast.drill.metadata_server import AwsMetadataServer, Fault
+from outlast.drill.metadata_server import AwsMetadataServer
+from outlast.drill.metadata_server_base import Fault
 from outlast.notice import Notice
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.watch import WatchThread

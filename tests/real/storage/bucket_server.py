@@ -236,24 +236,29 @@ class _Exchange(http.server.BaseHTTPRequestHandler):
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815
 
     def read_body(self):
-        return self.rfile.read(self.length)
+        body = self.rfile.read(self.length)
+        if len(body) < self.length:  # the server would wait for the rest
+            raise ConnectionResetError("they went away in the middle of a request")
+        return body
 
     def forward(self):
         connection = http.client.HTTPConnection(*self.proxy.upstream, timeout=LIMIT_S)
+        with contextlib.closing(connection):  # a server that is slow, or gone, leaves no socket
+            return self._forward(connection)
+
+    def _forward(self, connection):
         connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
         for name, value in self.headers.items():
             if name.lower() != "connection":
                 connection.putheader(name, value)
         connection.endheaders(self.read_body())
-        answer = connection.getresponse()
-        body = answer.read()
-        headers = {
-            name: value
-            for name, value in answer.getheaders()
-            if name.lower() not in {"connection", "transfer-encoding", "date", "server"}
-        }
-        connection.close()
-        return answer.status, headers, body
+        with connection.getresponse() as answer:
+            headers = {
+                name: value
+                for name, value in answer.getheaders()
+                if name.lower() not in {"connection", "transfer-encoding", "date", "server"}
+            }
+            return answer.status, headers, answer.read()
 
     def answer(self, status, headers, body, only=None):
         self.send_response(status)

@@ -130,6 +130,101 @@ def test_all_ranks_act_at_the_same_steps_whatever_the_order(block):
         assert all(len(rank.decided) == len(world.ranks[0].decided) for rank in world.ranks)
 
 
+# --- no time for a drain -------------------------------------------------------------------------
+
+
+def no_time(info):
+    info["choice"] = "keep"
+    return False
+
+
+def test_without_time_everybody_leaves_at_once_wherever_they_are():
+    world = World(3)
+    world.ranks[0].agreement._coordinator._may_drain = no_time
+    for rank, completed in enumerate((2, 7, 4)):
+        in_step(world, rank, completed)
+    world.ranks[2].agreement.request("drain", not_before=0, left_s=1.0)
+    world.settle()
+    for rank in world.ranks:
+        (action,) = rank.decided
+        assert (action.kind, action.step, action.info["choice"]) == ("leave", 0, "keep")
+        assert not rank.waits
+        rank.move()
+        assert not rank.agreement.boundary(rank.completed)  # nothing is due at any step
+    world.ranks[1].agreement.request("drain", not_before=0)
+    world.ranks[1].ask("save")
+    world.settle()
+    assert all(len(rank.decided) == 1 for rank in world.ranks)
+
+
+def test_whoever_plans_the_drain_may_tell_the_others():
+    world = World(2)
+    world.ranks[0].agreement._coordinator._may_drain = lambda info: bool(
+        info.update(tiers=["shared"]) or True
+    )
+    world.ranks[1].agreement.request("drain", not_before=0, reason="a notice")
+    world.settle()
+    assert [rank.decided[0].info["tiers"] for rank in world.ranks] == [["shared"], ["shared"]]
+
+
+def test_seconds_left_are_counted_down_until_the_decision(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
+    seen = []
+    world = World(2)
+    world.ranks[0].agreement._coordinator._may_drain = lambda info: not seen.append(info["left_s"])
+    world.ranks[1].agreement.request("drain", not_before=0, left_s=30.0)
+    world.deliver(0)
+    now[0] = 104.0  # a pledge took its time
+    world.settle()
+    assert seen == [30.0]
+    assert [rank.decided[0].info["left_s"] for rank in world.ranks] == [26.0, 26.0]
+
+
+def test_a_notice_that_leaves_less_time_reaches_everybody_though_a_drain_is_agreed():
+    world = World(2)
+    heard = []
+    for rank in world.ranks:
+        rank.agreement._on_deadline = heard.append
+        in_step(world, rank.rank, 3)
+    world.ranks[1].agreement.request("drain", not_before=0, reason="a signal", left_s=None)
+    world.settle()
+    assert not heard
+    world.ranks[1].agreement.request("drain", not_before=0, reason="the platform", left_s=4.0)
+    world.settle()
+    assert heard == [4.0, 4.0]
+    assert all(len(rank.decided) == 1 for rank in world.ranks)
+
+
+def test_what_is_due_at_the_end_of_a_loop_is_done_there_and_a_drain_waits():
+    world = World(2)
+    for rank in world.ranks:
+        in_step(world, rank.rank, 3)
+    world.ranks[0].ask("save")
+    world.settle()
+    for rank in world.ranks:
+        rank.completed, rank.in_step = 4, False
+        (action,) = rank.agreement.last_boundary(4)
+        assert (action.kind, action.step) == ("save", 4)
+        assert not rank.agreement.in_step
+    world.ranks[1].agreement.request("drain", not_before=0)
+    world.settle()
+    for rank in world.ranks:
+        assert rank.agreement.last_boundary(4) == []
+        assert [action.kind for action in rank.agreement.boundary(4)] == ["drain"]
+
+
+def test_an_early_notice_is_told_to_rank_0_alone():
+    world = World(2)
+    heard = []
+    for rank in world.ranks:
+        rank.agreement._on_hurry = heard.append
+    world.ranks[1].agreement.hurry(answer="leave", left_s=None)
+    world.settle()
+    assert heard == [{"answer": "leave", "left_s": None}]
+    assert not any(rank.decided for rank in world.ranks)
+
+
 # --- one thing at a time -------------------------------------------------------------------------
 
 
@@ -360,7 +455,7 @@ def test_a_pledge_of_an_older_round_does_not_count():
 
 def test_no_decision_within_the_deadline_lets_the_loop_go_on(monkeypatch, caplog):
     monkeypatch.setattr(room, "DECISION_TIMEOUT_S", 0.05)
-    agreement = Agreement(Hub(2).link(0), 3, lambda action: None, lambda: True)
+    agreement = Agreement(Hub(2).link(0), 3, lambda action: None, may_save=lambda: True)
     agreement._pledge(1)
     assert agreement.boundary(3) == []
     assert "no decision within" in caplog.text
@@ -368,7 +463,7 @@ def test_no_decision_within_the_deadline_lets_the_loop_go_on(monkeypatch, caplog
 
 def test_stopping_lets_a_waiting_loop_go():
     link = LocalLink()
-    agreement = Agreement(link, 3, lambda action: None, lambda: False)
+    agreement = Agreement(link, 3, lambda action: None, may_save=lambda: False)
     agreement.start()
     agreement.request("save", not_before=3, hold=True)
     waiting = threading.Thread(target=agreement.boundary, args=(3,), daemon=True)
@@ -380,7 +475,7 @@ def test_stopping_lets_a_waiting_loop_go():
 
 
 def test_a_single_rank_saves_exactly_where_it_said():
-    agreement = Agreement(LocalLink(), 0, lambda action: None, lambda: True)
+    agreement = Agreement(LocalLink(), 0, lambda action: None, may_save=lambda: True)
     agreement.start()
     saved = []
     for step in range(50):
@@ -400,7 +495,7 @@ def test_threads_that_run_as_they_like(world_size, seed):
 
     def train(link):
         chance = random.Random(seed * 10 + link.rank)
-        agreement = Agreement(link, 0, lambda action: None, lambda: True)
+        agreement = Agreement(link, 0, lambda action: None, may_save=lambda: True)
         gate.wait(10)
         agreement.start()
         acted = []

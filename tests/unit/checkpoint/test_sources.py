@@ -26,6 +26,7 @@ class Saves:
             self.buffer,
             on_blocks=lambda _: None,
             remembered=self.remembered,
+            again=self.remembered.again(self.plan, lazy, self.tensors),
         )
         made.take_now()
         return made
@@ -92,7 +93,14 @@ def test_a_change_between_two_captures_is_none(saves):
 MOVES = {
     "another tensor": lambda tensor: tensor.clone(),
     "transposed where it lies": lambda tensor: tensor.t(),
-    "negated where it lies": torch._neg_view,
+    "a sparse one": lambda tensor: tensor.to_sparse(),
+    "one without memory": lambda tensor: tensor.to("meta"),
+    "shorter where it lies": lambda tensor: tensor[:3],
+}
+KINDS = {
+    "of another dtype": lambda tensor: tensor.view(torch.int32),
+    "of another shape": lambda tensor: tensor.view(49),
+    "negated": torch._neg_view,
 }
 
 
@@ -101,9 +109,43 @@ def test_a_tensor_that_lies_otherwise_is_not_taken_for_what_it_was(saves, move):
     saves.end(saves.begin())
     saves.tensors["t2"] = move(saves.tensors["t2"])
     assert not used_again(saves)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_tensor_that_became_something_else_where_it_lies_is_found(saves, kind):
+    saves.end(saves.begin())
+    saves.buffer.zero_()
+    saves.tensors["t2"] = kind(saves.tensors["t2"])
+    made = saves.begin()
+    saves.end(made)
+    assert made.moved == ["t2"]
+    assert not saves.copied()["t0"].any()  # nothing is copied of what is not to be believed
+    assert not used_again(saves)
+
+
+@pytest.mark.parametrize("move", [torch.clone, torch.t], ids=["clone", "transposed"])
+def test_what_lies_otherwise_is_copied_all_the_same(saves, move):
+    saves.end(saves.begin())
+    saves.tensors["t2"] = move(saves.tensors["t2"])
     for _ in range(2):
         assert saves.end(saves.begin()) == []
         assert saves.is_right()
+
+
+def test_with_other_names_nothing_is_used_again(saves):
+    saves.end(saves.begin())
+    assert used_again(saves)
+    assert not saves.remembered.again(
+        saves.plan, frozenset(saves.tensors), saves.tensors | {"more": torch.zeros(2)}
+    )
+
+
+def test_what_is_copied_at_once_must_be_what_it_was(saves):
+    late = frozenset({"t0", "t1"})
+    saves.end(saves.begin(late))
+    assert saves.remembered.again(saves.plan, late, saves.tensors)
+    changed = saves.tensors | {"n": saves.tensors["n"].int()}
+    assert not saves.remembered.again(saves.plan, late, changed)
 
 
 def test_what_is_copied_at_once_is_not_forgotten(saves):
@@ -124,3 +166,35 @@ def test_other_names_to_be_copied_later(saves):
         assert saves.is_right()
         for tensor in saves.tensors.values():
             tensor.add_(1)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_what_is_copied_later_is_the_memory_of_the_boundary(saves, requires_grad):
+    """Whoever moves state about assigns to ``data``; what lay there before is what is saved."""
+    for tensor in list(saves.tensors.values())[:-1]:
+        tensor.requires_grad_(requires_grad)
+    for _ in range(3):
+        before = {name: tensor.detach().clone() for name, tensor in saves.tensors.items()}
+        made = saves.begin()
+        for tensor in saves.tensors.values():
+            tensor.data = torch.zeros_like(tensor)
+        assert saves.end(made) == []
+        copied = saves.copied()
+        assert all(torch.equal(copied[name], tensor) for name, tensor in before.items())
+        for name, tensor in saves.tensors.items():
+            tensor.data = before[name] + 1
+
+
+@pytest.mark.parametrize("shape", [(2,), (1 << 20,)])
+def test_memory_of_the_boundary_is_not_given_back_while_it_is_copied(shape):
+    tensors = {f"t{number}": torch.full((1 << 20,), float(number)) for number in range(3)}
+    saves = Saves(tensors)
+    for _ in range(3):
+        made = saves.begin()
+        for tensor in tensors.values():  # of 4 MB: what is given back is not there any more
+            tensor.data = torch.ones(shape)
+        assert saves.end(made) == []
+        assert made.moved or all((saves.copied()[n] == float(n[1:])).all() for n in tensors)
+        assert not made.moved or shape == (2,)
+        for number, tensor in enumerate(tensors.values()):
+            tensor.data = torch.full((1 << 20,), float(number))

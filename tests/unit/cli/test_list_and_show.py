@@ -132,13 +132,53 @@ def test_nothing_there_yet(job, outlast):
         assert "there is no checkpoint in" in err
 
 
-def test_from_another_directory_it_says_where_the_job_was_made_to_save(job, outlast):
+def made_with(job, **tiers):
+    """What a job's record says of its tiers."""
     raw = json.loads((job.directory / "job.json").read_text())
-    raw["settings"] = {"tier.nvme": "/mnt/nvme/job, every 1, keep 3"}
+    raw["settings"] = {f"tier.{name}": value for name, value in tiers.items()}
     (job.directory / "job.json").write_text(json.dumps(raw))
+
+
+def test_with_other_settings_it_says_where_the_job_was_made_to_save(job, outlast):
+    made_with(job, nvme="/mnt/nvme/job, every 1, keep 3")
     _, out, _ = outlast("checkpoints", "list")
     assert "The job was made with checkpoints in /mnt/nvme/job: go where its outlast.toml" in out
     assert "/mnt/nvme/job" in outlast("checkpoints", "verify")[2]
+
+
+def test_from_another_directory_the_tiers_are_those_the_job_was_made_with(
+    job, outlast, tmp_path, monkeypatch
+):
+    job.save(100, 200)
+    made_with(job, **{name: f"{job.place}/{name}, every 1, keep 3" for name in ("fast", "slow")})
+    before = outlast("checkpoints", "list", job.directory)[1]
+    assert "fast" in before
+    monkeypatch.chdir(tmp_path.parent)  # no outlast.toml there
+    assert outlast("checkpoints", "list", job.directory) == (0, before, "")
+    assert outlast("checkpoints", "verify", job.directory)[0] == 0
+    for command in ("prune", "repair"):  # what a file says is not enough to remove or write
+        code, out, err = outlast("checkpoints", command, job.directory)
+        assert (code, out) == (2, "")
+        assert "which tiers to write to must be set" in err
+        assert f"{job.place}/slow" in err
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"x": "nonsense"},
+        {"x": "memory:, every 1, keep 1"},
+        {"x": "s3://, every 1, keep 1"},
+        {"x": "/a, every 0, keep 1"},
+        {},
+    ],
+)
+def test_a_record_without_tiers_is_no_reason_to_fail(job, outlast, tmp_path, monkeypatch, made):
+    made_with(job, **made)
+    monkeypatch.chdir(tmp_path.parent)
+    code, out, _ = outlast("checkpoints", "list", job.directory)
+    assert code == 0
+    assert f"no checkpoint in {job.directory}/checkpoints yet" in out
 
 
 # --- show ----------------------------------------------------------------------------------------

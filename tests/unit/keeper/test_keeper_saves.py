@@ -62,6 +62,17 @@ def test_the_commit_comes_when_the_last_of_all_ranks_is_whole(keeper, disk):
     assert [w.ended[0].error for w in (one, two)] == ["", ""]
 
 
+def test_ranks_that_are_at_different_steps_commit_nothing(keeper, disk):
+    one, two = keeper.worker(0, 2), keeper.worker(1, 2)
+    one.save(7, 1)
+    two.save(9, 1)
+    keeper.run()
+    assert [w.ended[0].error for w in (one, two)] == ["some ranks save step 7 and others 9"] * 2
+    assert not is_committed(disk, 7)
+    assert not is_committed(disk, 9)
+    assert keeper.saves.idle
+
+
 def test_a_rank_without_tensors_takes_part(keeper, disk):
     one, two = keeper.worker(0, 2), keeper.worker(1, 2, size=0)
     one.save(5, 1)

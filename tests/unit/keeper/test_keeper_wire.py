@@ -1,5 +1,6 @@
 """Frames with descriptors, and what a connection does with those that make no sense."""
 
+import gc
 import os
 import socket
 import threading
@@ -91,6 +92,7 @@ class Owner:
 
 @pytest.mark.parametrize("data", [*GARBAGE, b""])
 def test_garbage_costs_its_connection_alone_and_no_descriptor(data, caplog):
+    gc.collect()  # what tests before this one have left is none of its business
     before = num_descriptors()
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     owner = Owner()
@@ -105,7 +107,7 @@ def test_garbage_costs_its_connection_alone_and_no_descriptor(data, caplog):
     peer.send(wire.Drop(arena=1), fds=(fd,))  # nobody is there to take it
     os.close(fd)
     here.close()
-    assert num_descriptors() == before
+    assert num_descriptors() <= before
     assert owner.heard == []
 
 

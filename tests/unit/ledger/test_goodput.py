@@ -181,8 +181,13 @@ def test_a_drain_without_the_agreed_sample_stalls_from_the_agreement():
     assert lanes(events) == {"productive": 1.3, "stalled": 0.7, "other": 3.0}
     assert goodput(events).steps_done == 14
     assert lanes([*events, ev(4.6, "drain_agreed", 1, 1, step=14)]) == lanes(events)
-    del events[4]
-    assert lanes(events) == {"productive": 1.0, "stalled": 1.0, "other": 3.0}
+
+
+def test_a_session_that_left_without_an_agreed_step_waited_for_no_checkpoint():
+    """It was in an evaluation, or in a step that did not end in time."""
+    events = [*start(), sample(4.0, 10)]
+    events.append(ev(5.0, "drained", step=14, committed=False))
+    assert lanes(events) == {"productive": 2.0, "other": 3.0}
     assert goodput(events).steps_done == 14
 
 

@@ -16,6 +16,8 @@ from outlast.notice.exchange import Answer
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
 DUE = NOW + 120
 DUE_TEXT = "2017-09-18T08:22:00Z"
+TIME_PATH = "/latest/meta-data/spot/termination-time"
+REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
 
 
 class Clock:
@@ -34,6 +36,8 @@ class Service:
         self.asked: list[tuple[str, str]] = []
         self.put: Answer | Exception | None = None
         self.get: Answer | Exception = Answer(404, b"")
+        self.time: Answer | Exception = Answer(404, b"")
+        self.rebalance: Answer | Exception = Answer(404, b"")
         self.accepts_tokens = True
         self.limits: set[tuple[float, int]] = set()
         self._numbers = itertools.count(10_000_000)
@@ -41,6 +45,10 @@ class Service:
     def __call__(self, method, url, *, headers, timeout_s, max_body_bytes):
         path = url.removeprefix("http://service")
         self.asked.append((method, path))
+        if path in (TIME_PATH, REBALANCE_PATH):
+            assert headers == {"X-aws-ec2-metadata-token": self.token}
+            assert 0 < timeout_s < 0.4 + 1e-9
+            return _given(self.time if path == TIME_PATH else self.rebalance)
         self.limits.add((timeout_s, max_body_bytes))
         if method == "PUT":
             assert path == "/latest/api/token"
@@ -53,7 +61,8 @@ class Service:
         return _given(self.get)
 
     def methods(self) -> str:
-        methods = "".join(method[0] for method, _ in self.asked)
+        softer = (TIME_PATH, REBALANCE_PATH)
+        methods = "".join(method[0] for method, path in self.asked if path not in softer)
         self.asked.clear()
         return methods
 
@@ -202,6 +211,94 @@ def test_every_documented_notice_is_heard(action, due):
     service.get = announced(action, datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     notice = AwsWatcher("http://service", clock=Clock(), send=service).poll()
     assert (notice.action, notice.deadline_t) == (action, due)
+
+
+@settings(max_examples=300, deadline=None)
+@given(status=st.sampled_from([200, 200, 201, 301, 401, 404, 500]), body=st.binary())
+def test_no_bytes_of_the_softer_questions_are_a_notice_or_raise(status, body):
+    service = Service()
+    service.time = service.rebalance = Answer(status, body)
+    assert AwsWatcher("http://service", clock=Clock(), send=service).poll() is None
+
+
+def test_the_older_form_alone_is_a_hard_notice(watcher, service):
+    service.time = Answer(200, DUE_TEXT.encode() + b"\n")
+    notice = watcher.poll()
+    assert (notice.action, notice.deadline_t, notice.early) == ("terminate", DUE, False)
+    assert notice.detail == "EC2 spot: terminate at 2017-09-18T08:22:00+00:00"
+
+
+@pytest.mark.parametrize("body", [b"", b"none", b"soon", b"\xff", b"1505722920"])
+def test_what_is_not_a_time_there_is_documented_as_none(watcher, service, body):
+    service.time = Answer(200, body)
+    assert watcher.poll() is None
+    assert watcher.errors == 0
+
+
+@pytest.mark.parametrize(
+    "body", [b"2017-09-18T08:22:00", b"2018-09-18T08:22:00Z", b"0001-01-01T00:00:00Z"]
+)
+def test_a_time_that_cannot_be_meant_is_an_error(watcher, service, body):
+    service.time = Answer(200, body)
+    assert watcher.poll() is None
+    assert watcher.errors == 1
+
+
+def recommended(time=DUE_TEXT):
+    return Answer(200, json.dumps({"noticeTime": time}).encode())
+
+
+def test_a_rebalance_recommendation_is_an_early_notice(watcher, service, clock):
+    service.rebalance = recommended("2017-09-17T08:22:00Z")
+    notice = watcher.poll()
+    assert (notice.action, notice.deadline_t, notice.early) == ("rebalance", None, True)
+    clock.t += 30
+    assert watcher.poll() == notice
+    service.get = announced()
+    assert watcher.poll().action == "terminate"
+
+
+@pytest.mark.parametrize("time", ["", "soon", None, "2017-01-18T08:22:00Z", "2017-09-20T08:22:00Z"])
+def test_a_recommendation_that_cannot_be_meant_is_an_error(watcher, service, time):
+    service.rebalance = recommended(time)
+    assert watcher.poll() is None
+    assert watcher.errors == 1
+
+
+@pytest.mark.parametrize("soft", ["time", "rebalance"])
+def test_softer_questions_that_fail_do_not_touch_the_notice_and_are_left_out(
+    watcher, service, monkeypatch, soft
+):
+    now = [100.0]
+    monkeypatch.setattr("outlast.notice.aws.time.monotonic", lambda: now[0])
+    setattr(service, soft, TimeoutError("slow"))
+    assert watcher.poll() is None
+    assert watcher.errors == 1
+    service.asked.clear()
+    watcher.poll()
+    assert len(service.asked) == 1
+    service.get = announced()
+    assert watcher.poll().deadline_t == DUE
+    assert watcher.errors == 1
+    service.get = Answer(404, b"")
+    setattr(service, soft, Answer(200, DUE_TEXT.encode()) if soft == "time" else recommended())
+    now[0] += 10
+    assert watcher.poll() is not None
+
+
+def test_the_softer_questions_share_their_time(watcher, service, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("outlast.notice.aws.time.monotonic", lambda: now[0])
+    limits = []
+
+    def send(method, url, **options):
+        if url.endswith((TIME_PATH, REBALANCE_PATH)):
+            limits.append(round(options["timeout_s"], 3))
+            now[0] += 0.3
+        return service(method, url, **options)
+
+    AwsWatcher("http://service", clock=Clock(), send=send).poll()
+    assert limits == [0.4, 0.1]
 
 
 def test_a_token_serves_many_polls_and_is_renewed_before_it_expires(watcher, service, clock):

@@ -2,6 +2,7 @@
 
 import logging
 
+import msgspec
 import pytest
 
 from outlast.notice import Notice
@@ -23,9 +24,14 @@ class Script:
         return said
 
 
-def notice(action="terminate", deadline_t=120.0, heard_t=0.0):
+def notice(action="terminate", deadline_t=120.0, heard_t=0.0, **more):
     return Notice(
-        source="script", action=action, deadline_t=deadline_t, heard_t=heard_t, detail="at 120"
+        source="script",
+        action=action,
+        deadline_t=deadline_t,
+        heard_t=heard_t,
+        detail="at 120",
+        **more,
     )
 
 
@@ -45,10 +51,23 @@ def test_the_same_notice_is_passed_on_once(heard):
     assert heard == [notice()]
 
 
-def test_another_action_or_deadline_is_another_notice(heard):
-    said = [notice(), notice("stop"), notice(deadline_t=60.0), notice(deadline_t=None)]
-    checked(WatchThread(Script(*said, *said), heard.append), 8)
+def test_another_action_or_deadline_or_event_or_a_harder_word_is_another_notice(heard):
+    said = [
+        notice(early=True),
+        notice(),
+        notice("stop"),
+        notice(deadline_t=60.0),
+        notice(deadline_t=None),
+        notice(event="7"),
+    ]
+    checked(WatchThread(Script(*said, *said), heard.append), 12)
     assert heard == said
+
+
+def test_an_early_notice_does_not_hide_the_hard_one(heard):
+    early = msgspec.structs.replace(notice(), early=True)
+    checked(WatchThread(Script(early, early, notice(), notice()), heard.append), 4)
+    assert heard == [early, notice()]
 
 
 def test_a_failing_receiver_is_logged_and_does_not_end_the_watching(heard, caplog):

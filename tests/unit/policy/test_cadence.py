@@ -14,6 +14,7 @@ from outlast.policy.cadence import (
     Auto,
     EverySeconds,
     EverySteps,
+    Hurried,
     cadence,
 )
 
@@ -82,3 +83,24 @@ def test_which_one_the_settings_ask_for():
     assert isinstance(auto, Auto)
     assert (auto.due(1, 24.9), auto.due(1, 25.0)) == (False, True)
     assert ASSUMED_MTBF_S == 36000.0
+
+
+def test_hurried_saves_at_once_and_then_as_young_has_it_for_ten_minutes():
+    hurried = Hurried(EverySteps(1000))
+    assert hurried.due(1, 0.0)
+    hurried.taken(1, 0.0, blocked_s=0.002)  # √(2 · 0.002 · 600) = 1.5 s: at least 5
+    assert not hurried.due(2, 4.9)
+    assert hurried.due(2, 5.0)
+    hurried.taken(2, 5.0, blocked_s=0.75)  # 30 s
+    assert not hurried.due(3, 34.9)
+    assert hurried.due(3, 35.0)
+    hurried.taken(3, 35.0, blocked_s=60.0)
+    assert not hurried.due(4, 94.9)
+    assert hurried.due(4, 95.0)
+
+
+def test_hurried_takes_what_the_other_cadence_takes_too():
+    hurried = Hurried(EverySteps(3))
+    hurried.taken(2, 0.0, blocked_s=10.0)
+    assert hurried.due(3, 0.1)
+    assert not hurried.due(4, 0.1)

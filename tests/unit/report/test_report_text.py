@@ -135,7 +135,10 @@ def test_the_summary():
 def test_a_running_job_says_when_it_was_last_heard_of():
     lines = plain(summary(killed()[:-1], now=3312.0))
     assert lines[0] == "job tiny: running, last heard of 12.0 s ago"
-    assert plain(summary(killed()[:6]))[5] == "  incidents 1 incident, no steps lost, 1 not over"
+    assert (
+        plain(summary(killed()[:6]))[5]
+        == "  incidents 1 incident, no steps lost so far, 1 not over"
+    )
 
 
 @pytest.mark.parametrize(

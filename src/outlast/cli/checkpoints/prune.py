@@ -79,7 +79,7 @@ def command(
     as_json: bool,
 ) -> int:
     """Remove what need not be kept; never the newest that verifies."""
-    at = find_job(directory)
+    at = find_job(directory, writes=True)
     wanted = None if keep is None else _parse_keep(keep)
     with _nobody_else(at) if not dry_run else contextlib.nullcontext():
         found = survey(at.settings, tier)

@@ -47,7 +47,7 @@ Key = tuple[int, str]  # a copy: its step and its tier
 @JSON
 def command(directory: str | None, step: int | None, as_json: bool) -> int:
     """Verify every tier and mend what is damaged from another; exit code 1 if something remains."""
-    at = find_job(directory)
+    at = find_job(directory, writes=True)
     found = survey(at.settings)
     found.complain()
     targets = [one for one in targets_of(at, found, step) if not one.making]

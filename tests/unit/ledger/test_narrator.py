@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from outlast.launch.narrator import Narrator, sentence
 from outlast.ledger.events import EVENT_NAMES, Event
 from outlast.ledger.file import Ledger
+from outlast.ledger.narrator import Narrator, sentence
 
 
 def event(name, *, rank=None, attempt=1, **fields):
@@ -88,3 +88,19 @@ def test_it_tells_what_is_new_and_what_is_left_at_the_end(tmp_path, capfd):
     captured = capfd.readouterr()
     assert captured.err == "outlast: restarting: rank 1 failed\n"
     assert captured.out == ""
+
+
+def test_a_notice_that_several_hear_is_told_once_and_other_lines_each_time(tmp_path, capfd):
+    ledger = Ledger(tmp_path, job="j", attempt=1)
+    narrator = Narrator(tmp_path)
+    for _ in range(3):
+        ledger.append("notice", source="SIGUSR1", action="terminate", deadline_t=None)
+    for _ in range(2):
+        ledger.append("storage_error", operation="save", error="no space")
+    narrator.start()
+    narrator.stop()
+    ledger.close()
+    failed = "outlast: storage failed (save): no space; training goes on\n"
+    assert capfd.readouterr().err == (
+        f"outlast: notice from SIGUSR1: terminate; draining\n{failed}{failed}"
+    )

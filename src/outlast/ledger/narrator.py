@@ -11,21 +11,26 @@ from pathlib import Path
 from typing import Final
 
 from outlast.errors import Exit
-from outlast.keeper.wire import Progress
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 
 POLL_S: Final = 0.2
-WAIT_FIRST_S: Final = 2.0
-WAIT_EVERY_S: Final = 5.0
 
 
 class Narrator:
-    """Follows a ledger in a thread and says what matters; silent about steps and snapshots."""
+    """Follows a ledger in a thread and says what matters; silent about steps and snapshots.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: the job's.
+        also: shown each event, those of before included.
+    """
+
+    def __init__(self, directory: Path, also: Callable[[Event], None] = lambda _: None) -> None:
+        self._also = also
         self._follower = Follower(directory)
-        self._follower.poll()  # what happened before is told by `outlast report`
+        for event in self._follower.poll():  # what happened before is told by `outlast report`
+            also(event)
+        self._told = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outlast-narrator", daemon=True)
 
@@ -49,45 +54,21 @@ class Narrator:
         except OSError:
             return  # telling that fails never stops training
         for event in events:
+            self._also(event)
             text = sentence(event)
-            if text:
+            # Of a notice that Slurm sends to every process, the agent and each worker hear.
+            is_again = event.event == "notice" and text == self._told
+            if text and not is_again:
                 say(text)
-
-
-class Waits:
-    """Says what the end of a job waits for: slower tiers that do not have everything yet."""
-
-    def __init__(self) -> None:
-        self._told_s = 0.0
-        self._first: tuple[float, int] | None = None  # when, and how many bytes were done
-
-    def tell(self, progress: Progress) -> None:
-        """Say it after two seconds, and then every five, with the time that is left."""
-        now = time.monotonic()
-        if not progress.words:
-            return
-        self._first = self._first or (now, progress.done_bytes)
-        if now - self._first[0] < WAIT_FIRST_S or now - self._told_s < WAIT_EVERY_S:
-            return
-        self._told_s = now
-        done = progress.done_bytes - self._first[1]
-        left = progress.total_bytes - progress.done_bytes
-        rate = done / max(now - self._first[0], 0.001)
-        time_left = f", {humanise_s(left / rate)} left" if done > 0 else ""
-        say(
-            f"bringing the newest checkpoint to {progress.words}: "
-            f"{progress.done_bytes / 1e9:.2f} of {progress.total_bytes / 1e9:.2f} GB{time_left}"
-        )
-
-
-def humanise_s(seconds: float) -> str:
-    """Seconds as a person says them."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+                self._told = text
 
 
 def say(text: str) -> None:
     """One line for people, apart from what the script prints."""
-    print(f"outlast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - that is its purpose
+    if sys.stderr is None:  # closed (2>&-): print would take standard output instead
+        return
+    with contextlib.suppress(OSError, ValueError):  # nobody reads any more: it stops nothing
+        print(f"outlast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - that is its purpose
 
 
 def place(path: Path) -> str:
@@ -132,13 +113,21 @@ def _lost(event: Event) -> str:
 def _notice(event: Event) -> str:
     deadline_t = event.get("deadline_t")
     when = f" in {max(deadline_t - time.time(), 0.0):.0f} s" if deadline_t else ""
-    return f"notice from {event.get('source')}: {event.get('action')}{when}; draining"
+    text = f"notice from {event.get('source')}: {event.get('action')}{when}"
+    if event.get("early"):
+        return f"early {text}; {_ANSWERS.get(str(event.get('answer')), 'noted')}"
+    return f"{text}; draining"
 
 
 def _to_tier(event: Event) -> str:
     return f" to {event.get('tier')}" if event.get("tier") else ""
 
 
+_ANSWERS: Final = {
+    "leave": "saving, then leaving",
+    "save": "saving more often",
+    "ignore": "ignored, as set",
+}
 _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "attempt_formed": _formed,
     "resumed": _resumed,
@@ -148,6 +137,8 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "drained": lambda event: (
         f"drained after step {event.get('step')}"
         + (", committed" if event.get("committed") else ", not committed")
+        if event.get("step")
+        else "drained before the first step"
     ),
     "storage_error": lambda event: (
         f"storage failed ({event.get('operation')}{_to_tier(event)}): {event.get('error')}; "

@@ -1,0 +1,272 @@
+"""What is to be run and where, checked once; each recipe renders one file.
+
+Which exit code of ``outlast run`` is answered how is decided here, for all schedulers:
+
+- drained (75): start again, and never count it: that is the plan, not a failure.
+- usage (2), refused (78): never start again: the next attempt would say the same.
+- gave up (76): never, on one machine. On several it can also mean that the machine which holds
+  torch's store was lost, so there it is a failure like any other, of which a few are allowed.
+- storage (77): Kubernetes tries a few times, as the next pod may land on a machine whose mount
+  works. Slurm and SkyPilot hand it to a person: queueing for, or renting, machines to meet the
+  same full disk costs more than it can win.
+- anything else (a killed process, a lost machine): start again; each file bounds how often.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from outlast.errors import ConfigError, Exit
+from outlast.init import quoting
+from outlast.init.render import render
+
+NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+NAME_LENGTH: Final = 40  # leaves room for what schedulers append: a host name has 63 characters
+MOUNT: Final = "/outlast"
+SLACK_S: Final = 10  # between our own deadline and the kill, for Python to leave
+DEFAULT_GRACE_S: Final = 120
+
+# How long a pod has on a spot machine of this cloud, counted from SIGTERM, less the slack.
+# GKE cuts at 15 s whatever the pod asks for, unless its node pool says more.
+SPOT_GRACE_S: Final = {"gke": 15, "eks": 110, "aks": 20}
+
+_TIME: Final = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
+_PARTITIONS: Final = re.compile(r"[\w.-]+(,[\w.-]+)*", re.ASCII)
+_IMAGE: Final = re.compile(r"[a-zA-Z0-9][\w./:@-]*", re.ASCII)
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+_ACCELERATOR: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+_BUCKET: Final = re.compile(r"(s3|gs|r2|cos|oci|nebius|https)://[^\s\"'\\${}]+")
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What is run: the same for every scheduler.
+
+    Attributes:
+        name: the job's name: RFC 1123, and a letter first, as a host name's part must be.
+        script: the training script, as the machines see it.
+        arguments: what the script is given.
+        nodes: machines.
+        gpus: GPUs of each machine, and so its workers.
+        cpus: for a job without GPUs: its workers, a core each; else 0.
+    """
+
+    name: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    nodes: int = 1
+    gpus: int = 1
+    cpus: int = 0
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name) or len(self.name) > NAME_LENGTH:
+            raise ConfigError(
+                f"{self.name!r} is no name for a job: lower-case letters, digits and hyphens, "
+                f"{NAME_LENGTH} at most, a letter first; give another with --name"
+            )
+        if not self.script or self.script.startswith("-"):
+            raise ConfigError(f"{self.script!r} is no script; name one with --script train.py")
+        for argument in (self.script, *self.arguments):
+            quoting.check(argument)
+        check_number("--nodes", self.nodes, 1, 10_000)
+        if self.gpus == 0:
+            raise ConfigError("--gpus 0: for a job without GPUs give its workers with --cpus N")
+        check_number("--gpus", self.gpus, 1, 128)
+        check_number("--cpus", self.cpus, 0, 1024)
+
+    @property
+    def workers(self) -> int:
+        """Training processes on each machine."""
+        return self.cpus or self.gpus
+
+    @property
+    def command(self) -> list[str]:
+        """The script and its arguments."""
+        return [self.script, *self.arguments]
+
+
+class Slurm(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch script for ``sbatch``.
+
+    Attributes:
+        training: what is run.
+        directory: the job's directory, on storage that all machines see.
+        time: the job's time limit, in one of Slurm's forms.
+        partition: where it may run, or "" for the site's default.
+        grace_s: how long before the time limit Slurm says so.
+        cpus_per_gpu: cores for each GPU: its worker, that one's data loaders, the keeper.
+    """
+
+    training: Training
+    directory: str = "outlast-job"
+    time: str = "24:00:00"
+    partition: str = ""
+    grace_s: int = DEFAULT_GRACE_S
+    cpus_per_gpu: int = 8
+
+    def __post_init__(self) -> None:
+        if not _TIME.fullmatch(self.time):
+            raise ConfigError(
+                f"--time {self.time} is not a time limit; write 24:00:00, 90 (minutes) or 2-12"
+            )
+        if self.partition and not _PARTITIONS.fullmatch(self.partition):
+            raise ConfigError(f"{self.partition!r} is not a partition; sinfo lists them")
+        quoting.check(self.directory)
+        check_number("--grace", self.grace_s, 5, 65_535)
+        check_number("--cpus-per-gpu", self.cpus_per_gpu, 1, 256)
+
+    def render(self) -> str:
+        """The script."""
+        training = self.training
+        cores = training.cpus or training.gpus * self.cpus_per_gpu
+        return render("slurm.sbatch.j2", job=self, training=training, cores=cores, **_codes())
+
+    def next_command(self, file: str) -> str:
+        """What to type next."""
+        return f"sbatch {quoting.bash(file)}"
+
+
+class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
+    """Manifests for ``kubectl apply``.
+
+    Attributes:
+        training: what is run.
+        kind: "job", "jobset" or "trainjob".
+        image: the container image, with outlast and the script in it.
+        claim: the PersistentVolumeClaim that holds the job's directory.
+        spot: "gke", "eks" or "aks" to ask for that cloud's spot machines, or "".
+        grace_s: seconds between SIGTERM and SIGKILL that the drain may use; None for what the
+            machines give.
+    """
+
+    training: Training
+    image: str
+    claim: str
+    kind: str = "job"
+    spot: str = ""
+    grace_s: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _IMAGE.fullmatch(self.image):
+            raise ConfigError(f"{self.image!r} is not an image; write registry/name:tag")
+        if not _SUBDOMAIN.fullmatch(self.claim) or len(self.claim) > 253:
+            raise ConfigError(
+                f"{self.claim!r} is not a PersistentVolumeClaim's name; see: kubectl get pvc"
+            )
+        if self.grace_s is not None:
+            check_number("--grace", self.grace_s, 5, 86_400)
+
+    @property
+    def drain_s(self) -> int:
+        """How long a drain may take."""
+        if self.grace_s is not None:
+            return self.grace_s
+        return SPOT_GRACE_S.get(self.spot, DEFAULT_GRACE_S)
+
+    @property
+    def rendezvous_host(self) -> str:
+        """The first pod's name in the cluster's DNS."""
+        name = self.training.name
+        pod = f"{name}-0" if self.kind == "job" else f"{name}-node-0-0"
+        return f"{pod}.{name}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """What ``outlast run`` is given, before the script."""
+        several = [
+            *("--nnodes", str(self.training.nodes), "--rdzv-backend", "c10d"),
+            *("--rdzv-endpoint", f"{self.rendezvous_host}:29500", "--rdzv-id", self.training.name),
+            # Pods come one by one: an early one waits an hour for the last, not ten minutes.
+            *("--rdzv-conf", "join_timeout=3600"),
+        ]
+        flags = several if self.training.nodes > 1 else ["--standalone"]
+        return [*flags, "--nproc-per-node", str(self.training.workers)]
+
+    def render(self) -> str:
+        """The manifests."""
+        never = [Exit.USAGE, Exit.REFUSED]
+        if self.training.nodes == 1:
+            never.append(Exit.GAVE_UP)
+        return render(
+            f"k8s-{self.kind}.yaml.j2",
+            job=self,
+            training=self.training,
+            mount=MOUNT,
+            slack_s=SLACK_S,
+            never=sorted(map(int, never)),
+            **_codes(),
+        )
+
+    def next_command(self, file: str) -> str:
+        """What to type next."""
+        return f"kubectl apply -f {quoting.bash(file)}"
+
+
+class Sky(msgspec.Struct, frozen=True, kw_only=True):
+    """A task for ``sky jobs launch``.
+
+    Attributes:
+        training: what is run.
+        accelerator: SkyPilot's name of the GPU; not used where the job has none.
+        bucket: the bucket that holds the job's directory, or "".
+        volume: the SkyPilot volume that holds it, or "". One of the two.
+    """
+
+    training: Training
+    accelerator: str = ""
+    bucket: str = ""
+    volume: str = ""
+
+    def __post_init__(self) -> None:
+        if self.training.cpus and self.accelerator:
+            raise ConfigError("--gpu-type and --cpus: a job has GPUs or it has not; give one")
+        if not self.training.cpus and not _ACCELERATOR.fullmatch(self.accelerator):
+            raise ConfigError(
+                f"{self.accelerator!r} is no GPU; name one with --gpu-type H100 (sky gpus list), "
+                "or give --cpus"
+            )
+        if bool(self.bucket) == bool(self.volume):
+            raise ConfigError(
+                "a machine's own disk goes with it: say where the job's directory is to be, with "
+                "either --bucket s3://NAME or --volume NAME"
+            )
+        if self.bucket and not _BUCKET.fullmatch(self.bucket):
+            raise ConfigError(f"{self.bucket!r} is not a bucket; write s3://NAME or gs://NAME")
+        if self.bucket and self.training.nodes > 1:
+            raise ConfigError(
+                f"{self.training.nodes} machines do not see each other's files in a mounted bucket "
+                "in time; give a volume that all can write, with --volume NAME"
+            )
+        if self.volume and not _SUBDOMAIN.fullmatch(self.volume):
+            raise ConfigError(f"{self.volume!r} is not a volume's name; see: sky volumes ls")
+
+    def render(self) -> str:
+        """The task."""
+        # SkyPilot ends the other machines' processes when one fails, and looks at all codes: on
+        # several machines a 137 says nothing.
+        again = [int(Exit.DRAINED)] + ([137, 143] if self.training.nodes == 1 else [])
+        return render(
+            "sky.yaml.j2", job=self, training=self.training, mount=MOUNT, again=again, **_codes()
+        )
+
+    def next_command(self, file: str) -> str:
+        """What to type next."""
+        return f"sky jobs launch {quoting.bash(file)}"
+
+
+def _codes() -> dict[str, Any]:
+    return {"exit": {code.name.lower(): int(code) for code in Exit}}
+
+
+def check_number(flag: str, value: int, least: int, most: int) -> None:
+    """Raise ConfigError for a number out of its range."""
+    if not least <= value <= most:
+        raise ConfigError(f"{flag} {value} is not between {least} and {most}")
+
+
+def name_of(script: str) -> str:
+    """A job's name after its script: ``src/train_gpt.py`` → ``train-gpt``."""
+    stem = re.sub(r"\.py$", "", script.replace("\\", "/").rpartition("/")[2])
+    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:NAME_LENGTH].rstrip("-")

@@ -1,0 +1,124 @@
+"""Whose turn it is: on rank 0, when the next checkpoint is to be asked for, and of what kind.
+
+A save that comes while no snapshot can be taken is skipped and counted, never queued. After an
+early notice checkpoints come closer together; where the machine will go, the next one is a drain.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from outlast.checkpoint.manifest import FULL, WEIGHTS
+from outlast.config import Settings
+from outlast.ledger.narrator import say
+from outlast.policy.cadence import Cadence, Hurried, cadence
+from outlast.training.engine import Engine
+
+STUCK_S: Final = 120.0  # no save takes that long, unless it waits for storage that does not answer
+END_AFTER_S: Final = 1.0  # of training that would be lost with the end of a loop
+END_SHARE: Final = 50.0  # a save of it may hold up a script for a fiftieth of its time
+
+
+class Turns:
+    """Rank 0's decisions; asked between two steps, and told by other threads.
+
+    Args:
+        settings: the job's.
+        engine: whether a snapshot could be taken.
+        on_skipped: told (step, reason) of each save that was due and is not taken.
+    """
+
+    def __init__(
+        self, settings: Settings, engine: Engine, on_skipped: Callable[[int, str], None]
+    ) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._on_skipped = on_skipped
+        every = settings.checkpoint_every
+        self._cadence: Cadence = cadence(every.steps, every.seconds, time.monotonic())
+        self._saves = 0  # that came due by the cadence
+        self._asking = False
+        self._again = False
+        self._leaves_next = False
+        self._end_s: float | None = None  # monotonic time at which the machine goes
+        self._taken_s = time.monotonic()
+        self._end_cost_s = 0.0
+        self._skip_told = False
+        self._stuck_told = 0
+
+    def due(self, step: int) -> dict[str, Any] | None:
+        """What to ask for at the boundary after the next step, if anything."""
+        if self._asking:
+            return None
+        if self._again and self._engine.idle:
+            self._again, self._asking = False, True
+            return {"kind": "save", "reason": "the snapshot before was void"}
+        if not self._cadence.due(step + 1, time.monotonic()):
+            return None
+        if not self._engine.idle_soon:
+            self._tell_if_stuck()
+            if not self._skip_told:
+                self._skip_told = True
+                self._on_skipped(step + 1, self._engine.why_not())
+            return None
+        self._asking, self._skip_told = True, False
+        if self._leaves_next:
+            left_s = None if self._end_s is None else max(self._end_s - time.monotonic(), 0.0)
+            return {"kind": "drain", "reason": "an early notice", "left_s": left_s}
+        return {"kind": "save", "reason": "due", **self._content()}
+
+    def taken(self, step: int, now_s: float, blocked_s: float) -> None:
+        """A snapshot was begun, and blocked the loop for so long."""
+        self._cadence.taken(step, now_s, blocked_s)
+        self._taken_s = now_s
+
+    def pays(self) -> bool:
+        """Whether the end of a loop is worth a save of its own: not where loops are short."""
+        since_s = time.monotonic() - self._taken_s
+        return self._engine.idle_soon and since_s >= max(END_AFTER_S, END_SHARE * self._end_cost_s)
+
+    def end_taken(self, blocked_s: float) -> None:
+        """The end of a loop was saved, and that held up the script for so long."""
+        self._end_cost_s = blocked_s
+
+    def answered(self) -> None:
+        """What was asked for has come, or will not."""
+        self._asking = False
+
+    def repeat(self) -> None:
+        """The last snapshot was void: take another one soon."""
+        self._again = True
+
+    def hurry(self, info: dict[str, Any]) -> None:
+        """An early notice was heard somewhere; its answer is what the settings say to it."""
+        answer, left_s = info.get("answer"), info.get("left_s")
+        if left_s is not None:
+            self._end_s = time.monotonic() + left_s
+        if answer in ("save", "leave") and not isinstance(self._cadence, Hurried):
+            self._cadence = Hurried(self._cadence)
+        self._leaves_next = self._leaves_next or answer == "leave"
+
+    def _content(self) -> dict[str, Any]:
+        turn, self._saves = self._saves, self._saves + 1
+        tiers = self._settings.tiers
+        due = [tier.name for tier in tiers if turn % tier.every == 0]
+        whole = turn % self._settings.checkpoint_optimizer_every == 0
+        return {
+            "tiers": None if len(due) == len(tiers) else due,
+            "content": FULL if whole else WEIGHTS,
+        }
+
+    def _tell_if_stuck(self) -> None:
+        """Once for each save: skipping the next ones must not go on in silence."""
+        step = self._engine.stuck(STUCK_S)
+        if step and step != self._stuck_told:
+            self._stuck_told = step
+            safe = self._engine.committed_step
+            say(
+                f"the save of step {step} does not end, and none can begin before it does: "
+                f"{f'step {safe}' if safe else 'nothing'} is committed. Does the storage answer? "
+                f"The keeper's log is {Path(self._engine.line.socket).with_suffix('.log')}"
+            )

@@ -1,0 +1,91 @@
+"""The batch script of ``outlast init slurm`` on a real Slurm that ends its job in several ways."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from floor import TRAIN, Job, until
+
+from outlast.errors import Exit
+from outlast.init.recipes import Slurm, Training
+
+STEPS = 150
+FOR_LONG = 5000
+
+
+@pytest.fixture(name="submit")
+def _submit(slurm, tmp_path):
+    """Submits the script for a training of ``nodes`` workers; gives the job's number."""
+
+    def submit(job, out, *arguments, steps=STEPS, nodes=1, **settings):
+        training = Training(
+            name="job",
+            script=str(TRAIN),
+            arguments=(str(job.records), str(steps), "--light", "--pause", "0.1", *arguments),
+            nodes=nodes,
+            cpus=1,
+        )
+        recipe = Slurm(training=training, directory=str(job.directory), **settings)
+        script = tmp_path / "job.sbatch"
+        script.write_text(recipe.render())
+        path = os.pathsep.join([str(Path(sys.executable).parent), slurm.environ["PATH"]])
+        return slurm.sbatch("-o", out, script, env={"PATH": path})
+
+    return submit
+
+
+def assert_undisturbed(floor, job, steps=STEPS):
+    calm = Job(job.directory.with_name("calm"), job.num_ranks)
+    arguments = (calm.records, steps, "--light")
+    ranks = floor.ranks(job.num_ranks, TRAIN, *arguments, env=calm.env)
+    assert {rank.wait() for rank in ranks} == {0}, ranks[0].text
+    assert [final["hash"] for final in job.finals()] == [final["hash"] for final in calm.finals()]
+    assert all(job.consumed(rank) == calm.consumed(rank) for rank in range(job.num_ranks))
+
+
+def test_two_machines_preempted_come_back_and_finish(slurm, submit, floor, tmp_path):
+    job, out = Job(tmp_path / "job", num_ranks=2), tmp_path / "out"
+    number = submit(job, out, nodes=2, grace_s=30)
+    until(lambda: job.begun() >= 20, "steps")
+    urgent = slurm.sbatch("-p", "urgent", "-N2", "--exclusive", "--wrap", "true")
+    slurm.wait(urgent, "COMPLETED", out)
+    assert slurm.again(number, out)["Restarts"] == "1"
+    slurm.wait(number, "COMPLETED", out)
+    (drained,) = job.events("drained")
+    assert [resumed["step"] for resumed in job.events("resumed")][1:] == [drained["step"]]
+    assert f"Slurm runs job {number} again" in out.read_text()
+    assert not job.events("worker_lost")
+    assert_undisturbed(floor, job)
+
+
+def test_the_time_limit_is_heard_before_it_comes(slurm, submit, floor, tmp_path):
+    steps = 400  # 40 s; the notice comes within 30
+    job, out = Job(tmp_path / "job"), tmp_path / "out"
+    number = submit(job, out, steps=steps, time="1", grace_s=30)
+    until(lambda: slurm.show(number)["Restarts"] == "1", "the requeue")
+    (drained,) = job.events("drained")
+    assert drained["committed"]
+    assert job.events("notice")[0]["source"] == "SIGTERM"
+    slurm.wait(number, "PENDING", out)
+    slurm.tell("scontrol", "update", f"JobId={number}", "TimeLimit=10")
+    slurm.again(number, out)
+    slurm.wait(number, "COMPLETED", out)
+    assert [resumed["step"] for resumed in job.events("resumed")] == [0, drained["step"]]
+    assert_undisturbed(floor, job, steps)
+
+
+def test_a_cancelled_job_drains_and_stays_away(slurm, submit, tmp_path):
+    job, out = Job(tmp_path / "job"), tmp_path / "out"
+    number = submit(job, out, steps=FOR_LONG)
+    until(lambda: job.begun() >= 5, "steps")
+    slurm.tell("scancel", number)
+    assert slurm.wait(number, "CANCELLED", out)["Restarts"] == "0"
+    assert len(job.events("drained")) == 1
+
+
+def test_a_wrong_call_is_not_started_again(slurm, submit, tmp_path):
+    job, out = Job(tmp_path / "job"), tmp_path / "out"
+    number = submit(job, out, "--no-such-flag")
+    shown = slurm.wait(number, "FAILED", out)
+    assert (shown["ExitCode"], shown["Restarts"]) == (f"{int(Exit.USAGE)}:0", "0")

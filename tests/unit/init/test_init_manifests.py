@@ -1,0 +1,185 @@
+"""The manifests against the schemas that Kubernetes, JobSet, Trainer and SkyPilot publish."""
+
+import copy
+import functools
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from outlast.errors import ConfigError, Exit
+from outlast.init.recipes import SLACK_S, Kubernetes, Sky, Training
+
+SCHEMAS = Path(__file__).parent / "schemas"
+KINDS = ("job", "jobset", "trainjob")
+ARGUMENTS = ("--lr", "0.1", "--note", "a: b # c\n$(HOME)")
+
+
+@functools.cache
+def validator(name):
+    """For a manifest's kind, or for a SkyPilot task."""
+    if name == "sky":
+        return jsonschema.Draft202012Validator(json.loads((SCHEMAS / "sky-task.json").read_text()))
+    schema = json.loads((SCHEMAS / "manifests.json").read_text())
+    inner = {"Job": "io.k8s.api.batch.v1.Job", "Service": "io.k8s.api.core.v1.Service"}
+    return jsonschema.Draft202012Validator(schema | {"$ref": f"#/$defs/{inner.get(name, name)}"})
+
+
+def kubernetes(kind="job", *, nodes=1, cpus=0, **settings):
+    training = Training(name="job", script="train.py", arguments=ARGUMENTS, nodes=nodes, cpus=cpus)
+    recipe = Kubernetes(training=training, kind=kind, image="r/i:1", claim="data", **settings)
+    return recipe, list(yaml.safe_load_all(recipe.render()))
+
+
+def job_spec(documents):
+    """The batch Job's spec, at whatever depth it is."""
+    by_kind = {document["kind"]: document["spec"] for document in documents}
+    if "Job" in by_kind:
+        return by_kind["Job"]
+    owner = by_kind.get("JobSet") or by_kind["TrainingRuntime"]["template"]["spec"]
+    return owner["replicatedJobs"][0]["template"]["spec"]
+
+
+def sky(**settings):
+    training = Training(name="job", script="train.py", arguments=ARGUMENTS, **settings)
+    where = {"bucket": "s3://b"} if training.nodes == 1 else {"volume": "v"}
+    where["accelerator"] = "" if training.cpus else "H100"
+    return yaml.safe_load(Sky(training=training, **where).render())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("cpus", [0, 2])
+@pytest.mark.parametrize("spot", ["", "gke", "eks", "aks"])
+def test_manifests_fit_the_published_schemas(kind, nodes, cpus, spot):
+    for document in kubernetes(kind, nodes=nodes, cpus=cpus, spot=spot)[1]:
+        validator(document["kind"]).validate(document)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("cpus", [0, 2])
+def test_tasks_fit_the_published_schema(nodes, cpus):
+    validator("sky").validate(sky(nodes=nodes, cpus=cpus))
+
+
+def everywhere(document, path=()):
+    """The path of each object within a document."""
+    if isinstance(document, dict):
+        yield path
+    items = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, value in items:
+        if isinstance(value, dict | list):
+            yield from everywhere(value, (*path, key))
+
+
+FREE = {"labels", "nodeSelector", "limits", "requests", "envs", "file_mounts", "volumes"}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "sky"])
+def test_a_field_that_is_not_there_is_found_wherever_it_is(kind):
+    """So a slip in a template fails the tests above, at any depth."""
+    documents = [sky()] if kind == "sky" else kubernetes(kind, nodes=2, spot="gke")[1]
+    tried = 0
+    for document in documents:
+        name = "sky" if kind == "sky" else document["kind"]
+        for path in everywhere(document):
+            if path and path[-1] in FREE:
+                continue
+            broken = copy.deepcopy(document)
+            functools.reduce(lambda part, key: part[key], path, broken)["notThere"] = 1
+            assert not validator(name).is_valid(broken), path
+            tried += 1
+    assert tried > 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_what_each_exit_code_means_to_a_job(kind, nodes):
+    spec = job_spec(kubernetes(kind, nodes=nodes)[1])
+    disrupted, again, never = spec["podFailurePolicy"]["rules"]
+    assert disrupted["action"] == "Ignore"
+    assert disrupted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert (again["action"], again["onExitCodes"]["values"]) == ("Ignore", [Exit.DRAINED])
+    assert never["action"] == "FailJob"
+    assert set(never["onExitCodes"]["values"]) == {Exit.USAGE, Exit.REFUSED} | (
+        {Exit.GAVE_UP} if nodes == 1 else set()
+    )
+    pod = spec["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"
+    assert spec["backoffLimit"] == (6 if nodes == 1 else 10 * nodes)
+    containers = [container["name"] for container in pod["containers"]]
+    assert [again["onExitCodes"]["containerName"]] == containers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("settings", "drain"), [({}, 120), ({"spot": "gke"}, 15)])
+def test_the_pod_has_more_time_than_the_drain(kind, settings, drain):
+    pod = job_spec(kubernetes(kind, **settings)[1])["template"]["spec"]
+    env = {each["name"]: each["value"] for each in pod["containers"][0]["env"]}
+    assert env["OUTLAST_NOTICE_GRACE"] == f"{drain} s"
+    assert pod["terminationGracePeriodSeconds"] == drain + SLACK_S
+    (mount,) = (m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "job")
+    assert env["OUTLAST_DIR"].startswith(mount["mountPath"] + "/")
+
+
+@pytest.mark.parametrize(("kind", "first"), [("job", "job-0.job"), ("jobset", "job-node-0-0.job")])
+def test_several_machines_meet_at_the_first_pod(kind, first):
+    recipe, documents = kubernetes(kind, nodes=2)
+    assert recipe.rendezvous_host == first
+    spec = job_spec(documents)
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+    arguments = spec["template"]["spec"]["containers"][0]["args"]
+    assert arguments[arguments.index("--rdzv-endpoint") + 1] == f"{first}:29500"
+    if kind == "job":
+        service = documents[0]
+        assert service["spec"]["clusterIP"] == "None"
+        assert service["metadata"]["name"] == spec["template"]["spec"]["subdomain"]
+
+
+def test_what_each_exit_code_means_to_skypilot():
+    one, several = (sky(nodes=nodes)["resources"]["job_recovery"] for nodes in (1, 2))
+    assert one["recover_on_exit_codes"] == [Exit.DRAINED, 137, 143]
+    assert several["recover_on_exit_codes"] == [Exit.DRAINED]
+    assert one["max_restarts_on_errors"] == 0
+
+
+def test_names_that_yaml_would_take_for_something_else():
+    training = Training(name="null", script="train.py", nodes=2)
+    for document in yaml.safe_load_all(
+        Kubernetes(training=training, image="i", claim="123").render()
+    ):
+        validator(document["kind"]).validate(document)
+        assert document["metadata"]["name"] == "null"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"image": "a b"}, "not an image"),
+        ({"claim": "Data"}, "kubectl get pvc"),
+        ({"grace_s": 1}, "--grace 1 is not between"),
+    ],
+)
+def test_what_kubernetes_would_refuse_is_refused(wrong, said):
+    right = {"training": Training(name="job", script="t.py"), "image": "i", "claim": "c"}
+    with pytest.raises(ConfigError, match=said):
+        Kubernetes(**right | wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"bucket": ""}, "either --bucket"),
+        ({"volume": "v"}, "either --bucket"),
+        ({"bucket": "my bucket"}, "is not a bucket"),
+        ({"accelerator": ""}, "--gpu-type"),
+        ({"training": Training(name="job", script="t.py", cpus=2)}, "--gpu-type and --cpus"),
+        ({"training": Training(name="job", script="t.py", nodes=2)}, "--volume NAME"),
+    ],
+)
+def test_what_skypilot_could_not_run_is_refused(wrong, said):
+    right = {"training": Training(name="job", script="t.py"), "accelerator": "H100"}
+    with pytest.raises(ConfigError, match=said):
+        Sky(**right | {"bucket": "s3://b"} | wrong)

@@ -1,0 +1,113 @@
+"""The batch script: what Slurm is told, and which input never becomes one."""
+
+import re
+
+import pytest
+
+from outlast.errors import ConfigError, Exit
+from outlast.init.recipes import Slurm, Training, name_of
+
+
+def training(**settings):
+    return Training(**({"name": "job", "script": "train.py"} | settings))
+
+
+def directives(text):
+    """What sbatch reads: option → value, from the lines before the first command."""
+    head = re.split(r"^(?!#|$)", text, maxsplit=1, flags=re.MULTILINE)[0]
+    lines = re.findall(r"^#SBATCH --(\S+)$", head, re.MULTILINE)
+    return dict((*line.split("=", 1), "")[:2] for line in lines)
+
+
+def test_what_slurm_is_told():
+    text = Slurm(training=training(nodes=2, gpus=4), partition="spot", grace_s=90).render()
+    assert directives(text) == {
+        "job-name": "job",
+        "nodes": "2",
+        "ntasks-per-node": "1",
+        "cpus-per-task": "32",
+        "gres": "gpu:4",
+        "time": "24:00:00",
+        "partition": "spot",
+        "requeue": "",
+        "signal": "TERM@90",
+        "open-mode": "append",
+        "output": "%x-%j.out",
+    }
+    assert "export OUTLAST_NOTICE_GRACE" not in text  # a preempted job has less than the limit's
+    assert "--nnodes 2 --nproc-per-node 4" in text
+
+
+def test_a_job_without_gpus_asks_for_none():
+    text = Slurm(training=training(cpus=3)).render()
+    told = directives(text)
+    assert told["cpus-per-task"] == "3"
+    assert not {"gres", "partition"} & set(told)
+    assert "outlast run --standalone --nproc-per-node 3 " in text
+    assert "--rdzv" not in text
+
+
+def test_the_exit_codes_are_those_of_the_program():
+    text = Slurm(training=training()).render()
+    assert re.search(rf"^  {int(Exit.DRAINED)}\) ;;", text, re.MULTILINE)
+    for code in (Exit.USAGE, Exit.GAVE_UP, Exit.STORAGE, Exit.REFUSED):
+        assert not re.search(rf"^  .*\b{int(code)}\b.*\)", text, re.MULTILINE), code
+
+
+@pytest.mark.parametrize("time", ["90", "90:30", "24:00:00", "2-12", "2-12:30", "2-12:30:00"])
+def test_times_that_slurm_knows(time):
+    assert directives(Slurm(training=training(), time=time).render())["time"] == time
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"time": "a day"}, "--time a day is not a time limit"),
+        ({"time": "1:2:3:4"}, "not a time limit"),
+        ({"time": "60\n#SBATCH --account=x"}, "not a time limit"),
+        ({"partition": "a b"}, "sinfo lists them"),
+        ({"partition": "a\n"}, "sinfo lists them"),
+        ({"grace_s": 0}, "--grace 0 is not between 5 and 65535"),
+        ({"cpus_per_gpu": 0}, "--cpus-per-gpu 0"),
+        ({"directory": "a\0"}, "zero byte"),
+    ],
+)
+def test_what_slurm_would_refuse_is_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        Slurm(training=training(), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": ""}, "--name"),
+        ({"name": "Train"}, "--name"),
+        ({"name": "1st"}, "a letter first"),
+        ({"name": "a-"}, "--name"),
+        ({"name": "a\n"}, "--name"),
+        ({"name": "a" * 41}, "40 at most"),
+        ({"script": "--lr"}, "--script"),
+        ({"script": ""}, "--script"),
+        ({"nodes": 0}, "--nodes 0 is not between 1 and 10000"),
+        ({"gpus": 0}, "--cpus N"),
+        ({"gpus": 129}, "--gpus 129 is not between"),
+        ({"cpus": -1}, "--cpus -1"),
+    ],
+)
+def test_what_no_scheduler_would_take_is_refused(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        training(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train.py", "train"),
+        ("src/Train_GPT2.py", "train-gpt2"),
+        ("a.b.py", "a-b"),
+        ("x" * 39 + "_y.py", "x" * 39),
+        ("___.py", ""),
+    ],
+)
+def test_a_job_is_named_after_its_script(script, name):
+    assert name_of(script) == name

@@ -1,0 +1,78 @@
+"""What a ledger shows of storage and steps."""
+
+import pytest
+
+from outlast.ledger.events import Event
+from outlast.ledger.measured import NEWEST_SAVES, Measured
+
+
+def event(name, attempt=1, **fields):
+    return Event(
+        t=0.0, mono=0.0, job="j", attempt=attempt, node="n", rank=0, event=name, fields=fields
+    )
+
+
+def commit(step, durable_s, tier="local", **fields):
+    return event("commit", step=step, durable_s=durable_s, tier=tier, **{"bytes": 100} | fields)
+
+
+def test_nothing_is_known_at_first():
+    measured = Measured()
+    assert (measured.step, measured.save("local"), measured.newest) == (None, None, {})
+
+
+def test_saves_by_tier():
+    measured = Measured([commit(3, 0.5), commit(6, 0.7)])
+    measured.take(event("tier_copied", step=3, tier="s3", seconds=9.0, bytes=90))
+    assert measured.save("local") == (0.7, 0.5)
+    assert measured.save("s3") == (9.0, 9.0)
+    assert measured.newest == {"local": 6, "s3": 3}
+    assert measured.sizes == {"local": 100, "s3": 90}
+
+
+def test_slow_is_the_ninth_decile_of_the_newest():
+    measured = Measured(commit(n, 1.0) for n in range(1, 50))
+    measured.take(commit(50, 30.0))
+    assert measured.save("local") == (1.0, 1.0)  # one in twenty
+    for n in range(3):
+        measured.take(commit(51 + n, 30.0))
+    assert measured.save("local") == (30.0, 1.0)
+    for n in range(NEWEST_SAVES):
+        measured.take(commit(60 + n, 2.0))
+    assert measured.save("local") == (2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        commit(9, 1.0, kind="weights"),
+        commit(9, 1.0, tier=""),
+        commit(9, 1.0, tier=None),
+        commit(None, 1.0),
+        event("tier_copied"),
+        event("step"),
+        event("step", step="x", seconds=1),
+        event("notice", step=9, tier="local"),
+    ],
+)
+def test_what_says_nothing_teaches_nothing(odd):
+    measured = Measured([commit(3, 0.5), odd])
+    assert measured.newest == {"local": 3}
+    assert measured.save("local") == (0.5, 0.5)
+    assert measured.step is None
+
+
+def test_steps_without_what_saves_held_up():
+    measured = Measured()
+    measured.take(event("resumed", step=10))
+    measured.take(event("step", step=12, seconds=1.0, stalled_s=0.2))
+    assert measured.step == (0.4, 0.4)
+    measured.take(event("step", step=22, seconds=8.0, stalled_s=0.0))
+    assert measured.step == (0.8, 0.4)
+
+
+def test_steps_of_two_attempts_are_not_mixed():
+    measured = Measured([event("resumed", step=0), event("step", step=10, seconds=1.0)])
+    measured.take(event("step", attempt=2, step=9, seconds=50.0))
+    measured.take(event("step", attempt=2, step=10, seconds=0.1))
+    assert measured.step == (0.1, 0.1)
