@@ -45,7 +45,12 @@ demo: $(VENV)/.installed
 # and is skipped. CI runs as root, so that nothing is skipped there. Slurm is for containers alone:
 # where systemd runs, it would start Slurm's services, and tests start their own.
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge
+NETWORK_PACKAGES := iproute2 nftables
 system-packages:
+	@PATH="$$PATH:/usr/sbin:/sbin"; { command -v ip && command -v nft; } >/dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $(NETWORK_PACKAGES); } || \
+	  echo "ip or nft is not here and cannot be installed: tests with several machines will be skipped"
 	@command -v strace >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	  apt-get update -qq && apt-get install -y -qq strace; } || \
 	  echo "strace is not here and cannot be installed: its tests will be skipped"

@@ -147,15 +147,18 @@ class Floor:
             )
         return self._keep(process, out, err)
 
-    def warm(self, *arguments, env=None, cwd=None):
-        """``python SCRIPT ARGUMENTS`` (or ``-m outlast ARGUMENTS``), forked with torch loaded."""
+    def warm(self, *arguments, env=None, cwd=None, enter=None):
+        """``python SCRIPT ARGUMENTS`` (or ``-m outlast ARGUMENTS``), forked with torch loaded.
+
+        ``enter`` is called first, in the new process: to move it to another machine, say.
+        """
         out, err = self._files()
         process = _warm.Process(
             target=_run_warm,
             args=(
                 [str(argument) for argument in arguments],
                 self._environ(env),
-                *(str(cwd or self.directory), str(out), str(err)),
+                *(str(cwd or self.directory), str(out), str(err), enter),
             ),
         )
         process.start()
@@ -236,9 +239,11 @@ class Floor:
         return started
 
 
-def _run_warm(arguments, environ, cwd, out, err):
+def _run_warm(arguments, environ, cwd, out, err, enter):
     """What a warm process does: become one that looks freshly started, and run the script."""
     os.setsid()
+    if enter is not None:
+        enter()
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(cwd)
