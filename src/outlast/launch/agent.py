@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
     RunResult,
     WorkerGroup,
     WorkerSpec,
@@ -28,6 +29,7 @@ from outlast.attempt.beat import BeatsDirectory, read_beat
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.machines import Machines
 from outlast.launch.worker import AGENT_VARIABLE
 from outlast.ledger.file import Ledger, read_events
 from outlast.notice import Notice
@@ -80,6 +82,8 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
+        self._machines = Machines(spec.rdzv_handler)
+        self._asked: str = ""  # the reason for which workers were asked to stop gently
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
@@ -87,9 +91,33 @@ class Agent(LocalElasticAgent):
 
     # --- torch's hooks -----------------------------------------------------------------------
 
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        while True:
+            result: RunResult = super()._invoke_run(role)
+            if result.is_failed() or not self._machines.are_many:
+                return result
+            if self._machines.wait_for_others():
+                self.verdict = self._machines.ends_now
+                return result
+            # Others have lost workers after ours had finished: all go on from the last commit.
+
+    def _exit_barrier(self) -> None:
+        if not self._machines.are_many:
+            super()._exit_barrier()
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        while True:
+            try:
+                super()._rendezvous(worker_group)
+            except RuntimeError:  # torch's stores raise it, and what comes of RendezvousError is
+                if not self._machines.is_broken:
+                    raise
+            else:
+                return
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._told, self._ended = set(), set()
-        self._told_early = None
+        self._told_early, self._asked = None, ""
         self._leaving_since_s = None
         self._formed_s = time.monotonic()
         self._beats.clear()
@@ -109,15 +137,24 @@ class Agent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._desk.notice is not None:
+            if self._leaves_at_once():
+                return RunResult(state=WorkerState.FAILED)
             self._pass_on(worker_group)
         elif self._desk.early is not self._told_early:
             self._pass_on_early(worker_group)
+        if self._machines.asks_gently:
+            self._ask_gently(worker_group)
         codes = self._exit_codes()
         failed = [rank for rank, code in codes.items() if code]
         if failed and any(code is None for code in codes.values()):
             if self._are_leaving_together(codes):
                 return RunResult(state=WorkerState.HEALTHY)
             self._end_workers()
+        over = self._machines.ends_now
+        if over is not None and over.exit_code and not failed:
+            if self._are_leaving_together(codes):
+                return RunResult(state=WorkerState.HEALTHY)
+            return self._give_up(over)
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
             self._judge(worker_group, result)
@@ -150,16 +187,24 @@ class Agent(LocalElasticAgent):
                 beat_t=seen.t if seen else None,
                 error=one.message,
             )
-        verdict = self._restarts.judge(
+        verdict = self._machines.judged(failures) or self._restarts.judge(
             failures,
             lasted_s=time.monotonic() - self._formed_s,
             leaving=self._desk.notice is not None,
         )
         if verdict.restart:
             self._ledger.append("restart", reason=verdict.reason, restarts=self._restarts.restarts)
+            self._remaining_restarts += 1  # the policy counts them, not torch
         else:
-            self.verdict = verdict
-            self._remaining_restarts = 0  # torch's loop then stops instead of restarting
+            self._machines.stopped(verdict)
+            self._give_up(verdict)
+
+    def _give_up(self, verdict: Verdict) -> RunResult:
+        """End the job here: torch's loop then stops instead of restarting."""
+        self.verdict = verdict
+        self._remaining_restarts = 0
+        self._end_workers()
+        return RunResult(state=WorkerState.FAILED)
 
     def _exit_codes(self) -> dict[int, int | None]:
         return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
@@ -214,6 +259,37 @@ class Agent(LocalElasticAgent):
         if over or self._desk.impatient:
             self._end_workers()
 
+    def _leaves_at_once(self) -> bool:
+        """Whether the others go on without this machine, and nothing here could be saved before."""
+        if not self._machines.notice():
+            return False
+        group = self._worker_group
+        if any(_catches(worker.id, signal.SIGTERM) for worker in group.workers):
+            return False  # a session, or a script that wants to hear of it
+        self._give_up(
+            Verdict(
+                restart=False,
+                exit_code=int(Exit.DRAINED),
+                reason="this machine has left, the others go on",
+            )
+        )
+        return True
+
+    def _ask_gently(self, worker_group: WorkerGroup) -> None:
+        """The machines of the job change: workers with a session stop at a step's end."""
+        reason = self._machines.asks_gently
+        if self._asked == reason:
+            return
+        self._asked = reason
+        has_session = False
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
+            store = worker_group.store
+            has_session = store.check([f"{PREFIX}/session/0"])
+            if has_session and worker_group.group_rank == 0:
+                info = {"reason": reason, "left_s": None}
+                post(store, 0, {"kind": "ask", "action": "drain", "at": 0, "info": info})
+        self._machines.be_patient(has_session)
+
     def _pass_on_early(self, worker_group: WorkerGroup) -> None:
         """Rank 0 says when to save; it is told once it listens. Only sessions can be told."""
         store = worker_group.store
@@ -239,6 +315,8 @@ class Agent(LocalElasticAgent):
     # --- the attempt's number ----------------------------------------------------------------
 
     def _agree_on_attempt(self, worker_group: WorkerGroup) -> int:
+        if self._machines.attempt is not None:
+            return self._machines.attempt
         store = worker_group.store
         if worker_group.group_rank == 0:
             past = read_events(self._ledger.path.parent)

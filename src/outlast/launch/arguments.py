@@ -18,6 +18,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import LaunchConfig
 
 from outlast.errors import ConfigError
+from outlast.launch.membership.handler import BACKEND
 
 MAX_RESTARTS: Final = 1000
 
@@ -103,6 +104,17 @@ def _is_one_machine(parsed: argparse.Namespace) -> bool:
     )
 
 
+def _names_no_rendezvous(parsed: argparse.Namespace) -> bool:
+    """Whether several machines are asked for and nothing says how they find each other."""
+    return bool(
+        parsed.rdzv_backend == "static"
+        and not parsed.rdzv_endpoint
+        and not parsed.master_port_given
+        and parsed.master_addr == "127.0.0.1"
+        and not parsed.node_rank
+    )
+
+
 def _check_script(parsed: argparse.Namespace) -> None:
     script = parsed.training_script
     if parsed.module:
@@ -132,6 +144,10 @@ def _config(parsed: argparse.Namespace) -> tuple[LaunchConfig, Any, list[str]]:
         os.environ["OMP_NUM_THREADS"] = "1"  # torchrun's rule, without its banner
     # The agent's signals are ours: a notice, not the end. torch wants at least one name.
     parsed.signals_to_handle = "SIGQUIT"
+    if not _is_one_machine(parsed) and _names_no_rendezvous(parsed):
+        parsed.rdzv_backend = BACKEND
+    if parsed.rdzv_backend == BACKEND:
+        del parsed.master_addr  # torch warns of a value that it set itself
     try:
         config, entrypoint, args = torchrun.config_from_args(parsed)
     except (AssertionError, ValueError, RuntimeError, NotADirectoryError) as error:

@@ -26,6 +26,8 @@ from outlast.keeper.waits import Waits
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.membership import JobOver, Membership
+from outlast.launch.membership.handler import BACKEND, own_address
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
 from outlast.ledger.file import Ledger, read_events
@@ -34,9 +36,12 @@ from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.foresight import Foresight, standing
+from outlast.policy.membership import Rules
 from outlast.policy.restart import RestartPolicy, Verdict
+from outlast.storage import open_storage
 
 EXIT_BARRIER_S: Final = 300.0
+JOIN_TIMEOUT_S: Final = 1800.0  # that machines wait for enough others
 LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit
 _SECRET: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 
@@ -56,8 +61,8 @@ def run(arguments: list[str]) -> int:
     """
     launch = Launch(arguments)
     settings = config.load({"dir": launch.directory})
-    rendezvous = _rendezvous(launch)
     job = open_job(settings.dir, settings)
+    rendezvous = _rendezvous(launch, settings, job)
     lock = JobLock(settings.dir) if launch.one_machine else None
     # Sessions in the workers read the same settings, wherever the script changes to.
     os.environ["OUTLAST_DIR"] = str(settings.dir)
@@ -167,8 +172,12 @@ def _attempts(
     )
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = conf.signals_to_handle
     desk.open()
+    if isinstance(rendezvous, Membership):
+        rendezvous.has_notice = lambda: desk.notice is not None
     try:
         result = agent.run()
+    except JobOver as error:
+        return Verdict(restart=False, exit_code=error.exit_code, reason=error.reason)
     except RendezvousError as error:
         return _gave_up(f"the machines of this job do not come together: {error}")
     except SignalException as error:
@@ -180,6 +189,8 @@ def _attempts(
         agent.close()
         if not launch.keeps_logs:  # torch's agent makes a directory for error files at each start
             shutil.rmtree(conf.logs_specs.root_log_dir, ignore_errors=True)
+    if agent.verdict is not None and agent.verdict.exit_code == Exit.FINISHED:
+        return agent.verdict
     if not result.is_failed() and agent.signalled:
         reason = "the workers ended after they were told of the notice; start me again"
         return Verdict(restart=False, exit_code=int(Exit.DRAINED), reason=reason)
@@ -192,10 +203,12 @@ def _gave_up(reason: str) -> Verdict:
     return Verdict(restart=False, exit_code=int(Exit.GAVE_UP), reason=reason)
 
 
-def _rendezvous(launch: Launch) -> RendezvousHandler:
+def _rendezvous(launch: Launch, settings: config.Settings, job: Job) -> RendezvousHandler:
     if launch.one_machine:
         return OneMachine(launch.config.run_id)
     conf = launch.config
+    if conf.rdzv_backend == BACKEND:
+        return _membership(launch, settings, job)
     parameters = RendezvousParameters(
         backend=conf.rdzv_backend,
         endpoint=conf.rdzv_endpoint,
@@ -209,6 +222,34 @@ def _rendezvous(launch: Launch) -> RendezvousHandler:
         return FreshStore(registry.get_rendezvous_handler(parameters), conf.local_addr)
     except (ValueError, RendezvousError) as error:
         raise ConfigError(f"{str(error).rstrip('.?!')}. All flags: outlast run --help") from None
+
+
+def _membership(launch: Launch, settings: config.Settings, job: Job) -> Membership:
+    conf = launch.config
+    if conf.rdzv_endpoint:
+        place = (
+            conf.rdzv_endpoint
+            if "://" in conf.rdzv_endpoint
+            else str(Path(conf.rdzv_endpoint).absolute())
+        )
+    else:
+        place = str(settings.dir)
+    past = read_events(settings.dir)
+    try:
+        wait_s = float(conf.rdzv_configs.get("join_timeout", JOIN_TIMEOUT_S))
+    except ValueError:
+        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds") from None
+    return Membership(
+        open_storage(place),
+        Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes),
+        run_id=job.id,
+        host=conf.local_addr or own_address(),
+        silence_s=settings.membership_silence_s,
+        attempt=max((event.attempt for event in past), default=0),
+        workers=conf.nproc_per_node,
+        timeout_s=wait_s,
+        say=say,
+    )
 
 
 def _quieten_torch() -> None:

@@ -76,7 +76,7 @@ class Intake:
         losses = self._lost.get(host, [])
         if len(losses) < 2:
             return float("-inf")
-        return losses[-1] + min(PENALTY_S * 2 ** (len(losses) - 2), PENALTY_MAX_S)
+        return losses[-1] + min(PENALTY_S * 2.0 ** (len(losses) - 2), PENALTY_MAX_S)
 
     def _count_time(self, now_s: float) -> None:
         if self._formed_s is not None:

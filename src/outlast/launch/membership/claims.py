@@ -12,6 +12,7 @@ What can go wrong: storage answers with errors or not at all. Both are an OSErro
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import queue
 import re
@@ -158,7 +159,7 @@ class Clerk:
             except Exception as error:  # a failure of ours is a failure of storage to others
                 logger.exception("membership storage")
                 problem = OSError(str(error))
-            self._answer(lambda t=then, r=result, p=problem: self._done(t, r, p))
+            self._answer(functools.partial(self._done, then, result, problem))
 
     def _done(self, then: Callable[[Any, OSError | None], None], result: Any, problem: Any) -> None:
         self._waiting -= 1

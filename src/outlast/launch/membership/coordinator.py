@@ -92,6 +92,7 @@ class Coordinator:
         self._guests: dict[str, _Guest] = {}
         self._stores: list[Any] = []
         self._unclaimed: Claim | None = None  # of a running attempt
+        self._inherited = 0 if held is not None else roster.attempt  # claimed by a predecessor
         self._count = 0
         self._words = ""
         self._over: Over | None = None
@@ -109,7 +110,13 @@ class Coordinator:
         known = self._guests.get(join.node)
         if known is not None and known.peer is not None:
             known.peer.close()  # it has connected anew
-        member = Member(node=join.node, host=join.host, address=join.address, labels=join.labels)
+        member = Member(
+            node=join.node,
+            host=join.host,
+            address=join.address,
+            workers=join.workers,
+            labels=join.labels,
+        )
         self._guests[join.node] = _Guest(member, peer)
         peer.on_message = lambda data: self._from_peer(join.node, peer, data)
         peer.on_closed = lambda why, certain: self._lost(join.node, peer, why, certain=certain)
@@ -311,7 +318,8 @@ class Coordinator:
     def _looked(self, newest: Claim | None, problem: OSError | None) -> None:
         if problem is not None or newest is None or self._is_closed:
             return
-        if newest.node != self._me.node and newest.attempt >= self.roster.attempt:
+        is_newer = newest.attempt >= max(self.roster.attempt, self._inherited + 1)
+        if newest.node != self._me.node and is_newer:
             self._overtaken()
         elif self._unclaimed is not None and newest.attempt >= self._unclaimed.attempt:
             self._unclaimed = None

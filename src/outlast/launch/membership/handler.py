@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from outlast.attempt.link import connect
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, Exit
 from outlast.launch.membership.claims import Claims, Clerk
 from outlast.launch.membership.hub import Hub
 from outlast.launch.membership.messages import (
@@ -51,10 +51,10 @@ from outlast.storage import Storage, open_storage
 
 BACKEND: Final = "outlast"
 SILENCE_S: Final = 3.0
-SILENCE_MIN_S: Final = 0.2
 WORDS_S: Final = 3.0  # before it is said what is waited for
 STORE_TIMEOUT: Final = timedelta(seconds=60)
 CLOSING_S: Final = 2.0
+_IDENTICAL: Final = "TORCH_ELASTIC_WORKER_IDENTICAL"
 
 
 class JobOver(RendezvousClosedError):
@@ -116,6 +116,7 @@ class Membership(RendezvousHandler):
         host: the address that other machines reach this one at.
         silence_s: how long a machine may be silent before it is taken for lost.
         attempt: the largest number of an attempt that is known here.
+        workers: how many this machine runs.
         labels: zone, rack, pool, as far as known.
         timeout_s: how long to wait for an attempt to form; None for as long as it takes.
         say: told what is waited for, in words.
@@ -133,6 +134,7 @@ class Membership(RendezvousHandler):
         host: str,
         silence_s: float = SILENCE_S,
         attempt: int = 0,
+        workers: int = 1,
         labels: dict[str, str] | None = None,
         timeout_s: float | None = None,
         say: Callable[[str], None] = lambda _: None,
@@ -155,6 +157,7 @@ class Membership(RendezvousHandler):
             node=uuid.uuid4().hex[:12],
             host=socket.gethostname(),
             address=self._hub.address,
+            workers=workers,
             labels=labels or {},
         )
         self._node = Node(
@@ -168,6 +171,8 @@ class Membership(RendezvousHandler):
             tell=self._mail.tell,
         )
         self._is_started = False
+        self.is_patient = False  # workers that are asked gently are stopping by themselves
+        self.has_notice: Callable[[], bool] = lambda: False  # whether this machine must go
 
     # --- what our agent asks and says ----------------------------------------------------------
 
@@ -252,12 +257,22 @@ class Membership(RendezvousHandler):
             except RuntimeError:  # it is gone already: another attempt will form
                 continue
             rank = [member.node for member in go.members].index(self.me.node)
+            self._ranks_from(go)
             return RendezvousInfo(
                 store, rank, len(go.members), RendezvousStoreInfo(host, int(port))
             )
 
+    @staticmethod
+    def _ranks_from(go: Go) -> None:
+        """Where all machines have as many workers, torch needs no word over the network."""
+        if len({member.workers for member in go.members}) == 1:
+            os.environ[_IDENTICAL] = "1"
+        else:
+            os.environ.pop(_IDENTICAL, None)
+
     def _next_attempt(self, until_s: float | None) -> Go:
         mail = self._mail
+        self.is_patient = False
         with mail.changed:
             mail.go, mail.halt = None, None
         self._hub.call(self._node.ready)
@@ -271,6 +286,8 @@ class Membership(RendezvousHandler):
                     mail.go, mail.halt = None, None
             if over is not None:
                 raise JobOver(over.exit_code, over.reason)
+            if self.has_notice():
+                raise JobOver(Exit.DRAINED, "this machine has left; start me again")
             if failed is not None:
                 raise RendezvousError(f"membership failed: {failed}")
             if halt is not None:
@@ -293,14 +310,15 @@ class Membership(RendezvousHandler):
         self._is_closed = True
 
     def num_nodes_waiting(self) -> int:
-        """Above 0 once the running attempt is over, gently asked for or not.
+        """Above 0 once the running attempt is over and its workers are to be ended.
 
         Raises:
             RendezvousError: membership itself failed: this machine must not go on alone.
         """
         if self._mail.failed is not None:
             raise RendezvousError(f"membership failed: {self._mail.failed}")
-        return int(self._mail.halt is not None or self._mail.over is not None)
+        halt = self._mail.halt
+        return int(halt is not None and not (halt.gentle and self.is_patient))
 
     def get_run_id(self) -> str:
         """The job's id."""
@@ -325,9 +343,7 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         ValueError: no endpoint is given.
     """
     if not parameters.endpoint:
-        raise ValueError(
-            "--rdzv-endpoint must name a directory or bucket that all machines share"
-        )
+        raise ValueError("--rdzv-endpoint must name a directory or bucket that all machines share")
     place = str(parameters.endpoint)
     if "://" not in place:
         place = os.path.abspath(place)  # noqa: PTH100 - as given, for every machine

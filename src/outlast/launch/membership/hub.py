@@ -26,7 +26,6 @@ from typing import Final
 
 from outlast.errors import SealError
 from outlast.peer.seal import Handshake, Sealer, Unsealer
-
 from outlast.policy.silence import Silence
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class _Message(msgspec.Struct, kw_only=True, tag=True):
     """The class's name says what it is."""
 
 
@@ -19,6 +19,7 @@ class Join(_Message):
         host: its machine's name.
         address: where its hub listens, host:port.
         attempt: the largest attempt that it has heard of.
+        workers: how many it runs.
         warming: it is not ready yet to start workers quickly.
         labels: zone, rack, pool, as far as known.
     """
@@ -27,6 +28,7 @@ class Join(_Message):
     host: str
     address: str
     attempt: int
+    workers: int = 1
     warming: bool = False
     labels: dict[str, str] = {}
 
@@ -101,6 +103,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     host: str
     address: str
+    workers: int = 1
     labels: dict[str, str] = {}
 
 

@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-
 from outlast.launch.membership.claims import Alive, Claim, Claims, Clerk
 from outlast.launch.membership.coordinator import Coordinator
 from outlast.launch.membership.hub import Hub, Peer
@@ -213,17 +212,21 @@ class Node:
 
     def _dial(self, node: str, address: str, failed: Callable[[str, bool], None]) -> None:
         peer = self._hub.dial(address)
-        join = Join(
+        join = self._join()
+        peer.on_open = lambda peer: peer.send(encode(join))
+        peer.on_closed = failed
+        peer.on_message = lambda data: self._answered(peer, node, address, failed, data)
+
+    def _join(self) -> Join:
+        return Join(
             node=self.me.node,
             host=self.me.host,
             address=self._hub.address,
             attempt=self.attempt,
+            workers=self.me.workers,
             warming=self._warming,
             labels=self.me.labels,
         )
-        peer.on_open = lambda peer: peer.send(encode(join))
-        peer.on_closed = failed
-        peer.on_message = lambda data: self._answered(peer, node, address, failed, data)
 
     def _answered(
         self,
@@ -382,16 +385,7 @@ class Node:
             deliver=self._hear,
             on_overtaken=self._superseded,
         )
-        self._coordinator.join_own(
-            Join(
-                node=self.me.node,
-                host=self.me.host,
-                address=self._hub.address,
-                attempt=self.attempt,
-                warming=self._warming,
-                labels=self.me.labels,
-            )
-        )
+        self._coordinator.join_own(self._join())
         for message in list(self._said):
             self._coordinator.hear(self.me.node, message)
         self._mesh.report_again()
