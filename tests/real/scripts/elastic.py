@@ -58,7 +58,7 @@ def parse():
     parser.add_argument("--every", default="3 steps")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each step")
     parser.add_argument("--global-batch", type=int, default=6)
-    parser.add_argument("--hold", type=Path, help="a file: while it is there the last step waits")
+    parser.add_argument("--end", type=Path, help="a file with the step to end at, once it is there")
     return parser.parse_args()
 
 
@@ -88,8 +88,9 @@ def main():
                 json.dumps({**head, "step": step, "loss": loss, "ids": ids.tolist()}) + "\n"
             )
             time.sleep(options.pause)
-            while step == options.steps - 1 and options.hold and options.hold.exists():
-                time.sleep(0.02)
+            # All are in the same step or the next: whoever writes a later one reaches all in time.
+            if options.end and options.end.exists() and step >= int(options.end.read_text()):
+                break
     digest = hashlib.sha256()
     update(digest, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     final = {"step": session.step, "resumed": session.resumed, "hash": digest.hexdigest(), **head}
