@@ -80,6 +80,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         notice_approve: whether the platform is told that it need not wait, once all is saved.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
+        workers_warm: whether workers are forked from a process that has imported everything.
         origin: setting → where its value came from.
     """
 
@@ -102,6 +103,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     notice_approve: bool
     price_spot: float | None
     price_on_demand: float | None
+    workers_warm: bool
     origin: dict[str, str]
 
 
@@ -321,6 +323,7 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "notice.approve": ("notice_approve", False, _parse_bool),
     "price.spot": ("price_spot", None, _parse_price),
     "price.on_demand": ("price_on_demand", None, _parse_price),
+    "workers.warm": ("workers_warm", True, _parse_bool),
 }
 
 

@@ -28,6 +28,8 @@ from outlast.attempt.beat import BeatsDirectory, read_beat
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.warm.starts import Starts
+from outlast.launch.watch import Watch
 from outlast.launch.worker import AGENT_VARIABLE
 from outlast.ledger.file import Ledger, read_events
 from outlast.notice import Notice
@@ -50,6 +52,7 @@ class Agent(LocalElasticAgent):
         ledger: the job's ledger.
         policy: judges failed attempts.
         desk: hears notices.
+        starts: starts the workers, warm or cold.
 
     Attributes:
         verdict: why the job ended, once it has.
@@ -65,14 +68,18 @@ class Agent(LocalElasticAgent):
         ledger: Ledger,
         policy: RestartPolicy,
         desk: NoticeDesk,
+        starts: Starts,
         **options: Any,
     ) -> None:
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
+        self._watch = Watch(spec.monitor_interval)
+        spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
         self.verdict: Verdict | None = None
         self.signalled = False
         self._ledger = ledger
         self._restarts = policy
         self._desk = desk
+        self._starts = starts
         self._told: set[int] = set()  # workers that know of the notice
         self._told_of: Notice | None = None
         self._told_early: Notice | None = None
@@ -84,6 +91,7 @@ class Agent(LocalElasticAgent):
     def close(self) -> None:
         """Remove what this agent left in memory."""
         self._beats.close()
+        self._watch.close()
 
     # --- torch's hooks -----------------------------------------------------------------------
 
@@ -104,10 +112,12 @@ class Agent(LocalElasticAgent):
                 world_size=worker_group.workers[0].world_size,
                 nodes=worker_group.group_world_size,
             )
-        started: dict[int, Any] = super()._start_workers(worker_group)
+        with self._starts.in_charge():
+            started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._watch.wait(handler.proc for handler in self._handlers().values())
         if self._desk.notice is not None:
             self._pass_on(worker_group)
         elif self._desk.early is not self._told_early:

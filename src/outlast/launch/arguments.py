@@ -29,6 +29,7 @@ class Launch:
         config: torch's launch configuration.
         entrypoint: program to start in each worker.
         args: its arguments.
+        worker_options: those of them ahead of the script's name; empty for a program.
         one_machine: whether no other machine can take part.
         directory: the value of --dir, or None.
         keeps_logs: whether the workers' log directory is somebody's wish, not only ours.
@@ -44,13 +45,15 @@ class Launch:
         elif shutil.which(parsed.training_script) is None:
             raise ConfigError(f"there is no program {parsed.training_script}; check the path")
         self.config, self.entrypoint, self.args = _config(parsed)
+        self.worker_options: list[str] = []
         if self.one_machine:
             self.config.run_id = "outlast"
         if not parsed.no_python:
             script = ["-m"] if parsed.module else []
             script += [parsed.training_script, *parsed.training_script_args]
             self.entrypoint = os.environ.get("PYTHON_EXEC") or _python()
-            self.args = ["-u", "-m", "outlast.launch.worker", *script]
+            self.worker_options = ["-u", "-m", "outlast.launch.worker"]
+            self.args = [*self.worker_options, *script]
 
 
 def _python() -> str:

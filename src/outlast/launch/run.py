@@ -28,6 +28,7 @@ from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
+from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.ledger.measured import Measured
@@ -73,6 +74,8 @@ def run(arguments: list[str]) -> int:
         versions=versions(),
         pid=os.getpid(),
     )
+    starts = Starts(launch, settings.workers_warm, say)
+    starts.open()
     foresight = Foresight(settings, say)
     narrator = Narrator(settings.dir, also=foresight.take)
     keeper = _start_keeper(settings, job)
@@ -81,8 +84,9 @@ def run(arguments: list[str]) -> int:
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:
-        verdict = _attempts(launch, desk, ledger, rendezvous)
+        verdict = _attempts(launch, desk, ledger, rendezvous, starts)
     finally:
+        starts.close()
         narrator.stop()
         keeper.close(_time_left_s(desk))
     ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
@@ -136,7 +140,11 @@ def without_secrets(arguments: list[str]) -> list[str]:
 
 
 def _attempts(
-    launch: Launch, desk: NoticeDesk, ledger: Ledger, rendezvous: RendezvousHandler
+    launch: Launch,
+    desk: NoticeDesk,
+    ledger: Ledger,
+    rendezvous: RendezvousHandler,
+    starts: Starts,
 ) -> Verdict:
     conf = launch.config
     spec = WorkerSpec(
@@ -160,6 +168,7 @@ def _attempts(
         ledger=ledger,
         policy=RestartPolicy(conf.max_restarts),
         desk=desk,
+        starts=starts,
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,
