@@ -29,7 +29,7 @@ from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.warm.starts import Starts
-from outlast.launch.watch import Watch
+from outlast.launch.watch import Watch, is_dying
 from outlast.launch.worker import AGENT_VARIABLE
 from outlast.ledger.file import Ledger, read_events
 from outlast.notice import Notice
@@ -160,6 +160,7 @@ class Agent(LocalElasticAgent):
                 beat_t=seen.t if seen else None,
                 error=one.message,
             )
+        self._starts.ended([one.exit_code for one in failures])
         verdict = self._restarts.judge(
             failures,
             lasted_s=time.monotonic() - self._formed_s,
@@ -193,8 +194,14 @@ class Agent(LocalElasticAgent):
         # Workers that were killed together do not vanish together: one whose memory is still being
         # torn down must not be taken for a survivor that we ended.
         deadline = time.monotonic() + DYING_S
-        while time.monotonic() < deadline and None in self._exit_codes().values():
-            time.sleep(0.005)
+        while time.monotonic() < deadline:
+            codes = self._exit_codes()
+            left = [self._handlers()[rank].proc.pid for rank, code in codes.items() if code is None]
+            # What fails by itself may fail everywhere; a kill has hit the others already or not.
+            killed = all(code in (None, -signal.SIGKILL) for code in codes.values())
+            if not left or (killed and not any(is_dying(pid) for pid in left)):
+                return
+            time.sleep(0.002)
 
     # --- notices -----------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import LaunchConfig
 
 from outlast.errors import ConfigError
+from outlast.launch.threads import threads_to_set
 
 MAX_RESTARTS: Final = 1000
 
@@ -131,8 +132,7 @@ def _check_script(parsed: argparse.Namespace) -> None:
 
 
 def _config(parsed: argparse.Namespace) -> tuple[LaunchConfig, Any, list[str]]:
-    if "OMP_NUM_THREADS" not in os.environ and parsed.nproc_per_node != "1":
-        os.environ["OMP_NUM_THREADS"] = "1"  # torchrun's rule, without its banner
+    os.environ.update(threads_to_set(os.environ, parsed.nproc_per_node))
     # The agent's signals are ours: a notice, not the end. torch wants at least one name.
     parsed.signals_to_handle = "SIGQUIT"
     try:

@@ -28,6 +28,7 @@ from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
+from outlast.launch.warm.client import Server
 from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, open_job, versions
@@ -42,11 +43,12 @@ LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exi
 _SECRET: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], server: Server | None = None) -> int:
     """Run a script under outlast.
 
     Args:
         arguments: the command line after ``outlast run``.
+        server: one that has been started already, for this command line; closed by the caller.
 
     Returns:
         The exit code (see :class:`outlast.errors.Exit`).
@@ -74,7 +76,7 @@ def run(arguments: list[str]) -> int:
         versions=versions(),
         pid=os.getpid(),
     )
-    starts = Starts(launch, settings.workers_warm, say)
+    starts = Starts(launch, settings.workers_warm, say, server)
     starts.open()
     foresight = Foresight(settings, say)
     narrator = Narrator(settings.dir, also=foresight.take)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import socket
 import sys
 import time
@@ -74,8 +75,7 @@ class _Server:
         self._wire.send(Ready())
         while True:
             ready = self._wait()
-            for pidfd in ready & self._children.keys():
-                self._report(pidfd)
+            self._report_ended()
             if self._wire.sock.fileno() in ready:
                 job = self._answer()
                 if job is not None:
@@ -160,6 +160,10 @@ class _Server:
             count -= heard
         os.close(said)
 
+    def _report_ended(self) -> None:
+        for pidfd in readable(self._children, 0.0):
+            self._report(pidfd)
+
     def _report(self, pidfd: int) -> None:
         pid = self._children.pop(pidfd)
         found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -205,8 +209,13 @@ class _Server:
                 self._tell_imports()
 
     def _import_one(self) -> None:
-        with contextlib.suppress(Exception):
-            load(self._wanted.pop(0))
+        # It may take seconds, and a worker's end is not to wait for it.
+        before = signal.signal(signal.SIGCHLD, lambda *_: self._report_ended())
+        try:
+            with contextlib.suppress(Exception):
+                load(self._wanted.pop(0))
+        finally:
+            signal.signal(signal.SIGCHLD, before)
         if not self._wanted:
             gc.collect()
             gc.freeze()

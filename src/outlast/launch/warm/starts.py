@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
@@ -13,9 +15,14 @@ from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
 from outlast.launch.arguments import Launch
 from outlast.launch.warm.client import Server, ServerLost, StartRefused
 from outlast.launch.warm.context import WarmContext
+from outlast.launch.warm.early import is_possible
 from outlast.launch.warm.variables import lasting
 
 MAX_SERVERS: Final = 5  # of one job; one that keeps dying is given up
+FIRST_S: Final = 1.0  # a worker that dies sooner may have died of being forked
+COLD_FIRST_S: Final = 15.0  # the same for a cold one, which imports before
+# Whoever ends a worker so is somebody else.
+_FROM_OUTSIDE: Final = frozenset((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP))
 
 
 class Starts:
@@ -25,14 +32,24 @@ class Starts:
         launch: the command line.
         wanted: the setting ``workers.warm``.
         say: tells a person.
+        server: one that has been started already.
     """
 
-    def __init__(self, launch: Launch, wanted: bool, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        wanted: bool,
+        say: Callable[[str], None],
+        server: Server | None = None,
+    ) -> None:
         self._launch = launch
         self._say = say
-        self._server: Server | None = None
+        self._server = server
         self._num_servers = 0
         self._is_cold = not wanted
+        self._is_suspect = False  # the last attempt started warm, and died at once
+        self._is_on_trial = False  # this one starts cold, to see whether that was why
+        self._started_s = 0.0
         self._has_looked_ahead = False
         reason = _cannot(launch)
         if wanted and reason:
@@ -40,7 +57,7 @@ class Starts:
 
     def open(self) -> None:
         """Have a server begin to import; to be called in the main thread."""
-        if not self._is_cold:
+        if not self._is_cold and self._server is None:
             self._new_server()
 
     def close(self) -> None:
@@ -58,7 +75,9 @@ class Starts:
         original = torchs.start_processes
 
         def start(**asked: Any) -> Any:
-            return self._start_warm(asked) or original(**asked)
+            found = self._start_warm(asked) or original(**asked)
+            self._started_s = time.monotonic()
+            return found
 
         torchs.start_processes = start
         try:
@@ -66,8 +85,26 @@ class Starts:
         finally:
             torchs.start_processes = original
 
+    def ended(self, codes: Sequence[int]) -> None:
+        """An attempt has failed.
+
+        Args:
+            codes: of the workers that ended by themselves; negative is a signal.
+        """
+        lasted_s = time.monotonic() - self._started_s
+        if self._is_on_trial:
+            self._is_on_trial = False
+            if lasted_s > COLD_FIRST_S:
+                self._stay_cold("a warm worker died in its first second, and a cold one did not")
+        elif not self._is_cold and lasted_s < FIRST_S:
+            self._is_suspect = bool(codes) and _FROM_OUTSIDE.isdisjoint(codes)
+
     def _start_warm(self, asked: dict[str, Any]) -> WarmContext | None:
         """The attempt's workers, or None when they are to start cold."""
+        if self._is_suspect and not self._is_cold:
+            self._is_suspect, self._is_on_trial = False, True
+            self._say("a warm worker died at once; the next start is cold, to see if that was why")
+            return None
         while not self._is_cold:
             try:
                 return self._try(asked)
@@ -117,6 +154,6 @@ def _cannot(launch: Launch) -> str:
         return "PYTHON_EXEC names another interpreter"
     if launch.config.numa_options is not None:
         return "they are bound to NUMA nodes one by one"
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+    if not is_possible():
         return "that takes Linux"
     return ""
