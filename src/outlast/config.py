@@ -81,6 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         membership_silence_s: how long a machine may be silent before it is taken for lost.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
+        workers_warm: whether workers are forked from a process that has imported everything.
         origin: setting → where its value came from.
     """
 
@@ -104,6 +105,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     membership_silence_s: float
     price_spot: float | None
     price_on_demand: float | None
+    workers_warm: bool
     origin: dict[str, str]
 
 
@@ -340,6 +342,7 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "membership.silence": ("membership_silence_s", "3 s", _parse_silence),
     "price.spot": ("price_spot", None, _parse_price),
     "price.on_demand": ("price_on_demand", None, _parse_price),
+    "workers.warm": ("workers_warm", True, _parse_bool),
 }
 
 

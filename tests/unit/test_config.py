@@ -73,6 +73,7 @@ CASES = {
     "notice.approve": ("true", "false", "true", lambda s: str(s.notice_approve).lower()),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
+    "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
 }
 
 
@@ -419,6 +420,7 @@ def test_rows_for_explain():
         "notice.approve": ("false", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
+        "workers.warm": ("true", "default"),
         "tier.local": ("/tier, every 1, keep 3", "outlast.toml"),
         "tier.object": ("s3://b, every 5, keep 9", "outlast.toml"),
     }

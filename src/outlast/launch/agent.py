@@ -30,6 +30,8 @@ from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.machines import Machines
+from outlast.launch.warm.starts import Starts
+from outlast.launch.watch import Watch, is_dying
 from outlast.launch.worker import AGENT_VARIABLE
 from outlast.ledger.file import Ledger, read_events
 from outlast.notice import Notice
@@ -52,6 +54,7 @@ class Agent(LocalElasticAgent):
         ledger: the job's ledger.
         policy: judges failed attempts.
         desk: hears notices.
+        starts: starts the workers, warm or cold.
 
     Attributes:
         verdict: why the job ended, once it has.
@@ -67,14 +70,19 @@ class Agent(LocalElasticAgent):
         ledger: Ledger,
         policy: RestartPolicy,
         desk: NoticeDesk,
+        starts: Starts,
         **options: Any,
     ) -> None:
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
+        self._machines = Machines(spec.rdzv_handler)
+        self._watch = Watch(spec.monitor_interval, self._machines.news)
+        spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
         self.verdict: Verdict | None = None
         self.signalled = False
         self._ledger = ledger
         self._restarts = policy
         self._desk = desk
+        self._starts = starts
         self._told: set[int] = set()  # workers that know of the notice
         self._told_of: Notice | None = None
         self._told_early: Notice | None = None
@@ -82,12 +90,12 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
-        self._machines = Machines(spec.rdzv_handler)
         self._asked: str = ""  # the reason for which workers were asked to stop gently
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
         self._beats.close()
+        self._watch.close()
 
     # --- torch's hooks -----------------------------------------------------------------------
 
@@ -132,10 +140,13 @@ class Agent(LocalElasticAgent):
                 world_size=worker_group.workers[0].world_size,
                 nodes=worker_group.group_world_size,
             )
-        started: dict[int, Any] = super()._start_workers(worker_group)
+        with self._starts.in_charge():
+            started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._watch.wait(handler.proc for handler in self._handlers().values())
+        self._machines.look()
         if self._desk.notice is not None:
             if self._leaves_at_once():
                 return RunResult(state=WorkerState.FAILED)
@@ -187,6 +198,7 @@ class Agent(LocalElasticAgent):
                 beat_t=seen.t if seen else None,
                 error=one.message,
             )
+        self._starts.ended([one.exit_code for one in failures])
         verdict = self._machines.judged(failures) or self._restarts.judge(
             failures,
             lasted_s=time.monotonic() - self._formed_s,
@@ -228,8 +240,14 @@ class Agent(LocalElasticAgent):
         # Workers that were killed together do not vanish together: one whose memory is still being
         # torn down must not be taken for a survivor that we ended.
         deadline = time.monotonic() + DYING_S
-        while time.monotonic() < deadline and None in self._exit_codes().values():
-            time.sleep(0.005)
+        while time.monotonic() < deadline:
+            codes = self._exit_codes()
+            left = [self._handlers()[rank].proc.pid for rank, code in codes.items() if code is None]
+            # What fails by itself may fail everywhere; a kill has hit the others already or not.
+            killed = all(code in (None, -signal.SIGKILL) for code in codes.values())
+            if not left or (killed and not any(is_dying(pid) for pid in left)):
+                return
+            time.sleep(0.002)
 
     # --- notices -----------------------------------------------------------------------------
 

@@ -32,6 +32,16 @@ class Machines:
         self._has_notice = False
 
     @property
+    def news(self) -> int | None:
+        """A descriptor that is readable once the others have said something, until ``look``."""
+        return self._membership.news if self._membership is not None else None
+
+    def look(self) -> None:
+        """What the others have said is looked at now."""
+        if self._membership is not None:
+            self._membership.look()
+
+    @property
     def attempt(self) -> int | None:
         """The number of the attempt, where the machines have agreed on one."""
         if self._membership is None or self._membership.attempt is None:

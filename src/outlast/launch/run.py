@@ -30,6 +30,8 @@ from outlast.launch.membership import JobOver, Membership
 from outlast.launch.membership.handler import BACKEND, own_address
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
+from outlast.launch.warm.client import Server
+from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.ledger.measured import Measured
@@ -46,11 +48,12 @@ LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exi
 _SECRET: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], server: Server | None = None) -> int:
     """Run a script under outlast.
 
     Args:
         arguments: the command line after ``outlast run``.
+        server: one that has been started already, for this command line; closed by the caller.
 
     Returns:
         The exit code (see :class:`outlast.errors.Exit`).
@@ -78,6 +81,8 @@ def run(arguments: list[str]) -> int:
         versions=versions(),
         pid=os.getpid(),
     )
+    starts = Starts(launch, settings.workers_warm, say, server)
+    starts.open()
     foresight = Foresight(settings, say)
     narrator = Narrator(settings.dir, also=foresight.take)
     keeper = _start_keeper(settings, job)
@@ -86,8 +91,9 @@ def run(arguments: list[str]) -> int:
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:
-        verdict = _attempts(launch, desk, ledger, rendezvous)
+        verdict = _attempts(launch, desk, ledger, rendezvous, starts)
     finally:
+        starts.close()
         narrator.stop()
         keeper.close(_time_left_s(desk))
     ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
@@ -141,7 +147,11 @@ def without_secrets(arguments: list[str]) -> list[str]:
 
 
 def _attempts(
-    launch: Launch, desk: NoticeDesk, ledger: Ledger, rendezvous: RendezvousHandler
+    launch: Launch,
+    desk: NoticeDesk,
+    ledger: Ledger,
+    rendezvous: RendezvousHandler,
+    starts: Starts,
 ) -> Verdict:
     conf = launch.config
     spec = WorkerSpec(
@@ -165,6 +175,7 @@ def _attempts(
         ledger=ledger,
         policy=RestartPolicy(conf.max_restarts),
         desk=desk,
+        starts=starts,
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,

@@ -82,6 +82,7 @@ class Mailbox:
         self.departs: dict[str, Departs] = {}
         self.words = ""
         self.failed: Exception | None = None
+        self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def tell(self, message: Any) -> None:
         """Take a message; from the hub's thread."""
@@ -97,13 +98,22 @@ class Mailbox:
                     self.departs[message.node] = message
                 case Waits():
                     self.words = message.words
-            self.changed.notify_all()
+            self._notify()
 
     def fail(self, error: Exception) -> None:
         """The hub's thread has ended."""
         with self.changed:
             self.failed = error
-            self.changed.notify_all()
+            self._notify()
+
+    def look(self) -> None:
+        """There is no news until something is told."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.news)
+
+    def _notify(self) -> None:
+        self.changed.notify_all()
+        os.eventfd_write(self.news, 1)
 
 
 class Membership(RendezvousHandler):
@@ -175,6 +185,15 @@ class Membership(RendezvousHandler):
         self.has_notice: Callable[[], bool] = lambda: False  # whether this machine must go
 
     # --- what our agent asks and says ----------------------------------------------------------
+
+    @property
+    def news(self) -> int:
+        """A descriptor that is readable once something was told, until ``look``."""
+        return self._mail.news
+
+    def look(self) -> None:
+        """What was told is looked at now."""
+        self._mail.look()
 
     @property
     def attempt(self) -> Go | None:
