@@ -189,7 +189,9 @@ class _Server:
         for path in own_modules(directory):
             name = path.name.partition(".")[0]
             if name in loaded and not is_at(name, path):
-                return f"{path.name} beside the script has the name of a module that torch imports"
+                return (
+                    f"{path.name} beside the script has the name of a module that is loaded already"
+                )
         return ""
 
     # --- the script's imports ----------------------------------------------------------------
