@@ -168,8 +168,8 @@ class Torchft(Launcher):
         """The lighthouse, and a replica for each worker."""
         self._port = free_port()
         program = str(Path(self.interpreter).with_name("torchft_lighthouse"))
-        more = ("--join_timeout_ms", "1000", *self.lighthouse)
-        turn.spawn(program, "--min_replicas", "1", "--bind", f"[::]:{self._port}", *more)
+        flags = ("--min_replicas", "1", "--quorum_tick_ms", "100", "--join_timeout_ms", "10000")
+        turn.spawn(program, "--bind", f"[::]:{self._port}", *flags, *self.lighthouse)
         for rank in range(turn.world):
             self.replace(turn, rank)
 
@@ -178,10 +178,6 @@ class Torchft(Launcher):
         env = {
             "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self._port}",
             "REPLICA": str(rank),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "RANK": "0",
-            "WORLD_SIZE": "1",
             "PYTHONPATH": os.pathsep.join([str(SCRIPTS), str(ROOT / "benchmarks")]),
         }
         script = Path(__file__).with_name("torchft_train.py")

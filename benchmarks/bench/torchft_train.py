@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 
 def main() -> None:
@@ -37,12 +38,18 @@ def main() -> None:
         model.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
 
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     manager = torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=5)),
         load_state_dict=load,
         state_dict=state,
         min_replica_size=1,
         replica_id=f"replica{rank}",
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+        hostname="127.0.0.1",
         timeout=timedelta(seconds=10),
     )
     records = plain.Records(options.records, rank)
@@ -50,8 +57,7 @@ def main() -> None:
     while True:
         manager.start_quorum()
         optimizer.zero_grad()
-        step = manager.current_step()
-        loss = model(*plain.batch(step, rank))
+        loss = model(*plain.batch(manager.current_step(), rank))
         loss.backward()
         flat = torch.cat([parameter.grad.flatten() for parameter in parameters])
         manager.allreduce(flat).wait()
@@ -63,7 +69,7 @@ def main() -> None:
         if manager.should_commit():
             optimizer.step()
             time.sleep(options.sleep)
-            records.completed(step + 1, loss.item(), manager.num_participants())
+            records.completed(manager.current_step(), loss.item(), manager.num_participants())
 
 
 if __name__ == "__main__":
