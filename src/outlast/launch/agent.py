@@ -114,6 +114,8 @@ class Agent(LocalElasticAgent):
             super()._exit_barrier()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        if self._machines.are_many:
+            self._starts.warm_up()  # the others go on meanwhile; then nobody waits for us
         while True:
             try:
                 super()._rendezvous(worker_group)

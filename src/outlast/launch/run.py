@@ -185,6 +185,7 @@ def _attempts(
     desk.open()
     if isinstance(rendezvous, Membership):
         rendezvous.has_notice = lambda: desk.notice is not None
+        rendezvous.start(warming=settings.workers_warm)
     try:
         result = agent.run()
     except JobOver as error:

@@ -60,6 +60,12 @@ class Starts:
         if not self._is_cold and self._server is None:
             self._new_server()
 
+    def warm_up(self) -> None:
+        """Wait until workers can be started at once, or it is known that they cannot."""
+        if self._server is not None and not self._is_cold:
+            with contextlib.suppress(ServerLost):  # the start itself makes another one
+                self._server.wait_until_ready()
+
     def close(self) -> None:
         """End the server."""
         if self._server is not None:
