@@ -170,6 +170,8 @@ class Agent(LocalElasticAgent):
             return self._give_up(over)
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
+            if not failed:  # they have failed since; torch then sends the others SIGTERM
+                self._note_ended_by_torch(result)
             self._judge(worker_group, result)
         return result
 
@@ -219,6 +221,11 @@ class Agent(LocalElasticAgent):
         self._remaining_restarts = 0
         self._end_workers()
         return RunResult(state=WorkerState.FAILED)
+
+    def _note_ended_by_torch(self, result: RunResult) -> None:
+        others = [one for one in result.failures.values() if one.exitcode == -signal.SIGTERM]
+        if len(others) < len(result.failures):
+            self._ended.update(one.local_rank for one in others)
 
     def _exit_codes(self) -> dict[int, int | None]:
         return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
