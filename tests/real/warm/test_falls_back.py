@@ -72,6 +72,21 @@ def test_a_module_that_a_cold_worker_would_find_beside_the_script(floor, tmp_pat
     assert "sympy.py beside the script has the name of a module that is loaded already" in line
 
 
+def test_a_variable_that_torch_has_read_already(floor, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SAYS + TELL + "os.environ['OMP_NUM_THREADS'] = '3'\nimport torch\n")
+    warm, (line,) = run(floor, Job(tmp_path / "job", RANKS), script)
+    assert warm == {"10": False, "11": False}
+    assert "script.py:4 sets OMP_NUM_THREADS, which imports that are done already have read" in line
+
+
+def test_a_variable_that_nobody_has_read_yet(floor, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SAYS + TELL + "os.environ['NCCL_DEBUG'] = 'INFO'\nimport torch\n")
+    warm, lines = run(floor, Job(tmp_path / "job", RANKS), script)
+    assert (warm, lines) == ({"10": True, "11": True}, [])
+
+
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), 11)", "sys.exit(9)"])
 def test_one_that_dies_of_being_warm(floor, tmp_path, how):
     script = tmp_path / "script.py"

@@ -82,7 +82,7 @@ def test_every_death_is_told_with_its_code(floor, tmp_path):
     job = Job(tmp_path / "job", RANKS)
     run = floor.outlast("run", "--nproc-per-node", RANKS, script, env=job.env)
     assert run.wait() == 0, run.text
-    lost = [(one["rank"], one["exit_code"], one["signal"]) for one in job.events("worker_lost")]
+    lost = [(one.rank, one["exit_code"], one["signal"]) for one in job.events("worker_lost")]
     assert lost == [(1, 41, None), (1, 0, "SIGUSR1")]
 
 
