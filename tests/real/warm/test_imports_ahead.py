@@ -104,7 +104,7 @@ def test_own_modules_are_imported_by_the_worker_alone(floor, tmp_path, where):
     )
     script = tmp_path / "script.py"
     script.write_text(
-        "import os, pathlib, time, own\n"
+        "import os, pathlib, time, own, torch\n"
         "attempt = os.environ['OUTLAST_ATTEMPT']\n"
         "pathlib.Path(os.environ['TOLD'], attempt).write_text(str(os.getpid()))\n"
         "while attempt == '1': time.sleep(0.1)\n"

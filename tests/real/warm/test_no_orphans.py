@@ -73,7 +73,7 @@ def test_a_server_killed_is_replaced(floor, tmp_path):
 def test_every_death_is_told_with_its_code(floor, tmp_path):
     script = tmp_path / "codes.py"
     script.write_text(
-        "import os, signal, sys\n"
+        "import os, signal, sys, torch\n"
         "attempt = int(os.environ['OUTLAST_ATTEMPT'])\n"
         "if os.environ['RANK'] == '1' and attempt == 1:\n    sys.exit(41)\n"
         "if os.environ['RANK'] == '1' and attempt == 2:\n    os.kill(os.getpid(), signal.SIGUSR1)\n"

@@ -25,6 +25,7 @@ import msgspec
 
 MAX_FILES: Final = 200  # of the script's own, read for their imports
 MAX_BYTES: Final = 4 << 20  # of each
+_IMPORTING: Final = ("import_module", "__import__", "exec", "run_path", "run_module")
 _SUFFIXES: Final = tuple(importlib.machinery.all_suffixes())
 
 
@@ -70,11 +71,14 @@ class Reading(msgspec.Struct, frozen=True):
         wanted: the imports of installed packages, in the order of the statements.
         settings: where it sets variables.
         files: its own files that were read, with the time of their last change.
+        is_light: whether it imports nothing but the standard library, so that starting it afresh
+            takes no time.
     """
 
     wanted: list[Wanted]
     settings: list[Setting]
     files: dict[Path, int]
+    is_light: bool
 
     @property
     def is_current(self) -> bool:
@@ -94,9 +98,11 @@ def read(arguments: Sequence[str]) -> Reading:
     settings: list[Setting] = []
     queue = [script] if script is not None else []
     files = {path: _changed_ns(path) for path in queue}
+    is_light = script is not None
     while queue:
         path = queue.pop(0)
         tree = _parsed(path)
+        is_light = is_light and not any(_is_heavy(node, directory) for node in ast.walk(tree))
         statements = list(_statements(tree, path, directory))
         settings += _settings(tree, path)
         for one in statements:
@@ -107,7 +113,7 @@ def read(arguments: Sequence[str]) -> Reading:
                 files |= {file: _changed_ns(file) for file in new}
             if not own and _is_installed(one.module, installed):
                 wanted[one] = None
-    return Reading(list(wanted), settings, files)
+    return Reading(list(wanted), settings, files, is_light)
 
 
 def own_modules(directory: Path) -> Iterator[Path]:
@@ -154,6 +160,18 @@ def _statements(tree: ast.Module, path: Path, directory: Path) -> Iterator[Wante
             if module:
                 names = tuple(one.name for one in node.names if one.name != "*")
                 yield Wanted(module, names)
+
+
+def _is_heavy(node: ast.AST, directory: Path) -> bool:
+    """Whether this imports, wherever it stands, what is neither Python's nor the script's own."""
+    if isinstance(node, ast.Import):
+        modules = [one.name for one in node.names]
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        modules = [node.module or ""]
+    else:
+        return getattr(node, "attr", getattr(node, "id", "")) in _IMPORTING
+    tops = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+    return any(not list(_files_of(directory, top)) for top in tops)
 
 
 def _at_top(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

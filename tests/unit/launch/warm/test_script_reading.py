@@ -106,6 +106,32 @@ def test_what_a_directory_can_shadow(tmp_path):
     assert not imports.is_at("outlast", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "is_light"),
+    [
+        ("import os, json\nfrom pathlib import Path", True),
+        ("import own", True),
+        ("import os, torch", False),
+        ("def f():\n    from torch import nn", False),
+        ("import outlast", False),
+        ("import own_that_is_not", False),
+        ("import importlib\nimportlib.import_module(name)", False),
+        ("exec(text)", False),
+    ],
+)
+def test_what_is_quick_to_start_afresh(tmp_path, text, is_light):
+    write(tmp_path / "own.py", "import json\n")
+    script = write(tmp_path / "train.py", text + "\n")
+    assert read([str(script)]).is_light is is_light
+    assert not read(["-m", "json.tool"]).is_light  # it is not read
+
+
+def test_an_own_module_that_is_not_light(tmp_path):
+    write(tmp_path / "own.py", "import numpy\n")
+    script = write(tmp_path / "train.py", "import own\n")
+    assert not read([str(script)]).is_light
+
+
 # --- variables -----------------------------------------------------------------------------------
 
 SETTINGS = [

@@ -50,7 +50,9 @@ class FakeContext:
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(starts.time, "monotonic", lambda: now.s)
     monkeypatch.setattr(starts, "Server", FakeServer)
@@ -119,6 +121,15 @@ def test_what_cannot_start_warm(clock, changes, reason):
     assert not FakeServer.made
     (line,) = said
     assert reason in line
+
+
+def test_a_light_script_starts_cold_without_a_word(clock, tmp_path):
+    said = []
+    (tmp_path / "train.py").write_text("import os\n")
+    one = make(said)
+    assert [started(one) for _ in range(2)] == ["cold"] * 2
+    assert FakeServer.made[0].is_lost
+    assert not said
 
 
 def test_a_refusal_is_for_good_and_said_once(clock):
