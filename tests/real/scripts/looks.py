@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # as any optimizer does: it sets a variable
 
 RANK = int(os.environ["RANK"])
 LIMITS = sorted(name for name in dir(resource) if name.startswith("RLIMIT_"))
@@ -69,7 +70,7 @@ def process():
         "children": multiprocessing.active_children(),
         "parent": multiprocessing.parent_process(),
         "start_method": multiprocessing.get_start_method(allow_none=True),
-        "main": [main.__name__, main.__file__, str(main.__spec__), main is __import__("__main__")],
+        "main": [main.__name__, main.__file__, getattr(main.__spec__, "name", None)],
         "in_main_thread": threading.current_thread() is threading.main_thread(),
     }
 

@@ -8,7 +8,7 @@ import pytest
 from floor import Job
 
 RANKS = 2
-SAYS = "import os, sys; from pathlib import Path\n"
+SAYS = "import os, sys; from pathlib import Path\ndef never():\n    import torch\n"
 TELL = (
     "told = Path(os.environ['TOLD'], os.environ['OUTLAST_ATTEMPT'] + os.environ['RANK'])\n"
     "told.write_text(str('torch' in sys.modules))\n"
@@ -34,6 +34,13 @@ def test_it_starts_warm_and_says_nothing(floor, tmp_path):
     warm, lines = run(floor, Job(tmp_path / "job", RANKS), script)
     assert warm == {"10": True, "11": True}
     assert not lines
+
+
+def test_a_script_that_imports_next_to_nothing(floor, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SAYS.partition("def")[0] + TELL)
+    warm, lines = run(floor, Job(tmp_path / "job", RANKS), script)
+    assert (warm, lines) == ({"10": False, "11": False}, [])
 
 
 def test_the_setting(floor, tmp_path):
@@ -72,6 +79,21 @@ def test_a_module_that_a_cold_worker_would_find_beside_the_script(floor, tmp_pat
     assert "sympy.py beside the script has the name of a module that is loaded already" in line
 
 
+def test_a_variable_that_torch_has_read_already(floor, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SAYS + TELL + "os.environ['OMP_NUM_THREADS'] = '3'\nimport torch\n")
+    warm, (line,) = run(floor, Job(tmp_path / "job", RANKS), script)
+    assert warm == {"10": False, "11": False}
+    assert "script.py:6 sets OMP_NUM_THREADS, which imports that are done already have read" in line
+
+
+def test_a_variable_that_nobody_has_read_yet(floor, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SAYS + TELL + "os.environ['NCCL_DEBUG'] = 'INFO'\nimport torch\n")
+    warm, lines = run(floor, Job(tmp_path / "job", RANKS), script)
+    assert (warm, lines) == ({"10": True, "11": True}, [])
+
+
 @pytest.mark.parametrize("how", ["os.kill(os.getpid(), 11)", "sys.exit(9)"])
 def test_one_that_dies_of_being_warm(floor, tmp_path, how):
     script = tmp_path / "script.py"
@@ -103,26 +125,30 @@ def test_a_script_with_threads_of_its_own_restarts_warm(floor, tmp_path):
     assert not lines
 
 
-def test_as_anybody(floor, tmp_path):
-    """Without privileges it is the same; the test is for those who are root."""
-    if os.geteuid():
-        pytest.skip("the other tests have shown it")
+DROP = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None)
+libc.prctl(28, 3, 0, 0, 0)  # PR_SET_SECUREBITS: being root means nothing
+for capability in range(64):
+    libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_it_takes_no_privileges(floor, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
-        SAYS + TELL + "assert b'outlast.launch.worker' in open('/proc/self/cmdline', 'rb').read()\n"
+        f"{SAYS}{TELL}status = Path('/proc/self/status').read_text()\n"
+        "assert int(status.partition('CapEff:')[2].split()[0], 16) == 0\n"
+        "assert 'outlast.launch.worker' in Path('/proc/self/cmdline').read_text()\n"
+        "assert 'RANK=' in Path('/proc/self/environ').read_text()\n"
     )
-    drop = tmp_path / "drop.py"
-    drop.write_text(
-        "import os, sys\nos.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
-        "os.execv(sys.argv[1], sys.argv[1:])\n"
-    )
-    tmp_path.chmod(0o777)
-    told = tmp_path / "told"
+    drop, told = tmp_path / "drop.py", tmp_path / "told"
+    drop.write_text(DROP)
     told.mkdir()
-    told.chmod(0o777)
     started = floor.cold(
         *(drop, sys.executable, "-m", "outlast", "run", "--nproc-per-node", RANKS, script),
-        env={"TOLD": told, "OUTLAST_DIR": tmp_path / "job", "HOME": tmp_path},
+        env={"TOLD": told, "OUTLAST_DIR": tmp_path / "job"},
     )
     assert started.wait() == 0, started.text
     assert {path.read_text() for path in told.iterdir()} == {"True"}

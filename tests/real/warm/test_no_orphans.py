@@ -73,7 +73,7 @@ def test_a_server_killed_is_replaced(floor, tmp_path):
 def test_every_death_is_told_with_its_code(floor, tmp_path):
     script = tmp_path / "codes.py"
     script.write_text(
-        "import os, signal, sys\n"
+        "import os, signal, sys, torch\n"
         "attempt = int(os.environ['OUTLAST_ATTEMPT'])\n"
         "if os.environ['RANK'] == '1' and attempt == 1:\n    sys.exit(41)\n"
         "if os.environ['RANK'] == '1' and attempt == 2:\n    os.kill(os.getpid(), signal.SIGUSR1)\n"
@@ -82,7 +82,7 @@ def test_every_death_is_told_with_its_code(floor, tmp_path):
     job = Job(tmp_path / "job", RANKS)
     run = floor.outlast("run", "--nproc-per-node", RANKS, script, env=job.env)
     assert run.wait() == 0, run.text
-    lost = [(one["rank"], one["exit_code"], one["signal"]) for one in job.events("worker_lost")]
+    lost = [(one.rank, one["exit_code"], one["signal"]) for one in job.events("worker_lost")]
     assert lost == [(1, 41, None), (1, 0, "SIGUSR1")]
 
 

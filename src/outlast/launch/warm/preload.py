@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 from typing import Final
+
+from outlast.launch.warm.foresight import Foresight
 
 # What a training script imports sooner or later: any optimizer imports torch._dynamo.
 STACK: Final = (
@@ -21,8 +24,8 @@ STACK: Final = (
 )
 
 
-def import_stack() -> None:
+def import_stack(foresight: Foresight) -> None:
     """Import what every worker needs; what this installation does not have is left out."""
     for name in STACK:
-        with contextlib.suppress(ImportError):
+        with contextlib.suppress(ImportError), foresight.noting(after_torch="torch" in sys.modules):
             importlib.import_module(name)

@@ -108,7 +108,7 @@ class Probe:
     def _ended(self, otherwise: str) -> None:
         """The fork is done, because of its last verdict or without one."""
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            os.killpg(self._pid, signal.SIGKILL)  # with what it has started
         os.waitpid(self._pid, 0)
         os.close(self.fd)
         self.fd, self._pid = -1, 0
@@ -133,6 +133,8 @@ class Probe:
             finally:
                 os._exit(0)
         os.close(theirs)
+        with contextlib.suppress(OSError):  # it has ended already
+            os.setpgid(pid, pid)
         self.fd, self._pid = ours, pid
 
 

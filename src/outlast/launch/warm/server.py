@@ -17,11 +17,12 @@ import signal
 import socket
 import sys
 import time
-from typing import Final
+from typing import Any, Final
 
 from outlast.launch import worker
 from outlast.launch.warm.child import Job
-from outlast.launch.warm.imports import Wanted, imports_of, is_at, own_modules, script_of
+from outlast.launch.warm.foresight import Foresight
+from outlast.launch.warm.imports import Reading, Wanted, is_at, own_modules, read, script_of
 from outlast.launch.warm.preload import import_stack
 from outlast.launch.warm.probe import Probe, is_loaded, load
 from outlast.launch.warm.state import unfit
@@ -53,7 +54,7 @@ def serve(fd: int, agent: int, baseline: frozenset[str]) -> Job:
     worker.die_with(agent)
     here = sys.path.pop(0)  # what lies in the working directory is not what is to be imported
     server = _Server(Wire(socket.socket(fileno=fd)), baseline)
-    import_stack()
+    import_stack(server.foresight)
     gc.collect()
     gc.freeze()  # a worker's collections then touch, and so copy, none of what it shares
     job = server.run()
@@ -67,6 +68,8 @@ class _Server:
         self._baseline = baseline
         self._before = dict(os.environb)  # as it was started: imports may add to it
         self._children: dict[int, int] = {}  # pidfd → pid
+        self.foresight = Foresight()
+        self._reading: Reading | None = None
         self._probe: Probe | None = None
         self._wanted: list[Wanted] = []  # still to be imported
 
@@ -96,11 +99,7 @@ class _Server:
 
     def _answer(self) -> Job | None:
         """Do what the agent asks for; a job in a worker."""
-        try:
-            found = self._wire.receive(0.0)
-        except (EOFError, ValueError):
-            os._exit(0)  # without the agent there is nothing to serve
-        while found is not None:
+        while (found := self._hear()) is not None:
             message, fds = found
             if isinstance(message, Start):
                 job = self._start(message, fds)
@@ -112,14 +111,19 @@ class _Server:
                 for pid in message.pids:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(pid, 0)
-            found = self._wire.receive(0.0)
         return None
+
+    def _hear(self) -> tuple[Any, list[int]] | None:
+        try:
+            return self._wire.receive(0.0)
+        except (EOFError, ValueError):
+            os._exit(0)  # without the agent there is nothing to serve
 
     # --- workers -----------------------------------------------------------------------------
 
     def _start(self, message: Start, fds: list[int]) -> Job | None:
         """Fork; a job in a worker, None in the server."""
-        reason = unfit() or self._shadowed(message.workers[0])
+        reason = unfit() or self._objection(message.workers[0])
         if reason:
             for fd in fds:
                 os.close(fd)
@@ -181,9 +185,19 @@ class _Server:
         }
         return made | {name: None for name in self._before if name not in now}
 
-    def _shadowed(self, one: Worker) -> str:
+    def _objection(self, one: Worker) -> str:
+        """What in the script asks for a fresh interpreter; empty if nothing does."""
+        arguments = [os.fsdecode(argument) for argument in one.arguments]
+        return self._shadowed(arguments) or self.foresight.objection(self._read(arguments))
+
+    def _read(self, arguments: list[str]) -> Reading:
+        if self._reading is None or not self._reading.is_current:
+            self._reading = read(arguments)
+        return self._reading
+
+    def _shadowed(self, arguments: list[str]) -> str:
         """A module of the script's own that a cold worker would import in place of a loaded one."""
-        _, directory = script_of([os.fsdecode(argument) for argument in one.arguments])
+        _, directory = script_of(arguments)
         loaded = {name.partition(".")[0] for name in sys.modules}
         loaded -= {name.partition(".")[0] for name in self._baseline}
         for path in own_modules(directory):
@@ -199,8 +213,11 @@ class _Server:
     def _look_ahead(self, message: Script) -> None:
         arguments = [os.fsdecode(one) for one in message.arguments]
         sys.argv = arguments[arguments[0] == "-m" :]
-        wanted = [one for one in imports_of(arguments) if not is_loaded(one)]
-        self._probe = Probe(wanted)
+        reading = self._read(arguments)
+        wanted = [one for one in reading.wanted if not is_loaded(one)]
+        # What a script sets, native code of other packages may read when it is loaded.
+        if wanted and not reading.settings:
+            self._probe = Probe(wanted)
 
     def _probed(self) -> None:
         assert self._probe is not None  # noqa: S101 - its descriptor was readable
@@ -214,7 +231,7 @@ class _Server:
         # It may take seconds, and a worker's end is not to wait for it.
         before = signal.signal(signal.SIGCHLD, lambda *_: self._report_ended())
         try:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), self.foresight.noting(after_torch=True):
                 load(self._wanted.pop(0))
         finally:
             signal.signal(signal.SIGCHLD, before)

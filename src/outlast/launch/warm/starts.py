@@ -16,6 +16,7 @@ from outlast.launch.arguments import Launch
 from outlast.launch.warm.client import Server, ServerLost, StartRefused
 from outlast.launch.warm.context import WarmContext
 from outlast.launch.warm.early import is_possible
+from outlast.launch.warm.imports import read
 from outlast.launch.warm.variables import lasting
 
 MAX_SERVERS: Final = 5  # of one job; one that keeps dying is given up
@@ -45,7 +46,7 @@ class Starts:
         self._launch = launch
         self._say = say
         self._server = server
-        self._num_servers = 0
+        self._num_servers = self._num_started = 0
         self._is_cold = not wanted
         self._is_suspect = False  # the last attempt started warm, and died at once
         self._is_on_trial = False  # this one starts cold, to see whether that was why
@@ -82,6 +83,7 @@ class Starts:
 
         def start(**asked: Any) -> Any:
             found = self._start_warm(asked) or original(**asked)
+            self._num_started += 1
             self._started_s = time.monotonic()
             return found
 
@@ -111,6 +113,9 @@ class Starts:
             self._is_suspect, self._is_on_trial = False, True
             self._say("a warm worker died at once; the next start is cold, to see if that was why")
             return None
+        if self._server is not None and self._num_started == 0 and self._is_light():
+            self._is_cold = True  # which is quicker, and nothing to tell
+            self.close()
         while not self._is_cold:
             try:
                 return self._try(asked)
@@ -138,8 +143,18 @@ class Starts:
             raise
         if not self._has_looked_ahead:
             self._has_looked_ahead = True
-            self._server.preload(self._launch.args[len(self._launch.worker_options) :])
+            self._server.preload(self._script)
         return context
+
+    @property
+    def _script(self) -> list[str]:
+        return self._launch.args[len(self._launch.worker_options) :]
+
+    def _is_light(self) -> bool:
+        try:
+            return read(self._script).is_light
+        except (OSError, ValueError, RecursionError):
+            return False
 
     def _new_server(self) -> None:
         self._num_servers += 1
