@@ -78,8 +78,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         notice_file: a file whose being there is a notice, or None.
         notice_command: a command that exits with 0 when there is a notice; empty for none.
         notice_approve: whether the platform is told that it need not wait, once all is saved.
+        membership_silence_s: how long a machine may be silent before it is taken for lost.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
+        workers_warm: whether workers are forked from a process that has imported everything.
         origin: setting → where its value came from.
     """
 
@@ -100,8 +102,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     notice_file: Path | None
     notice_command: tuple[str, ...]
     notice_approve: bool
+    membership_silence_s: float
     price_spot: float | None
     price_on_demand: float | None
+    workers_warm: bool
     origin: dict[str, str]
 
 
@@ -121,6 +125,8 @@ PLATFORMS: Final = (
 )
 POLL_MIN_S: Final = 0.1
 POLL_MAX_S: Final = 60.0
+SILENCE_MIN_S: Final = 0.2
+SILENCE_MAX_S: Final = 300.0
 GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
 _DURATION: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*$")
 _SECONDS: Final = {
@@ -219,13 +225,27 @@ def _parse_command(value: object) -> tuple[str, ...]:
 
 
 def _parse_poll(value: object) -> float:
+    seconds = _seconds_within(value, POLL_MIN_S, POLL_MAX_S)
+    if seconds is None:
+        raise ConfigError(f'{value!r} is not a polling period; write "1 s", from 100 ms to 60 s')
+    return seconds
+
+
+def _parse_silence(value: object) -> float:
+    seconds = _seconds_within(value, SILENCE_MIN_S, SILENCE_MAX_S)
+    if seconds is None:
+        raise ConfigError(
+            f'{value!r} is not how long a machine may be silent; write "3 s", from 200 ms to 5 min'
+        )
+    return seconds
+
+
+def _seconds_within(value: object, least_s: float, most_s: float) -> float | None:
     try:
         seconds = _parse_grace(value)
     except ConfigError:
-        seconds = None
-    if seconds is None or not POLL_MIN_S <= seconds <= POLL_MAX_S:
-        raise ConfigError(f'{value!r} is not a polling period; write "1 s", from 100 ms to 60 s')
-    return seconds
+        return None
+    return seconds if seconds is not None and least_s <= seconds <= most_s else None
 
 
 def _parse_grace(value: object) -> float | None:
@@ -319,8 +339,10 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "notice.file": ("notice_file", "", _parse_file),
     "notice.command": ("notice_command", "", _parse_command),
     "notice.approve": ("notice_approve", False, _parse_bool),
+    "membership.silence": ("membership_silence_s", "3 s", _parse_silence),
     "price.spot": ("price_spot", None, _parse_price),
     "price.on_demand": ("price_on_demand", None, _parse_price),
+    "workers.warm": ("workers_warm", True, _parse_bool),
 }
 
 

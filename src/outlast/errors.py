@@ -5,7 +5,9 @@
     │   └── StateMismatch                  2     the model is not the one that was saved
     ├── StorageError     (OSError)        77     the storage cannot be used
     ├── ResumeRefused    (RuntimeError)   78     a checkpoint was expected, none is valid
-    └── CheckpointInvalid (ValueError)     1     one checkpoint failed its verification
+    ├── CheckpointInvalid (ValueError)     1     one checkpoint failed its verification
+    └── SealError        (ValueError)      1     a peer that does not hold the job's key, or worse
+        └── CutShort     (ConnectionError) 1     the stream ended inside a frame
 
 Each derives from the builtin that a caller would catch, says what happened, which value was seen
 and what to do next, and never derives from BaseException. The exit codes are those of
@@ -72,3 +74,19 @@ class CheckpointInvalid(OutlastError, ValueError):
     def __reduce__(self) -> tuple[type[CheckpointInvalid], tuple[int, str]]:
         # DCP hands one rank's errors to the others.
         return type(self), (self.step, self.reason)
+
+
+class SealError(OutlastError, ValueError):
+    """Bytes from another machine that must not be believed; the connection is of no use any more.
+
+    Attributes:
+        reason: what was wrong, in words, without anything that the other side sent but names.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class CutShort(SealError, ConnectionError):
+    """The stream ended inside a frame: a peer that died looks like one that was cut off."""

@@ -64,6 +64,7 @@ CASES = {
     "notice.platform": ("aws", "none", "auto", lambda s: s.notice_platform),
     "notice.base_url": ("http://a", "http://b", "http://c", lambda s: s.notice_base_url),
     "notice.poll": ("1 s", "2 s", "3 s", lambda s: f"{s.notice_poll_s:g} s"),
+    "membership.silence": ("1 s", "2 s", "4 s", lambda s: f"{s.membership_silence_s:g} s"),
     "notice.grace": ("1 s", "2 s", "3 s", lambda s: f"{s.notice_grace_s:g} s"),
     "notice.early": ("leave", "save", "ignore", lambda s: s.notice_early),
     "notice.requeue": ("true", "false", "true", lambda s: str(s.notice_requeue).lower()),
@@ -72,6 +73,7 @@ CASES = {
     "notice.approve": ("true", "false", "true", lambda s: str(s.notice_approve).lower()),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
+    "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
 }
 
 
@@ -285,6 +287,8 @@ GOOD = [
     ("notice.base_url", "http://127.0.0.1:80/", "notice_base_url", "http://127.0.0.1:80"),
     ("notice.poll", "200 ms", "notice_poll_s", 0.2),
     ("notice.poll", "5 s", "notice_poll_s", 5.0),
+    ("membership.silence", "200 ms", "membership_silence_s", 0.2),
+    ("membership.silence", "5 min", "membership_silence_s", 300.0),
     ("notice.grace", "auto", "notice_grace_s", None),
     ("notice.grace", "2 min", "notice_grace_s", 120.0),
     *(("notice.requeue", value, "notice_requeue", True) for value in (True, "true", "Yes", "1", 1)),
@@ -372,6 +376,10 @@ BAD = [
         ("notice.requeue", value, "is neither true nor false; write one of them")
         for value in ("on", "", "10", 2, [], 1.0)
     ),
+    *(
+        ("membership.silence", value, "is not how long a machine may be silent")
+        for value in ("auto", "100 ms", "6 min", 3, "soon")
+    ),
     *(("price.spot", value, "write a number like 0.70") for value in (-1, "x", "nan", "inf", True)),
 ]
 
@@ -403,6 +411,7 @@ def test_rows_for_explain():
         "notice.platform": ("auto", "default"),
         "notice.base_url": ("", "default"),
         "notice.poll": ("1.0", "default"),
+        "membership.silence": ("3.0", "default"),
         "notice.grace": ("auto", "default"),
         "notice.early": ("auto", "default"),
         "notice.requeue": ("false", "default"),
@@ -411,6 +420,7 @@ def test_rows_for_explain():
         "notice.approve": ("false", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
+        "workers.warm": ("true", "default"),
         "tier.local": ("/tier, every 1, keep 3", "outlast.toml"),
         "tier.object": ("s3://b, every 5, keep 9", "outlast.toml"),
     }

@@ -194,7 +194,7 @@ def _link_of_group(rank: int, world_size: int) -> Link:
     address = torch.zeros(256, dtype=torch.uint8)
     if rank == 0:
         host = "127.0.0.1" if local else socket.getfqdn()
-        _server, port = open_store(loopback=local)
+        _server, port = open_store("127.0.0.1" if local else "0.0.0.0")  # noqa: S104
         text = f"{host}:{port}".encode()
         address[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     if dist.get_backend() == "nccl":
@@ -207,17 +207,15 @@ def _link_of_group(rank: int, world_size: int) -> Link:
 _server: Any = None  # the store that rank 0 serves lives as long as the process
 
 
-def open_store(*, loopback: bool) -> tuple[Any, int]:
-    """Serve a fresh store on a free port; on loopback alone where no other machine takes part."""
-    if not loopback:
-        store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)  # noqa: S104
-        return store, int(store.port)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("127.0.0.1", 0))
+def open_store(host: str) -> tuple[Any, int]:
+    """Serve a fresh store on a free port of ``host``, an address of this machine."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
     listener.listen(1024)
     port = listener.getsockname()[1]
     store = dist.TCPStore(
-        "127.0.0.1",
+        host,
         port,
         is_master=True,
         wait_for_workers=False,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
     RunResult,
     WorkerGroup,
     WorkerSpec,
@@ -28,6 +29,9 @@ from outlast.attempt.beat import BeatsDirectory, read_beat
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.machines import Machines
+from outlast.launch.warm.starts import Starts
+from outlast.launch.watch import Watch, is_dying
 from outlast.launch.worker import AGENT_VARIABLE
 from outlast.ledger.file import Ledger, read_events
 from outlast.notice import Notice
@@ -50,6 +54,7 @@ class Agent(LocalElasticAgent):
         ledger: the job's ledger.
         policy: judges failed attempts.
         desk: hears notices.
+        starts: starts the workers, warm or cold.
 
     Attributes:
         verdict: why the job ended, once it has.
@@ -65,14 +70,19 @@ class Agent(LocalElasticAgent):
         ledger: Ledger,
         policy: RestartPolicy,
         desk: NoticeDesk,
+        starts: Starts,
         **options: Any,
     ) -> None:
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
+        self._machines = Machines(spec.rdzv_handler)
+        self._watch = Watch(spec.monitor_interval, self._machines.news)
+        spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
         self.verdict: Verdict | None = None
         self.signalled = False
         self._ledger = ledger
         self._restarts = policy
         self._desk = desk
+        self._starts = starts
         self._told: set[int] = set()  # workers that know of the notice
         self._told_of: Notice | None = None
         self._told_early: Notice | None = None
@@ -80,16 +90,44 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
+        self._asked: str = ""  # the reason for which workers were asked to stop gently
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
         self._beats.close()
+        self._watch.close()
 
     # --- torch's hooks -----------------------------------------------------------------------
 
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        while True:
+            result: RunResult = super()._invoke_run(role)
+            if result.is_failed() or not self._machines.are_many:
+                return result
+            if self._machines.wait_for_others():
+                self.verdict = self._machines.ends_now
+                return result
+            # Others have lost workers after ours had finished: all go on from the last commit.
+
+    def _exit_barrier(self) -> None:
+        if not self._machines.are_many:
+            super()._exit_barrier()
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        if self._machines.are_many:
+            self._starts.warm_up()  # the others go on meanwhile; then nobody waits for us
+        while True:
+            try:
+                super()._rendezvous(worker_group)
+            except RuntimeError:  # torch's stores raise it, and what comes of RendezvousError is
+                if not self._machines.is_broken:
+                    raise
+            else:
+                return
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._told, self._ended = set(), set()
-        self._told_early = None
+        self._told_early, self._asked = None, ""
         self._leaving_since_s = None
         self._formed_s = time.monotonic()
         self._beats.clear()
@@ -104,20 +142,32 @@ class Agent(LocalElasticAgent):
                 world_size=worker_group.workers[0].world_size,
                 nodes=worker_group.group_world_size,
             )
-        started: dict[int, Any] = super()._start_workers(worker_group)
+        with self._starts.in_charge():
+            started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._watch.wait(handler.proc for handler in self._handlers().values())
+        self._machines.look()
         if self._desk.notice is not None:
+            if self._leaves_at_once():
+                return RunResult(state=WorkerState.FAILED)
             self._pass_on(worker_group)
         elif self._desk.early is not self._told_early:
             self._pass_on_early(worker_group)
+        if self._machines.asks_gently:
+            self._ask_gently(worker_group)
         codes = self._exit_codes()
         failed = [rank for rank, code in codes.items() if code]
         if failed and any(code is None for code in codes.values()):
             if self._are_leaving_together(codes):
                 return RunResult(state=WorkerState.HEALTHY)
             self._end_workers()
+        over = self._machines.ends_now
+        if over is not None and over.exit_code and not failed:
+            if self._are_leaving_together(codes):
+                return RunResult(state=WorkerState.HEALTHY)
+            return self._give_up(over)
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
             self._judge(worker_group, result)
@@ -150,16 +200,25 @@ class Agent(LocalElasticAgent):
                 beat_t=seen.t if seen else None,
                 error=one.message,
             )
-        verdict = self._restarts.judge(
+        self._starts.ended([one.exit_code for one in failures])
+        verdict = self._machines.judged(failures) or self._restarts.judge(
             failures,
             lasted_s=time.monotonic() - self._formed_s,
             leaving=self._desk.notice is not None,
         )
         if verdict.restart:
             self._ledger.append("restart", reason=verdict.reason, restarts=self._restarts.restarts)
+            self._remaining_restarts += 1  # the policy counts them, not torch
         else:
-            self.verdict = verdict
-            self._remaining_restarts = 0  # torch's loop then stops instead of restarting
+            self._machines.stopped(verdict)
+            self._give_up(verdict)
+
+    def _give_up(self, verdict: Verdict) -> RunResult:
+        """End the job here: torch's loop then stops instead of restarting."""
+        self.verdict = verdict
+        self._remaining_restarts = 0
+        self._end_workers()
+        return RunResult(state=WorkerState.FAILED)
 
     def _exit_codes(self) -> dict[int, int | None]:
         return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
@@ -183,8 +242,14 @@ class Agent(LocalElasticAgent):
         # Workers that were killed together do not vanish together: one whose memory is still being
         # torn down must not be taken for a survivor that we ended.
         deadline = time.monotonic() + DYING_S
-        while time.monotonic() < deadline and None in self._exit_codes().values():
-            time.sleep(0.005)
+        while time.monotonic() < deadline:
+            codes = self._exit_codes()
+            left = [self._handlers()[rank].proc.pid for rank, code in codes.items() if code is None]
+            # What fails by itself may fail everywhere; a kill has hit the others already or not.
+            killed = all(code in (None, -signal.SIGKILL) for code in codes.values())
+            if not left or (killed and not any(is_dying(pid) for pid in left)):
+                return
+            time.sleep(0.002)
 
     # --- notices -----------------------------------------------------------------------------
 
@@ -214,6 +279,37 @@ class Agent(LocalElasticAgent):
         if over or self._desk.impatient:
             self._end_workers()
 
+    def _leaves_at_once(self) -> bool:
+        """Whether the others go on without this machine, and nothing here could be saved before."""
+        if not self._machines.notice():
+            return False
+        group = self._worker_group
+        if any(_catches(worker.id, signal.SIGTERM) for worker in group.workers):
+            return False  # a session, or a script that wants to hear of it
+        self._give_up(
+            Verdict(
+                restart=False,
+                exit_code=int(Exit.DRAINED),
+                reason="this machine has left, the others go on",
+            )
+        )
+        return True
+
+    def _ask_gently(self, worker_group: WorkerGroup) -> None:
+        """The machines of the job change: workers with a session stop at a step's end."""
+        reason = self._machines.asks_gently
+        if self._asked == reason:
+            return
+        self._asked = reason
+        has_session = False
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
+            store = worker_group.store
+            has_session = store.check([f"{PREFIX}/session/0"])
+            if has_session and worker_group.group_rank == 0:
+                info = {"reason": reason, "left_s": None}
+                post(store, 0, {"kind": "ask", "action": "drain", "at": 0, "info": info})
+        self._machines.be_patient(has_session)
+
     def _pass_on_early(self, worker_group: WorkerGroup) -> None:
         """Rank 0 says when to save; it is told once it listens. Only sessions can be told."""
         store = worker_group.store
@@ -239,6 +335,8 @@ class Agent(LocalElasticAgent):
     # --- the attempt's number ----------------------------------------------------------------
 
     def _agree_on_attempt(self, worker_group: WorkerGroup) -> int:
+        if self._machines.attempt is not None:
+            return self._machines.attempt
         store = worker_group.store
         if worker_group.group_rank == 0:
             past = read_events(self._ledger.path.parent)

@@ -26,26 +26,34 @@ from outlast.keeper.waits import Waits
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.membership import JobOver, Membership
+from outlast.launch.membership.handler import BACKEND, own_address
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
+from outlast.launch.warm.client import Server
+from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.foresight import Foresight, standing
+from outlast.policy.membership import Rules
 from outlast.policy.restart import RestartPolicy, Verdict
+from outlast.storage import open_storage
 
 EXIT_BARRIER_S: Final = 300.0
+JOIN_TIMEOUT_S: Final = 1800.0  # that machines wait for enough others
 LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit
 _SECRET: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], server: Server | None = None) -> int:
     """Run a script under outlast.
 
     Args:
         arguments: the command line after ``outlast run``.
+        server: one that has been started already, for this command line; closed by the caller.
 
     Returns:
         The exit code (see :class:`outlast.errors.Exit`).
@@ -56,8 +64,8 @@ def run(arguments: list[str]) -> int:
     """
     launch = Launch(arguments)
     settings = config.load({"dir": launch.directory})
-    rendezvous = _rendezvous(launch)
     job = open_job(settings.dir, settings)
+    rendezvous = _rendezvous(launch, settings, job)
     lock = JobLock(settings.dir) if launch.one_machine else None
     # Sessions in the workers read the same settings, wherever the script changes to.
     os.environ["OUTLAST_DIR"] = str(settings.dir)
@@ -73,6 +81,8 @@ def run(arguments: list[str]) -> int:
         versions=versions(),
         pid=os.getpid(),
     )
+    starts = Starts(launch, settings.workers_warm, say, server)
+    starts.open()
     foresight = Foresight(settings, say)
     narrator = Narrator(settings.dir, also=foresight.take)
     keeper = _start_keeper(settings, job)
@@ -81,8 +91,9 @@ def run(arguments: list[str]) -> int:
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:
-        verdict = _attempts(launch, desk, ledger, rendezvous)
+        verdict = _attempts(launch, desk, ledger, rendezvous, starts)
     finally:
+        starts.close()
         narrator.stop()
         keeper.close(_time_left_s(desk))
     ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
@@ -136,7 +147,11 @@ def without_secrets(arguments: list[str]) -> list[str]:
 
 
 def _attempts(
-    launch: Launch, desk: NoticeDesk, ledger: Ledger, rendezvous: RendezvousHandler
+    launch: Launch,
+    desk: NoticeDesk,
+    ledger: Ledger,
+    rendezvous: RendezvousHandler,
+    starts: Starts,
 ) -> Verdict:
     conf = launch.config
     spec = WorkerSpec(
@@ -160,6 +175,7 @@ def _attempts(
         ledger=ledger,
         policy=RestartPolicy(conf.max_restarts),
         desk=desk,
+        starts=starts,
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,
@@ -167,8 +183,13 @@ def _attempts(
     )
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = conf.signals_to_handle
     desk.open()
+    if isinstance(rendezvous, Membership):
+        rendezvous.has_notice = lambda: desk.notice is not None
+        rendezvous.start(warming=settings.workers_warm)
     try:
         result = agent.run()
+    except JobOver as error:
+        return Verdict(restart=False, exit_code=error.exit_code, reason=error.reason)
     except RendezvousError as error:
         return _gave_up(f"the machines of this job do not come together: {error}")
     except SignalException as error:
@@ -180,6 +201,8 @@ def _attempts(
         agent.close()
         if not launch.keeps_logs:  # torch's agent makes a directory for error files at each start
             shutil.rmtree(conf.logs_specs.root_log_dir, ignore_errors=True)
+    if agent.verdict is not None and agent.verdict.exit_code == Exit.FINISHED:
+        return agent.verdict
     if not result.is_failed() and agent.signalled:
         reason = "the workers ended after they were told of the notice; start me again"
         return Verdict(restart=False, exit_code=int(Exit.DRAINED), reason=reason)
@@ -192,10 +215,12 @@ def _gave_up(reason: str) -> Verdict:
     return Verdict(restart=False, exit_code=int(Exit.GAVE_UP), reason=reason)
 
 
-def _rendezvous(launch: Launch) -> RendezvousHandler:
+def _rendezvous(launch: Launch, settings: config.Settings, job: Job) -> RendezvousHandler:
     if launch.one_machine:
         return OneMachine(launch.config.run_id)
     conf = launch.config
+    if conf.rdzv_backend == BACKEND:
+        return _membership(launch, settings, job)
     parameters = RendezvousParameters(
         backend=conf.rdzv_backend,
         endpoint=conf.rdzv_endpoint,
@@ -209,6 +234,34 @@ def _rendezvous(launch: Launch) -> RendezvousHandler:
         return FreshStore(registry.get_rendezvous_handler(parameters), conf.local_addr)
     except (ValueError, RendezvousError) as error:
         raise ConfigError(f"{str(error).rstrip('.?!')}. All flags: outlast run --help") from None
+
+
+def _membership(launch: Launch, settings: config.Settings, job: Job) -> Membership:
+    conf = launch.config
+    if conf.rdzv_endpoint:
+        place = (
+            conf.rdzv_endpoint
+            if "://" in conf.rdzv_endpoint
+            else str(Path(conf.rdzv_endpoint).absolute())
+        )
+    else:
+        place = str(settings.dir)
+    past = read_events(settings.dir)
+    try:
+        wait_s = float(conf.rdzv_configs.get("join_timeout", JOIN_TIMEOUT_S))
+    except ValueError:
+        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds") from None
+    return Membership(
+        open_storage(place),
+        Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes),
+        run_id=job.id,
+        host=conf.local_addr or own_address(),
+        silence_s=settings.membership_silence_s,
+        attempt=max((event.attempt for event in past), default=0),
+        workers=conf.nproc_per_node,
+        timeout_s=wait_s,
+        say=say,
+    )
 
 
 def _quieten_torch() -> None:

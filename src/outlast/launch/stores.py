@@ -37,7 +37,7 @@ class OneMachine(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """An attempt of this machine alone, with a fresh store."""
-        self._server, port = open_store(loopback=True)
+        self._server, port = open_store("127.0.0.1")
         return _info("127.0.0.1", port, rank=0, world_size=1)
 
     def is_closed(self) -> bool:
@@ -84,7 +84,7 @@ class FreshStore(RendezvousHandler):
         static = self._inner.get_backend() == "static"
         key = f"outlast/store/{self._attempts}" if static else "outlast/store"
         if info.rank == 0:
-            self._server, port = open_store(loopback=False)
+            self._server, port = open_store("0.0.0.0")  # noqa: S104
             host = self._local_addr or info.bootstrap_store_info.master_addr
             info.store.set(key, f"{host}:{port}")
         host, _, number = info.store.get(key).decode().rpartition(":")

@@ -85,11 +85,15 @@ class Directory:
             blob.abandon()
             raise
 
-    def put_new(self, name: str, data: bytes) -> bool:
-        """``put``, but only if there is no ``name`` yet; False, and nothing done, if there is."""
+    def put_new(self, name: str, data: bytes, *, private: bool = False) -> bool:
+        """``put``, but only if there is no ``name`` yet; False, and nothing done, if there is.
+
+        With ``private``, the file and directories made for it are for this user alone.
+        """
         path = self._path(name)
-        self._spares.make_room_for(lambda: self._make_directories(path.parent))
-        blob = FileBlob(path, self._spares)
+        above = 0o700 if private else 0o777
+        self._spares.make_room_for(lambda: self._make_directories(path.parent, above))
+        blob = FileBlob(path, self._spares, 0o600 if private else 0o644)
         try:
             blob.write(data)
             return blob.finish_new()
@@ -146,11 +150,11 @@ class Directory:
     def _path(self, name: str) -> Path:
         return self.root / checked(name)
 
-    def _make_directories(self, path: Path) -> None:
+    def _make_directories(self, path: Path, mode: int = 0o777) -> None:
         missing = []
         while not path.is_dir():
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(mode if directory == missing[0] else 0o777, exist_ok=True)
             sync_directory(directory.parent)

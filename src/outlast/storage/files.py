@@ -48,8 +48,9 @@ class FileBlob:
 
     positional = False
 
-    def __init__(self, path: Path, spares: Spares) -> None:
+    def __init__(self, path: Path, spares: Spares, mode: int = 0o644) -> None:
         self._path = path
+        self._mode = mode
         self._part = part_of(path)
         self._spares = spares
         self._fd = spares.make_room_for(self._new)
@@ -90,7 +91,8 @@ class FileBlob:
             self._part.unlink()
 
     def _new(self) -> int:
-        return os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return os.open(self._part, flags, self._mode)
 
     def _try(self, call: Callable[..., int], *arguments: object) -> int:
         """One write; the number of bytes that it took, never 0."""

@@ -15,7 +15,7 @@ def link(request):
     if request.param == "local":
         yield LocalLink()
         return
-    store, port = open_store(loopback=True)
+    store, port = open_store("127.0.0.1")
     yield StoreLink("127.0.0.1", port, 0, 1)
     del store
 
@@ -45,7 +45,7 @@ def test_closing_wakes_the_receiver(link):
 
 
 def test_ranks_reach_each_other_and_prefixes_keep_apart():
-    _store, port = open_store(loopback=True)
+    _store, port = open_store("127.0.0.1")
     one, other = (StoreLink("127.0.0.1", port, rank, 2) for rank in range(2))
     apart = StoreLink("127.0.0.1", port, 1, 2, prefix="next")
     one.publish("k", b"v")
@@ -65,7 +65,7 @@ def test_which_link(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2 .* call torch\.distributed\.init_proc"):
         open_link()
-    _store, port = open_store(loopback=True)
+    _store, port = open_store("127.0.0.1")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("OUTLAST_STORE", f"127.0.0.1:{port}")
     found = open_link()

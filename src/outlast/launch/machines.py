@@ -1,0 +1,118 @@
+"""What the other machines of a job mean for the workers of this one.
+
+The agent asks here, at each look at its workers, whether the running attempt is over for a reason
+that lies elsewhere; and says here what became of its own. A job on one machine, or under one of
+torch's own rendezvous, has a ``Machines`` that always says no.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+
+from outlast.errors import Exit
+from outlast.launch.membership import Membership
+from outlast.policy.restart import Failure, Verdict
+
+BARRIER_S: Final = 0.5  # between two looks at what a machine that is done waits for
+STAYS: Final = "another machine leaves; this one stays"
+CHANGES: Final = "the machines of the job change"
+
+
+class Machines:
+    """The others, as this machine's agent sees them.
+
+    Args:
+        rendezvous: the agent's.
+    """
+
+    def __init__(self, rendezvous: RendezvousHandler) -> None:
+        self._membership = rendezvous if isinstance(rendezvous, Membership) else None
+        self._has_notice = False
+
+    @property
+    def news(self) -> int | None:
+        """A descriptor that is readable once the others have said something, until ``look``."""
+        return self._membership.news if self._membership is not None else None
+
+    def look(self) -> None:
+        """What the others have said is looked at now."""
+        if self._membership is not None:
+            self._membership.look()
+
+    @property
+    def attempt(self) -> int | None:
+        """The number of the attempt, where the machines have agreed on one."""
+        if self._membership is None or self._membership.attempt is None:
+            return None
+        return self._membership.attempt.attempt
+
+    @property
+    def ends_now(self) -> Verdict | None:
+        """How the job has ended elsewhere, if it has; its workers have been told, or are lost."""
+        over = self._membership.over if self._membership is not None else None
+        if over is None:
+            return None
+        return Verdict(restart=False, exit_code=over.exit_code, reason=over.reason)
+
+    @property
+    def asks_gently(self) -> str:
+        """Why workers are to stop at a step's end, or "" when nobody asks for that."""
+        halt = self._membership.halt if self._membership is not None else None
+        return halt.reason if halt is not None and halt.gentle else ""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the running attempt is over, so that what its store says does not matter."""
+        return self._membership is not None and self._membership.halt is not None
+
+    def be_patient(self, patient: bool) -> None:
+        """Whether workers that are asked gently are stopping by themselves."""
+        if self._membership is not None:
+            self._membership.is_patient = patient
+
+    def notice(self) -> bool | None:
+        """This machine has had notice: whether the job goes on without it; None if unknown yet."""
+        if self._membership is None:
+            return False
+        if not self._has_notice:
+            self._has_notice = True
+            self._membership.leaving()
+        return self._membership.goes_on_without(self._membership.me.node)
+
+    def judged(self, failures: list[Failure]) -> Verdict | None:
+        """What follows for reasons that lie elsewhere; None: that is for this machine's policy."""
+        membership = self._membership
+        if membership is None or self._has_notice or not failures:
+            return None
+        if any(failure.exit_code != Exit.DRAINED for failure in failures):
+            return None
+        if membership.somebody_departs:
+            return Verdict(restart=True, exit_code=int(Exit.FINISHED), reason=STAYS)
+        if self.asks_gently:
+            return Verdict(restart=True, exit_code=int(Exit.FINISHED), reason=CHANGES)
+        return None
+
+    def stopped(self, verdict: Verdict) -> None:
+        """This machine's policy ends the job: so do the others, unless only we leave."""
+        membership = self._membership
+        if membership is None:
+            return
+        alone = self._has_notice and membership.goes_on_without(membership.me.node)
+        if not alone:
+            membership.finish(verdict.exit_code, verdict.reason)
+
+    def wait_for_others(self) -> bool:
+        """This machine's workers have finished: whether all others' have, or work is to go on."""
+        membership = self._membership
+        assert membership is not None  # noqa: S101 - asked where ``are_many``
+        membership.done()
+        while not membership.wait_until_over_or_halted(BARRIER_S):
+            pass
+        return membership.over is not None
+
+    @property
+    def are_many(self) -> bool:
+        """Whether there may be others that we know of."""
+        return self._membership is not None

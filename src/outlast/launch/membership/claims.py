@@ -1,0 +1,166 @@
+"""Numbers of attempts, claimed on the job's own storage: the one arbiter that needs no majority.
+
+A claim is a small file ``attempt-000000000012.json`` that is created if it does not exist, which a
+directory and a bucket can both decide for everybody at once. Whoever has made it coordinates the
+attempt of that number. Nobody's clock is compared with anybody else's: whether a coordinator lives
+is seen from a counter that goes on or does not.
+
+What can go wrong: storage answers with errors or not at all. Both are an OSError or silence here;
+:class:`Clerk` does the asking in a thread of its own, so that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import queue
+import re
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from outlast.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+FOLDER: Final = "membership"
+KEPT: Final = 8
+_NAME: Final = re.compile(r"attempt-(\d{12})\.json")
+_ALIVE: Final = f"{FOLDER}/alive.json"
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """Who coordinates an attempt.
+
+    Attributes:
+        attempt: its number.
+        node: the agent's own name.
+        host: its machine's name.
+        address: where its hub listens, host:port.
+        members: of the attempt, the coordinator first; empty while they gather.
+    """
+
+    attempt: int
+    node: str
+    host: str
+    address: str
+    members: tuple[str, ...] = ()
+
+
+class Alive(msgspec.Struct, frozen=True, kw_only=True):
+    """The coordinator's sign of life: ``count`` goes on while it lives; ``over``: it is done."""
+
+    attempt: int
+    node: str
+    count: int
+    over: bool = False
+
+
+class Claims:
+    """The claims on one storage; each call may take as long as the storage does."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def newest(self) -> Claim | None:
+        """The claim of the largest number that can be read.
+
+        Raises:
+            OSError: storage cannot be asked.
+        """
+        numbers = self._numbers()
+        for number in reversed(numbers):
+            with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+                data = self._storage.read(_name(number))
+                return msgspec.json.decode(data, type=Claim)
+        return None
+
+    def newest_number(self) -> int:
+        """The largest number that is claimed; 0 for none."""
+        return max(self._numbers(), default=0)
+
+    def take(self, claim: Claim) -> bool:
+        """Whether ``claim`` is now there, and ours.
+
+        Raises:
+            OSError: storage cannot be asked; the claim may be there or not.
+        """
+        if self._numbers()[-1:] > [claim.attempt]:
+            return False
+        if self._storage.put_new(_name(claim.attempt), msgspec.json.encode(claim)):
+            return True
+        # An answer that was lost on its way: the second try finds the first one's claim.
+        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
+            data = self._storage.read(_name(claim.attempt))
+            return msgspec.json.decode(data, type=Claim) == claim
+        return False
+
+    def forget_old(self) -> None:
+        """Remove all but the newest claims."""
+        for number in self._numbers()[:-KEPT]:
+            self._storage.remove(_name(number))
+
+    def say_alive(self, alive: Alive) -> None:
+        """Leave a sign of life."""
+        self._storage.put(_ALIVE, msgspec.json.encode(alive))
+
+    def alive(self) -> Alive | None:
+        """The last sign of life."""
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+            return msgspec.json.decode(self._storage.read(_ALIVE), type=Alive)
+        return None
+
+    def _numbers(self) -> list[int]:
+        found = (_NAME.fullmatch(name) for name in self._storage.children(FOLDER))
+        return sorted(int(match[1]) for match in found if match)
+
+
+def _name(number: int) -> str:
+    return f"{FOLDER}/attempt-{number:012d}.json"
+
+
+class Clerk:
+    """Asks storage in a thread of its own, one thing after the other."""
+
+    def __init__(self, answer: Callable[[Callable[[], None]], None]) -> None:
+        """``answer`` runs a function in the thread that asked."""
+        self._answer = answer
+        self._orders: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._waiting = 0
+        self._thread = threading.Thread(target=self._run, name="outlast-claims", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is due."""
+        return self._waiting > 0
+
+    def ask(self, what: Callable[[], Any], then: Callable[[Any, OSError | None], None]) -> None:
+        """Do ``what``, and tell ``then`` its result or why there is none."""
+        self._waiting += 1
+        self._orders.put((what, then))
+
+    def close(self, timeout_s: float) -> None:
+        """Finish what was asked, as far as that takes no longer than this."""
+        self._orders.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            what, then = order
+            result, problem = None, None
+            try:
+                result = what()
+            except OSError as error:
+                problem = error
+            except Exception as error:  # a failure of ours is a failure of storage to others
+                logger.exception("membership storage")
+                problem = OSError(str(error))
+            self._answer(functools.partial(self._done, then, result, problem))
+
+    def _done(self, then: Callable[[Any, OSError | None], None], result: Any, problem: Any) -> None:
+        self._waiting -= 1
+        then(result, problem)

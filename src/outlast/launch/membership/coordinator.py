@@ -1,0 +1,340 @@
+"""The coordinator's hands: it tells the roster what happens, and everybody what the roster orders.
+
+Runs in the hub's thread of one agent. Storage is asked by the clerk; nothing here waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from outlast.attempt.link import open_store
+from outlast.launch.membership.claims import Alive, Claim, Claims, Clerk
+from outlast.launch.membership.hub import Hub, Peer
+from outlast.launch.membership.messages import (
+    Apart,
+    Bye,
+    Departs,
+    Done,
+    Finish,
+    Go,
+    Halt,
+    Join,
+    Leaving,
+    Member,
+    Over,
+    Ready,
+    Superseded,
+    Together,
+    Waits,
+    Welcome,
+    decode,
+    encode,
+)
+from outlast.policy.membership import End, Form, Leaves, Order, Phase, Roster, Stop
+
+logger = logging.getLogger(__name__)
+
+ALIVE_S: Final = 1.0
+TICK_S: Final = 0.05
+CLAIM_S: Final = 1.0  # that a majority waits for storage
+CLAIM_AGAIN_S: Final = 1.0
+
+
+class _Guest(msgspec.Struct):
+    """A machine that has joined; ``peer`` is None for the coordinator's own."""
+
+    member: Member
+    peer: Peer | None
+
+
+class Coordinator:
+    """One agent in this role.
+
+    Args:
+        hub: its connections.
+        clerk: asks storage.
+        claims: where numbers are claimed.
+        me: its own machine.
+        roster: decides.
+        store_host: address that a worker store is served at.
+        held: a number that is claimed already, or None.
+        deliver: takes what is said to its own machine.
+        on_overtaken: told that somebody else coordinates.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        clerk: Clerk,
+        claims: Claims,
+        me: Member,
+        roster: Roster,
+        *,
+        store_host: str,
+        held: int | None,
+        deliver: Callable[[Any], None],
+        on_overtaken: Callable[[], None],
+    ) -> None:
+        self.roster = roster
+        self._hub = hub
+        self._clerk = clerk
+        self._claims = claims
+        self._me = me
+        self._store_host = store_host
+        self._held = held
+        self._deliver = deliver
+        self._on_overtaken = on_overtaken
+        self._guests: dict[str, _Guest] = {}
+        self._stores: list[Any] = []
+        self._unclaimed: Claim | None = None  # of a running attempt
+        self._inherited = 0 if held is not None else roster.attempt  # claimed by a predecessor
+        self._count = 0
+        self._words = ""
+        self._over: Over | None = None
+        self._is_closed = False
+        hub.later(TICK_S, self._tick)
+        hub.later(0.0, self._live)
+
+    # --- machines --------------------------------------------------------------------------------
+
+    def admit(self, peer: Peer, join: Join) -> None:
+        """A machine has connected and said who it is."""
+        if self._over is not None:
+            peer.send(encode(self._over))
+            return
+        known = self._guests.get(join.node)
+        if known is not None and known.peer is not None:
+            known.peer.close()  # it has connected anew
+        member = Member(
+            node=join.node,
+            host=join.host,
+            address=join.address,
+            workers=join.workers,
+            labels=join.labels,
+        )
+        self._guests[join.node] = _Guest(member, peer)
+        peer.on_message = lambda data: self._from_peer(join.node, peer, data)
+        peer.on_closed = lambda why, certain: self._lost(join.node, peer, why, certain=certain)
+        peer.send(encode(Welcome(node=self._me.node, waits_for=self._words)))
+        self._joined(join)
+
+    def join_own(self, join: Join) -> None:
+        """The coordinator's own machine takes part."""
+        self._guests[join.node] = _Guest(self._me, None)
+        self._joined(join)
+
+    def hear(self, node: str, message: Any) -> None:
+        """Act on what a machine says."""
+        now_s = time.monotonic()
+        roster = self.roster
+        match message:
+            case Ready():
+                orders = roster.ready(node, now_s)
+            case Leaving():
+                orders = roster.leaving(node, now_s)
+            case Done():
+                orders = roster.done(node, now_s)
+            case Apart(other=other):
+                orders = roster.apart(node, other, now_s) if other in self._guests else []
+            case Together(other=other):
+                orders = roster.together(node, other, now_s)
+            case Finish(exit_code=code, reason=reason):
+                orders = roster.end(code, reason)
+            case Bye(reason=reason):
+                self._gone(node)
+                orders = roster.lost(node, now_s, reason, certain=True)
+            case _:
+                raise ValueError(f"{type(message).__name__} is not for a coordinator")
+        self._obey(orders)
+
+    def close(self) -> None:
+        """Stop coordinating, without a word: others see the connections end."""
+        self._is_closed = True
+        for guest in self._guests.values():
+            if guest.peer is not None:
+                guest.peer.close()
+        self._guests = {}
+
+    def _joined(self, join: Join) -> None:
+        now_s = time.monotonic()
+        self._obey(
+            self.roster.joined(
+                join.node, now_s, host=join.host, attempt=join.attempt, warming=join.warming
+            )
+        )
+
+    def _from_peer(self, node: str, peer: Peer, data: bytes) -> None:
+        try:
+            self.hear(node, decode(data))
+        except ValueError as error:
+            logger.warning("%s says what is not understood: %s", peer.address, error)
+            peer.close()
+            self._lost(node, peer, "says what is not understood", certain=False)
+
+    def _lost(self, node: str, peer: Peer, why: str, *, certain: bool) -> None:
+        guest = self._guests.get(node)
+        if guest is None or guest.peer is not peer or self._is_closed:
+            return  # it has another connection by now
+        self._gone(node)
+        self._obey(self.roster.lost(node, time.monotonic(), why, certain=certain))
+
+    def _gone(self, node: str) -> None:
+        guest = self._guests.pop(node, None)
+        if guest is not None and guest.peer is not None:
+            guest.peer.close()
+
+    # --- orders ----------------------------------------------------------------------------------
+
+    def _obey(self, orders: list[Order]) -> None:
+        for order in orders:
+            match order:
+                case Stop(reason=reason, gentle=gentle):
+                    self._tell_members(Halt(reason=reason, gentle=gentle))
+                case Form():
+                    self._claim(order)
+                case Leaves(node=node, goes_on=goes_on):
+                    host = self._guests[node].member.host
+                    self._tell_all(Departs(node=node, host=host, goes_on=goes_on))
+                case End(exit_code=code, reason=reason):
+                    self._end(Over(exit_code=code, reason=reason))
+        self._say_what_it_waits_for()
+
+    def _claim(self, form: Form) -> None:
+        claim = Claim(
+            attempt=form.attempt,
+            node=self._me.node,
+            host=self._me.host,
+            address=self._hub.address,
+            members=form.members,
+        )
+        if form.attempt == self._held:
+            self._start(form)
+            return
+        self._clerk.ask(
+            lambda: self._claims.take(claim),
+            lambda taken, problem: self._answered(form, claim, taken, problem),
+        )
+        if not form.required:
+            self._hub.later(CLAIM_S, lambda: self._go_without(form, claim))
+
+    def _answered(self, form: Form, claim: Claim, taken: bool | None, problem: Any) -> None:
+        """Storage has said whether the number is ours."""
+        if self._is_closed:
+            return
+        if problem is None and not taken:
+            self._overtaken()
+        elif problem is None:
+            self._unclaimed = None
+            self._start(form)
+        else:
+            logger.warning("attempt %d cannot be claimed: %s", form.attempt, problem)
+            if not form.required:
+                self._go_without(form, claim)
+            elif self._is_current(form):
+                self._hub.later(CLAIM_AGAIN_S, lambda: self._claim_again(form))
+
+    def _claim_again(self, form: Form) -> None:
+        if self._is_current(form):
+            self._claim(form)
+
+    def _is_current(self, form: Form) -> bool:
+        roster = self.roster
+        is_forming = roster.phase is Phase.FORMING and not self._is_closed
+        return is_forming and roster.attempt == form.attempt
+
+    def _go_without(self, form: Form, claim: Claim) -> None:
+        """A majority does not wait for storage; the claim is made up for."""
+        if self._is_current(form):
+            self._unclaimed = claim
+            self._start(form)
+
+    def _start(self, form: Form) -> None:
+        if not self.roster.claimed(form, time.monotonic()):
+            return
+        self._held = None
+        store, port = open_store(self._store_host)
+        self._stores = [*self._stores[-1:], store]  # workers of the last one may still be ending
+        host = f"[{self._store_host}]" if ":" in self._store_host else self._store_host
+        members = tuple(self._guests[node].member for node in form.members)
+        self._tell_members(Go(attempt=form.attempt, members=members, store=f"{host}:{port}"))
+
+    def _end(self, over: Over) -> None:
+        self._over = over
+        self._count += 1
+        alive = Alive(attempt=self.roster.attempt, node=self._me.node, count=self._count, over=True)
+        self._clerk.ask(lambda: self._claims.say_alive(alive), lambda *_: None)
+        self._tell_all(over)
+
+    def _tell_members(self, message: Any) -> None:
+        for node in self.roster.members:
+            self._tell(node, message)
+
+    def _tell_all(self, message: Any) -> None:
+        for node in list(self._guests):
+            self._tell(node, message)
+
+    def _tell(self, node: str, message: Any) -> None:
+        guest = self._guests.get(node)
+        if guest is None:
+            return
+        if guest.peer is None:
+            self._deliver(message)
+        else:
+            guest.peer.send(encode(message))
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        if self._is_closed or self._over is not None:
+            return
+        self._obey(self.roster.tick(time.monotonic()))
+        self._hub.later(TICK_S, self._tick)
+
+    def _live(self) -> None:
+        """Leave a sign of life, look for a newer claim, make up for one that is missing."""
+        if self._is_closed or self._over is not None:
+            return
+        if not self._clerk.is_busy:  # storage that hangs is not asked twice
+            self._count += 1
+            alive = Alive(attempt=self.roster.attempt, node=self._me.node, count=self._count)
+            self._clerk.ask(lambda: self._look(alive, self._unclaimed), self._looked)
+        self._hub.later(ALIVE_S, self._live)
+
+    def _look(self, alive: Alive, missing: Claim | None) -> Claim | None:
+        """In the clerk's thread."""
+        if missing is not None:
+            self._claims.take(missing)
+        newest = self._claims.newest()
+        if newest is None or newest.node == self._me.node:
+            self._claims.say_alive(alive)
+            self._claims.forget_old()
+        return newest
+
+    def _looked(self, newest: Claim | None, problem: OSError | None) -> None:
+        if problem is not None or newest is None or self._is_closed:
+            return
+        is_newer = newest.attempt >= max(self.roster.attempt, self._inherited + 1)
+        if newest.node != self._me.node and is_newer:
+            self._overtaken()
+        elif self._unclaimed is not None and newest.attempt >= self._unclaimed.attempt:
+            self._unclaimed = None
+
+    def _overtaken(self) -> None:
+        logger.warning("another machine coordinates this job by now")
+        for node, guest in self._guests.items():
+            if guest.peer is not None:
+                self._tell(node, Superseded())
+        self.close()
+        self._on_overtaken()
+
+    def _say_what_it_waits_for(self) -> None:
+        idle = self.roster.phase in (Phase.GATHERING, Phase.STOPPING)
+        words = self.roster.waits_for if idle else ""
+        if words != self._words:
+            self._words = words
+            self._tell_all(Waits(words=words))

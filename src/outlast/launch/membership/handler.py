@@ -1,0 +1,390 @@
+"""The rendezvous that torch's agent sees: no machine is special, nobody is waited for in vain.
+
+    outlast run --nnodes 2:4 train.py            settings say where the job's directory is
+    torchrun --rdzv-backend outlast --rdzv-endpoint DIR_OR_URL …    under torch's own agent
+
+``next_rendezvous`` says that this machine's workers have ended and waits for the next attempt;
+``num_nodes_waiting`` says that the running one is over. All else happens in the hub's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+)
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousStoreInfo,
+)
+
+from outlast.attempt.link import connect
+from outlast.errors import ConfigError, Exit
+from outlast.launch.membership.claims import Claims, Clerk
+from outlast.launch.membership.hub import Hub
+from outlast.launch.membership.messages import (
+    Bye,
+    Departs,
+    Finish,
+    Go,
+    Halt,
+    Member,
+    Over,
+    Waits,
+)
+from outlast.launch.membership.node import Node
+from outlast.peer.key import job_key
+from outlast.policy.membership import Rules
+from outlast.storage import Storage, open_storage
+
+BACKEND: Final = "outlast"
+SILENCE_S: Final = 3.0
+WORDS_S: Final = 3.0  # before it is said what is waited for
+STORE_TIMEOUT: Final = timedelta(seconds=60)
+CLOSING_S: Final = 2.0
+_IDENTICAL: Final = "TORCH_ELASTIC_WORKER_IDENTICAL"
+
+
+class JobOver(RendezvousClosedError):
+    """The job has ended on all machines.
+
+    Attributes:
+        exit_code: what ``outlast run`` is to leave with.
+        reason: why, in words.
+    """
+
+    def __init__(self, exit_code: int, reason: str) -> None:
+        super().__init__(reason or "the job is over")
+        self.exit_code = exit_code
+        self.reason = reason
+
+
+class Mailbox:
+    """What the hub's thread tells the agent's main thread."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.go: Go | None = None
+        self.halt: Halt | None = None
+        self.over: Over | None = None
+        self.departs: dict[str, Departs] = {}
+        self.words = ""
+        self.failed: Exception | None = None
+        self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def tell(self, message: Any) -> None:
+        """Take a message; from the hub's thread."""
+        with self.changed:
+            match message:
+                case Go():
+                    self.go, self.halt, self.words = message, None, ""
+                case Halt():
+                    self.halt = message
+                case Over():
+                    self.over = message
+                case Departs():
+                    self.departs[message.node] = message
+                case Waits():
+                    self.words = message.words
+            self._notify()
+
+    def fail(self, error: Exception) -> None:
+        """The hub's thread has ended."""
+        with self.changed:
+            self.failed = error
+            self._notify()
+
+    def look(self) -> None:
+        """There is no news until something is told."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.news)
+
+    def _notify(self) -> None:
+        self.changed.notify_all()
+        os.eventfd_write(self.news, 1)
+
+
+class Membership(RendezvousHandler):
+    """One machine's membership in a job.
+
+    Args:
+        storage: where attempts are claimed.
+        rules: how many machines, and how long things are waited for.
+        run_id: the job's id.
+        host: the address that other machines reach this one at.
+        silence_s: how long a machine may be silent before it is taken for lost.
+        attempt: the largest number of an attempt that is known here.
+        workers: how many this machine runs.
+        labels: zone, rack, pool, as far as known.
+        timeout_s: how long to wait for an attempt to form; None for as long as it takes.
+        say: told what is waited for, in words.
+
+    Raises:
+        ConfigError, StorageError: the storage or the address cannot be used.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        rules: Rules,
+        *,
+        run_id: str,
+        host: str,
+        silence_s: float = SILENCE_S,
+        attempt: int = 0,
+        workers: int = 1,
+        labels: dict[str, str] | None = None,
+        timeout_s: float | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._run_id = run_id
+        self._timeout_s = timeout_s
+        self._say = say
+        self._mail = Mailbox()
+        self._is_closed = False
+        key = job_key(storage)
+        try:
+            self._hub = Hub(key, host, silence_s, self._mail.fail)
+        except OSError as error:
+            raise ConfigError(
+                f"no other machine can reach this one at {host}: {error.strerror or error}; name "
+                "an address of this machine with --local-addr"
+            ) from None
+        self._clerk = Clerk(self._hub.call)
+        self.me = Member(
+            node=uuid.uuid4().hex[:12],
+            host=socket.gethostname(),
+            address=self._hub.address,
+            workers=workers,
+            labels=labels or {},
+        )
+        self._node = Node(
+            self._hub,
+            self._clerk,
+            Claims(storage),
+            rules,
+            self.me,
+            store_host=host,
+            attempt=attempt,
+            tell=self._mail.tell,
+        )
+        self._is_started = False
+        self.is_patient = False  # workers that are asked gently are stopping by themselves
+        self.has_notice: Callable[[], bool] = lambda: False  # whether this machine must go
+
+    # --- what our agent asks and says ----------------------------------------------------------
+
+    @property
+    def news(self) -> int:
+        """A descriptor that is readable once something was told, until ``look``."""
+        return self._mail.news
+
+    def look(self) -> None:
+        """What was told is looked at now."""
+        self._mail.look()
+
+    @property
+    def attempt(self) -> Go | None:
+        """The attempt that was joined last."""
+        return self._mail.go
+
+    @property
+    def halt(self) -> Halt | None:
+        """Why the running attempt is over, or None while it is not."""
+        return self._mail.halt
+
+    @property
+    def over(self) -> Over | None:
+        """How the job has ended everywhere, or None."""
+        return self._mail.over
+
+    def goes_on_without(self, node: str) -> bool | None:
+        """Whether the job goes on when ``node`` has left; None until the coordinator has said."""
+        word = self._mail.departs.get(node)
+        return None if word is None else word.goes_on
+
+    @property
+    def somebody_departs(self) -> bool:
+        """Whether a machine has had notice and the others go on."""
+        return any(word.goes_on for word in self._mail.departs.values())
+
+    def start(self, *, warming: bool = False) -> None:
+        """Begin to look for the others; ``warming``: it will not be ready at once."""
+        if not self._is_started:
+            self._is_started = True
+            self._hub.call(lambda: self._node.start(warming=warming))
+            self._hub.start()
+
+    def leaving(self) -> None:
+        """This machine has had notice."""
+        self._hub.call(self._node.leaving)
+
+    def done(self) -> None:
+        """This machine's workers have finished their work."""
+        self._hub.call(self._node.done)
+
+    def finish(self, exit_code: int, reason: str) -> None:
+        """The job is to end, on all machines."""
+        self._hub.call(lambda: self._node.pass_on(Finish(exit_code=exit_code, reason=reason)))
+
+    def wait_until_over_or_halted(self, timeout_s: float) -> bool:
+        """Whether there is news for a machine that is done."""
+        mail = self._mail
+        with mail.changed:
+            return mail.changed.wait_for(
+                lambda: bool(mail.over or mail.halt or mail.failed), timeout_s
+            )
+
+    # --- torch's protocol ----------------------------------------------------------------------
+
+    def get_backend(self) -> str:
+        """Name of the rendezvous."""
+        return BACKEND
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Workers connect to the store of the attempt, which an agent serves."""
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the next attempt with this machine.
+
+        Raises:
+            JobOver: there is none.
+            RendezvousError: it did not form in time, or membership itself failed.
+        """
+        self.start()
+        until_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        while True:
+            go = self._next_attempt(until_s)
+            host, _, port = go.store.rpartition(":")
+            host = host.strip("[]")
+            try:
+                store = connect(host, int(port), STORE_TIMEOUT)
+            except RuntimeError:  # it is gone already: another attempt will form
+                continue
+            rank = [member.node for member in go.members].index(self.me.node)
+            self._ranks_from(go)
+            return RendezvousInfo(
+                store, rank, len(go.members), RendezvousStoreInfo(host, int(port))
+            )
+
+    @staticmethod
+    def _ranks_from(go: Go) -> None:
+        """Where all machines have as many workers, torch needs no word over the network."""
+        if len({member.workers for member in go.members}) == 1:
+            os.environ[_IDENTICAL] = "1"
+        else:
+            os.environ.pop(_IDENTICAL, None)
+
+    def _next_attempt(self, until_s: float | None) -> Go:
+        mail = self._mail
+        self.is_patient = False
+        with mail.changed:
+            mail.go, mail.halt = None, None
+        self._hub.call(self._node.ready)
+        said, quiet_until_s = "", time.monotonic() + WORDS_S
+        while True:
+            with mail.changed:
+                mail.changed.wait(0.2)
+                go, halt, over, failed = mail.go, mail.halt, mail.over, mail.failed
+                words = mail.words
+                if halt is not None:  # what formed is over before it began here
+                    mail.go, mail.halt = None, None
+            if over is not None:
+                raise JobOver(over.exit_code, over.reason)
+            if self.has_notice():
+                raise JobOver(Exit.DRAINED, "this machine has left; start me again")
+            if failed is not None:
+                raise RendezvousError(f"membership failed: {failed}")
+            if halt is not None:
+                self._hub.call(self._node.ready)
+            elif go is not None:
+                return go
+            now_s = time.monotonic()
+            if until_s is not None and now_s > until_s:
+                raise RendezvousError(f"waited {self._timeout_s:.0f} s for {words or 'others'}")
+            if words and words != said and now_s > quiet_until_s:
+                said = words
+                self._say(f"waiting for {words}")
+
+    def is_closed(self) -> bool:
+        """Whether the job is over."""
+        return self._is_closed or self._mail.over is not None
+
+    def set_closed(self) -> None:
+        """The job is over, as far as this agent knows; torch says it of a failed one."""
+        self._is_closed = True
+
+    def num_nodes_waiting(self) -> int:
+        """Above 0 once the running attempt is over and its workers are to be ended.
+
+        Raises:
+            RendezvousError: membership itself failed: this machine must not go on alone.
+        """
+        if self._mail.failed is not None:
+            raise RendezvousError(f"membership failed: {self._mail.failed}")
+        halt = self._mail.halt
+        return int(halt is not None and not (halt.gentle and self.is_patient))
+
+    def get_run_id(self) -> str:
+        """The job's id."""
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        """Leave the job: the others go on without this machine."""
+        self._is_closed = True
+        if self._is_started:
+            self._hub.call(lambda: self._node.pass_on(Bye()))
+            self._hub.call(self._node.stop)
+        self._clerk.close(CLOSING_S)
+        if self._is_started:
+            self._hub.close()
+        return True
+
+
+def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
+    """For torchrun: ``--rdzv-backend outlast --rdzv-endpoint DIRECTORY_OR_URL``.
+
+    Raises:
+        ValueError: no endpoint is given.
+    """
+    if not parameters.endpoint:
+        raise ValueError("--rdzv-endpoint must name a directory or bucket that all machines share")
+    place = str(parameters.endpoint)
+    if "://" not in place:
+        place = os.path.abspath(place)  # noqa: PTH100 - as given, for every machine
+    host = parameters.local_addr or parameters.config.get("local_addr") or own_address()
+    return Membership(
+        open_storage(place),
+        rules_of(parameters),
+        run_id=parameters.run_id,
+        host=host,
+        silence_s=float(parameters.get("silence", SILENCE_S)),
+        timeout_s=parameters.get_as_int("join_timeout", 600),
+    )
+
+
+def rules_of(parameters: RendezvousParameters) -> Rules:
+    """What torch's flags say about machines."""
+    return Rules(min_nodes=parameters.min_nodes, max_nodes=parameters.max_nodes)
+
+
+def own_address() -> str:
+    """An address of this machine that others may reach: that of its default route, or loopback."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # a documentation address; nothing is sent
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"

@@ -1,0 +1,347 @@
+"""All connections of an agent in one thread: sealed messages in and out, and who has gone silent.
+
+Callbacks run in the hub's thread, so that what they change needs no lock; ``call`` brings a
+function there from another thread. Whoever connects proves the job's key before anything it says is
+decoded; strangers are few at a time and have little time.
+
+A machine that dies is noticed by its kernel's reset in milliseconds, one that is cut off by the
+missing acknowledgements of its kernel (see :mod:`outlast.policy.silence`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import itertools
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from outlast.errors import SealError
+from outlast.peer.seal import Handshake, Sealer, Unsealer
+from outlast.policy.silence import Silence
+
+logger = logging.getLogger(__name__)
+
+PINGS: Final = 8  # in the time of the limit
+PURPOSE: Final = "membership"
+HANDSHAKE_S: Final = 5.0
+DIAL_S: Final = 2.0
+STRANGERS_MAX: Final = 128
+UNSENT_MAX: Final = 8 << 20
+_LAST_ACK: Final = 56  # offset of tcpi_last_ack_recv, milliseconds, in Linux's struct tcp_info
+
+
+class Peer:
+    """One connection.
+
+    Attributes:
+        address: of the other end, host:port, for people.
+        on_message: told each message, as bytes.
+        on_closed: told once why it is over, and whether the other process is known to have ended.
+        on_open: told when a connection that we asked for is there.
+    """
+
+    def __init__(self, hub: Hub, sock: socket.socket, address: str, *, connects: bool) -> None:
+        self.address = address
+        self.on_message: Callable[[bytes], None] = lambda _: None
+        self.on_closed: Callable[[str, bool], None] = lambda *_: None
+        self.on_open: Callable[[Peer], None] = lambda _: None
+        self.connects = connects
+        self.is_connected = not connects
+        self.is_closed = False
+        self.sock = sock
+        self.silence = Silence(hub.silence_s)
+        self.handshake = Handshake(hub.key, PURPOSE, connects=connects)
+        self.ends: tuple[Sealer, Unsealer] | None = None
+        self.unsent = bytearray()
+        self._hub = hub
+
+    def send(self, message: bytes) -> None:
+        """Send a message; nothing happens when the connection is over."""
+        if self.ends is not None and not self.is_closed:
+            self._hub.write(self, b"".join(bytes(part) for part in self.ends[0].seal(message)))
+
+    def ping(self) -> None:
+        """Send what only has to be acknowledged."""
+        if self.ends is not None and not self.is_closed:
+            self.silence.asked(time.monotonic())
+            self._hub.write(self, b"".join(bytes(part) for part in self.ends[0].seal()))
+
+    def close(self) -> None:
+        """End it, without a callback; what was sent before still goes out if it can at once."""
+        self._hub.drop(self)
+
+
+class Hub:
+    """The thread.
+
+    Args:
+        key: the job's.
+        host: the address to listen on.
+        silence_s: how long a machine may be silent on a network that answers at once.
+        on_failed: told the exception that ended the thread, if one does.
+    """
+
+    def __init__(
+        self, key: bytes, host: str, silence_s: float, on_failed: Callable[[Exception], None]
+    ) -> None:
+        self.silence_s = silence_s
+        # Told of each proven connection that came to us.
+        self.on_accepted: Callable[[Peer], None] = lambda peer: peer.close()
+        self.key = key
+        self._on_failed = on_failed
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+        self._listener.setblocking(False)
+        name = f"[{host}]" if ":" in host else host
+        self.address = f"{name}:{self._listener.getsockname()[1]}"
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._wake_fd, self._waker_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._selector.register(self._wake_fd, selectors.EVENT_READ)
+        self._peers: set[Peer] = set()
+        self._calls: list[Callable[[], None]] = []
+        self._calls_lock = threading.Lock()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="outlast-membership", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self.later(self.silence_s / PINGS, self._beat)
+        self._thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the thread and all connections; from another thread."""
+        self.call(self._finish)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run ``function`` in the hub's thread soon; from any thread."""
+        with self._calls_lock:
+            self._calls.append(function)
+        with contextlib.suppress(OSError):  # full: it is awake already; closed: nobody is there
+            os.write(self._waker_fd, b"\0")
+
+    def later(self, delay_s: float, function: Callable[[], None]) -> None:
+        """Run ``function`` after ``delay_s``; in the hub's thread, or before it starts."""
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), function))
+
+    def dial(self, address: str) -> Peer:
+        """Begin to connect to ``address``; set the callbacks of what is returned at once."""
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.setblocking(False)
+        peer = Peer(self, sock, address, connects=True)
+        self._peers.add(peer)
+        try:
+            problem = sock.connect_ex((host, int(port)))
+        except (OSError, ValueError, OverflowError):
+            self.later(0.0, lambda: self._lose(peer, "has no usable address", certain=False))
+            return peer
+        if problem not in (0, errno.EINPROGRESS):
+            self.later(0.0, lambda: self._refused(peer, problem))
+            return peer
+        self._selector.register(sock, selectors.EVENT_WRITE, peer)
+        limit_s = max(DIAL_S, self.silence_s)
+        self.later(limit_s, lambda: self._give_up(peer))
+        return peer
+
+    # --- used by Peer --------------------------------------------------------------------------
+
+    def write(self, peer: Peer, data: bytes) -> None:
+        """Send bytes, now as far as they go."""
+        if peer.is_closed:
+            return
+        peer.unsent += data
+        self._flush(peer)
+        if len(peer.unsent) > UNSENT_MAX:
+            self._lose(peer, "does not read what it is sent", certain=False)
+
+    def drop(self, peer: Peer) -> None:
+        """Close a connection."""
+        if peer.is_closed:
+            return
+        peer.is_closed = True
+        self._peers.discard(peer)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(peer.sock)
+        peer.sock.close()
+
+    # --- the thread ----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over:
+                self._turn()
+        except Exception as error:
+            logger.exception("membership failed")
+            self._on_failed(error)
+        finally:
+            for peer in list(self._peers):
+                self.drop(peer)
+            self._listener.close()
+            self._selector.close()
+            os.close(self._waker_fd)
+            os.close(self._wake_fd)
+
+    def _turn(self) -> None:
+        wait_s = None
+        if self._timers:
+            wait_s = max(self._timers[0][0] - time.monotonic(), 0.0)
+        for key, events in self._selector.select(wait_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj == self._wake_fd:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_fd, 4096)
+            elif not key.data.is_closed:
+                self._serve(key.data, events)
+        with self._calls_lock:
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+        now_s = time.monotonic()
+        while self._timers and self._timers[0][0] <= now_s and not self._is_over:
+            heapq.heappop(self._timers)[2]()
+
+    def _finish(self) -> None:
+        self._is_over = True
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, where = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            strangers = sum(peer.ends is None and not peer.connects for peer in self._peers)
+            if strangers >= STRANGERS_MAX:
+                sock.close()
+                continue
+            sock.setblocking(False)
+            peer = Peer(self, sock, f"{where[0]}:{where[1]}", connects=False)
+            self._peers.add(peer)
+            self._selector.register(sock, selectors.EVENT_READ, peer)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.write(peer, peer.handshake.hello)
+            self.later(HANDSHAKE_S, lambda one=peer: self._give_up(one))  # type: ignore[misc]
+
+    def _serve(self, peer: Peer, events: int) -> None:
+        if not peer.is_connected:
+            problem = peer.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if problem:
+                self._refused(peer, problem)
+                return
+            self._begin(peer)
+            return
+        if events & selectors.EVENT_WRITE:
+            self._flush(peer)
+        if events & selectors.EVENT_READ and not peer.is_closed:
+            self._read(peer)
+
+    def _begin(self, peer: Peer) -> None:
+        peer.is_connected = True
+        peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._selector.modify(peer.sock, selectors.EVENT_READ, peer)
+        self.write(peer, peer.handshake.hello)
+
+    def _flush(self, peer: Peer) -> None:
+        if not peer.is_connected or peer.is_closed:
+            return
+        try:
+            while peer.unsent:
+                sent = peer.sock.send(peer.unsent)
+                del peer.unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._lose(peer, _in_words(error), certain=_has_ended(error))
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
+        self._selector.modify(peer.sock, events, peer)
+
+    def _read(self, peer: Peer) -> None:
+        wanted = 1 << 16
+        if peer.ends is None:
+            wanted = peer.handshake.wanted_bytes
+        try:
+            data = peer.sock.recv(wanted)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._lose(peer, _in_words(error), certain=_has_ended(error))
+            return
+        if not data:
+            self._lose(peer, "has ended", certain=True)
+            return
+        try:
+            self._take(peer, data)
+        except (SealError, ValueError) as error:
+            logger.warning("%s was refused: %s", peer.address, error)
+            self._lose(peer, f"was refused: {error}", certain=False)
+
+    def _take(self, peer: Peer, data: bytes) -> None:
+        if peer.ends is not None:
+            for message in peer.ends[1].feed(data):
+                if message and not peer.is_closed:
+                    peer.on_message(message)
+            return
+        handshake = peer.handshake
+        was_met = handshake.is_met
+        handshake.feed(data)
+        if handshake.is_met and not was_met:
+            self.write(peer, handshake.proof())
+        if handshake.is_proven and not peer.is_closed:
+            peer.ends = handshake.ends()
+            (peer.on_open if peer.connects else self.on_accepted)(peer)
+
+    def _give_up(self, peer: Peer) -> None:
+        if not peer.is_closed and peer.ends is None:
+            self._lose(peer, "does not answer", certain=False)
+
+    def _refused(self, peer: Peer, problem: int) -> None:
+        self._lose(peer, f"cannot be reached: {os.strerror(problem)}", certain=False)
+
+    def _lose(self, peer: Peer, why: str, *, certain: bool) -> None:
+        if peer.is_closed:
+            return
+        self.drop(peer)
+        peer.on_closed(why, certain)
+
+    def _beat(self) -> None:
+        """Ask every connection for a sign of life, and judge those that gave none."""
+        for peer in list(self._peers):
+            if peer.ends is None or peer.is_closed:
+                continue
+            now_s = time.monotonic()
+            peer.silence.seen(now_s - _since_last_ack_s(peer.sock))
+            if peer.silence.is_lost(now_s):
+                self._lose(peer, f"has been silent for {peer.silence.limit_s:.1f} s", certain=False)
+            else:
+                peer.ping()
+        self.later(self.silence_s / PINGS, self._beat)
+
+
+def _since_last_ack_s(sock: socket.socket) -> float:
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK + 4)
+    return float(struct.unpack_from("=I", info, _LAST_ACK)[0]) / 1000
+
+
+def _has_ended(error: OSError) -> bool:
+    return isinstance(error, ConnectionResetError | BrokenPipeError)
+
+
+def _in_words(error: OSError) -> str:
+    return "has ended" if _has_ended(error) else f"cannot be reached: {error.strerror or error}"

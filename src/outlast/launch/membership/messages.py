@@ -1,0 +1,179 @@
+"""What agents say to each other. Nothing that arrives can become anything but these structs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class _Message(msgspec.Struct, kw_only=True, tag=True):
+    """The class's name says what it is."""
+
+
+class Join(_Message):
+    """To the coordinator: here is a machine.
+
+    Attributes:
+        node: the agent's own name, unique for this process.
+        host: its machine's name.
+        address: where its hub listens, host:port.
+        attempt: the largest attempt that it has heard of.
+        workers: how many it runs.
+        warming: it is not ready yet to start workers quickly.
+        labels: zone, rack, pool, as far as known.
+    """
+
+    node: str
+    host: str
+    address: str
+    attempt: int
+    workers: int = 1
+    warming: bool = False
+    labels: dict[str, str] = {}
+
+
+class Watch(_Message):
+    """To another machine of the attempt: this connection only shows that both can be reached."""
+
+    node: str
+
+
+class Ready(_Message):
+    """Its workers have ended, or it never had any: it waits for Go."""
+
+
+class Leaving(_Message):
+    """It has had notice."""
+
+
+class Done(_Message):
+    """All its workers have finished their work."""
+
+
+class Bye(_Message):
+    """It goes, on purpose: its workers have ended."""
+
+    reason: str = "left"
+
+
+class Apart(_Message):
+    """It cannot reach ``other``."""
+
+    other: str
+
+
+class Together(_Message):
+    """It reaches ``other`` again."""
+
+    other: str
+
+
+class Finish(_Message):
+    """The job is to end everywhere."""
+
+    exit_code: int
+    reason: str
+
+
+class Welcome(_Message):
+    """From the coordinator: you are in; wait for Go."""
+
+    node: str
+    waits_for: str = ""
+
+
+class Referral(_Message):
+    """From one that does not coordinate: ``node`` does, at ``address``."""
+
+    node: str
+    address: str
+
+
+class Halt(_Message):
+    """End your workers (``gentle``: at a step's end) and get ready."""
+
+    reason: str
+    gentle: bool = False
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine of an attempt."""
+
+    node: str
+    host: str
+    address: str
+    workers: int = 1
+    labels: dict[str, str] = {}
+
+
+class Go(_Message):
+    """The attempt starts: your place is your place among ``members``."""
+
+    attempt: int
+    members: tuple[Member, ...]
+    store: str
+
+
+class Departs(_Message):
+    """``node`` has had notice; ``goes_on``: enough others stay."""
+
+    node: str
+    host: str
+    goes_on: bool
+
+
+class Over(_Message):
+    """The job is over."""
+
+    exit_code: int
+    reason: str
+
+
+class Superseded(_Message):
+    """This coordinator has been overtaken: look up who is it now."""
+
+
+class Waits(_Message):
+    """What the coordinator waits for, in words."""
+
+    words: str
+
+
+Message = (
+    Join
+    | Watch
+    | Ready
+    | Leaving
+    | Done
+    | Bye
+    | Apart
+    | Together
+    | Finish
+    | Welcome
+    | Referral
+    | Halt
+    | Go
+    | Departs
+    | Over
+    | Superseded
+    | Waits
+)
+_decoder = msgspec.json.Decoder(Message)
+
+
+def encode(message: Any) -> bytes:
+    """The bytes of a message."""
+    return msgspec.json.encode(message)
+
+
+def decode(data: bytes) -> Any:
+    """The message in ``data``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,409 @@
+"""One machine's place in the job: it seeks the coordinator, follows it, or becomes it.
+
+All of it runs in the hub's thread; what the agent's main thread needs to know is put into its
+mailbox.
+
+======================  ===================================================================
+when                    what happens
+======================  ===================================================================
+nobody is known         the newest claim on storage says who coordinates; if nobody lives
+                        there any more, the next number is claimed
+the coordinator goes    workers stop; the member next in rank takes over, the others come
+                        to it; who reaches nobody seeks anew, which needs storage
+somebody else claimed   workers stop, and the one who did is looked for
+======================  ===================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from outlast.launch.membership.claims import Alive, Claim, Claims, Clerk
+from outlast.launch.membership.coordinator import Coordinator
+from outlast.launch.membership.hub import Hub, Peer
+from outlast.launch.membership.mesh import Mesh
+from outlast.launch.membership.messages import (
+    Apart,
+    Departs,
+    Done,
+    Go,
+    Halt,
+    Join,
+    Leaving,
+    Member,
+    Over,
+    Ready,
+    Referral,
+    Superseded,
+    Together,
+    Waits,
+    Watch,
+    Welcome,
+    decode,
+    encode,
+)
+from outlast.policy.membership import Roster, Rules
+
+logger = logging.getLogger(__name__)
+
+SEEK_S: Final = 0.2
+STORAGE_AGAIN_S: Final = 1.0
+REFUSED_S: Final = 2.5  # without a sign of life, after which one that is not there is believed gone
+UNREACHED_S: Final = 6.0
+HEIR_S: Final = 0.1  # between two calls at an heir that has not noticed yet
+
+
+class Node:
+    """The machine; its public methods are called in the hub's thread.
+
+    Args:
+        hub: its connections.
+        clerk, claims: the job's storage.
+        rules: of the owner.
+        me: itself.
+        store_host: address that a worker store would be served at.
+        attempt: the largest number of an attempt that it knows of.
+        tell: the agent's mailbox, for Go, Halt, Over, Departs and Waits.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        clerk: Clerk,
+        claims: Claims,
+        rules: Rules,
+        me: Member,
+        *,
+        store_host: str,
+        attempt: int,
+        tell: Callable[[Any], None],
+    ) -> None:
+        self.me = me
+        self.attempt = attempt
+        self._hub = hub
+        self._clerk = clerk
+        self._claims = claims
+        self._rules = rules
+        self._store_host = store_host
+        self._tell = tell
+        self._mesh = Mesh(hub, me.node, self._reached)
+        self._peer: Peer | None = None  # to the coordinator
+        self._follows: tuple[str, str] | None = None  # its node and address
+        self._coordinator: Coordinator | None = None
+        self._go: Go | None = None  # the attempt that we are in, or were in last
+        self._ended: set[str] = set()  # of its members, those known to have ended
+        self._departing: set[str] = set()
+        self._said: list[Any] = []  # what a new coordinator has to know, too
+        self._warming = False
+        self._last_sign: tuple[Alive | None, float] | None = None
+        self._is_over = False
+        hub.on_accepted = self._accepted
+
+    # --- what the agent says ---------------------------------------------------------------------
+
+    def start(self, *, warming: bool) -> None:
+        """Begin to look for the others."""
+        self._warming = warming
+        self._seek()
+
+    def ready(self) -> None:
+        """Its workers have ended, or there never were any."""
+        self._warming = False
+        self._said = [one for one in self._said if isinstance(one, Leaving)]
+        self._say(Ready())
+
+    def leaving(self) -> None:
+        """It has had notice."""
+        self._say(Leaving())
+
+    def done(self) -> None:
+        """Its workers have finished."""
+        self._say(Done())
+
+    def pass_on(self, message: Any) -> None:
+        """Say something to the coordinator that only the present one has to know."""
+        if self._coordinator is not None:
+            self._coordinator.hear(self.me.node, message)
+        elif self._peer is not None:
+            self._peer.send(encode(message))
+
+    def stop(self) -> None:
+        """Leave."""
+        self._is_over = True
+        self._mesh.close()
+        if self._coordinator is not None:
+            self._coordinator.close()
+        if self._peer is not None:
+            self._peer.close()
+
+    def _say(self, message: Any) -> None:
+        self._said.append(message)
+        self.pass_on(message)
+
+    def _reached(self, node: str, is_reached: bool) -> None:
+        self.pass_on(Together(other=node) if is_reached else Apart(other=node))
+
+    # --- nobody is known -------------------------------------------------------------------------
+
+    def _seek(self) -> None:
+        if self._is_over or self._peer is not None or self._coordinator is not None:
+            return
+        self._clerk.ask(lambda: (self._claims.newest(), self._claims.alive()), self._found)
+
+    def _found(self, found: tuple[Claim | None, Alive | None] | None, problem: Any) -> None:
+        if self._is_over or self._peer is not None or self._coordinator is not None:
+            return
+        if problem is not None or found is None:
+            self._tell(Waits(words=f"storage to answer ({problem})"))
+            self._hub.later(STORAGE_AGAIN_S, self._seek)
+            return
+        claim, alive = found
+        if claim is None:
+            self._claim(1)
+        elif alive is not None and alive.over and alive.attempt >= claim.attempt:
+            self._claim(claim.attempt + 1)  # the job was over, and is started again
+        elif claim.node == self.me.node:
+            self._claim(claim.attempt + 1)
+        else:
+            self._notice_sign(alive)
+            self._dial(
+                claim.node,
+                claim.address,
+                lambda why, certain: self._not_there(claim, "refused" in why.lower()),
+            )
+
+    def _notice_sign(self, alive: Alive | None) -> None:
+        if self._last_sign is None or self._last_sign[0] != alive:
+            self._last_sign = (alive, time.monotonic())
+
+    def _not_there(self, claim: Claim, is_refused: bool) -> None:
+        """The one who claimed does not answer: gone, or only out of our reach."""
+        since_s = self._last_sign[1] if self._last_sign else time.monotonic()
+        limit_s = REFUSED_S if is_refused else UNREACHED_S
+        if self._go is not None:  # others of our attempt may be about to claim
+            limit_s = max(limit_s, self._rules.patience_s)
+        if time.monotonic() - since_s > limit_s:
+            self._claim(claim.attempt + 1)
+        else:
+            self._tell(Waits(words=f"the coordinator on {claim.host}, which is not reached"))
+            self._hub.later(SEEK_S, self._seek)
+
+    def _claim(self, number: int) -> None:
+        number = max(number, self.attempt + 1)
+        claim = Claim(
+            attempt=number, node=self.me.node, host=self.me.host, address=self._hub.address
+        )
+
+        def answered(taken: bool | None, problem: OSError | None) -> None:
+            if self._is_over or self._peer is not None or self._coordinator is not None:
+                return
+            if taken:
+                members = self._go.members if self._go is not None else ()
+                self._coordinate(number, [one.node for one in members], set())
+            else:
+                self._hub.later(STORAGE_AGAIN_S if problem else SEEK_S, self._seek)
+
+        self._clerk.ask(lambda: self._claims.take(claim), answered)
+
+    # --- following -------------------------------------------------------------------------------
+
+    def _dial(self, node: str, address: str, failed: Callable[[str, bool], None]) -> None:
+        peer = self._hub.dial(address)
+        join = self._join()
+        peer.on_open = lambda peer: peer.send(encode(join))
+        peer.on_closed = failed
+        peer.on_message = lambda data: self._answered(peer, node, address, failed, data)
+
+    def _join(self) -> Join:
+        return Join(
+            node=self.me.node,
+            host=self.me.host,
+            address=self._hub.address,
+            attempt=self.attempt,
+            workers=self.me.workers,
+            warming=self._warming,
+            labels=self.me.labels,
+        )
+
+    def _answered(
+        self,
+        peer: Peer,
+        node: str,
+        address: str,
+        failed: Callable[[str, bool], None],
+        data: bytes,
+    ) -> None:
+        """The first word of one that we hope coordinates."""
+        message = self._understand(peer, data)
+        match message:
+            case Welcome():
+                self._follow(peer, node, address)
+            case Over():
+                peer.close()
+                self._end(message)
+            case Referral():
+                peer.close()
+                failed(f"refers to {message.node}", False)
+            case _:
+                peer.close()
+                failed("does not coordinate", False)
+
+    def _follow(self, peer: Peer, node: str, address: str) -> None:
+        if self._peer is not None or self._coordinator is not None:
+            peer.close()
+            return
+        self._peer = peer
+        self._follows = (node, address)
+        self._last_sign = None
+        peer.on_message = lambda data: self._hear_from(peer, data)
+        peer.on_closed = self._coordinator_lost
+        for message in self._said:
+            peer.send(encode(message))
+        self._mesh.report_again()
+
+    def _hear_from(self, peer: Peer, data: bytes) -> None:
+        message = self._understand(peer, data)
+        if message is not None:
+            self._hear(message)
+
+    def _understand(self, peer: Peer, data: bytes) -> Any:
+        try:
+            return decode(data)
+        except ValueError as error:
+            logger.warning("%s says what is not understood: %s", peer.address, error)
+            peer.close()
+            peer.on_closed("says what is not understood", False)
+            return None
+
+    def _hear(self, message: Any) -> None:
+        """From the coordinator, wherever it is."""
+        match message:
+            case Go():
+                self._go = message
+                self.attempt = message.attempt
+                self._ended, self._said = set(), [s for s in self._said if isinstance(s, Leaving)]
+                self._mesh.watch(message)
+                self._tell(message)
+            case Departs():
+                self._departing.add(message.node)
+                self._tell(message)
+            case Over():
+                self._end(message)
+            case Superseded():
+                self._superseded()
+            case Halt() | Waits():
+                self._tell(message)
+            case _:
+                logger.warning("a coordinator says %s", type(message).__name__)
+
+    def _end(self, over: Over) -> None:
+        self._is_over = True
+        self._mesh.close()
+        self._tell(over)
+
+    def _superseded(self) -> None:
+        """Somebody else coordinates: storage knows who."""
+        if self._peer is not None:
+            self._peer.close()
+        self._peer, self._follows, self._coordinator = None, None, None
+        self._tell(Halt(reason="another machine coordinates the job by now"))
+        self._seek()
+
+    # --- the coordinator goes --------------------------------------------------------------------
+
+    def _coordinator_lost(self, why: str, certain: bool) -> None:
+        if self._is_over or self._follows is None:
+            return
+        lost = self._follows[0]
+        self._peer, self._follows = None, None
+        go = self._go
+        members = {member.node: member for member in go.members} if go is not None else {}
+        host = members[lost].host if lost in members else "the coordinator"
+        self._tell(Halt(reason=f"{host} {why}"))
+        if go is None or self.me.node not in members:
+            self._seek()
+            return
+        if certain:
+            self._ended.add(lost)
+        heirs = [m for m in go.members if m.node not in self._ended and m.node != lost]
+        staying = [m for m in heirs if m.node not in self._departing]
+        until_s = time.monotonic() + 2 * self._hub.silence_s
+        self._inherit(lost, staying or heirs, until_s)
+
+    def _inherit(self, lost: str, heirs: list[Member], until_s: float) -> None:
+        """Go to the first heir that can be reached; perhaps that is us."""
+        if self._is_over or self._peer is not None or self._coordinator is not None:
+            return
+        if not heirs:
+            self._seek()
+            return
+        heir, others = heirs[0], heirs[1:]
+        if heir.node == self.me.node:
+            assert self._go is not None  # noqa: S101 - heirs are its members
+            awaited = {member.node for member in heirs}
+            members = [member.node for member in self._go.members]
+            self._coordinate(None, members, awaited)
+            return
+
+        def failed(why: str, certain: bool) -> None:
+            if why.startswith("refers") and time.monotonic() < until_s:
+                # It has not noticed yet that the coordinator is gone; or only we have lost it.
+                self._hub.later(HEIR_S, lambda: self._inherit(lost, heirs, until_s))
+            elif why.startswith("refers"):
+                self._seek()
+            else:
+                if certain or "refused" in why.lower():
+                    self._ended.add(heir.node)
+                self._inherit(lost, others, until_s)
+
+        self._dial(heir.node, heir.address, failed)
+
+    def _coordinate(self, held: int | None, members: list[str], awaited: set[str]) -> None:
+        """Take the role."""
+        roster = Roster(
+            self._rules,
+            time.monotonic(),
+            first=self.me.node,
+            attempt=self.attempt,
+            held=held,
+            members=members,
+            gone=self._ended,
+            awaited=awaited,
+        )
+        self._last_sign = None
+        self._coordinator = Coordinator(
+            self._hub,
+            self._clerk,
+            self._claims,
+            self.me,
+            roster,
+            store_host=self._store_host,
+            held=held,
+            deliver=self._hear,
+            on_overtaken=self._superseded,
+        )
+        self._coordinator.join_own(self._join())
+        for message in list(self._said):
+            self._coordinator.hear(self.me.node, message)
+        self._mesh.report_again()
+
+    # --- others come to us -----------------------------------------------------------------------
+
+    def _accepted(self, peer: Peer) -> None:
+        peer.on_message = lambda data: self._first_word(peer, data)
+
+    def _first_word(self, peer: Peer, data: bytes) -> None:
+        message = self._understand(peer, data)
+        match message:
+            case Watch():
+                peer.on_message = lambda _: None
+            case Join() if self._coordinator is not None:
+                self._coordinator.admit(peer, message)
+            case Join() if self._follows is not None:
+                node, address = self._follows
+                peer.send(encode(Referral(node=node, address=address)))
+            case _:
+                peer.close()

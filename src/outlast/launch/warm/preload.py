@@ -1,0 +1,28 @@
+"""What the server imports: torch's stack, ours, and of the script's own imports what is safe."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Final
+
+# What a training script imports sooner or later: any optimizer imports torch._dynamo.
+STACK: Final = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+    "outlast.training.session",
+)
+
+
+def import_stack() -> None:
+    """Import what every worker needs; what this installation does not have is left out."""
+    for name in STACK:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)

@@ -1,0 +1,36 @@
+"""How processes of one job on several machines recognise each other, and talk.
+
+Guarantees: whoever speaks on a sealed connection has the job's key, which the job's own storage
+hands out to those who may read it; nothing that was altered, replayed, reordered, cut or meant for
+another purpose is ever handed on, and a stranger makes this process hold a few hundred bytes, for
+as long as the handshake's time-out, and nothing else. What is sent can be read on its way unless
+TLS is set: the seal authenticates, it does not hide.
+
+What can go wrong: a :class:`~outlast.errors.SealError` ends the connection, and is logged once with
+the other side's address; OSError is the network. There is no way to go on after either.
+
+Rejected: TLS alone (certificates would have to be made and handed out before a first job runs;
+the key needs nothing but the storage that the job has); torch's stores (they neither know who
+speaks nor notice a changed byte); sealing with a cipher that hides (the standard library has none,
+and a wheel of OpenSSL bindings is no thing to depend on for an option that TLS covers).
+"""
+
+from __future__ import annotations
+
+from outlast.peer.channel import Channel, accept, connect, listen
+from outlast.peer.key import KEY_NAME, job_key
+from outlast.peer.seal import Handshake, Sealer, Unsealer
+from outlast.peer.tls import Tls
+
+__all__ = [
+    "KEY_NAME",
+    "Channel",
+    "Handshake",
+    "Sealer",
+    "Tls",
+    "Unsealer",
+    "accept",
+    "connect",
+    "job_key",
+    "listen",
+]

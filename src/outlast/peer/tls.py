@@ -1,0 +1,53 @@
+"""TLS below the seal, for networks on which others may listen: settings of ``[peer]``.
+
+Mutual: each side shows a certificate that the job's own authority (``tls_ca``) signed. Names in
+certificates are not compared with addresses, which change with every machine; that the other side
+belongs to the job is proven by the job's key, inside.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from outlast.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    """The three files of ``[peer]``: certificate, its private key, and the authority's certificate.
+
+    Raises:
+        ConfigError: from either method, when the files cannot be used.
+    """
+
+    cert: Path
+    key: Path
+    ca: Path
+
+    def client(self) -> ssl.SSLContext:
+        """For the side that connects."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def server(self) -> ssl.SSLContext:
+        """For the side that accepts."""
+        return self._context(ssl.PROTOCOL_TLS_SERVER)
+
+    def _context(self, protocol: ssl._SSLMethod) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        path = self.ca
+        try:
+            context.load_verify_locations(self.ca)
+            path = self.cert
+            context.load_cert_chain(self.cert, self.key, password="")
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"{path} cannot be used for TLS between machines ({why}); peer.tls_cert, "
+                "peer.tls_key and peer.tls_ca are files in PEM format, the key without a password"
+            ) from None
+        return context

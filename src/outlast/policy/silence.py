@@ -1,0 +1,50 @@
+"""When a connection that says nothing is lost.
+
+What counts is the other machine's kernel: it acknowledges what we send however busy its processes
+are, so a loaded machine is not taken for a lost one. The time runs from the first question that was
+not acknowledged, not from the last sign of life: when *we* were held up, nobody is to blame.
+The limit adapts: where acknowledgements were seen to take long, silence must last longer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+FACTOR: Final = 4.0  # times the longest delay seen lately
+GROWTH_MAX: Final = 10.0  # times the limit asked for, at most
+RECENT: Final = 256
+
+
+class Silence:
+    """The judgement of one connection; times in seconds of any one clock.
+
+    Args:
+        limit_s: how long silence may last on a network that answers at once.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._least_s = limit_s
+        self._asked_s: float | None = None
+        self._delays: deque[float] = deque(maxlen=RECENT)
+
+    @property
+    def limit_s(self) -> float:
+        """How long silence may last now."""
+        wanted_s = FACTOR * max(self._delays, default=0.0)
+        return min(max(self._least_s, wanted_s), GROWTH_MAX * self._least_s)
+
+    def asked(self, now_s: float) -> None:
+        """Something was sent that is to be acknowledged."""
+        if self._asked_s is None:
+            self._asked_s = now_s
+
+    def seen(self, at_s: float) -> None:
+        """The newest sign of life is of this time."""
+        if self._asked_s is not None and at_s >= self._asked_s:
+            self._delays.append(at_s - self._asked_s)
+            self._asked_s = None
+
+    def is_lost(self, now_s: float) -> bool:
+        """Whether silence has lasted too long."""
+        return self._asked_s is not None and now_s - self._asked_s > self.limit_s
