@@ -185,7 +185,7 @@ def _attempts(
     desk.open()
     if isinstance(rendezvous, Membership):
         rendezvous.has_notice = lambda: desk.notice is not None
-        rendezvous.start(warming=settings.workers_warm)
+        rendezvous.start(warming=True)
     try:
         result = agent.run()
     except JobOver as error:
