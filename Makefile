@@ -77,14 +77,14 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format -q .
 	$(BIN)/ruff check -q --fix .
 
-# About two hours on a machine that does nothing else; each of them can be run alone. Other libraries
+# About four hours on a machine that does nothing else; each of them can be run alone. Other libraries
 # are installed into PEERS, each beside the same torch.
 PEERS ?= .venv-peers
-BENCHMARKS := limits session_overhead notice_cost save_cost saving saving_fsdp2 restoring object_store recovery_local saving_gpu
+BENCHMARKS := limits session_overhead notice_cost save_cost saving saving_fsdp2 restoring object_store recovery_local recovery saving_gpu
 bench: $(VENV)/.installed-test
 	@for name in $(BENCHMARKS); do \
 	  echo "== $$name"; \
-	  case $$name in saving) more="--peers-dir $(PEERS)";; *) more="";; esac; \
+	  case $$name in saving|recovery) more="--peers-dir $(PEERS)";; *) more="";; esac; \
 	  $(BIN)/python benchmarks/$$name.py $$more || exit 1; \
 	done
 

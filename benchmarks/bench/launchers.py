@@ -86,6 +86,11 @@ def _environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "OUTLAST_NOTICE_PLATFORM": "none"}
 
 
+def _path(*more: str) -> str:
+    """Where scripts of ours find the plain one and this package."""
+    return os.pathsep.join(filter(None, [str(SCRIPTS), str(ROOT / "benchmarks"), *more]))
+
+
 class Launcher:
     """Starts a job on this machine.
 
@@ -151,10 +156,30 @@ class FtLauncher(Torchrun):
 class Outlast(Launcher):
     """``outlast run``."""
 
+    env: dict[str, str] = {}  # noqa: RUF012 - constants of the class
+
     def start(self, turn: Turn) -> None:
         """An agent."""
         workers = ("--nproc-per-node", str(turn.world), "--dir", str(turn.place / "job"))
-        turn.spawn(self.interpreter, "-m", "outlast", "run", *workers, *self.script(turn))
+        command = [self.interpreter, "-m", "outlast", "run", *workers, *self.script(turn)]
+        turn.spawn(*command, env=self.env)
+
+
+class OutlastCold(Outlast):
+    """The same with fresh interpreters as workers."""
+
+    env = {"OUTLAST_WORKERS_WARM": "false"}  # noqa: RUF012
+
+
+class OutlastSession(Outlast):
+    """The same with a session in the script, which saves in place of it."""
+
+    env = {"PYTHONPATH": _path(os.environ.get("PYTHONPATH", ""))}  # noqa: RUF012
+
+    def script(self, turn: Turn) -> list[str]:
+        """The script's variant."""
+        variant = Path(__file__).with_name("session_train.py")
+        return [str(variant), str(turn.records), *turn.script_args]
 
 
 class Torchft(Launcher):
@@ -178,7 +203,7 @@ class Torchft(Launcher):
         env = {
             "TORCHFT_LIGHTHOUSE": f"http://127.0.0.1:{self._port}",
             "REPLICA": str(rank),
-            "PYTHONPATH": os.pathsep.join([str(SCRIPTS), str(ROOT / "benchmarks")]),
+            "PYTHONPATH": _path(),
         }
         script = Path(__file__).with_name("torchft_train.py")
         turn.spawn(self.interpreter, str(script), str(turn.records), *turn.script_args, env=env)
@@ -192,6 +217,8 @@ class TorchftTuned(Torchft):
 
 LAUNCHERS: Final[dict[str, type[Launcher]]] = {
     "outlast run": Outlast,
+    "outlast run, with a session": OutlastSession,
+    "outlast run, cold": OutlastCold,
     "torchrun": Torchrun,
     "torchrun, fresh store": TorchrunFresh,
     "torchft, 1 s heartbeats": TorchftTuned,

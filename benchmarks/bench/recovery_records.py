@@ -91,7 +91,8 @@ class Records:
             nodes: the machines that are meant; all if None.
         """
         lines = [line for line in self.look() if nodes is None or line.node in nodes]
-        old = {(line.pid, line.world) for line in lines if line.t <= since_t}
+        newest = {line.rank: line for line in lines if line.t <= since_t}
+        old = {(line.pid, line.world) for line in newest.values()}
         later = [line for line in lines if line.t > since_t and line.world == world]
         fresh = [line for line in later if (line.pid, line.world) not in old]
         if not fresh:
