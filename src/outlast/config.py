@@ -78,6 +78,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         notice_file: a file whose being there is a notice, or None.
         notice_command: a command that exits with 0 when there is a notice; empty for none.
         notice_approve: whether the platform is told that it need not wait, once all is saved.
+        peer_replicas: how many machines keep a copy of another's snapshot; None: one if there are.
+        peer_rate_bytes: how fast such copies are sent at most, in bytes per second.
+        peer_tls_cert, peer_tls_key, peer_tls_ca: files for TLS between machines; all or none.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
         origin: setting → where its value came from.
@@ -100,6 +103,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     notice_file: Path | None
     notice_command: tuple[str, ...]
     notice_approve: bool
+    peer_replicas: int | None
+    peer_rate_bytes: float
+    peer_tls_cert: Path | None
+    peer_tls_key: Path | None
+    peer_tls_ca: Path | None
     price_spot: float | None
     price_on_demand: float | None
     origin: dict[str, str]
@@ -122,6 +130,9 @@ PLATFORMS: Final = (
 POLL_MIN_S: Final = 0.1
 POLL_MAX_S: Final = 60.0
 GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
+REPLICAS_MAX: Final = 2
+RATE_DEFAULT: Final = "200 MB/s"
+_RATE: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([MG])B/s\s*\Z")
 _DURATION: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*$")
 _SECONDS: Final = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
@@ -247,6 +258,25 @@ def _parse_early(value: object) -> str:
     return str(value)
 
 
+def _parse_replicas(value: object) -> int | None:
+    if value == "auto":
+        return None
+    replicas = parse_whole(value, least=0, most=REPLICAS_MAX)
+    if replicas is None:
+        raise ConfigError(
+            f'{value!r} is not a number of replicas; write "auto", or 0 to {REPLICAS_MAX}'
+        )
+    return replicas
+
+
+def _parse_rate(value: object) -> float:
+    match = _RATE.match(value) if isinstance(value, str) else None
+    rate = float(match[1]) * {"M": 1e6, "G": 1e9}[match[2]] if match else 0.0
+    if rate < 1e6:
+        raise ConfigError(f'{value!r} is not a rate; write "{RATE_DEFAULT}" or "1.5 GB/s"')
+    return rate
+
+
 def _parse_bool(value: object) -> bool:
     found = _TRUTHS.get(str(value).lower())
     if found is None:
@@ -319,6 +349,11 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "notice.file": ("notice_file", "", _parse_file),
     "notice.command": ("notice_command", "", _parse_command),
     "notice.approve": ("notice_approve", False, _parse_bool),
+    "peer.replicas": ("peer_replicas", "auto", _parse_replicas),
+    "peer.rate": ("peer_rate_bytes", RATE_DEFAULT, _parse_rate),
+    "peer.tls_cert": ("peer_tls_cert", "", _parse_file),
+    "peer.tls_key": ("peer_tls_key", "", _parse_file),
+    "peer.tls_ca": ("peer_tls_ca", "", _parse_file),
     "price.spot": ("price_spot", None, _parse_price),
     "price.on_demand": ("price_on_demand", None, _parse_price),
 }
@@ -375,6 +410,7 @@ def load(
         if unknown:
             raise ConfigError(_unknown(unknown[0], name))
     _require_source(values)
+    _require_all_of_tls(values)
     values["tiers"], origin["tier"] = _tiers(sources, values)
     directories = [Path(tier.url) for tier in values["tiers"] if tier.kind == "directory"]
     values["checkpoints_dir"] = next(iter(directories), values["dir"] / "checkpoints")
@@ -389,6 +425,13 @@ def _require_source(values: Mapping[str, Any]) -> None:
             f'notice.platform is "{platform}", and notice.{platform} is not set: nothing would be '
             f'heard; write notice.{platform} = "{example}", or another platform'
         )
+
+
+def _require_all_of_tls(values: Mapping[str, Any]) -> None:
+    missing = [name for name in ("cert", "key", "ca") if values[f"peer_tls_{name}"] is None]
+    if 0 < len(missing) < 3:
+        needs = "TLS needs peer.tls_cert, peer.tls_key and peer.tls_ca: set all three, or none"
+        raise ConfigError(f"peer.tls_{missing[0]} is not set; {needs}")
 
 
 def _tiers(

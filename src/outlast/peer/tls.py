@@ -11,6 +11,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from outlast.config import Settings
 from outlast.errors import ConfigError
 
 
@@ -25,6 +26,14 @@ class Tls:
     cert: Path
     key: Path
     ca: Path
+
+    @classmethod
+    def of(cls, settings: Settings) -> Tls | None:
+        """As the settings say; None without them."""
+        cert, key, ca = settings.peer_tls_cert, settings.peer_tls_key, settings.peer_tls_ca
+        if cert is None or key is None or ca is None:
+            return None
+        return cls(cert=cert, key=key, ca=ca)
 
     def client(self) -> ssl.SSLContext:
         """For the side that connects."""
