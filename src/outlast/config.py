@@ -410,7 +410,6 @@ def load(
         if unknown:
             raise ConfigError(_unknown(unknown[0], name))
     _require_source(values)
-    _require_all_of_tls(values)
     values["tiers"], origin["tier"] = _tiers(sources, values)
     directories = [Path(tier.url) for tier in values["tiers"] if tier.kind == "directory"]
     values["checkpoints_dir"] = next(iter(directories), values["dir"] / "checkpoints")
@@ -425,13 +424,6 @@ def _require_source(values: Mapping[str, Any]) -> None:
             f'notice.platform is "{platform}", and notice.{platform} is not set: nothing would be '
             f'heard; write notice.{platform} = "{example}", or another platform'
         )
-
-
-def _require_all_of_tls(values: Mapping[str, Any]) -> None:
-    missing = [name for name in ("cert", "key", "ca") if values[f"peer_tls_{name}"] is None]
-    if 0 < len(missing) < 3:
-        needs = "TLS needs peer.tls_cert, peer.tls_key and peer.tls_ca: set all three, or none"
-        raise ConfigError(f"peer.tls_{missing[0]} is not set; {needs}")
 
 
 def _tiers(

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 
 import msgspec
 from floor import until
@@ -28,8 +29,8 @@ from outlast.storage import Directory
 class Machine(Place):
     """One machine: its keeper, and whoever supervises it."""
 
-    def __init__(self, floor, directory, shared, *, key, node, labels=None, **more):
-        super().__init__(floor, directory)
+    def __init__(self, floor, place, shared, *, key, node, labels=None, **more):
+        super().__init__(floor, place)
         self.node, self.labels = node, labels or {}
         self.storage = Directory(shared)
         self.setup = msgspec.structs.replace(
@@ -45,7 +46,8 @@ class Machine(Place):
         )
 
     def events(self, name):
-        return [event for event in read_events(self.directory) if event.event == name]
+        where = Path(self.setup.directory)
+        return [event for event in read_events(where) if event.event == name]
 
     def replicated(self, step):
         return [event for event in self.events("replicated") if event["step"] == step]
@@ -86,10 +88,10 @@ class Machine(Place):
 class Fleet:
     """The machines of a job, and the ranks of its attempts: one a machine."""
 
-    def __init__(self, floor, directory, nodes, *, key=b"k" * 32, size=20_000, **more):
-        self.floor, self.directory, self.key, self.more = floor, directory, key, more
+    def __init__(self, floor, place, nodes, *, key=b"k" * 32, size=20_000, shared=None, **more):
+        self.floor, self.place, self.key, self.more = floor, place, key, more
         self.size = size
-        self.shared = directory / "shared"
+        self.shared = shared or place / "shared"
         self.attempt = 0
         self.machines = {}
         self.workers = []
@@ -98,7 +100,7 @@ class Fleet:
 
     def add(self, node, **more):
         machine = Machine(
-            *(self.floor, self.directory / node, self.shared),
+            *(self.floor, self.place / node, self.shared),
             **{"key": self.key, "node": node, **self.more, **more},
         )
         self.machines[node] = machine

@@ -4,7 +4,7 @@ import collections
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outlast.policy.replicas import Machine, holders, num_replicas
@@ -17,6 +17,7 @@ MACHINES = st.lists(LABELS, min_size=1, max_size=14).map(
 )
 
 
+@settings(deadline=None)
 @given(machines=MACHINES, replicas=st.integers(0, 2))
 def test_every_part_is_still_somewhere_after_as_many_losses_as_replicas(machines, replicas):
     found = holders(machines, replicas)
@@ -31,6 +32,7 @@ def test_every_part_is_still_somewhere_after_as_many_losses_as_replicas(machines
         assert set(places) <= nodes
 
 
+@settings(deadline=None)
 @given(machines=MACHINES, replicas=st.integers(0, 2))
 def test_everybody_keeps_as_many_as_are_kept_of_its_own(machines, replicas):
     found = holders(machines, replicas)
@@ -38,6 +40,7 @@ def test_everybody_keeps_as_many_as_are_kept_of_its_own(machines, replicas):
     assert all(loads[m.node] == len(found[m.node]) for m in machines)
 
 
+@settings(deadline=None)
 @given(machines=MACHINES, replicas=st.integers(0, 2), seed=st.randoms(use_true_random=False))
 def test_the_order_in_which_machines_are_named_does_not_matter(machines, replicas, seed):
     shuffled = list(machines)
@@ -46,6 +49,7 @@ def test_the_order_in_which_machines_are_named_does_not_matter(machines, replica
 
 
 @pytest.mark.parametrize("label", ["zone", "rack", "pool"])
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 4), min_size=2, max_size=6),
     replicas=st.integers(1, 2),
@@ -66,6 +70,7 @@ def test_copies_lie_in_other_places_whenever_no_place_has_more_than_its_share(
         assert len({where[node] for node in (owner, *places)}) == replicas + 1
 
 
+@settings(deadline=None)
 @given(racks=st.lists(st.integers(1, 3), min_size=2, max_size=5))
 def test_in_one_zone_copies_lie_in_other_racks(racks):
     machines = [
