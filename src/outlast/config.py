@@ -79,6 +79,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         notice_command: a command that exits with 0 when there is a notice; empty for none.
         notice_approve: whether the platform is told that it need not wait, once all is saved.
         membership_silence_s: how long a machine may be silent before it is taken for lost.
+        peer_replicas: how many machines keep a copy of another's snapshot; None: one if there are.
+        peer_rate_bytes: how fast such copies are sent at most, in bytes per second.
+        peer_tls_cert, peer_tls_key, peer_tls_ca: files for TLS between machines; all or none.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
         workers_warm: whether workers are forked from a process that has imported everything.
@@ -103,6 +106,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     notice_command: tuple[str, ...]
     notice_approve: bool
     membership_silence_s: float
+    peer_replicas: int | None
+    peer_rate_bytes: float
+    peer_tls_cert: Path | None
+    peer_tls_key: Path | None
+    peer_tls_ca: Path | None
     price_spot: float | None
     price_on_demand: float | None
     workers_warm: bool
@@ -128,6 +136,9 @@ POLL_MAX_S: Final = 60.0
 SILENCE_MIN_S: Final = 0.2
 SILENCE_MAX_S: Final = 300.0
 GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
+REPLICAS_MAX: Final = 2
+RATE_DEFAULT: Final = "200 MB/s"
+_RATE: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([MG])B/s\s*\Z")
 _DURATION: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*$")
 _SECONDS: Final = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
@@ -267,6 +278,25 @@ def _parse_early(value: object) -> str:
     return str(value)
 
 
+def _parse_replicas(value: object) -> int | None:
+    if value == "auto":
+        return None
+    replicas = parse_whole(value, least=0, most=REPLICAS_MAX)
+    if replicas is None:
+        raise ConfigError(
+            f'{value!r} is not a number of replicas; write "auto", or 0 to {REPLICAS_MAX}'
+        )
+    return replicas
+
+
+def _parse_rate(value: object) -> float:
+    match = _RATE.match(value) if isinstance(value, str) else None
+    rate = float(match[1]) * {"M": 1e6, "G": 1e9}[match[2]] if match else 0.0
+    if rate < 1e6:
+        raise ConfigError(f'{value!r} is not a rate; write "{RATE_DEFAULT}" or "1.5 GB/s"')
+    return rate
+
+
 def _parse_bool(value: object) -> bool:
     found = _TRUTHS.get(str(value).lower())
     if found is None:
@@ -340,6 +370,11 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "notice.command": ("notice_command", "", _parse_command),
     "notice.approve": ("notice_approve", False, _parse_bool),
     "membership.silence": ("membership_silence_s", "3 s", _parse_silence),
+    "peer.replicas": ("peer_replicas", "auto", _parse_replicas),
+    "peer.rate": ("peer_rate_bytes", RATE_DEFAULT, _parse_rate),
+    "peer.tls_cert": ("peer_tls_cert", "", _parse_file),
+    "peer.tls_key": ("peer_tls_key", "", _parse_file),
+    "peer.tls_ca": ("peer_tls_ca", "", _parse_file),
     "price.spot": ("price_spot", None, _parse_price),
     "price.on_demand": ("price_on_demand", None, _parse_price),
     "workers.warm": ("workers_warm", True, _parse_bool),

@@ -54,6 +54,10 @@ def test_defaults():
     assert set(settings.origin) == {*config._KEYS, "tier"}
 
 
+def rate(num_bytes):
+    return f"{num_bytes / 1e9:g} GB/s" if num_bytes >= 1e9 else f"{num_bytes / 1e6:g} MB/s"
+
+
 CASES = {
     "dir": ("/a", "/b", "/c", lambda s: str(s.dir)),
     "checkpoint.every": ("1 steps", "2 steps", "3 steps", lambda s: str(s.checkpoint_every)),
@@ -71,6 +75,11 @@ CASES = {
     "notice.file": ("/a", "/b", "/c", lambda s: str(s.notice_file)),
     "notice.command": ("a", "b", "c", lambda s: " ".join(s.notice_command)),
     "notice.approve": ("true", "false", "true", lambda s: str(s.notice_approve).lower()),
+    "peer.replicas": ("0", "1", "2", lambda s: str(s.peer_replicas)),
+    "peer.rate": ("1 MB/s", "2 GB/s", "3 MB/s", lambda s: rate(s.peer_rate_bytes)),
+    "peer.tls_cert": ("/a", "/b", "/c", lambda s: str(s.peer_tls_cert)),
+    "peer.tls_key": ("/a", "/b", "/c", lambda s: str(s.peer_tls_key)),
+    "peer.tls_ca": ("/a", "/b", "/c", lambda s: str(s.peer_tls_ca)),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
     "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
@@ -304,6 +313,11 @@ GOOD = [
     ("notice.approve", True, "notice_approve", True),
     ("notice.approve", "true", "notice_approve", True),
     ("notice.approve", "False", "notice_approve", False),
+    ("peer.replicas", "auto", "peer_replicas", None),
+    ("peer.replicas", 2, "peer_replicas", 2),
+    ("peer.rate", "1.5 GB/s", "peer_rate_bytes", 1.5e9),
+    ("peer.rate", "200MB/s", "peer_rate_bytes", 2e8),
+    ("peer.tls_ca", "", "peer_tls_ca", None),
     ("price.spot", 0, "price_spot", 0.0),
     ("price.spot", "0.70", "price_spot", 0.7),
     ("dir", Path("x"), "dir", None),
@@ -357,6 +371,11 @@ BAD = [
         for value in (1, ["ask"], "ask 'site", "a\0b")
     ),
     *(("notice.approve", value, "is neither true nor false") for value in ("perhaps", 2, "", [])),
+    *(("peer.replicas", value, 'write "auto", or 0 to 2') for value in (3, -1, 1.5, "x", True, "")),
+    *(
+        ("peer.rate", value, 'is not a rate; write "200 MB/s" or "1.5 GB/s"')
+        for value in (200, "200", "0 MB/s", "1 kB/s", "200 MB", "-1 MB/s", True, "")
+    ),
     ("notice.base_url", "127.0.0.1", "write it as http://HOST[:PORT]"),
     *(
         ("notice.base_url", value, "write it as http://HOST[:PORT]")
@@ -418,6 +437,11 @@ def test_rows_for_explain():
         "notice.file": ("", "default"),
         "notice.command": ("", "default"),
         "notice.approve": ("false", "default"),
+        "peer.replicas": ("auto", "default"),
+        "peer.rate": ("200000000.0", "default"),
+        "peer.tls_cert": ("", "default"),
+        "peer.tls_key": ("", "default"),
+        "peer.tls_ca": ("", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
         "workers.warm": ("true", "default"),

@@ -240,7 +240,7 @@ def test_a_wrong_key_or_purpose_is_refused_on_both_sides(
         (b"\x16\x03\x01\x02\x00\x01\x00", "does not speak this protocol"),
         (seal.MAGIC + b"\x02c\x07", "version 2"),
         (b"OL", "left before it said"),
-        (seal.Handshake(KEY, "testing", connects=True).hello, "left before it proved"),
+        (seal.Handshake(KEY, "testing", connects=True).hello, "left without proving"),
         (seal.Handshake(KEY, "testing", connects=True).hello + bytes(1000), "key"),
     ],
 )
