@@ -34,7 +34,10 @@ LIMIT_S = 120.0
 POLL_S = 0.003
 TAG = "REAL_TEST_TAG"  # marks whatever our processes start: found by it, and ended
 _DROPPED = ("OUTLAST_", "PET_", "TORCHELASTIC_", "TORCH_NCCL", "GROUP_")
-_DROPPED_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHON_EXEC", "LOGLEVEL"}
+_DROPPED_NAMES = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHON_EXEC", "LOGLEVEL"),
+    "PYTHONUNBUFFERED",  # streams have buffers where people start us
+}
 
 _warm = multiprocessing.get_context("forkserver")
 # The main module of a test run is pytest: a child that imports it finds it imported.
