@@ -199,16 +199,24 @@ class Floor:
                     found.append(process)
         return found
 
-    def workers(self):
-        """Ids of the worker processes of ``outlast run``, by rank."""
-        by_rank = {}
+    def trainers(self):
+        """Processes of ours that run a script for an agent, whether it is there or not."""
+        found = []
         for process in self.offspring():
             with contextlib.suppress(psutil.Error):
                 if "outlast.launch.worker" in process.cmdline():
-                    environ = process.environ()
-                    # A data loader's process has its parent's command line and environment.
-                    if str(process.ppid()) == environ.get("OUTLAST_AGENT_PID"):
-                        by_rank[int(environ["RANK"])] = process.pid
+                    found.append(process)
+        return found
+
+    def workers(self):
+        """Ids of the worker processes of ``outlast run``, by rank."""
+        by_rank = {}
+        for process in self.trainers():
+            with contextlib.suppress(psutil.Error):
+                environ = process.environ()
+                # A data loader's process has its parent's command line and environment.
+                if str(process.ppid()) == environ.get("OUTLAST_AGENT_PID"):
+                    by_rank[int(environ["RANK"])] = process.pid
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def close(self):
