@@ -60,8 +60,11 @@ system-packages:
 	  apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES); } || \
 	  echo "Slurm is not here and is not installed: its tests will be skipped"
 
+# Most tests wait more than they compute, so more processes than cores; see tests/conftest.py.
+TEST_PROCESSES ?= 3
 test: $(VENV)/.installed-test system-packages
-	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder \
+	  $(PYTEST_ARGS)
 
 unit: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/unit -q

@@ -1,10 +1,37 @@
-"""What holds for every test: the process that runs them is left as it was found."""
+"""What holds for every test: the process that runs them is left as it was found.
+
+`make test` runs several processes side by side (pytest-xdist), since most tests wait more than they
+compute. A file's tests stay together, in their order: they share what is costly to set up.
+"""
 
 import signal
 
 import pytest
 
 _LISTENED_TO = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# One group each, whatever file a test is in: they share something of which there is one.
+_TOGETHER = ("tests/real/slurm/",)
+# Begun first, so that the last process to end does not end long after the others.
+_LONG = (
+    *("tests/real/slurm/", "tests/real/test_exit_codes", "tests/real/checkpoint/test_dcp_ranks"),
+    *("tests/real/test_demo", "tests/real/storage/", "tests/real/keeper/", "tests/real/"),
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Name each test's group, and put the long ones first."""
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        group = next((start for start in _TOGETHER if file.startswith(start)), file)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_rank)  # stable: a file's tests keep their order
+
+
+def _rank(item):
+    return next(
+        (place for place, start in enumerate(_LONG) if item.nodeid.startswith(start)), len(_LONG)
+    )
 
 
 @pytest.fixture(autouse=True)

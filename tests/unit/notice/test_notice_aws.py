@@ -286,6 +286,38 @@ def test_softer_questions_that_fail_do_not_touch_the_notice_and_are_left_out(
     assert watcher.poll() is not None
 
 
+def test_the_softer_questions_are_put_in_every_fifth_poll_and_5_s_later_at_most(
+    watcher, service, monkeypatch
+):
+    now = [100.0]
+    monkeypatch.setattr("outlast.notice.aws.time.monotonic", lambda: now[0])
+
+    def softer():
+        service.asked.clear()
+        watcher.poll()
+        paths = [path for method, path in service.asked if method == "GET"]
+        assert paths[0] not in (TIME_PATH, REBALANCE_PATH)
+        assert paths[1:] in ([], [TIME_PATH, REBALANCE_PATH])
+        return len(paths) > 1
+
+    assert [softer() for _ in range(11)] == ([True] + [False] * 4) * 2 + [True]
+    now[0] += 4.9
+    assert not softer()
+    now[0] += 0.2
+    assert softer()
+
+
+@pytest.mark.parametrize("soft", ["time", "rebalance"])
+def test_softer_word_stands_until_it_is_asked_for_again(watcher, service, soft):
+    setattr(service, soft, Answer(200, DUE_TEXT.encode()) if soft == "time" else recommended())
+    heard = watcher.poll()
+    assert heard is not None
+    setattr(service, soft, Answer(404, b""))
+    assert [watcher.poll() for _ in range(5)] == [heard] * 4 + [None]
+    service.get = announced()
+    assert watcher.poll().deadline_t == DUE
+
+
 def test_the_softer_questions_share_their_time(watcher, service, monkeypatch):
     now = [100.0]
     monkeypatch.setattr("outlast.notice.aws.time.monotonic", lambda: now[0])
