@@ -78,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         notice_file: a file whose being there is a notice, or None.
         notice_command: a command that exits with 0 when there is a notice; empty for none.
         notice_approve: whether the platform is told that it need not wait, once all is saved.
+        membership_labels: what this machine may fail together with: zone, rack, pool → name.
         membership_silence_s: how long a machine may be silent before it is taken for lost.
         peer_replicas: how many machines keep a copy of another's snapshot; None: one if there are.
         peer_rate_bytes: how fast such copies are sent at most, in bytes per second.
@@ -105,6 +106,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     notice_file: Path | None
     notice_command: tuple[str, ...]
     notice_approve: bool
+    membership_labels: dict[str, str]
     membership_silence_s: float
     peer_replicas: int | None
     peer_rate_bytes: float
@@ -133,6 +135,7 @@ PLATFORMS: Final = (
 )
 POLL_MIN_S: Final = 0.1
 POLL_MAX_S: Final = 60.0
+LABELS: Final = ("zone", "rack", "pool")  # what machines fail together by, the widest first
 SILENCE_MIN_S: Final = 0.2
 SILENCE_MAX_S: Final = 300.0
 GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
@@ -240,6 +243,17 @@ def _parse_poll(value: object) -> float:
     if seconds is None:
         raise ConfigError(f'{value!r} is not a polling period; write "1 s", from 100 ms to 60 s')
     return seconds
+
+
+def _parse_labels(value: object) -> dict[str, str]:
+    words = [word.strip() for word in str(value).split(",") if word.strip()]
+    labels = dict(word.split("=", 1) for word in words if "=" in word)
+    if len(labels) != len(words) or not all(labels.values()) or not set(labels) <= set(LABELS):
+        raise ConfigError(
+            f'{value!r} does not say where a machine stands; write "zone=a, rack=12, pool=x", or '
+            "some of them"
+        )
+    return labels
 
 
 def _parse_silence(value: object) -> float:
@@ -369,6 +383,7 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "notice.file": ("notice_file", "", _parse_file),
     "notice.command": ("notice_command", "", _parse_command),
     "notice.approve": ("notice_approve", False, _parse_bool),
+    "membership.labels": ("membership_labels", "", _parse_labels),
     "membership.silence": ("membership_silence_s", "3 s", _parse_silence),
     "peer.replicas": ("peer_replicas", "auto", _parse_replicas),
     "peer.rate": ("peer_rate_bytes", RATE_DEFAULT, _parse_rate),

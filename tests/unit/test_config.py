@@ -68,6 +68,12 @@ CASES = {
     "notice.platform": ("aws", "none", "auto", lambda s: s.notice_platform),
     "notice.base_url": ("http://a", "http://b", "http://c", lambda s: s.notice_base_url),
     "notice.poll": ("1 s", "2 s", "3 s", lambda s: f"{s.notice_poll_s:g} s"),
+    "membership.labels": (
+        "zone=a",
+        "zone=b, rack=1",
+        "pool=x",
+        lambda s: ", ".join(f"{name}={value}" for name, value in s.membership_labels.items()),
+    ),
     "membership.silence": ("1 s", "2 s", "4 s", lambda s: f"{s.membership_silence_s:g} s"),
     "notice.grace": ("1 s", "2 s", "3 s", lambda s: f"{s.notice_grace_s:g} s"),
     "notice.early": ("leave", "save", "ignore", lambda s: s.notice_early),
@@ -396,6 +402,10 @@ BAD = [
         for value in ("on", "", "10", 2, [], 1.0)
     ),
     *(
+        ("membership.labels", value, "does not say where a machine stands")
+        for value in ("zone", "zone=", "=a", "row=1", "zone=a,zone=b", 3)
+    ),
+    *(
         ("membership.silence", value, "is not how long a machine may be silent")
         for value in ("auto", "100 ms", "6 min", 3, "soon")
     ),
@@ -430,6 +440,7 @@ def test_rows_for_explain():
         "notice.platform": ("auto", "default"),
         "notice.base_url": ("", "default"),
         "notice.poll": ("1.0", "default"),
+        "membership.labels": ("{}", "default"),
         "membership.silence": ("3.0", "default"),
         "notice.grace": ("auto", "default"),
         "notice.early": ("auto", "default"),

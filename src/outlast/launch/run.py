@@ -27,9 +27,10 @@ from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.membership import JobOver, Membership
-from outlast.launch.membership.handler import BACKEND, own_address
+from outlast.launch.membership.handler import BACKEND
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
+from outlast.launch.together import introduce, membership
 from outlast.launch.warm.client import Server
 from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger, read_events
@@ -38,12 +39,9 @@ from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.foresight import Foresight, standing
-from outlast.policy.membership import Rules
 from outlast.policy.restart import RestartPolicy, Verdict
-from outlast.storage import open_storage
 
 EXIT_BARRIER_S: Final = 300.0
-JOIN_TIMEOUT_S: Final = 1800.0  # that machines wait for enough others
 LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit
 _SECRET: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 
@@ -86,6 +84,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     foresight = Foresight(settings, say)
     narrator = Narrator(settings.dir, also=foresight.take)
     keeper = _start_keeper(settings, job)
+    if isinstance(rendezvous, Membership):
+        introduce(rendezvous, keeper, settings)
     workers = launch.config.nproc_per_node
     say(f"job {job.id} in {place(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
     narrator.start()
@@ -220,7 +220,7 @@ def _rendezvous(launch: Launch, settings: config.Settings, job: Job) -> Rendezvo
         return OneMachine(launch.config.run_id)
     conf = launch.config
     if conf.rdzv_backend == BACKEND:
-        return _membership(launch, settings, job)
+        return membership(launch, settings, job)
     parameters = RendezvousParameters(
         backend=conf.rdzv_backend,
         endpoint=conf.rdzv_endpoint,
@@ -234,34 +234,6 @@ def _rendezvous(launch: Launch, settings: config.Settings, job: Job) -> Rendezvo
         return FreshStore(registry.get_rendezvous_handler(parameters), conf.local_addr)
     except (ValueError, RendezvousError) as error:
         raise ConfigError(f"{str(error).rstrip('.?!')}. All flags: outlast run --help") from None
-
-
-def _membership(launch: Launch, settings: config.Settings, job: Job) -> Membership:
-    conf = launch.config
-    if conf.rdzv_endpoint:
-        place = (
-            conf.rdzv_endpoint
-            if "://" in conf.rdzv_endpoint
-            else str(Path(conf.rdzv_endpoint).absolute())
-        )
-    else:
-        place = str(settings.dir)
-    past = read_events(settings.dir)
-    try:
-        wait_s = float(conf.rdzv_configs.get("join_timeout", JOIN_TIMEOUT_S))
-    except ValueError:
-        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds") from None
-    return Membership(
-        open_storage(place),
-        Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes),
-        run_id=job.id,
-        host=conf.local_addr or own_address(),
-        silence_s=settings.membership_silence_s,
-        attempt=max((event.attempt for event in past), default=0),
-        workers=conf.nproc_per_node,
-        timeout_s=wait_s,
-        say=say,
-    )
 
 
 def _quieten_torch() -> None:

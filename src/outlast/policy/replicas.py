@@ -20,7 +20,8 @@ from typing import Final
 
 import msgspec
 
-LABELS: Final = ("zone", "rack", "pool")  # what machines fail together by, the widest first
+from outlast.config import LABELS
+
 REPLICAS_MAX: Final = 2
 
 

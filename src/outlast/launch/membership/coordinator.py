@@ -115,6 +115,7 @@ class Coordinator:
             host=join.host,
             address=join.address,
             workers=join.workers,
+            keeper=join.keeper,
             labels=join.labels,
         )
         self._guests[join.node] = _Guest(member, peer)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+import msgspec
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -154,9 +155,11 @@ class Membership(RendezvousHandler):
         self._say = say
         self._mail = Mailbox()
         self._is_closed = False
-        key = job_key(storage)
+        self.host = host
+        self.key = job_key(storage)
+        self.on_attempt: Callable[[Go], None] = lambda _: None  # told before workers are started
         try:
-            self._hub = Hub(key, host, silence_s, self._mail.fail)
+            self._hub = Hub(self.key, host, silence_s, self._mail.fail)
         except OSError as error:
             raise ConfigError(
                 f"no other machine can reach this one at {host}: {error.strerror or error}; name "
@@ -220,6 +223,10 @@ class Membership(RendezvousHandler):
         """Whether a machine has had notice and the others go on."""
         return any(word.goes_on for word in self._mail.departs.values())
 
+    def announce_keeper(self, host: str, port: int) -> None:
+        """Where this machine's keeper talks to others; before ``start``."""
+        self.me = self._node.me = msgspec.structs.replace(self.me, keeper=(host, port))
+
     def start(self, *, warming: bool = False) -> None:
         """Begin to look for the others; ``warming``: it will not be ready at once."""
         if not self._is_started:
@@ -277,6 +284,7 @@ class Membership(RendezvousHandler):
                 continue
             rank = [member.node for member in go.members].index(self.me.node)
             self._ranks_from(go)
+            self.on_attempt(go)
             return RendezvousInfo(
                 store, rank, len(go.members), RendezvousStoreInfo(host, int(port))
             )

@@ -20,6 +20,7 @@ class Join(_Message):
         address: where its hub listens, host:port.
         attempt: the largest attempt that it has heard of.
         workers: how many it runs.
+        keeper: host and port where its keeper talks to others, or None.
         warming: it is not ready yet to start workers quickly.
         labels: zone, rack, pool, as far as known.
     """
@@ -29,6 +30,7 @@ class Join(_Message):
     address: str
     attempt: int
     workers: int = 1
+    keeper: tuple[str, int] | None = None
     warming: bool = False
     labels: dict[str, str] = {}
 
@@ -104,6 +106,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     address: str
     workers: int = 1
+    keeper: tuple[str, int] | None = None
     labels: dict[str, str] = {}
 
 

@@ -224,6 +224,7 @@ class Node:
             address=self._hub.address,
             attempt=self.attempt,
             workers=self.me.workers,
+            keeper=self.me.keeper,
             warming=self._warming,
             labels=self.me.labels,
         )
