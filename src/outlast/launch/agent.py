@@ -203,12 +203,15 @@ class Agent(LocalElasticAgent):
                 error=one.message,
             )
         self._starts.ended([one.exit_code for one in failures])
-        verdict = self._machines.judged(failures) or self._restarts.judge(
+        common = self._machines.judged(failures)
+        verdict = common or self._restarts.judge(
             failures,
             lasted_s=time.monotonic() - self._formed_s,
             leaving=self._desk.notice is not None,
         )
-        if verdict.restart:
+        if verdict.restart and common is not None and worker_group.group_rank:
+            self._remaining_restarts += 1  # rank 0's agent writes it down
+        elif verdict.restart:
             self._ledger.append("restart", reason=verdict.reason, restarts=self._restarts.restarts)
             self._remaining_restarts += 1  # the policy counts them, not torch
         else:

@@ -37,6 +37,7 @@ from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
+from outlast.ledger.queued import QueuedLedger
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.foresight import Foresight, standing
 from outlast.policy.restart import RestartPolicy, Verdict
@@ -71,7 +72,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     if Path(config.FILE_NAME).exists() and not os.environ.get("OUTLAST_CONFIG"):
         os.environ["OUTLAST_CONFIG"] = str(Path(config.FILE_NAME).absolute())
     _quieten_torch()
-    ledger = Ledger(settings.dir, job=job.id)
+    ledger = QueuedLedger(settings.dir, job=job.id)
     command = shlex.join(["outlast", "run", *arguments])
     ledger.append(
         "job_started",
@@ -94,6 +95,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         verdict = _attempts(launch, desk, ledger, rendezvous, starts)
     finally:
         starts.close()
+        ledger.flush()  # so that the narrator finds it
         narrator.stop()
         keeper.close(_time_left_s(desk))
     ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)

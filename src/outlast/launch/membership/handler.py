@@ -91,6 +91,8 @@ class Mailbox:
             match message:
                 case Go():
                     self.go, self.halt, self.words = message, None, ""
+                    here = {member.node for member in message.members}
+                    self.departs = {n: word for n, word in self.departs.items() if n in here}
                 case Halt():
                     self.halt = message
                 case Over():
