@@ -1,6 +1,5 @@
 """Where a fork would not be a fresh start, workers start cold, and one line says why."""
 
-import os
 import stat
 import sys
 
