@@ -140,8 +140,10 @@ class _Server:
                 os.close(said)
                 self._wire.close()
                 theirs = set(fds).difference(mine)
-                for fd in (*theirs, *self._children):
-                    os.close(fd)
+                probe = [self._probe.fd] if self._probe is not None else []
+                for fd in (*theirs, *self._children, *probe):
+                    if fd >= 0:
+                        os.close(fd)
                 return Job(worker=one, fds=mine, say=say, environ_made=made)
             pids.append(pid)
         os.close(say)
