@@ -107,6 +107,7 @@ class Probe:
 
     def _ended(self, otherwise: str) -> None:
         """The fork is done, because of its last verdict or without one."""
+        assert self._pid > 0  # noqa: S101 - 0 would be our own group
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)  # with what it has started
         os.waitpid(self._pid, 0)

@@ -143,12 +143,12 @@ def test_a_refusal_is_for_good_and_said_once(clock):
 
 def test_a_server_that_dies_is_replaced_a_few_times(clock):
     said = []
-    FakeServer.outcomes = [ServerLost("its server was ended by SIGKILL")] * MAX_SERVERS
+    FakeServer.outcomes = [ServerLost("their server was ended by SIGKILL")] * MAX_SERVERS
     one = make(said)
     assert started(one) == "cold"
     assert len(FakeServer.made) == MAX_SERVERS
     (line,) = said
-    assert line.endswith("because its server was ended by SIGKILL")
+    assert line.endswith("because their server was ended by SIGKILL")
 
 
 def test_a_death_at_once_leads_to_one_cold_start(clock):
