@@ -170,6 +170,18 @@ def test_a_death_at_once_leads_to_one_cold_start(clock):
     assert said[-1].startswith("workers start cold, because a warm worker died")
 
 
+def test_a_trial_that_did_not_fail_proves_nothing(clock):
+    one = make([])
+    started(one)
+    one.ended([1])
+    assert started(one) == "cold"
+    clock.s += COLD_FIRST_S * 2
+    assert started(one) != "cold"  # another machine has come
+    clock.s += COLD_FIRST_S * 2
+    one.ended([1])
+    assert started(one) != "cold"
+
+
 @pytest.mark.parametrize(
     ("lasted_s", "codes"),
     [
