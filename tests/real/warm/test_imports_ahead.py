@@ -56,12 +56,22 @@ PROBLEMS = {
 def test_what_is_safe_and_what_is_not(floor, tmp_path):
     for name, text in MODULES.items():
         (tmp_path / f"{name}.py").write_text(text)
-    run = floor.cold(SCRIPTS / "try_imports.py", tmp_path, *MODULES, "quiet:X", "none")
+    run = floor.cold(SCRIPTS / "try_imports.py", tmp_path, 120, *MODULES, "quiet:X", "none")
     assert run.wait() == 0, run.text
     found = json.loads(run.out)
     assert found["safe"] == ["quiet", "sets_a_variable", "quiet"]
     assert found["declined"] == PROBLEMS | {"none": "it fails: ModuleNotFoundError"}
     assert found["here"] == []  # nothing of it happened in the process itself
+
+
+def test_there_is_an_end_to_trying(floor, tmp_path):
+    (tmp_path / "first.py").write_text("X = 1\n")
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)\n")
+    run = floor.cold(SCRIPTS / "try_imports.py", tmp_path, 5, "first", "hangs", "first:X")
+    assert run.wait() == 0, run.text
+    found = json.loads(run.out)
+    assert found["safe"] == ["first"]
+    assert found["declined"] == {"hangs": "it takes longer than 5 s"}
 
 
 AHEAD = (

@@ -125,6 +125,7 @@ class Server:
 
     def close(self) -> None:
         """End it, and with it whatever worker is left."""
+        self._process.kill()
         self._lose()
 
     def _heard(self, message: Message) -> None:
@@ -150,7 +151,7 @@ class Server:
             else:
                 self._lose()
             if self.is_lost:
-                raise ServerLost(f"its server {self._last_word(left_s)}")
+                raise ServerLost(f"their server {self._last_word(left_s)}")
 
     def _send(self, message: Message, fds: list[int] | None = None) -> None:
         if not self.is_lost:
@@ -159,7 +160,7 @@ class Server:
             except OSError:
                 self._lose()
         if self.is_lost:
-            raise ServerLost(f"its server {self._last_word(1.0)}")
+            raise ServerLost(f"their server {self._last_word(1.0)}")
 
     def _last_word(self, left_s: float) -> str:
         if left_s <= 0:

@@ -107,6 +107,7 @@ class Probe:
 
     def _ended(self, otherwise: str) -> None:
         """The fork is done, because of its last verdict or without one."""
+        assert self._pid > 0  # noqa: S101 - 0 would be our own group
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)  # with what it has started
         os.waitpid(self._pid, 0)
@@ -127,8 +128,8 @@ class Probe:
         pid = os.fork()
         if pid == 0:
             try:
-                os.close(ours)
                 worker.die_with(server)
+                _let_go_of_all_but(theirs)
                 _try(self._left, theirs)
             finally:
                 os._exit(0)
@@ -136,6 +137,14 @@ class Probe:
         with contextlib.suppress(OSError):  # it has ended already
             os.setpgid(pid, pid)
         self.fd, self._pid = ours, pid
+
+
+def _let_go_of_all_but(said: int) -> None:
+    """What an import starts here must not hold the server's connection."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) not in (0, 1, 2, said):
+            with contextlib.suppress(OSError):
+                os.close(int(name))
 
 
 def _try(wanted: list[Wanted], said: int) -> None:

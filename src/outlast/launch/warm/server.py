@@ -28,6 +28,7 @@ from outlast.launch.warm.probe import Probe, is_loaded, load
 from outlast.launch.warm.state import unfit
 from outlast.launch.warm.wire import (
     Exited,
+    Message,
     Preloaded,
     Ready,
     Reaped,
@@ -70,12 +71,12 @@ class _Server:
         self._children: dict[int, int] = {}  # pidfd → pid
         self.foresight = Foresight()
         self._reading: Reading | None = None
-        self._probe: Probe | None = None
+        self._probe = Probe([])
         self._wanted: list[Wanted] = []  # still to be imported
 
     def run(self) -> Job:
         """Serve; returns in a worker only."""
-        self._wire.send(Ready())
+        self._tell(Ready())
         while True:
             ready = self._wait()
             self._report_ended()
@@ -83,7 +84,7 @@ class _Server:
                 job = self._answer()
                 if job is not None:
                     return job
-            elif self._probe is not None and (self._probe.fd in ready or not self._probe.left_s):
+            elif self._is_probing and (self._probe.fd in ready or not self._probe.left_s):
                 self._probed()
             elif self._wanted and not ready:
                 self._import_one()
@@ -92,10 +93,14 @@ class _Server:
         fds, timeout_s = [self._wire.sock.fileno(), *self._children], None
         if self._wanted:
             timeout_s = 0.0
-        elif self._probe is not None and not self._probe.is_over:
+        elif self._is_probing:
             fds.append(self._probe.fd)
             timeout_s = self._probe.left_s
         return readable(fds, timeout_s)
+
+    @property
+    def _is_probing(self) -> bool:
+        return not self._probe.is_over
 
     def _answer(self) -> Job | None:
         """Do what the agent asks for; a job in a worker."""
@@ -113,6 +118,12 @@ class _Server:
                         os.waitpid(pid, 0)
         return None
 
+    def _tell(self, message: Message) -> None:
+        try:
+            self._wire.send(message)
+        except OSError:
+            os._exit(0)
+
     def _hear(self) -> tuple[Any, list[int]] | None:
         try:
             return self._wire.receive(0.0)
@@ -127,7 +138,7 @@ class _Server:
         if reason:
             for fd in fds:
                 os.close(fd)
-            self._wire.send(Refused(reason=reason))
+            self._tell(Refused(reason=reason))
             return None
         made = self._made_by_imports()
         said, say = os.pipe()
@@ -140,7 +151,8 @@ class _Server:
                 os.close(said)
                 self._wire.close()
                 theirs = set(fds).difference(mine)
-                for fd in (*theirs, *self._children):
+                probe = [self._probe.fd] if self._is_probing else []
+                for fd in (*theirs, *self._children, *probe):
                     os.close(fd)
                 return Job(worker=one, fds=mine, say=say, environ_made=made)
             pids.append(pid)
@@ -150,7 +162,7 @@ class _Server:
         self._wait_for_sessions(said, len(pids))
         for pid in pids:
             self._children[os.pidfd_open(pid)] = pid
-        self._wire.send(Started(pids=pids))
+        self._tell(Started(pids=pids))
         return None
 
     @staticmethod
@@ -174,8 +186,7 @@ class _Server:
         os.close(pidfd)
         assert found is not None  # noqa: S101 - only WNOHANG gives nothing
         code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-        with contextlib.suppress(OSError):  # the agent has gone: seen at the next turn
-            self._wire.send(Exited(pid=pid, code=code))
+        self._tell(Exited(pid=pid, code=code))
 
     def _made_by_imports(self) -> dict[bytes, bytes | None]:
         """What imports have done to the environment: a cold worker's imports would do it too."""
@@ -220,7 +231,6 @@ class _Server:
             self._probe = Probe(wanted)
 
     def _probed(self) -> None:
-        assert self._probe is not None  # noqa: S101 - its descriptor was readable
         self._probe.look()
         if self._probe.is_over:
             self._wanted = list(self._probe.safe)
@@ -241,7 +251,5 @@ class _Server:
             self._tell_imports()
 
     def _tell_imports(self) -> None:
-        assert self._probe is not None  # noqa: S101 - it came first
         modules = [one.module for one in self._probe.safe]
-        self._wire.send(Preloaded(modules=modules, declined=self._probe.declined))
-        self._probe = None
+        self._tell(Preloaded(modules=modules, declined=self._probe.declined))

@@ -113,6 +113,7 @@ class Starts:
             self._is_suspect, self._is_on_trial = False, True
             self._say("a warm worker died at once; the next start is cold, to see if that was why")
             return None
+        self._is_on_trial = False  # it ended without a failure: new machines, say
         if self._server is not None and self._num_started == 0 and self._is_light():
             self._is_cold = True  # which is quicker, and nothing to tell
             self.close()

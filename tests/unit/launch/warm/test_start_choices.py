@@ -143,12 +143,12 @@ def test_a_refusal_is_for_good_and_said_once(clock):
 
 def test_a_server_that_dies_is_replaced_a_few_times(clock):
     said = []
-    FakeServer.outcomes = [ServerLost("its server was ended by SIGKILL")] * MAX_SERVERS
+    FakeServer.outcomes = [ServerLost("their server was ended by SIGKILL")] * MAX_SERVERS
     one = make(said)
     assert started(one) == "cold"
     assert len(FakeServer.made) == MAX_SERVERS
     (line,) = said
-    assert line.endswith("because its server was ended by SIGKILL")
+    assert line.endswith("because their server was ended by SIGKILL")
 
 
 def test_a_death_at_once_leads_to_one_cold_start(clock):
@@ -168,6 +168,18 @@ def test_a_death_at_once_leads_to_one_cold_start(clock):
     one.ended([1])
     assert [started(one) for _ in range(2)] == ["cold"] * 2
     assert said[-1].startswith("workers start cold, because a warm worker died")
+
+
+def test_a_trial_that_did_not_fail_proves_nothing(clock):
+    one = make([])
+    started(one)
+    one.ended([1])
+    assert started(one) == "cold"
+    clock.s += COLD_FIRST_S * 2
+    assert started(one) != "cold"  # another machine has come
+    clock.s += COLD_FIRST_S * 2
+    one.ended([1])
+    assert started(one) != "cold"
 
 
 @pytest.mark.parametrize(
