@@ -76,8 +76,12 @@ class TorchrunMachinesTuned(TorchrunMachines):
 
 
 class OutlastMachines(MachineLauncher):
-    """``outlast run`` with its own rendezvous: a directory that all machines see."""
+    """``outlast run`` with its own rendezvous: a directory that all machines see.
 
+    A machine may be silent for a second, as with the tuned ones.
+    """
+
+    env = {"OUTLAST_MEMBERSHIP_SILENCE": "1 s"}  # noqa: RUF012
     module = ("-m", "outlast", "run")
 
     def rendezvous(self, turn: Turn, machine: Machine, first: Machine) -> list[str]:

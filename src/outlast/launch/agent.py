@@ -131,6 +131,9 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s = None
         self._formed_s = time.monotonic()
         self._beats.clear()
+        for host in self._machines.lost():
+            if worker_group.group_rank == 0:
+                self._ledger.append("node_lost", node=host)
         self._ledger.attempt = self._agree_on_attempt(worker_group)
         os.environ[ATTEMPT_VARIABLE] = str(self._ledger.attempt)
         os.environ[STORE_VARIABLE] = f"{worker_group.master_addr}:{worker_group.master_port}"

@@ -262,7 +262,10 @@ class Coordinator:
         self._stores = [*self._stores[-1:], store]  # workers of the last one may still be ending
         host = f"[{self._store_host}]" if ":" in self._store_host else self._store_host
         members = tuple(self._guests[node].member for node in form.members)
-        self._tell_members(Go(attempt=form.attempt, members=members, store=f"{host}:{port}"))
+        aside = tuple(node for node in self._guests if node not in form.members)
+        self._tell_members(
+            Go(attempt=form.attempt, members=members, store=f"{host}:{port}", aside=aside)
+        )
 
     def _end(self, over: Over) -> None:
         self._over = over

@@ -111,11 +111,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Go(_Message):
-    """The attempt starts: your place is your place among ``members``."""
+    """The attempt starts: your place is your place among ``members``; ``aside`` wait meanwhile."""
 
     attempt: int
     members: tuple[Member, ...]
     store: str
+    aside: tuple[str, ...] = ()
 
 
 class Departs(_Message):
