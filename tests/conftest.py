@@ -7,6 +7,11 @@ compute. A file's tests stay together, in their order: they share what is costly
 import signal
 
 import pytest
+from hypothesis import settings
+
+# A loaded machine takes longer for an example than any limit that would find a slow one.
+settings.register_profile("outlast", deadline=None)
+settings.load_profile("outlast")
 
 _LISTENED_TO = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # One group each, whatever file a test is in: they share something of which there is one.

@@ -33,6 +33,7 @@ from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.notice import UNKNOWN_GRACE_S
+from outlast.notice.desk import checked
 from outlast.notice.foresight import Foresight, standing
 from outlast.policy.restart import RestartPolicy, Verdict
 
@@ -55,7 +56,7 @@ def run(arguments: list[str]) -> int:
         StorageError: the job's record cannot be read.
     """
     launch = Launch(arguments)
-    settings = config.load({"dir": launch.directory})
+    settings = checked(config.load({"dir": launch.directory}))
     rendezvous = _rendezvous(launch)
     job = open_job(settings.dir, settings)
     lock = JobLock(settings.dir) if launch.one_machine else None
