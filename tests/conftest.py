@@ -13,6 +13,10 @@ from hypothesis import settings
 settings.register_profile("outlast", deadline=None)
 settings.load_profile("outlast")
 
+# What a shell starts behind "&" ignores Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _LISTENED_TO = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # One group each, whatever file a test is in: they share something of which there is one.
 _TOGETHER = ("tests/real/slurm/",)

@@ -133,8 +133,8 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
         limit_s = _limit_s(self.time)
         if limit_s is not None and limit_s <= self.grace_s:
             raise ConfigError(
-                f"--time {self.time} is {limit_s} s, and the notice comes {self.grace_s} s (--grace) "
-                "before its end: nothing would be trained; give more time, or less grace"
+                f"--time {self.time} is {limit_s} s, and its notice comes --grace {self.grace_s} s "
+                "ahead: nothing would be trained; give more time, or less grace"
             )
         check_number("--cpus-per-gpu", self.cpus_per_gpu, 1, 256)
 
