@@ -18,8 +18,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LISTENED_TO = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# One group each, whatever file a test is in: they share something of which there is one.
-_TOGETHER = ("tests/real/slurm/",)
 # Begun first, so that the last process to end does not end long after the others.
 _LONG = (
     *("tests/real/slurm/", "tests/real/test_exit_codes", "tests/real/checkpoint/test_dcp_ranks"),
@@ -27,13 +25,8 @@ _LONG = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Name each test's group, and put the long ones first."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = next((start for start in _TOGETHER if file.startswith(start)), file)
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Put the long ones first."""
     items.sort(key=_rank)  # stable: a file's tests keep their order
 
 
