@@ -63,7 +63,7 @@ system-packages:
 # Most tests wait more than they compute, so more processes than cores; see tests/conftest.py.
 TEST_PROCESSES ?= 3
 test: $(VENV)/.installed-test system-packages
-	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder \
+	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 	  $(PYTEST_ARGS)
 
 unit: $(VENV)/.installed-test

@@ -7,8 +7,8 @@ process on this machine, as it is another machine's in a cloud.
 
 Reported: medians of both kinds of block; the ratio of neighbouring blocks with its quartiles, by
 the clock and by the training thread's own processor time (what others do on the machine is in the
-first and not in the second). Then, for each platform, the processor time that its watchers' threads took
-while the loop ran, over the wall time: what no ratio on a shared machine could show.
+first and not in the second). Then, for each platform, the processor time that its watchers'
+threads took while the loop ran, over the wall time: what no ratio on a shared machine could show.
 
     python benchmarks/notice_cost.py [--step-ms 10] [--blocks 200] [--seconds 1] [--poll 1]
 """

@@ -7,10 +7,17 @@ compute. A file's tests stay together, in their order: they share what is costly
 import signal
 
 import pytest
+from hypothesis import settings
+
+# A loaded machine takes longer for an example than any limit that would find a slow one.
+settings.register_profile("outlast", deadline=None)
+settings.load_profile("outlast")
+
+# What a shell starts behind "&" ignores Ctrl-C, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _LISTENED_TO = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# One group each, whatever file a test is in: they share something of which there is one.
-_TOGETHER = ("tests/real/slurm/",)
 # Begun first, so that the last process to end does not end long after the others.
 _LONG = (
     *("tests/real/slurm/", "tests/real/test_exit_codes", "tests/real/checkpoint/test_dcp_ranks"),
@@ -18,13 +25,8 @@ _LONG = (
 )
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Name each test's group, and put the long ones first."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = next((start for start in _TOGETHER if file.startswith(start)), file)
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Put the long ones first."""
     items.sort(key=_rank)  # stable: a file's tests keep their order
 
 

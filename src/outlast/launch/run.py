@@ -39,6 +39,7 @@ from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.queued import QueuedLedger
 from outlast.notice import UNKNOWN_GRACE_S
+from outlast.notice.desk import checked
 from outlast.notice.foresight import Foresight, standing
 from outlast.policy.restart import RestartPolicy, Verdict
 
@@ -62,7 +63,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         StorageError: the job's record cannot be read.
     """
     launch = Launch(arguments)
-    settings = config.load({"dir": launch.directory})
+    settings = checked(config.load({"dir": launch.directory}))
     job = open_job(settings.dir, settings)
     rendezvous = _rendezvous(launch, settings, job)
     lock = JobLock(settings.dir) if launch.one_machine else None

@@ -158,5 +158,6 @@ class AwsWatcher(TokenWatcher):
             action="rebalance",
             deadline_t=None,
             early=True,
+            event=iso_utc(given_t),  # it has no id, and two of them are two
             detail=f"EC2 spot: rebalance recommended at {iso_utc(given_t)}",
         )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from outlast.notice import Notice
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.exchange import Answer
+from outlast.notice.watch import WatchThread
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
 DUE = NOW + 120
@@ -316,6 +317,20 @@ def test_softer_word_stands_until_it_is_asked_for_again(watcher, service, soft):
     assert [watcher.poll() for _ in range(5)] == [heard] * 4 + [None]
     service.get = announced()
     assert watcher.poll().deadline_t == DUE
+
+
+def test_two_recommendations_are_two(service, clock):
+    heard = []
+    watch = WatchThread(AwsWatcher("http://service", clock=clock, send=service), heard.append)
+    for time in ("2017-09-18T08:20:00Z", "2017-09-18T08:20:00Z", "2017-09-19T08:20:00Z"):
+        service.rebalance = Answer(200, json.dumps({"noticeTime": time}).encode())
+        for _ in range(5):
+            watch.check()
+        clock.t += 43_200
+    assert [notice.detail[-25:] for notice in heard] == [
+        "2017-09-18T08:20:00+00:00",
+        "2017-09-19T08:20:00+00:00",
+    ]
 
 
 def test_the_softer_questions_share_their_time(watcher, service, monkeypatch):
