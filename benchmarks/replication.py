@@ -9,7 +9,8 @@ gloo. A real job sends one snapshot for each checkpoint: for a part of the time,
     python benchmarks/replication.py [--mb 512] [--rates 20,44,100] [--ranks 1] [--blocks 12]
 
 Reported for each rate: MB/s sent, seconds of a core for each GB on either side, milliseconds of a
-step without and with it, and the ratio of neighbouring blocks with its quartiles; one row, "nothing", compares blocks without any sending.
+step without and with it, and the ratio of neighbouring blocks with its quartiles. The row "nothing"
+compares blocks without any sending.
 """
 
 from __future__ import annotations
