@@ -103,10 +103,10 @@ def measure(options: argparse.Namespace, directory: Path) -> list[dict[str, Any]
         steps = max(round(options.seconds * 1000 / options.step_ms), 1)
         block(trainers, steps)
         rates: list[int | str] = [NOTHING, *map(int, options.rates.split(","))]
-        for rate in rates:
+        for attempt, rate in enumerate(rates, 1):
             mb_per_s = rate if isinstance(rate, int) else 1
             told: dict[str, Any] = {"host": host, "port": port, "key": key.hex()}
-            told |= {"rate": mb_per_s * 1e6, "mb": options.mb}
+            told |= {"rate": mb_per_s * 1e6, "mb": options.mb, "attempt": attempt}
             sender = Child("--send", told)
             try:
                 row = one_rate(
@@ -273,7 +273,7 @@ def send(facts: dict[str, Any]) -> None:
             format=FORMAT,
             job=JOB,
             step=number[0],
-            attempt=1,
+            attempt=facts["attempt"],
             world_size=1,
             layout={"world": 1},
             created_t=0.0,
@@ -281,7 +281,8 @@ def send(facts: dict[str, Any]) -> None:
             tensors={},
             kind=FULL,
         )
-        kept[:] = [Kept(files={FILE: (1, size)}, small={MANIFEST: encode(manifest)}, attempt=1)]
+        small = {MANIFEST: encode(manifest)}
+        kept[:] = [Kept(files={FILE: (1, size)}, small=small, attempt=facts["attempt"])]
 
     def go_on() -> None:
         another()
