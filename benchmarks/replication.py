@@ -6,7 +6,7 @@ their checksums and the training share its cores; on two machines each would sen
 so do just as much. Training is ``--ranks`` processes of one thread that sum their gradients over
 gloo. A real job sends one snapshot for each checkpoint: for a part of the time, not all of it.
 
-    python benchmarks/replication.py [--mb 512] [--rates 20,44,100] [--ranks 1] [--blocks 12]
+    python benchmarks/replication.py [--mb 512] [--rates 20,44,100] [--ranks 1] [--blocks 40]
 
 Reported for each rate: MB/s sent, seconds of a core for each GB on either side, milliseconds of a
 step without and with it, and the ratio of neighbouring blocks with its quartiles. The row "nothing"
@@ -61,8 +61,8 @@ def main() -> None:
     parser.add_argument("--rates", default="20,44,100,200", help="MB/s")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--step-ms", type=float, default=50.0)
-    parser.add_argument("--blocks", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of a block")
+    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a block")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         rows = measure(options, Path(directory))
