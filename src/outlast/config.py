@@ -81,7 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         membership_labels: what this machine may fail together with: zone, rack, pool → name.
         membership_silence_s: how long a machine may be silent before it is taken for lost.
         peer_replicas: how many machines keep a copy of another's snapshot; None: one if there are.
-        peer_rate_bytes: how fast such copies are sent at most, in bytes per second.
+        peer_rate_bytes: how fast such copies are sent at most, per second; None: after the cores.
         peer_tls_cert, peer_tls_key, peer_tls_ca: files for TLS between machines; all or none.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
@@ -109,7 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     membership_labels: dict[str, str]
     membership_silence_s: float
     peer_replicas: int | None
-    peer_rate_bytes: float
+    peer_rate_bytes: float | None
     peer_tls_cert: Path | None
     peer_tls_key: Path | None
     peer_tls_ca: Path | None
@@ -140,7 +140,6 @@ SILENCE_MIN_S: Final = 0.2
 SILENCE_MAX_S: Final = 300.0
 GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
 REPLICAS_MAX: Final = 2
-RATE_DEFAULT: Final = "200 MB/s"
 _RATE: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([MG])B/s\s*\Z")
 _DURATION: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*$")
 _SECONDS: Final = {
@@ -303,11 +302,13 @@ def _parse_replicas(value: object) -> int | None:
     return replicas
 
 
-def _parse_rate(value: object) -> float:
+def _parse_rate(value: object) -> float | None:
+    if value == "auto":
+        return None
     match = _RATE.match(value) if isinstance(value, str) else None
     rate = float(match[1]) * {"M": 1e6, "G": 1e9}[match[2]] if match else 0.0
     if rate < 1e6:
-        raise ConfigError(f'{value!r} is not a rate; write "{RATE_DEFAULT}" or "1.5 GB/s"')
+        raise ConfigError(f'{value!r} is not a rate; write "auto", "200 MB/s" or "1.5 GB/s"')
     return rate
 
 
@@ -386,7 +387,7 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "membership.labels": ("membership_labels", "", _parse_labels),
     "membership.silence": ("membership_silence_s", "3 s", _parse_silence),
     "peer.replicas": ("peer_replicas", "auto", _parse_replicas),
-    "peer.rate": ("peer_rate_bytes", RATE_DEFAULT, _parse_rate),
+    "peer.rate": ("peer_rate_bytes", "auto", _parse_rate),
     "peer.tls_cert": ("peer_tls_cert", "", _parse_file),
     "peer.tls_key": ("peer_tls_key", "", _parse_file),
     "peer.tls_ca": ("peer_tls_ca", "", _parse_file),

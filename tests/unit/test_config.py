@@ -321,6 +321,7 @@ GOOD = [
     ("notice.approve", "False", "notice_approve", False),
     ("peer.replicas", "auto", "peer_replicas", None),
     ("peer.replicas", 2, "peer_replicas", 2),
+    ("peer.rate", "auto", "peer_rate_bytes", None),
     ("peer.rate", "1.5 GB/s", "peer_rate_bytes", 1.5e9),
     ("peer.rate", "200MB/s", "peer_rate_bytes", 2e8),
     ("peer.tls_ca", "", "peer_tls_ca", None),
@@ -379,7 +380,7 @@ BAD = [
     *(("notice.approve", value, "is neither true nor false") for value in ("perhaps", 2, "", [])),
     *(("peer.replicas", value, 'write "auto", or 0 to 2') for value in (3, -1, 1.5, "x", True, "")),
     *(
-        ("peer.rate", value, 'is not a rate; write "200 MB/s" or "1.5 GB/s"')
+        ("peer.rate", value, 'is not a rate; write "auto", "200 MB/s" or "1.5 GB/s"')
         for value in (200, "200", "0 MB/s", "1 kB/s", "200 MB", "-1 MB/s", True, "")
     ),
     ("notice.base_url", "127.0.0.1", "write it as http://HOST[:PORT]"),
@@ -449,7 +450,7 @@ def test_rows_for_explain():
         "notice.command": ("", "default"),
         "notice.approve": ("false", "default"),
         "peer.replicas": ("auto", "default"),
-        "peer.rate": ("200000000.0", "default"),
+        "peer.rate": ("auto", "default"),
         "peer.tls_cert": ("", "default"),
         "peer.tls_key": ("", "default"),
         "peer.tls_ca": ("", "default"),

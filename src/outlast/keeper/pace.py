@@ -9,11 +9,25 @@ import time
 from typing import Final
 
 NICENESS: Final = 19
+# What sealing, sending, receiving and comparing cost a core is about 1.1 s for each GB on either
+# side: sent and received at this rate, that is a twentieth of all cores where none is idle.
+RATE_PER_CORE_BYTES: Final = 22e6
+RATE_MAX_BYTES: Final = 1e9  # about what one thread can seal
 CATCH_UP_S: Final = 0.05  # of the rate, after a wait that took longer than it should have
 
 
+def rate_of(setting: float | None) -> float:
+    """Bytes per second: as it was set, or after the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0))
+    return min(cores * RATE_PER_CORE_BYTES, RATE_MAX_BYTES) if setting is None else setting
+
+
 def yield_to_training() -> None:
-    """From here on this thread gets a core only where nobody else wants it (Linux)."""
+    """From here on this thread is last in line for a core (Linux).
+
+    Where the kernel groups processes by session ("autogroup", in no container) that holds among the
+    keeper's own threads alone: there it is the rate that keeps the traffic in its bounds.
+    """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 

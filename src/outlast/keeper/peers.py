@@ -20,6 +20,7 @@ from outlast.keeper.guests import Guests
 from outlast.keeper.holdings import Holdings
 from outlast.keeper.memory import Kept, Memory
 from outlast.keeper.neighbours import Neighbours
+from outlast.keeper.pace import rate_of
 from outlast.keeper.reception import Reception, fingerprint
 from outlast.keeper.replicate import Replicator
 from outlast.keeper.setup import Setup
@@ -101,7 +102,7 @@ class Peers:
             newest=self._newest,
             view=self._view_of,
             open_channel=self._open_channel,
-            rate_bytes=self._setup.rate_bytes,
+            rate_bytes=rate_of(self._setup.rate_bytes),
             record=self._record,
         )
 

@@ -31,7 +31,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         tiers: durable ones, the fastest first.
         linger_s: how long it stays when a worker has died and nobody else is connected.
         replicas: how many other machines keep this one's newest snapshot; None: see the policy.
-        rate_bytes: how fast it is sent to them at most, in bytes per second.
+        rate_bytes: how fast it is sent to them at most, per second; None: after the cores.
         inherited: arena → descriptor of memory that a predecessor left; 0 is its books.
     """
 
@@ -41,7 +41,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierSetup, ...]
     linger_s: float = LINGER_S
     replicas: int | None = None
-    rate_bytes: float = 2e8
+    rate_bytes: float | None = None
     inherited: dict[int, int] = {}
 
 

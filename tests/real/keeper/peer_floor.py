@@ -29,7 +29,7 @@ from outlast.storage import Directory
 class Machine(Place):
     """One machine: its keeper, and whoever supervises it."""
 
-    def __init__(self, floor, place, shared, *, key, node, labels=None, **more):
+    def __init__(self, floor, place, shared, *, key, node, labels=None, tls=None, **more):
         super().__init__(floor, place)
         self.node, self.labels = node, labels or {}
         self.storage = Directory(shared)
@@ -38,7 +38,7 @@ class Machine(Place):
         )
         self.supervisor = Supervisor(self.setup)
         self.supervisor.start()
-        self.host, self.port = self.supervisor.serve("127.0.0.1", key, node=node)
+        self.host, self.port = self.supervisor.serve("127.0.0.1", key, node=node, tls=tls)
 
     def member(self, port=None):
         return wire.Member(

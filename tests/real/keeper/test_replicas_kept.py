@@ -6,7 +6,9 @@ import signal
 import socket
 
 import pytest
+from certificates import authority
 from floor import until
+from lean import shard
 from peer_floor import HEAD_BYTES, MANIFEST, Fleet, Relay, whole
 
 from outlast.checkpoint.manifest import BLOCK_BYTES
@@ -203,6 +205,23 @@ def test_a_copy_that_is_not_what_the_manifest_says_is_not_kept(fleet):
     assert answer.verdict == "refused"
     assert "not what the manifest says" in answer.reason
     channel.close()
+
+
+def test_over_tls_nothing_of_it_can_be_read_on_the_way(fleet, tmp_path):
+    (tmp_path / "tls").mkdir()
+    job = fleet(nodes=("n0", "n1"), tls=authority(tmp_path / "tls"))
+    relay = Relay(job.machines["n1"].port)
+    job.start("n0", "n1", ports={"n1": relay.port})
+    assert job.save(10) == ["", ""]
+    job.has_copies(10, "n0", "n1")
+    relay.close()
+    sent = b"".join(map(bytes, relay.sent))
+    assert len(sent) > job.size
+    assert shard(10, 64)[-64:] not in sent
+    job.machines["n0"].die()
+    job.form("n1")
+    with job.machines["n1"].places(job.attempt) as places:
+        assert whole(places, 10, 2, job.size)
 
 
 def test_members_without_ourselves_are_a_mistake(fleet):
