@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
+from typing import Any, Final
 
 import msgspec
+
+PACK_BYTES: Final = 1 << 16
+UNPACKED_BYTES_MAX: Final = 1 << 26
 
 
 class _Message(msgspec.Struct, kw_only=True, tag=True):
@@ -40,7 +44,9 @@ class Watch(_Message):
 
 
 class Ready(_Message):
-    """Its workers have ended, or it never had any: it waits for Go."""
+    """Its workers up to those of ``attempt`` have ended, or it never had any: it waits for Go."""
+
+    attempt: int = 0
 
 
 class Leaving(_Message):
@@ -163,8 +169,9 @@ _decoder = msgspec.json.Decoder(Message)
 
 
 def encode(message: Any) -> bytes:
-    """The bytes of a message."""
-    return msgspec.json.encode(message)
+    """The bytes of a message; a list of very many machines is packed."""
+    data = msgspec.json.encode(message)
+    return data if len(data) <= PACK_BYTES else zlib.compress(data, 1)
 
 
 def decode(data: bytes) -> Any:
@@ -174,6 +181,14 @@ def decode(data: bytes) -> Any:
         ValueError: it is none.
     """
     try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _decoder.decode(data if data[:1] == b"{" else _unpack(data))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, zlib.error) as error:
         raise ValueError(str(error)) from None
+
+
+def _unpack(data: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    unpacked = unpacker.decompress(data, UNPACKED_BYTES_MAX)
+    if not unpacker.eof:
+        raise ValueError(f"a message that is cut short, or larger than {UNPACKED_BYTES_MAX} bytes")
+    return unpacked
