@@ -46,7 +46,7 @@ class Membership(RuleBasedStateMachine):
         self.attempts = {}  # (number, first) → (members, predecessors, was claimed)
         self.storage_answers = True
 
-    # --- what surrounds the roster -----------------------------------------------------------------
+    # --- what surrounds the roster --------------------------------------------------------------
 
     def obey(self, node, orders):
         seat = self.seats[node]
@@ -113,7 +113,7 @@ class Membership(RuleBasedStateMachine):
                 self.stopping.discard(name)
         self.cuts.pop(node, None)
 
-    # --- what happens ------------------------------------------------------------------------------
+    # --- what happens ---------------------------------------------------------------------------
 
     @initialize()
     def begin(self):
@@ -264,9 +264,10 @@ class Membership(RuleBasedStateMachine):
     def storage_stalls(self, name):
         """A majority does not wait for it."""
         seat = self.seats.get(name)
-        if seat is not None and seat.asked is not None and not self.storage_answers:
-            if not seat.asked.required and seat.roster.phase is Phase.FORMING:
-                self.start(name, seat.asked, is_claimed=False)
+        if seat is None or seat.asked is None or seat.asked.required or self.storage_answers:
+            return
+        if seat.roster.phase is Phase.FORMING:
+            self.start(name, seat.asked, is_claimed=False)
 
     @rule()
     def storage_goes_or_comes(self):
@@ -300,7 +301,7 @@ class Membership(RuleBasedStateMachine):
         if newest > seat.known and self.claims[newest] != node:
             self.gives_up(node)
 
-    # --- what must hold ----------------------------------------------------------------------------
+    # --- what must hold -------------------------------------------------------------------------
 
     @invariant()
     def one_attempt_can_commit(self):

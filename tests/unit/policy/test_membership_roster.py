@@ -232,3 +232,10 @@ def test_words_name_a_few_of_many():
     roster.claimed(formed(all_ready(roster, names, 0.0)), 0.0)
     roster.lost("n7", 10.0, "was lost", certain=True)
     assert roster.waits_for == "the workers of n0, n1, n2 and 46 others to end"
+
+
+def test_numbers_that_others_have_heard_of_are_not_used_again():
+    roster = Roster(Rules(min_nodes=2, max_nodes=2), 0.0, first="a", held=3)
+    roster.joined("a", 0.0)
+    roster.joined("b", 0.0, attempt=9)
+    assert formed(all_ready(roster, "ab", 0.1)).attempt == 10

@@ -32,6 +32,7 @@ from outlast.launch.membership.messages import (
     Together,
     Waits,
     Welcome,
+    changes,
     decode,
     encode,
 )
@@ -99,6 +100,8 @@ class Coordinator:
         self._count = 0
         self._words, self._words_s = "", 0.0
         self._over: Over | None = None
+        self._last_go: Go | None = None
+        self._knows: set[str] = set()  # who was told of it, on a connection that is still there
         self._is_closed = False
         hub.later(TICK_S, self._tick)
         hub.later(0.0, self._live)
@@ -113,6 +116,7 @@ class Coordinator:
         known = self._guests.get(join.node)
         if known is not None and known.peer is not None:
             known.peer.close()  # it has connected anew
+            self._knows.discard(join.node)
         member = Member(
             node=join.node,
             host=join.host,
@@ -187,6 +191,7 @@ class Coordinator:
         self._obey(self.roster.lost(node, time.monotonic(), why, certain=certain))
 
     def _gone(self, node: str) -> None:
+        self._knows.discard(node)
         guest = self._guests.pop(node, None)
         if guest is not None and guest.peer is not None:
             guest.peer.close()
@@ -277,7 +282,13 @@ class Coordinator:
         self._stores = [*self._stores[-1:], store]  # workers of the last one may still be ending
         host = f"[{self._store_host}]" if ":" in self._store_host else self._store_host
         members = tuple(self._guests[node].member for node in form.members)
-        self._tell_members(Go(attempt=form.attempt, members=members, store=f"{host}:{port}"))
+        go = Go(attempt=form.attempt, members=members, store=f"{host}:{port}")
+        short = changes(self._last_go, go)
+        knows = self._knows & set(form.members) if short is not None else set()
+        if short is not None:
+            self._tell([node for node in form.members if node in knows], short)
+        self._tell([node for node in form.members if node not in knows], go)
+        self._last_go, self._knows = go, set(form.members)
 
     def _end(self, over: Over) -> None:
         self._over = over

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
+MEMBERS_MANY: Final = 64
 PACK_BYTES: Final = 1 << 16
 UNPACKED_BYTES_MAX: Final = 1 << 26
 
@@ -121,6 +122,19 @@ class Go(_Message):
     store: str
 
 
+class GoOn(_Message):
+    """As Go, to those who have the list of ``before``: that list without ``gone``, then ``added``.
+
+    What every machine is told about thousands of others is by far the most that is sent.
+    """
+
+    attempt: int
+    before: int
+    gone: tuple[str, ...]
+    added: tuple[Member, ...]
+    store: str
+
+
 class Departs(_Message):
     """``node`` has had notice; ``goes_on``: enough others stay."""
 
@@ -160,12 +174,36 @@ Message = (
     | Referral
     | Halt
     | Go
+    | GoOn
     | Departs
     | Over
     | Superseded
     | Waits
 )
 _decoder = msgspec.json.Decoder(Message)
+
+
+def changes(before: Go | None, go: Go) -> GoOn | None:
+    """What to tell those who know ``before``; None where the list itself is needed, or small."""
+    if before is None or len(go.members) < MEMBERS_MANY:
+        return None
+    here = {member.node for member in go.members}
+    known = {member.node for member in before.members}
+    message = GoOn(
+        attempt=go.attempt,
+        before=before.attempt,
+        gone=tuple(member.node for member in before.members if member.node not in here),
+        added=tuple(member for member in go.members if member.node not in known),
+        store=go.store,
+    )
+    return message if changed(before, message) == go else None
+
+
+def changed(before: Go, message: GoOn) -> Go:
+    """The whole of what ``message`` says to those who know ``before``."""
+    gone = set(message.gone)
+    staying = tuple(member for member in before.members if member.node not in gone)
+    return Go(attempt=message.attempt, members=staying + message.added, store=message.store)
 
 
 def encode(message: Any) -> bytes:

@@ -31,6 +31,7 @@ from outlast.launch.membership.messages import (
     Departs,
     Done,
     Go,
+    GoOn,
     Halt,
     Join,
     Leaving,
@@ -43,6 +44,7 @@ from outlast.launch.membership.messages import (
     Waits,
     Watch,
     Welcome,
+    changed,
     decode,
     encode,
 )
@@ -332,6 +334,11 @@ class Node:
                 self._departing &= {member.node for member in message.members}
                 self._mesh.watch(message)
                 self._tell(message)
+            case GoOn() if self._go is not None and self._go.attempt == message.before:
+                self._hear(changed(self._go, message))
+            case GoOn():
+                logger.warning("attempt %d was never heard of here", message.before)
+                self._superseded()  # to come to the coordinator anew
             case Departs():
                 self._departing.add(message.node)
                 self._tell(message)
