@@ -185,7 +185,9 @@ class Cluster:
         """Connect to a coordinator."""
         machine.follows = coordinator
         coordinator.admit(machine)
-        if not machine.is_warming:
+        if machine.attempt > machine.past:
+            self.halted(machine, coordinator)  # whoever loses its coordinator ends its workers
+        elif not machine.is_warming:
             self._say_ready(machine)
 
     def _coordinator_lost(self, role: Coordinator, *, silent: bool) -> None:

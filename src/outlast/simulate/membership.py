@@ -28,10 +28,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         first_s: from the start of all machines to the first attempt.
         recovery_s: from each loss to the moment the last machine was told of the next attempt.
         parts_s: medians of its parts: noticed, workers ended, claimed, told.
+        parts_of_first: the same, of the first loss alone.
         worst_machines: fewest machines in an attempt after the first.
         thought_us: real processor time of the roster per event, median and largest, microseconds.
         thought_s: the same, of the whole scenario.
-        thread_share: of the coordinator's thread, in the busiest run of a role.
         messages_per_s: of the coordinator, largest second.
         storage_per_s: operations on storage, of the largest second and of the median second.
         storage: operations by kind.
@@ -43,6 +43,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     first_s: float
     recovery_s: list[float]
     parts_s: dict[str, float]
+    parts_of_first: dict[str, float]
     worst_machines: int
     thought_us: tuple[float, float]
     thought_s: float
@@ -61,6 +62,7 @@ def run(
     costs: Costs = Costs(),  # noqa: B008 - immutable
     place: Place = Place(),  # noqa: B008 - immutable
     tells_changes: bool = True,
+    with_role: int = 0,
 ) -> Figures:
     """Start all machines at once, then let ``losses`` happen, counted from ``SETTLED_S``.
 
@@ -73,6 +75,7 @@ def run(
         costs: how long things take.
         place: racks and zones.
         tells_changes: see :class:`Cluster`.
+        with_role: each loss takes the coordinator's machine, with so many of its rack in all.
     """
     rules = Rules(min_nodes=max(int(machines * min_share), 1), max_nodes=machines)
     cluster = Cluster(machines, rules, costs, seed=seed, place=place, tells_changes=tells_changes)
@@ -83,9 +86,17 @@ def run(
     for loss in losses:
         if loss.at_s <= duration_s:
             count += 1
-            cluster.clock.after(SETTLED_S + loss.at_s, functools.partial(cluster.lose, loss))
+            lose = functools.partial(_lose, cluster, loss, with_role)
+            cluster.clock.after(SETTLED_S + loss.at_s, lose)
     cluster.clock.run(SETTLED_S + duration_s)
     return _figures(cluster, count)
+
+
+def _lose(cluster: Cluster, loss: Loss, with_role: int) -> None:
+    if with_role:
+        first = next(iter(cluster.coordinators)) // with_role * with_role
+        loss = loss._replace(machines=tuple(range(first, first + with_role)))
+    cluster.lose(loss)
 
 
 def _figures(cluster: Cluster, count: int) -> Figures:
@@ -101,6 +112,7 @@ def _figures(cluster: Cluster, count: int) -> Figures:
         first_s=formed[0].told_s if formed else float("inf"),
         recovery_s=[one.told_s - one.lost_s for one in after],
         parts_s=_parts(after),
+        parts_of_first=_parts(after[:1]),
         worst_machines=min((one.machines for one in after), default=0),
         thought_us=(
             statistics.median(cluster.thoughts_s) * 1e6,
