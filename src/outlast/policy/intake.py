@@ -8,7 +8,7 @@ that was lost several times by letting it wait longer each time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Final
 
 PRIOR_LOSSES: Final = 1.0
@@ -18,6 +18,7 @@ BATCH_S: Final = 1.0
 WARMING_S: Final = 10.0  # for others that will be ready soon
 PENALTY_S: Final = 5.0
 PENALTY_MAX_S: Final = 600.0
+HOSTS: Final = 1024  # remembered before those are forgotten that were lost long ago
 MEMORY_S: Final = 3600.0  # losses of a host are forgotten after this time
 
 
@@ -31,6 +32,7 @@ class Intake:
         self._formed_s: float | None = None
         self._pause_s = FIRST_PAUSE_S
         self._lost: dict[str, list[float]] = {}
+        self._hosts_max = HOSTS
 
     @property
     def stay_s(self) -> float:
@@ -51,22 +53,26 @@ class Intake:
         self._losses += 1
         recent = [t for t in self._lost.get(host, ()) if now_s - t < MEMORY_S]
         self._lost[host] = [*recent, now_s]
+        if len(self._lost) > self._hosts_max:  # hosts get new names in some places
+            self._lost = {h: ts for h, ts in self._lost.items() if now_s - ts[-1] < MEMORY_S}
+            self._hosts_max = max(HOSTS, 2 * len(self._lost))
 
     def is_worth_it(
-        self, waiting: Mapping[str, float], *, members: int, warming: int, now_s: float
+        self, waiting: Sequence[tuple[str, float]], *, members: int, warming: int, now_s: float
     ) -> bool:
         """Whether to pause for those who wait now.
 
         Args:
-            waiting: host → since when it is ready (seconds of the clock of ``now_s``).
+            waiting: of each machine its host, and since when it is ready (seconds of the clock of
+                ``now_s``).
             members: machines that would pause.
             warming: machines that will be ready soon, and should cost no pause of their own.
             now_s: now.
         """
-        ripe = [host for host in waiting if now_s >= self._welcome_s(host)]
+        ripe = [since_s for host, since_s in waiting if now_s >= self._welcome_s(host)]
         if not ripe:
             return False
-        waited_s = now_s - min(waiting[host] for host in ripe)
+        waited_s = now_s - min(ripe)
         if waited_s < (WARMING_S if warming else BATCH_S):
             return False
         return len(ripe) * self.stay_s > members * self._pause_s

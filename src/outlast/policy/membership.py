@@ -14,10 +14,15 @@ ended                   nothing
 ======================  =========================================================================
 
 Guarantees: an attempt is ordered only with machines that are ready, no two of which are known not
-to reach each other; its number is larger than that of any attempt that a member has heard of.
-Machines that may still be alive somewhere else are outvoted or waited for: without more than half
-of the members that are not known to be gone, a claim on storage is required, and not before
-``patience_s``, so that a majority elsewhere has had its turn.
+to reach each other; its number is larger than that of any attempt that a member has heard of. One
+of its machines that goes, leaves or comes anew before it has started makes it void.
+Without more than half of the members a claim on storage is required. Only those who have said that
+they leave do not count: a connection that ends says nothing about its process for certain. While
+members may be alive elsewhere (they went silent) the claim is not asked for before ``patience_s``,
+so that a majority has had its turn.
+
+An event costs the same at ten machines and at ten thousand; what looks at all machines (an order to
+form, a machine that is lost) happens once a loss, not once a tick.
 
 Rejected: re-forming whenever two machines cannot reach each other (for ever, when only that pair
 is cut); waiting a fixed time for late machines after every loss (torchrun's last call: 30 s).
@@ -25,101 +30,29 @@ is cut); waiting a fixed time for late machines after every loss (torchrun's las
 
 from __future__ import annotations
 
-import enum
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
-import msgspec
-
 from outlast.policy.intake import Intake
+from outlast.policy.orders import End, Form, Leaves, Order, Phase, Rules, Stop
+from outlast.policy.succession import ASKS_PER_S
+
+__all__ = ["End", "Form", "Leaves", "Order", "Phase", "Roster", "Rules", "Stop"]
 
 REASONS_MAX: Final = 3
-
-
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner wants, and how long things are waited for; times in seconds.
-
-    Attributes:
-        min_nodes, max_nodes: machines in an attempt.
-        gather_s: for more machines than the fewest, when nothing runs, after the last one came.
-        warm_s: for machines that are warming up, when nothing runs.
-        stop_s: for a living member to end its workers.
-        gentle_s: for the same at a step's end, which may take long.
-        patience_s: that those without a majority leave to the others.
-        settle_s: for more words about who cannot reach whom.
-        expect_s: for members of the last attempt to come to a new coordinator.
-    """
-
-    min_nodes: int
-    max_nodes: int
-    gather_s: float = 3.0
-    warm_s: float = 60.0
-    stop_s: float = 5.0
-    gentle_s: float = 600.0
-    patience_s: float = 6.0
-    settle_s: float = 1.0
-    expect_s: float = 3.0
-
-
-class Phase(enum.Enum):
-    """Where the job is."""
-
-    GATHERING = "gathering"
-    STOPPING = "stopping"
-    FORMING = "forming"
-    RUNNING = "running"
-    ENDED = "ended"
-
-
-class Stop(msgspec.Struct, frozen=True, kw_only=True):
-    """To all members: end your workers (``gentle``: at a step's end) and get ready."""
-
-    reason: str
-    gentle: bool = False
-
-
-class Form(msgspec.Struct, frozen=True, kw_only=True):
-    """Claim ``attempt`` on storage, then start it; without the claim only if not ``required``."""
-
-    attempt: int
-    members: tuple[str, ...]
-    required: bool
-
-
-class Leaves(msgspec.Struct, frozen=True, kw_only=True):
-    """To all: ``node`` will go; ``goes_on``: enough others stay."""
-
-    node: str
-    goes_on: bool
-
-
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """To all: the job is over."""
-
-    exit_code: int
-    reason: str
-
-
-Order = Stop | Form | Leaves | End
+NAMES_MAX: Final = 3
 
 
 class _Seat:
     """One connected machine."""
 
-    def __init__(self, node: str, host: str, order: int, now_s: float) -> None:
+    def __init__(self, node: str, host: str, order: int) -> None:
         self.node = node
         self.host = host
         self.order = order
-        self.arrived_s = now_s
         self.ready_s: float | None = None
-        self.warming = False
-        self.leaving = False
-        self.done = False
-
-    @property
-    def is_ready(self) -> bool:
-        return self.ready_s is not None and not self.leaving
 
 
 class Roster:
@@ -131,10 +64,14 @@ class Roster:
         first: the coordinator's own machine, which gets rank 0.
         attempt: the largest number of an attempt that is known.
         held: a number that is claimed already, for the first attempt formed here, or None.
-        members: of that attempt, if it may still run somewhere.
-        gone: those of them that are known to be gone.
+        members: of the last attempt, if it may still run somewhere.
+        ended: those of them whose processes seem to have ended.
         awaited: those of them that are expected to come to this coordinator.
         intake: judges newcomers.
+
+    Attributes:
+        number: of the attempt that runs or ran last, as far as its machines have been here.
+        waits_for: in words, while nothing runs.
     """
 
     def __init__(
@@ -146,27 +83,41 @@ class Roster:
         attempt: int = 0,
         held: int | None = None,
         members: Iterable[str] = (),
-        gone: Iterable[str] = (),
+        ended: Iterable[str] = (),
         awaited: Iterable[str] = (),
         intake: Intake | None = None,
     ) -> None:
         self.rules = rules
         self.attempt = attempt
         self.members: tuple[str, ...] = tuple(members)
+        self.number = attempt if self.members else 0
         self.phase = Phase.STOPPING if self.members else Phase.GATHERING
-        self.waits_for = ""  # in words, while nothing runs
+        self.waits_for = ""
+        self._places = {node: place for place, node in enumerate(self.members)}
         self._first = first
         self._held = held
         self._seats: dict[str, _Seat] = {}
         self._count = 0
-        self._gone: set[str] = set(gone)
+        # Of those who are here.
+        self._ready: set[str] = set()  # and do not leave
+        self._late: dict[str, None] = {}  # members with workers, in the order they came
+        self._warming: set[str] = set()
+        self._leaving: set[str] = set()
+        # Of the members, here or not.
+        self._here: set[str] = set()
+        self._silent = set(self.members) - set(ended)  # not here, and perhaps alive
+        self._left: set[str] = set()  # have said that they go for good
+        self._finished: set[str] = set()
         self._expected = set(awaited) - {first}
         self._apart: dict[frozenset[str], float] = {}
-        self._since_s = now_s
-        self._lost_s = now_s
-        self._arrival_s = now_s
+        self._since_s = self._lost_s = self._arrival_s = now_s
+        self._until_s = now_s + rules.stop_s  # that workers have to end
+        self._enough_s: float | None = None  # since when enough machines are ready
         self._trouble: list[str] = []
+        self._is_hard = False  # trouble that workers cannot end by themselves
         self._gentle = False
+        self._forming: Form | None = None
+        self._phase_before = self.phase
         self._intake = intake or Intake()
 
     # --- facts ---------------------------------------------------------------------------------
@@ -176,58 +127,104 @@ class Roster:
     ) -> list[Order]:
         """A machine has connected; ``attempt`` is the largest number it has heard of."""
         self.attempt = max(self.attempt, attempt)
-        self._seats[node] = _Seat(node, host or node, self._count, now_s)
-        self._seats[node].warming = warming
+        if node in self._seats:
+            self._unseat(node)  # it has connected anew
+        seat = _Seat(node, host or node, self._count)
+        self._seats[node] = seat
         self._count += 1
         self._arrival_s = now_s
-        self._gone.discard(node)
         self._expected.discard(node)
+        if warming:
+            self._warming.add(node)
+        if node in self._places:
+            self._here.add(node)
+            self._silent.discard(node)
+            self._left.discard(node)
+            self._late[node] = None
+            if self.phase is Phase.RUNNING:
+                # Whoever loses its coordinator ends its workers.
+                self._trouble.append(f"{seat.host} had lost its connection")
+                self._is_hard = True
         return self._decide(now_s)
 
-    def ready(self, node: str, now_s: float) -> list[Order]:
-        """A machine's workers have ended, or it never had any: it waits for the next attempt."""
+    def ready(self, node: str, now_s: float, *, attempt: int | None = None) -> list[Order]:
+        """A machine's workers have ended, or it never had any: it waits for the next attempt.
+
+        Args:
+            node: which.
+            now_s: now.
+            attempt: the largest number whose workers have ended; None: whatever ran. A word that
+                was on its way when a later attempt began says nothing about that one.
+        """
+        if attempt is not None and attempt < self.number and node in self._places:
+            return []
         seat = self._seats[node]
         seat.ready_s = now_s
-        seat.warming = seat.done = False
+        self._warming.discard(node)
+        self._finished.discard(node)
         self._arrival_s = now_s
-        if self.phase is Phase.RUNNING and node in self.members:
+        if node not in self._leaving:
+            self._ready.add(node)
+        self._late.pop(node, None)
+        if self.phase is Phase.RUNNING and node in self._places:
             self._trouble.append(f"the workers of {seat.host} ended")
         return self._decide(now_s)
 
-    def lost(self, node: str, now_s: float, why: str, *, certain: bool) -> list[Order]:
-        """A machine is gone; ``certain``: its process is known to have ended, or it said so."""
-        seat = self._seats.pop(node, None)
-        self._apart = {pair: t for pair, t in self._apart.items() if node not in pair}
-        if seat is None:
+    def lost(
+        self, node: str, now_s: float, why: str, *, certain: bool, left: bool = False
+    ) -> list[Order]:
+        """A machine is gone.
+
+        Args:
+            node: which.
+            now_s: now.
+            why: in words.
+            certain: its connection was ended, not only silent.
+            left: it has said that it goes for good.
+        """
+        if node not in self._seats:
             return []
-        if node in self.members:
-            self._lost_s = now_s
-            if certain or seat.done:
-                self._gone.add(node)
-            if not seat.done or self.phase is not Phase.RUNNING:
-                self._trouble.append(f"{seat.host} {why}")
-            if not seat.leaving:
-                self._intake.lost(seat.host, now_s)
+        host = self._host(node)
+        had_workers = node in self._late or (self.phase is Phase.RUNNING and node in self._places)
+        is_leaving = node in self._leaving
+        self._unseat(node)
+        self._apart = {pair: t for pair, t in self._apart.items() if node not in pair}
+        if node in self._places:
+            if left:
+                self._left.add(node)
+            elif not certain:
+                self._silent.add(node)
+                self._lost_s = now_s
+            if had_workers and node not in self._finished:
+                self._trouble.append(f"{host} {why}")
+                self._is_hard = self._is_hard or not is_leaving
+            if not is_leaving and not left:
+                self._intake.lost(host, now_s)
         return self._decide(now_s)
 
     def leaving(self, node: str, now_s: float) -> list[Order]:
         """A machine has had notice: it takes no part in further attempts."""
-        seat = self._seats[node]
-        if seat.leaving:
+        if node in self._leaving:
             return []
-        seat.leaving = True
+        self._leaving.add(node)
+        self._ready.discard(node)
+        self._late.pop(node, None)
+        self._spoil(node)
         order = Leaves(node=node, goes_on=self._goes_on())
         return [order, *self._decide(now_s)]
 
     def done(self, node: str, now_s: float) -> list[Order]:
         """All workers of a member have finished their work."""
-        self._seats[node].done = True
+        if node in self._places:
+            self._finished.add(node)
         return self._decide(now_s)
 
     def apart(self, one: str, other: str, now_s: float) -> list[Order]:
         """Two machines cannot reach each other."""
-        if one != other:
+        if one != other and one in self._seats and other in self._seats:
             self._apart.setdefault(frozenset((one, other)), now_s)
+            if self._forming is not None and {one, other} <= set(self._forming.members):
+                self._spoil(one)
         return self._decide(now_s)
 
     def together(self, one: str, other: str, now_s: float) -> list[Order]:
@@ -237,21 +234,21 @@ class Roster:
 
     def claimed(self, order: Form, now_s: float) -> bool:
         """The order's number is ours, or was not needed: whether the attempt starts now."""
-        if self.phase is not Phase.FORMING or order.attempt != self.attempt:
+        if self.phase is not Phase.FORMING or order is not self._forming:
             return False
-        self.phase = Phase.RUNNING
+        self.phase, self._forming = Phase.RUNNING, None
+        self.number = order.attempt
         self.members = order.members
-        self._gone, self._trouble, self._gentle = set(), [], False
+        self._places = {node: place for place, node in enumerate(order.members)}
+        self._here = set(order.members)
+        self._silent, self._left, self._finished, self._expected = set(), set(), set(), set()
+        self._late = {}
+        self._calm()
         for node in order.members:
             self._seats[node].ready_s = None
+        self._ready.difference_update(order.members)
         self._intake.formed(len(order.members), now_s, paused_s=now_s - self._since_s)
         return True
-
-    def overtaken(self, attempt: int, now_s: float) -> None:
-        """A number is somebody else's: the next is to be larger."""
-        self.attempt = max(self.attempt, attempt)
-        if self.phase is Phase.FORMING:
-            self._stop_running(Phase.STOPPING, now_s)
 
     def end(self, exit_code: int, reason: str) -> list[Order]:
         """The job is over, whatever the machines do."""
@@ -264,169 +261,209 @@ class Roster:
         """Time has gone by."""
         return self._decide(now_s)
 
+    # --- who is where --------------------------------------------------------------------------
+
+    def _unseat(self, node: str) -> None:
+        del self._seats[node]
+        self._ready.discard(node)
+        self._late.pop(node, None)
+        self._warming.discard(node)
+        self._leaving.discard(node)
+        self._here.discard(node)
+        self._spoil(node)
+
+    def _spoil(self, node: str) -> None:
+        """What forms with a machine that is not ready any more will not start."""
+        if self._forming is not None and node in self._forming.members:
+            self._forming = None
+            self.phase = self._phase_before
+
     # --- decisions -----------------------------------------------------------------------------
 
     def _decide(self, now_s: float) -> list[Order]:
         if self.phase is Phase.RUNNING:
             return self._while_running(now_s)
-        if self.phase is Phase.FORMING:
-            if not self._trouble:
-                return []
-            self._stop_running(Phase.STOPPING, now_s)
-        if self.phase is Phase.ENDED:
+        if self.phase in (Phase.FORMING, Phase.ENDED):
             return []
+        orders: list[Order] = []
+        if self._gentle:
+            orders += self._while_gentle(now_s)
         order = self._formation(now_s)
-        if order is None:
-            return []
-        self.phase = Phase.FORMING
-        self.attempt = order.attempt
-        self._held = None
-        self._trouble = []
-        return [order]
+        if order is not None:
+            self._phase_before, self.phase = self.phase, Phase.FORMING
+            self._forming = order
+            self.attempt = order.attempt
+            self._held = None
+            self._calm()
+            orders.append(order)
+        return orders
 
     def _while_running(self, now_s: float) -> list[Order]:
-        if all(self._is_done(node) for node in self.members):
+        if len(self._finished) == len(self.members):
             return self.end(0, "")
         if self._trouble:
             # Where a machine leaves all workers drain; those that are not ready yet soon will be.
-            drains = any(seat.leaving for seat in self._seats.values())
-            return self._stop("; ".join(self._trouble[:REASONS_MAX]), now_s, gentle=drains)
-        settled = [
-            pair
-            for pair, since_s in self._apart.items()
-            if pair <= set(self.members) and now_s - since_s >= self.rules.settle_s
-        ]
-        if settled:
-            out = self._cut_off(self.members)
-            names = " and ".join(sorted(self._host(node) for node in out))
-            return self._stop(f"{names} cannot reach every other machine", now_s)
+            drains = bool(self._leaving) and not self._is_hard
+            limit_s = self.rules.drain_s if drains else self.rules.stop_s
+            reason = "; ".join(self._trouble[:REASONS_MAX])
+            return self._stop(reason, now_s, limit_s, gentle=drains)
+        if self._apart:
+            settled = now_s - self.rules.settle_s
+            pairs = [pair for pair, since_s in self._apart.items() if since_s <= settled]
+            out = self._cut_off(self._places.keys(), pairs)
+            if out:
+                names = _names(sorted(self._host(node) for node in out))
+                reason = f"{names} cannot reach every other machine"
+                return self._stop(reason, now_s, self.rules.stop_s)
         if self._takes_in(now_s):
-            return self._stop("new machines are taken in", now_s, gentle=True)
+            limit_s = self.rules.gentle_s
+            return self._stop("new machines are taken in", now_s, limit_s, gentle=True)
         return []
 
-    def _stop(self, reason: str, now_s: float, *, gentle: bool = False) -> list[Order]:
-        self._stop_running(Phase.STOPPING, now_s)
+    def _stop(
+        self, reason: str, now_s: float, limit_s: float, *, gentle: bool = False
+    ) -> list[Order]:
+        self.phase = Phase.STOPPING
+        self._since_s = now_s
+        self._until_s = now_s + limit_s
+        self._late = {
+            node: None
+            for node in self.members
+            if node in self._here and node not in self._ready and node not in self._leaving
+        }
+        self._calm()
         self._gentle = gentle
         orders: list[Order] = [Stop(reason=reason, gentle=gentle)]
         return orders + self._decide(now_s)
 
-    def _stop_running(self, phase: Phase, now_s: float) -> None:
-        self.phase = phase
-        self._since_s = now_s
-        self._trouble = []
+    def _while_gentle(self, now_s: float) -> list[Order]:
+        """Workers that stop by themselves cannot when one of them is lost: they wait for it."""
+        rules = self.rules
+        if self._trouble and not self._is_hard:  # one that leaves: the others are nearly done
+            self._until_s = min(self._until_s, now_s + rules.drain_s)
+            self._trouble = []
+        if not self._late or not (self._trouble or now_s >= self._until_s):
+            return []
+        reason = "; ".join(self._trouble[:REASONS_MAX]) or "workers did not stop by themselves"
+        self._until_s = now_s + rules.stop_s
+        self._calm()
+        return [Stop(reason=reason)]
+
+    def _calm(self) -> None:
+        self._trouble, self._is_hard, self._gentle = [], False, False
 
     def _formation(self, now_s: float) -> Form | None:
-        seats = sorted(self._seats.values(), key=self._rank)
-        ready = [seat.node for seat in seats if seat.is_ready]
-        out = self._cut_off(ready)
-        pool = [node for node in ready if node not in out]
-        if self._must_wait(pool, now_s):
+        if self._must_wait(now_s):
             return None
-        required = not self._has_majority()
+        out = self._cut_off(self._ready, self._apart)
+        if not self._is_enough(len(self._ready) - len(out), now_s):
+            return None
+        required = not self._has_majority(self._left)
         if required and self.members and now_s - self._lost_s < self.rules.patience_s:
-            self.waits_for = "the other half of the machines, which may be alive elsewhere"
-            return None
+            ended = set(self.members) - self._here - self._silent
+            if not self._has_majority(ended | self._left):
+                self.waits_for = "the other half of the machines, which may be alive elsewhere"
+                return None
+        pool = sorted(self._ready - out, key=self._rank)
         members = tuple(pool[: self.rules.max_nodes])
         held = self._held if self._held is not None else 0
         number = held if held > self.attempt else self.attempt + 1
         return Form(attempt=number, members=members, required=required)
 
-    def _must_wait(self, pool: list[str], now_s: float) -> bool:
-        """Whether an attempt of ``pool`` would be too early."""
+    def _must_wait(self, now_s: float) -> bool:
+        """Whether an attempt would be too early, whoever is ready."""
         rules = self.rules
-        first = self._seats.get(self._first)
-        if first is None or first.leaving:
+        if self._first not in self._seats or self._first in self._leaving:
             self.waits_for = "another coordinator"
             return True
-        coming = self._coming(now_s)
-        if coming:
-            self.waits_for = coming
+        came_s = max(self._since_s, self._arrival_s)
+        is_expecting = (
+            now_s - came_s < rules.expect_s and now_s - self._since_s < rules.expect_max_s
+        )
+        if self._expected and is_expecting:
+            self.waits_for = "members of the last attempt"
             return True
-        if len(pool) < rules.min_nodes:
+        if self._late and now_s < self._until_s:
+            late = [self._host(node) for node in itertools.islice(self._late, NAMES_MAX)]
+            self.waits_for = f"the workers of {_names(late, len(self._late))} to end"
+            return True
+        return False
+
+    def _is_enough(self, count: int, now_s: float) -> bool:
+        """Whether so many machines begin now."""
+        rules = self.rules
+        if count < rules.min_nodes:
             # As good as nothing runs: those who come later are waited for as at the start.
-            self.waits_for = f"machines: {len(pool)} of {rules.min_nodes} are here"
-            self.phase = Phase.GATHERING
-            return True
-        if self.phase is Phase.STOPPING or len(pool) >= rules.max_nodes:
+            self.waits_for = f"machines: {count} of {rules.min_nodes} are here"
+            self.phase, self._enough_s = Phase.GATHERING, None
             return False
-        warming = any(seat.warming for seat in self._seats.values())
-        if warming and now_s - self._since_s < rules.warm_s:
-            self.waits_for = "machines that warm up"
+        if self._enough_s is None:
+            self._enough_s = now_s
+        if self.phase is Phase.STOPPING or count >= rules.max_nodes:
             return True
-        self.waits_for = f"more machines: {len(pool)} of at most {rules.max_nodes} are here"
-        return now_s - self._arrival_s < rules.gather_s
+        if self._warming and now_s - self._enough_s < rules.warm_s:
+            self.waits_for = "machines that warm up"
+            return False
+        self.waits_for = f"more machines: {count} of at most {rules.max_nodes} are here"
+        is_quiet = now_s - self._arrival_s >= rules.gather_s
+        # Many machines find the coordinator one after the other: see Seeking.
+        longest_s = max(rules.gather_max_s, 2 * rules.max_nodes / ASKS_PER_S)
+        return is_quiet or now_s - self._enough_s >= longest_s
 
-    def _coming(self, now_s: float) -> str:
-        """Who is about to be ready, in words."""
-        if self._expected and now_s - self._since_s < self.rules.expect_s:
-            return "members of the last attempt"
-        limit_s = self.rules.gentle_s if self._gentle else self.rules.stop_s
-        if now_s - self._since_s >= limit_s:
-            return ""
-        late = [
-            self._host(seat.node)
-            for seat in self._seats.values()
-            if not seat.is_ready and not seat.leaving and seat.node in self.members
-        ]
-        return f"the workers of {' and '.join(late)} to end" if late else ""
-
-    def _rank(self, seat: _Seat) -> tuple[bool, int, int]:
+    def _rank(self, node: str) -> tuple[bool, int, int]:
         """The coordinator's machine first, then the members as they were, then by arrival."""
-        is_member = seat.node in self.members
-        place = self.members.index(seat.node) if is_member else len(self.members)
-        return seat.node != self._first, place, seat.order
+        place = self._places.get(node, len(self._places))
+        return node != self._first, place, self._seats[node].order
 
-    def _cut_off(self, nodes: Iterable[str]) -> set[str]:
+    def _cut_off(self, nodes: Collection[str], pairs: Iterable[frozenset[str]]) -> set[str]:
         """Who has to leave so that the others all reach each other: the fewest, or nearly so.
 
         Whoever is cut off from most goes first; of equals the one of the higher rank.
         """
-        those = set(nodes)
-        pairs = [pair for pair in self._apart if pair <= those]
+        left = [pair for pair in pairs if all(node in nodes for node in pair)]
         out: set[str] = set()
-        while pairs:
-            count = Counter(node for pair in pairs for node in pair if node != self._first)
-            worst = max(count, key=lambda node: (count[node], self._rank(self._seats[node])))
+        while left:
+            count = Counter(node for pair in left for node in pair if node != self._first)
+            worst = max(count, key=lambda node: (count[node], self._rank(node)))
             out.add(worst)
-            pairs = [pair for pair in pairs if worst not in pair]
+            left = [pair for pair in left if worst not in pair]
         return out
 
-    def _has_majority(self) -> bool:
-        """Whether more than half of the members that may be alive are here."""
-        alive = [node for node in self.members if node not in self._gone]
-        here = [node for node in alive if node in self._seats]
-        return bool(alive) and 2 * len(here) > len(alive)
+    def _has_majority(self, without: Collection[str]) -> bool:
+        """Whether more than half of the members are here, some not counted."""
+        votes = len(self.members) - len(without)
+        return 2 * len(self._here) > votes > 0
 
     def _goes_on(self) -> bool:
-        staying = [seat for seat in self._seats.values() if not seat.leaving and not seat.warming]
-        return len(staying) >= self.rules.min_nodes
+        return len(self._seats) - len(self._leaving | self._warming) >= self.rules.min_nodes
 
     def _takes_in(self, now_s: float) -> bool:
         """Whether those who wait are worth a pause."""
         room = self.rules.max_nodes - len(self.members)
-        if room <= 0:
+        if room <= 0 or not self._ready:
             return False
-        waiting = [
-            seat
-            for seat in self._seats.values()
-            if seat.is_ready and seat.node not in self.members and self._reaches_members(seat.node)
-        ]
+        cut = {node for pair in self._apart if pair & self._places.keys() for node in pair}
+        waiting = [self._seats[node] for node in self._ready if node not in cut]
+        waiting.sort(key=lambda seat: seat.order)
         if not waiting:
             return False
         return self._intake.is_worth_it(
-            {seat.host: seat.ready_s or now_s for seat in waiting[:room]},
+            [(seat.host, seat.ready_s or now_s) for seat in waiting[:room]],
             members=len(self.members),
-            warming=sum(seat.warming for seat in self._seats.values()),
+            warming=len(self._warming),
             now_s=now_s,
         )
-
-    def _reaches_members(self, node: str) -> bool:
-        return not any(frozenset((node, other)) in self._apart for other in self.members)
-
-    def _is_done(self, node: str) -> bool:
-        seat = self._seats.get(node)
-        return node in self._gone if seat is None else seat.done
 
     def _host(self, node: str) -> str:
         seat = self._seats.get(node)
         return seat.host if seat else node
+
+
+def _names(names: list[str], count: int | None = None) -> str:
+    """A few names in words, and how many more there are of ``count``."""
+    count = len(names) if count is None else count
+    shown = names[:NAMES_MAX]
+    more = count - len(shown)
+    if more:
+        return f"{', '.join(shown)} and {more} others"
+    return " and ".join(shown)

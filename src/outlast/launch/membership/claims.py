@@ -51,12 +51,14 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True):
-    """The coordinator's sign of life: ``count`` goes on while it lives; ``over``: it is done."""
+    """The coordinator's sign of life: ``count`` goes on while it lives; ``over``: the job is."""
 
     attempt: int
     node: str
     count: int
     over: bool = False
+    exit_code: int = 0
+    reason: str = ""
 
 
 class Claims:
@@ -82,20 +84,36 @@ class Claims:
         """The largest number that is claimed; 0 for none."""
         return max(self._numbers(), default=0)
 
-    def take(self, claim: Claim) -> bool:
+    def take(self, claim: Claim, known: int) -> bool:
         """Whether ``claim`` is now there, and ours.
+
+        Two that claim at once may want different numbers (each has tried some in vain): they meet
+        at the number after the newest, which is claimed as well and first.
+
+        Args:
+            claim: the claim; the second try of one whose answer was lost finds it there.
+            known: the largest number that is rightly claimed, as far as the claimant knows:
+                somebody else's that is larger comes before it.
 
         Raises:
             OSError: storage cannot be asked; the claim may be there or not.
         """
-        if self._numbers()[-1:] > [claim.attempt]:
+        numbers = self._numbers()
+        newest = numbers[-1] if numbers else 0
+        if newest > claim.attempt or (newest > known and not self._is_of(claim.node, newest)):
             return False
-        if self._storage.put_new(_name(claim.attempt), msgspec.json.encode(claim)):
-            return True
-        # An answer that was lost on its way: the second try finds the first one's claim.
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError):
-            data = self._storage.read(_name(claim.attempt))
-            return msgspec.json.decode(data, type=Claim) == claim
+        wanted = sorted({min(newest + 1, claim.attempt), claim.attempt})
+        return all(self._put(msgspec.structs.replace(claim, attempt=one)) for one in wanted)
+
+    def _put(self, claim: Claim) -> bool:
+        name = _name(claim.attempt)
+        is_new = self._storage.put_new(name, msgspec.json.encode(claim))
+        return is_new or self._is_of(claim.node, claim.attempt)
+
+    def _is_of(self, node: str, number: int) -> bool:
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+            data = self._storage.read(_name(number))
+            return msgspec.json.decode(data, type=Claim).node == node
         return False
 
     def forget_old(self) -> None:

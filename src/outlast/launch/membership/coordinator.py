@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -32,6 +32,7 @@ from outlast.launch.membership.messages import (
     Together,
     Waits,
     Welcome,
+    changes,
     decode,
     encode,
 )
@@ -43,6 +44,9 @@ ALIVE_S: Final = 1.0
 TICK_S: Final = 0.05
 CLAIM_S: Final = 1.0  # that a majority waits for storage
 CLAIM_AGAIN_S: Final = 1.0
+WORDS_S: Final = 0.5  # between two words about what is waited for, to so many machines
+WORDS_MACHINES: Final = 100
+IDLE: Final = (Phase.GATHERING, Phase.STOPPING)
 
 
 class _Guest(msgspec.Struct):
@@ -86,16 +90,18 @@ class Coordinator:
         self._claims = claims
         self._me = me
         self._store_host = store_host
-        self._held = held
         self._deliver = deliver
         self._on_overtaken = on_overtaken
         self._guests: dict[str, _Guest] = {}
         self._stores: list[Any] = []
         self._unclaimed: Claim | None = None  # of a running attempt
-        self._inherited = 0 if held is not None else roster.attempt  # claimed by a predecessor
+        # The largest number that was claimed by us, or by one whose members we go on with.
+        self._known = held if held is not None else roster.attempt
         self._count = 0
-        self._words = ""
+        self._words, self._words_s = "", 0.0
         self._over: Over | None = None
+        self._last_go: Go | None = None
+        self._knows: set[str] = set()  # who was told of it, on a connection that is still there
         self._is_closed = False
         hub.later(TICK_S, self._tick)
         hub.later(0.0, self._live)
@@ -110,6 +116,7 @@ class Coordinator:
         known = self._guests.get(join.node)
         if known is not None and known.peer is not None:
             known.peer.close()  # it has connected anew
+            self._knows.discard(join.node)
         member = Member(
             node=join.node,
             host=join.host,
@@ -134,8 +141,8 @@ class Coordinator:
         now_s = time.monotonic()
         roster = self.roster
         match message:
-            case Ready():
-                orders = roster.ready(node, now_s)
+            case Ready(attempt=attempt):
+                orders = roster.ready(node, now_s, attempt=attempt)
             case Leaving():
                 orders = roster.leaving(node, now_s)
             case Done():
@@ -148,7 +155,7 @@ class Coordinator:
                 orders = roster.end(code, reason)
             case Bye(reason=reason):
                 self._gone(node)
-                orders = roster.lost(node, now_s, reason, certain=True)
+                orders = roster.lost(node, now_s, reason, certain=True, left=True)
             case _:
                 raise ValueError(f"{type(message).__name__} is not for a coordinator")
         self._obey(orders)
@@ -185,6 +192,7 @@ class Coordinator:
         self._obey(self.roster.lost(node, time.monotonic(), why, certain=certain))
 
     def _gone(self, node: str) -> None:
+        self._knows.discard(node)
         guest = self._guests.pop(node, None)
         if guest is not None and guest.peer is not None:
             guest.peer.close()
@@ -203,7 +211,6 @@ class Coordinator:
                     self._tell_all(Departs(node=node, host=host, goes_on=goes_on))
                 case End(exit_code=code, reason=reason):
                     self._end(Over(exit_code=code, reason=reason))
-        self._say_what_it_waits_for()
 
     def _claim(self, form: Form) -> None:
         claim = Claim(
@@ -213,11 +220,10 @@ class Coordinator:
             address=self._hub.address,
             members=form.members,
         )
-        if form.attempt == self._held:
-            self._start(form)
-            return
+        # A number that is held is asked for again: others may have given us up meanwhile.
+        known = self._known
         self._clerk.ask(
-            lambda: self._claims.take(claim),
+            lambda: self._claims.take(claim, known),
             lambda taken, problem: self._answered(form, claim, taken, problem),
         )
         if not form.required:
@@ -230,14 +236,30 @@ class Coordinator:
         if problem is None and not taken:
             self._overtaken()
         elif problem is None:
-            self._unclaimed = None
+            self._known = max(self._known, claim.attempt)
+            if self._unclaimed == claim:
+                self._unclaimed = None
             self._start(form)
         else:
             logger.warning("attempt %d cannot be claimed: %s", form.attempt, problem)
             if not form.required:
                 self._go_without(form, claim)
             elif self._is_current(form):
-                self._hub.later(CLAIM_AGAIN_S, lambda: self._claim_again(form))
+                self._hub.later(CLAIM_AGAIN_S, lambda: self._claim_later(form))
+
+    def _claim_later(self, form: Form) -> None:
+        """Storage was away: whoever has formed without it has the first word when it is back."""
+        if not self._is_current(form):
+            return
+
+        def answered(_: int, problem: OSError | None) -> None:
+            if problem is not None:
+                self._hub.later(CLAIM_AGAIN_S, lambda: self._claim_later(form))
+            else:
+                wait_s = self.roster.rules.patience_s if self.roster.members else 0.0
+                self._hub.later(wait_s, lambda: self._claim_again(form))
+
+        self._clerk.ask(self._claims.newest_number, answered)
 
     def _claim_again(self, form: Form) -> None:
         if self._is_current(form):
@@ -257,39 +279,50 @@ class Coordinator:
     def _start(self, form: Form) -> None:
         if not self.roster.claimed(form, time.monotonic()):
             return
-        self._held = None
         store, port = open_store(self._store_host)
         self._stores = [*self._stores[-1:], store]  # workers of the last one may still be ending
         host = f"[{self._store_host}]" if ":" in self._store_host else self._store_host
         members = tuple(self._guests[node].member for node in form.members)
-        aside = tuple(node for node in self._guests if node not in form.members)
-        self._tell_members(
-            Go(attempt=form.attempt, members=members, store=f"{host}:{port}", aside=aside)
-        )
+        inside = set(form.members)
+        aside = tuple(node for node in self._guests if node not in inside)
+        go = Go(attempt=form.attempt, members=members, store=f"{host}:{port}", aside=aside)
+        short = changes(self._last_go, go)
+        knows = self._knows & set(form.members) if short is not None else set()
+        if short is not None:
+            self._tell([node for node in form.members if node in knows], short)
+        self._tell([node for node in form.members if node not in knows], go)
+        self._last_go, self._knows = go, set(form.members)
 
     def _end(self, over: Over) -> None:
         self._over = over
         self._count += 1
-        alive = Alive(attempt=self.roster.attempt, node=self._me.node, count=self._count, over=True)
+        alive = Alive(
+            attempt=self.roster.attempt,
+            node=self._me.node,
+            count=self._count,
+            over=True,
+            exit_code=over.exit_code,
+            reason=over.reason,
+        )
         self._clerk.ask(lambda: self._claims.say_alive(alive), lambda *_: None)
         self._tell_all(over)
 
     def _tell_members(self, message: Any) -> None:
-        for node in self.roster.members:
-            self._tell(node, message)
+        self._tell(self.roster.members, message)
 
     def _tell_all(self, message: Any) -> None:
-        for node in list(self._guests):
-            self._tell(node, message)
+        self._tell(list(self._guests), message)
 
-    def _tell(self, node: str, message: Any) -> None:
-        guest = self._guests.get(node)
-        if guest is None:
-            return
-        if guest.peer is None:
-            self._deliver(message)
-        else:
-            guest.peer.send(encode(message))
+    def _tell(self, nodes: Iterable[str], message: Any) -> None:
+        data = encode(message)  # once: a list of ten thousand machines is large
+        for node in nodes:
+            guest = self._guests.get(node)
+            if guest is None:
+                continue
+            if guest.peer is None:
+                self._deliver(message)
+            else:
+                guest.peer.send(data)
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -297,6 +330,7 @@ class Coordinator:
         if self._is_closed or self._over is not None:
             return
         self._obey(self.roster.tick(time.monotonic()))
+        self._say_what_it_waits_for()
         self._hub.later(TICK_S, self._tick)
 
     def _live(self) -> None:
@@ -306,13 +340,14 @@ class Coordinator:
         if not self._clerk.is_busy:  # storage that hangs is not asked twice
             self._count += 1
             alive = Alive(attempt=self.roster.attempt, node=self._me.node, count=self._count)
-            self._clerk.ask(lambda: self._look(alive, self._unclaimed), self._looked)
+            missing, known = self._unclaimed, self._known
+            self._clerk.ask(lambda: self._look(alive, missing, known), self._looked)
         self._hub.later(ALIVE_S, self._live)
 
-    def _look(self, alive: Alive, missing: Claim | None) -> Claim | None:
+    def _look(self, alive: Alive, missing: Claim | None, known: int) -> Claim | None:
         """In the clerk's thread."""
         if missing is not None:
-            self._claims.take(missing)
+            self._claims.take(missing, known)
         newest = self._claims.newest()
         if newest is None or newest.node == self._me.node:
             self._claims.say_alive(alive)
@@ -322,23 +357,29 @@ class Coordinator:
     def _looked(self, newest: Claim | None, problem: OSError | None) -> None:
         if problem is not None or newest is None or self._is_closed:
             return
-        is_newer = newest.attempt >= max(self.roster.attempt, self._inherited + 1)
-        if newest.node != self._me.node and is_newer:
+        if newest.node != self._me.node and newest.attempt > self._known:
             self._overtaken()
-        elif self._unclaimed is not None and newest.attempt >= self._unclaimed.attempt:
-            self._unclaimed = None
+        elif newest.node == self._me.node:
+            self._known = max(self._known, newest.attempt)
+            if self._unclaimed is not None and newest.attempt >= self._unclaimed.attempt:
+                self._unclaimed = None
 
     def _overtaken(self) -> None:
         logger.warning("another machine coordinates this job by now")
-        for node, guest in self._guests.items():
-            if guest.peer is not None:
-                self._tell(node, Superseded())
+        self._tell([node for node, guest in self._guests.items() if guest.peer], Superseded())
         self.close()
         self._on_overtaken()
 
     def _say_what_it_waits_for(self) -> None:
-        idle = self.roster.phase in (Phase.GATHERING, Phase.STOPPING)
-        words = self.roster.waits_for if idle else ""
+        """For people: now and then is enough, and the rarer the more there are who hear it."""
+        now_s = time.monotonic()
+        if now_s < self._words_s:
+            return
+        words = self.roster.waits_for if self.roster.phase in IDLE else ""
+        if self.roster.phase is Phase.FORMING:
+            words = "storage, for the claim of the next attempt"
         if words != self._words:
             self._words = words
-            self._tell_all(Waits(words=words))
+            self._words_s = now_s + WORDS_S * max(1.0, len(self._guests) / WORDS_MACHINES)
+            if words:
+                self._tell_all(Waits(words=words))

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import threading
@@ -53,7 +54,8 @@ from outlast.storage import Storage, open_storage
 BACKEND: Final = "outlast"
 SILENCE_S: Final = 3.0
 WORDS_S: Final = 3.0  # before it is said what is waited for
-STORE_TIMEOUT: Final = timedelta(seconds=60)
+STORE_S: Final = 60.0
+STORE_TRY: Final = timedelta(seconds=5)
 CLOSING_S: Final = 2.0
 _IDENTICAL: Final = "TORCH_ELASTIC_WORKER_IDENTICAL"
 
@@ -185,6 +187,7 @@ class Membership(RendezvousHandler):
             attempt=attempt,
             tell=self._mail.tell,
         )
+        self._past = 0  # the last attempt whose workers have ended here, or never began
         self._is_started = False
         self.is_patient = False  # workers that are asked gently are stopping by themselves
         self.has_notice: Callable[[], bool] = lambda: False  # whether this machine must go
@@ -280,9 +283,8 @@ class Membership(RendezvousHandler):
             go = self._next_attempt(until_s)
             host, _, port = go.store.rpartition(":")
             host = host.strip("[]")
-            try:
-                store = connect(host, int(port), STORE_TIMEOUT)
-            except RuntimeError:  # it is gone already: another attempt will form
+            store = self._connected(host, int(port))
+            if store is None:  # it is gone already: another attempt will form
                 continue
             rank = [member.node for member in go.members].index(self.me.node)
             self._ranks_from(go)
@@ -290,6 +292,18 @@ class Membership(RendezvousHandler):
             return RendezvousInfo(
                 store, rank, len(go.members), RendezvousStoreInfo(host, int(port))
             )
+
+    def _connected(self, host: str, port: int) -> Any:
+        """The attempt's store; None if the attempt is over before that answers."""
+        until_s = time.monotonic() + STORE_S
+        while True:
+            try:
+                store = connect(host, port, STORE_TRY)
+                store.set_timeout(timedelta(seconds=STORE_S))
+                return store
+            except RuntimeError:
+                if self._mail.halt or self._mail.over or time.monotonic() > until_s:
+                    return None
 
     @staticmethod
     def _ranks_from(go: Go) -> None:
@@ -303,8 +317,8 @@ class Membership(RendezvousHandler):
         mail = self._mail
         self.is_patient = False
         with mail.changed:
-            mail.go, mail.halt = None, None
-        self._hub.call(self._node.ready)
+            self._forget_attempt()
+        self._hub.call(functools.partial(self._node.ready, self._past))
         said, quiet_until_s = "", time.monotonic() + WORDS_S
         while True:
             with mail.changed:
@@ -312,7 +326,7 @@ class Membership(RendezvousHandler):
                 go, halt, over, failed = mail.go, mail.halt, mail.over, mail.failed
                 words = mail.words
                 if halt is not None:  # what formed is over before it began here
-                    mail.go, mail.halt = None, None
+                    self._forget_attempt()
             if over is not None:
                 raise JobOver(over.exit_code, over.reason)
             if self.has_notice():
@@ -320,7 +334,7 @@ class Membership(RendezvousHandler):
             if failed is not None:
                 raise RendezvousError(f"membership failed: {failed}")
             if halt is not None:
-                self._hub.call(self._node.ready)
+                self._hub.call(functools.partial(self._node.ready, self._past))
             elif go is not None:
                 return go
             now_s = time.monotonic()
@@ -329,6 +343,13 @@ class Membership(RendezvousHandler):
             if words and words != said and now_s > quiet_until_s:
                 said = words
                 self._say(f"waiting for {words}")
+
+    def _forget_attempt(self) -> None:
+        """No workers run here: neither those of the last attempt nor of one that came meanwhile."""
+        mail = self._mail
+        if mail.go is not None:
+            self._past = max(self._past, mail.go.attempt)
+        mail.go, mail.halt = None, None
 
     def is_closed(self) -> bool:
         """Whether the job is over."""

@@ -35,6 +35,8 @@ PURPOSE: Final = "membership"
 HANDSHAKE_S: Final = 5.0
 DIAL_S: Final = 2.0
 STRANGERS_MAX: Final = 128
+FULL_S: Final = 0.02  # before the next look whether strangers have become fewer
+PINGS_PER_S: Final = 10_000
 UNSENT_MAX: Final = 8 << 20
 _LAST_ACK: Final = 56  # offset of tcpi_last_ack_recv, milliseconds, in Linux's struct tcp_info
 
@@ -108,6 +110,8 @@ class Hub:
         self._wake_fd, self._waker_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self._peers: set[Peer] = set()
+        self._strangers: set[Peer] = set()  # of them: came to us, and have proven nothing yet
+        self._is_accepting = True
         self._calls: list[Callable[[], None]] = []
         self._calls_lock = threading.Lock()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -168,7 +172,7 @@ class Hub:
         peer.unsent += data
         self._flush(peer)
         if len(peer.unsent) > UNSENT_MAX:
-            self._lose(peer, "does not read what it is sent", certain=False)
+            self._lose_soon(peer, "does not read what it is sent", certain=False)
 
     def drop(self, peer: Peer) -> None:
         """Close a connection."""
@@ -176,6 +180,7 @@ class Hub:
             return
         peer.is_closed = True
         self._peers.discard(peer)
+        self._strangers.discard(peer)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(peer.sock)
         peer.sock.close()
@@ -221,22 +226,38 @@ class Hub:
         self._is_over = True
 
     def _accept(self) -> None:
-        while True:
+        while self._is_accepting:
             try:
                 sock, where = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            strangers = sum(peer.ends is None and not peer.connects for peer in self._peers)
-            if strangers >= STRANGERS_MAX:
-                sock.close()
-                continue
+            except OSError as error:  # no more descriptors: those who wait may come later
+                logger.warning("a connection cannot be taken: %s", error.strerror)
+                self._accept_later()
+                return
             sock.setblocking(False)
             peer = Peer(self, sock, f"{where[0]}:{where[1]}", connects=False)
             self._peers.add(peer)
+            self._strangers.add(peer)
+            if len(self._strangers) >= STRANGERS_MAX:
+                self._accept_later()  # a closed door would be taken for a dead machine
             self._selector.register(sock, selectors.EVENT_READ, peer)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.write(peer, peer.handshake.hello)
             self.later(HANDSHAKE_S, lambda one=peer: self._give_up(one))  # type: ignore[misc]
+
+    def _accept_later(self) -> None:
+        if self._is_accepting:
+            self._is_accepting = False
+            self._selector.unregister(self._listener)
+            self.later(FULL_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        if len(self._strangers) >= STRANGERS_MAX:
+            self.later(FULL_S, self._accept_again)
+        elif not self._is_accepting:
+            self._is_accepting = True
+            self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _serve(self, peer: Peer, events: int) -> None:
         if not peer.is_connected:
@@ -267,7 +288,7 @@ class Hub:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._lose(peer, _in_words(error), certain=_has_ended(error))
+            self._lose_soon(peer, _in_words(error), certain=_has_ended(error))
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.unsent else 0)
         self._selector.modify(peer.sock, events, peer)
@@ -305,6 +326,7 @@ class Hub:
             self.write(peer, handshake.proof())
         if handshake.is_proven and not peer.is_closed:
             peer.ends = handshake.ends()
+            self._strangers.discard(peer)
             (peer.on_open if peer.connects else self.on_accepted)(peer)
 
     def _give_up(self, peer: Peer) -> None:
@@ -313,6 +335,10 @@ class Hub:
 
     def _refused(self, peer: Peer, problem: int) -> None:
         self._lose(peer, f"cannot be reached: {os.strerror(problem)}", certain=False)
+
+    def _lose_soon(self, peer: Peer, why: str, *, certain: bool) -> None:
+        """Not now: whoever sends to many has not told them all yet, and would be called back."""
+        self.later(0.0, lambda: self._lose(peer, why, certain=certain))
 
     def _lose(self, peer: Peer, why: str, *, certain: bool) -> None:
         if peer.is_closed:
@@ -331,7 +357,9 @@ class Hub:
                 self._lose(peer, f"has been silent for {peer.silence.limit_s:.1f} s", certain=False)
             else:
                 peer.ping()
-        self.later(self.silence_s / PINGS, self._beat)
+        # Ten thousand machines are asked less often: to ask them must not be all that we do.
+        wait_s = max(self.silence_s / PINGS, len(self._peers) / PINGS_PER_S)
+        self.later(min(wait_s, self.silence_s / 2), self._beat)
 
 
 def _since_last_ack_s(sock: socket.socket) -> float:

@@ -16,7 +16,8 @@ from outlast.launch.membership.messages import Go, Member, Watch, encode
 
 ALL_UP_TO: Final = 16
 AGAIN_S: Final = 0.5
-FORGET_S: Final = 600.0  # after which one that is not in the attempt is not tried any more
+AGAIN_MAX_S: Final = 30.0
+FORGET_S: Final = 24 * 3600.0  # after which one that is not in the attempt is not tried any more
 
 
 class Mesh:
@@ -68,8 +69,11 @@ class Mesh:
         node = member.node
         if node not in self._watched:
             since_s = self._apart.get(node)
-            if since_s is None or time.monotonic() - since_s > FORGET_S:
-                self._apart.pop(node, None)
+            if since_s is None:
+                return
+            if time.monotonic() - since_s > FORGET_S:
+                del self._apart[node]
+                self._report(node, True)  # nobody knows; it must not be left out for ever
                 return
         peer = self._hub.dial(member.address)
         self._peers[node] = peer
@@ -87,7 +91,9 @@ class Mesh:
             if not certain and node not in self._apart and node in self._watched:
                 self._apart[node] = time.monotonic()
                 self._report(node, False)
-            self._hub.later(AGAIN_S, lambda: self._again(member))
+            age_s = time.monotonic() - self._apart.get(node, time.monotonic())
+            again_s = min(max(AGAIN_S, age_s / 10), AGAIN_MAX_S)
+            self._hub.later(again_s, lambda: self._again(member))
 
         peer.on_open, peer.on_closed = reached, broken
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
+from typing import Any, Final
 
 import msgspec
+
+MEMBERS_MANY: Final = 64
+PACK_BYTES: Final = 1 << 16
+UNPACKED_BYTES_MAX: Final = 1 << 26
 
 
 class _Message(msgspec.Struct, kw_only=True, tag=True):
@@ -42,7 +47,9 @@ class Watch(_Message):
 
 
 class Ready(_Message):
-    """Its workers have ended, or it never had any: it waits for Go."""
+    """Its workers up to those of ``attempt`` have ended, or it never had any: it waits for Go."""
+
+    attempt: int = 0
 
 
 class Leaving(_Message):
@@ -119,6 +126,20 @@ class Go(_Message):
     aside: tuple[str, ...] = ()
 
 
+class GoOn(_Message):
+    """As Go, to those who have the list of ``before``: that list without ``gone``, then ``added``.
+
+    What every machine is told about thousands of others is by far the most that is sent.
+    """
+
+    attempt: int
+    before: int
+    gone: tuple[str, ...]
+    added: tuple[Member, ...]
+    store: str
+    aside: tuple[str, ...] = ()
+
+
 class Departs(_Message):
     """``node`` has had notice; ``goes_on``: enough others stay."""
 
@@ -158,6 +179,7 @@ Message = (
     | Referral
     | Halt
     | Go
+    | GoOn
     | Departs
     | Over
     | Superseded
@@ -166,9 +188,39 @@ Message = (
 _decoder = msgspec.json.Decoder(Message)
 
 
+def changes(before: Go | None, go: Go) -> GoOn | None:
+    """What to tell those who know ``before``; None where the list itself is needed, or small."""
+    if before is None or len(go.members) < MEMBERS_MANY:
+        return None
+    here = {member.node for member in go.members}
+    known = {member.node for member in before.members}
+    message = GoOn(
+        attempt=go.attempt,
+        before=before.attempt,
+        gone=tuple(member.node for member in before.members if member.node not in here),
+        added=tuple(member for member in go.members if member.node not in known),
+        store=go.store,
+        aside=go.aside,
+    )
+    return message if changed(before, message) == go else None
+
+
+def changed(before: Go, message: GoOn) -> Go:
+    """The whole of what ``message`` says to those who know ``before``."""
+    gone = set(message.gone)
+    staying = tuple(member for member in before.members if member.node not in gone)
+    return Go(
+        attempt=message.attempt,
+        members=staying + message.added,
+        store=message.store,
+        aside=message.aside,
+    )
+
+
 def encode(message: Any) -> bytes:
-    """The bytes of a message."""
-    return msgspec.json.encode(message)
+    """The bytes of a message; a list of very many machines is packed."""
+    data = msgspec.json.encode(message)
+    return data if len(data) <= PACK_BYTES else zlib.compress(data, 1)
 
 
 def decode(data: bytes) -> Any:
@@ -178,6 +230,14 @@ def decode(data: bytes) -> Any:
         ValueError: it is none.
     """
     try:
-        return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _decoder.decode(data if data[:1] == b"{" else _unpack(data))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, zlib.error) as error:
         raise ValueError(str(error)) from None
+
+
+def _unpack(data: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    unpacked = unpacker.decompress(data, UNPACKED_BYTES_MAX)
+    if not unpacker.eof:
+        raise ValueError(f"a message that is cut short, or larger than {UNPACKED_BYTES_MAX} bytes")
+    return unpacked

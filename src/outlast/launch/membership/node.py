@@ -17,6 +17,7 @@ somebody else claimed   workers stop, and the one who did is looked for
 from __future__ import annotations
 
 import logging
+import random
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -30,6 +31,7 @@ from outlast.launch.membership.messages import (
     Departs,
     Done,
     Go,
+    GoOn,
     Halt,
     Join,
     Leaving,
@@ -42,18 +44,20 @@ from outlast.launch.membership.messages import (
     Waits,
     Watch,
     Welcome,
+    changed,
     decode,
     encode,
 )
+from outlast.policy import succession
 from outlast.policy.membership import Roster, Rules
+from outlast.policy.succession import Seeking
 
 logger = logging.getLogger(__name__)
 
-SEEK_S: Final = 0.2
-STORAGE_AGAIN_S: Final = 1.0
 REFUSED_S: Final = 2.5  # without a sign of life, after which one that is not there is believed gone
 UNREACHED_S: Final = 6.0
 HEIR_S: Final = 0.1  # between two calls at an heir that has not noticed yet
+HOPS_MAX: Final = 3  # from one that refers to another
 
 
 class Node:
@@ -99,7 +103,11 @@ class Node:
         self._said: list[Any] = []  # what a new coordinator has to know, too
         self._warming = False
         self._last_sign: tuple[Alive | None, float] | None = None
+        self._seeking: Seeking | None = None
+        self._sought_s = 0.0  # since when
+        self._round = 0  # of questions to storage: of two that overlap the newer counts
         self._is_over = False
+        self._over: Over | None = None
         hub.on_accepted = self._accepted
 
     # --- what the agent says ---------------------------------------------------------------------
@@ -109,11 +117,11 @@ class Node:
         self._warming = warming
         self._seek()
 
-    def ready(self) -> None:
-        """Its workers have ended, or there never were any."""
+    def ready(self, attempt: int) -> None:
+        """Its workers up to those of ``attempt`` have ended, or there never were any."""
         self._warming = False
         self._said = [one for one in self._said if isinstance(one, Leaving)]
-        self._say(Ready())
+        self._say(Ready(attempt=attempt))
 
     def leaving(self) -> None:
         """It has had notice."""
@@ -148,32 +156,63 @@ class Node:
 
     # --- nobody is known -------------------------------------------------------------------------
 
+    @property
+    def _is_settled(self) -> bool:
+        return self._is_over or self._peer is not None or self._coordinator is not None
+
     def _seek(self) -> None:
-        if self._is_over or self._peer is not None or self._coordinator is not None:
+        """Begin to look for a coordinator, or begin anew."""
+        if self._is_settled:
             return
-        self._clerk.ask(lambda: (self._claims.newest(), self._claims.alive()), self._found)
+        machines = len(self._go.members) if self._go is not None else self._rules.max_nodes
+        self._seeking = Seeking(machines, random.random())  # noqa: S311 - to take turns
+        self._sought_s = time.monotonic()
+        self._round += 1
+        self._ask_after(self._seeking.first_s(random.random()))  # noqa: S311
+
+    def _seek_again(self) -> None:
+        assert self._seeking is not None  # noqa: S101 - _seek began it
+        tried_s = time.monotonic() - self._sought_s
+        self._ask_after(self._seeking.again_s(tried_s, random.random()))  # noqa: S311
+
+    def _ask_after(self, delay_s: float) -> None:
+        number = self._round
+
+        def ask() -> None:
+            if not self._is_settled and number == self._round:
+                self._clerk.ask(lambda: (self._claims.newest(), self._claims.alive()), found)
+
+        def found(what: tuple[Claim | None, Alive | None] | None, problem: Any) -> None:
+            if not self._is_settled and number == self._round:
+                self._found(what, problem)
+
+        self._hub.later(delay_s, ask)
 
     def _found(self, found: tuple[Claim | None, Alive | None] | None, problem: Any) -> None:
-        if self._is_over or self._peer is not None or self._coordinator is not None:
-            return
         if problem is not None or found is None:
             self._tell(Waits(words=f"storage to answer ({problem})"))
-            self._hub.later(STORAGE_AGAIN_S, self._seek)
+            self._last_sign = None  # a coordinator could not give one either
+            self._seek_again()
             return
         claim, alive = found
         if claim is None:
-            self._claim(1)
+            self._claim(1, 0)
         elif alive is not None and alive.over and alive.attempt >= claim.attempt:
-            self._claim(claim.attempt + 1)  # the job was over, and is started again
+            if self._go is not None and self._go.attempt <= alive.attempt:  # we were not told
+                self._end(Over(exit_code=alive.exit_code, reason=alive.reason))
+            else:
+                self._claim(claim.attempt + 1, claim.attempt)  # it is started again
         elif claim.node == self.me.node:
-            self._claim(claim.attempt + 1)
+            self._claim(claim.attempt + 1, claim.attempt)
         else:
             self._notice_sign(alive)
-            self._dial(
-                claim.node,
-                claim.address,
-                lambda why, certain: self._not_there(claim, "refused" in why.lower()),
-            )
+            number = self._round
+
+            def failed(why: str, certain: bool) -> None:
+                if not self._is_settled and number == self._round:
+                    self._not_there(claim, "refused" in why.lower())
+
+            self._dial(claim.node, claim.address, failed, hops=HOPS_MAX)
 
     def _notice_sign(self, alive: Alive | None) -> None:
         if self._last_sign is None or self._last_sign[0] != alive:
@@ -186,36 +225,38 @@ class Node:
         if self._go is not None:  # others of our attempt may be about to claim
             limit_s = max(limit_s, self._rules.patience_s)
         if time.monotonic() - since_s > limit_s:
-            self._claim(claim.attempt + 1)
+            self._claim(claim.attempt + 1, claim.attempt)
         else:
             self._tell(Waits(words=f"the coordinator on {claim.host}, which is not reached"))
-            self._hub.later(SEEK_S, self._seek)
+            self._seek_again()
 
-    def _claim(self, number: int) -> None:
+    def _claim(self, number: int, known: int) -> None:
         number = max(number, self.attempt + 1)
         claim = Claim(
             attempt=number, node=self.me.node, host=self.me.host, address=self._hub.address
         )
 
         def answered(taken: bool | None, problem: OSError | None) -> None:
-            if self._is_over or self._peer is not None or self._coordinator is not None:
+            if self._is_settled:
                 return
             if taken:
                 members = self._go.members if self._go is not None else ()
                 self._coordinate(number, [one.node for one in members], set())
             else:
-                self._hub.later(STORAGE_AGAIN_S if problem else SEEK_S, self._seek)
+                self._seek_again()
 
-        self._clerk.ask(lambda: self._claims.take(claim), answered)
+        self._clerk.ask(lambda: self._claims.take(claim, known), answered)
 
     # --- following -------------------------------------------------------------------------------
 
-    def _dial(self, node: str, address: str, failed: Callable[[str, bool], None]) -> None:
+    def _dial(
+        self, node: str, address: str, failed: Callable[[str, bool], None], *, hops: int = 0
+    ) -> None:
         peer = self._hub.dial(address)
         join = self._join()
         peer.on_open = lambda peer: peer.send(encode(join))
         peer.on_closed = failed
-        peer.on_message = lambda data: self._answered(peer, node, address, failed, data)
+        peer.on_message = lambda data: self._answered(peer, node, address, failed, data, hops=hops)
 
     def _join(self) -> Join:
         return Join(
@@ -236,6 +277,8 @@ class Node:
         address: str,
         failed: Callable[[str, bool], None],
         data: bytes,
+        *,
+        hops: int,
     ) -> None:
         """The first word of one that we hope coordinates."""
         message = self._understand(peer, data)
@@ -247,13 +290,16 @@ class Node:
                 self._end(message)
             case Referral():
                 peer.close()
-                failed(f"refers to {message.node}", False)
+                if hops and message.address:
+                    self._dial(message.node, message.address, failed, hops=hops - 1)
+                else:
+                    failed(f"refers to {message.node or 'nobody yet'}", False)
             case _:
                 peer.close()
                 failed("does not coordinate", False)
 
     def _follow(self, peer: Peer, node: str, address: str) -> None:
-        if self._peer is not None or self._coordinator is not None:
+        if self._is_settled:
             peer.close()
             return
         self._peer = peer
@@ -286,8 +332,14 @@ class Node:
                 self._go = message
                 self.attempt = message.attempt
                 self._ended, self._said = set(), [s for s in self._said if isinstance(s, Leaving)]
+                self._departing &= {member.node for member in message.members}
                 self._mesh.watch(message)
                 self._tell(message)
+            case GoOn() if self._go is not None and self._go.attempt == message.before:
+                self._hear(changed(self._go, message))
+            case GoOn():
+                logger.warning("attempt %d was never heard of here", message.before)
+                self._superseded()  # to come to the coordinator anew
             case Departs():
                 self._departing.add(message.node)
                 self._tell(message)
@@ -301,7 +353,7 @@ class Node:
                 logger.warning("a coordinator says %s", type(message).__name__)
 
     def _end(self, over: Over) -> None:
-        self._is_over = True
+        self._is_over, self._over = True, over
         self._mesh.close()
         self._tell(over)
 
@@ -329,14 +381,21 @@ class Node:
             return
         if certain:
             self._ended.add(lost)
-        heirs = [m for m in go.members if m.node not in self._ended and m.node != lost]
-        staying = [m for m in heirs if m.node not in self._departing]
-        until_s = time.monotonic() + 2 * self._hub.silence_s
-        self._inherit(lost, staying or heirs, until_s)
+        order = succession.heirs(
+            list(members),
+            {node: member.labels for node, member in members.items()},
+            lost=lost,
+            ended=self._ended,
+            departing=self._departing,
+        )
+        self._inherit([members[node] for node in order], self._patient_until_s())
 
-    def _inherit(self, lost: str, heirs: list[Member], until_s: float) -> None:
+    def _patient_until_s(self) -> float:
+        return time.monotonic() + 2 * self._hub.silence_s
+
+    def _inherit(self, heirs: list[Member], until_s: float) -> None:
         """Go to the first heir that can be reached; perhaps that is us."""
-        if self._is_over or self._peer is not None or self._coordinator is not None:
+        if self._is_settled:
             return
         if not heirs:
             self._seek()
@@ -352,13 +411,13 @@ class Node:
         def failed(why: str, certain: bool) -> None:
             if why.startswith("refers") and time.monotonic() < until_s:
                 # It has not noticed yet that the coordinator is gone; or only we have lost it.
-                self._hub.later(HEIR_S, lambda: self._inherit(lost, heirs, until_s))
+                self._hub.later(HEIR_S, lambda: self._inherit(heirs, until_s))
             elif why.startswith("refers"):
                 self._seek()
             else:
                 if certain or "refused" in why.lower():
                     self._ended.add(heir.node)
-                self._inherit(lost, others, until_s)
+                self._inherit(others, self._patient_until_s())
 
         self._dial(heir.node, heir.address, failed)
 
@@ -371,7 +430,7 @@ class Node:
             attempt=self.attempt,
             held=held,
             members=members,
-            gone=self._ended,
+            ended=self._ended,
             awaited=awaited,
         )
         self._last_sign = None
@@ -406,5 +465,9 @@ class Node:
             case Join() if self._follows is not None:
                 node, address = self._follows
                 peer.send(encode(Referral(node=node, address=address)))
+            case Join() if self._over is not None:
+                peer.send(encode(self._over))
+            case Join() if not self._is_over:  # to be asked again: a closed door would mean an end
+                peer.send(encode(Referral(node="", address="")))
             case _:
                 peer.close()

@@ -1,0 +1,241 @@
+"""The coordinator's mind: one thing after the other, then everything at once (see the machine)."""
+
+import pytest
+
+from outlast.policy.membership import End, Form, Leaves, Phase, Roster, Rules, Stop
+
+
+def roster_of(names="abc", *, min_nodes=1, max_nodes=8, **more):
+    """A roster whose machines are all in a running attempt, at 100 s."""
+    roster = Roster(Rules(min_nodes=min_nodes, max_nodes=max_nodes), 0.0, first=names[0], **more)
+    for name in names:
+        roster.joined(name, 0.0)
+        roster.ready(name, 0.0)
+    form = formed(roster.tick(99.0))
+    assert form.members == tuple(names)
+    assert roster.claimed(form, 100.0)
+    return roster
+
+
+def formed(orders):
+    forms = [order for order in orders if isinstance(order, Form)]
+    assert len(forms) == 1, orders
+    return forms[0]
+
+
+def stops(orders):
+    return [order for order in orders if isinstance(order, Stop)]
+
+
+def all_ready(roster, names, now_s):
+    orders = []
+    for name in names:
+        orders += roster.ready(name, now_s)
+    return orders
+
+
+def test_a_lost_machine_is_acted_upon_at_once():
+    roster = roster_of("abc")
+    (stop,) = roster.lost("b", 110.0, "was lost", certain=False)
+    assert stop == Stop(reason="b was lost")
+    form = formed(all_ready(roster, "ac", 110.1))
+    assert form == Form(attempt=2, members=("a", "c"), required=False)
+
+
+@pytest.mark.parametrize("certain", [True, False])
+def test_half_of_the_members_need_the_claim_whatever_the_others_seem(certain):
+    roster = roster_of("ab")
+    roster.lost("b", 110.0, "was lost", certain=certain)
+    orders = roster.ready("a", 110.1)
+    if not certain:
+        assert not orders
+        assert not roster.tick(115.9)
+        orders = roster.tick(116.0)
+    assert formed(orders).required
+
+
+def test_whoever_said_that_it_leaves_does_not_count():
+    roster = roster_of("ab")
+    roster.leaving("b", 110.0)
+    roster.lost("b", 110.0, "left", certain=True, left=True)
+    assert not formed(roster.ready("a", 110.1)).required
+
+
+@pytest.mark.parametrize("what", ["lost", "leaving", "joined", "apart"])
+def test_a_newcomer_that_goes_before_the_attempt_starts_makes_it_void(what):
+    roster = Roster(Rules(min_nodes=2, max_nodes=3), 0.0, first="a")
+    for name in "abc":
+        roster.joined(name, 0.0)
+    form = formed(all_ready(roster, "abc", 0.0))
+    orders = {
+        "lost": lambda: roster.lost("c", 0.1, "went", certain=True),
+        "leaving": lambda: roster.leaving("c", 0.1),
+        "joined": lambda: roster.joined("c", 0.1),
+        "apart": lambda: roster.apart("b", "c", 0.1),
+    }[what]()
+    assert not roster.claimed(form, 0.2)
+    assert roster.phase is not Phase.RUNNING
+    orders += roster.tick(20.0)
+    assert formed(orders).members == ("a", "b")
+    assert formed(orders).attempt == form.attempt + 1
+
+
+def test_a_crashed_machine_is_not_one_that_has_finished():
+    roster = roster_of("ab")
+    assert roster.done("a", 110.0) == []
+    orders = roster.lost("b", 110.1, "was lost", certain=True)
+    assert stops(orders)
+    assert not any(isinstance(order, End) for order in orders)
+
+
+def test_the_job_ends_when_all_have_finished_even_if_some_are_gone_by_then():
+    roster = roster_of("ab")
+    roster.done("b", 110.0)
+    assert not stops(roster.lost("b", 110.1, "has ended", certain=True))
+    assert roster.done("a", 110.2) == [End(exit_code=0, reason="")]
+
+
+def test_a_word_that_was_on_its_way_when_the_attempt_began_stops_nothing():
+    roster = roster_of("abc")
+    roster.ready("b", 110.0, attempt=1)
+    form = formed(all_ready(roster, "ac", 110.1))
+    assert roster.claimed(form, 110.2)
+    assert roster.ready("b", 110.3, attempt=1) == []
+    assert stops(roster.ready("b", 110.4, attempt=2))
+
+
+def test_an_old_word_does_not_make_a_machine_ready_whose_workers_run():
+    roster = roster_of("abc")
+    roster.ready("a", 110.0, attempt=1)
+    roster.ready("b", 110.0, attempt=0)
+    assert roster.phase is Phase.STOPPING
+    assert not roster.ready("c", 110.1, attempt=1)
+    assert formed(roster.ready("b", 110.2, attempt=1)).members == ("a", "b", "c")
+
+
+def test_a_member_that_connects_anew_has_ended_its_workers():
+    roster = roster_of("abc")
+    assert stops(roster.joined("b", 110.0))
+
+
+def test_workers_that_stop_gently_are_ended_when_one_is_lost():
+    roster = roster_of("abc")
+    roster.joined("d", 110.0)
+    roster.ready("d", 110.0)
+    assert stops(roster.tick(200.0)) == [Stop(reason="new machines are taken in", gentle=True)]
+    roster.ready("a", 200.1)
+    assert stops(roster.lost("b", 200.2, "was lost", certain=False)) == [Stop(reason="b was lost")]
+    form = formed(roster.tick(205.3))
+    assert form.members == ("a", "d")  # c did not end its workers in time
+
+
+def test_workers_that_do_not_stop_gently_are_ended_before_others_begin():
+    roster = roster_of("ab")
+    roster.joined("c", 110.0)
+    roster.ready("c", 110.0)
+    roster.tick(120.0)
+    roster.ready("a", 120.1)
+    assert roster.tick(719.0) == []
+    (stop,) = roster.tick(720.0)
+    assert not stop.gentle
+    assert formed(roster.ready("b", 720.1)).members == ("a", "b", "c")
+
+
+def test_one_that_leaves_does_not_hurry_the_others():
+    roster = roster_of("abc")
+    (leaves,) = roster.leaving("c", 110.0)
+    assert leaves == Leaves(node="c", goes_on=True)
+    (stop,) = roster.ready("a", 115.0)
+    assert stop.gentle
+    assert roster.lost("c", 115.1, "left", certain=True, left=True) == []
+    assert formed(roster.ready("b", 116.0)).members == ("a", "b")
+
+
+def test_a_crash_while_another_leaves_is_no_gentle_matter():
+    roster = roster_of("abc")
+    roster.leaving("c", 110.0)
+    (stop,) = roster.lost("b", 111.0, "was lost", certain=False)
+    assert not stop.gentle
+
+
+def test_those_who_never_came_to_a_new_coordinator_are_waited_for_once():
+    roster = Roster(
+        Rules(min_nodes=1, max_nodes=4), 0.0, first="b", attempt=5, members="abc", awaited="bc"
+    )
+    roster.joined("b", 0.0, attempt=5)
+    assert roster.ready("b", 0.0, attempt=5) == []
+    form = formed(roster.tick(9.1))
+    assert form.attempt == 6
+    assert form.required
+    roster.claimed(form, 9.2)
+    assert formed(roster.ready("b", 20.0, attempt=6)).attempt == 7  # at once
+
+
+def test_pairs_that_are_cut_lose_one_machine_and_get_it_back():
+    roster = roster_of("abcd")
+    roster.apart("b", "d", 110.0)
+    roster.apart("c", "d", 110.1)
+    assert roster.tick(110.9) == []
+    (stop,) = stops(roster.tick(111.0))
+    assert stop.reason == "d cannot reach every other machine"
+    form = formed(all_ready(roster, "dabc", 111.1))
+    assert form.members == ("a", "b", "c")
+    roster.claimed(form, 111.2)
+    assert roster.tick(1000.0) == []
+    roster.together("b", "d", 1000.0)
+    assert roster.tick(1010.0) == []
+    assert stops(roster.together("c", "d", 1010.0))
+    assert formed(all_ready(roster, "abc", 1021.0)).members == ("a", "b", "c", "d")
+
+
+def test_machines_that_come_all_the_time_do_not_keep_the_others_from_beginning():
+    roster = Roster(Rules(min_nodes=1, max_nodes=8), 0.0, first="a")
+    roster.joined("a", 0.0)
+    orders = roster.ready("a", 0.0)
+    for second in range(1, 40):
+        orders += roster.lost("z", second, "went", certain=True)
+        orders += roster.joined("z", second)
+        if orders:
+            break
+    assert formed(orders).members == ("a",)
+    assert second < 30
+
+
+def test_the_coordinators_machine_is_first_and_others_keep_their_order():
+    roster = Roster(
+        Rules(min_nodes=1, max_nodes=3),
+        0.0,
+        first="c",
+        attempt=5,
+        members="abcd",
+        ended="a",
+        awaited="cd",
+    )
+    for name in "cxdb":
+        roster.joined(name, 0.0)
+    orders = all_ready(roster, "cxdb", 0.1)
+    assert formed(orders).members == ("c", "b", "d")
+
+
+def test_a_leaving_coordinator_forms_nothing():
+    roster = roster_of("abc")
+    roster.leaving("a", 110.0)
+    assert not [o for o in all_ready(roster, "bc", 110.1) if isinstance(o, Form)]
+    assert roster.waits_for == "another coordinator"
+
+
+def test_words_name_a_few_of_many():
+    names = [f"n{number}" for number in range(50)]
+    roster = Roster(Rules(min_nodes=1, max_nodes=50), 0.0, first="n0")
+    for name in names:
+        roster.joined(name, 0.0)
+    roster.claimed(formed(all_ready(roster, names, 0.0)), 0.0)
+    roster.lost("n7", 10.0, "was lost", certain=True)
+    assert roster.waits_for == "the workers of n0, n1, n2 and 46 others to end"
+
+
+def test_numbers_that_others_have_heard_of_are_not_used_again():
+    roster = Roster(Rules(min_nodes=2, max_nodes=2), 0.0, first="a", held=3)
+    roster.joined("a", 0.0)
+    roster.joined("b", 0.0, attempt=9)
+    assert formed(all_ready(roster, "ab", 0.1)).attempt == 10
