@@ -60,8 +60,11 @@ system-packages:
 	  apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES); } || \
 	  echo "Slurm is not here and is not installed: its tests will be skipped"
 
+# Most tests wait more than they compute, so more processes than cores; see tests/conftest.py.
+TEST_PROCESSES ?= 3
 test: $(VENV)/.installed-test system-packages
-	$(BIN)/python -m pytest tests $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+	  $(PYTEST_ARGS)
 
 unit: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/unit -q
@@ -77,14 +80,14 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format -q .
 	$(BIN)/ruff check -q --fix .
 
-# About two hours on a machine that does nothing else; each of them can be run alone. Other libraries
+# About four hours on a machine that does nothing else; each of them can be run alone. Other libraries
 # are installed into PEERS, each beside the same torch.
 PEERS ?= .venv-peers
-BENCHMARKS := limits session_overhead notice_cost save_cost saving saving_fsdp2 restoring object_store saving_gpu
+BENCHMARKS := limits session_overhead notice_cost save_cost saving saving_fsdp2 restoring object_store recovery_local recovery replication saving_gpu
 bench: $(VENV)/.installed-test
 	@for name in $(BENCHMARKS); do \
 	  echo "== $$name"; \
-	  case $$name in saving) more="--peers-dir $(PEERS)";; *) more="";; esac; \
+	  case $$name in saving|recovery) more="--peers-dir $(PEERS)";; *) more="";; esac; \
 	  $(BIN)/python benchmarks/$$name.py $$more || exit 1; \
 	done
 

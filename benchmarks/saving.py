@@ -104,7 +104,7 @@ def find_peers(directory: Path | None, modes: list[str]) -> tuple[dict[str, str]
     wanted = [mode for mode in modes if mode in PEER_MODES]
     if directory is None:
         return {}, dict.fromkeys(wanted, "not run: no --peers-dir")
-    found = peers.prepare(directory) if wanted else {}
+    found = peers.prepare(directory, wanted)
     usable = {mode: found[mode].interpreter for mode in wanted if not found[mode].problem}
     return usable, {mode: found[mode].problem for mode in wanted if found[mode].problem}
 

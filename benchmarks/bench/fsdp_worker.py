@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from torch.distributed.fsdp import fully_shard
 
 from bench.measure import Measurement
 from bench.modes import MODES
+from bench.ports import free_port
 from bench.training import Loop, Model, adamw, state_bytes
 from bench.worker import serve
 
@@ -125,14 +125,11 @@ class _Rank:
 
 
 def _start_others(world_size: int) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     shared = {
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(free_port()),
     }
     os.environ.update(shared)
     for rank in range(1, world_size):

@@ -13,6 +13,7 @@ import argparse
 import subprocess
 import sys
 import venv
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,11 +21,17 @@ from typing import Final
 import torch
 
 # Name → what pip is asked for, and the module that must import. DLRover's flash checkpoint needs
-# grpc, which only its extra for Kubernetes brings.
+# grpc, which only its extra for Kubernetes brings; the launchers run a script that saves with
+# safetensors.
 PEERS: Final = {
     "torch_checkpointing": ("torch_checkpointing==0.1.1", "torch_checkpointing"),
     "dlrover": ("dlrover[k8s]==0.6.1", "dlrover.trainer.torch.flash_checkpoint.ddp"),
     "moonclip": ("moonclip==0.3.1", "moonclip.pytorch"),
+    "torchft": ("torchft==0.2.0 safetensors", "torchft"),
+    "nvidia-resiliency-ext": (
+        "nvidia-resiliency-ext==0.4.1 safetensors",
+        "nvidia_resiliency_ext.fault_tolerance.launcher",
+    ),
 }
 CONSTRAINTS: Final = Path(__file__).resolve().parents[2] / "constraints.txt"
 
@@ -42,9 +49,9 @@ class Peer:
     problem: str = ""
 
 
-def prepare(directory: Path) -> dict[str, Peer]:
-    """Every peer's environment, made where it is not there yet."""
-    return {name: _prepare(directory / name, name) for name in PEERS}
+def prepare(directory: Path, names: Iterable[str]) -> dict[str, Peer]:
+    """The environments of these peers, made where they are not there yet."""
+    return {name: _prepare(directory / name, name) for name in names}
 
 
 def _prepare(path: Path, name: str) -> Peer:
@@ -76,7 +83,7 @@ def _install(path: Path, interpreter: Path, requirement: str) -> str:
     version = torch.__version__.partition("+")[0]
     for command in (
         [*pip, "-c", str(CONSTRAINTS), f"torch=={version}", "numpy"],
-        [*pip, "-c", str(CONSTRAINTS), requirement],
+        [*pip, "-c", str(CONSTRAINTS), *requirement.split()],
     ):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -93,7 +100,7 @@ def main() -> None:
     """Prepare all of them and say which can be used."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers-dir", type=Path, required=True)
-    for name, peer in prepare(parser.parse_args().peers_dir).items():
+    for name, peer in prepare(parser.parse_args().peers_dir, PEERS).items():
         print(f"{name}: {peer.problem or 'ready'}")
 
 

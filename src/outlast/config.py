@@ -78,9 +78,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         notice_file: a file whose being there is a notice, or None.
         notice_command: a command that exits with 0 when there is a notice; empty for none.
         notice_approve: whether the platform is told that it need not wait, once all is saved.
+        membership_labels: what this machine may fail together with: zone, rack, pool → name.
         membership_silence_s: how long a machine may be silent before it is taken for lost.
+        peer_replicas: how many machines keep a copy of another's snapshot; None: one if there are.
+        peer_rate_bytes: how fast such copies are sent at most, per second; None: after the cores.
+        peer_tls_cert, peer_tls_key, peer_tls_ca: files for TLS between machines; all or none.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
+        workers_warm: whether workers are forked from a process that has imported everything.
         origin: setting → where its value came from.
     """
 
@@ -101,9 +106,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     notice_file: Path | None
     notice_command: tuple[str, ...]
     notice_approve: bool
+    membership_labels: dict[str, str]
     membership_silence_s: float
+    peer_replicas: int | None
+    peer_rate_bytes: float | None
+    peer_tls_cert: Path | None
+    peer_tls_key: Path | None
+    peer_tls_ca: Path | None
     price_spot: float | None
     price_on_demand: float | None
+    workers_warm: bool
     origin: dict[str, str]
 
 
@@ -123,9 +135,12 @@ PLATFORMS: Final = (
 )
 POLL_MIN_S: Final = 0.1
 POLL_MAX_S: Final = 60.0
+LABELS: Final = ("zone", "rack", "pool")  # what machines fail together by, the widest first
 SILENCE_MIN_S: Final = 0.2
 SILENCE_MAX_S: Final = 300.0
 GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
+REPLICAS_MAX: Final = 2
+_RATE: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([MG])B/s\s*\Z")
 _DURATION: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-z]+)\s*$")
 _SECONDS: Final = {
     **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
@@ -229,6 +244,17 @@ def _parse_poll(value: object) -> float:
     return seconds
 
 
+def _parse_labels(value: object) -> dict[str, str]:
+    words = [word.strip() for word in str(value).split(",") if word.strip()]
+    labels = dict(word.split("=", 1) for word in words if "=" in word)
+    if len(labels) != len(words) or not all(labels.values()) or not set(labels) <= set(LABELS):
+        raise ConfigError(
+            f'{value!r} does not say where a machine stands; write "zone=a, rack=12, pool=x", or '
+            "some of them"
+        )
+    return labels
+
+
 def _parse_silence(value: object) -> float:
     seconds = _seconds_within(value, SILENCE_MIN_S, SILENCE_MAX_S)
     if seconds is None:
@@ -263,6 +289,27 @@ def _parse_early(value: object) -> str:
     if value not in known:
         raise ConfigError(f"{value!r} is no answer to early notices;{nearest(str(value), known)}")
     return str(value)
+
+
+def _parse_replicas(value: object) -> int | None:
+    if value == "auto":
+        return None
+    replicas = parse_whole(value, least=0, most=REPLICAS_MAX)
+    if replicas is None:
+        raise ConfigError(
+            f'{value!r} is not a number of replicas; write "auto", or 0 to {REPLICAS_MAX}'
+        )
+    return replicas
+
+
+def _parse_rate(value: object) -> float | None:
+    if value == "auto":
+        return None
+    match = _RATE.match(value) if isinstance(value, str) else None
+    rate = float(match[1]) * {"M": 1e6, "G": 1e9}[match[2]] if match else 0.0
+    if rate < 1e6:
+        raise ConfigError(f'{value!r} is not a rate; write "auto", "200 MB/s" or "1.5 GB/s"')
+    return rate
 
 
 def _parse_bool(value: object) -> bool:
@@ -337,9 +384,16 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "notice.file": ("notice_file", "", _parse_file),
     "notice.command": ("notice_command", "", _parse_command),
     "notice.approve": ("notice_approve", False, _parse_bool),
+    "membership.labels": ("membership_labels", "", _parse_labels),
     "membership.silence": ("membership_silence_s", "3 s", _parse_silence),
+    "peer.replicas": ("peer_replicas", "auto", _parse_replicas),
+    "peer.rate": ("peer_rate_bytes", "auto", _parse_rate),
+    "peer.tls_cert": ("peer_tls_cert", "", _parse_file),
+    "peer.tls_key": ("peer_tls_key", "", _parse_file),
+    "peer.tls_ca": ("peer_tls_ca", "", _parse_file),
     "price.spot": ("price_spot", None, _parse_price),
     "price.on_demand": ("price_on_demand", None, _parse_price),
+    "workers.warm": ("workers_warm", True, _parse_bool),
 }
 
 

@@ -27,6 +27,7 @@ from outlast.errors import ConfigError
 Kind = Literal["memory", "directory", "object"]
 
 MEMORY: Final = "memory:"
+PEER: Final = "peer"  # what other machines' memory is called
 OBJECT_SCHEMES: Final = ("s3", "gs", "az")
 KEYS: Final = ("name", "url", "every", "keep")
 _NAME: Final = re.compile(r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\Z")
@@ -142,6 +143,11 @@ def _parse(table: Mapping[str, Any], position: int, keep: int) -> Tier:
         raise ConfigError(
             f"tier number {position}: {name!r} is not a name; write lower-case letters, digits "
             "and hyphens, at most 32"
+        )
+    if name == PEER:
+        raise ConfigError(
+            f"tier {name}: other machines' memory is called so already (peer.replicas); give this "
+            "tier another name"
         )
     try:
         url = _parse_url(table["url"])

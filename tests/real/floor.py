@@ -34,7 +34,10 @@ LIMIT_S = 120.0
 POLL_S = 0.003
 TAG = "REAL_TEST_TAG"  # marks whatever our processes start: found by it, and ended
 _DROPPED = ("OUTLAST_", "PET_", "TORCHELASTIC_", "TORCH_NCCL", "GROUP_")
-_DROPPED_NAMES = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHON_EXEC", "LOGLEVEL"}
+_DROPPED_NAMES = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHON_EXEC", "LOGLEVEL"),
+    "PYTHONUNBUFFERED",  # streams have buffers where people start us
+}
 
 _warm = multiprocessing.get_context("forkserver")
 # The main module of a test run is pytest: a child that imports it finds it imported.
@@ -199,16 +202,24 @@ class Floor:
                     found.append(process)
         return found
 
-    def workers(self):
-        """Ids of the worker processes of ``outlast run``, by rank."""
-        by_rank = {}
+    def trainers(self):
+        """Processes of ours that run a script for an agent, whether it is there or not."""
+        found = []
         for process in self.offspring():
             with contextlib.suppress(psutil.Error):
                 if "outlast.launch.worker" in process.cmdline():
-                    environ = process.environ()
-                    # A data loader's process has its parent's command line and environment.
-                    if str(process.ppid()) == environ.get("OUTLAST_AGENT_PID"):
-                        by_rank[int(environ["RANK"])] = process.pid
+                    found.append(process)
+        return found
+
+    def workers(self):
+        """Ids of the worker processes of ``outlast run``, by rank."""
+        by_rank = {}
+        for process in self.trainers():
+            with contextlib.suppress(psutil.Error):
+                environ = process.environ()
+                # A data loader's process has its parent's command line and environment.
+                if str(process.ppid()) == environ.get("OUTLAST_AGENT_PID"):
+                    by_rank[int(environ["RANK"])] = process.pid
         return [by_rank[rank] for rank in sorted(by_rank)]
 
     def close(self):

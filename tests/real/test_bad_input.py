@@ -76,6 +76,7 @@ SETTINGS = {
     "variable, keep": ("", {"OUTLAST_CHECKPOINT_KEEP": "0"}, "'0' checkpoints cannot be kept"),
     "variable, every": ("", {"OUTLAST_CHECKPOINT_EVERY": "5 parsecs"}, "5 parsecs"),
     "variable, platform": ("", {"OUTLAST_NOTICE_PLATFORM": "awss"}, "did you mean aws?"),
+    "command": ("[notice]\ncommand = 'nobody-has-it now'", {}, "there is no program nobody-has-it"),
     "file": ("", {"OUTLAST_CONFIG": "gone.toml"}, "gone.toml cannot be read"),
 }
 

@@ -145,7 +145,7 @@ def test_every_signal_drains_and_the_same_command_goes_on(floor, rng, tmp_path):
         until(lambda since=since, later=later: job.begun() >= since + later, "steps", running=agent)
         if number == signal.SIGKILL:
             agent.kill()
-            until(lambda: not floor.offspring(), "the end of the killed agent's workers")
+            until(lambda: not floor.trainers(), "the end of the killed agent's workers")
             continue
         agent.signal(number)
         assert agent.wait() == 75, agent.text

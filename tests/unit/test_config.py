@@ -54,6 +54,10 @@ def test_defaults():
     assert set(settings.origin) == {*config._KEYS, "tier"}
 
 
+def rate(num_bytes):
+    return f"{num_bytes / 1e9:g} GB/s" if num_bytes >= 1e9 else f"{num_bytes / 1e6:g} MB/s"
+
+
 CASES = {
     "dir": ("/a", "/b", "/c", lambda s: str(s.dir)),
     "checkpoint.every": ("1 steps", "2 steps", "3 steps", lambda s: str(s.checkpoint_every)),
@@ -64,6 +68,12 @@ CASES = {
     "notice.platform": ("aws", "none", "auto", lambda s: s.notice_platform),
     "notice.base_url": ("http://a", "http://b", "http://c", lambda s: s.notice_base_url),
     "notice.poll": ("1 s", "2 s", "3 s", lambda s: f"{s.notice_poll_s:g} s"),
+    "membership.labels": (
+        "zone=a",
+        "zone=b, rack=1",
+        "pool=x",
+        lambda s: ", ".join(f"{name}={value}" for name, value in s.membership_labels.items()),
+    ),
     "membership.silence": ("1 s", "2 s", "4 s", lambda s: f"{s.membership_silence_s:g} s"),
     "notice.grace": ("1 s", "2 s", "3 s", lambda s: f"{s.notice_grace_s:g} s"),
     "notice.early": ("leave", "save", "ignore", lambda s: s.notice_early),
@@ -71,8 +81,14 @@ CASES = {
     "notice.file": ("/a", "/b", "/c", lambda s: str(s.notice_file)),
     "notice.command": ("a", "b", "c", lambda s: " ".join(s.notice_command)),
     "notice.approve": ("true", "false", "true", lambda s: str(s.notice_approve).lower()),
+    "peer.replicas": ("0", "1", "2", lambda s: str(s.peer_replicas)),
+    "peer.rate": ("1 MB/s", "2 GB/s", "3 MB/s", lambda s: rate(s.peer_rate_bytes)),
+    "peer.tls_cert": ("/a", "/b", "/c", lambda s: str(s.peer_tls_cert)),
+    "peer.tls_key": ("/a", "/b", "/c", lambda s: str(s.peer_tls_key)),
+    "peer.tls_ca": ("/a", "/b", "/c", lambda s: str(s.peer_tls_ca)),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
+    "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
 }
 
 
@@ -303,6 +319,12 @@ GOOD = [
     ("notice.approve", True, "notice_approve", True),
     ("notice.approve", "true", "notice_approve", True),
     ("notice.approve", "False", "notice_approve", False),
+    ("peer.replicas", "auto", "peer_replicas", None),
+    ("peer.replicas", 2, "peer_replicas", 2),
+    ("peer.rate", "auto", "peer_rate_bytes", None),
+    ("peer.rate", "1.5 GB/s", "peer_rate_bytes", 1.5e9),
+    ("peer.rate", "200MB/s", "peer_rate_bytes", 2e8),
+    ("peer.tls_ca", "", "peer_tls_ca", None),
     ("price.spot", 0, "price_spot", 0.0),
     ("price.spot", "0.70", "price_spot", 0.7),
     ("dir", Path("x"), "dir", None),
@@ -356,6 +378,11 @@ BAD = [
         for value in (1, ["ask"], "ask 'site", "a\0b")
     ),
     *(("notice.approve", value, "is neither true nor false") for value in ("perhaps", 2, "", [])),
+    *(("peer.replicas", value, 'write "auto", or 0 to 2') for value in (3, -1, 1.5, "x", True, "")),
+    *(
+        ("peer.rate", value, 'is not a rate; write "auto", "200 MB/s" or "1.5 GB/s"')
+        for value in (200, "200", "0 MB/s", "1 kB/s", "200 MB", "-1 MB/s", True, "")
+    ),
     ("notice.base_url", "127.0.0.1", "write it as http://HOST[:PORT]"),
     *(
         ("notice.base_url", value, "write it as http://HOST[:PORT]")
@@ -374,6 +401,10 @@ BAD = [
     *(
         ("notice.requeue", value, "is neither true nor false; write one of them")
         for value in ("on", "", "10", 2, [], 1.0)
+    ),
+    *(
+        ("membership.labels", value, "does not say where a machine stands")
+        for value in ("zone", "zone=", "=a", "row=1", "zone=a,zone=b", 3)
     ),
     *(
         ("membership.silence", value, "is not how long a machine may be silent")
@@ -410,6 +441,7 @@ def test_rows_for_explain():
         "notice.platform": ("auto", "default"),
         "notice.base_url": ("", "default"),
         "notice.poll": ("1.0", "default"),
+        "membership.labels": ("{}", "default"),
         "membership.silence": ("3.0", "default"),
         "notice.grace": ("auto", "default"),
         "notice.early": ("auto", "default"),
@@ -417,8 +449,14 @@ def test_rows_for_explain():
         "notice.file": ("", "default"),
         "notice.command": ("", "default"),
         "notice.approve": ("false", "default"),
+        "peer.replicas": ("auto", "default"),
+        "peer.rate": ("auto", "default"),
+        "peer.tls_cert": ("", "default"),
+        "peer.tls_key": ("", "default"),
+        "peer.tls_ca": ("", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
+        "workers.warm": ("true", "default"),
         "tier.local": ("/tier, every 1, keep 3", "outlast.toml"),
         "tier.object": ("s3://b, every 5, keep 9", "outlast.toml"),
     }

@@ -70,6 +70,7 @@ class FileCopies:
     Attributes:
         problems: place → the first thing that was found wrong with it there.
         used: name of a place → number of blocks taken from it.
+        missing: places that do not have the file.
     """
 
     def __init__(self, places: Sequence[Place], path: str, entry: FileEntry) -> None:
@@ -77,6 +78,7 @@ class FileCopies:
         self.entry = entry
         self.problems: dict[str, str] = {}
         self.used: collections.Counter[str] = collections.Counter()
+        self.missing: set[str] = set()
         self._places = tuple(places)
         self._short = path.rpartition("/")[2]
         self._readers: dict[str, Reader] = {}
@@ -105,6 +107,7 @@ class FileCopies:
                 data, problem = self._from(place, index, buffer)
             except MISSING:
                 problem = f"{self._short} is missing"
+                self.missing.add(place.name)
             except OSError as error:
                 problem, failure = f"{self._short}: {in_words(error)}", failure or error
             if not problem:

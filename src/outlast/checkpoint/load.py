@@ -339,6 +339,8 @@ class Checkpoint:
             self.sources[name] = " and ".join(sorted(copies.used))
         for place in self._places:
             problem = copies.problems.get(place.name)
+            if place.in_memory and place.name in copies.missing:
+                continue  # each machine's memory holds its own ranks' files
             if problem and self._holds(place):
                 self._tell(Damage(name, place, problem))
 

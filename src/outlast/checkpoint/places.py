@@ -12,10 +12,17 @@ from outlast.storage import Storage
 
 
 class Place(NamedTuple):
-    """One tier as a reader sees it: its name, and where its files lie."""
+    """One tier as a reader sees it.
+
+    Attributes:
+        name: of the tier.
+        storage: where its files lie.
+        in_memory: whether that is some machine's memory, and no storage at all.
+    """
 
     name: str
     storage: Storage
+    in_memory: bool = False
 
 
 def as_places(where: Storage | Sequence[Place]) -> tuple[Place, ...]:

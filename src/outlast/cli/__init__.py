@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import os
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 import click
 
@@ -24,8 +27,28 @@ _COMMANDS = {
 _HIDDEN = ("requeue",)  # for scripts that outlast writes
 
 
+class _NobodyReadsError(Exception):
+    """Whoever read standard output has gone; click makes exit code 1 of a BrokenPipeError."""
+
+
+@contextlib.contextmanager
+def _while_read() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise _NobodyReadsError from None
+
+
 class _Commands(click.Group):
     """Finds a command's module by its name."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _while_read():  # --help prints in here
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _while_read():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -61,21 +84,48 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of ``outlast``: our own errors are one line and their exit code."""
+    _leave(_called(arguments))
+
+
+def _called(arguments: list[str] | None) -> int:
+    """Call the command; its exit code."""
     try:
         code: Any = cli.main(args=arguments, prog_name="outlast", standalone_mode=False)
     except OutlastError as error:
-        _fail(str(error), int(error.exit_code))
+        return _failed(str(error), int(error.exit_code))
     except click.ClickException as error:
-        _fail(f"{error.format_message()} See: outlast --help", 2)
+        return _failed(f"{error.format_message()} See: outlast --help", 2)
     except click.Abort:
-        _fail("stopped", 130)
-    except BrokenPipeError:
-        sys.exit(141)  # whoever was reading has seen enough
+        return _failed("stopped", 130)
+    except _NobodyReadsError:
+        return 141  # whoever was reading has seen enough
     except OSError as error:
-        _fail(f"{error}; look at the disk, or give another directory", int(Exit.STORAGE))
-    sys.exit(int(code or 0))
+        hint = "look at the disk, or give another directory"
+        return _failed(f"{error}; {hint}", int(Exit.STORAGE))
+    return int(code or 0)
 
 
-def _fail(text: str, code: int) -> None:
-    click.echo(f"outlast: {text}", err=True)
+def _failed(text: str, code: int) -> int:
+    from outlast.ledger.narrator import say
+
+    say(text)
+    return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End with this exit code, whether or not anybody still reads what was printed.
+
+    What a stream could not write stays in its buffer. The interpreter tries it again at its end,
+    and leaves with 120 if that fails: a stream that is broken is led to nowhere before.
+    """
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        if stream is None:  # closed by a shell's >&-
+            continue
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
     sys.exit(code)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from outlast.cli.paper import Paper
 from outlast.drill.corpus import Corpus
 from outlast.drill.demo import STEPS, Listener, Progress, Recovery, demo
 from outlast.drill.faults import Struck
@@ -28,7 +28,7 @@ from outlast.report.text import where_time_went
 @click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
 def command(directory: str, steps: int, seed: int, as_json: bool) -> int:
     """Train through a kill and a preemption notice, and prove that nothing changed."""
-    console = Console(quiet=as_json, highlight=False, soft_wrap=True)
+    console = Paper(quiet=as_json, highlight=False, soft_wrap=True)
     with Screen(console) as screen:
         outcome = demo(Path(directory), steps=steps, seed=seed, listener=screen)
     if as_json:
@@ -51,7 +51,7 @@ def command(directory: str, steps: int, seed: int, as_json: bool) -> int:
 class Screen(Listener):
     """Draws what happens: a line that moves where there is a terminal, else one line a run."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Paper) -> None:
         self._console = console
         self._live = Live(console=console, transient=True, auto_refresh=False)
         self._first: tuple[float, int] | None = None
@@ -129,5 +129,10 @@ class Screen(Listener):
         return f"{humanise.seconds(pace * (progress.steps - progress.step))} left"
 
     def _say(self, text: str) -> None:
-        with self._lock:
-            self._console.print(text)
+        try:
+            with self._lock:
+                self._console.print(text)
+        except BrokenPipeError:
+            # Faults strike from a thread of their own: the run's next word ends the demo.
+            if threading.current_thread() is threading.main_thread():
+                raise

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from outlast import config
+from outlast.cli.paper import Paper
 from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
 from outlast.report.facts import facts, to_json
@@ -31,7 +31,7 @@ def command(directory: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(to_json(events, now=now, **prices)))
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Paper(highlight=False, soft_wrap=True)
     job = facts(events, now=now, **prices)
     for line in summary_lines(job, now=now):
         console.print(line)

@@ -13,6 +13,13 @@ import click
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> int:
     """Run a script under outlast: torchrun's flags and PET_* variables, and --dir."""
-    from outlast.launch.run import run
+    from outlast.launch.warm.early import begin
 
-    return run(list(arguments))
+    server = begin(arguments)
+    try:
+        from outlast.launch.run import run  # torch is imported here, and meanwhile in the server
+
+        return run(list(arguments), server)
+    finally:
+        if server is not None:
+            server.close()

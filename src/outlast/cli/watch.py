@@ -17,7 +17,7 @@ import msgspec
 from outlast import config
 from outlast.errors import ConfigError
 from outlast.notice.deliver import Command, PidFile, Process, parse_pid, parse_signal
-from outlast.notice.desk import chosen_for
+from outlast.notice.desk import checked, chosen_for
 from outlast.notice.lookout import Lookout, Outcome, tell_people
 from outlast.notice.platform import Chosen
 
@@ -70,8 +70,8 @@ def command(
 
         outlast watch && ./save.sh
     """
-    settings = config.load(
-        {"notice.platform": platform, "notice.base_url": base_url, "notice.poll": poll}
+    settings = checked(
+        config.load({"notice.platform": platform, "notice.base_url": base_url, "notice.poll": poll})
     )
     if line is not None and (pids or pidfiles):
         raise ConfigError("--command and --pid or --pidfile: give one of them")

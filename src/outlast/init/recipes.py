@@ -87,6 +87,19 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         return [self.script, *self.arguments]
 
 
+def _limit_s(time: str) -> int | None:
+    """Seconds of a time limit as Slurm reads it; None where there is none (0)."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:  # minutes[:seconds]
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds or None
+
+
 class Slurm(msgspec.Struct, frozen=True, kw_only=True):
     """A batch script for ``sbatch``.
 
@@ -113,8 +126,16 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.partition and not _PARTITIONS.fullmatch(self.partition):
             raise ConfigError(f"{self.partition!r} is not a partition; sinfo lists them")
+        if not self.directory:
+            raise ConfigError("--dir '' names no directory; leave it out, or name one")
         quoting.check(self.directory)
         check_number("--grace", self.grace_s, 5, 65_535)
+        limit_s = _limit_s(self.time)
+        if limit_s is not None and limit_s <= self.grace_s:
+            raise ConfigError(
+                f"--time {self.time} is {limit_s} s, and its notice comes --grace {self.grace_s} s "
+                "ahead: nothing would be trained; give more time, or less grace"
+            )
         check_number("--cpus-per-gpu", self.cpus_per_gpu, 1, 256)
 
     def render(self) -> str:

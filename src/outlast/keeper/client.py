@@ -107,7 +107,7 @@ class Client:
             step: Kept(files=files, small=small.get(step, {}))
             for step, files in answer.files.items()
         }
-        return Memory(arenas, kept)
+        return Memory(arenas, kept, num_peers=answer.num_peers)
 
     def fetch(self, tier: str, operation: str, name: str, start: int = 0, size: int = 0) -> bytes:
         """An answer about a tier that only the keeper may touch.

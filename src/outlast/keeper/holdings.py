@@ -10,9 +10,10 @@ snapshot goes through block by block), or none at all (no arena; the save fails 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import xxhash
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 RING_BYTES: Final = 4 * BLOCK_BYTES
 BOOKS: Final = 0  # number of the books among the held descriptors
+COPIES: Final = -1  # in place of a rank: arenas with other machines' snapshots
 ROUNDING: Final = 8  # ranks' shares differ by less than one part in this many
 _BOOKS_BYTES: Final = 1 << 30  # of which only what is written exists
 _MAGIC: Final = b"outlast1"
@@ -97,12 +99,47 @@ class Holdings:
         self.note()
         return wire.Reserved(arenas=tuple(fitting), num_bytes=size, ring_bytes=ring, words=words)
 
+    def room(self, sizes: Sequence[int], spare: Collection[int]) -> list[int]:
+        """Arenas for files of these sizes of another machine; what is not used is given back.
+
+        Args:
+            sizes: of the files, in bytes.
+            spare: arenas that may be used again.
+
+        Raises:
+            OSError: this machine has no memory for them.
+        """
+        left = sorted(spare, key=lambda number: self.books.arenas[number].num_bytes)
+        fitting: list[int | None] = []
+        for size in sizes:
+            fits = (n for n in left if self.books.arenas[n].num_bytes >= size)
+            number = next(fits, None)
+            fitting.append(number)
+            if number is not None:
+                left.remove(number)
+        self._give_back(left)
+        missing = sum(size for size, n in zip(sizes, fitting, strict=True) if n is None)
+        if missing and not admit(missing, wanted=1, available_bytes=available_bytes()).buffers:
+            self._give_back(number for number in fitting if number is not None)
+            self.note()
+            raise OSError(errno.ENOMEM, f"no memory for {missing / 2**30:.2f} GiB of a copy")
+        return [
+            self._make(COPIES, size) if number is None else number
+            for size, number in zip(sizes, fitting, strict=True)
+        ]
+
+    def drop(self, numbers: Collection[int]) -> None:
+        """Give arenas back."""
+        if self._give_back(numbers):
+            self.note()
+
     def leave_out(self, ranks: Collection[int], in_use: Collection[int]) -> None:
         """A snapshot of these ranks is committed: what others have left is of no use any more."""
         useless = {
             number
             for number, owner in self.books.owners.items()
-            if owner not in ranks or number not in self._granted.get(owner, (number,))
+            if owner != COPIES
+            and (owner not in ranks or number not in self._granted.get(owner, (number,)))
         }
         if self._give_back(useless - set(in_use)):
             self.note()

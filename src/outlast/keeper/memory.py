@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from outlast.checkpoint.manifest import STEP_NAME, step_name
+from outlast.checkpoint.manifest import MANIFEST, STEP_NAME, step_name
 from outlast.keeper.arena import Arena
 from outlast.storage import Blob
 
@@ -22,10 +22,24 @@ class Kept(msgspec.Struct, kw_only=True):
     Attributes:
         files: name → (arena, bytes).
         small: name → content; the manifest is among them.
+        attempt: that wrote it.
     """
 
     files: dict[str, tuple[int, int]]
     small: dict[str, bytes]
+    attempt: int = 0
+
+    @property
+    def manifest(self) -> bytes:
+        """The manifest's bytes: what is of one save has the same."""
+        return self.small[MANIFEST]
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """Another machine's newest snapshot, kept here for it."""
+
+    step: int
+    kept: Kept
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,13 +53,15 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
 class Books:
     """Which snapshots are in memory, and in which arenas; not for several threads at once.
 
-    Besides, what slower tiers have yet to get: a successor brings it to them.
+    ``kept`` are this machine's own, ``copies`` those of other machines, by node. Besides, what
+    slower tiers have yet to get: a successor brings it to them.
     """
 
     def __init__(self) -> None:
         self.arenas: dict[int, Arena] = {}
         self.owners: dict[int, int] = {}  # arena → rank
         self.kept: dict[int, Kept] = {}
+        self.copies: dict[str, Copy] = {}
         self.due: dict[str, Due] = {}  # by tier
         self._number = 0
 
@@ -74,6 +90,9 @@ class Books:
         for step, kept in list(self.kept.items()):
             if any(arena == number for arena, _ in kept.files.values()):
                 del self.kept[step]
+        for node, copy in list(self.copies.items()):
+            if any(arena == number for arena, _ in copy.kept.files.values()):
+                del self.copies[node]
 
     def drop(self, number: int) -> None:
         """Give memory back."""
@@ -83,16 +102,33 @@ class Books:
 
     def encode(self) -> bytes:
         """Everything but the memory itself, for a successor."""
-        return msgspec.msgpack.encode((self.owners, self.kept, self.due))
+        return msgspec.msgpack.encode((self.owners, self.kept, self.due, self.copies))
+
+    def everything(self) -> dict[int, Kept]:
+        """Step → what lies here of it: this machine's own files and those kept for others.
+
+        Of two saves of a step the later attempt's counts.
+        """
+        found: dict[int, Kept] = {}
+        parts = [*self.kept.items(), *((copy.step, copy.kept) for copy in self.copies.values())]
+        for step, part in parts:
+            known = found.get(step)
+            if known is None or known.attempt < part.attempt:
+                found[step] = part
+            elif known.manifest == part.manifest:
+                files, small = {**part.files, **known.files}, {**part.small, **known.small}
+                found[step] = Kept(files=files, small=small, attempt=known.attempt)
+        return found
 
     def take_over(self, data: bytes, arenas: Mapping[int, Arena]) -> None:
         """Go on from what a predecessor wrote; what is not whole is left out."""
         try:
-            owners, kept, self.due = msgspec.msgpack.decode(
-                data, type=tuple[dict[int, int], dict[int, Kept], dict[str, Due]]
+            owners, kept, self.due, copies = msgspec.msgpack.decode(
+                data,
+                type=tuple[dict[int, int], dict[int, Kept], dict[str, Due], dict[str, Copy]],
             )
         except msgspec.MsgspecError:
-            owners, kept = {}, {}
+            owners, kept, copies = {}, {}, {}
         for number, arena in arenas.items():
             if number in owners:
                 self.adopt(arena, owners[number], number)
@@ -103,6 +139,11 @@ class Books:
             for step, one in kept.items()
             if all(arena in self.arenas for arena, _ in one.files.values())
         }
+        self.copies = {
+            node: copy
+            for node, copy in copies.items()
+            if all(arena in self.arenas for arena, _ in copy.kept.files.values())
+        }
 
 
 class Memory:
@@ -111,9 +152,13 @@ class Memory:
     Args:
         arenas: number → memory.
         kept: step → what it consists of.
+        num_peers: how many other machines' memory the keeper can ask.
     """
 
-    def __init__(self, arenas: Mapping[int, Arena], kept: Mapping[int, Kept]) -> None:
+    def __init__(
+        self, arenas: Mapping[int, Arena], kept: Mapping[int, Kept], num_peers: int = 0
+    ) -> None:
+        self.num_peers = num_peers
         self._arenas = arenas
         self._kept = kept
 

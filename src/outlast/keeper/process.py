@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,7 @@ from outlast.errors import OutlastError, StorageError
 from outlast.keeper import wire
 from outlast.keeper.place import connect, only_one
 from outlast.keeper.setup import Setup, encode_setup
+from outlast.peer import Tls, listen
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,11 @@ class Supervisor:
         self._lock = threading.Lock()
         self._starts = 0
         self._thread: threading.Thread | None = None
+        self._listener: socket.socket | None = None  # ours, so that a successor has the same port
+        self._serve: tuple[wire.Serve, bytes] | None = None
+        self._members: wire.Members | None = None
+        self._told = threading.Condition(self._lock)
+        self._told_attempt = -1
 
     def start(self) -> None:
         """See that there is a keeper.
@@ -78,6 +84,59 @@ class Supervisor:
         self._connect()
         self._thread = threading.Thread(target=self._run, name="outlast-keeper", daemon=True)
         self._thread.start()
+
+    def serve(self, host: str, key: bytes, *, node: str, tls: Tls | None = None) -> tuple[str, int]:
+        """Let other machines' keepers talk to this one, whichever process it is.
+
+        Args:
+            host: an address of this machine that the others can reach.
+            key: the job's.
+            node: this machine's name among the members.
+            tls: files for TLS, or None.
+
+        Returns:
+            Host and port, the same for as long as this supervisor lives.
+
+        Raises:
+            StorageError: the address cannot be listened on.
+        """
+        try:
+            listener = listen(host)
+        except OSError as error:
+            raise StorageError(
+                f"the keeper cannot listen on {host} for other machines: {error.strerror}; give an "
+                "address of this machine with --local-addr"
+            ) from None
+        files = None if tls is None else (str(tls.cert), str(tls.key), str(tls.ca))
+        with self._lock:
+            before, self._listener = self._listener, listener
+            self._serve = (wire.Serve(node=node, tls=files), key)
+            self._say_peers()
+        if before is not None:
+            before.close()
+        return host, int(listener.getsockname()[1])
+
+    def tell_members(
+        self, attempt: int, members: Sequence[wire.Member], timeout_s: float = 5.0
+    ) -> bool:
+        """Tell the keeper which machines an attempt has; ``serve`` was called before.
+
+        Called before workers are started, so that they find the others' memory.
+
+        Returns:
+            Whether the keeper has heard it within ``timeout_s``; one that has died and is started
+            again is told then.
+
+        Raises:
+            ValueError: ``serve`` was not called, or this machine is not among the members.
+        """
+        if self._serve is None or self._serve[0].node not in {one.node for one in members}:
+            raise ValueError("this machine is not among the members, or does not serve them")
+        with self._told:
+            self._members = wire.Members(attempt=attempt, members=tuple(members))
+            if not self._send_quietly(self._members) and not self._is_alive():
+                return False
+            return self._told.wait_for(lambda: self._told_attempt == attempt, timeout_s)
 
     @property
     def pid(self) -> int | None:
@@ -131,6 +190,9 @@ class Supervisor:
         for fd in self._held.values():
             os.close(fd)
         self._held = {}
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     def _connect(self) -> None:
         path = Path(self._setup.socket)
@@ -146,10 +208,35 @@ class Supervisor:
             self._wire = wire.Wire(sock)
             with contextlib.suppress(OSError):  # it is gone again: the thread that reads sees it
                 self._wire.send(wire.Hello(job=self._setup.job))
+                self._say_peers()
                 if self._bye is not None:
                     self._wire.send(self._bye)
             if self._closing.is_set() and self._bye is None:
                 self._wire.close()  # we have left meanwhile
+
+    def _is_alive(self) -> bool:
+        """Whether this supervisor still sees to it that there is a keeper."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _say_peers(self) -> None:
+        """With the lock held: what a keeper must know of other machines."""
+        if self._serve is None or self._listener is None:
+            return
+        message, key = self._serve
+        if self._send_quietly(message, key, (self._listener.fileno(),)) and self._members:
+            self._send_quietly(self._members)
+
+    def _send_quietly(
+        self, message: wire.Message, blob: bytes = b"", fds: tuple[int, ...] = ()
+    ) -> bool:
+        """Whether it was sent; if not, a keeper that is started again is told."""
+        try:
+            if self._wire is None:
+                return False
+            self._wire.send(message, blob, fds)
+        except OSError:
+            return False
+        return True
 
     def _spawn(self, path: Path) -> socket.socket:
         self._starts += 1
@@ -229,6 +316,10 @@ class Supervisor:
             os.close(self._held.pop(message.arena))
         elif isinstance(message, wire.Progress):
             self._on_progress(message)
+        elif isinstance(message, wire.Told):
+            with self._told:
+                self._told_attempt = message.attempt
+                self._told.notify_all()
         for fd in fds:
             os.close(fd)
 

@@ -408,7 +408,9 @@ class Saves:
                 if one.layout.size
             }
             small = {state_file(rank): one.small for rank, one in save.ranks.items()}
-            self._books.kept[save.step] = Kept(files=files, small={**small, MANIFEST: data})
+            self._books.kept[save.step] = Kept(
+                files=files, small={**small, MANIFEST: data}, attempt=save.attempt
+            )
             self._on_change()
 
     def _announce(

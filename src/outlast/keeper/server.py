@@ -24,12 +24,15 @@ from outlast.keeper.copies import Copies, Tier
 from outlast.keeper.flight import Committed
 from outlast.keeper.holdings import Holdings
 from outlast.keeper.memory import Due
+from outlast.keeper.neighbours import Neighbours
+from outlast.keeper.peers import Peers
 from outlast.keeper.persist import Pool
 from outlast.keeper.place import Listener, is_ours, sweep
 from outlast.keeper.saves import Saves
 from outlast.keeper.setup import Setup, decode_setup
 from outlast.ledger.file import Ledger
 from outlast.storage import Directory, Storage, open_storage
+from outlast.tiers import PEER
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +40,7 @@ EARLIER_TIMEOUT_S: Final = 600.0
 HELLO_S: Final = 5.0
 EMPTY_S: Final = 2.0  # for the next attempt where there is nothing that it could find
 TICK_S: Final = 0.1
+ASKED_AT_ONCE: Final = 4  # blocks from other machines' memory
 
 
 class Keeper:
@@ -69,6 +73,16 @@ class Keeper:
         )
         self._copies = Copies(tiers, self._record, self._saves.steps, self._due)
         self._copies.go_on(dict(self._holdings.books.due))
+        self._peers = Peers(
+            setup,
+            self._holdings,
+            self._saves.lock,
+            wait_for_earlier=lambda attempt: self._saves.wait_for_earlier(
+                attempt, EARLIER_TIMEOUT_S
+            ),
+            record=self._record,
+        )
+        self._asking = Pool(ASKED_AT_ONCE)  # what waits for other machines keeps no disk waiting
         self._deadline_s: float | None = None
         self._stays_until_s = time.monotonic() + setup.linger_s
         self._listener = Listener(Path(setup.socket))
@@ -91,6 +105,7 @@ class Keeper:
                 sock.close()
         is_done = self._saves.idle and self._copies.is_complete
         self._copies.stop()
+        self._peers.stop()
         self._ledger.close()
         return is_done
 
@@ -102,12 +117,17 @@ class Keeper:
         Raises:
             ValueError, KeyError: it makes no sense; the connection is given up.
         """
+        wanted = isinstance(message, wire.Serve) and peer.supervises
+        listener = fds.pop() if wanted and fds else -1
         for fd in fds:  # nobody hands us memory
             os.close(fd)
         if isinstance(message, wire.Hello):
             self._hello(peer, message)
             return
-        if peer.hello is None or (peer.rank is None and not isinstance(message, wire.Bye)):
+        if peer.supervises:
+            self._supervised(peer, message, blob, listener)
+            return
+        if peer.hello is None:
             raise ValueError(f"{type(message).__name__} from nobody")
         if isinstance(message, wire.ABOUT_SAVES):
             self._about_a_save(peer, peer.hello, message, blob)
@@ -124,9 +144,22 @@ class Keeper:
             case wire.Layout():
                 peer.layouts[message.number] = message
             case wire.Fetch():
-                self._pool.put(lambda: self._fetch(peer, message))
+                pool = self._asking if message.tier == PEER else self._pool
+                pool.put(lambda: self._fetch(peer, message))
             case _:
                 raise ValueError(f"{type(message).__name__} is not for a keeper")
+
+    def _supervised(self, peer: Connection, message: Any, blob: bytes, listener: int) -> None:
+        match message:
+            case wire.Bye():
+                self._bye(peer, message)
+            case wire.Serve() if listener >= 0:
+                self._peers.serve(message, blob, listener)
+            case wire.Members():
+                self._peers.tell(message)
+                peer.send(wire.Told(attempt=message.attempt))
+            case _:
+                raise ValueError(f"{type(message).__name__} from a supervisor")
 
     def _about_a_save(self, peer: Connection, hello: wire.Hello, message: Any, blob: bytes) -> None:
         attempt, rank, world_size = hello.attempt, int(peer.rank or 0), hello.world_size
@@ -204,12 +237,15 @@ class Keeper:
         self._saves.wait_for_earlier(hello.attempt, EARLIER_TIMEOUT_S)
         with self._saves.lock:
             books = self._holdings.books
-            kept = dict(books.kept)
+            kept = books.everything()
             used = sorted({arena for one in kept.values() for arena, _ in one.files.values()})
             files = {step: one.files for step, one in kept.items()}
             small = msgspec.msgpack.encode({step: one.small for step, one in kept.items()})
             fds = tuple(books.arenas[number].fd for number in used)
-            peer.send(wire.Recalled(arenas=tuple(used), files=files), small, fds)
+            answer = wire.Recalled(
+                arenas=tuple(used), files=files, num_peers=self._peers.num_others
+            )
+            peer.send(answer, small, fds)
 
     def _reserve(self, peer: Connection, hello: wire.Hello, message: wire.Reserve) -> None:
         with self._saves.lock:
@@ -243,7 +279,8 @@ class Keeper:
 
     def _fetch(self, peer: Connection, message: wire.Fetch) -> None:
         try:
-            blob = _read(self._tiers[message.tier], message)
+            is_peers = message.tier == PEER
+            blob = _read(self._peers.tier if is_peers else self._tiers[message.tier], message)
             answer = wire.Fetched(number=message.number)
         except (OSError, KeyError, ValueError) as error:
             blob = b""
@@ -260,6 +297,7 @@ class Keeper:
         self._copies.committed(committed)
         with self._saves.lock:
             self._holdings.leave_out(committed.ranks, self._saves.arenas())
+        self._peers.committed((committed.manifest.attempt, committed.manifest.step))
 
     def _due(self, tier: str, due: Due, is_due: bool) -> None:
         """What a successor has to bring to a tier, should there be one."""
@@ -312,7 +350,7 @@ class Keeper:
             self._copies.replan(self._deadline_s - time.monotonic())
 
 
-def _read(storage: Storage, message: wire.Fetch) -> bytes:
+def _read(storage: Storage | Neighbours, message: wire.Fetch) -> bytes:
     """The answer to one question about a tier."""
     name = message.name
     match message.operation:

@@ -30,6 +30,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         socket: where it listens.
         tiers: durable ones, the fastest first.
         linger_s: how long it stays when a worker has died and nobody else is connected.
+        replicas: how many other machines keep this one's newest snapshot; None: see the policy.
+        rate_bytes: how fast it is sent to them at most, per second; None: after the cores.
         inherited: arena → descriptor of memory that a predecessor left; 0 is its books.
     """
 
@@ -38,6 +40,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     socket: str
     tiers: tuple[TierSetup, ...]
     linger_s: float = LINGER_S
+    replicas: int | None = None
+    rate_bytes: float | None = None
     inherited: dict[int, int] = {}
 
 
@@ -72,4 +76,6 @@ def setup_of(settings: Settings, job: str, of: str = "") -> Setup:
         directory=str(settings.dir),
         socket=str(socket_path(job + of, Path(settings.dir))),
         tiers=tiers,
+        replicas=settings.peer_replicas,
+        rate_bytes=settings.peer_rate_bytes,
     )

@@ -44,6 +44,42 @@ class Recall(_Message):
     """Asks for the committed snapshots in memory, once nothing of earlier attempts is in flight."""
 
 
+class Serve(_Message):
+    """From a supervisor: talk to other machines' keepers, as ``node``.
+
+    A listening socket comes with the frame, whose bytes are the job's key. ``tls`` are the files of
+    ``[peer]``: certificate, key, authority.
+    """
+
+    node: str
+    tls: tuple[str, str, str] | None = None
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine of an attempt: its name, where its keeper listens, and its labels (zone, …)."""
+
+    node: str
+    host: str
+    port: int
+    labels: dict[str, str] = {}
+
+    def __hash__(self) -> int:
+        return hash((self.node, self.host, self.port))
+
+
+class Members(_Message):
+    """From a supervisor: the machines of an attempt, this one among them."""
+
+    attempt: int
+    members: tuple[Member, ...]
+
+
+class Told(_Message):
+    """To a supervisor: the members of this attempt are known from here on."""
+
+    attempt: int
+
+
 class Reserve(_Message):
     """Asks for memory for this rank's snapshots: ``num_bytes`` each, one of ``workers`` here."""
 
@@ -206,11 +242,12 @@ class Recalled(_Message):
     """Committed snapshots in memory: step → file → (arena, bytes).
 
     The descriptors of the arenas come with the frame, in the order of ``arenas``. Its bytes are
-    JSON: step → small files.
+    JSON: step → small files. ``num_peers`` says how many other machines' memory can be asked.
     """
 
     arenas: tuple[int, ...]
     files: dict[int, dict[str, tuple[int, int]]]
+    num_peers: int = 0
 
 
 class Hold(_Message):
@@ -236,6 +273,9 @@ class Progress(_Message):
 Message = (
     Hello
     | Recall
+    | Serve
+    | Members
+    | Told
     | Reserve
     | Rejected
     | Layout

@@ -30,6 +30,8 @@ from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.machines import Machines
+from outlast.launch.warm.starts import Starts
+from outlast.launch.watch import Watch, is_dying
 from outlast.launch.worker import AGENT_VARIABLE
 from outlast.ledger.file import Ledger, read_events
 from outlast.notice import Notice
@@ -52,6 +54,7 @@ class Agent(LocalElasticAgent):
         ledger: the job's ledger.
         policy: judges failed attempts.
         desk: hears notices.
+        starts: starts the workers, warm or cold.
 
     Attributes:
         verdict: why the job ended, once it has.
@@ -67,14 +70,19 @@ class Agent(LocalElasticAgent):
         ledger: Ledger,
         policy: RestartPolicy,
         desk: NoticeDesk,
+        starts: Starts,
         **options: Any,
     ) -> None:
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
+        self._machines = Machines(spec.rdzv_handler)
+        self._watch = Watch(spec.monitor_interval, self._machines.news)
+        spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
         self.verdict: Verdict | None = None
         self.signalled = False
         self._ledger = ledger
         self._restarts = policy
         self._desk = desk
+        self._starts = starts
         self._told: set[int] = set()  # workers that know of the notice
         self._told_of: Notice | None = None
         self._told_early: Notice | None = None
@@ -82,12 +90,12 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
-        self._machines = Machines(spec.rdzv_handler)
         self._asked: str = ""  # the reason for which workers were asked to stop gently
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
         self._beats.close()
+        self._watch.close()
 
     # --- torch's hooks -----------------------------------------------------------------------
 
@@ -106,6 +114,8 @@ class Agent(LocalElasticAgent):
             super()._exit_barrier()
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        if self._machines.are_many:
+            self._starts.warm_up()  # the others go on meanwhile; then nobody waits for us
         while True:
             try:
                 super()._rendezvous(worker_group)
@@ -121,6 +131,9 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s = None
         self._formed_s = time.monotonic()
         self._beats.clear()
+        for host in self._machines.lost():
+            if worker_group.group_rank == 0:
+                self._ledger.append("node_lost", node=host)
         self._ledger.attempt = self._agree_on_attempt(worker_group)
         os.environ[ATTEMPT_VARIABLE] = str(self._ledger.attempt)
         os.environ[STORE_VARIABLE] = f"{worker_group.master_addr}:{worker_group.master_port}"
@@ -132,10 +145,13 @@ class Agent(LocalElasticAgent):
                 world_size=worker_group.workers[0].world_size,
                 nodes=worker_group.group_world_size,
             )
-        started: dict[int, Any] = super()._start_workers(worker_group)
+        with self._starts.in_charge():
+            started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._watch.wait(handler.proc for handler in self._handlers().values())
+        self._machines.look()
         if self._desk.notice is not None:
             if self._leaves_at_once():
                 return RunResult(state=WorkerState.FAILED)
@@ -157,6 +173,8 @@ class Agent(LocalElasticAgent):
             return self._give_up(over)
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
+            if not failed:  # they have failed since; torch then sends the others SIGTERM
+                self._note_ended_by_torch(result)
             self._judge(worker_group, result)
         return result
 
@@ -187,12 +205,16 @@ class Agent(LocalElasticAgent):
                 beat_t=seen.t if seen else None,
                 error=one.message,
             )
-        verdict = self._machines.judged(failures) or self._restarts.judge(
+        self._starts.ended([one.exit_code for one in failures])
+        common = self._machines.judged(failures)
+        verdict = common or self._restarts.judge(
             failures,
             lasted_s=time.monotonic() - self._formed_s,
             leaving=self._desk.notice is not None,
         )
-        if verdict.restart:
+        if verdict.restart and common is not None and worker_group.group_rank:
+            self._remaining_restarts += 1  # rank 0's agent writes it down
+        elif verdict.restart:
             self._ledger.append("restart", reason=verdict.reason, restarts=self._restarts.restarts)
             self._remaining_restarts += 1  # the policy counts them, not torch
         else:
@@ -205,6 +227,11 @@ class Agent(LocalElasticAgent):
         self._remaining_restarts = 0
         self._end_workers()
         return RunResult(state=WorkerState.FAILED)
+
+    def _note_ended_by_torch(self, result: RunResult) -> None:
+        others = [one for one in result.failures.values() if one.exitcode == -signal.SIGTERM]
+        if len(others) < len(result.failures):
+            self._ended.update(one.local_rank for one in others)
 
     def _exit_codes(self) -> dict[int, int | None]:
         return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
@@ -228,8 +255,14 @@ class Agent(LocalElasticAgent):
         # Workers that were killed together do not vanish together: one whose memory is still being
         # torn down must not be taken for a survivor that we ended.
         deadline = time.monotonic() + DYING_S
-        while time.monotonic() < deadline and None in self._exit_codes().values():
-            time.sleep(0.005)
+        while time.monotonic() < deadline:
+            codes = self._exit_codes()
+            left = [self._handlers()[rank].proc.pid for rank, code in codes.items() if code is None]
+            # What fails by itself may fail everywhere; a kill has hit the others already or not.
+            killed = all(code in (None, -signal.SIGKILL) for code in codes.values())
+            if not left or (killed and not any(is_dying(pid) for pid in left)):
+                return
+            time.sleep(0.002)
 
     # --- notices -----------------------------------------------------------------------------
 

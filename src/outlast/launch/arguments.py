@@ -19,6 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from outlast.errors import ConfigError
 from outlast.launch.membership.handler import BACKEND
+from outlast.launch.threads import threads_to_set
 
 MAX_RESTARTS: Final = 1000
 
@@ -30,6 +31,7 @@ class Launch:
         config: torch's launch configuration.
         entrypoint: program to start in each worker.
         args: its arguments.
+        worker_options: those of them ahead of the script's name; empty for a program.
         one_machine: whether no other machine can take part.
         directory: the value of --dir, or None.
         keeps_logs: whether the workers' log directory is somebody's wish, not only ours.
@@ -45,13 +47,15 @@ class Launch:
         elif shutil.which(parsed.training_script) is None:
             raise ConfigError(f"there is no program {parsed.training_script}; check the path")
         self.config, self.entrypoint, self.args = _config(parsed)
+        self.worker_options: list[str] = []
         if self.one_machine:
             self.config.run_id = "outlast"
         if not parsed.no_python:
             script = ["-m"] if parsed.module else []
             script += [parsed.training_script, *parsed.training_script_args]
             self.entrypoint = os.environ.get("PYTHON_EXEC") or _python()
-            self.args = ["-u", "-m", "outlast.launch.worker", *script]
+            self.worker_options = ["-u", "-m", "outlast.launch.worker"]
+            self.args = [*self.worker_options, *script]
 
 
 def _python() -> str:
@@ -140,8 +144,7 @@ def _check_script(parsed: argparse.Namespace) -> None:
 
 
 def _config(parsed: argparse.Namespace) -> tuple[LaunchConfig, Any, list[str]]:
-    if "OMP_NUM_THREADS" not in os.environ and parsed.nproc_per_node != "1":
-        os.environ["OMP_NUM_THREADS"] = "1"  # torchrun's rule, without its banner
+    os.environ.update(threads_to_set(os.environ, parsed.nproc_per_node))
     # The agent's signals are ours: a notice, not the end. torch wants at least one name.
     parsed.signals_to_handle = "SIGQUIT"
     if not _is_one_machine(parsed) and _names_no_rendezvous(parsed):

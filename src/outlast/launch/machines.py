@@ -13,6 +13,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from outlast.errors import Exit
 from outlast.launch.membership import Membership
+from outlast.launch.membership.messages import Go
 from outlast.policy.restart import Failure, Verdict
 
 BARRIER_S: Final = 0.5  # between two looks at what a machine that is done waits for
@@ -30,6 +31,17 @@ class Machines:
     def __init__(self, rendezvous: RendezvousHandler) -> None:
         self._membership = rendezvous if isinstance(rendezvous, Membership) else None
         self._has_notice = False
+        self._last: Go | None = None  # the attempt that ``lost`` was asked about last
+
+    @property
+    def news(self) -> int | None:
+        """A descriptor that is readable once the others have said something, until ``look``."""
+        return self._membership.news if self._membership is not None else None
+
+    def look(self) -> None:
+        """What the others have said is looked at now."""
+        if self._membership is not None:
+            self._membership.look()
 
     @property
     def attempt(self) -> int | None:
@@ -37,6 +49,23 @@ class Machines:
         if self._membership is None or self._membership.attempt is None:
             return None
         return self._membership.attempt.attempt
+
+    def lost(self) -> list[str]:
+        """Names of the machines that the attempt now has lost since the last one.
+
+        One that has said that it leaves is not lost, nor one that waits aside.
+        """
+        membership = self._membership
+        now, last = (membership.attempt, self._last) if membership is not None else (None, None)
+        self._last = now
+        if membership is None or now is None or last is None:
+            return []
+        here = {member.node for member in now.members} | set(now.aside)
+        return [
+            member.host
+            for member in last.members
+            if member.node not in here and membership.goes_on_without(member.node) is None
+        ]
 
     @property
     def ends_now(self) -> Verdict | None:

@@ -27,30 +27,33 @@ from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.membership import JobOver, Membership
-from outlast.launch.membership.handler import BACKEND, own_address
+from outlast.launch.membership.handler import BACKEND
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
+from outlast.launch.together import introduce, membership
+from outlast.launch.warm.client import Server
+from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
+from outlast.ledger.queued import QueuedLedger
 from outlast.notice import UNKNOWN_GRACE_S
+from outlast.notice.desk import checked
 from outlast.notice.foresight import Foresight, standing
-from outlast.policy.membership import Rules
 from outlast.policy.restart import RestartPolicy, Verdict
-from outlast.storage import open_storage
 
 EXIT_BARRIER_S: Final = 300.0
-JOIN_TIMEOUT_S: Final = 1800.0  # that machines wait for enough others
 LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit
 _SECRET: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], server: Server | None = None) -> int:
     """Run a script under outlast.
 
     Args:
         arguments: the command line after ``outlast run``.
+        server: one that has been started already, for this command line; closed by the caller.
 
     Returns:
         The exit code (see :class:`outlast.errors.Exit`).
@@ -60,7 +63,7 @@ def run(arguments: list[str]) -> int:
         StorageError: the job's record cannot be read.
     """
     launch = Launch(arguments)
-    settings = config.load({"dir": launch.directory})
+    settings = checked(config.load({"dir": launch.directory}))
     job = open_job(settings.dir, settings)
     rendezvous = _rendezvous(launch, settings, job)
     lock = JobLock(settings.dir) if launch.one_machine else None
@@ -70,7 +73,7 @@ def run(arguments: list[str]) -> int:
     if Path(config.FILE_NAME).exists() and not os.environ.get("OUTLAST_CONFIG"):
         os.environ["OUTLAST_CONFIG"] = str(Path(config.FILE_NAME).absolute())
     _quieten_torch()
-    ledger = Ledger(settings.dir, job=job.id)
+    ledger = QueuedLedger(settings.dir, job=job.id)
     command = shlex.join(["outlast", "run", *arguments])
     ledger.append(
         "job_started",
@@ -78,16 +81,22 @@ def run(arguments: list[str]) -> int:
         versions=versions(),
         pid=os.getpid(),
     )
+    starts = Starts(launch, settings.workers_warm, say, server)
+    starts.open()
     foresight = Foresight(settings, say)
     narrator = Narrator(settings.dir, also=foresight.take)
     keeper = _start_keeper(settings, job)
+    if isinstance(rendezvous, Membership):
+        introduce(rendezvous, keeper, settings)
     workers = launch.config.nproc_per_node
     say(f"job {job.id} in {place(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:
-        verdict = _attempts(launch, desk, ledger, rendezvous)
+        verdict = _attempts(launch, desk, ledger, rendezvous, starts)
     finally:
+        starts.close()
+        ledger.flush()  # so that the narrator finds it
         narrator.stop()
         keeper.close(_time_left_s(desk))
     ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
@@ -141,7 +150,11 @@ def without_secrets(arguments: list[str]) -> list[str]:
 
 
 def _attempts(
-    launch: Launch, desk: NoticeDesk, ledger: Ledger, rendezvous: RendezvousHandler
+    launch: Launch,
+    desk: NoticeDesk,
+    ledger: Ledger,
+    rendezvous: RendezvousHandler,
+    starts: Starts,
 ) -> Verdict:
     conf = launch.config
     spec = WorkerSpec(
@@ -165,6 +178,7 @@ def _attempts(
         ledger=ledger,
         policy=RestartPolicy(conf.max_restarts),
         desk=desk,
+        starts=starts,
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,
@@ -174,6 +188,7 @@ def _attempts(
     desk.open()
     if isinstance(rendezvous, Membership):
         rendezvous.has_notice = lambda: desk.notice is not None
+        rendezvous.start(warming=True)
     try:
         result = agent.run()
     except JobOver as error:
@@ -208,7 +223,7 @@ def _rendezvous(launch: Launch, settings: config.Settings, job: Job) -> Rendezvo
         return OneMachine(launch.config.run_id)
     conf = launch.config
     if conf.rdzv_backend == BACKEND:
-        return _membership(launch, settings, job)
+        return membership(launch, settings, job)
     parameters = RendezvousParameters(
         backend=conf.rdzv_backend,
         endpoint=conf.rdzv_endpoint,
@@ -222,34 +237,6 @@ def _rendezvous(launch: Launch, settings: config.Settings, job: Job) -> Rendezvo
         return FreshStore(registry.get_rendezvous_handler(parameters), conf.local_addr)
     except (ValueError, RendezvousError) as error:
         raise ConfigError(f"{str(error).rstrip('.?!')}. All flags: outlast run --help") from None
-
-
-def _membership(launch: Launch, settings: config.Settings, job: Job) -> Membership:
-    conf = launch.config
-    if conf.rdzv_endpoint:
-        place = (
-            conf.rdzv_endpoint
-            if "://" in conf.rdzv_endpoint
-            else str(Path(conf.rdzv_endpoint).absolute())
-        )
-    else:
-        place = str(settings.dir)
-    past = read_events(settings.dir)
-    try:
-        wait_s = float(conf.rdzv_configs.get("join_timeout", JOIN_TIMEOUT_S))
-    except ValueError:
-        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds") from None
-    return Membership(
-        open_storage(place),
-        Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes),
-        run_id=job.id,
-        host=conf.local_addr or own_address(),
-        silence_s=settings.membership_silence_s,
-        attempt=max((event.attempt for event in past), default=0),
-        workers=conf.nproc_per_node,
-        timeout_s=wait_s,
-        say=say,
-    )
 
 
 def _quieten_torch() -> None:

@@ -34,7 +34,10 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> NoReturn:
-    """Run the script named on the command line, and leave with its exit code."""
+    """Run the script named on the command line, and leave with its exit code.
+
+    In a fresh interpreter, or in a fork of the server in ``launch.warm``, which looks like one.
+    """
     as_module = sys.argv[1] == "-m"
     del sys.argv[: 2 if as_module else 1]
     _die_with_agent()
@@ -71,10 +74,14 @@ def _run_script(script: str) -> None:
 
 def _die_with_agent() -> None:
     agent = int(os.environ.get(AGENT_VARIABLE, "0"))
-    if not agent:
-        return
+    if agent:
+        die_with(agent)
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent has died."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != agent:  # it died before we asked
+    if os.getppid() != parent:  # it died before we asked
         os._exit(1)
 
 

@@ -26,6 +26,9 @@ node_lost          node
 hang, straggler, anomaly, rollback
 restart            reason, restarts
 storage_error      operation (save, copy, prune), path, error, step, tier
+replicated         step, machine (that keeps the copy), bytes, seconds
+replica_failed     step, machine, reason (of the first failure; it is tried again)
+replica_refused    peer (its address), reason: traffic between machines that was not believed
 job_finished       exit_code, reason
 =================  ============================================================================
 """
@@ -58,6 +61,9 @@ EventName = Literal[
     "rollback",
     "restart",
     "storage_error",
+    "replicated",
+    "replica_failed",
+    "replica_refused",
     "job_finished",
 ]
 EVENT_NAMES: Final[frozenset[str]] = frozenset(get_args(EventName))

@@ -59,7 +59,13 @@ class Ledger:
 
         Never raises for a failing disk: the loss is counted in ``lost_events``.
         """
-        entry = Event(
+        entry = self.entry(event, rank, fields)
+        self.write(entry, durable=durable)
+        return entry
+
+    def entry(self, event: EventName, rank: int | None, fields: dict[str, Any]) -> Event:
+        """An event of this process, now."""
+        return Event(
             t=time.time(),
             mono=time.monotonic(),
             job=self.job,
@@ -69,6 +75,9 @@ class Ledger:
             event=event,
             fields=fields,
         )
+
+    def write(self, entry: Event, *, durable: bool) -> None:
+        """Append an event that may be older; never raises for a failing disk."""
         line = encode(entry)
         with self._lock:
             try:
@@ -83,7 +92,6 @@ class Ledger:
                     logger.warning("the ledger %s cannot be written: %s", self.path, error)
                 self.lost_events += 1
                 self._close()  # what comes next starts on a fresh line
-        return entry
 
     def close(self) -> None:
         """Close the file; a later ``append`` opens it again."""

@@ -41,6 +41,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         what: one plain sentence, without its full stop.
         ranks: the workers that were lost, in ascending order.
         from_step: the last completed step before it, if known.
+        standing_step: the newest commit when a drain ended without one (0: there was none).
         resumed_step: the step that training resumed from, if it has.
         resumed_t: when training resumed, if it has.
         back_t: when the first new step was sampled.
@@ -54,6 +55,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     ranks: tuple[int, ...] = ()
     from_step: int | None = None
+    standing_step: int | None = None
     resumed_step: int | None = None
     resumed_t: float | None = None
     back_t: float | None = None
@@ -61,10 +63,11 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost_steps(self) -> int | None:
-        """Completed steps that had to be done again, if known."""
-        if self.from_step is None or self.resumed_step is None:
+        """Completed steps that have, or had, to be done again, if known."""
+        stands = self.standing_step if self.resumed_step is None else self.resumed_step
+        if self.from_step is None or stands is None:
             return None
-        return max(0, self.from_step - self.resumed_step)
+        return max(0, self.from_step - stands)
 
 
 def incidents(events: Iterable[Event]) -> list[Incident]:
@@ -100,6 +103,7 @@ class _Open(msgspec.Struct):
     notice: Event | None = None
     losses: list[_Loss] = []
     stop: str = ""
+    standing_step: int | None = None
     resumed_step: int | None = None
     resumed_t: float | None = None
     back_t: float | None = None
@@ -130,6 +134,7 @@ class _Watch:
         self.attempt = 0
         self.running = False  # the attempt has formed and its end has not been seen
         self.step: int | None = None  # newest step of the attempt
+        self.committed = 0  # newest step that can be resumed from
         self.since_t = -math.inf  # when the attempt was first heard of
         self.last_t = 0.0  # time of the event before
 
@@ -251,7 +256,16 @@ class _Watch:
         opened = self._trouble(event, "drain", event.t)
         uncommitted = " without a commit" if event.get("committed") is False else ""
         opened.stop = f"all ranks stopped{_after(whole(event))}{uncommitted}"
+        if uncommitted:
+            opened.standing_step = self.committed
         self.running = False
+
+    def _commit(self, event: Event) -> None:
+        if event.get("kind", "full") != "full":  # weights alone are not resumed from
+            return
+        self.committed = max(self.committed, whole(event) or 0)
+        if self.open is not None and self.open.standing_step is not None:
+            self.open.standing_step = self.committed  # what was on its way has arrived
 
     def _job_finished(self, event: Event) -> None:
         self.running, self.heard = False, None
@@ -271,6 +285,7 @@ _ACTS: Final[dict[str, Callable[[_Watch, Event], None]]] = {
     "notice": _Watch._notice,
     "drain_agreed": _Watch._drain_agreed,
     "drained": _Watch._drained,
+    "commit": _Watch._commit,
     "job_finished": _Watch._job_finished,
 }
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TextIO
 
 from outlast.errors import Exit
 from outlast.ledger.events import Event
@@ -65,10 +66,22 @@ class Narrator:
 
 def say(text: str) -> None:
     """One line for people, apart from what the script prints."""
-    if sys.stderr is None:  # closed (2>&-): print would take standard output instead
+    stream: TextIO | None = sys.stderr
+    if stream is None:  # closed (2>&-): print would take standard output instead
         return
+    line = f"outlast: {text}\n"
+    is_collected = stream is not sys.__stderr__  # by a notebook, or a test
     with contextlib.suppress(OSError, ValueError):  # nobody reads any more: it stops nothing
-        print(f"outlast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - that is its purpose
+        if is_collected:
+            stream.write(line)
+            stream.flush()
+            return
+        stream.flush()
+        # Past its buffer: a line that cannot be written would stay there, the interpreter would try
+        # it again at its end, and the exit code of the whole process would be 120.
+        left = memoryview(line.encode(stream.encoding, "backslashreplace"))
+        while left:
+            left = left[os.write(stream.fileno(), left) :]
 
 
 def place(path: Path) -> str:

@@ -6,12 +6,14 @@ Used by the agent of each machine, and by the first worker of a machine where th
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from outlast.config import Settings
+from outlast.errors import ConfigError
 from outlast.notice import Approver, Notice
 from outlast.notice.platform import Chosen, choose
 from outlast.notice.watch import WatchThread
@@ -29,6 +31,22 @@ def chosen_for(settings: Settings) -> Chosen:
         file=settings.notice_file,
         command=settings.notice_command,
     )
+
+
+def checked(settings: Settings) -> Settings:
+    """The settings, if what they name as a source of notices can be asked.
+
+    Raises:
+        ConfigError: ``notice.command`` is a program that is not there.
+    """
+    command = settings.notice_command
+    if command and shutil.which(command[0]) is None:
+        source = settings.origin.get("notice.command", "")
+        raise ConfigError(
+            f"notice.command{f' (from {source})' if source else ''}: there is no program "
+            f"{command[0]}, so no notice would be heard from it; check the path"
+        )
+    return settings
 
 
 class PlatformDesk:

@@ -9,23 +9,34 @@ OSError that quotes nothing of the answer, which may be a secret.
 What can go wrong: a *name* in the address is looked up by the system, in the system's own time.
 Metadata services are reached by number.
 
-Rejected: urllib (takes proxies from the environment, follows redirects), a thread that is given up
-when it takes too long (threads pile up behind a dead service).
+Rejected: http.client (its parser of mail headers costs more processor time than all the rest, and
+that in a thread beside training); one connection for many questions (a service may close it between
+two of them, and the time for asking again is gone); urllib (takes proxies from the environment,
+follows redirects); a thread that is given up when it takes too long (threads pile up behind a dead
+service).
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
+import re
 import socket
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
+    from _typeshed import ReadableBuffer
+
+_PART_BYTES: Final = 16_384
+_HEAD_BYTES: Final = 65_536
+_LINE_BYTES: Final = 1024
+_HEAD_END: Final = re.compile(rb"\r?\n\r?\n")
+_STATUS: Final = re.compile(r"HTTP/1\.[01] +([1-5][0-9]{2})(?: |\r|\Z)")
+_LENGTH: Final = re.compile(r"[0-9]{1,18}")
+_CHUNK: Final = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;|\r|\Z)")
 
 
 class Answer(NamedTuple):
@@ -78,26 +89,99 @@ def request(
     deadline = time.monotonic() + timeout_s
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or 80
-    connection = http.client.HTTPConnection(host, port)
+    target = f"{parts.path}?{parts.query}" if parts.query else parts.path
+    given = {"Host": parts.netloc, "Accept-Encoding": "identity", "Connection": "close", **headers}
+    if body:
+        given["Content-Length"] = str(len(body))
+    lines = "".join(f"{name}: {value}\r\n" for name, value in given.items())
+    sent = f"{method} {target} HTTP/1.1\r\n{lines}\r\n".encode("ascii") + body
     try:
-        with contextlib.closing(connection):
-            connection.sock = _connect(host, port, deadline)
-            target = f"{parts.path}?{parts.query}" if parts.query else parts.path
-            sent = {**headers, "Connection": "close"}
-            connection.request(method, target, body or None, headers=sent)
-            response = connection.getresponse()
-            answered = response.read(max_body_bytes + 1)
+        with contextlib.closing(_connect(host, port, deadline)) as sock:
+            sock.sendall(sent)
+            return _Reader(sock, max_body_bytes).answer()
     except TimeoutError:
         raise TimeoutError(f"no whole answer within {timeout_s:g} s") from None
-    except http.client.HTTPException as error:
-        # Among them RemoteDisconnected, which is an OSError too. The text may quote the answer.
-        raise ConnectionError(f"the answer is not HTTP ({type(error).__name__})") from None
-    if len(answered) > max_body_bytes:
-        raise ConnectionError(f"the answer is larger than {max_body_bytes} bytes")
-    if response.length:  # http.client says so only of a read without a limit
-        raise ConnectionError(f"the answer was cut short: {response.length} bytes are missing")
-    told = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(response.status, answered, told)
+
+
+class _Reader:
+    """Reads one answer; it quotes nothing of it."""
+
+    def __init__(self, sock: _BoundedSocket, max_body_bytes: int) -> None:
+        self._sock = sock
+        self._limit = max_body_bytes
+        self._held = b""
+
+    def answer(self) -> Answer:
+        status, told = self._head()
+        while 100 <= status < 200:  # "go on": the answer follows
+            status, told = self._head()
+        if status in (204, 304):
+            return Answer(status, b"", told)
+        if told.get("transfer-encoding", "").lower() == "chunked":
+            return Answer(status, self._chunks(), told)
+        length = told.get("content-length")
+        if length is None:
+            return Answer(status, self._rest(), told)
+        if not _LENGTH.fullmatch(length):
+            raise ConnectionError("the answer is not HTTP (its length is no number)")
+        return Answer(status, self._exactly(int(length)), told)
+
+    def _head(self) -> tuple[int, dict[str, str]]:
+        while (end := _HEAD_END.search(self._held)) is None:
+            if len(self._held) > _HEAD_BYTES:
+                raise ConnectionError(f"the answer is not HTTP (no head in {_HEAD_BYTES} bytes)")
+            if not self._more():
+                what = "it is cut short" if self._held else "nothing came"
+                raise ConnectionError(f"the answer is not HTTP ({what})")
+        head, self._held = self._held[: end.start()], self._held[end.end() :]
+        first, *lines = head.decode("latin-1").split("\n")
+        status = _STATUS.match(first)
+        if status is None:
+            raise ConnectionError("the answer is not HTTP (its first line)")
+        pairs = (line.partition(":") for line in lines)
+        return int(status[1]), {name.strip().lower(): value.strip() for name, _, value in pairs}
+
+    def _exactly(self, length: int) -> bytes:
+        if length > self._limit:
+            raise ConnectionError(f"the answer is larger than {self._limit} bytes")
+        while len(self._held) < length:
+            if not self._more():
+                missing = length - len(self._held)
+                raise ConnectionError(f"the answer was cut short: {missing} bytes are missing")
+        found, self._held = self._held[:length], self._held[length:]
+        return found
+
+    def _rest(self) -> bytes:
+        while self._more():
+            if len(self._held) > self._limit:
+                break
+        if len(self._held) > self._limit:
+            raise ConnectionError(f"the answer is larger than {self._limit} bytes")
+        return self._held
+
+    def _chunks(self) -> bytes:
+        found = b""
+        while True:
+            while (end := self._held.find(b"\n")) < 0:
+                if len(self._held) > _LINE_BYTES or not self._more():
+                    raise ConnectionError("the answer was cut short: a chunk is missing")
+            line, self._held = self._held[:end], self._held[end + 1 :]
+            size = _CHUNK.match(line)
+            if size is None:
+                raise ConnectionError("the answer is not HTTP (the size of a chunk)")
+            length = int(size[1], 16)
+            if len(found) + length > self._limit:
+                raise ConnectionError(f"the answer is larger than {self._limit} bytes")
+            if not length:
+                return found  # what may follow, trailers, tells nothing
+            found += self._exactly(length)
+            if self._exactly(2) != b"\r\n":
+                raise ConnectionError("the answer is not HTTP (the end of a chunk)")
+
+    def _more(self) -> bool:
+        part = self._sock.receive()
+        self._held += part
+        return bool(part)
 
 
 class _BoundedSocket(socket.socket):
@@ -113,9 +197,9 @@ class _BoundedSocket(socket.socket):
         self._limit()
         super().sendall(data, flags)
 
-    def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
+    def receive(self) -> bytes:
         self._limit()
-        return super().recv_into(buffer, nbytes, flags)
+        return super().recv(_PART_BYTES)
 
     def _limit(self) -> None:
         left_s = self.deadline - time.monotonic()

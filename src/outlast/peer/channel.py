@@ -350,7 +350,9 @@ class Channel:
 def _refused(peer: str, error: SealError) -> SealError:
     """The error with the address in it; said once, here."""
     log.warning("refused %s: %s", peer, error.reason)
-    return type(error)(f"{peer} is refused: {error.reason}")
+    told = type(error)(f"{peer} is refused: {error.reason}")
+    told.reason = error.reason
+    return told
 
 
 class _Stream:

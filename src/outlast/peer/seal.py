@@ -118,11 +118,11 @@ class Handshake:
             Unsealer(to_check, first=1, max_payload_bytes=max_payload_bytes),
         )
 
-    def cut(self) -> CutShort:
+    def cut(self) -> SealError:
         """What it means that the stream ends now."""
         if not self.is_met:
-            return CutShort("the other side left before it said what it is")
-        return CutShort("the other side left before it proved the job's key; it may have another")
+            return CutShort("it left before it said what it is")
+        return SealError("it left without proving the job's key; it may have another")
 
     def _pair(self) -> tuple[bytes, bytes]:
         """The keys to send and to check with."""

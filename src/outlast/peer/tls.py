@@ -11,6 +11,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from outlast.config import Settings
 from outlast.errors import ConfigError
 
 
@@ -25,6 +26,25 @@ class Tls:
     cert: Path
     key: Path
     ca: Path
+
+    @classmethod
+    def of(cls, settings: Settings) -> Tls | None:
+        """As the settings say; None without them.
+
+        Raises:
+            ConfigError: some of the three are set, and not all.
+        """
+        cert, key, ca = settings.peer_tls_cert, settings.peer_tls_key, settings.peer_tls_ca
+        if cert is not None and key is not None and ca is not None:
+            return cls(cert=cert, key=key, ca=ca)
+        if cert is key is ca:  # all None
+            return None
+        names = {"peer.tls_cert": cert, "peer.tls_key": key, "peer.tls_ca": ca}
+        missing = next(name for name, path in names.items() if path is None)
+        raise ConfigError(
+            f"{missing} is not set; TLS between machines needs peer.tls_cert, peer.tls_key and "
+            "peer.tls_ca: set all three, or none"
+        )
 
     def client(self) -> ssl.SSLContext:
         """For the side that connects."""

@@ -93,6 +93,10 @@ def incident_lines(incident: Incident) -> list[Text]:
         lost = incident.lost_steps
         words = "" if lost is None else f", {humanise.count(lost, 'step')} lost"
         told.append(f"resumed at step {incident.resumed_step}{words}")
+    elif incident.lost_steps is not None:
+        stands = incident.standing_step
+        words = f"the commit of step {stands} stands" if stands else "nothing is committed"
+        told.append(f"{words}, {humanise.count(incident.lost_steps, 'step')} lost")
     lines = [first, Text(f"  {'; '.join(told)}")] if told else [first]
     return [*lines, Text(f"  {_back(incident)}")]
 

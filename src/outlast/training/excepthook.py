@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from types import TracebackType
 
 from outlast.errors import OutlastError
+from outlast.ledger.narrator import say
 
 
 def install() -> None:
@@ -22,8 +23,9 @@ def install() -> None:
         if not isinstance(error, OutlastError):
             previous(kind, error, tb)
             return
-        sys.stdout.flush()
-        print(f"outlast: {error}", file=sys.stderr, flush=True)  # noqa: T201 - for people
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or closed
+            sys.stdout.flush()
+        say(str(error))
         # The interpreter would exit with 1 whatever a hook does; the exit code is a contract.
         atexit._run_exitfuncs()
         os._exit(int(error.exit_code))

@@ -41,6 +41,7 @@ from outlast.notice import Notice
 from outlast.notice.foresight import Foresight
 from outlast.notice.record import fields_of
 from outlast.storage import Directory
+from outlast.tiers import PEER
 from outlast.training import resume
 from outlast.training.engine import Engine
 from outlast.training.flight import State, Written
@@ -185,7 +186,12 @@ class Rig:
         """All tiers, as this worker may read them."""
         memory, client = self.engine.line.memory(), self.engine.line.client
         # A keeper that has just been started has nothing, and is no place to look for anything.
-        places = [Place("memory", memory)] if memory is not None and memory.children() else []
+        places = []
+        if memory is not None and memory.children():
+            places.append(Place("memory", memory, in_memory=True))
+        if memory is not None and memory.num_peers and client is not None:
+            peers = Remote(client, PEER, "other machines' memory")
+            places.append(Place(PEER, peers, in_memory=True))
         self._memory = memory
         for tier in self._settings.tiers:
             if tier.kind == "directory":

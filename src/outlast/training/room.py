@@ -14,10 +14,12 @@ from outlast.config import Settings
 from outlast.keeper import wire
 from outlast.keeper.arena import Arena
 from outlast.keeper.client import Client
+from outlast.policy.replicas import num_replicas
 
 logger = logging.getLogger(__name__)
 
-MEMORY_TIER_BUFFERS: Final = 2  # what is in memory stays readable while the next is copied
+# What is in memory, and what others keep a copy of, stays readable while the next is copied.
+MEMORY_TIER_BUFFERS: Final = 2
 
 
 class Room:
@@ -31,9 +33,11 @@ class Room:
     def __init__(self, settings: Settings, world_size: int) -> None:
         self.reserved: wire.Reserved | None = None
         self._wanted = settings.checkpoint_buffers
-        if self._wanted is None and any(tier.kind == "memory" for tier in settings.tiers):
-            self._wanted = MEMORY_TIER_BUFFERS
         self._workers = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size)))
+        machines = -(-world_size // max(self._workers, 1))
+        stays = any(tier.kind == "memory" for tier in settings.tiers)
+        if stays or num_replicas(settings.peer_replicas, machines):
+            self._wanted = MEMORY_TIER_BUFFERS if self._wanted is None else self._wanted
         self._lock = threading.Lock()
         self._arenas: dict[int, Arena] = {}
         self._buffers: dict[int, torch.Tensor] = {}

@@ -35,7 +35,7 @@ from outlast.data.order import mix64
 from outlast.errors import ConfigError, Exit, OutlastError, StorageError
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
-from outlast.notice.desk import PlatformDesk
+from outlast.notice.desk import PlatformDesk, checked
 from outlast.notice.platform import Chosen
 from outlast.notice.record import answer_to, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
@@ -80,7 +80,7 @@ def session(
     arguments = {"dir": dir, "checkpoint.every": every, "checkpoint.keep": keep}
     with excepthook.one_line_errors():
         _refuse_misspelt(named)
-        return Session(config.load(arguments), Objects(named))
+        return Session(checked(config.load(arguments)), Objects(named))
 
 
 class Session:

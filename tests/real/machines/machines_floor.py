@@ -17,6 +17,7 @@ class Host:
         self.floor = floor
         self.machine = machine
         self.address = machine.address
+        self.name = machine.hostname
 
     def cold(self, *arguments, env=None, program=sys.executable, **options):
         """``python ARGUMENTS`` in a fresh interpreter; its id is that of the Python process."""

@@ -75,7 +75,7 @@ def test_termination_time_alone_is_heard(server, watcher):
     server.only_termination_time(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 90)))
     assert 0 < heard(watcher).seconds_left(time.time()) <= 90
     server.only_termination_time("nothing is planned")
-    assert watcher.poll() is None
+    assert [watcher.poll() for _ in range(5)][-1] is None
 
 
 @pytest.mark.parametrize("path", [TIME_PATH, REBALANCE_PATH])
@@ -221,12 +221,12 @@ def test_each_wait_gets_only_what_is_left_of_the_time(monkeypatch):
         bounded.deadline = 101.0
         now[0] = 100.75
         theirs.sendall(b"x")
-        assert bounded.recv_into(bytearray(8)) == 1
+        assert bounded.receive() == b"x"
         assert bounded.gettimeout() == 0.25
         now[0] = 101.0
         theirs.sendall(b"x")
         with pytest.raises(TimeoutError):
-            bounded.recv_into(bytearray(8))
+            bounded.receive()
         with pytest.raises(TimeoutError):
             bounded.sendall(b"x")
 

@@ -1,14 +1,13 @@
 """Channels over real loopback sockets: each kind of refusal, said once, with the address."""
 
 import contextlib
-import datetime
-import ipaddress
 import os
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from certificates import authority
 
 from outlast.errors import ConfigError, CutShort, SealError
 from outlast.peer import channel as channels
@@ -240,7 +239,7 @@ def test_a_wrong_key_or_purpose_is_refused_on_both_sides(
         (b"\x16\x03\x01\x02\x00\x01\x00", "does not speak this protocol"),
         (seal.MAGIC + b"\x02c\x07", "version 2"),
         (b"OL", "left before it said"),
-        (seal.Handshake(KEY, "testing", connects=True).hello, "left before it proved"),
+        (seal.Handshake(KEY, "testing", connects=True).hello, "left without proving"),
         (seal.Handshake(KEY, "testing", connects=True).hello + bytes(1000), "key"),
     ],
 )
@@ -274,45 +273,7 @@ def test_nobody_there_is_an_os_error(listener):
 @pytest.fixture(name="certificates", scope="module")
 def _certificates(tmp_path_factory):
     """``(job, stranger)``: Tls files of two authorities."""
-    return [_authority(tmp_path_factory.mktemp(name)) for name in ("job", "stranger")]
-
-
-def _authority(directory):
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    now = datetime.datetime.now(datetime.UTC)
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-    names = [
-        x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        for name in ("authority", "machine")
-    ]
-    for position, file in enumerate(("ca.pem", "cert.pem")):
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(names[position])
-            .issuer_name(names[0])
-            .public_key(keys[position].public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=position == 0, path_length=None), True)
-            .add_extension(
-                x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
-                False,
-            )
-        )
-        signed = builder.sign(keys[0], hashes.SHA256())
-        (directory / file).write_bytes(signed.public_bytes(serialization.Encoding.PEM))
-    (directory / "key.pem").write_bytes(
-        keys[1].private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return Tls(cert=directory / "cert.pem", key=directory / "key.pem", ca=directory / "ca.pem")
+    return [authority(tmp_path_factory.mktemp(name)) for name in ("job", "stranger")]
 
 
 def test_tls_carries_messages_and_bulk_both_ways_at_once(listener, certificates):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from outlast.errors import ConfigError, Exit
-from outlast.init.recipes import Slurm, Training, name_of
+from outlast.init.recipes import Slurm, Training, _limit_s, name_of
 
 
 def training(**settings):
@@ -52,6 +52,36 @@ def test_the_exit_codes_are_those_of_the_program():
     assert re.search(rf"^  {int(Exit.DRAINED)}\) ;;", text, re.MULTILINE)
     for code in (Exit.USAGE, Exit.GAVE_UP, Exit.STORAGE, Exit.REFUSED):
         assert not re.search(rf"^  .*\b{int(code)}\b.*\)", text, re.MULTILINE), code
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("2", 120), ("1:30", 90), ("0:02:00", 120), ("0-0:2", 120), ("0-0:01:59", 119), ("00", None)],
+)
+def test_a_time_limit_that_the_notice_would_use_up_is_refused(time, seconds):
+    def slurm(grace_s):
+        return Slurm(training=training(), time=time, grace_s=grace_s)
+
+    if seconds is None:  # no limit
+        assert slurm(65_535)
+        return
+    assert slurm(seconds - 1)
+    for grace_s in (seconds, seconds + 1):
+        with pytest.raises(ConfigError, match=f"--time {time} is {seconds} s"):
+            slurm(grace_s)
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [("2-1", 176_400), ("1-2:03", 93_780), ("1-2:03:04", 93_784), ("3:02:01", 10_921)],
+)
+def test_every_form_of_a_time_limit_is_counted_as_slurm_does(time, seconds):
+    assert _limit_s(time) == seconds
+
+
+def test_an_empty_directory_is_refused():
+    with pytest.raises(ConfigError, match="--dir '' names no directory"):
+        Slurm(training=training(), directory="")
 
 
 @pytest.mark.parametrize("time", ["90", "90:30", "24:00:00", "2-12", "2-12:30", "2-12:30:00"])

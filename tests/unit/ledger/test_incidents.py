@@ -166,6 +166,25 @@ def test_a_notice_that_ends_in_a_drain_closes_with_the_next_attempts_first_step(
     assert not incidents(drained()[:-1])[0].closed
 
 
+def test_a_drain_without_a_commit_has_lost_what_the_newest_commit_lacks():
+    given_up = [
+        *start(),
+        ev(3.0, "commit", 1, step=80, tier="local"),
+        ev(3.5, "commit", 1, step=85, tier="local", kind="weights"),
+        notice(4.5, 124.5),
+        ev(6.0, "drained", step=91, committed=False),
+    ]
+    (incident,) = incidents(given_up)
+    assert (incident.standing_step, incident.lost_steps) == (80, 11)
+    (incident,) = incidents([*given_up, ev(6.05, "commit", 1, step=90, tier="local")])
+    assert (incident.standing_step, incident.lost_steps) == (90, 1)
+    again = [ev(66.0, "job_started", 1), formed(67.0, 2), resumed(68.0, 70, 2)]
+    (incident,) = incidents([*given_up, *again])
+    assert (incident.standing_step, incident.resumed_step, incident.lost_steps) == (80, 70, 21)
+    (incident,) = incidents([one for one in given_up if one.event != "commit"])
+    assert (incident.standing_step, incident.lost_steps) == (0, 91)
+
+
 def test_a_drain_that_was_agreed_and_never_reached():
     events = [*drained()[:6], lost(6.0, signal=9)]
     assert incidents(events[:-1])[0].what == (

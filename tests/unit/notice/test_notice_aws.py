@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from outlast.notice import Notice
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.exchange import Answer
+from outlast.notice.watch import WatchThread
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
 DUE = NOW + 120
@@ -284,6 +285,52 @@ def test_softer_questions_that_fail_do_not_touch_the_notice_and_are_left_out(
     setattr(service, soft, Answer(200, DUE_TEXT.encode()) if soft == "time" else recommended())
     now[0] += 10
     assert watcher.poll() is not None
+
+
+def test_the_softer_questions_are_put_in_every_fifth_poll_and_5_s_later_at_most(
+    watcher, service, monkeypatch
+):
+    now = [100.0]
+    monkeypatch.setattr("outlast.notice.aws.time.monotonic", lambda: now[0])
+
+    def softer():
+        service.asked.clear()
+        watcher.poll()
+        paths = [path for method, path in service.asked if method == "GET"]
+        assert paths[0] not in (TIME_PATH, REBALANCE_PATH)
+        assert paths[1:] in ([], [TIME_PATH, REBALANCE_PATH])
+        return len(paths) > 1
+
+    assert [softer() for _ in range(11)] == ([True] + [False] * 4) * 2 + [True]
+    now[0] += 4.9
+    assert not softer()
+    now[0] += 0.2
+    assert softer()
+
+
+@pytest.mark.parametrize("soft", ["time", "rebalance"])
+def test_softer_word_stands_until_it_is_asked_for_again(watcher, service, soft):
+    setattr(service, soft, Answer(200, DUE_TEXT.encode()) if soft == "time" else recommended())
+    heard = watcher.poll()
+    assert heard is not None
+    setattr(service, soft, Answer(404, b""))
+    assert [watcher.poll() for _ in range(5)] == [heard] * 4 + [None]
+    service.get = announced()
+    assert watcher.poll().deadline_t == DUE
+
+
+def test_two_recommendations_are_two(service, clock):
+    heard = []
+    watch = WatchThread(AwsWatcher("http://service", clock=clock, send=service), heard.append)
+    for time in ("2017-09-18T08:20:00Z", "2017-09-18T08:20:00Z", "2017-09-19T08:20:00Z"):
+        service.rebalance = Answer(200, json.dumps({"noticeTime": time}).encode())
+        for _ in range(5):
+            watch.check()
+        clock.t += 43_200
+    assert [notice.detail[-25:] for notice in heard] == [
+        "2017-09-18T08:20:00+00:00",
+        "2017-09-19T08:20:00+00:00",
+    ]
 
 
 def test_the_softer_questions_share_their_time(watcher, service, monkeypatch):

@@ -39,6 +39,7 @@ def test_both_directions_carry_messages():
     from_b.finish()
 
 
+@settings(deadline=None)
 @given(
     payloads=st.lists(st.lists(st.binary(max_size=6000), max_size=3), max_size=6),
     cuts=st.lists(st.integers(1, 7000), min_size=1, max_size=8),
@@ -55,7 +56,7 @@ def test_a_stream_cut_anywhere_gives_the_same_messages(payloads, cuts):
     assert found == [b"".join(parts) for parts in payloads]
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(
     payloads=st.lists(st.binary(max_size=300), min_size=1, max_size=4),
     where=st.integers(0),
@@ -77,6 +78,7 @@ def test_a_changed_byte_is_refused_and_nothing_after_it_is_read(payloads, where,
     assert found == payloads[:num_whole]
 
 
+@settings(deadline=None)
 @given(
     order=st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(
         lambda order: order != list(range(len(order)))
@@ -95,6 +97,7 @@ def test_frames_out_of_their_order_are_refused(order):
     assert expected in str(refused.value)
 
 
+@settings(deadline=None)
 @given(cut=st.integers(1))
 def test_a_stream_that_ends_inside_a_frame_is_cut_short(cut):
     (sealer, _), (_, unsealer) = pair()
@@ -163,6 +166,7 @@ def test_a_hello_that_is_none_is_refused_after_seven_bytes(change, words):
         other.feed(change(one.hello)[:7])
 
 
+@settings(deadline=None)
 @given(data=st.binary(max_size=2000), cuts=st.integers(1, 50))
 def test_a_stranger_makes_us_hold_little_and_proves_nothing(data, cuts):
     one = seal.Handshake(KEY, "testing", connects=False)
@@ -176,6 +180,7 @@ def test_a_stranger_makes_us_hold_little_and_proves_nothing(data, cuts):
     assert not one.is_proven
 
 
+@settings(deadline=None)
 @given(start=st.integers(0, 200))
 def test_a_stranger_who_knows_the_hello_gets_no_further_than_the_proof(start):
     one = seal.Handshake(KEY, "testing", connects=False)

@@ -141,6 +141,24 @@ def test_a_running_job_says_when_it_was_last_heard_of():
     )
 
 
+def test_a_drain_that_was_given_up_says_what_it_lost():
+    def told(*, committed):
+        return Incident(
+            kind="drain",
+            attempt=1,
+            began_t=0.0,
+            detected_t=0.0,
+            what="all ranks stopped after step 57 without a commit",
+            from_step=57,
+            standing_step=committed,
+        )
+
+    assert plain(incident_lines(told(committed=50)))[1] == (
+        "  the commit of step 50 stands, 7 steps lost"
+    )
+    assert plain(incident_lines(told(committed=0)))[1] == ("  nothing is committed, 57 steps lost")
+
+
 @pytest.mark.parametrize(
     ("more", "state"),
     [

@@ -125,6 +125,7 @@ class Coordinator:
             host=join.host,
             address=join.address,
             workers=join.workers,
+            keeper=join.keeper,
             labels=join.labels,
         )
         self._guests[join.node] = _Guest(member, peer)
@@ -288,7 +289,9 @@ class Coordinator:
         self._stores = [*self._stores[-1:], store]  # workers of the last one may still be ending
         host = f"[{self._store_host}]" if ":" in self._store_host else self._store_host
         members = tuple(self._guests[node].member for node in form.members)
-        go = Go(attempt=form.attempt, members=members, store=f"{host}:{port}")
+        inside = set(form.members)
+        aside = tuple(node for node in self._guests if node not in inside)
+        go = Go(attempt=form.attempt, members=members, store=f"{host}:{port}", aside=aside)
         short = changes(self._last_go, go)
         knows = self._knows & set(form.members) if short is not None else set()
         if short is not None:

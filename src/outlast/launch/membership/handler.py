@@ -20,6 +20,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+import msgspec
 from torch.distributed.elastic.rendezvous import (
     RendezvousHandler,
     RendezvousInfo,
@@ -84,6 +85,7 @@ class Mailbox:
         self.departs: dict[str, Departs] = {}
         self.words = ""
         self.failed: Exception | None = None
+        self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def tell(self, message: Any) -> None:
         """Take a message; from the hub's thread."""
@@ -101,13 +103,22 @@ class Mailbox:
                     self.departs[message.node] = message
                 case Waits():
                     self.words = message.words
-            self.changed.notify_all()
+            self._notify()
 
     def fail(self, error: Exception) -> None:
         """The hub's thread has ended."""
         with self.changed:
             self.failed = error
-            self.changed.notify_all()
+            self._notify()
+
+    def look(self) -> None:
+        """There is no news until something is told."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.news)
+
+    def _notify(self) -> None:
+        self.changed.notify_all()
+        os.eventfd_write(self.news, 1)
 
 
 class Membership(RendezvousHandler):
@@ -148,9 +159,11 @@ class Membership(RendezvousHandler):
         self._say = say
         self._mail = Mailbox()
         self._is_closed = False
-        key = job_key(storage)
+        self.host = host
+        self.key = job_key(storage)
+        self.on_attempt: Callable[[Go], None] = lambda _: None  # told before workers are started
         try:
-            self._hub = Hub(key, host, silence_s, self._mail.fail)
+            self._hub = Hub(self.key, host, silence_s, self._mail.fail)
         except OSError as error:
             raise ConfigError(
                 f"no other machine can reach this one at {host}: {error.strerror or error}; name "
@@ -182,6 +195,15 @@ class Membership(RendezvousHandler):
     # --- what our agent asks and says ----------------------------------------------------------
 
     @property
+    def news(self) -> int:
+        """A descriptor that is readable once something was told, until ``look``."""
+        return self._mail.news
+
+    def look(self) -> None:
+        """What was told is looked at now."""
+        self._mail.look()
+
+    @property
     def attempt(self) -> Go | None:
         """The attempt that was joined last."""
         return self._mail.go
@@ -205,6 +227,10 @@ class Membership(RendezvousHandler):
     def somebody_departs(self) -> bool:
         """Whether a machine has had notice and the others go on."""
         return any(word.goes_on for word in self._mail.departs.values())
+
+    def announce_keeper(self, host: str, port: int) -> None:
+        """Where this machine's keeper talks to others; before ``start``."""
+        self.me = self._node.me = msgspec.structs.replace(self.me, keeper=(host, port))
 
     def start(self, *, warming: bool = False) -> None:
         """Begin to look for the others; ``warming``: it will not be ready at once."""
@@ -262,6 +288,7 @@ class Membership(RendezvousHandler):
                 continue
             rank = [member.node for member in go.members].index(self.me.node)
             self._ranks_from(go)
+            self.on_attempt(go)
             return RendezvousInfo(
                 store, rank, len(go.members), RendezvousStoreInfo(host, int(port))
             )

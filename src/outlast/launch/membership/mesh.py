@@ -45,9 +45,9 @@ class Mesh:
         self._watched = {
             members[place].node: members[place] for place in neighbours(mine, len(members))
         }
-        # Those that are cut off are tried on: somebody has to see when the cut heals.
-        known = self._watched.keys() | self._apart.keys()
-        for node in [node for node in self._peers if node not in known]:
+        # One that is out of reach is tried on: it comes back only if somebody says that it can.
+        kept = self._watched.keys() | self._apart.keys()
+        for node in [node for node in self._peers if node not in kept]:
             self._peers.pop(node).close()
         for node, member in self._watched.items():
             if node not in self._peers and node not in self._apart:

@@ -26,6 +26,7 @@ class Join(_Message):
         address: where its hub listens, host:port.
         attempt: the largest attempt that it has heard of.
         workers: how many it runs.
+        keeper: host and port where its keeper talks to others, or None.
         warming: it is not ready yet to start workers quickly.
         labels: zone, rack, pool, as far as known.
         knows: the fingerprint of the last attempt that it was in.
@@ -37,6 +38,7 @@ class Join(_Message):
     attempt: int
     knows: str = ""
     workers: int = 1
+    keeper: tuple[str, int] | None = None
     warming: bool = False
     labels: dict[str, str] = {}
 
@@ -114,15 +116,17 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     address: str
     workers: int = 1
+    keeper: tuple[str, int] | None = None
     labels: dict[str, str] = {}
 
 
 class Go(_Message):
-    """The attempt starts: your place is your place among ``members``."""
+    """The attempt starts: your place is your place among ``members``; ``aside`` wait meanwhile."""
 
     attempt: int
     members: tuple[Member, ...]
     store: str
+    aside: tuple[str, ...] = ()
 
 
 class GoOn(_Message):
@@ -137,6 +141,7 @@ class GoOn(_Message):
     gone: tuple[str, ...]
     added: tuple[Member, ...]
     store: str
+    aside: tuple[str, ...] = ()
 
 
 class Departs(_Message):
@@ -207,6 +212,7 @@ def changes(before: Go | None, go: Go) -> GoOn | None:
         gone=tuple(member.node for member in before.members if member.node not in here),
         added=tuple(member for member in go.members if member.node not in known),
         store=go.store,
+        aside=go.aside,
     )
     return message if changed(before, message) == go else None
 
@@ -215,7 +221,12 @@ def changed(before: Go, message: GoOn) -> Go:
     """The whole of what ``message`` says to those who know ``before``."""
     gone = set(message.gone)
     staying = tuple(member for member in before.members if member.node not in gone)
-    return Go(attempt=message.attempt, members=staying + message.added, store=message.store)
+    return Go(
+        attempt=message.attempt,
+        members=staying + message.added,
+        store=message.store,
+        aside=message.aside,
+    )
 
 
 def encode(message: Any) -> bytes:

@@ -269,6 +269,7 @@ class Node:
             attempt=self.attempt,
             knows=self._knows,
             workers=self.me.workers,
+            keeper=self.me.keeper,
             warming=self._warming,
             labels=self.me.labels,
         )

@@ -1,0 +1,43 @@
+"""What ``ddp_plain.py`` does, with a session in place of its own checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import outlast
+from bench.modes import Endless
+
+
+def main() -> None:
+    """Train for ever: whoever started this ends it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("records", type=Path)
+    parser.add_argument("--sleep", type=float, default=0.03)
+    options = parser.parse_args()
+    plain = importlib.import_module("ddp_plain")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = plain.GPT()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    records = plain.Records(options.records, rank)
+    with outlast.session(model=model, optimizer=optimizer, every="5 steps") as session:
+        for _ in session.steps(Endless(), until=10**9):
+            loss = ddp(*plain.batch(session.step, rank))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            time.sleep(options.sleep)
+            records.completed(session.step + 1, loss.item(), world)
+
+
+if __name__ == "__main__":
+    main()

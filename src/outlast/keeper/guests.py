@@ -1,0 +1,196 @@
+"""Other machines' newest snapshots, kept in this machine's memory for them.
+
+Guarantees: a copy is there in full, every block of it compared with the manifest, or not at all;
+the one before it stays until then, where there is memory for both. Only the newest of each machine
+stays. All of it is in the books, so that a keeper that is started again still has it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import xxhash
+
+from outlast.checkpoint.blocks import hashed
+from outlast.checkpoint.manifest import BLOCK_BYTES, FULL, MANIFEST, Manifest, decode
+from outlast.errors import CheckpointInvalid
+from outlast.keeper.holdings import COPIES, Holdings
+from outlast.keeper.memory import Copy, Kept
+from outlast.keeper.parley import Offer
+
+FILES_MAX: Final = 4096
+
+
+class Refused(Exception):
+    """A copy that is not taken, in words."""
+
+
+class Guest:
+    """A copy that is coming in.
+
+    Attributes:
+        problem: what was wrong with it, "" so far.
+    """
+
+    def __init__(self, offer: Offer, manifest: Manifest, small: dict[str, bytes]) -> None:
+        self.offer = offer
+        self.manifest = manifest
+        self.small = small
+        self.arenas: dict[str, int] = {}
+        self.views: dict[str, memoryview] = {}
+        self.problem = ""
+        self._missing = {
+            (name, index)
+            for name in offer.files
+            for index in range(len(manifest.files[name].xxh3_128))
+        }
+
+    def room_for(self, file: str, index: int, num_bytes: int) -> memoryview:
+        """Where a block goes.
+
+        Raises:
+            ValueError: there is no such block.
+        """
+        if file not in self.views or not 0 <= index < len(self.manifest.files[file].xxh3_128):
+            raise ValueError(f"there is no block {index} of {file}")
+        start = index * BLOCK_BYTES
+        view = self.views[file][start : start + BLOCK_BYTES]
+        if len(view) != num_bytes:
+            raise ValueError(f"block {index} of {file} has {len(view)} bytes, not {num_bytes}")
+        return view
+
+    def arrived(self, file: str, index: int) -> None:
+        """A block lies in its place: compare it with the manifest."""
+        start = index * BLOCK_BYTES
+        view = self.views[file][start : start + BLOCK_BYTES]
+        if xxhash.xxh3_128_hexdigest(view) == self.manifest.files[file].xxh3_128[index]:
+            self._missing.discard((file, index))
+        else:
+            self.problem = f"block {index} of {file} does not match its checksum"
+
+    def is_whole(self) -> bool:
+        """Whether every block came and was right."""
+        if self._missing and not self.problem:
+            file, index = min(self._missing)
+            self.problem = f"block {index} of {file} did not come"
+        return not self.problem
+
+
+class Guests:
+    """All of them.
+
+    Args:
+        job: id of the job.
+        holdings: this machine's memory.
+        lock: guards it.
+    """
+
+    def __init__(self, job: str, holdings: Holdings, lock: threading.RLock) -> None:
+        self._job = job
+        self._holdings = holdings
+        self._lock = lock
+        self._coming: dict[str, Guest] = {}
+
+    def receive(self, offer: Offer, small: Mapping[str, bytes]) -> Guest | None:
+        """Make room for a copy; None if it is here already.
+
+        Raises:
+            Refused: it makes no sense, is older than what is here, or there is no memory.
+        """
+        guest = Guest(offer, _checked(offer, small, self._job), dict(small))
+        books = self._holdings.books
+        with self._lock:
+            here = books.copies.get(offer.node)
+            if here is not None:
+                if here.kept.manifest == small[MANIFEST]:
+                    return None
+                if (here.kept.attempt, here.step) > (offer.attempt, offer.step):
+                    raise Refused(f"step {here.step} of attempt {here.kept.attempt} is here")
+            if offer.node in self._coming:
+                raise Refused("another copy of this machine is coming in")
+            numbers = self._find_room(offer)
+            guest.arenas = dict(zip(offer.files, numbers, strict=True))
+            guest.views = {
+                name: books.arenas[guest.arenas[name]].view[:size]
+                for name, size in offer.files.items()
+            }
+            self._coming[offer.node] = guest
+        return guest
+
+    def adopt(self, guest: Guest) -> None:
+        """It is whole: it takes the place of the one before."""
+        offer = guest.offer
+        with self._lock:
+            self._coming.pop(offer.node, None)
+            files = {name: (guest.arenas[name], size) for name, size in offer.files.items()}
+            kept = Kept(files=files, small=guest.small, attempt=offer.attempt)
+            self._holdings.books.copies[offer.node] = Copy(step=offer.step, kept=kept)
+            self._holdings.note()
+
+    def give_up(self, guest: Guest) -> None:
+        """It does not come in full; its memory is used for the next."""
+        with self._lock:
+            self._coming.pop(guest.offer.node, None)
+
+    def see_off(self, staying: Collection[str], newest: tuple[int, int]) -> None:
+        """Drop copies of machines that are gone, once newer ones of the others are here.
+
+        Args:
+            staying: the attempt's machines.
+            newest: (attempt, step) of what has just come in or been committed here.
+        """
+        books = self._holdings.books
+        with self._lock:
+            for node, copy in list(books.copies.items()):
+                if node not in staying and (copy.kept.attempt, copy.step) < newest:
+                    del books.copies[node]
+            if not books.copies and not self._coming:
+                self._holdings.drop(self._spare())
+            self._holdings.note()
+
+    def _find_room(self, offer: Offer) -> list[int]:
+        """Arenas for its files; if memory is short, the copy before it makes way."""
+        sizes, books = list(offer.files.values()), self._holdings.books
+        try:
+            return self._holdings.room(sizes, self._spare())
+        except OSError as error:
+            if books.copies.pop(offer.node, None) is None:
+                raise Refused(error.strerror or str(error)) from None
+        try:
+            return self._holdings.room(sizes, self._spare())
+        except OSError as error:
+            raise Refused(error.strerror or str(error)) from None
+
+    def _spare(self) -> set[int]:
+        """Arenas of copies that are no copy's."""
+        books = self._holdings.books
+        used = {arena for copy in books.copies.values() for arena, _ in copy.kept.files.values()}
+        used.update(*(guest.arenas.values() for guest in self._coming.values()))
+        return set(books.of_rank(COPIES)) - used
+
+
+def _checked(offer: Offer, small: Mapping[str, bytes], job: str) -> Manifest:
+    """The manifest of what is offered, which fits all of it.
+
+    Raises:
+        Refused: it does not.
+    """
+    try:
+        manifest = decode(small.get(MANIFEST, b""), offer.step)
+    except CheckpointInvalid as error:
+        raise Refused(error.reason) from None
+    if manifest.job != job:
+        raise Refused(f"it is of job {manifest.job}")
+    if manifest.attempt != offer.attempt or manifest.kind != FULL:
+        raise Refused("it is not what it is said to be")
+    if len(offer.files) > FILES_MAX:
+        raise Refused(f"{len(offer.files)} files")
+    for name, size in offer.files.items():
+        if name not in manifest.files or manifest.files[name].size != size or not size:
+            raise Refused(f"{name} is not what the manifest says")
+    for name, data in small.items():
+        if name != MANIFEST and manifest.files.get(name) != hashed(data):
+            raise Refused(f"{name} does not match its checksum")
+    return manifest

@@ -1,0 +1,176 @@
+"""What keepers of several machines say to each other, over sealed channels.
+
+Whoever connects asks or tells, and the other side answers. JSON carries the message, bulk bytes
+carry the files. Nothing that arrives can be decoded into anything but the structs below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal
+
+import msgspec
+
+from outlast.peer import Channel
+
+PURPOSE: Final = "keeper"
+CONNECT_S: Final = 5.0
+SILENCE_S: Final = 10.0  # without an acknowledgement from the other machine's kernel
+ANSWER_S: Final = 120.0
+LIST_S: Final = 660.0  # for what is in flight there to end
+SMALL_BYTES_MAX: Final = 1 << 28  # manifest and small states of a snapshot
+
+
+class _Message(msgspec.Struct, kw_only=True, tag=True):
+    """What all messages have in common."""
+
+
+class Offer(_Message):
+    """A snapshot of ``node`` to be kept; its small files follow as bulk, one behind the other.
+
+    ``files`` and ``small`` are name → size in bytes.
+    """
+
+    node: str
+    step: int
+    attempt: int
+    files: dict[str, int]
+    small: dict[str, int]
+
+
+class Block(_Message):
+    """A block of a file of the snapshot that was offered, as bulk."""
+
+    file: str
+    index: int
+
+
+class Whole(_Message):
+    """All blocks were sent."""
+
+
+class Withdrawn(_Message):
+    """The rest does not come: the snapshot is not there any more."""
+
+
+class Verdict(_Message):
+    """To Offer: "send", "have" or "refused"; to Whole: "have" or "refused"."""
+
+    verdict: Literal["send", "have", "refused"]
+    reason: str = ""
+
+
+class List(_Message):
+    """Asks what is in memory, once nothing of attempts before this one is in flight."""
+
+    attempt: int
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """What is there of one step: whose save, known by its manifest's hash, and name → size."""
+
+    attempt: int
+    manifest: str
+    files: dict[str, int]
+
+
+class Listing(_Message):
+    """What is in memory, by step: MessagePack, as bulk."""
+
+
+class Read(_Message):
+    """Asks for ``size`` bytes of a file from byte ``start`` on."""
+
+    step: int
+    manifest: str
+    file: str
+    start: int
+    size: int
+
+
+class Data(_Message):
+    """The bytes, as bulk; or why there are none."""
+
+    error: str = ""
+
+
+Message = Offer | Block | Whole | Withdrawn | Verdict | List | Listing | Read | Data
+_decoder: Final = msgspec.json.Decoder(Message)
+_listing: Final = msgspec.msgpack.Decoder(dict[int, Listed])
+
+
+def say(
+    channel: Channel,
+    message: Message,
+    bulk: Iterable[bytes | memoryview] = (),
+    pace: Callable[[int], None] | None = None,
+) -> None:
+    """Send a message.
+
+    Raises:
+        OSError: the other side is gone.
+    """
+    channel.send(msgspec.json.encode(message), bulk, pace=pace)
+
+
+def hear(channel: Channel, timeout_s: float | None = None) -> Any:
+    """The next message; None at the end.
+
+    Raises:
+        OSError, SealError: the other side is gone, or is not to be believed.
+        ValueError: what came is not a message.
+    """
+    raw = channel.receive(timeout_s)
+    if raw is None:
+        return None
+    try:
+        return _decoder.decode(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{channel.peer} says what is not understood: {error}") from None
+
+
+def ask(
+    channel: Channel,
+    message: Message,
+    kind: type[Any],
+    *,
+    bulk: Iterable[bytes | memoryview] = (),
+    timeout_s: float = ANSWER_S,
+) -> Any:
+    """Send a message and return its answer.
+
+    Raises:
+        OSError, SealError: see :func:`hear`.
+    """
+    say(channel, message, bulk)
+    answer = hear(channel, timeout_s)
+    if answer is None:
+        raise ConnectionResetError(f"{channel.peer} left without an answer")
+    if not isinstance(answer, kind):
+        raise ConnectionAbortedError(f"{channel.peer} answers with a {type(answer).__name__}")
+    return answer
+
+
+def take_bulk(channel: Channel, most: int) -> bytearray:
+    """The bulk of the last message, of at most so many bytes.
+
+    Raises:
+        ValueError: it is larger.
+    """
+    if channel.bulk_bytes > most:
+        raise ValueError(f"{channel.peer} sends {channel.bulk_bytes} bytes where {most} are taken")
+    data = bytearray(channel.bulk_bytes)
+    channel.receive_into(memoryview(data))
+    return data
+
+
+def decode_listing(data: bytes | bytearray) -> dict[int, Listed]:
+    """What a Listing's bulk says.
+
+    Raises:
+        ValueError: nothing.
+    """
+    try:
+        return _listing.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"a listing is not understood: {error}") from None

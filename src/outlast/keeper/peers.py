@@ -1,0 +1,196 @@
+"""What this machine's keeper has to do with those of other machines, put together.
+
+Copies of this machine's newest snapshot go to others (``replicate``), those of others are kept here
+(``reception``, ``guests``), and at a resume everybody's memory can be read (``neighbours``). None
+of it begins before a supervisor has handed over the job's key and a listening socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from outlast.checkpoint.manifest import FULL, decode, step_name
+from outlast.errors import CheckpointInvalid
+from outlast.keeper import parley, wire
+from outlast.keeper.guests import Guests
+from outlast.keeper.holdings import Holdings
+from outlast.keeper.memory import Kept, Memory
+from outlast.keeper.neighbours import Neighbours
+from outlast.keeper.pace import rate_of
+from outlast.keeper.reception import Reception, fingerprint
+from outlast.keeper.replicate import Replicator
+from outlast.keeper.setup import Setup
+from outlast.peer import Channel, Tls, connect
+from outlast.policy.replicas import Machine, holders, num_replicas
+from outlast.tiers import PEER
+
+logger = logging.getLogger(__name__)
+
+
+class Peers:
+    """Other machines' keepers.
+
+    Args:
+        setup: this keeper's.
+        holdings: its memory.
+        lock: guards it.
+        wait_for_earlier: waits until nothing of attempts before one is in flight.
+        record: puts an event into the ledger.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        holdings: Holdings,
+        lock: threading.RLock,
+        *,
+        wait_for_earlier: Callable[[int], None],
+        record: Callable[..., None],
+    ) -> None:
+        self._setup = setup
+        self._holdings = holdings
+        self._lock = lock
+        self._wait_for_earlier = wait_for_earlier
+        self._record = record
+        self._guests = Guests(setup.job, holdings, lock)
+        self._node = ""
+        self._key = b""
+        self._tls: Tls | None = None
+        self._reception: Reception | None = None
+        self._replicator: Replicator | None = None
+        self._neighbours: Neighbours | None = None
+        self._nodes: frozenset[str] = frozenset()
+
+    @property
+    def num_others(self) -> int:
+        """How many other machines can be asked."""
+        return len(self._neighbours.members) if self._neighbours else 0
+
+    @property
+    def tier(self) -> Neighbours:
+        """Their memory.
+
+        Raises:
+            KeyError: there are none.
+        """
+        if self._neighbours is None:
+            raise KeyError(PEER)
+        return self._neighbours
+
+    def serve(self, message: wire.Serve, key: bytes, fd: int) -> None:
+        """Listen for other machines; a supervisor that comes later takes the place of this one."""
+        self.stop()
+        self._node, self._key = message.node, key
+        files = [Path(file) for file in message.tls or ()]
+        self._tls = Tls(cert=files[0], key=files[1], ca=files[2]) if files else None
+        self._reception = Reception(
+            socket.socket(fileno=fd),
+            key,
+            self._tls,
+            guests=self._guests,
+            inventory=self._inventory,
+            view=self._view,
+            on_copy=lambda newest: self._guests.see_off(self._nodes, newest),
+            record=self._record,
+        )
+        self._replicator = Replicator(
+            message.node,
+            newest=self._newest,
+            view=self._view_of,
+            open_channel=self._open_channel,
+            rate_bytes=rate_of(self._setup.rate_bytes),
+            record=self._record,
+        )
+
+    def tell(self, message: wire.Members) -> None:
+        """An attempt has formed.
+
+        Raises:
+            ValueError: nobody has said who we are, or we are not among them.
+        """
+        nodes = {member.node: member for member in message.members}
+        if self._replicator is None or self._node not in nodes:
+            raise ValueError(f"{self._node or 'nobody'} is not among the members {sorted(nodes)}")
+        others = [member for member in message.members if member.node != self._node]
+        before, self._neighbours = (
+            self._neighbours,
+            Neighbours(message.attempt, others, self._open_channel),
+        )
+        if before is not None:
+            before.close()
+        self._nodes = frozenset(nodes)
+        replicas = num_replicas(self._setup.replicas, len(nodes))
+        machines = [Machine(node=one.node, labels=one.labels) for one in message.members]
+        chosen = holders(machines, replicas)[self._node]
+        self._replicator.to([nodes[node] for node in chosen])
+
+    def committed(self, newest: tuple[int, int]) -> None:
+        """A snapshot of this machine is committed: (attempt, step)."""
+        if self._replicator is not None:
+            self._replicator.committed()
+            if not self.num_others:
+                self._guests.see_off(self._nodes, newest)
+
+    def stop(self) -> None:
+        """End all talk with other machines."""
+        for part in (self._replicator, self._neighbours):
+            if isinstance(part, Replicator):
+                part.stop()
+            elif part is not None:
+                part.close()
+        if self._reception is not None:
+            self._reception.close()
+        self._replicator = self._neighbours = self._reception = None
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _open_channel(self, member: wire.Member) -> Channel:
+        return connect(
+            (member.host, member.port),
+            self._key,
+            parley.PURPOSE,
+            parley.CONNECT_S,
+            silence_s=parley.SILENCE_S,
+            tls=self._tls,
+        )
+
+    def _inventory(self, attempt: int | None) -> dict[int, Kept]:
+        if attempt is not None:
+            self._wait_for_earlier(attempt)
+        with self._lock:
+            return self._holdings.books.everything()
+
+    def _view(self, step: int, manifest: str, file: str) -> memoryview | None:
+        """A file of a save, as it lies here."""
+        with self._lock:
+            books = self._holdings.books
+            kept = books.everything().get(step)
+            if kept is None or fingerprint(kept) != manifest:
+                return None
+            return Memory(books.arenas, {step: kept}).view(f"{step_name(step)}/{file}")
+
+    def _view_of(self, step: int, kept: Kept, file: str) -> memoryview | None:
+        """A file of one of this machine's own snapshots, unless that is gone."""
+        with self._lock:
+            books = self._holdings.books
+            if books.kept.get(step) is not kept:
+                return None
+            return Memory(books.arenas, {step: kept}).view(f"{step_name(step)}/{file}")
+
+    def _newest(self) -> tuple[int, Kept] | None:
+        """The newest of this machine's own snapshots that a job can be resumed from."""
+        with self._lock:
+            own = sorted(
+                self._holdings.books.kept.items(), key=lambda one: (one[1].attempt, one[0])
+            )
+        for step, kept in reversed(own):
+            try:
+                if decode(kept.manifest, step).kind == FULL:
+                    return step, kept
+            except CheckpointInvalid as error:  # it was read back before it was put there
+                logger.warning("step %d in memory: %s", step, error.reason)
+        return None

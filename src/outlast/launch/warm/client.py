@@ -1,0 +1,241 @@
+"""The agent's end: the server's process, and workers that are its children and not ours."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from outlast.launch.warm.wire import (
+    Exited,
+    Message,
+    Preloaded,
+    Ready,
+    Reaped,
+    Refused,
+    Script,
+    Start,
+    Started,
+    Wire,
+    Worker,
+    readable,
+)
+
+READY_TIMEOUT_S: Final = 120.0  # on a machine where importing torch takes longer, so it does cold
+START_TIMEOUT_S: Final = 60.0  # one of the script's imports may be in its way
+END_TIMEOUT_S: Final = 5.0
+SOON_S: Final = 0.01
+
+
+class ServerLost(Exception):
+    """The server has died, or does not answer; its workers are gone, or go with it."""
+
+
+class StartRefused(Exception):
+    """The server must not be forked from; the text completes "because"."""
+
+
+class Server:
+    """A running server.
+
+    To be made in the agent's main thread, which outlives it: the kernel ends it with that thread.
+
+    Attributes:
+        environ: what it was started with.
+        pid: its process id.
+        is_lost: whether it has died.
+        preloaded: what it has said of the script's own imports.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = dict(environ)
+        self.is_lost = False
+        self.preloaded: Preloaded | None = None
+        self._is_ready = False
+        self._answer: Started | Refused | None = None
+        self._workers: dict[int, WarmProcess] = {}
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-u", "-m", "outlast.launch.warm"),
+                    *(str(theirs.fileno()), str(os.getpid())),
+                ],
+                env=self.environ,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C is the agent's to hear
+            )
+        self._wire = Wire(ours)
+        self.pid = self._process.pid
+
+    def wait_until_ready(self) -> None:
+        """Wait for its imports.
+
+        Raises:
+            ServerLost: it has died, or takes too long.
+        """
+        self._wait(lambda: self._is_ready, READY_TIMEOUT_S)
+
+    def preload(self, arguments: Sequence[str]) -> None:
+        """Have it import what the script will import; it says so in ``preloaded``, in its time."""
+        self._send(Script(arguments=[os.fsencode(one) for one in arguments]))
+
+    def start(self, workers: list[Worker], fds: list[int]) -> list[WarmProcess]:
+        """Fork workers.
+
+        Raises:
+            ServerLost: it has died, or does not answer.
+            StartRefused: a fork would not be a fresh start.
+        """
+        self._answer = None
+        self._send(Start(workers=workers), fds)
+        self._wait(lambda: self._answer is not None, START_TIMEOUT_S)
+        answer = self._answer
+        if isinstance(answer, Refused):
+            raise StartRefused(answer.reason)
+        assert answer is not None  # noqa: S101 - it was waited for
+        started = [WarmProcess(pid, self) for pid in answer.pids]
+        self._workers |= {process.pid: process for process in started}
+        self.hear()  # a worker may have ended already
+        return started
+
+    def hear(self, timeout_s: float = 0.0) -> None:
+        """Take in what it has said, waiting so long for the first word."""
+        while not self.is_lost:
+            try:
+                found = self._wire.receive(timeout_s)
+            except (EOFError, ValueError):
+                self._lose()
+                return
+            if found is None:
+                return
+            self._heard(found[0])
+            timeout_s = 0.0
+
+    @property
+    def fileno(self) -> int:
+        """Readable when it has something to say, or has died."""
+        return self._wire.sock.fileno()
+
+    def close(self) -> None:
+        """End it, and with it whatever worker is left."""
+        self._process.kill()
+        self._lose()
+
+    def _heard(self, message: Message) -> None:
+        if isinstance(message, Ready):
+            self._is_ready = True
+        elif isinstance(message, Started | Refused):
+            self._answer = message
+        elif isinstance(message, Preloaded):
+            self.preloaded = message
+        elif isinstance(message, Exited):
+            process = self._workers.pop(message.pid, None)
+            if process is not None:
+                process.ended(message.code)
+                with contextlib.suppress(OSError):
+                    self._wire.send(Reaped(pids=[message.pid]))
+
+    def _wait(self, condition: Any, timeout_s: float) -> None:
+        until_s = time.monotonic() + timeout_s
+        while not condition():
+            left_s = until_s - time.monotonic()
+            if left_s > 0:
+                self.hear(left_s)
+            else:
+                self._lose()
+            if self.is_lost:
+                raise ServerLost(f"their server {self._last_word(left_s)}")
+
+    def _send(self, message: Message, fds: list[int] | None = None) -> None:
+        if not self.is_lost:
+            try:
+                self._wire.send(message, fds)
+            except OSError:
+                self._lose()
+        if self.is_lost:
+            raise ServerLost(f"their server {self._last_word(1.0)}")
+
+    def _last_word(self, left_s: float) -> str:
+        if left_s <= 0:
+            return "does not answer"
+        code = self._process.returncode
+        if code is not None and code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}"
+
+    def _lose(self) -> None:
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self._wire.close()
+        # Its end of the socket is closed before it is dead; its own reason comes first.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=0.2)
+        self._process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=END_TIMEOUT_S)
+        for process in self._workers.values():
+            process.orphaned()
+        self._workers = {}
+
+
+class WarmProcess:
+    """A worker; what torch's agent and ours use of :class:`subprocess.Popen`.
+
+    Attributes:
+        pid: its process id, not given out again before ``returncode`` is known here.
+        returncode: its exit code (negative: the signal), or None.
+    """
+
+    def __init__(self, pid: int, server: Server) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server = server
+        self._pidfd = os.pidfd_open(pid)  # it is at most a zombie: the server waits for our word
+        self._is_orphan = False
+
+    def poll(self) -> int | None:
+        """The exit code, or None."""
+        if self.returncode is None:
+            self._server.hear()
+        if self.returncode is None and readable([self._pidfd], 0.0):
+            self._server.hear(SOON_S)  # it is about to tell
+            if self._is_orphan:
+                self.ended(-signal.SIGKILL)  # which the kernel sends when the server has died
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, waited for.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end in time.
+        """
+        until_s = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            left_s = None if until_s is None else until_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise subprocess.TimeoutExpired("outlast.launch.worker", timeout or 0.0)
+            waiting = [self._pidfd] if self._is_orphan else [self._server.fileno]
+            readable(waiting, left_s)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Signal it, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def ended(self, code: int) -> None:
+        """The server's word."""
+        self.returncode = code
+        os.close(self._pidfd)
+
+    def orphaned(self) -> None:
+        """The server has died, and takes this process with it."""
+        self._is_orphan = True

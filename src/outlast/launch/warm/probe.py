@@ -1,0 +1,219 @@
+"""Whether an import may be done ahead: tried in a fork, which is then thrown away.
+
+An import is declined when it leaves something behind that a fork would not have right: threads, a
+device driver, processes, open descriptors, handlers, other random numbers; and when it looks at
+what is different in each worker: its rank, its process id, the environment as a whole, fresh
+randomness. What C code reads by itself is not seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from outlast.launch import worker
+from outlast.launch.warm.imports import Wanted
+from outlast.launch.warm.state import has_children, unfit, visible
+from outlast.launch.warm.variables import is_per_worker
+
+PROBE_TIMEOUT_S: Final = 60.0  # of all imports of a script
+_NICENESS: Final = 10  # training goes on meanwhile
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """One import's: ``problem`` is empty if it is safe."""
+
+    wanted: Wanted
+    problem: str
+
+
+def load(wanted: Wanted) -> None:
+    """Do what the import statement would do."""
+    if wanted.names:
+        __import__(wanted.module, fromlist=wanted.names)
+    else:
+        importlib.import_module(wanted.module)
+
+
+def is_loaded(wanted: Wanted) -> bool:
+    """Whether there is nothing left to import; without looking, where looking imports."""
+    module = sys.modules.get(wanted.module)
+    return module is not None and all(name in vars(module) for name in wanted.names)
+
+
+class Probe:
+    """A fork that tries imports, one after the other.
+
+    Attributes:
+        fd: readable when there is a verdict, or when the fork has ended.
+        safe: what has been found safe.
+        declined: module → why not.
+        is_over: whether all is known.
+    """
+
+    def __init__(self, wanted: list[Wanted]) -> None:
+        self.safe: list[Wanted] = []
+        self.declined: dict[str, str] = {}
+        self.is_over = not wanted
+        self.fd = -1
+        self._left = list(wanted)
+        self._pid = 0
+        self._text = b""
+        self._said_problem = False
+        self._until_s = time.monotonic() + PROBE_TIMEOUT_S
+        if wanted:
+            self._fork()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it is given up."""
+        return max(self._until_s - time.monotonic(), 0.0)
+
+    def look(self) -> None:
+        """Take in what the fork has said; to be called when ``fd`` is readable or time is over."""
+        if not self.left_s:
+            self._ended(f"it takes longer than {PROBE_TIMEOUT_S:.0f} s")
+            self._finish()
+            return
+        data = os.read(self.fd, 1 << 16)
+        self._text += data
+        *lines, self._text = self._text.split(b"\n")
+        for line in lines:
+            self._take(msgspec.json.decode(line, type=Verdict))
+        if not data:
+            self._ended("it ends the process")
+        if not self._left:
+            self._finish()
+        elif self.fd < 0:
+            self._fork()  # for those after the one that failed
+
+    def _take(self, verdict: Verdict) -> None:
+        self._left.remove(verdict.wanted)
+        if verdict.problem:
+            self.declined[verdict.wanted.module] = verdict.problem
+            self._said_problem = True
+        else:
+            self.safe.append(verdict.wanted)
+
+    def _ended(self, otherwise: str) -> None:
+        """The fork is done, because of its last verdict or without one."""
+        assert self._pid > 0  # noqa: S101 - 0 would be our own group
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)  # with what it has started
+        os.waitpid(self._pid, 0)
+        os.close(self.fd)
+        self.fd, self._pid = -1, 0
+        if self._left and not self._said_problem:
+            self.declined[self._left.pop(0).module] = otherwise
+        self._said_problem = False
+
+    def _finish(self) -> None:
+        if self.fd >= 0:
+            self._ended("")
+        self.is_over = True
+
+    def _fork(self) -> None:
+        ours, theirs = os.pipe()
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                worker.die_with(server)
+                _let_go_of_all_but(theirs)
+                _try(self._left, theirs)
+            finally:
+                os._exit(0)
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # it has ended already
+            os.setpgid(pid, pid)
+        self.fd, self._pid = ours, pid
+
+
+def _let_go_of_all_but(said: int) -> None:
+    """What an import starts here must not hold the server's connection."""
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) not in (0, 1, 2, said):
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def _try(wanted: list[Wanted], said: int) -> None:
+    """In the fork: import, compare, tell; ends with the first problem."""
+    os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
+    for one in wanted:
+        problem = _problem(one)
+        os.write(said, msgspec.json.encode(Verdict(one, problem)) + b"\n")
+        if problem:
+            return
+
+
+def _problem(one: Wanted) -> str:
+    before = visible()
+    with _taps() as looked_at:
+        try:
+            load(one)
+        except BaseException as error:  # noqa: BLE001 - sys.exit at import, too
+            return f"it fails: {type(error).__name__}"
+    after = visible()
+    if looked_at:
+        return f"it looks at {looked_at[0]}"
+    changed = [name for name in before if before[name] not in (None, after[name])]
+    if changed:
+        return f"it changes {changed[0]}"
+    if has_children():
+        return "it starts processes"
+    return unfit()
+
+
+@contextlib.contextmanager
+def _taps() -> Iterator[list[str]]:
+    """Notes what an import looks at that is another thing in each worker."""
+    looked_at: list[str] = []
+    environ = type(os.environ)
+    numpy = sys.modules.get("numpy")
+
+    def read(self: Any, key: Any) -> Any:
+        if is_per_worker(os.fsdecode(key)):
+            looked_at.append(os.fsdecode(key))
+        return read_before(self, key)
+
+    def tap(call: Callable[..., Any], what: str) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            looked_at.append(what)
+            return call(*args, **kwargs)
+
+        return tapped
+
+    read_before = environ.__getitem__
+    places = [
+        (environ, "__iter__", "the whole environment"),
+        (os, "getpid", "the process id"),
+        (os, "urandom", "fresh randomness"),
+        (random.Random, "seed", "fresh randomness"),
+        *([(numpy.random, "default_rng", "fresh randomness")] if numpy else []),
+    ]
+    originals = [(place, name, getattr(place, name)) for place, name, _ in places]
+    for place, name, what in places:
+        setattr(place, name, tap(getattr(place, name), what))
+    environ.__getitem__ = read  # type: ignore[method-assign]
+    try:
+        yield looked_at
+    finally:
+        environ.__getitem__ = read_before  # type: ignore[method-assign]
+        for place, name, original in originals:
+            setattr(place, name, original)

@@ -1,0 +1,255 @@
+"""The server: imports, forks, and tells at once when a worker has ended.
+
+One thread, no device, no lock held, no child of anybody else's: checked before each fork, because
+only then a fork is as good as a fresh start. A worker that has ended stays a zombie until the agent
+has heard of it, so that its id cannot be another process's when the agent signals it.
+
+What can go wrong: an import that never ends (the agent stops waiting and starts cold), and being
+killed (the workers die with it, and the agent starts another one).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any, Final
+
+from outlast.launch import worker
+from outlast.launch.warm.child import Job
+from outlast.launch.warm.foresight import Foresight
+from outlast.launch.warm.imports import Reading, Wanted, is_at, own_modules, read, script_of
+from outlast.launch.warm.preload import import_stack
+from outlast.launch.warm.probe import Probe, is_loaded, load
+from outlast.launch.warm.state import unfit
+from outlast.launch.warm.wire import (
+    Exited,
+    Message,
+    Preloaded,
+    Ready,
+    Reaped,
+    Refused,
+    Script,
+    Start,
+    Started,
+    Wire,
+    Worker,
+    readable,
+)
+
+SESSION_TIMEOUT_S: Final = 5.0
+
+
+def serve(fd: int, agent: int, baseline: frozenset[str]) -> Job:
+    """Serve until the agent has gone; returns in a worker only, with what it is to be.
+
+    Args:
+        fd: of the socket.
+        agent: process id of the agent, with which this process dies.
+        baseline: modules that a cold worker has loaded when its script begins.
+    """
+    worker.die_with(agent)
+    here = sys.path.pop(0)  # what lies in the working directory is not what is to be imported
+    server = _Server(Wire(socket.socket(fileno=fd)), baseline)
+    import_stack(server.foresight)
+    gc.collect()
+    gc.freeze()  # a worker's collections then touch, and so copy, none of what it shares
+    job = server.run()
+    sys.path.insert(0, here)
+    return job
+
+
+class _Server:
+    def __init__(self, wire: Wire, baseline: frozenset[str]) -> None:
+        self._wire = wire
+        self._baseline = baseline
+        self._before = dict(os.environb)  # as it was started: imports may add to it
+        self._children: dict[int, int] = {}  # pidfd → pid
+        self.foresight = Foresight()
+        self._reading: Reading | None = None
+        self._probe = Probe([])
+        self._wanted: list[Wanted] = []  # still to be imported
+
+    def run(self) -> Job:
+        """Serve; returns in a worker only."""
+        self._tell(Ready())
+        while True:
+            ready = self._wait()
+            self._report_ended()
+            if self._wire.sock.fileno() in ready:
+                job = self._answer()
+                if job is not None:
+                    return job
+            elif self._is_probing and (self._probe.fd in ready or not self._probe.left_s):
+                self._probed()
+            elif self._wanted and not ready:
+                self._import_one()
+
+    def _wait(self) -> set[int]:
+        fds, timeout_s = [self._wire.sock.fileno(), *self._children], None
+        if self._wanted:
+            timeout_s = 0.0
+        elif self._is_probing:
+            fds.append(self._probe.fd)
+            timeout_s = self._probe.left_s
+        return readable(fds, timeout_s)
+
+    @property
+    def _is_probing(self) -> bool:
+        return not self._probe.is_over
+
+    def _answer(self) -> Job | None:
+        """Do what the agent asks for; a job in a worker."""
+        while (found := self._hear()) is not None:
+            message, fds = found
+            if isinstance(message, Start):
+                job = self._start(message, fds)
+                if job is not None:
+                    return job
+            elif isinstance(message, Script):
+                self._look_ahead(message)
+            elif isinstance(message, Reaped):
+                for pid in message.pids:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(pid, 0)
+        return None
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self._wire.send(message)
+        except OSError:
+            os._exit(0)
+
+    def _hear(self) -> tuple[Any, list[int]] | None:
+        try:
+            return self._wire.receive(0.0)
+        except (EOFError, ValueError):
+            os._exit(0)  # without the agent there is nothing to serve
+
+    # --- workers -----------------------------------------------------------------------------
+
+    def _start(self, message: Start, fds: list[int]) -> Job | None:
+        """Fork; a job in a worker, None in the server."""
+        reason = unfit() or self._objection(message.workers[0])
+        if reason:
+            for fd in fds:
+                os.close(fd)
+            self._tell(Refused(reason=reason))
+            return None
+        made = self._made_by_imports()
+        said, say = os.pipe()
+        given = list(fds)
+        pids = []
+        for one in message.workers:
+            mine = [given.pop(0) for _ in one.redirected]
+            pid = os.fork()
+            if pid == 0:
+                os.close(said)
+                self._wire.close()
+                theirs = set(fds).difference(mine)
+                probe = [self._probe.fd] if self._is_probing else []
+                for fd in (*theirs, *self._children, *probe):
+                    os.close(fd)
+                return Job(worker=one, fds=mine, say=say, environ_made=made)
+            pids.append(pid)
+        os.close(say)
+        for fd in fds:
+            os.close(fd)
+        self._wait_for_sessions(said, len(pids))
+        for pid in pids:
+            self._children[os.pidfd_open(pid)] = pid
+        self._tell(Started(pids=pids))
+        return None
+
+    @staticmethod
+    def _wait_for_sessions(said: int, count: int) -> None:
+        """Until each worker leads a group of its own: the agent signals groups."""
+        until_s = time.monotonic() + SESSION_TIMEOUT_S
+        while count > 0 and readable([said], max(until_s - time.monotonic(), 0.0)):
+            heard = len(os.read(said, count))
+            if not heard:
+                break  # the others have ended already
+            count -= heard
+        os.close(said)
+
+    def _report_ended(self) -> None:
+        for pidfd in readable(self._children, 0.0):
+            self._report(pidfd)
+
+    def _report(self, pidfd: int) -> None:
+        pid = self._children.pop(pidfd)
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        os.close(pidfd)
+        assert found is not None  # noqa: S101 - only WNOHANG gives nothing
+        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        self._tell(Exited(pid=pid, code=code))
+
+    def _made_by_imports(self) -> dict[bytes, bytes | None]:
+        """What imports have done to the environment: a cold worker's imports would do it too."""
+        now = os.environb
+        made: dict[bytes, bytes | None] = {
+            name: value for name, value in now.items() if self._before.get(name) != value
+        }
+        return made | {name: None for name in self._before if name not in now}
+
+    def _objection(self, one: Worker) -> str:
+        """What in the script asks for a fresh interpreter; empty if nothing does."""
+        arguments = [os.fsdecode(argument) for argument in one.arguments]
+        return self._shadowed(arguments) or self.foresight.objection(self._read(arguments))
+
+    def _read(self, arguments: list[str]) -> Reading:
+        if self._reading is None or not self._reading.is_current:
+            self._reading = read(arguments)
+        return self._reading
+
+    def _shadowed(self, arguments: list[str]) -> str:
+        """A module of the script's own that a cold worker would import in place of a loaded one."""
+        _, directory = script_of(arguments)
+        loaded = {name.partition(".")[0] for name in sys.modules}
+        loaded -= {name.partition(".")[0] for name in self._baseline}
+        for path in own_modules(directory):
+            name = path.name.partition(".")[0]
+            if name in loaded and not is_at(name, path):
+                return (
+                    f"{path.name} beside the script has the name of a module that is loaded already"
+                )
+        return ""
+
+    # --- the script's imports ----------------------------------------------------------------
+
+    def _look_ahead(self, message: Script) -> None:
+        arguments = [os.fsdecode(one) for one in message.arguments]
+        sys.argv = arguments[arguments[0] == "-m" :]
+        reading = self._read(arguments)
+        wanted = [one for one in reading.wanted if not is_loaded(one)]
+        # What a script sets, native code of other packages may read when it is loaded.
+        if wanted and not reading.settings:
+            self._probe = Probe(wanted)
+
+    def _probed(self) -> None:
+        self._probe.look()
+        if self._probe.is_over:
+            self._wanted = list(self._probe.safe)
+            if not self._wanted:
+                self._tell_imports()
+
+    def _import_one(self) -> None:
+        # It may take seconds, and a worker's end is not to wait for it.
+        before = signal.signal(signal.SIGCHLD, lambda *_: self._report_ended())
+        try:
+            with contextlib.suppress(Exception), self.foresight.noting(after_torch=True):
+                load(self._wanted.pop(0))
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+        if not self._wanted:
+            gc.collect()
+            gc.freeze()
+            self._tell_imports()
+
+    def _tell_imports(self) -> None:
+        modules = [one.module for one in self._probe.safe]
+        self._tell(Preloaded(modules=modules, declined=self._probe.declined))

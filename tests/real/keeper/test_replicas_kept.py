@@ -1,0 +1,231 @@
+"""Copies of each machine's snapshot in others' memory: a lost machine costs nothing."""
+
+import itertools
+import os
+import signal
+import socket
+
+import pytest
+from certificates import authority
+from floor import until
+from lean import shard
+from peer_floor import HEAD_BYTES, MANIFEST, Fleet, Relay, whole
+
+from outlast.checkpoint.manifest import BLOCK_BYTES
+from outlast.errors import CheckpointInvalid
+from outlast.keeper import parley
+from outlast.peer import connect
+
+NODES = ("n0", "n1", "n2")
+
+
+@pytest.fixture(name="fleet")
+def _fleet(floor, tmp_path):
+    fleets = []
+
+    def make(nodes=NODES, **options):
+        fleets.append(Fleet(floor, tmp_path, nodes, **options))
+        return fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        fleet.close()
+
+
+@pytest.mark.parametrize("lost", range(3))
+def test_after_the_loss_of_any_one_of_three_all_of_it_is_in_memory(fleet, lost):
+    size = BLOCK_BYTES + 30_000
+    job = fleet(size=size)
+    job.start(*NODES)
+    for step in (10, 20):
+        assert job.save(step) == ["", "", ""]
+    job.has_copies(20, *NODES)
+    job.machines[NODES[lost]].die()
+    job.shared.rename(job.shared.with_name("unreachable"))
+    left = [node for node in NODES if node != NODES[lost]]
+    job.form(*left)
+    for node in left:
+        with job.machines[node].places(job.attempt) as places:
+            assert whole(places, 20, 3, size)
+
+
+@pytest.mark.parametrize("lost", list(itertools.combinations(range(3), 2)))
+def test_with_two_replicas_two_of_three_can_be_lost(fleet, lost):
+    job = fleet(replicas=2)
+    job.start(*NODES)
+    assert job.save(10) == ["", "", ""]
+    until(lambda: all(len(job.machines[n].replicated(10)) == 2 for n in NODES), "two copies each")
+    for number in lost:
+        job.machines[NODES[number]].die()
+    (left,) = [node for number, node in enumerate(NODES) if number not in lost]
+    job.form(left)
+    with job.machines[left].places(job.attempt) as places:
+        assert [place.name for place in places] == ["memory"]
+        assert whole(places, 10, 3, job.size)
+
+
+def test_a_newcomer_reads_what_the_others_have(fleet):
+    job = fleet()
+    job.start(*NODES)
+    assert job.save(10) == ["", "", ""]
+    job.has_copies(10, *NODES)
+    job.machines["n1"].die()
+    job.add("new")
+    job.form("n0", "new", "n2")
+    with job.machines["new"].places(job.attempt) as places:
+        assert not places[0].storage.children()
+        assert whole(places, 10, 3, job.size)
+
+
+def test_without_replicas_a_lost_machine_leaves_a_gap(fleet):
+    job = fleet(replicas=0)
+    job.start(*NODES)
+    assert job.save(10) == ["", "", ""]
+    job.machines["n1"].die()
+    job.form("n0", "n2")
+    with (
+        job.machines["n0"].places(job.attempt) as places,
+        pytest.raises(CheckpointInvalid, match="rank-00001"),
+    ):
+        whole(places, 10, 3, job.size)
+
+
+def test_a_keeper_that_is_started_again_has_the_copies_and_its_port(fleet):
+    job = fleet()
+    job.start(*NODES)
+    assert job.save(10) == ["", "", ""]
+    job.has_copies(10, *NODES)
+    killed = job.machines["n0"].supervisor.pid
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: job.machines["n0"].supervisor.pid not in (killed, None), "another keeper")
+    job.machines["n1"].die()
+    job.form("n0", "n2")
+    for node in ("n0", "n2"):
+        with job.machines[node].places(job.attempt) as places:
+            assert whole(places, 10, 3, job.size)
+
+
+def test_a_machine_that_has_left_is_forgotten_once_newer_copies_are_here(fleet):
+    job = fleet()
+    job.start(*NODES)
+    assert job.save(10) == ["", "", ""]
+    job.has_copies(10, *NODES)
+    job.machines["n1"].die()
+    job.start("n0", "n2")
+    assert job.save(20) == ["", ""]
+    job.has_copies(20, "n0", "n2")
+
+    def steps():
+        found = []
+        for node in ("n0", "n2"):
+            with job.machines[node].places(job.attempt) as places:
+                found.append(places[0].storage.children())
+        return found
+
+    until(lambda: all("step-000000000020" in found for found in steps()), "the new step")
+    job.form("n0", "n2")
+    with job.machines["n0"].places(job.attempt) as places:
+        assert whole(places, 20, 2, job.size)
+        files = places[0].storage.children("step-000000000010")
+        assert "rank-00001.safetensors" not in files
+
+
+def test_another_key_is_refused_and_written_down(fleet):
+    job = fleet(nodes=("n0",))
+    job.add("n1", key=b"another key of thirty-two bytes!")
+    job.start("n0", "n1")
+    assert job.save(10) == ["", ""]
+    machines = job.machines.values()
+    until(lambda: all(m.events("replica_failed") for m in machines), "both fail")
+    until(lambda: all(m.events("replica_refused") for m in machines), "both refuse")
+    for machine in machines:
+        (event,) = machine.events("replica_refused")
+        assert "key" in event["reason"]
+        assert event["peer"].startswith("127.0.0.1:")
+        assert "does not hold this job's key" in machine.events("replica_failed")[0]["reason"]
+        assert not machine.events("replicated")
+        with machine.places(1) as places:
+            assert len(places[0].storage.children("step-000000000010")) == 3
+
+
+def test_altered_traffic_is_refused_and_sent_again(fleet):
+    job = fleet(nodes=("n0", "n1"))
+    relay = Relay(job.machines["n1"].port, flip_at=10_000)
+    job.start("n0", "n1", ports={"n1": relay.port})
+    assert job.save(10) == ["", ""]
+    (event,) = until(lambda: job.machines["n1"].events("replica_refused"), "a refusal")
+    assert "altered" in event["reason"]
+    relay.flip_at = None
+    job.has_copies(10, "n0", "n1")
+    relay.close()
+    job.machines["n0"].die()
+    job.form("n1")
+    with job.machines["n1"].places(job.attempt) as places:
+        assert whole(places, 10, 2, job.size)
+
+
+def test_replayed_traffic_is_refused_and_written_down(fleet):
+    job = fleet(nodes=("n0", "n1"))
+    relay = Relay(job.machines["n1"].port)
+    job.start("n0", "n1", ports={"n1": relay.port})
+    assert job.save(10) == ["", ""]
+    job.has_copies(10, "n0", "n1")
+    relay.close()
+    recorded = bytes(max(relay.sent, key=len))
+    assert len(recorded) > job.size
+    with socket.create_connection(("127.0.0.1", job.machines["n1"].port)) as sock:
+        sock.sendall(recorded)
+        assert until(lambda: job.machines["n1"].events("replica_refused"), "a refusal")
+    (event,) = job.machines["n1"].events("replica_refused")
+    assert "does not hold this job's key" in event["reason"]
+
+
+def test_a_copy_that_is_not_what_the_manifest_says_is_not_kept(fleet):
+    job = fleet(nodes=("n0", "n1"))
+    job.start("n0", "n1")
+    assert job.save(10) == ["", ""]
+    job.has_copies(10, "n0", "n1")
+    keeper = job.machines["n1"]
+    manifest = job.machines["n1"].storage.read("step-000000000010/manifest.json")
+    name, size = "rank-00000.safetensors", job.size + HEAD_BYTES
+    offer = parley.Offer(
+        node="stranger", step=10, attempt=1, files={name: size}, small={MANIFEST: len(manifest)}
+    )
+    channel = connect((keeper.host, keeper.port), job.key, parley.PURPOSE, 20)
+    answer = parley.ask(channel, offer, parley.Verdict, bulk=[manifest])
+    assert answer.verdict == "send"
+    parley.say(channel, parley.Block(file=name, index=0), [bytes(size)])
+    assert parley.ask(channel, parley.Whole(), parley.Verdict).verdict == "refused"
+    channel.close()
+    (event,) = keeper.events("replica_refused")
+    assert event["reason"] == f"block 0 of {name} does not match its checksum"
+    channel = connect((keeper.host, keeper.port), job.key, parley.PURPOSE, 20)
+    offer.files = {name: size + 1}
+    answer = parley.ask(channel, offer, parley.Verdict, bulk=[manifest])
+    assert answer.verdict == "refused"
+    assert "not what the manifest says" in answer.reason
+    channel.close()
+
+
+def test_over_tls_nothing_of_it_can_be_read_on_the_way(fleet, tmp_path):
+    (tmp_path / "tls").mkdir()
+    job = fleet(nodes=("n0", "n1"), tls=authority(tmp_path / "tls"))
+    relay = Relay(job.machines["n1"].port)
+    job.start("n0", "n1", ports={"n1": relay.port})
+    assert job.save(10) == ["", ""]
+    job.has_copies(10, "n0", "n1")
+    relay.close()
+    sent = b"".join(map(bytes, relay.sent))
+    assert len(sent) > job.size
+    assert shard(10, 64)[-64:] not in sent
+    job.machines["n0"].die()
+    job.form("n1")
+    with job.machines["n1"].places(job.attempt) as places:
+        assert whole(places, 10, 2, job.size)
+
+
+def test_members_without_ourselves_are_a_mistake(fleet):
+    job = fleet(nodes=("n0", "n1"))
+    members = [job.machines["n1"].member()]
+    with pytest.raises(ValueError, match="not among the members"):
+        job.machines["n0"].supervisor.tell_members(1, members)

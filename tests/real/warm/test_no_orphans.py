@@ -1,0 +1,93 @@
+"""The server's end is its workers' end, and the agent's end is everybody's."""
+
+import os
+import signal
+
+import psutil
+from floor import TRAIN, Job, until
+
+RANKS = 2
+STEPS = 60
+
+
+def start(floor, job, *options):
+    return floor.outlast(
+        *("run", "--nproc-per-node", RANKS, TRAIN, job.records, STEPS, "--light"),
+        *("--pause", "0.03", *options),
+        env=job.env,
+    )
+
+
+def servers(floor):
+    """The server's process, and not its forks."""
+    found = []
+    for process in floor.offspring():
+        try:
+            if "outlast.launch.warm" in process.cmdline():
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_an_agent_killed_alone_takes_all_with_it(floor, tmp_path):
+    job = Job(tmp_path / "job", RANKS)
+    run = start(floor, job)
+    until(lambda: job.begun() >= 5, "steps", running=run)
+    workers = floor.workers()
+    (server,) = servers(floor)
+    assert len(workers) == RANKS
+    assert {psutil.Process(pid).ppid() for pid in workers} == {server}
+    run.kill()
+    for pid in (server, *workers):
+        until(lambda pid=pid: not _runs(pid), f"the end of {pid}")
+
+
+def test_an_agent_killed_while_the_server_imports(floor, tmp_path):
+    job = Job(tmp_path / "job", RANKS)
+    run = start(floor, job)
+    (server,) = until(lambda: servers(floor), "a server", running=run)
+    run.kill()
+    until(lambda: not _runs(server), "the server's end")
+
+
+def test_a_server_killed_is_replaced(floor, tmp_path):
+    job, calm = (Job(tmp_path / name, RANKS) for name in ("job", "calm"))
+    run = start(floor, job)
+    until(lambda: job.begun() >= 5, "steps", running=run)
+    workers = floor.workers()
+    (server,) = servers(floor)
+    os.kill(server, signal.SIGKILL)
+    for pid in workers:
+        until(lambda pid=pid: not _runs(pid), f"the end of {pid}")
+    assert run.wait() == 0, run.text
+    lost = job.events("worker_lost")
+    assert {event["signal"] for event in lost} == {"SIGKILL"}
+    assert [event.attempt for event in job.events("attempt_formed")] == [1, 2]
+    assert "start cold" not in run.err
+    ranks = floor.ranks(RANKS, TRAIN, calm.records, STEPS, "--light", env=calm.env)
+    assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].text
+    assert [final["hash"] for final in job.finals()] == [final["hash"] for final in calm.finals()]
+
+
+def test_every_death_is_told_with_its_code(floor, tmp_path):
+    script = tmp_path / "codes.py"
+    script.write_text(
+        "import os, signal, sys, torch\n"
+        "attempt = int(os.environ['OUTLAST_ATTEMPT'])\n"
+        "if os.environ['RANK'] == '1' and attempt == 1:\n    sys.exit(41)\n"
+        "if os.environ['RANK'] == '1' and attempt == 2:\n    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "if attempt < 3:\n    signal.pause()\n"
+    )
+    job = Job(tmp_path / "job", RANKS)
+    run = floor.outlast("run", "--nproc-per-node", RANKS, script, env=job.env)
+    assert run.wait() == 0, run.text
+    lost = [(one.rank, one["exit_code"], one["signal"]) for one in job.events("worker_lost")]
+    assert lost == [(1, 41, None), (1, 0, "SIGUSR1")]
+
+
+def _runs(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

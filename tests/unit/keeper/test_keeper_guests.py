@@ -1,0 +1,277 @@
+"""Other machines' snapshots in this one's memory: whole or not at all, the newest of each."""
+
+import threading
+
+import pytest
+from keeper_fakes import JOB
+
+from outlast.checkpoint.blocks import hashed
+from outlast.checkpoint.manifest import (
+    BLOCK_BYTES,
+    FORMAT,
+    FULL,
+    MANIFEST,
+    Manifest,
+    encode,
+    shard_file,
+    state_file,
+    step_name,
+)
+from outlast.keeper import holdings, pace
+from outlast.keeper.arena import Arena
+from outlast.keeper.guests import Guests, Refused
+from outlast.keeper.holdings import COPIES, Holdings
+from outlast.keeper.memory import Books, Kept, Memory
+from outlast.keeper.parley import Offer
+
+GIB = 1 << 30
+SIZE = BLOCK_BYTES + 5000
+
+
+@pytest.fixture(name="free")
+def _free():
+    return [8 * GIB]
+
+
+@pytest.fixture(name="held")
+def _held(monkeypatch, free):
+    monkeypatch.setattr(holdings, "available_bytes", lambda: free[0])
+    monkeypatch.setattr(Arena, "touch_in_background", lambda _: None)
+    return Holdings({}, lambda *_: None)
+
+
+@pytest.fixture(name="guests")
+def _guests(held):
+    return Guests(JOB, held, threading.RLock())
+
+
+def data_of(step, size=SIZE):
+    return bytes([step]) * size
+
+
+def offered(node="n1", step=1, attempt=1, *, rank=0, size=SIZE, kind=FULL, job=JOB):
+    """An offer, and its small files."""
+    small = {state_file(rank): b"{}"}
+    files = {shard_file(rank): data_of(step, size)} if size else {}
+    manifest = Manifest(
+        format=FORMAT,
+        job=job,
+        step=step,
+        attempt=attempt,
+        world_size=1,
+        layout={"world": 1},
+        created_t=0.0,
+        files={name: hashed(data) for name, data in {**small, **files}.items()},
+        tensors={},
+        kind=kind,
+    )
+    small[MANIFEST] = encode(manifest)
+    sizes = {name: len(data) for name, data in files.items()}
+    offer = Offer(
+        node=node,
+        step=step,
+        attempt=attempt,
+        files=sizes,
+        small={name: len(data) for name, data in small.items()},
+    )
+    return offer, small
+
+
+def fill(guest, step, size=SIZE, *, blocks=(0, 1), spoil=()):
+    for file in guest.offer.files:
+        for index in blocks:
+            part = bytearray(data_of(step, size)[index * BLOCK_BYTES :][:BLOCK_BYTES])
+            if index in spoil:
+                part[-1] ^= 1
+            guest.room_for(file, index, len(part))[:] = part
+            guest.arrived(file, index)
+
+
+def take(guests, *args, **options):
+    offer, small = offered(*args, **options)
+    guest = guests.receive(offer, small)
+    fill(guest, offer.step)
+    assert guest.is_whole(), guest.problem
+    guests.adopt(guest)
+    return offer
+
+
+def test_a_copy_is_there_when_it_is_whole_and_survives_the_keeper(guests, held):
+    take(guests, step=3)
+    heir = Books()
+    heir.take_over(held.books.encode(), held.books.arenas)
+    for books in (held.books, heir):
+        memory = Memory(books.arenas, books.everything())
+        assert memory.children() == [step_name(3)]
+        assert memory.read(f"{step_name(3)}/{shard_file(0)}") == data_of(3)
+
+
+def test_a_torn_block_or_one_that_is_missing_is_no_copy(guests, held):
+    for how in ({"spoil": {1}}, {"blocks": (0,)}):
+        guest = guests.receive(*offered())
+        fill(guest, 1, **how)
+        assert not guest.is_whole()
+        assert "block 1 of rank-00000.safetensors" in guest.problem
+        guests.give_up(guest)
+    assert not held.books.copies
+    assert len(held.books.of_rank(COPIES)) == 1  # used again, and not taken anew
+
+
+def test_the_older_copy_stays_until_the_newer_one_is_whole(guests, held):
+    take(guests, step=1)
+    guest = guests.receive(*offered(step=2))
+    fill(guest, 2, blocks=(0,))
+    assert held.books.copies["n1"].step == 1
+    guests.give_up(guest)
+    take(guests, step=2)
+    take(guests, step=3)
+    assert held.books.copies["n1"].step == 3
+    assert len(held.books.of_rank(COPIES)) == 2
+
+
+def test_where_memory_is_short_the_older_copy_makes_way(guests, held, free):
+    take(guests, step=1)
+    free[0] = 0
+    guest = guests.receive(*offered(step=2))
+    assert not held.books.copies
+    fill(guest, 2)
+    guests.adopt(guest)
+    assert held.books.copies["n1"].step == 2
+    with pytest.raises(Refused, match="no memory for"):
+        guests.receive(*offered(node="n2"))
+    assert held.books.copies["n1"].step == 2
+
+
+def test_what_is_here_already_or_older_is_not_taken(guests):
+    take(guests, step=5, attempt=2)
+    assert guests.receive(*offered(step=5, attempt=2)) is None
+    with pytest.raises(Refused, match="step 5 of attempt 2 is here"):
+        guests.receive(*offered(step=9, attempt=1))
+    take(guests, step=4, attempt=3)
+
+
+def test_two_copies_of_one_machine_do_not_come_at_once(guests):
+    guest = guests.receive(*offered())
+    with pytest.raises(Refused, match="another copy"):
+        guests.receive(*offered(step=2))
+    guests.give_up(guest)
+    guests.receive(*offered(step=2))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda offer, small: offer.files.update({shard_file(0): 7}), "not what the manifest says"),
+        (lambda offer, small: offer.files.update({"../../etc/x": 7}), "not what the manifest says"),
+        (lambda offer, small: small.update({state_file(0): b"[]"}), "does not match its checksum"),
+        (lambda offer, small: small.update({MANIFEST: b"{}"}), "torn or altered"),
+        (lambda offer, small: small.pop(MANIFEST), "is empty"),
+        (lambda offer, small: setattr(offer, "step", 8), "that of step 1"),
+        (lambda offer, small: setattr(offer, "attempt", 8), "not what it is said to be"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(guests, held, change, words):
+    offer, small = offered()
+    change(offer, small)
+    with pytest.raises(Refused, match=words):
+        guests.receive(offer, small)
+    assert not held.books.of_rank(COPIES)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"job": "other"}, "of job other"), ({"kind": "weights"}, "not what")]
+)
+def test_other_jobs_and_weights_alone_are_refused(guests, options, words):
+    with pytest.raises(Refused, match=words):
+        guests.receive(*offered(**options))
+
+
+@pytest.mark.parametrize("block", [("rank-00001.safetensors", 0, 5), (shard_file(0), 2, 5)])
+def test_a_block_that_does_not_exist_has_no_room(guests, block):
+    guest = guests.receive(*offered())
+    with pytest.raises(ValueError, match="there is no block"):
+        guest.room_for(*block)
+    with pytest.raises(ValueError, match="has 5000 bytes, not 5"):
+        guest.room_for(shard_file(0), 1, 5)
+
+
+def test_who_is_gone_is_seen_off_once_newer_copies_are_here(guests, held):
+    take(guests, "gone", step=1)
+    take(guests, "stays", step=1)
+    guests.see_off({"stays"}, (1, 1))
+    assert held.books.copies.keys() == {"gone", "stays"}  # not older: its part may be needed
+    guests.see_off({"stays"}, (2, 1))
+    assert held.books.copies.keys() == {"stays"}
+    guests.see_off(set(), (2, 1))
+    assert not held.books.of_rank(COPIES)
+
+
+def test_commits_of_this_machine_leave_copies_alone(guests, held):
+    take(guests, step=1)
+    held.leave_out((0,), ())
+    assert held.books.copies.keys() == {"n1"}
+
+
+def test_of_two_saves_of_a_step_the_later_attempts_counts():
+    books = Books()
+    parts = {
+        attempt: Kept(
+            files={}, small={MANIFEST: b"%d" % attempt, f"a{attempt}": b"x"}, attempt=attempt
+        )
+        for attempt in (1, 2)
+    }
+    books.kept = {7: parts[1]}
+    assert books.everything()[7].small.keys() == {MANIFEST, "a1"}
+    from outlast.keeper.memory import Copy
+
+    books.copies = {"n1": Copy(step=7, kept=parts[2])}
+    assert books.everything()[7].small.keys() == {MANIFEST, "a2"}
+    same = Kept(files={}, small={MANIFEST: b"2", "b": b"y"}, attempt=2)
+    books.copies["n2"] = Copy(step=7, kept=same)
+    assert books.everything()[7].small.keys() == {MANIFEST, "a2", "b"}
+
+
+# --- pace ---------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self, monkeypatch):
+        self.now = 100.0
+        monkeypatch.setattr(pace.time, "monotonic", lambda: self.now)
+
+    def wait(self, seconds):
+        self.now += seconds
+        return False
+
+    def is_set(self):
+        return False
+
+
+def test_no_more_than_the_rate_goes_in_a_second(monkeypatch):
+    clock = Clock(monkeypatch)
+    wait = pace.Pace(1e6, clock)
+    for _ in range(100):
+        wait(50_000)
+    assert 4.8 <= clock.now - 100.0 <= 5.0
+    clock.now += 60.0  # idle: nothing is saved up but a moment's worth
+    before = clock.now
+    for _ in range(20):
+        wait(50_000)
+    assert 0.8 <= clock.now - before <= 1.0
+
+
+def test_a_wait_ends_when_it_is_stopped():
+    stop = threading.Event()
+    wait = pace.Pace(1.0, stop)
+    wait(1000)
+    stop.set()
+    with pytest.raises(ConnectionAbortedError):
+        wait(1000)
+
+
+def test_the_rate_follows_the_cores_unless_it_is_set(monkeypatch):
+    monkeypatch.setattr(pace.os, "sched_getaffinity", lambda _: set(range(4)))
+    assert pace.rate_of(None) == 4 * pace.RATE_PER_CORE_BYTES
+    assert pace.rate_of(5e6) == 5e6
+    monkeypatch.setattr(pace.os, "sched_getaffinity", lambda _: set(range(512)))
+    assert pace.rate_of(None) == pace.RATE_MAX_BYTES

@@ -1,0 +1,236 @@
+"""Warm or cold: what the end of an attempt leads to, and which server is asked."""
+
+import signal
+import sys
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+
+from outlast.launch.warm import early, starts
+from outlast.launch.warm.client import ServerLost, StartRefused
+from outlast.launch.warm.starts import COLD_FIRST_S, FIRST_S, MAX_SERVERS, Starts
+from outlast.launch.warm.variables import is_per_worker, lasting
+
+
+class FakeServer:
+    """A server that does what it is told to."""
+
+    made: ClassVar = []
+    outcomes: ClassVar = []
+
+    def __init__(self, environ):
+        self.environ = dict(environ)
+        self.is_lost = False
+        self.asked = []
+        FakeServer.made.append(self)
+
+    def wait_until_ready(self):
+        outcome = FakeServer.outcomes.pop(0) if FakeServer.outcomes else None
+        if outcome is not None:
+            self.is_lost = isinstance(outcome, ServerLost)
+            raise outcome
+
+    def preload(self, arguments):
+        self.asked.append(list(arguments))
+
+    def close(self):
+        self.is_lost = True
+
+
+class FakeContext:
+    def __init__(self, server, script, **asked):
+        self.server, self.script, self.asked = server, script, asked
+
+    def start(self):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch\n")
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr(starts.time, "monotonic", lambda: now.s)
+    monkeypatch.setattr(starts, "Server", FakeServer)
+    monkeypatch.setattr(starts, "WarmContext", FakeContext)
+    monkeypatch.setattr(starts.torchs, "start_processes", lambda **_: "cold")
+    FakeServer.made, FakeServer.outcomes = [], []
+    return now
+
+
+def launch(**changes):
+    given = {
+        "worker_options": ["-u", "-m", "outlast.launch.worker"],
+        "entrypoint": sys.executable,
+        "args": ["-u", "-m", "outlast.launch.worker", "train.py", "--lr", "1"],
+        "config": SimpleNamespace(numa_options=None),
+    }
+    return SimpleNamespace(**(given | changes))
+
+
+def started(one, environ=None):
+    """ "cold", or the server that was asked."""
+    with one.in_charge():
+        found = starts.torchs.start_processes(
+            envs={0: {"RANK": "0", **(environ or {})}}, start_method="spawn", name="x"
+        )
+    return getattr(found, "server", found)
+
+
+def make(said, **changes):
+    one = Starts(launch(**changes), True, said.append)
+    one.open()
+    return one
+
+
+def test_one_server_for_all_attempts_and_torchs_own_function_comes_back(clock):
+    said = []
+    original = starts.torchs.start_processes
+    one = make(said)
+    servers = {id(started(one, {"RANK": str(rank), "MASTER_PORT": str(rank)})) for rank in range(3)}
+    assert len(servers) == len(FakeServer.made) == 1
+    assert FakeServer.made[0].asked == [["train.py", "--lr", "1"]]  # once
+    assert starts.torchs.start_processes is original
+    assert not said
+
+
+def test_another_environment_asks_for_another_server(clock):
+    one = make([])
+    first = started(one)
+    second = started(one, {"OMP_NUM_THREADS": "7"})
+    assert second is not first
+    assert first.is_lost
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"worker_options": []}, "--no-python"),
+        ({"entrypoint": "/bin/python"}, "PYTHON_EXEC"),
+        ({"config": SimpleNamespace(numa_options=object())}, "NUMA"),
+    ],
+)
+def test_what_cannot_start_warm(clock, changes, reason):
+    said = []
+    one = make(said, **changes)
+    assert started(one) == "cold"
+    assert not FakeServer.made
+    (line,) = said
+    assert reason in line
+
+
+def test_a_light_script_starts_cold_without_a_word(clock, tmp_path):
+    said = []
+    (tmp_path / "train.py").write_text("import os\n")
+    one = make(said)
+    assert [started(one) for _ in range(2)] == ["cold"] * 2
+    assert FakeServer.made[0].is_lost
+    assert not said
+
+
+def test_a_refusal_is_for_good_and_said_once(clock):
+    said = []
+    FakeServer.outcomes = [StartRefused("an import has started 2 threads")]
+    one = make(said)
+    assert [started(one) for _ in range(3)] == ["cold"] * 3
+    assert said == ["workers start cold, because an import has started 2 threads"]
+    assert FakeServer.made[0].is_lost
+
+
+def test_a_server_that_dies_is_replaced_a_few_times(clock):
+    said = []
+    FakeServer.outcomes = [ServerLost("their server was ended by SIGKILL")] * MAX_SERVERS
+    one = make(said)
+    assert started(one) == "cold"
+    assert len(FakeServer.made) == MAX_SERVERS
+    (line,) = said
+    assert line.endswith("because their server was ended by SIGKILL")
+
+
+def test_a_death_at_once_leads_to_one_cold_start(clock):
+    said = []
+    one = make(said)
+    assert started(one) != "cold"
+    clock.s += FIRST_S / 2
+    one.ended([-signal.SIGSEGV])
+    assert started(one) == "cold"
+    clock.s += COLD_FIRST_S / 2
+    one.ended([1])  # cold it dies too: it was not for being warm
+    assert started(one) != "cold"
+    clock.s += FIRST_S / 2
+    one.ended([1])
+    assert started(one) == "cold"
+    clock.s += COLD_FIRST_S * 2
+    one.ended([1])
+    assert [started(one) for _ in range(2)] == ["cold"] * 2
+    assert said[-1].startswith("workers start cold, because a warm worker died")
+
+
+def test_a_trial_that_did_not_fail_proves_nothing(clock):
+    one = make([])
+    started(one)
+    one.ended([1])
+    assert started(one) == "cold"
+    clock.s += COLD_FIRST_S * 2
+    assert started(one) != "cold"  # another machine has come
+    clock.s += COLD_FIRST_S * 2
+    one.ended([1])
+    assert started(one) != "cold"
+
+
+@pytest.mark.parametrize(
+    ("lasted_s", "codes"),
+    [
+        (FIRST_S * 2, [-signal.SIGSEGV]),
+        (FIRST_S / 2, [-signal.SIGKILL]),
+        (FIRST_S / 2, [1, -signal.SIGTERM]),
+        (FIRST_S / 2, []),
+    ],
+)
+def test_deaths_that_prove_nothing(clock, lasted_s, codes):
+    one = make([])
+    started(one)
+    clock.s += lasted_s
+    one.ended(codes)
+    assert started(one) != "cold"
+
+
+def test_variables_of_a_worker_and_of_the_job():
+    assert all(map(is_per_worker, ("RANK", "OUTLAST_STORE", "TORCHELASTIC_RUN_ID", "MASTER_PORT")))
+    assert lasting({"RANK": "0", "PATH": "x", "OMP_NUM_THREADS": "1"}) == {
+        "PATH": "x",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "found"),
+    [
+        (["train.py"], {}, "1"),
+        (["--nproc-per-node", "4", "train.py"], {}, "4"),
+        (["--nproc_per_node=gpu", "train.py"], {}, "gpu"),
+        (["train.py", "--nproc-per-node", "4"], {}, "1"),
+        (["train.py"], {"PET_NPROC_PER_NODE": "2"}, "2"),
+        (["--nproc-per-node"], {}, ""),
+    ],
+)
+def test_the_guess_at_the_number_of_workers(arguments, environ, found):
+    assert early._num_workers(arguments, environ) == found
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--no-python", "x"]])
+def test_no_server_for_what_has_no_script(arguments, monkeypatch):
+    monkeypatch.setattr(early, "Server", None)
+    assert early.begin(arguments) is None
+
+
+def test_no_server_where_the_setting_says_so(monkeypatch):
+    monkeypatch.setattr(early, "Server", None)
+    monkeypatch.setenv("OUTLAST_WORKERS_WARM", "false")
+    assert early.begin(["train.py"]) is None
+    monkeypatch.setenv("OUTLAST_WORKERS_WARM", "perhaps")
+    assert early.begin(["train.py"]) is None  # which the agent will say

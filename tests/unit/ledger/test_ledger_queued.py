@@ -1,0 +1,76 @@
+"""Appending without waiting for the disk."""
+
+import threading
+
+import pytest
+
+from outlast.ledger.file import FILE_NAME, read_events
+from outlast.ledger.queued import QueuedLedger
+
+
+@pytest.fixture(name="ledger")
+def _ledger(tmp_path):
+    ledger = QueuedLedger(tmp_path, job="j", attempt=3)
+    yield ledger
+    ledger.close()
+
+
+def test_events_keep_their_order(ledger, tmp_path):
+    for number in range(500):
+        ledger.append("restart", reason=str(number), restarts=number)
+    assert ledger.flush()
+    found = list(read_events(tmp_path))
+    assert [event.fields["restarts"] for event in found] == list(range(500))
+    assert {event.attempt for event in found} == {3}
+
+
+def test_the_attempt_is_that_of_the_call(ledger, tmp_path):
+    ledger.append("restart", reason="", restarts=1)
+    ledger.attempt = 4
+    ledger.append("restart", reason="", restarts=2)
+    ledger.close()
+    assert [event.attempt for event in read_events(tmp_path)] == [3, 4]
+
+
+def test_a_disk_that_hangs_holds_nobody(ledger, tmp_path, monkeypatch):
+    hangs, let_go = threading.Event(), threading.Event()
+
+    def fsync(_):
+        hangs.set()
+        let_go.wait(60)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    ledger.append("restart", reason="", restarts=1)
+    assert hangs.wait(60)
+    ledger.append("restart", reason="", restarts=2)  # comes back at once
+    assert not ledger.flush(0.01)
+    let_go.set()
+    assert ledger.flush()
+    assert len(list(read_events(tmp_path))) == 2
+
+
+def test_a_full_queue_counts_what_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr("outlast.ledger.queued.WAITING_MAX", 1)
+    hangs, let_go = threading.Event(), threading.Event()
+
+    def fsync(_):
+        hangs.set()
+        let_go.wait(60)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    ledger = QueuedLedger(tmp_path, job="j")
+    ledger.append("restart", reason="", restarts=1)
+    assert hangs.wait(60)
+    for number in (2, 3, 4):
+        ledger.append("restart", reason="", restarts=number)
+    assert ledger.lost_events == 2
+    let_go.set()
+    ledger.close()
+    assert [event.fields["restarts"] for event in read_events(tmp_path)] == [1, 2]
+
+
+def test_a_disk_that_fails_is_counted(ledger, tmp_path):
+    (tmp_path / FILE_NAME).mkdir()
+    ledger.append("restart", reason="", restarts=1)
+    assert ledger.flush()
+    assert ledger.lost_events == 1
