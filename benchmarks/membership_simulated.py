@@ -28,6 +28,7 @@ from outlast.simulate.parts import Costs
 
 APART_S = 120.0  # between two losses, so that each is seen alone
 BACK_S = 45.0
+BAMBOO_S = 3 * 3600.0  # of the trace
 PER_RACK, PER_ZONE = 16, 1280
 HEADS = (
     f"{'machines':>8} {'losses':>7} {'attempts':>8} {'first s':>8} {'median s':>8} {'95 % s':>7} "
@@ -110,7 +111,7 @@ def traces(folder: Path, machines: int) -> None:
     print(f"\nrecorded fleets, at {machines} machines")
     chance = random.Random(4)
     bamboo = list(of_bamboo(folder / "bamboo" / "p3-trace.csv", machines, chance))
-    row("bamboo", run(machines, bamboo, duration_s=bamboo[-1].at_s + 600, min_share=0.1))
+    row("bamboo", run(machines, bamboo, duration_s=BAMBOO_S, min_share=0.1))
     lanl = list(of_lanl(folder / "lanl" / "failures_sys18.csv", machines, hours=24 * 14))
     fast = [loss._replace(at_s=loss.at_s / 84, back_s=loss.back_s / 84) for loss in lanl]
     row("LANL 18", run(machines, fast, duration_s=4 * 3600.0))

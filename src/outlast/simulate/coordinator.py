@@ -30,7 +30,8 @@ class Coordinator:
         self.guests: dict[str, tuple[Machine, int]] = {}
         self.is_over = False
         self._count = 0
-        self._knows: dict[str, int] = {}  # node → the attempt whose list it has
+        self.list = me.members  # of the last attempt that was heard of here
+        self._knows: set[str] = set()  # who has it
         self._form_s = self._stop_s = cluster.clock.now_s
         self._cause = "a new coordinator"
         self.roster = Roster(
@@ -74,6 +75,8 @@ class Coordinator:
         def join(now_s: float) -> list[Order]:
             if machine.life != life or not machine.is_up:
                 return []
+            if machine.attempt and machine.members == self.list:
+                self._knows.add(machine.name)
             self.guests[machine.name] = (machine, life)
             return self.roster.joined(
                 machine.name, now_s, attempt=machine.attempt, warming=machine.is_warming
@@ -88,6 +91,7 @@ class Coordinator:
             if name not in self.guests:
                 return []
             del self.guests[name]
+            self._knows.discard(name)
             return self.roster.lost(name, now_s, why, certain=certain, left=left)
 
         self.hear(lose)
@@ -136,11 +140,10 @@ class Coordinator:
         if not starts:
             return
         whole = self.cluster.costs.member_bytes * len(form.members)
-        before = form.attempt - 1
         for name in form.members:
-            changed = self._knows.get(name) == before and self.cluster.tells_changes
+            changed = name in self._knows and self.cluster.tells_changes
             self._tell(name, self._go(form), CHANGE_BYTES if changed else whole)
-        self._knows = dict.fromkeys(form.members, form.attempt)
+        self.list, self._knows = form.members, set(form.members)
         told_s = now_s + self.thread.spend(0.0) + self.cluster.costs.latency_s
         self.cluster.formed_one(form, self._stop_s, self._form_s, told_s, self._cause)
 

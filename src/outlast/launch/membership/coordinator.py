@@ -35,6 +35,7 @@ from outlast.launch.membership.messages import (
     changes,
     decode,
     encode,
+    fingerprint,
 )
 from outlast.policy.membership import End, Form, Leaves, Order, Phase, Roster, Stop
 
@@ -69,6 +70,7 @@ class Coordinator:
         held: a number that is claimed already, or None.
         deliver: takes what is said to its own machine.
         on_overtaken: told that somebody else coordinates.
+        last_go: the last attempt that its own machine was in, if any.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Coordinator:
         held: int | None,
         deliver: Callable[[Any], None],
         on_overtaken: Callable[[], None],
+        last_go: Go | None,
     ) -> None:
         self.roster = roster
         self._hub = hub
@@ -100,8 +103,9 @@ class Coordinator:
         self._count = 0
         self._words, self._words_s = "", 0.0
         self._over: Over | None = None
-        self._last_go: Go | None = None
-        self._knows: set[str] = set()  # who was told of it, on a connection that is still there
+        self._last_go = last_go
+        self._fingerprint = "" if last_go is None else fingerprint(last_go)
+        self._knows: set[str] = set()  # who has its list
         self._is_closed = False
         hub.later(TICK_S, self._tick)
         hub.later(0.0, self._live)
@@ -116,7 +120,6 @@ class Coordinator:
         known = self._guests.get(join.node)
         if known is not None and known.peer is not None:
             known.peer.close()  # it has connected anew
-            self._knows.discard(join.node)
         member = Member(
             node=join.node,
             host=join.host,
@@ -170,6 +173,9 @@ class Coordinator:
 
     def _joined(self, join: Join) -> None:
         now_s = time.monotonic()
+        self._knows.discard(join.node)
+        if join.knows and join.knows == self._fingerprint:
+            self._knows.add(join.node)
         self._obey(
             self.roster.joined(
                 join.node, now_s, host=join.host, attempt=join.attempt, warming=join.warming
@@ -292,12 +298,13 @@ class Coordinator:
             self._tell([node for node in form.members if node in knows], short)
         self._tell([node for node in form.members if node not in knows], go)
         self._last_go, self._knows = go, set(form.members)
+        self._fingerprint = fingerprint(go)
 
     def _end(self, over: Over) -> None:
         self._over = over
         self._count += 1
         alive = Alive(
-            attempt=self.roster.attempt,
+            attempt=max(self.roster.number, self._known),
             node=self._me.node,
             count=self._count,
             over=True,
@@ -344,20 +351,29 @@ class Coordinator:
             self._clerk.ask(lambda: self._look(alive, missing, known), self._looked)
         self._hub.later(ALIVE_S, self._live)
 
-    def _look(self, alive: Alive, missing: Claim | None, known: int) -> Claim | None:
-        """In the clerk's thread."""
+    def _look(
+        self, alive: Alive, missing: Claim | None, known: int
+    ) -> tuple[Claim | None, Alive | None]:
+        """In the clerk's thread: the newest claim, and the last sign of life of another's."""
         if missing is not None:
             self._claims.take(missing, known)
         newest = self._claims.newest()
         if newest is None or newest.node == self._me.node:
             self._claims.say_alive(alive)
             self._claims.forget_old()
-        return newest
+            return newest, None
+        return newest, self._claims.alive()
 
-    def _looked(self, newest: Claim | None, problem: OSError | None) -> None:
-        if problem is not None or newest is None or self._is_closed:
+    def _looked(
+        self, found: tuple[Claim | None, Alive | None] | None, problem: OSError | None
+    ) -> None:
+        if problem is not None or found is None or found[0] is None or self._is_closed:
             return
-        if newest.node != self._me.node and newest.attempt > self._known:
+        newest, sign = found[0], found[1]
+        if sign is not None and sign.over and sign.attempt >= self._known:
+            # The predecessor had ended the job; its word did not reach us.
+            self._obey(self.roster.end(sign.exit_code, sign.reason))
+        elif newest.node != self._me.node and newest.attempt > self._known:
             self._overtaken()
         elif newest.node == self._me.node:
             self._known = max(self._known, newest.attempt)

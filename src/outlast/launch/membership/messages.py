@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from typing import Any, Final
 
@@ -28,12 +29,14 @@ class Join(_Message):
         keeper: host and port where its keeper talks to others, or None.
         warming: it is not ready yet to start workers quickly.
         labels: zone, rack, pool, as far as known.
+        knows: the fingerprint of the last attempt that it was in.
     """
 
     node: str
     host: str
     address: str
     attempt: int
+    knows: str = ""
     workers: int = 1
     keeper: tuple[str, int] | None = None
     warming: bool = False
@@ -127,13 +130,14 @@ class Go(_Message):
 
 
 class GoOn(_Message):
-    """As Go, to those who have the list of ``before``: that list without ``gone``, then ``added``.
+    """As Go, to those who have a list already: that list without ``gone``, then ``added``.
 
+    ``before`` is that list's fingerprint: two attempts that never met may have the same number.
     What every machine is told about thousands of others is by far the most that is sent.
     """
 
     attempt: int
-    before: int
+    before: str
     gone: tuple[str, ...]
     added: tuple[Member, ...]
     store: str
@@ -188,15 +192,23 @@ Message = (
 _decoder = msgspec.json.Decoder(Message)
 
 
+def fingerprint(go: Go) -> str:
+    """What no other list of machines of this number has."""
+    if len(go.members) < MEMBERS_MANY:
+        return ""
+    names = ",".join(member.node for member in go.members)
+    return hashlib.sha256(f"{go.attempt}:{names}".encode()).hexdigest()[:32]
+
+
 def changes(before: Go | None, go: Go) -> GoOn | None:
     """What to tell those who know ``before``; None where the list itself is needed, or small."""
-    if before is None or len(go.members) < MEMBERS_MANY:
+    if before is None or min(len(go.members), len(before.members)) < MEMBERS_MANY:
         return None
     here = {member.node for member in go.members}
     known = {member.node for member in before.members}
     message = GoOn(
         attempt=go.attempt,
-        before=before.attempt,
+        before=fingerprint(before),
         gone=tuple(member.node for member in before.members if member.node not in here),
         added=tuple(member for member in go.members if member.node not in known),
         store=go.store,

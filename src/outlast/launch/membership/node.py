@@ -47,6 +47,7 @@ from outlast.launch.membership.messages import (
     changed,
     decode,
     encode,
+    fingerprint,
 )
 from outlast.policy import succession
 from outlast.policy.membership import Roster, Rules
@@ -97,6 +98,7 @@ class Node:
         self._peer: Peer | None = None  # to the coordinator
         self._follows: tuple[str, str] | None = None  # its node and address
         self._coordinator: Coordinator | None = None
+        self._knows = ""  # fingerprint of the next
         self._go: Go | None = None  # the attempt that we are in, or were in last
         self._ended: set[str] = set()  # of its members, those known to have ended
         self._departing: set[str] = set()
@@ -201,7 +203,8 @@ class Node:
             if self._go is not None and self._go.attempt <= alive.attempt:  # we were not told
                 self._end(Over(exit_code=alive.exit_code, reason=alive.reason))
             else:
-                self._claim(claim.attempt + 1, claim.attempt)  # it is started again
+                number = max(claim.attempt, alive.attempt) + 1
+                self._claim(number, claim.attempt)  # it is started again
         elif claim.node == self.me.node:
             self._claim(claim.attempt + 1, claim.attempt)
         else:
@@ -264,6 +267,7 @@ class Node:
             host=self.me.host,
             address=self._hub.address,
             attempt=self.attempt,
+            knows=self._knows,
             workers=self.me.workers,
             keeper=self.me.keeper,
             warming=self._warming,
@@ -329,16 +333,16 @@ class Node:
         """From the coordinator, wherever it is."""
         match message:
             case Go():
-                self._go = message
+                self._go, self._knows = message, fingerprint(message)
                 self.attempt = message.attempt
                 self._ended, self._said = set(), [s for s in self._said if isinstance(s, Leaving)]
                 self._departing &= {member.node for member in message.members}
                 self._mesh.watch(message)
                 self._tell(message)
-            case GoOn() if self._go is not None and self._go.attempt == message.before:
+            case GoOn() if self._go is not None and self._knows == message.before:
                 self._hear(changed(self._go, message))
             case GoOn():
-                logger.warning("attempt %d was never heard of here", message.before)
+                logger.warning("attempt %d goes on from one not heard of here", message.attempt)
                 self._superseded()  # to come to the coordinator anew
             case Departs():
                 self._departing.add(message.node)
@@ -444,6 +448,7 @@ class Node:
             held=held,
             deliver=self._hear,
             on_overtaken=self._superseded,
+            last_go=self._go,
         )
         self._coordinator.join_own(self._join())
         for message in list(self._said):

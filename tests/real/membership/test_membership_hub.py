@@ -1,0 +1,227 @@
+"""The hub over real sockets: strangers, nonsense, those who stop, those who die."""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from outlast.launch.membership import hub as hubs
+from outlast.launch.membership.hub import Hub
+
+KEY = b"k" * 32
+PEER = Path(__file__).with_name("hub_peer.py")
+LIMIT_S = 60
+
+
+class Heard:
+    """A hub, and what it is told."""
+
+    def __init__(self, silence_s=1.0, key=KEY):
+        self.news = queue.SimpleQueue()
+        self.peers = []
+        self.failed = []
+        self.hub = Hub(key, "127.0.0.1", silence_s, self.failed.append)
+        self.hub.on_accepted = self._accepted
+
+    def _accepted(self, peer):
+        self.peers.append(peer)
+        self.watch(peer)
+        self.news.put(("accepted", peer))
+
+    def watch(self, peer):
+        peer.on_message = lambda data: self.news.put(("message", data))
+        peer.on_closed = lambda why, certain: self.news.put(("closed", why, certain))
+
+    def dial(self, address):
+        def begin():
+            peer = self.hub.dial(address)
+            self.watch(peer)
+            peer.on_open = lambda one: self.news.put(("open", one))
+
+        self.hub.call(begin)
+
+    def next(self, kind):
+        """The next piece of news, which must be of this kind."""
+        news = self.news.get(timeout=LIMIT_S)
+        assert news[0] == kind, news
+        return news
+
+    def in_thread(self, function):
+        """What ``function`` gives in the hub's thread."""
+        answer = queue.SimpleQueue()
+        self.hub.call(lambda: answer.put(function()))
+        return answer.get(timeout=LIMIT_S)
+
+
+@pytest.fixture
+def make():
+    made = []
+
+    def one(**options):
+        made.append(Heard(**options))
+        made[-1].hub.start()
+        return made[-1]
+
+    yield one
+    for each in made:
+        each.hub.close()
+        assert not each.failed
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def one(address, key=KEY, silence_s=1.0):
+        process = subprocess.Popen(
+            [sys.executable, str(PEER), address, key.hex(), str(silence_s)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        started.append(process)
+        return process
+
+    yield one
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def raw(hub):
+    host, _, port = hub.hub.address.rpartition(":")
+    return socket.create_connection((host, int(port)), LIMIT_S)
+
+
+def test_messages_go_both_ways_in_order(make):
+    one, other = make(), make()
+    one.dial(other.hub.address)
+    mine = one.next("open")[1]
+    theirs = other.next("accepted")[1]
+    one.hub.call(lambda: [mine.send(b"%d" % number) for number in range(500)])
+    assert [other.next("message")[1] for _ in range(500)] == [b"%d" % n for n in range(500)]
+    other.hub.call(lambda: theirs.send(b"back"))
+    assert one.next("message")[1] == b"back"
+    one.hub.call(mine.close)
+    assert other.next("closed")[2]
+
+
+def test_another_key_is_refused_and_logged(make, caplog):
+    one, other = make(key=b"x" * 32), make()
+    one.dial(other.hub.address)
+    assert not one.next("closed")[1].startswith("open")
+    deadline = time.monotonic() + LIMIT_S
+    while "was refused" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "does not hold this job's key" in caplog.text
+    assert other.news.empty()
+    assert KEY.hex() not in caplog.text
+
+
+def test_nonsense_is_dropped_and_others_are_served(make, caplog):
+    one, other = make(), make()
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096, os.urandom(4096)):
+        with raw(other) as sock:
+            sock.sendall(nonsense)
+            with contextlib.suppress(ConnectionResetError):
+                while sock.recv(4096):  # its hello, then the end
+                    pass
+    assert "was refused" in caplog.text
+    one.dial(other.hub.address)
+    one.next("open")
+    other.next("accepted")
+
+
+def test_half_open_strangers_keep_nobody_out_for_long(make, monkeypatch):
+    monkeypatch.setattr(hubs, "STRANGERS_MAX", 8)
+    monkeypatch.setattr(hubs, "HANDSHAKE_S", 0.3)
+    one, other = make(silence_s=LIMIT_S), make()
+    strangers = [raw(other) for _ in range(40)]
+    one.dial(other.hub.address)
+    one.next("open")  # not refused: a closed door would be taken for a dead machine
+    other.next("accepted")
+    for sock in strangers:
+        sock.close()
+
+
+def test_more_machines_at_once_than_strangers_are_let_in(make, monkeypatch):
+    monkeypatch.setattr(hubs, "STRANGERS_MAX", 4)
+    one, other = make(silence_s=LIMIT_S), make()
+    for _ in range(60):
+        one.dial(other.hub.address)
+    for _ in range(60):
+        one.next("open")
+        other.next("accepted")
+
+
+def test_one_that_does_not_read_is_let_go(make, monkeypatch):
+    monkeypatch.setattr(hubs, "UNSENT_MAX", 1 << 20)
+    one, other = make(silence_s=LIMIT_S), make(silence_s=LIMIT_S)
+    one.dial(other.hub.address)
+    mine = one.next("open")[1]
+    other.next("accepted")
+    blocked = threading.Event()
+    other.hub.call(lambda: blocked.wait(LIMIT_S))
+    order = []
+
+    def flood():
+        mine.on_closed = lambda why, certain: (
+            order.append("closed"),
+            one.news.put(("closed", why)),
+        )
+        for _ in range(400):
+            mine.send(b"x" * 100_000)
+        order.append("sent")  # nobody is called back in the middle of it
+
+    one.hub.call(flood)
+    assert one.next("closed")[1] == "does not read what it is sent"
+    assert order == ["sent", "closed"]
+    blocked.set()
+
+
+def test_a_stopped_process_is_not_lost_and_a_killed_one_is_at_once(make, start):
+    one = make(silence_s=1.0)
+    process = start(one.hub.address)
+    peer = one.next("accepted")[1]
+    assert one.next("message")[1] == b"here"
+    os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(4.0)  # four times the limit
+    assert one.news.empty()
+    os.kill(process.pid, signal.SIGCONT)
+    one.hub.call(lambda: peer.send(b"still here"))
+    assert process.stdout.readline() == "still here\n"
+    process.kill()
+    _, why, certain = one.next("closed")
+    assert (why, certain) == ("has ended", True)
+
+
+def test_nobody_there_is_said_so(make):
+    one = make()
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+    one.dial(address)
+    _, why, certain = one.next("closed")
+    assert "refused" in why
+    assert not certain
+    one.dial("nowhere")
+    assert one.next("closed")[1] == "has no usable address"
+
+
+def test_a_timer_that_fails_ends_the_hub_and_is_told():
+    one = Heard()
+    one.hub.start()
+    one.hub.call(lambda: 1 / 0)
+    deadline = time.monotonic() + LIMIT_S
+    while not one.failed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert isinstance(one.failed[0], ZeroDivisionError)
+    one.hub.close()

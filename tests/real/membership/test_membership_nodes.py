@@ -1,0 +1,143 @@
+"""Several agents' memberships in one process, over real sockets and a real directory."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from outlast.launch.membership import JobOver, Membership, messages
+from outlast.launch.membership.claims import Claims
+from outlast.policy.membership import Rules
+from outlast.storage import Directory
+
+LIMIT_S = 60
+
+
+class Job:
+    """Some agents of one job."""
+
+    def __init__(self, folder):
+        self.storage = Directory(folder)
+        self.agents = []
+        self.pool = ThreadPoolExecutor(32)
+
+    def add(self, count, *, min_nodes, max_nodes=16):
+        rules = Rules(min_nodes=min_nodes, max_nodes=max_nodes, gather_s=0.5, expect_s=1.0)
+        new = [
+            Membership(
+                self.storage,
+                rules,
+                run_id="job",
+                host="127.0.0.1",
+                silence_s=1.0,
+                timeout_s=LIMIT_S,
+            )
+            for _ in range(count)
+        ]
+        self.agents += new
+        return new
+
+    def form(self, agents):
+        """All of them wait for the next attempt; the attempt that they are all in."""
+        waits = [self.pool.submit(agent.next_rendezvous) for agent in agents]
+        infos = [wait.result(LIMIT_S) for wait in waits]
+        goes = [agent.attempt for agent in agents]
+        assert len({go.attempt for go in goes}) == 1, goes
+        assert sorted(info.rank for info in infos) == list(range(len(agents)))
+        assert all(go.members == goes[0].members for go in goes)
+        return goes[0]
+
+    def first(self, go):
+        """The agent of rank 0, which coordinates."""
+        return next(agent for agent in self.agents if agent.me.node == go.members[0].node)
+
+    def crash(self, agent):
+        """Its process ends without a word."""
+        self.agents.remove(agent)
+        agent._hub.close()
+        agent._clerk.close(5)
+
+
+@pytest.fixture(params=[64, 2], ids=["whole lists", "changes"])
+def job(request, tmp_path, monkeypatch):
+    monkeypatch.setattr(messages, "MEMBERS_MANY", request.param)
+    one = Job(tmp_path)
+    yield one
+    for agent in one.agents:
+        agent.shutdown()
+    one.pool.shutdown(cancel_futures=True)
+
+
+def halted(agents):
+    deadline = time.monotonic() + LIMIT_S
+    while any(agent.num_nodes_waiting() == 0 for agent in agents):
+        assert time.monotonic() < deadline, [agent.halt for agent in agents]
+        time.sleep(0.01)
+
+
+def test_losses_and_newcomers(job):
+    agents = job.add(4, min_nodes=2)
+    go = job.form(agents)
+    other = next(agent for agent in agents if agent is not job.first(go))
+    job.crash(other)
+    halted(job.agents)
+    smaller = job.form(job.agents)
+    assert smaller.attempt > go.attempt
+    assert len(smaller.members) == 3
+    (new,) = job.add(1, min_nodes=2)
+    joining = job.pool.submit(new.next_rendezvous)
+    halted(job.agents[:-1])
+    waits = [job.pool.submit(agent.next_rendezvous) for agent in job.agents[:-1]]
+    for wait in [joining, *waits]:
+        wait.result(LIMIT_S)
+    assert {len(agent.attempt.members) for agent in job.agents} == {4}
+
+
+def test_coordinators_are_lost_one_after_the_other(job):
+    job.add(4, min_nodes=1)
+    go = job.form(job.agents)
+    for left in (3, 2, 1):
+        job.crash(job.first(go))
+        halted(job.agents)
+        go = job.form(job.agents)
+        assert len(go.members) == left
+    assert Claims(job.storage).newest().attempt == go.attempt
+
+
+def test_all_workers_fail_at_once_and_one_attempt_follows(job):
+    """Words that cross each other on their way must not stop what has just begun."""
+    job.add(4, min_nodes=4)
+    go = job.form(job.agents)
+    for _ in range(10):
+        following = job.form(job.agents)
+        assert following.attempt == go.attempt + 1
+        go = following
+        time.sleep(0.05)
+        assert not any(agent.num_nodes_waiting() for agent in job.agents)
+
+
+def test_the_end_of_the_job_reaches_those_who_were_not_told(job):
+    job.add(3, min_nodes=3)
+    go = job.form(job.agents)
+    for agent in job.agents:
+        agent.done()
+    for agent in job.agents:
+        assert agent.wait_until_over_or_halted(LIMIT_S)
+        assert agent.over.exit_code == 0
+    deaf = next(agent for agent in job.agents if agent is not job.first(go))
+    agents = [agent for agent in job.agents if agent is not deaf]
+    told = threading.Event()
+
+    def forget():
+        """As if the word had been lost with the connection."""
+        deaf._mail.over, deaf._node._over, deaf._node._is_over = None, None, False
+        deaf._node._peer.close()
+        deaf._node._coordinator_lost("has ended", True)
+        told.set()
+
+    deaf._hub.call(forget)
+    assert told.wait(LIMIT_S)
+    with pytest.raises(JobOver):
+        deaf.next_rendezvous()
+    assert all(agent.over for agent in agents)
