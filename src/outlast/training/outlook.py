@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import Any
+import queue
+import threading
+from typing import Any, Final
 
 from outlast.config import Settings
+from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.ledger.measured import Measured
 from outlast.notice.foresight import lanes
@@ -13,9 +17,14 @@ from outlast.policy.drain import Plan, plan
 
 logger = logging.getLogger(__name__)
 
+LOOK_S: Final = 0.5
+
 
 class Outlook:
     """Reads the ledger when it is asked; nothing is read on the step's path.
+
+    A disk that hangs delays an answer by ``LOOK_S`` at most: it is then given from what was read
+    before.
 
     Args:
         settings: the job's.
@@ -25,6 +34,8 @@ class Outlook:
         self._settings = settings
         self._follower = Follower(settings.dir)
         self._measured = Measured()
+        self._new: queue.SimpleQueue[list[Event]] = queue.SimpleQueue()
+        self._reader: threading.Thread | None = None
 
     def plan(self, left_s: float | None, *, in_step_s: float | None, saving: bool) -> Plan:
         """What to do about a notice.
@@ -55,9 +66,18 @@ class Outlook:
         return None if step is None else steps * step.fast_s
 
     def _look(self) -> None:
+        if self._reader is None or not self._reader.is_alive():
+            self._reader = threading.Thread(target=self._read, name="outlast-outlook", daemon=True)
+            self._reader.start()
+        self._reader.join(LOOK_S)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                for event in self._new.get_nowait():
+                    self._measured.take(event)
+
+    def _read(self) -> None:
         try:
-            for event in self._follower.poll():
-                self._measured.take(event)
+            self._new.put(self._follower.poll())
         except OSError as error:
             logger.warning("the ledger cannot be read: %s", error)
 
