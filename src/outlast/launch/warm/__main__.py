@@ -1,4 +1,7 @@
-"""``python -u -m outlast.launch.warm SOCKET AGENT``: the server; only our agent calls it so."""
+"""``python -u -m outlast.launch.warm SOCKET AGENT [SIGNAL…]``: the server; only our agent calls it.
+
+The signals named are blocked in it, and not in its workers.
+"""
 
 import sys
 
@@ -10,11 +13,12 @@ _BASELINE = frozenset(sys.modules)
 def _main() -> None:
     from outlast.launch.warm.server import serve
 
-    job = serve(int(sys.argv[1]), int(sys.argv[2]), _BASELINE)
+    _, fd, agent, *held = sys.argv
+    job = serve(int(fd), int(agent), _BASELINE)
     # In a worker from here on, far from the server's frames and what they hold.
     from outlast.launch.warm.child import become
 
-    become(job)
+    become(job, [int(number) for number in held])
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 import msgspec
@@ -31,10 +33,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     environ_made: dict[bytes, bytes | None]
 
 
-def become(job: Job) -> NoReturn:
-    """Run the worker's script; whatever happens, nothing of the server runs on in here."""
+def become(job: Job, held: Sequence[int]) -> NoReturn:
+    """Run the worker's script; whatever happens, nothing of the server runs on in here.
+
+    Args:
+        job: what this fork is to be.
+        held: signals that are blocked in the server alone.
+    """
     try:
         _become(job)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
         worker.main()
     except BaseException:  # noqa: BLE001 - main() leaves by itself: this is ours
         traceback.print_exc()

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from outlast.launch.warm.wire import (
@@ -31,6 +31,9 @@ READY_TIMEOUT_S: Final = 120.0  # on a machine where importing torch takes longe
 START_TIMEOUT_S: Final = 60.0  # one of the script's imports may be in its way
 END_TIMEOUT_S: Final = 5.0
 SOON_S: Final = 0.01
+_HELD: Final = frozenset(
+    (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+)
 
 
 class ServerLost(Exception):
@@ -62,11 +65,12 @@ class Server:
         self._workers: dict[int, WarmProcess] = {}
         self._started: list[WarmProcess] = []
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, _held_back() as held:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-u", "-m", "outlast.launch.warm"),
                     *(str(theirs.fileno()), str(os.getpid())),
+                    *(str(int(number)) for number in held),
                 ],
                 env=self.environ,
                 pass_fds=[theirs.fileno()],
@@ -186,6 +190,20 @@ class Server:
         for process in self._workers.values():
             process.orphaned()
         self._workers = {}
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[list[signal.Signals]]:
+    """A process that is started in this block is born with these signals blocked.
+
+    Schedulers signal every process of a job, and the server must outlive its workers' drain. Its
+    workers get the signals back, and with them what has come since they were forked.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+    try:
+        yield sorted(_HELD - before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class WarmProcess:
