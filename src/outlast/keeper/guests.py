@@ -135,11 +135,11 @@ class Guests:
             self._coming.pop(guest.offer.node, None)
 
     def see_off(self, staying: Collection[str], newest: tuple[int, int]) -> None:
-        """Drop copies of machines that are gone, once newer ones of the others are here.
+        """Drop what machines have left here that do not leave anything here any more.
 
         Args:
-            staying: the attempt's machines.
-            newest: (attempt, step) of what has just come in or been committed here.
+            staying: the machines whose copies are kept here.
+            newest: (attempt, step): only what is older goes.
         """
         books = self._holdings.books
         with self._lock:

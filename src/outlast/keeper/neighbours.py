@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 ASKED_AT_ONCE: Final = 16
 IDLE_CHANNELS: Final = 4  # kept open to each machine
+LOOK_AGAIN_S: Final = 1.0  # for a file that nobody had
 
 
 class Neighbours:
@@ -44,6 +46,7 @@ class Neighbours:
         self._lock = threading.Lock()
         self._idle: dict[Member, list[Channel]] = {member: [] for member in members}
         self._found: dict[int, _Step] | None = None
+        self._looked_s = 0.0
         self._closed = False
 
     def close(self) -> None:
@@ -117,7 +120,7 @@ class Neighbours:
                     step = found[number] = _Step(listed.attempt, listed.manifest)
                 if step.manifest == listed.manifest:
                     step.add(member, listed.files)
-        self._found = found
+        self._found, self._looked_s = found, time.monotonic()
 
     def _list(self, member: Member) -> dict[int, parley.Listed]:
         try:
@@ -167,7 +170,12 @@ class Neighbours:
     def _place(self, name: str) -> _File | None:
         directory, _, file = name.partition("/")
         step = self._step_of(directory)
-        return step.where.get(file) if step else None
+        place = step.where.get(file) if step else None
+        if place is None and time.monotonic() - self._looked_s > LOOK_AGAIN_S:
+            self._look_round()  # a machine may not have answered before
+            step = self._step_of(directory)
+            place = step.where.get(file) if step else None
+        return place
 
     def _placed(self, name: str) -> _File:
         place = self._place(name)

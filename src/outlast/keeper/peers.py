@@ -63,7 +63,8 @@ class Peers:
         self._reception: Reception | None = None
         self._replicator: Replicator | None = None
         self._neighbours: Neighbours | None = None
-        self._nodes: frozenset[str] = frozenset()
+        self._wards: frozenset[str] = frozenset()  # machines whose copies are to be here
+        self._arrivals = ((0, 0), (0, 0))  # (attempt, step) of the last two that came or were made
 
     @property
     def num_others(self) -> int:
@@ -94,7 +95,7 @@ class Peers:
             guests=self._guests,
             inventory=self._inventory,
             view=self._view,
-            on_copy=lambda newest: self._guests.see_off(self._nodes, newest),
+            on_copy=self._came,
             record=self._record,
         )
         self._replicator = Replicator(
@@ -122,18 +123,18 @@ class Peers:
         )
         if before is not None:
             before.close()
-        self._nodes = frozenset(nodes)
         replicas = num_replicas(self._setup.replicas, len(nodes))
         machines = [Machine(node=one.node, labels=one.labels) for one in message.members]
-        chosen = holders(machines, replicas)[self._node]
-        self._replicator.to([nodes[node] for node in chosen])
+        chosen = holders(machines, replicas)
+        self._wards = frozenset(node for node in nodes if self._node in chosen[node])
+        self._replicator.to([nodes[node] for node in chosen[self._node]])
 
     def committed(self, newest: tuple[int, int]) -> None:
         """A snapshot of this machine is committed: (attempt, step)."""
         if self._replicator is not None:
             self._replicator.committed()
-            if not self.num_others:
-                self._guests.see_off(self._nodes, newest)
+            if not self._wards:
+                self._came(newest)
 
     def stop(self) -> None:
         """End all talk with other machines."""
@@ -147,6 +148,17 @@ class Peers:
         self._replicator = self._neighbours = self._reception = None
 
     # --- inside ---------------------------------------------------------------------------------
+
+    def _came(self, newest: tuple[int, int]) -> None:
+        """A copy has come in; or, where none does, a snapshot of this machine was committed.
+
+        What others left here goes when two newer ones are there: until then it may be a part of the
+        newest step of which everything is somewhere.
+        """
+        with self._lock:
+            if newest > self._arrivals[1]:
+                self._arrivals = (self._arrivals[1], newest)
+        self._guests.see_off(self._wards, self._arrivals[0])
 
     def _open_channel(self, member: wire.Member) -> Channel:
         return connect(

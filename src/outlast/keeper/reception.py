@@ -207,7 +207,8 @@ class Reception:
                 case parley.Whole() if guest.is_whole():
                     return True
                 case parley.Whole():
-                    self._refused(channel.peer, channel.peer, guest.problem)
+                    host = channel.peer.rpartition(":")[0]
+                    self._refused(host, channel.peer, guest.problem)
                     logger.warning("refused a copy from %s: %s", channel.peer, guest.problem)
                     verdict = parley.Verdict(verdict="refused", reason=guest.problem)
                     parley.say(channel, verdict)

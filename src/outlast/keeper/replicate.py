@@ -136,7 +136,7 @@ class Replicator:
             num_bytes = self._send(holder, step, kept)
         except Gone:
             return True  # a newer one is on its way, which will say so
-        except (OSError, OutlastError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - said and tried again: this thread goes on
             if not isinstance(error, Declined):
                 self._hang_up(holder)
             if not self._stop.is_set():

@@ -35,6 +35,7 @@ from outlast.checkpoint.manifest import (
 )
 from outlast.keeper import wire
 from outlast.keeper.commit import Part, disagreements, merge, put_manifest
+from outlast.keeper.fence import Fence
 from outlast.keeper.files import Files
 from outlast.keeper.flight import Committed, Peer, RankSide, Save, in_words
 from outlast.keeper.memory import Books, Kept
@@ -57,6 +58,7 @@ class Saves:
         record: puts an event into the ledger.
         on_committed: told of each commit, in a thread of the pool.
         on_change: told that the books have changed.
+        fence: says which attempts must not commit any more; none by default.
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class Saves:
         record: Callable[..., None],
         on_committed: Callable[[Committed], None],
         on_change: Callable[[], None],
+        fence: Fence | None = None,
     ) -> None:
+        self._fence = fence or Fence(None)
         self.lock = threading.RLock()
         self._job = job
         self._books = books
@@ -347,6 +351,11 @@ class Saves:
         )
         data = encode(manifest)
         manifest = decode(data, save.step)  # nothing is committed that a reader would refuse
+        refused = self._fence.refuses(save.attempt)
+        if refused:
+            with self.lock:
+                self._refuse(save, refused, ())
+            return
         if storage is not None:
             put_manifest(storage, f"{step_name(save.step)}/{MANIFEST}", data)
         self._keep(save, data)

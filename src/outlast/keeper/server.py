@@ -21,6 +21,7 @@ import msgspec
 from outlast.keeper import wire
 from outlast.keeper.connection import Connection
 from outlast.keeper.copies import Copies, Tier
+from outlast.keeper.fence import Fence
 from outlast.keeper.flight import Committed
 from outlast.keeper.holdings import Holdings
 from outlast.keeper.memory import Due
@@ -62,6 +63,7 @@ class Keeper:
         self._connections: set[Connection] = set()
         self._holdings = Holdings(setup.inherited, self._to_supervisors)
         self._pool = Pool()
+        self._fence = Fence(open_storage(setup.claims) if setup.claims else None)
         self._saves = Saves(
             setup.job,
             self._tiers,
@@ -70,6 +72,7 @@ class Keeper:
             record=self._record,
             on_committed=self._committed,
             on_change=self._holdings.note,
+            fence=self._fence,
         )
         self._copies = Copies(tiers, self._record, self._saves.steps, self._due)
         self._copies.go_on(dict(self._holdings.books.due))
@@ -156,6 +159,7 @@ class Keeper:
             case wire.Serve() if listener >= 0:
                 self._peers.serve(message, blob, listener)
             case wire.Members():
+                self._fence.told(message.attempt)
                 self._peers.tell(message)
                 peer.send(wire.Told(attempt=message.attempt))
             case _:

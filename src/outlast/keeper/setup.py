@@ -32,6 +32,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         linger_s: how long it stays when a worker has died and nobody else is connected.
         replicas: how many other machines keep this one's newest snapshot; None: see the policy.
         rate_bytes: how fast it is sent to them at most, per second; None: after the cores.
+        claims: where attempts are claimed, a directory or URL; "" on one machine.
         inherited: arena → descriptor of memory that a predecessor left; 0 is its books.
     """
 
@@ -42,6 +43,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     linger_s: float = LINGER_S
     replicas: int | None = None
     rate_bytes: float | None = None
+    claims: str = ""
     inherited: dict[int, int] = {}
 
 
@@ -55,13 +57,14 @@ def decode_setup(data: bytes) -> Setup:
     return msgspec.convert(json.loads(data), Setup, str_keys=True)
 
 
-def setup_of(settings: Settings, job: str, of: str = "") -> Setup:
+def setup_of(settings: Settings, job: str, of: str = "", claims: str = "") -> Setup:
     """The keeper of a job with these settings.
 
     Args:
         settings: the job's.
         job: its id.
         of: what tells apart keepers of one job on one machine: each agent has its own.
+        claims: where attempts are claimed; "" on one machine.
 
     Raises:
         ConfigError: there is no place for its socket.
@@ -77,5 +80,6 @@ def setup_of(settings: Settings, job: str, of: str = "") -> Setup:
         socket=str(socket_path(job + of, Path(settings.dir))),
         tiers=tiers,
         replicas=settings.peer_replicas,
+        claims=claims,
         rate_bytes=settings.peer_rate_bytes,
     )

@@ -85,7 +85,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     starts.open()
     foresight = Foresight(settings, say)
     narrator = Narrator(settings.dir, also=foresight.take)
-    keeper = _start_keeper(settings, job)
+    keeper = _start_keeper(settings, job, rendezvous)
     if isinstance(rendezvous, Membership):
         introduce(rendezvous, keeper, settings)
     workers = launch.config.nproc_per_node
@@ -125,9 +125,10 @@ def _time_left_s(desk: NoticeDesk) -> float | None:
     return min(max(notice.deadline_t - time.time() - LEAVING_S, 0.0), config.GRACE_MAX_S)
 
 
-def _start_keeper(settings: config.Settings, job: Job) -> Supervisor:
+def _start_keeper(settings: config.Settings, job: Job, rendezvous: RendezvousHandler) -> Supervisor:
     """The keeper of this machine; it outlives the workers, and its memory outlives it."""
-    setup = setup_of(settings, job.id, str(os.getpid()))
+    claims = rendezvous.place if isinstance(rendezvous, Membership) else ""
+    setup = setup_of(settings, job.id, str(os.getpid()), claims)
     os.environ[SOCKET_VARIABLE] = setup.socket
     keeper = Supervisor(setup, Waits(say).tell)
     keeper.start()

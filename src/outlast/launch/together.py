@@ -19,7 +19,6 @@ from outlast.ledger.job import Job
 from outlast.ledger.narrator import say
 from outlast.peer.tls import Tls
 from outlast.policy.membership import Rules
-from outlast.storage import open_storage
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ def membership(launch: Launch, settings: config.Settings, job: Job) -> Membershi
     except ValueError:
         raise ConfigError("--rdzv-conf join_timeout is not a number of seconds") from None
     return Membership(
-        open_storage(place),
+        place,
         Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes),
         run_id=job.id,
         host=conf.local_addr or own_address(),

@@ -217,6 +217,7 @@ def accepted(listener, key=KEY, purpose="testing", timeout_s=LIMIT_S):
         (os.urandom(32), "testing", "does not hold this job's key", "may have another"),
         (KEY, "other", "left before", "came for 'other'"),
     ],
+    ids=["key", "purpose"],
 )
 def test_a_wrong_key_or_purpose_is_refused_on_both_sides(
     listener, caplog, key, purpose, here, there
@@ -242,6 +243,7 @@ def test_a_wrong_key_or_purpose_is_refused_on_both_sides(
         (seal.Handshake(KEY, "testing", connects=True).hello, "left without proving"),
         (seal.Handshake(KEY, "testing", connects=True).hello + bytes(1000), "key"),
     ],
+    ids=["http", "tls", "version", "short", "hello", "no proof"],
 )
 def test_a_stranger_is_refused_once(listener, caplog, data, words):
     with (

@@ -90,7 +90,10 @@ def round_trip(state, name="state"):
         np.random.default_rng(3).bit_generator.state,
         np.random.RandomState(3).get_state(),
     ],
-    ids=lambda state: f"{type(state).__name__}-{str(state)[:20]!a}",
+    # A set's words are in another order in each process.
+    ids=lambda state: (
+        type(state).__name__ + ("" if isinstance(state, set) else f"-{str(state)[:20]!a}")
+    ),
 )
 def test_data_comes_back(state):
     assert same(state, round_trip(state))

@@ -15,20 +15,18 @@ import contextlib
 import functools
 import logging
 import queue
-import re
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
+from outlast.peer.numbers import FOLDER, claimed_numbers, name_of
 from outlast.storage import Storage
 
 logger = logging.getLogger(__name__)
 
-FOLDER: Final = "membership"
 KEPT: Final = 8
-_NAME: Final = re.compile(r"attempt-(\d{12})\.json")
 _ALIVE: Final = f"{FOLDER}/alive.json"
 
 
@@ -76,7 +74,7 @@ class Claims:
         numbers = self._numbers()
         for number in reversed(numbers):
             with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
-                data = self._storage.read(_name(number))
+                data = self._storage.read(name_of(number))
                 return msgspec.json.decode(data, type=Claim)
         return None
 
@@ -106,20 +104,20 @@ class Claims:
         return all(self._put(msgspec.structs.replace(claim, attempt=one)) for one in wanted)
 
     def _put(self, claim: Claim) -> bool:
-        name = _name(claim.attempt)
+        name = name_of(claim.attempt)
         is_new = self._storage.put_new(name, msgspec.json.encode(claim))
         return is_new or self._is_of(claim.node, claim.attempt)
 
     def _is_of(self, node: str, number: int) -> bool:
         with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
-            data = self._storage.read(_name(number))
+            data = self._storage.read(name_of(number))
             return msgspec.json.decode(data, type=Claim).node == node
         return False
 
     def forget_old(self) -> None:
         """Remove all but the newest claims."""
         for number in self._numbers()[:-KEPT]:
-            self._storage.remove(_name(number))
+            self._storage.remove(name_of(number))
 
     def say_alive(self, alive: Alive) -> None:
         """Leave a sign of life."""
@@ -132,12 +130,7 @@ class Claims:
         return None
 
     def _numbers(self) -> list[int]:
-        found = (_NAME.fullmatch(name) for name in self._storage.children(FOLDER))
-        return sorted(int(match[1]) for match in found if match)
-
-
-def _name(number: int) -> str:
-    return f"{FOLDER}/attempt-{number:012d}.json"
+        return claimed_numbers(self._storage)
 
 
 class Clerk:

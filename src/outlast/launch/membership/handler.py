@@ -49,7 +49,7 @@ from outlast.launch.membership.messages import (
 from outlast.launch.membership.node import Node
 from outlast.peer.key import job_key
 from outlast.policy.membership import Rules
-from outlast.storage import Storage, open_storage
+from outlast.storage import open_storage
 
 BACKEND: Final = "outlast"
 SILENCE_S: Final = 3.0
@@ -125,7 +125,7 @@ class Membership(RendezvousHandler):
     """One machine's membership in a job.
 
     Args:
-        storage: where attempts are claimed.
+        place: where attempts are claimed, a directory or a bucket's URL.
         rules: how many machines, and how long things are waited for.
         run_id: the job's id.
         host: the address that other machines reach this one at.
@@ -142,7 +142,7 @@ class Membership(RendezvousHandler):
 
     def __init__(
         self,
-        storage: Storage,
+        place: str,
         rules: Rules,
         *,
         run_id: str,
@@ -160,6 +160,8 @@ class Membership(RendezvousHandler):
         self._mail = Mailbox()
         self._is_closed = False
         self.host = host
+        self.place = place
+        storage = open_storage(place)
         self.key = job_key(storage)
         self.on_attempt: Callable[[Go], None] = lambda _: None  # told before workers are started
         try:
@@ -399,7 +401,7 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         place = os.path.abspath(place)  # noqa: PTH100 - as given, for every machine
     host = parameters.local_addr or parameters.config.get("local_addr") or own_address()
     return Membership(
-        open_storage(place),
+        place,
         rules_of(parameters),
         run_id=parameters.run_id,
         host=host,

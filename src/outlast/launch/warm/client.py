@@ -60,6 +60,7 @@ class Server:
         self._is_ready = False
         self._answer: Started | Refused | None = None
         self._workers: dict[int, WarmProcess] = {}
+        self._started: list[WarmProcess] = []
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -99,11 +100,7 @@ class Server:
         answer = self._answer
         if isinstance(answer, Refused):
             raise StartRefused(answer.reason)
-        assert answer is not None  # noqa: S101 - it was waited for
-        started = [WarmProcess(pid, self) for pid in answer.pids]
-        self._workers |= {process.pid: process for process in started}
-        self.hear()  # a worker may have ended already
-        return started
+        return list(self._started)
 
     def hear(self, timeout_s: float = 0.0) -> None:
         """Take in what it has said, waiting so long for the first word."""
@@ -131,7 +128,12 @@ class Server:
     def _heard(self, message: Message) -> None:
         if isinstance(message, Ready):
             self._is_ready = True
-        elif isinstance(message, Started | Refused):
+        elif isinstance(message, Started):
+            # At once: the next message may be that one of them has ended.
+            self._started = [WarmProcess(pid, self) for pid in message.pids]
+            self._workers |= {process.pid: process for process in self._started}
+            self._answer = message
+        elif isinstance(message, Refused):
             self._answer = message
         elif isinstance(message, Preloaded):
             self.preloaded = message

@@ -20,6 +20,7 @@ STACK: Final = (
     "torch.nn.parallel",
     "torch.optim",
     "torch.utils.data",
+    "torch.utils.serialization.config",  # torch.save and torch.load
     "outlast.training.session",
 )
 
