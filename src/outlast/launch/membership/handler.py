@@ -83,6 +83,7 @@ class Mailbox:
         self.halt: Halt | None = None
         self.over: Over | None = None
         self.departs: dict[str, Departs] = {}
+        self.members: set[str] = set()  # of the last attempt
         self.words = ""
         self.failed: Exception | None = None
         self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -94,7 +95,10 @@ class Mailbox:
                 case Go():
                     self.go, self.halt, self.words = message, None, ""
                     here = {member.node for member in message.members}
-                    self.departs = {n: word for n, word in self.departs.items() if n in here}
+                    # One attempt longer: who is not in this one has left, and was not lost.
+                    known = here | self.members
+                    self.departs = {n: word for n, word in self.departs.items() if n in known}
+                    self.members = here
                 case Halt():
                     self.halt = message
                 case Over():
@@ -228,7 +232,9 @@ class Membership(RendezvousHandler):
     @property
     def somebody_departs(self) -> bool:
         """Whether a machine has had notice and the others go on."""
-        return any(word.goes_on for word in self._mail.departs.values())
+        mail = self._mail
+        with mail.changed:
+            return any(word.goes_on for n, word in mail.departs.items() if n in mail.members)
 
     def announce_keeper(self, host: str, port: int) -> None:
         """Where this machine's keeper talks to others; before ``start``."""

@@ -34,6 +34,7 @@ PINGS: Final = 8  # in the time of the limit
 PURPOSE: Final = "membership"
 HANDSHAKE_S: Final = 5.0
 DIAL_S: Final = 2.0
+DIALS_PER_S: Final = 1000.0  # that a busy machine takes at least
 STRANGERS_MAX: Final = 128
 FULL_S: Final = 0.02  # before the next look whether strangers have become fewer
 PINGS_PER_S: Final = 10_000
@@ -101,7 +102,7 @@ class Hub:
         self.key = key
         self._on_failed = on_failed
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
+        self._listener = socket.create_server((host, 0), family=family, backlog=4096)
         self._listener.setblocking(False)
         name = f"[{host}]" if ":" in host else host
         self.address = f"{name}:{self._listener.getsockname()[1]}"
@@ -141,8 +142,11 @@ class Hub:
         """Run ``function`` after ``delay_s``; in the hub's thread, or before it starts."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), function))
 
-    def dial(self, address: str) -> Peer:
-        """Begin to connect to ``address``; set the callbacks of what is returned at once."""
+    def dial(self, address: str, *, rush: int = 0) -> Peer:
+        """Begin to connect to ``address``; set the callbacks of what is returned at once.
+
+        ``rush``: so many others may connect to it just now, which takes it time.
+        """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -159,7 +163,7 @@ class Hub:
             self.later(0.0, lambda: self._refused(peer, problem))
             return peer
         self._selector.register(sock, selectors.EVENT_WRITE, peer)
-        limit_s = max(DIAL_S, self.silence_s)
+        limit_s = max(DIAL_S, self.silence_s) + rush / DIALS_PER_S
         self.later(limit_s, lambda: self._give_up(peer))
         return peer
 

@@ -255,7 +255,7 @@ class Node:
     def _dial(
         self, node: str, address: str, failed: Callable[[str, bool], None], *, hops: int = 0
     ) -> None:
-        peer = self._hub.dial(address)
+        peer = self._hub.dial(address, rush=len(self._go.members) if self._go is not None else 0)
         join = self._join()
         peer.on_open = lambda peer: peer.send(encode(join))
         peer.on_closed = failed

@@ -1,0 +1,27 @@
+"""What the agent's main thread finds in its mailbox."""
+
+from outlast.launch.membership.handler import Mailbox
+from outlast.launch.membership.messages import Departs, Go, Halt, Member
+
+
+def go(attempt, names):
+    members = tuple(Member(node=name, host=name, address="a:1") for name in names)
+    return Go(attempt=attempt, members=members, store="a:2")
+
+
+def test_who_has_left_is_known_until_the_attempt_after_that():
+    mail = Mailbox()
+    mail.tell(go(1, "abc"))
+    mail.tell(Departs(node="c", host="c", goes_on=True))
+    mail.tell(go(2, "ab"))
+    assert set(mail.departs) == {"c"}  # it left, and was not lost
+    mail.tell(go(3, "ab"))
+    assert not mail.departs
+
+
+def test_an_attempt_that_begins_ends_the_word_to_stop():
+    mail = Mailbox()
+    mail.tell(Halt(reason="x"))
+    mail.tell(go(1, "a"))
+    assert mail.halt is None
+    assert mail.go.attempt == 1
