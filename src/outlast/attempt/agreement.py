@@ -140,9 +140,10 @@ class Agreement:
             return self._take(completed, progress.due)
 
     def last_boundary(self, completed: int) -> list[Action]:
-        """Called once a loop is over: saves that are due now; a drain waits for the next loop.
+        """On rank 0, once a loop is over: saves that are due now; a drain waits for the next loop.
 
-        Waits as ``boundary`` does; no step is begun.
+        Waits as ``boundary`` does; no step is begun. A decision may come to another rank after its
+        loop is over: rank 0 tells what it has done here, and the others ``follow``.
         """
         progress = self._progress
         with progress.changed:
@@ -152,6 +153,19 @@ class Agreement:
             due = self._take(completed, [a for a in progress.due if a.kind != "drain"])
             progress.in_step = False
             return due
+
+    def follow(self, completed: int) -> bool:
+        """On other ranks: rank 0 has saved at the last boundary; whether this rank is still to."""
+        progress = self._progress
+        with progress.changed:
+            progress.completed = completed
+            progress.in_step = False
+            late = [a for a in progress.due if a.kind != "drain" and a.step <= completed]
+            progress.due = [action for action in progress.due if action not in late]
+            if progress.acted >= completed:
+                return False
+            progress.acted = completed  # the decision, if it is still to come, finds it done
+            return True
 
     def _take(self, completed: int, among: list[Action]) -> list[Action]:
         progress = self._progress

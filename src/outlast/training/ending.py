@@ -15,16 +15,26 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import msgspec
 import torch
 
+from outlast.attempt.agreement import DECISION_TIMEOUT_S, Agreement
 from outlast.checkpoint.tree import flatten
 from outlast.training.rig import Rig
 
 logger = logging.getLogger(__name__)
 
-END_TIMEOUT_S: Final = 30.0  # for rank 0 to come to a loop's end too
+END_TIMEOUT_S: Final = 30.0 + DECISION_TIMEOUT_S  # for rank 0 to come to a loop's end too
+HEARD_S: Final = 30.0
 State = Mapping[str, Any]
 Marks = list[Any]
+
+
+class _Word(msgspec.Struct, frozen=True):
+    """What rank 0 has done, and does, at a loop's end."""
+
+    agreed: dict[str, Any] | None  # with what was said with it, a save that was agreed before
+    saves_end: bool
 
 
 class Ending:
@@ -48,30 +58,48 @@ class Ending:
         """Another loop begins."""
         self._marks = None
 
-    def save(self, loop: int, step: int) -> None:
-        """A loop has come to its end: have that saved, unless a save is in flight already."""
-        if not self.may_save(loop, step):
-            return
+    def act(self, loop: int, step: int, agreement: Agreement) -> None:
+        """A loop has come to its end: do what is due, and have the end saved if that pays.
+
+        What was agreed for this step may come to a rank when its loop is over. So rank 0 says what
+        it has done, and all do the same: one that saved alone would wait for the others' parts.
+        """
+        agreed = None
+        if self._rig.link.rank == 0:
+            for action in agreement.last_boundary(step)[:1]:
+                agreed = action.info
+                self._snapshot(agreed)
+        word = self._rank_0s_word(loop, step, agreed)
+        if self._rig.link.rank and word.agreed is not None and agreement.follow(step):
+            self._snapshot(word.agreed)
+        if word.saves_end:
+            self._save_end()
+
+    def may_save(self, step: int) -> bool:
+        """On rank 0, whether the state at the end of a loop is saved now.
+
+        Where a save is in flight it is not: nobody is to wait for it here.
+        """
+        return self._rig.engine.committed_step != step and self._rig.turns.pays()
+
+    def _save_end(self) -> None:
         since_s = time.monotonic()
         self._rig.engine.take_at_once()  # whatever follows may change the state in any way
         if self._snapshot({"reason": "the loop's end"}):
             self._marks = marks_of(self._state())
         self._rig.turns.end_taken(time.monotonic() - since_s)
 
-    def may_save(self, loop: int, step: int) -> bool:
-        """Whether the state at the end of a loop is saved now: rank 0's word, the same for all.
-
-        Where a save is in flight it is not: nobody is to wait for it here.
-        """
+    def _rank_0s_word(self, loop: int, step: int, agreed: dict[str, Any] | None) -> _Word:
         link, key = self._rig.link, f"end/{loop}/{step}"
         try:
             if link.rank == 0:
-                wanted = self._rig.engine.committed_step != step and self._rig.turns.pays()
-                link.publish(key, b"1" if wanted else b"0")
-            return link.fetch(key, END_TIMEOUT_S) == b"1"
+                word = _Word(agreed, self.may_save(step))
+                link.publish(key, msgspec.json.encode(word))
+                return word
+            return msgspec.json.decode(link.fetch(key, END_TIMEOUT_S), type=_Word)
         except (OSError, RuntimeError) as error:  # the store is gone, or rank 0 is elsewhere
             logger.warning("the loop's end is not saved before the session's: %s", error)
-            return False
+            return _Word(None, saves_end=False)
 
     def is_due(self, loop: int, step: int, timeout_s: float) -> bool:
         """At the session's end: whether some rank's state is not what is committed of ``step``."""
@@ -96,7 +124,7 @@ class Ending:
             link.publish(what, b"1" if says else b"0")
             # Where there is no agent the store is in this process: it is not to end before that.
             for key in others:
-                link.fetch(f"{key}/heard", END_TIMEOUT_S)
+                link.fetch(f"{key}/heard", HEARD_S)
         except (OSError, RuntimeError) as error:  # the store is gone, and with it the attempt
             logger.warning("the ranks do not agree (%s): %s", what, error)
         return says

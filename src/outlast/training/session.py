@@ -297,9 +297,7 @@ class Session:
         """
         for pending in self._saves.open():
             pending.decide(self.step)
-        for action in self._agreement.last_boundary(self.step)[:1]:
-            self._snapshot(action.info)
-        self._ending.save(self._loop, self.step)
+        self._ending.act(self._loop, self.step, self._agreement)
 
     def _act(self, actions: list[Action]) -> None:
         drain = next((action for action in actions if action.kind == "drain"), None)

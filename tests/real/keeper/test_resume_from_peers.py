@@ -38,7 +38,7 @@ class PlayedJob(Job):
     def start(self, nodes, *arguments):
         """An attempt; its ranks, as started processes."""
         self.fleet.form(*nodes)
-        store, port = open_store(loopback=True)
+        store, port = open_store("127.0.0.1")
         self.stores.append(store)
         shared = {
             "OUTLAST_DIR": self.directory,

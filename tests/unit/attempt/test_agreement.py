@@ -204,14 +204,47 @@ def test_what_is_due_at_the_end_of_a_loop_is_done_there_and_a_drain_waits():
     world.settle()
     for rank in world.ranks:
         rank.completed, rank.in_step = 4, False
-        (action,) = rank.agreement.last_boundary(4)
-        assert (action.kind, action.step) == ("save", 4)
-        assert not rank.agreement.in_step
-    world.ranks[1].agreement.request("drain", not_before=0)
+    first, second = (rank.agreement for rank in world.ranks)
+    (action,) = first.last_boundary(4)
+    assert (action.kind, action.step) == ("save", 4)
+    assert second.follow(4)
+    assert not first.in_step
+    assert not second.in_step
+    second.request("drain", not_before=0)
+    world.settle()
+    assert first.last_boundary(4) == []
+    assert not second.follow(4)
+    for rank in world.ranks:
+        assert [action.kind for action in rank.agreement.boundary(4)] == ["drain"]
+
+
+@pytest.mark.parametrize("is_heard", [True, False], ids=["heard before", "heard after"])
+def test_a_decision_that_comes_when_a_loop_is_over_is_followed_once(is_heard):
+    """Rank 0 was held at its last step, since a save was in flight; rank 1 had gone through."""
+    world = World(2)
+    for rank in world.ranks:
+        in_step(world, rank.rank, 3)
+    first, second = (rank.agreement for rank in world.ranks)
+    world.may_save = False
+    first.request("save", not_before=4, hold=True)
     world.settle()
     for rank in world.ranks:
-        assert rank.agreement.last_boundary(4) == []
-        assert [action.kind for action in rank.agreement.boundary(4)] == ["drain"]
+        rank.completed, rank.in_step = 4, False
+        rank.agreement.leave(4)
+    world.may_save = True
+    first.poke()
+    world.deliver(0)  # the poke: a round begins
+    world.deliver(0)
+    world.deliver(1)  # both have pledged
+    while world.inboxes[0]:
+        world.deliver(0)
+    if is_heard:
+        world.settle()
+    assert [action.step for action in first.last_boundary(4)] == [4]
+    assert second.follow(4)  # where it did not, rank 0 would wait for its part for ever
+    world.settle()
+    assert second.boundary(4) == []
+    assert not second.follow(4)
 
 
 def test_an_early_notice_is_told_to_rank_0_alone():
