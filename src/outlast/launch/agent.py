@@ -274,6 +274,16 @@ class Agent(LocalElasticAgent):
             self._told_of = notice
             self._told.clear()
         self._hurry_torch(notice)
+        if not self._machines.is_broken:
+            with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
+                self._tell_workers(worker_group, info)
+        over = notice.deadline_t is not None and time.time() > max(
+            notice.deadline_t - MARGIN_S, notice.heard_t + LEAST_S
+        )
+        if over or self._desk.impatient:
+            self._end_workers()
+
+    def _tell_workers(self, worker_group: WorkerGroup, info: dict[str, Any] | None) -> None:
         store = worker_group.store
         for worker in worker_group.workers:
             if worker.local_rank in self._told:
@@ -286,11 +296,6 @@ class Agent(LocalElasticAgent):
                 os.kill(worker.id, signal.SIGTERM)
                 self.signalled = True
                 self._told.add(worker.local_rank)
-        over = notice.deadline_t is not None and time.time() > max(
-            notice.deadline_t - MARGIN_S, notice.heard_t + LEAST_S
-        )
-        if over or self._desk.impatient:
-            self._end_workers()
 
     def _leaves_at_once(self) -> bool:
         """Whether the others go on without this machine, and nothing here could be saved before."""
@@ -326,9 +331,10 @@ class Agent(LocalElasticAgent):
     def _pass_on_early(self, worker_group: WorkerGroup) -> None:
         """Rank 0 says when to save; it is told once it listens. Only sessions can be told."""
         store = worker_group.store
-        if store.check([f"{PREFIX}/session/0"]):
-            self._told_early = self._desk.early
-            post(store, 0, {"kind": "hurry", "info": self._desk.early_request()})
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
+            if store.check([f"{PREFIX}/session/0"]):
+                self._told_early = self._desk.early
+                post(store, 0, {"kind": "hurry", "info": self._desk.early_request()})
 
     def _hurry_torch(self, notice: Notice) -> None:
         """The waits of torch's agent must not be longer than the machine has."""
