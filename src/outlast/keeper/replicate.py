@@ -104,9 +104,10 @@ class Replicator:
         seen, pause_s = -1, PAUSE_S
         while not self._stop.is_set():
             with self._changed:
-                if seen == self._news:
+                while seen == self._news and not self._stop.is_set():
                     self._changed.wait()
-                    continue
+                if self._stop.is_set():
+                    break
                 seen, holders = self._news, self._holders
             self._leave_others(holders)
             failed = [holder for holder in holders if not self._bring(holder)]

@@ -18,6 +18,7 @@ from typing import Any, Final
 from torch.distributed.elastic.agent.server.api import (
     DEFAULT_ROLE,
     RunResult,
+    Worker,
     WorkerGroup,
     WorkerSpec,
     WorkerState,
@@ -102,16 +103,38 @@ class Agent(LocalElasticAgent):
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         while True:
             result: RunResult = super()._invoke_run(role)
-            if result.is_failed() or not self._machines.are_many:
+            if result.is_failed() or not self._machines.are_many or self.signalled:
                 return result
-            if self._machines.wait_for_others():
-                self.verdict = self._machines.ends_now
+            self.verdict = self._machines.wait_for_others(lambda: self._desk.notice is not None)
+            if self.verdict is not None:
                 return result
             # Others have lost workers after ours had finished: all go on from the last commit.
 
     def _exit_barrier(self) -> None:
         if not self._machines.are_many:
             super()._exit_barrier()
+
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Without a word over a store that may go meanwhile, where it is known who has how many."""
+        sizes = self._machines.workers
+        if not sizes:
+            ranked: list[Worker] = super()._assign_worker_ranks(
+                store, group_rank, group_world_size, spec
+            )
+            return ranked
+        first, world_size = sum(sizes[:group_rank]), sum(sizes)
+        return [
+            Worker(
+                local_rank=place,
+                global_rank=first + place,
+                role_rank=first + place,
+                world_size=world_size,
+                role_world_size=world_size,
+            )
+            for place in range(spec.local_world_size)
+        ]
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         if self._machines.are_many:
@@ -168,7 +191,7 @@ class Agent(LocalElasticAgent):
             self._end_workers()
         over = self._machines.ends_now
         if over is not None and over.exit_code and not failed:
-            if self._are_leaving_together(codes):
+            if over.exit_code == Exit.DRAINED and self._are_leaving_together(codes):
                 return RunResult(state=WorkerState.HEALTHY)
             return self._give_up(over)
         result = super()._monitor_workers(worker_group)
@@ -333,8 +356,8 @@ class Agent(LocalElasticAgent):
         store = worker_group.store
         with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
             if store.check([f"{PREFIX}/session/0"]):
-                self._told_early = self._desk.early
                 post(store, 0, {"kind": "hurry", "info": self._desk.early_request()})
+                self._told_early = self._desk.early
 
     def _hurry_torch(self, notice: Notice) -> None:
         """The waits of torch's agent must not be longer than the machine has."""

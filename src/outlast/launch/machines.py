@@ -7,6 +7,7 @@ torch's own rendezvous, has a ``Machines`` that always says no.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler
@@ -14,11 +15,12 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from outlast.errors import Exit
 from outlast.launch.membership import Membership
 from outlast.launch.membership.messages import Go
-from outlast.policy.restart import Failure, Verdict
+from outlast.policy.restart import ON_PURPOSE, Failure, Verdict
 
 BARRIER_S: Final = 0.5  # between two looks at what a machine that is done waits for
 STAYS: Final = "another machine leaves; this one stays"
 CHANGES: Final = "the machines of the job change"
+LEAVES_DONE: Final = "this machine's workers had finished and it has left, the others go on"
 
 
 class Machines:
@@ -50,6 +52,12 @@ class Machines:
             return None
         return self._membership.attempt.attempt
 
+    @property
+    def workers(self) -> list[int]:
+        """How many workers each machine of the attempt has, by rank; empty where nobody says."""
+        now = self._membership.attempt if self._membership is not None else None
+        return [member.workers for member in now.members] if now is not None else []
+
     def lost(self) -> list[str]:
         """Names of the machines that the attempt now has lost since the last one.
 
@@ -64,7 +72,7 @@ class Machines:
         return [
             member.host
             for member in last.members
-            if member.node not in here and membership.goes_on_without(member.node) is None
+            if member.node not in here and not membership.has_left(member.node)
         ]
 
     @property
@@ -105,8 +113,9 @@ class Machines:
         membership = self._membership
         if membership is None or self._has_notice or not failures:
             return None
-        if any(failure.exit_code != Exit.DRAINED for failure in failures):
-            return None
+        codes = {failure.exit_code for failure in failures}
+        if Exit.DRAINED not in codes or codes & set(ON_PURPOSE):
+            return None  # whatever else ended has failed of the others' leaving
         if membership.somebody_departs:
             return Verdict(restart=True, exit_code=int(Exit.FINISHED), reason=STAYS)
         if self.asks_gently:
@@ -122,14 +131,15 @@ class Machines:
         if not alone:
             membership.finish(verdict.exit_code, verdict.reason)
 
-    def wait_for_others(self) -> bool:
-        """This machine's workers have finished: whether all others' have, or work is to go on."""
+    def wait_for_others(self, must_leave: Callable[[], bool]) -> Verdict | None:
+        """This machine's workers have finished: how the job ends here; None: work is to go on."""
         membership = self._membership
         assert membership is not None  # noqa: S101 - asked where ``are_many``
         membership.done()
         while not membership.wait_until_over_or_halted(BARRIER_S):
-            pass
-        return membership.over is not None
+            if must_leave():
+                return Verdict(restart=False, exit_code=int(Exit.DRAINED), reason=LEAVES_DONE)
+        return self.ends_now
 
     @property
     def are_many(self) -> bool:

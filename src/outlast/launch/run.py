@@ -80,6 +80,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         command=shlex.join(["outlast", "run", *without_secrets(arguments)]),
         versions=versions(),
         pid=os.getpid(),
+        **({"joins": True} if isinstance(rendezvous, Membership) else {}),
     )
     starts = Starts(launch, settings.workers_warm, say, server)
     starts.open()
@@ -99,7 +100,9 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         ledger.flush()  # so that the narrator finds it
         narrator.stop()
         keeper.close(_time_left_s(desk))
-    ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
+    others_go_on = isinstance(rendezvous, Membership) and rendezvous.others_go_on
+    if not others_go_on:
+        ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
     ledger.close()
     if lock is not None:
         lock.release()
@@ -110,7 +113,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
                 say(behind)
         desk.approve()
     _conclude(verdict, job, settings.dir, command)
-    if settings.notice_requeue and verdict.exit_code == Exit.DRAINED:
+    if settings.notice_requeue and verdict.exit_code == Exit.DRAINED and not others_go_on:
         requeue(os.environ)
     return verdict.exit_code
 
@@ -205,14 +208,14 @@ def _attempts(
         agent.close()
         if not launch.keeps_logs:  # torch's agent makes a directory for error files at each start
             shutil.rmtree(conf.logs_specs.root_log_dir, ignore_errors=True)
-    if agent.verdict is not None and agent.verdict.exit_code == Exit.FINISHED:
-        return agent.verdict
     if not result.is_failed() and agent.signalled:
         reason = "the workers ended after they were told of the notice; start me again"
         return Verdict(restart=False, exit_code=int(Exit.DRAINED), reason=reason)
+    if agent.verdict is not None:
+        return agent.verdict
     if not result.is_failed():
         return Verdict(restart=False, exit_code=int(Exit.FINISHED), reason="")
-    return agent.verdict or _gave_up("the workers failed")
+    return _gave_up("the workers failed")
 
 
 def _gave_up(reason: str) -> Verdict:

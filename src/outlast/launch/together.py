@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Final
 
 from outlast import config
@@ -12,7 +11,7 @@ from outlast.keeper import wire
 from outlast.keeper.process import Supervisor
 from outlast.launch.arguments import Launch
 from outlast.launch.membership import Membership
-from outlast.launch.membership.handler import own_address
+from outlast.launch.membership.handler import own_address, place_of
 from outlast.launch.membership.messages import Go
 from outlast.ledger.file import read_events
 from outlast.ledger.job import Job
@@ -32,15 +31,16 @@ def membership(launch: Launch, settings: config.Settings, job: Job) -> Membershi
         ConfigError, StorageError: an address or the storage cannot be used.
     """
     conf = launch.config
-    place = conf.rdzv_endpoint or str(settings.dir)
-    if "://" not in place:
-        place = str(Path(place).absolute())
+    if (tls := Tls.of(settings)) is not None:
+        tls.client()  # files that cannot be used are said before anything is started
     try:
         wait_s = float(conf.rdzv_configs.get("join_timeout", JOIN_TIMEOUT_S))
     except ValueError:
-        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds") from None
+        wait_s = 0.0
+    if not wait_s > 0:
+        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds above 0")
     return Membership(
-        place,
+        place_of(conf.rdzv_endpoint or str(settings.dir)),
         Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes),
         run_id=job.id,
         host=conf.local_addr or own_address(),

@@ -7,7 +7,7 @@ never loses one. Times are seconds, sizes are bytes, and the unit stands last in
 =================  ============================================================================
 event              fields besides the head
 =================  ============================================================================
-job_started        command, versions, pid
+job_started        command, versions, pid, joins (true: one machine's start, perhaps of several)
 attempt_formed     world_size, nodes
 resumed            step (0 on a first start), source ("from memory, local"), places, read_s,
                    skipped [{step, reason}], from_world_size

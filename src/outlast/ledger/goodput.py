@@ -40,6 +40,7 @@ Rejected: trusting each sample's ``seconds`` (lost lines would leave holes).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, get_args
 
@@ -182,6 +183,7 @@ class _Line:
         self.over = False  # that attempt has ended: what it still writes is late
         self.stopped = False  # drained or finished
         self.finished = False
+        self.joined_t = -math.inf  # when a machine came, the first since the last piece
         self.agreed: tuple[float, int] | None = None  # when the drain was agreed, its step
         self.step = 0  # newest step of this attempt
         self.mark = 0  # highest step ever completed
@@ -254,6 +256,8 @@ class _Line:
     def _take_over(self, event: Event) -> None:
         # An attempt that is still training here was lost, but the line that said so was not
         # written. The very first attempt's start-up stays what it is.
+        if self.training and self.at_t < self.joined_t:  # there was nobody who trained meanwhile
+            self._give(self.joined_t, "waiting")
         self._pass(event.t, "restarting")
         if self.training or self.stopped:
             self.part = "restarting"
@@ -269,6 +273,10 @@ class _Line:
     def _job_started(self, event: Event) -> None:
         if self.attempt == 0 and not self.stopped:
             return  # the first start, or another machine's word of the same start
+        if event.get("joins") and not self.stopped:
+            # A machine comes to those that train, or after all were lost: the next attempt tells.
+            self.joined_t = event.t if self.joined_t <= self.at_t else self.joined_t
+            return
         # Where nobody said that the job stops, its machine vanished; it was waited for.
         self._give(event.t, self.part if self.stopped else "waiting")
         self.part = "restarting" if self.attempts else "other"

@@ -190,6 +190,8 @@ class _Watch:
         opened.stop = f"attempt {self.attempt} ended without a word{_after(self.step)}"
 
     def _job_started(self, event: Event) -> None:
+        if event.get("joins") and self.running:
+            return  # one machine more; had all others vanished, the next attempt would tell
         if self.running:
             self._vanished(event)
         if self.open is not None:

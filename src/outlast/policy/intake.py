@@ -39,10 +39,13 @@ class Intake:
         """How long a machine is expected to stay, in seconds: the posterior mean's inverse."""
         return (PRIOR_S + self._machine_s) / (PRIOR_LOSSES + self._losses)
 
-    def formed(self, members: int, now_s: float, *, paused_s: float) -> None:
-        """An attempt has started with so many machines, ``paused_s`` after the last one ended."""
+    def formed(self, members: int, now_s: float, *, paused_s: float | None) -> None:
+        """An attempt has started with so many machines, ``paused_s`` after the last one ended.
+
+        None where machines were waited for: taking one in does not cost that.
+        """
         self._count_time(now_s)
-        if self._formed_s is not None:
+        if self._formed_s is not None and paused_s is not None:
             self._pause_s = paused_s
         self._members = members
         self._formed_s = now_s

@@ -247,7 +247,9 @@ class Roster:
         for node in order.members:
             self._seats[node].ready_s = None
         self._ready.difference_update(order.members)
-        self._intake.formed(len(order.members), now_s, paused_s=now_s - self._since_s)
+        was_pause = self._phase_before is Phase.STOPPING
+        paused_s = now_s - self._since_s if was_pause else None
+        self._intake.formed(len(order.members), now_s, paused_s=paused_s)
         return True
 
     def end(self, exit_code: int, reason: str) -> list[Order]:

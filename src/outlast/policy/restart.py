@@ -33,7 +33,7 @@ from outlast.errors import Exit
 
 WITHOUT_PROGRESS_MAX: Final = 5
 SHORT_ATTEMPT_S: Final = 60.0
-_ON_PURPOSE: Final = (Exit.USAGE, Exit.STORAGE, Exit.REFUSED)
+ON_PURPOSE: Final = (Exit.USAGE, Exit.STORAGE, Exit.REFUSED)
 _ECHOES: Final = (
     "connection closed by peer",
     "connection reset by peer",
@@ -95,7 +95,7 @@ class RestartPolicy:
             leaving: a notice was heard, so that this machine is not worth another attempt.
         """
         codes = {failure.exit_code for failure in failures}
-        for code in _ON_PURPOSE:
+        for code in ON_PURPOSE:
             if code in codes:
                 return _stop(code, _message(failures, code))
         if Exit.DRAINED in codes:

@@ -225,3 +225,17 @@ def test_a_timer_that_fails_ends_the_hub_and_is_told():
         time.sleep(0.01)
     assert isinstance(one.failed[0], ZeroDivisionError)
     one.hub.close()
+
+
+def test_a_closed_hub_writes_into_nobodys_file(tmp_path):
+    hub = Heard().hub
+    hub.start()
+    number = hub._waker_fd
+    hub.close()
+    with (tmp_path / "file").open("wb") as file:
+        os.dup2(file.fileno(), number)  # as whoever opens a file next may be given that number
+        try:
+            hub.call(lambda: None)
+        finally:
+            os.close(number)
+    assert (tmp_path / "file").read_bytes() == b""

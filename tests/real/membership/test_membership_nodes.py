@@ -142,3 +142,34 @@ def test_the_end_of_the_job_reaches_those_who_were_not_told(job):
     with pytest.raises(JobOver):
         deaf.next_rendezvous()
     assert all(agent.over for agent in agents)
+
+
+def test_an_end_is_told_whatever_its_words_are(job):
+    job.add(2, min_nodes=2)
+    job.form(job.agents)
+    job.agents[0].finish(2, "no such file: \udcff" + "x" * 100_000)
+    for agent in job.agents:
+        assert agent.wait_until_over_or_halted(LIMIT_S)
+        assert agent.over.exit_code == 2
+        assert agent.over.reason.startswith("no such file: \\udcffxxx")
+
+
+def test_a_spare_machine_waits_as_long_as_others_train(job):
+    job.add(2, min_nodes=2, max_nodes=2)
+    go = job.form(job.agents)
+    (spare,) = job.add(1, min_nodes=2, max_nodes=2)
+    spare._timeout_s = 0.5
+    waiting = job.pool.submit(spare.next_rendezvous)
+    time.sleep(1.5)
+    assert not waiting.done()
+    assert spare.runs_elsewhere
+    assert spare.others_go_on
+    spare._timeout_s = LIMIT_S
+    job.crash(next(agent for agent in job.agents[:2] if agent is not job.first(go)))
+    halted(job.agents[:1])
+    job.agents[0].next_rendezvous()
+    waiting.result(LIMIT_S)
+    assert {member.node for member in spare.attempt.members} == {
+        agent.me.node for agent in job.agents
+    }
+    assert not spare.runs_elsewhere

@@ -347,3 +347,18 @@ def test_the_order_of_lines_and_repeated_lines_change_nothing(story, seed):
 def test_a_ledger_read_back_from_disk_is_the_same(story):
     events = story()
     assert goodput([decode(encode(event)) for event in events]) == goodput(events)
+
+
+def test_a_machine_that_joins_those_that_train_changes_nothing():
+    joined = [*undisturbed()[:4], ev(4.5, "job_started", 0, joins=True), *undisturbed()[4:]]
+    assert goodput(joined) == goodput(undisturbed())
+
+
+def test_machines_that_all_vanished_were_waited_for():
+    started = [ev(100.0, "job_started", 1, joins=True), ev(100.5, "job_started", 1, joins=True)]
+    assert lanes([*start(), sample(4.0, 10), *started, formed(101.0, 2)]) == {
+        "productive": 1.0,
+        "waiting": 96.0,
+        "restarting": 1.0,
+        "other": 3.0,
+    }

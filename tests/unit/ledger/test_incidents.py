@@ -337,3 +337,10 @@ def test_what_an_earlier_attempt_still_writes_changes_nothing():
     assert incidents([*events, *late]) == incidents(events)
     then = lost(11.0, 0, 2)
     assert incidents([*events, *late, then])[1].from_step == 60
+
+
+def test_a_machine_that_joins_is_no_incident():
+    joins = ev(4.5, "job_started", 0, joins=True)
+    assert incidents([*start(), joins, sample(5.0, 60)]) == []
+    (vanished,) = incidents([*start(), joins, formed(8.0, 2), resumed(9.0, 50, 2)])
+    assert vanished.kind == "ended without a word"

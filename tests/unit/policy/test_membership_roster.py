@@ -17,8 +17,12 @@ def roster_of(names="abc", *, min_nodes=1, max_nodes=8, **more):
     return roster
 
 
+def formed_any(orders):
+    return [order for order in orders if isinstance(order, Form)]
+
+
 def formed(orders):
-    forms = [order for order in orders if isinstance(order, Form)]
+    forms = formed_any(orders)
     assert len(forms) == 1, orders
     return forms[0]
 
@@ -239,3 +243,15 @@ def test_numbers_that_others_have_heard_of_are_not_used_again():
     roster.joined("a", 0.0)
     roster.joined("b", 0.0, attempt=9)
     assert formed(all_ready(roster, "ab", 0.1)).attempt == 10
+
+
+def test_machines_that_were_waited_for_do_not_make_newcomers_expensive():
+    roster = roster_of("abcdefgh", min_nodes=8, max_nodes=9)
+    roster.lost("h", 110.0, "was lost", certain=True)
+    assert not formed_any(all_ready(roster, "abcdefg", 110.1))
+    roster.joined("i", 7200.0)
+    form = formed([*roster.ready("i", 7200.0), *roster.tick(7300.0)])
+    assert roster.claimed(form, 7300.1)
+    roster.joined("j", 7400.0)
+    roster.ready("j", 7400.0)
+    assert stops(roster.tick(7402.0)) == [Stop(reason="new machines are taken in", gentle=True)]

@@ -131,8 +131,12 @@ class Coordinator:
         self._guests[join.node] = _Guest(member, peer)
         peer.on_message = lambda data: self._from_peer(join.node, peer, data)
         peer.on_closed = lambda why, certain: self._lost(join.node, peer, why, certain=certain)
-        peer.send(encode(Welcome(node=self._me.node, waits_for=self._words)))
+        peer.send(encode(Welcome(node=self._me.node)))
         self._joined(join)
+        if self.roster.phase is Phase.RUNNING:
+            self._tell([join.node], self._no_place())
+        elif self._words:
+            self._tell([join.node], Waits(words=self._words))
 
     def join_own(self, join: Join) -> None:
         """The coordinator's own machine takes part."""
@@ -297,8 +301,15 @@ class Coordinator:
         if short is not None:
             self._tell([node for node in form.members if node in knows], short)
         self._tell([node for node in form.members if node not in knows], go)
+        if aside:
+            self._tell(aside, self._no_place())
         self._last_go, self._knows = go, set(form.members)
         self._fingerprint = fingerprint(go)
+
+    def _no_place(self) -> Waits:
+        """To those who come while an attempt runs, or wait aside."""
+        count, most = len(self.roster.members), self.roster.rules.max_nodes
+        return Waits(words=f"a place: {count} of at most {most} machines train", runs=True)
 
     def _end(self, over: Over) -> None:
         self._over = over

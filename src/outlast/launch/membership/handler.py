@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import socket
 import threading
 import time
@@ -57,6 +58,8 @@ WORDS_S: Final = 3.0  # before it is said what is waited for
 STORE_S: Final = 60.0
 STORE_TRY: Final = timedelta(seconds=5)
 CLOSING_S: Final = 2.0
+REASON_MAX: Final = 4000  # characters
+_ADDRESS: Final = re.compile(r"[^/]*:\d+")
 _IDENTICAL: Final = "TORCH_ELASTIC_WORKER_IDENTICAL"
 
 
@@ -85,6 +88,7 @@ class Mailbox:
         self.departs: dict[str, Departs] = {}
         self.members: set[str] = set()  # of the last attempt
         self.words = ""
+        self.runs = False  # an attempt, without this machine
         self.failed: Exception | None = None
         self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
@@ -93,20 +97,20 @@ class Mailbox:
         with self.changed:
             match message:
                 case Go():
-                    self.go, self.halt, self.words = message, None, ""
+                    self.go, self.halt, self.words, self.runs = message, None, "", False
                     here = {member.node for member in message.members}
                     # One attempt longer: who is not in this one has left, and was not lost.
                     known = here | self.members
                     self.departs = {n: word for n, word in self.departs.items() if n in known}
                     self.members = here
                 case Halt():
-                    self.halt = message
+                    self.halt, self.runs = message, False
                 case Over():
                     self.over = message
                 case Departs():
                     self.departs[message.node] = message
                 case Waits():
-                    self.words = message.words
+                    self.words, self.runs = message.words, message.runs
             self._notify()
 
     def fail(self, error: Exception) -> None:
@@ -195,6 +199,7 @@ class Membership(RendezvousHandler):
         )
         self._past = 0  # the last attempt whose workers have ended here, or never began
         self._is_started = False
+        self.is_done = False  # workers have finished, and nothing began since
         self.is_patient = False  # workers that are asked gently are stopping by themselves
         self.has_notice: Callable[[], bool] = lambda: False  # whether this machine must go
 
@@ -229,12 +234,27 @@ class Membership(RendezvousHandler):
         word = self._mail.departs.get(node)
         return None if word is None else word.goes_on
 
+    def has_left(self, node: str) -> bool:
+        """Whether a machine that is not in the attempt now had said that it would go."""
+        return node in self._mail.departs
+
     @property
     def somebody_departs(self) -> bool:
         """Whether a machine has had notice and the others go on."""
         mail = self._mail
         with mail.changed:
             return any(word.goes_on for n, word in mail.departs.items() if n in mail.members)
+
+    @property
+    def others_go_on(self) -> bool:
+        """Whether this machine has left a job that is not over."""
+        left = self.runs_elsewhere or self.is_done or self.goes_on_without(self.me.node)
+        return bool(left) and self.over is None
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether others train while this machine waits for a place."""
+        return self._mail.runs
 
     def announce_keeper(self, host: str, port: int) -> None:
         """Where this machine's keeper talks to others; before ``start``."""
@@ -253,11 +273,14 @@ class Membership(RendezvousHandler):
 
     def done(self) -> None:
         """This machine's workers have finished their work."""
+        self.is_done = True
         self._hub.call(self._node.done)
 
     def finish(self, exit_code: int, reason: str) -> None:
         """The job is to end, on all machines."""
-        self._hub.call(lambda: self._node.pass_on(Finish(exit_code=exit_code, reason=reason)))
+        # An exception's words may be of any length, and may hold what is no UTF-8.
+        words = reason[:REASON_MAX].encode(errors="backslashreplace").decode()
+        self._hub.call(lambda: self._node.pass_on(Finish(exit_code=exit_code, reason=words)))
 
     def wait_until_over_or_halted(self, timeout_s: float) -> bool:
         """Whether there is news for a machine that is done."""
@@ -323,7 +346,7 @@ class Membership(RendezvousHandler):
 
     def _next_attempt(self, until_s: float | None) -> Go:
         mail = self._mail
-        self.is_patient = False
+        self.is_patient = self.is_done = False
         with mail.changed:
             self._forget_attempt()
         self._hub.call(functools.partial(self._node.ready, self._past))
@@ -346,6 +369,8 @@ class Membership(RendezvousHandler):
             elif go is not None:
                 return go
             now_s = time.monotonic()
+            if self.runs_elsewhere and self._timeout_s is not None:
+                until_s = now_s + self._timeout_s  # a spare machine waits as long as others train
             if until_s is not None and now_s > until_s:
                 raise RendezvousError(f"waited {self._timeout_s:.0f} s for {words or 'others'}")
             if words and words != said and now_s > quiet_until_s:
@@ -398,22 +423,35 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     """For torchrun: ``--rdzv-backend outlast --rdzv-endpoint DIRECTORY_OR_URL``.
 
     Raises:
-        ValueError: no endpoint is given.
+        ValueError: no endpoint is given, or one of another kind.
     """
     if not parameters.endpoint:
         raise ValueError("--rdzv-endpoint must name a directory or bucket that all machines share")
-    place = str(parameters.endpoint)
-    if "://" not in place:
-        place = os.path.abspath(place)  # noqa: PTH100 - as given, for every machine
     host = parameters.local_addr or parameters.config.get("local_addr") or own_address()
     return Membership(
-        place,
+        place_of(str(parameters.endpoint)),
         rules_of(parameters),
         run_id=parameters.run_id,
         host=host,
         silence_s=float(parameters.get("silence", SILENCE_S)),
         timeout_s=parameters.get_as_int("join_timeout", 600),
     )
+
+
+def place_of(endpoint: str) -> str:
+    """The directory or bucket that an endpoint names.
+
+    Raises:
+        ConfigError: it is a machine's address, as other rendezvous want one.
+    """
+    if "://" in endpoint:
+        return endpoint
+    if _ADDRESS.fullmatch(endpoint):
+        raise ConfigError(
+            f"--rdzv-endpoint {endpoint} is an address; for --rdzv-backend {BACKEND} name a "
+            "directory or bucket that all machines share"
+        )
+    return os.path.abspath(endpoint)  # noqa: PTH100 - as given, for every machine
 
 
 def rules_of(parameters: RendezvousParameters) -> Rules:

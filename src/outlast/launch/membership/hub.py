@@ -108,6 +108,7 @@ class Hub:
         self.address = f"{name}:{self._listener.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._waker_fd: int | None
         self._wake_fd, self._waker_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self._peers: set[Peer] = set()
@@ -135,8 +136,9 @@ class Hub:
         """Run ``function`` in the hub's thread soon; from any thread."""
         with self._calls_lock:
             self._calls.append(function)
-        with contextlib.suppress(OSError):  # full: it is awake already; closed: nobody is there
-            os.write(self._waker_fd, b"\0")
+            if self._waker_fd is not None:  # its number may be another file's by then
+                with contextlib.suppress(BlockingIOError):  # full: it is awake already
+                    os.write(self._waker_fd, b"\0")
 
     def later(self, delay_s: float, function: Callable[[], None]) -> None:
         """Run ``function`` after ``delay_s``; in the hub's thread, or before it starts."""
@@ -203,7 +205,10 @@ class Hub:
                 self.drop(peer)
             self._listener.close()
             self._selector.close()
-            os.close(self._waker_fd)
+            with self._calls_lock:
+                waker_fd, self._waker_fd = self._waker_fd, None
+            if waker_fd is not None:
+                os.close(waker_fd)
             os.close(self._wake_fd)
 
     def _turn(self) -> None:

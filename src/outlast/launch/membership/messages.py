@@ -92,7 +92,6 @@ class Welcome(_Message):
     """From the coordinator: you are in; wait for Go."""
 
     node: str
-    waits_for: str = ""
 
 
 class Referral(_Message):
@@ -164,9 +163,10 @@ class Superseded(_Message):
 
 
 class Waits(_Message):
-    """What the coordinator waits for, in words."""
+    """What the coordinator waits for, in words; ``runs``: others train, and that goes on."""
 
     words: str
+    runs: bool = False
 
 
 Message = (

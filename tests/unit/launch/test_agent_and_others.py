@@ -1,0 +1,54 @@
+"""The agent where other machines decide: their stores go, their workers count."""
+
+import types
+
+import pytest
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+from outlast.launch.agent import Agent
+from outlast.notice import Notice
+
+
+class Gone:
+    """The store of an attempt whose machine has died."""
+
+    def check(self, _):
+        raise RuntimeError("Broken pipe")
+
+
+@pytest.fixture
+def agent(monkeypatch):
+    made = object.__new__(Agent)
+    made._told, made._told_of, made._told_early = set(), None, None
+    made.ended = []
+    monkeypatch.setattr(made, "_end_workers", lambda: made.ended.append(True), raising=False)
+    return made
+
+
+def group():
+    made = object.__new__(WorkerGroup)
+    made.store = Gone()
+    made.workers = [types.SimpleNamespace(local_rank=0, global_rank=0, id=0)]
+    return made
+
+
+@pytest.mark.parametrize("impatient", [False, True])
+def test_a_notice_after_the_store_has_gone_is_no_crash(agent, impatient):
+    notice = Notice(source="SIGTERM", action="terminate", deadline_t=None, heard_t=0.0, detail="")
+    agent._desk = types.SimpleNamespace(
+        notice=notice, request=lambda: None, impatient=impatient, early_request=lambda: None
+    )
+    agent._pass_on(group())
+    assert bool(agent.ended) == impatient
+    agent._desk.early = notice
+    agent._pass_on_early(group())
+    assert agent._told_early is None  # the next attempt is told
+
+
+def test_ranks_where_machines_have_different_numbers_of_workers(agent):
+    agent._machines = types.SimpleNamespace(workers=[2, 3, 1])
+    spec = types.SimpleNamespace(local_world_size=3)
+    workers = agent._assign_worker_ranks(Gone(), 1, 3, spec)
+    assert [worker.global_rank for worker in workers] == [2, 3, 4]
+    assert [worker.local_rank for worker in workers] == [0, 1, 2]
+    assert {worker.world_size for worker in workers} == {6}

@@ -1,0 +1,85 @@
+"""What other machines mean for this one's workers."""
+
+import types
+
+import pytest
+
+from outlast.launch.machines import Machines
+from outlast.launch.membership.handler import Mailbox
+from outlast.launch.membership.messages import Departs, Go, Halt, Member, Over
+from outlast.policy.restart import Failure
+
+
+class Others:
+    """A membership that says what it is told to."""
+
+    somebody_departs = False
+    halt = over = None
+    is_done = False
+
+    def done(self):
+        self.is_done = True
+
+    def wait_until_over_or_halted(self, _):
+        return bool(self.halt or self.over)
+
+
+@pytest.fixture
+def others():
+    return Others()
+
+
+@pytest.fixture
+def machines(others):
+    made = Machines(types.SimpleNamespace())
+    made._membership = others
+    return made
+
+
+def failures(*codes):
+    return [Failure(rank=rank, exit_code=code) for rank, code in enumerate(codes)]
+
+
+def test_a_crash_of_one_whose_peers_have_drained_does_not_end_the_job(machines, others):
+    others.somebody_departs = True
+    assert machines.judged(failures(75, 75)).restart
+    assert machines.judged(failures(75, 1)).restart
+    assert machines.judged(failures(1, 1)) is None
+    assert machines.judged(failures(75, 78)) is None
+    others.somebody_departs = False
+    assert machines.judged(failures(75, 1)) is None
+    others.halt = Halt(reason="new machines are taken in", gentle=True)
+    assert machines.judged(failures(75, 1)).restart
+
+
+def test_one_that_is_done_ends_as_the_job_does(machines, others):
+    others.over = Over(exit_code=76, reason="a bug")
+    assert machines.wait_for_others(lambda: False).exit_code == 76
+    assert others.is_done
+
+
+def test_one_that_is_done_goes_on_with_the_others(machines, others):
+    others.halt = Halt(reason="b was lost")
+    assert machines.wait_for_others(lambda: False) is None
+
+
+def test_one_that_is_done_leaves_when_it_must(machines):
+    verdict = machines.wait_for_others(lambda: True)
+    assert verdict.exit_code == 75
+    assert "others go on" in verdict.reason
+
+
+def go(attempt, names):
+    members = tuple(Member(node=name, host=name.upper(), address="") for name in names)
+    return Go(attempt=attempt, members=members, store="")
+
+
+def test_one_that_left_is_not_called_lost(machines, others):
+    mail = Mailbox()
+    others.has_left = mail.departed.__contains__
+    lost = []
+    for message in (go(1, "abcd"), Departs(node="b", host="B", goes_on=True), go(2, "ac")):
+        mail.tell(message)
+        others.attempt = mail.go
+        lost += machines.lost()
+    assert lost == ["D"]
