@@ -18,7 +18,7 @@ class Job:
     """Some agents of one job."""
 
     def __init__(self, folder):
-        self.storage = Directory(folder)
+        self.folder, self.storage = folder, Directory(folder)
         self.agents = []
         self.pool = ThreadPoolExecutor(32)
 
@@ -26,7 +26,7 @@ class Job:
         rules = Rules(min_nodes=min_nodes, max_nodes=max_nodes, gather_s=0.5, expect_s=1.0)
         new = [
             Membership(
-                self.storage,
+                str(self.folder),
                 rules,
                 run_id="job",
                 host="127.0.0.1",
