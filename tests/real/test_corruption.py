@@ -14,7 +14,7 @@ FILES = [f"rank-{rank:05d}.{kind}" for rank in range(RANKS) for kind in ("safete
 
 def train(floor, job, steps):
     """The job's ranks as torchrun would start them; their exit codes and their processes."""
-    ranks = floor.ranks(RANKS, TRAIN, job.records, steps, "--pause", "0.02", env=job.env)
+    ranks = floor.ranks(RANKS, TRAIN, job.records, steps, "--pause", "0.05", env=job.env)
     return [rank.wait() for rank in ranks], ranks
 
 

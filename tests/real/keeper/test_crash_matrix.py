@@ -200,7 +200,10 @@ class Matrix:
 
     def save(self):
         self.step += 1
-        return self.worker.save(self.step)
+        try:
+            return self.worker.save(self.step)
+        except OSError as error:  # the keeper was gone before all was said
+            return str(error)
 
     def stop(self):
         self.worker.close()

@@ -18,8 +18,7 @@ class Job:
     """Some agents of one job."""
 
     def __init__(self, folder):
-        self.folder = folder
-        self.storage = Directory(folder)
+        self.folder, self.storage = folder, Directory(folder)
         self.agents = []
         self.pool = ThreadPoolExecutor(32)
 
