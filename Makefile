@@ -60,11 +60,12 @@ system-packages:
 	  apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES); } || \
 	  echo "Slurm is not here and is not installed: its tests will be skipped"
 
-# Most tests wait more than they compute, so more processes than cores; see tests/conftest.py.
-TEST_PROCESSES ?= 3
+# What needs nobody else's processor time runs side by side. Real processes are
+# given the machine: some of them are judged by what they save in a step of milliseconds.
+TEST_PROCESSES ?= 2
 test: $(VENV)/.installed-test system-packages
-	$(BIN)/python -m pytest tests -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-	  $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/real -p no:xdist $(PYTEST_ARGS)
 
 unit: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/unit -q

@@ -20,6 +20,7 @@ class Gone:
 def agent(monkeypatch):
     made = object.__new__(Agent)
     made._told, made._told_of, made._told_early = set(), None, None
+    made._machines = types.SimpleNamespace(is_broken=False)
     made.ended = []
     monkeypatch.setattr(made, "_end_workers", lambda: made.ended.append(True), raising=False)
     return made
