@@ -184,14 +184,16 @@ def parse_every(value: object) -> Every:
 
 
 def _parse_buffers(value: object) -> int | None:
+    return _number_or_auto(value, BUFFERS_MAX, "snapshots")
+
+
+def _number_or_auto(value: object, most: int, what: str) -> int | None:
     if value == "auto":
         return None
-    buffers = parse_whole(value, least=0, most=BUFFERS_MAX)
-    if buffers is None:
-        raise ConfigError(
-            f'{value!r} is not a number of snapshots; write "auto", or 0 to {BUFFERS_MAX}'
-        )
-    return buffers
+    number = parse_whole(value, least=0, most=most)
+    if number is None:
+        raise ConfigError(f'{value!r} is not a number of {what}; write "auto", or 0 to {most}')
+    return number
 
 
 def _parse_optimizer_every(value: object) -> int:
@@ -292,14 +294,7 @@ def _parse_early(value: object) -> str:
 
 
 def _parse_replicas(value: object) -> int | None:
-    if value == "auto":
-        return None
-    replicas = parse_whole(value, least=0, most=REPLICAS_MAX)
-    if replicas is None:
-        raise ConfigError(
-            f'{value!r} is not a number of replicas; write "auto", or 0 to {REPLICAS_MAX}'
-        )
-    return replicas
+    return _number_or_auto(value, REPLICAS_MAX, "replicas")
 
 
 def _parse_rate(value: object) -> float | None:
