@@ -4,13 +4,14 @@ Blocks of steps alternate: with one keeper sending snapshots of ``--mb`` to anot
 other, as fast as ``--rates`` allows, and without. Everything is on this machine, so both keepers,
 their checksums and the training share its cores; on two machines each would send and receive, and
 so do just as much. Training is ``--ranks`` processes of one thread that sum their gradients over
-gloo. A real job sends one snapshot for each checkpoint: for a part of the time, not all of it.
+gloo, each in a session of its own like a worker. A real job sends one snapshot for each checkpoint:
+for a part of the time, not all of it.
 
-    python benchmarks/replication.py [--mb 512] [--rates 20,44,100] [--ranks 1] [--blocks 40]
+    python benchmarks/replication.py [--mb 512] [--rates auto,44,100] [--ranks 1] [--blocks 40]
 
 Reported for each rate: MB/s sent, seconds of a core for each GB on either side, milliseconds of a
 step without and with it, and the ratio of neighbouring blocks with its quartiles. The row "nothing"
-compares blocks without any sending.
+compares blocks without any sending. The machine's load while it was measured stands beside it.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from outlast.peer import connect
 
 JOB: Final = "replication"
 FILE: Final = "rank-00000.safetensors"
+ATTEMPT: Final = 1
 NOTHING: Final = "nothing"
+AUTO: Final = "auto"
 
 
 def main() -> None:
@@ -58,7 +61,7 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=512)
-    parser.add_argument("--rates", default="20,44,100,200", help="MB/s")
+    parser.add_argument("--rates", default="auto,20,44,100,200", help="MB/s, or auto")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--step-ms", type=float, default=50.0)
     parser.add_argument("--blocks", type=int, default=40)
@@ -70,7 +73,7 @@ def main() -> None:
     table = markdown(
         [
             *("at most, MB/s", "sent, MB/s", "core s per GB, sent", "received"),
-            *("step without, ms", "with, ms", "ratio (quartiles)"),
+            *("step without, ms", "with, ms", "ratio (quartiles)", "load"),
         ],
         (
             [
@@ -78,7 +81,7 @@ def main() -> None:
                 f"{row['sender_core_s_per_gb']:.2f}",
                 f"{row['receiver_core_s_per_gb']:.2f}",
                 *(f"{row['without_ms']:.1f}", f"{row['with_ms']:.1f}"),
-                "{1:.3f} ({0:.3f}–{2:.3f})".format(*row["ratio"]),
+                *("{1:.3f} ({0:.3f}–{2:.3f})".format(*row["ratio"]), f"{row['load']:.1f}"),
             ]
             for row in rows
         ),
@@ -88,41 +91,54 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
     """One row for each rate."""
-    key = os.urandom(32)
-    setup = Setup(
-        job=JOB, directory=str(directory), socket=str(directory / "k.sock"), tiers=(), linger_s=1.0
-    )
-    keeper = Supervisor(setup)
-    keeper.start()
     trainers: list[Child] = []
     rows = []
     try:
-        host, port = keeper.serve("127.0.0.1", key, node="receiver")
         facts = {"ranks": options.ranks, "port": free_port(), "step_ms": options.step_ms}
         trainers += [Child("--train", facts | {"rank": rank}) for rank in range(options.ranks)]
         steps = max(round(options.seconds * 1000 / options.step_ms), 1)
         block(trainers, steps)
-        rates: list[int | str] = [NOTHING, *map(int, options.rates.split(","))]
-        for attempt, rate in enumerate(rates, 1):
-            mb_per_s = rate if isinstance(rate, int) else 1
-            told: dict[str, Any] = {"host": host, "port": port, "key": key.hex()}
-            told |= {"rate": mb_per_s * 1e6, "mb": options.mb, "attempt": attempt}
-            sender = Child("--send", told)
-            try:
-                row = one_rate(
-                    options, trainers, (sender, keeper), steps, sends=isinstance(rate, int)
-                )
-                rows.append({"rate": rate, **row})
-            finally:
-                sender.end()
+        for rate in [NOTHING, *options.rates.split(",")]:
+            place = directory / rate
+            place.mkdir()
+            rows.append({"rate": rate, **one_rate(options, trainers, place, steps)})
     finally:
         for child in trainers:
             child.end()
-        keeper.close(5)
     return rows
 
 
 def one_rate(
+    options: argparse.Namespace, trainers: list[Child], place: Path, steps: int
+) -> dict[str, Any]:
+    """Two keepers that send and receive at the rate that the place is named after."""
+    sends, rate = place.name != NOTHING, None if place.name == AUTO else 1e6
+    if sends and rate:
+        rate *= float(place.name)
+    key = os.urandom(32)
+    setup = Setup(
+        job=JOB,
+        directory=str(place),
+        socket=str(place / "k.sock"),
+        tiers=(),
+        linger_s=1.0,
+        rate_bytes=rate,
+    )
+    keeper = Supervisor(setup)
+    keeper.start()
+    try:
+        host, port = keeper.serve("127.0.0.1", key, node="receiver")
+        told = {"host": host, "port": port, "key": key.hex(), "rate": rate, "mb": options.mb}
+        sender = Child("--send", told)
+        try:
+            return compare(options, trainers, (sender, keeper), steps, sends=sends)
+        finally:
+            sender.end()
+    finally:
+        keeper.close(5)
+
+
+def compare(
     options: argparse.Namespace,
     trainers: list[Child],
     ends: tuple[Child, Supervisor],
@@ -155,6 +171,7 @@ def one_rate(
         "without_ms": statistics.median(without),
         "with_ms": statistics.median(with_it),
         "ratio": statistics.quantiles(ratios, n=4),
+        "load": os.getloadavg()[0],
     }
 
 
@@ -186,6 +203,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     @property
@@ -273,7 +291,7 @@ def send(facts: dict[str, Any]) -> None:
             format=FORMAT,
             job=JOB,
             step=number[0],
-            attempt=facts["attempt"],
+            attempt=ATTEMPT,
             world_size=1,
             layout={"world": 1},
             created_t=0.0,
@@ -282,7 +300,7 @@ def send(facts: dict[str, Any]) -> None:
             kind=FULL,
         )
         small = {MANIFEST: encode(manifest)}
-        kept[:] = [Kept(files={FILE: (1, size)}, small=small, attempt=facts["attempt"])]
+        kept[:] = [Kept(files={FILE: (1, size)}, small=small, attempt=ATTEMPT)]
 
     def go_on() -> None:
         another()

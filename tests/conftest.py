@@ -9,11 +9,12 @@ from hypothesis import settings
 settings.register_profile("outlast", deadline=None)
 settings.load_profile("outlast")
 
-# What a shell starts behind "&" ignores Ctrl-C, and so would every process that a test starts.
+# What a shell starts behind "&" ignores what a keyboard sends, and so would all that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
-_LISTENED_TO = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_LISTENED_TO = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 
 
 @pytest.fixture(autouse=True)

@@ -182,6 +182,12 @@ class OutlastSession(Outlast):
         return [str(variant), str(turn.records), *turn.script_args]
 
 
+class OutlastInProcess(OutlastSession):
+    """The same with survivors that keep their processes, and the state in them."""
+
+    env = {**OutlastSession.env, "OUTLAST_WORKERS_IN_PROCESS": "true"}  # noqa: RUF012
+
+
 class Torchft(Launcher):
     """torchft's replicas and lighthouse, with its default heartbeats."""
 
@@ -218,6 +224,7 @@ class TorchftTuned(Torchft):
 LAUNCHERS: Final[dict[str, type[Launcher]]] = {
     "outlast run": Outlast,
     "outlast run, with a session": OutlastSession,
+    "outlast run, in process": OutlastInProcess,
     "outlast run, cold": OutlastCold,
     "torchrun": Torchrun,
     "torchrun, fresh store": TorchrunFresh,

@@ -1,4 +1,7 @@
-"""What ``ddp_plain.py`` does, with a session in place of its own checkpoints."""
+"""What ``ddp_plain.py`` does, with a session in place of its own checkpoints.
+
+Where the job's workers recover in their processes, they do so here.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import outlast
 from bench.modes import Endless
 
 
+@outlast.survive
 def main() -> None:
     """Train for ever: whoever started this ends it."""
     parser = argparse.ArgumentParser()

@@ -29,13 +29,17 @@ if TYPE_CHECKING:
         StateMismatch,
         StorageError,
     )
-    from outlast.training.session import Session, session
+    from outlast.reduce import SameBits
+    from outlast.training.opening import session
+    from outlast.training.session import Session
+    from outlast.training.survive import survive
 
 __all__ = [
     "CheckpointInvalid",
     "ConfigError",
     "OutlastError",
     "ResumeRefused",
+    "SameBits",
     "Session",
     "StateMismatch",
     "StorageError",
@@ -44,13 +48,16 @@ __all__ = [
     "dcp_reader",
     "dcp_writer",
     "session",
+    "survive",
 ]
 
 _HOME = {
     "dcp_reader": "outlast.checkpoint.dcp",
     "dcp_writer": "outlast.checkpoint.dcp",
+    "SameBits": "outlast.reduce",
     "Session": "outlast.training.session",
-    "session": "outlast.training.session",
+    "session": "outlast.training.opening",
+    "survive": "outlast.training.survive",
     **dict.fromkeys(
         (
             "CheckpointInvalid",

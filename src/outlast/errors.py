@@ -6,6 +6,7 @@
     ├── StorageError     (OSError)        77     the storage cannot be used
     ├── ResumeRefused    (RuntimeError)   78     a checkpoint was expected, none is valid
     ├── CheckpointInvalid (ValueError)     1     one checkpoint failed its verification
+    ├── ShardError       (RuntimeError)    1     a shard of a stream raised
     └── SealError        (ValueError)      1     a peer that does not hold the job's key, or worse
         └── CutShort     (ConnectionError) 1     the stream ended inside a frame
 
@@ -76,6 +77,10 @@ class CheckpointInvalid(OutlastError, ValueError):
         return type(self), (self.step, self.reason)
 
 
+class ShardError(OutlastError, RuntimeError):
+    """A shard of a stream raised while it was read; says which, where, and what it said."""
+
+
 class SealError(OutlastError, ValueError):
     """Bytes from another machine that must not be believed; the connection is of no use any more.
 
@@ -90,3 +95,11 @@ class SealError(OutlastError, ValueError):
 
 class CutShort(SealError, ConnectionError):
     """The stream ended inside a frame: a peer that died looks like one that was cut off."""
+
+
+def exit_code_of(error: BaseException | None) -> int:
+    """What the process will leave with if nobody catches ``error``."""
+    if error is None:
+        return 0
+    code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
+    return int(code) if isinstance(code, int) else int(code is not None)

@@ -2,7 +2,8 @@
 
 A process is started *cold* (a fresh interpreter, as people start it; importing torch costs it
 seconds) or *warm* (forked from a server that has torch imported already; 50 ms). Both get a clean
-environment, a session of their own, and files for their output. Nothing is mocked in either.
+environment, a session of their own, and files for their output. Nothing is mocked in either. The
+server of a warm agent's workers is a fork too (see ``floor_server``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+import floor_server
 import psutil
 
 from outlast.checkpoint.manifest import step_name
@@ -115,10 +117,16 @@ class Started:
 
 
 class Floor:
-    """Starts processes for one test, and sees that none is left."""
+    """Starts processes for one test, and sees that none is left.
 
-    def __init__(self, directory):
+    Args:
+        directory: the test's own.
+        starts_afresh: have a warm agent's server import all by itself, as a cold one's does.
+    """
+
+    def __init__(self, directory, *, starts_afresh=False):
         self.directory = directory
+        self._starts_afresh = starts_afresh
         self.tag = uuid.uuid4().hex
         self.environ = {
             **{
@@ -161,7 +169,7 @@ class Floor:
             args=(
                 [str(argument) for argument in arguments],
                 self._environ(env),
-                *(str(cwd or self.directory), str(out), str(err), enter),
+                *(str(cwd or self.directory), str(out), str(err), enter, self._starts_afresh),
             ),
         )
         process.start()
@@ -250,7 +258,7 @@ class Floor:
         return started
 
 
-def _run_warm(arguments, environ, cwd, out, err, enter):
+def _run_warm(arguments, environ, cwd, out, err, enter, starts_afresh):
     """What a warm process does: become one that looks freshly started, and run the script."""
     os.setsid()
     if enter is not None:
@@ -268,6 +276,8 @@ def _run_warm(arguments, environ, cwd, out, err, enter):
         if arguments[:2] == ["-m", "outlast"]:
             from outlast.cli import main
 
+            if arguments[2:3] == ["run"] and not starts_afresh:
+                floor_server.have_ready()
             sys.argv = ["outlast", *arguments[2:]]
             main(arguments[2:])
         sys.argv = arguments

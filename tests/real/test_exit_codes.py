@@ -1,6 +1,7 @@
 """``outlast run`` from outside: what it leaves with, and that the same command is always right."""
 
 import os
+import re
 import signal
 import sys
 import time
@@ -49,6 +50,23 @@ def test_finished_and_the_same_command_again_does_nothing(floor, tmp_path):
     assert again.wait() == 0, again.text
     assert ([job.lines(rank) for rank in range(2)], hashes(job), job.newest()) == before
     assert [event["exit_code"] for event in job.events("job_finished")] == [0, 0]
+
+
+def has_handler(pid, number):
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    return int(caught, 16) >> (number - 1) & 1
+
+
+def test_a_signal_that_comes_while_it_imports_is_kept(floor, tmp_path):
+    job = Job(tmp_path / "job")
+    started = run(floor, job, job.records, 7, cold=True)
+    until(lambda: has_handler(started.pid, signal.SIGTERM), "a handler", running=started)
+    started.signal(signal.SIGTERM)
+    assert started.wait() == 75, started.text
+    assert started.err == (
+        "outlast: SIGTERM came before anything had begun; start me again (exit 75)\n"
+    )
+    assert not job.directory.exists()
 
 
 def test_an_unchanged_script(floor, tmp_path):
@@ -206,6 +224,7 @@ def test_a_second_interrupt_ends_at_once(floor, tmp_path):
 # --- storage that fails --------------------------------------------------------------------------
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("occupied", ["", "rank-00001.json"])
 def test_a_save_that_fails_does_not_stop_training(floor, tmp_path, occupied):
     job = Job(tmp_path / "job", 2)

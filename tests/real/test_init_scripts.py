@@ -38,8 +38,10 @@ exit "$code"
 RUNNING = Path(__file__).parents[2] / "docs" / "running.md"
 
 
-def training(*arguments, nodes=1):
-    return Training(name="job", script="my train.py", arguments=arguments, nodes=nodes)
+def training(*arguments, nodes=1, fewest=None):
+    return Training(
+        name="job", script="my train.py", arguments=arguments, nodes=nodes, fewest=fewest
+    )
 
 
 def under_bash(text, *, env=None):
@@ -48,12 +50,13 @@ def under_bash(text, *, env=None):
 
 
 def scripts():
-    """Every script that is written, for one machine and for two."""
+    """Every script that is written, for one machine, for two, and for one or two."""
     for nodes, place in ((1, {"bucket": "s3://b"}), (2, {"volume": "v"})):
         run = training("it's", 'a "b"', "c\nd", nodes=nodes)
         yield Slurm(training=run).render()
         task = yaml.safe_load(Sky(training=run, accelerator="H100", **place).render())
         yield from (f"#!/bin/bash\n{task[part]}" for part in ("setup", "run"))
+    yield Slurm(training=training(nodes=2, fewest=1)).render()
 
 
 def test_the_scripts_are_bash():
@@ -101,7 +104,7 @@ class Site:
 
     def start(self, text, code, **more):
         env = {"PATH": self.path, "CALLS": self.calls_file, "CODE": str(int(code))}
-        env |= {"HOLD": self.hold, "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8"} | more
+        env |= {"HOLD": self.hold, "SLURM_JOB_NUM_NODES": "3", "SLURM_CPUS_PER_TASK": "8"} | more
         return subprocess.Popen(
             ["bash", "-c", text], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -171,16 +174,19 @@ def test_the_loop_in_the_documentation(tmp_path, codes, calls):
     assert done.stdout.decode().splitlines() == ["called"] * calls + [f"ended with {codes[-1]}"]
 
 
-def test_what_srun_is_given(site):
+@pytest.mark.parametrize(("fewest", "told"), [(None, "4"), (2, "2:3")])
+def test_what_srun_is_given(site, fewest, told):
     arguments = ("--note", "it's\na $test", "")
-    recipe = Slurm(training=training(*arguments, nodes=2))
+    recipe = Slurm(training=training(*arguments, nodes=4, fewest=fewest))
     assert site.start(recipe.render(), Exit.FINISHED).wait(30) == 0
     (call,) = site.calls()
     assert call[:4] == ["srun", "--kill-on-bad-exit=0", "--wait=0", "--cpus-per-task=8"]
-    assert call[4:6] == ["outlast", "run"]
-    endpoint = call[call.index("--rdzv-endpoint") + 1]
-    assert endpoint.endswith(":20007")
-    assert call[-4:] == ["my train.py", *arguments]
+    tasks = [] if fewest is None else ["--ntasks=3", "--ntasks-per-node=1"]
+    assert call[4:] == [
+        *tasks,
+        *("outlast", "run", "--nnodes", told, "--nproc-per-node", "1"),
+        *("my train.py", *arguments),
+    ]
 
 
 def test_without_outlast_nothing_is_started(site, tmp_path):

@@ -296,3 +296,46 @@ def test_the_ends_of_short_loops_are_not_saved(tmp_path):
                 pass
     job = Job(tmp_path / "job")
     assert [event["reason"] for event in job.events("snapshot")] == ["finished"]
+
+
+class Points(torch.utils.data.Dataset):
+    def __init__(self, size):
+        self._size = size
+
+    def __len__(self):
+        return self._size
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize("by", ["steps", "epochs"])
+def test_a_loader_goes_on_in_the_loop_behind_the_one_that_was_over(by, job, monkeypatch, capfd):
+    """Several loops over one loader; the run ends at the ends of loops, and within them."""
+    monkeypatch.setattr("outlast.training.turns.END_AFTER_S", 0.0)
+
+    def train(directory, stop):
+        seen, pending = [], None
+        loader = outlast.data.Loader(Points(20), global_batch=4, seed=3)
+        model = torch.nn.Linear(1, 1)
+        with outlast.session(model=model, dir=directory) as session:
+            for part in (1, 2, 3, 4):
+                limit = {"until": 5 * part} if by == "steps" else {"epochs": part}
+                for batch in session.steps(loader, **limit):
+                    seen.append((session.step, sorted(batch.tolist())))
+                    if len(seen) == stop and stop % 5:
+                        pending = session.save()
+                    elif pending and pending.step is not None and pending.wait(60):
+                        return [line for line in seen if line[0] < pending.step]
+                if len(seen) == stop:
+                    return seen
+        return seen
+
+    undisturbed = train(job.parent / "undisturbed", 99)
+    assert len(undisturbed) == 20
+    seen = []
+    for stop in (5, 5, 3):
+        seen += train(job, stop)
+    seen += train(job, 99)
+    assert seen == undisturbed
+    assert ("it is not run again" in capfd.readouterr().err) == (by == "epochs")

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 
 from outlast import config
-from outlast.config import Every, load, parse_every
+from outlast.config import load
 from outlast.errors import ConfigError
 from outlast.tiers import Tier
+from outlast.values import Every, parse_every
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +90,7 @@ CASES = {
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
     "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
+    "workers.in_process": ("true", "false", "true", lambda s: str(s.workers_in_process).lower()),
 }
 
 
@@ -441,7 +443,7 @@ def test_rows_for_explain():
         "notice.platform": ("auto", "default"),
         "notice.base_url": ("", "default"),
         "notice.poll": ("1.0", "default"),
-        "membership.labels": ("{}", "default"),
+        "membership.labels": ("", "default"),
         "membership.silence": ("3.0", "default"),
         "notice.grace": ("auto", "default"),
         "notice.early": ("auto", "default"),
@@ -457,6 +459,7 @@ def test_rows_for_explain():
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
         "workers.warm": ("true", "default"),
+        "workers.in_process": ("false", "default"),
         "tier.local": ("/tier, every 1, keep 3", "outlast.toml"),
         "tier.object": ("s3://b, every 5, keep 9", "outlast.toml"),
     }
@@ -480,3 +483,9 @@ def test_the_arguments_of_a_command_are_not_shown():
     assert settings.notice_command[2] == "Authorization: Bearer s3cr3t"
     rows = {key: value for key, value, _ in config.as_rows(settings)}
     assert rows["notice.command"] == "curl …"
+
+
+def test_labels_are_shown_as_they_are_written():
+    settings = load({"membership.labels": "zone=a,rack=7"}, environ={})
+    rows = {key: value for key, value, _ in config.as_rows(settings)}
+    assert rows["membership.labels"] == "zone=a, rack=7"

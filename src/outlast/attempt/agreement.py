@@ -96,11 +96,15 @@ class Agreement:
         """Begin to answer."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """Stop answering; whoever waits is let go."""
+    def release(self) -> None:
+        """The attempt is over: no decision comes any more, and whoever waits for one is let go."""
         with self._progress.changed:
             self._progress.finished = True
             self._progress.changed.notify_all()
+
+    def stop(self) -> None:
+        """Stop answering; whoever waits is let go."""
+        self.release()
         self._link.close()
         self._thread.join(timeout=5)
 

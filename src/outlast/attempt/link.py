@@ -28,6 +28,9 @@ from outlast.errors import ConfigError
 STORE_VARIABLE: Final = "OUTLAST_STORE"  # host:port of the attempt's store, set by our agent
 ATTEMPT_VARIABLE: Final = "OUTLAST_ATTEMPT"  # number of the attempt, set by our agent
 PREFIX: Final = "outlast"
+DATA_KEY: Final = "data"  # rank 0's session says whether its data go with any number of workers
+TIED: Final = b"tied"
+FREE: Final = b"free"
 _WAIT: Final = timedelta(hours=1)
 _SHORT: Final = timedelta(minutes=5)
 Message = dict[str, Any]
@@ -168,13 +171,20 @@ def open_link() -> Link:
     """The link of this process, from its surroundings.
 
     Raises:
-        ConfigError: there are several workers and no way to reach them yet.
+        ConfigError: there are several workers and no way to reach them yet, or this is their
+            second session in one attempt.
     """
     grouped = dist.is_available() and dist.is_initialized()
     rank = dist.get_rank() if grouped else int(os.environ.get("RANK", "0"))
     world_size = dist.get_world_size() if grouped else int(os.environ.get("WORLD_SIZE", "1"))
     address = os.environ.get(STORE_VARIABLE)
     if address:
+        if world_size > 1 and address in _opened:
+            raise ConfigError(
+                "a second session in one run of a script, on several workers: the words of the "
+                "first are still there; name everything in one session, or run another script"
+            )
+        _opened.add(address)
         host, _, port = address.rpartition(":")
         return StoreLink(host, int(port), rank, world_size)
     if world_size == 1:
@@ -204,6 +214,7 @@ def _link_of_group(rank: int, world_size: int) -> Link:
     return StoreLink(host, int(number), rank, world_size)
 
 
+_opened: set[str] = set()  # stores of attempts that this process had a session in
 _server: Any = None  # the store that rank 0 serves lives as long as the process
 
 

@@ -77,6 +77,18 @@ def _forget_another(job: str, environ: MutableMapping[str, str]) -> None:
     environ.pop(TENSORBOARD_VARIABLE, None)
 
 
+def forget_rank(environ: MutableMapping[str, str] = os.environ) -> None:
+    """This process may be another rank in the next attempt: what was set for its rank goes."""
+    run = environ.get(RUN_VARIABLE, "")
+    if _OURS.fullmatch(run):
+        if environ.get("WANDB_RUN_ID") == run:
+            del environ["WANDB_RUN_ID"]
+        del environ[RUN_VARIABLE]
+    mlflow = environ.pop(_MLFLOW_MARK, None)
+    if mlflow is not None and environ.get("MLFLOW_RUN_ID") == mlflow:
+        del environ["MLFLOW_RUN_ID"]
+
+
 def export_here() -> None:
     """The same for a worker that our agent has started."""
     job, directory = os.environ.get(JOB_VARIABLE), os.environ.get("OUTLAST_DIR")

@@ -211,8 +211,8 @@ class Checkpoint:
                 self._note(name, job.copies)
         self._tensors |= dict(targets)
 
-    def state(self, key: str) -> Any:
-        """The state saved under ``key``; what was not read before is read now.
+    def state(self, key: str, rank: int | None = None) -> Any:
+        """The state that ``rank`` saved under ``key``; what was not read before is read now.
 
         Whoever keeps a tensor gets one in memory of its own, aligned as torch aligns: at another
         alignment a sum takes another path through the vector unit, and other last bits.
@@ -220,7 +220,7 @@ class Checkpoint:
         Raises:
             KeyError: nothing was saved under ``key``.
         """
-        outline = self.outline(key)
+        outline = self.outline(key, rank)
         missing: list[tuple[str, torch.Tensor]] = []
 
         def want(leaf: Leaf) -> Leaf:

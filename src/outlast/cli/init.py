@@ -39,7 +39,7 @@ def _common(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--gpus-per-node", "--gpus", "gpus", type=int, help="GPUs, so workers, a machine (1)."
         ),
-        click.option("--nodes", default=1, show_default=True, help="Machines."),
+        click.option("--nodes", default="1", show_default=True, help="Machines: N, or MIN:MAX."),
         click.option("--name", default=None, help="The job's name; default: after the script."),
         click.option("--script", default="train.py", show_default=True, help="What is run."),
     ):
@@ -115,15 +115,17 @@ def sky(gpu_type: str, bucket: str, volume: str, **common: Any) -> None:
 
 
 def _training(common: dict[str, Any]) -> Training:
-    from outlast.init.recipes import Training, name_of
+    from outlast.init.recipes import Training, name_of, nodes_of
 
     if common["gpus"] is not None and common["cpus"]:
         raise ConfigError("--gpus and --cpus: a job has GPUs or it has not; give one of them")
+    fewest, nodes = nodes_of(common["nodes"])
     return Training(
         name=common["name"] or name_of(common["script"]),
         script=common["script"],
         arguments=common["arguments"],
-        nodes=common["nodes"],
+        nodes=nodes,
+        fewest=fewest,
         gpus=1 if common["gpus"] is None else common["gpus"],
         cpus=common["cpus"] or 0,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from outlast.errors import Exit
+
 
 @click.command(
     name="run",
@@ -13,12 +15,20 @@ import click
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> int:
     """Run a script under outlast: torchrun's flags and PET_* variables, and --dir."""
+    from outlast.notice.signals import EarlySignals
+
+    early = EarlySignals()
     from outlast.launch.warm.early import begin
 
     server = begin(arguments)
     try:
         from outlast.launch.run import run  # torch is imported here, and meanwhile in the server
 
+        if early.heard:
+            from outlast.ledger.narrator import say
+
+            say(f"{early.heard} came before anything had begun; start me again (exit 75)")
+            return int(Exit.DRAINED)
         return run(list(arguments), server)
     finally:
         if server is not None:

@@ -18,6 +18,7 @@ from outlast.errors import ConfigError
 
 _NAMES = {
     "outlast": "outlast.data.Loader",
+    "stream": "outlast.data.Stream",
     "stateful": "a loader with state_dict and load_state_dict",
     "stock": "a torch DataLoader over a map-style data set",
     "iterable": "an iterable without a state",
@@ -42,8 +43,8 @@ def check_world_size(state: Mapping[str, Any], world_size: int, loader: Any) -> 
             f"the checkpoint was saved by {state['world_size']} workers, this attempt has "
             f"{world_size}, and the position of {type(loader).__name__} is one worker's own: "
             "samples would be repeated or left out. Resume with "
-            f"{state['world_size']} workers, or use outlast.data.Loader, which is exact at any "
-            "number of workers"
+            f"{state['world_size']} workers, or use outlast.data.Loader (for streams "
+            "outlast.data.Stream), which is exact at any number of workers"
         )
 
 
@@ -106,9 +107,11 @@ class EpochFeed(abc.ABC):
         epoch: the epoch of the last batch handed out, from 0.
         batches: batches handed out in that epoch.
         max_epochs: the feed ends rather than starting the epoch of this number; None for never.
+        is_tied: the position belongs to the number of workers.
     """
 
     kind: str
+    is_tied = True
 
     def __init__(self, loader: Any, *, world_size: int) -> None:
         self.loader = loader

@@ -4,10 +4,10 @@ Guarantees: what a feed hands out and what it draws from the script's random str
 plain loop over the loader would; ``state`` tells the batches handed out, never those loaded
 ahead; ``restore`` leaves nothing for the first batch to draw that belongs to the epoch's start.
 
-What can go wrong depends on the kind, and each says so where it is written: "outlast" is exact at
-any number of workers; "stateful" is as good as the loader's own ``state_dict``; "stock" is exact
-at the same number of workers (``stock.py``); "iterable" is loaded again up to the position, and
-exact as far as what it yields depends on the random numbers at the epoch's start.
+What can go wrong depends on the kind, and each says so where it is written: "outlast" and "stream"
+are exact at any number of workers; "stateful" is as good as the loader's own ``state_dict``;
+"stock" is exact at the same number of workers (``stock.py``); "iterable" is loaded again up to the
+position, and exact as far as what it yields depends on the random numbers at the epoch's start.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from outlast.data.epochs import (
     restore_generators,
     set_epoch,
 )
-from outlast.data.loader import KIND, Loader
+from outlast.data.loader import Loader
 from outlast.data.stock import StockFeed, is_stock
+from outlast.data.stream import Stream
+from outlast.data.trail import Trail
 from outlast.errors import ConfigError
 
 # torchdata's name for "the epoch is over": a loader resumed from it goes straight into the next.
@@ -37,12 +39,14 @@ class Feed(Protocol):
     """What a session iterates.
 
     Attributes:
-        kind: "outlast", "stateful", "stock" or "iterable".
+        kind: "outlast", "stream", "stateful", "stock" or "iterable".
         epoch: the epoch of the last batch handed out (of its first sample), from 0.
         max_epochs: the feed ends rather than starting the epoch of this number.
+        is_tied: its position is one worker's own, and belongs to the number of workers.
     """
 
     kind: str
+    is_tied: bool
     epoch: int
     max_epochs: int | None
 
@@ -60,20 +64,26 @@ class Feed(Protocol):
         """End the loader's processes."""
 
 
-def open_feed(loader: Any, *, rank: int, world_size: int) -> Feed:
+def open_feed(
+    loader: Any, *, rank: int, world_size: int, trail: Trail | None = None, step: int = 0
+) -> Feed:
     """The feed that suits ``loader``.
 
     Args:
-        loader: an ``outlast.data.Loader``, anything iterable with ``state_dict`` and
-            ``load_state_dict``, a torch DataLoader, or any other iterable of batches.
+        loader: an ``outlast.data.Loader`` or ``outlast.data.Stream``, anything iterable with
+            ``state_dict`` and ``load_state_dict``, a torch DataLoader, or any other iterable of
+            batches.
         rank: this worker's rank, from 0.
         world_size: number of workers.
+        trail: the record of what is handed out, where the loader tells.
+        step: completed steps of the job.
 
     Raises:
         ConfigError: ``loader`` cannot be iterated, or not by this many workers.
     """
-    if isinstance(loader, Loader):
-        return OutlastFeed(loader, rank=rank, world_size=world_size)
+    trail = Trail() if trail is None else trail
+    if isinstance(loader, Loader | Stream):
+        return OutlastFeed(loader, rank=rank, world_size=world_size, trail=trail, step=step)
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise ConfigError(f"the loader, a {type(loader).__name__}, cannot be iterated")
     if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
@@ -84,30 +94,63 @@ def open_feed(loader: Any, *, rank: int, world_size: int) -> Feed:
 
 
 class OutlastFeed:
-    """Our own loader: one cursor for the whole job, valid at any number of workers."""
+    """Our own loaders: one cursor for the whole job, valid at any number of workers."""
 
-    kind = KIND
+    is_tied = False
 
-    def __init__(self, loader: Loader, *, rank: int, world_size: int) -> None:
+    def __init__(
+        self, loader: Loader | Stream, *, rank: int, world_size: int, trail: Trail, step: int
+    ) -> None:
         loader.set_worker(rank, world_size)
+        self.kind = loader.kind
         self.loader = loader
-        self.epoch = loader.position // loader.size
-        self.max_epochs: int | None = None
+        self.epoch = loader.epoch or 0
+        self._trail = trail
+        self._step = step
+        self._max_epochs: int | None = None
         self._iterator: Iterator[Any] | None = None
+
+    @property
+    def max_epochs(self) -> int | None:
+        """The feed ends rather than starting the epoch of this number."""
+        return self._max_epochs
+
+    @max_epochs.setter
+    def max_epochs(self, value: int | None) -> None:
+        if value is not None and self.loader.epoch is None:
+            raise ConfigError(
+                "nobody knows where an epoch of this stream ends; say how many steps there are, as "
+                "in steps(stream, until=10_000), or give outlast.data.Stream the sizes of its "
+                "shards"
+            )
+        self._max_epochs = value
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         """The next batch; an epoch's last one may reach into the next epoch."""
-        epoch = self.loader.position // self.loader.size
-        if self.max_epochs is not None and epoch >= self.max_epochs:
+        epoch = self.loader.epoch or 0
+        if self._max_epochs is not None and epoch >= self._max_epochs:
             raise StopIteration
         if self._iterator is None:
-            self._iterator = iter(self.loader)
+            self._iterator = self._start()
         batch = next(self._iterator)
+        self._trail.took(self.loader.handed)
         self.epoch = epoch
         return batch
+
+    def _start(self) -> Iterator[Any]:
+        loader = self.loader
+        self._trail.begin(
+            step=self._step,
+            position=loader.position,
+            global_batch=loader.global_batch,
+            world_size=loader.world_size,
+            slice_of_batch=loader.slice_of_batch,
+            order=loader.order(),
+        )
+        return iter(loader)
 
     def state(self) -> dict[str, Any]:
         """The loader's state, the epoch and the number of workers."""
@@ -121,8 +164,8 @@ class OutlastFeed:
         """Go to a saved position, whatever the number of workers that saved it.
 
         Raises:
-            ConfigError: another kind of loader saved it, or the data set, seed or shuffling
-                changed.
+            ConfigError: another kind of loader saved it, or something changed that the order
+                follows from.
         """
         check_kind(state, self.kind, self.loader)
         self.close()

@@ -16,6 +16,7 @@ are not promised across versions of torch).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -59,19 +60,72 @@ def permute(indices: npt.NDArray[Any], *, size: int, seed: int, epoch: int) -> I
     Returns:
         int64 array of the same shape; over all of ``range(size)`` a permutation of it.
     """
-    keys = [np.uint64(mix64(_KEY_TAG, seed, epoch, number)) for number in range(_NUM_ROUNDS)]
+    keys = _keys(seed, epoch)
     if size <= _SORTED_SIZE:
-        hashes = _scramble(_scramble(np.arange(size, dtype=np.uint64) + keys[0]) + keys[1])
+        hashes = scramble(scramble(np.arange(size, dtype=np.uint64) + keys[0]) + keys[1])
         table: Indices = np.argsort(hashes, kind="stable").astype(np.int64)
         return np.take(table, indices)
+    return _walk(indices, size, keys, _feistel)
+
+
+def places_of(ids: npt.NDArray[Any], *, size: int, seed: int, epoch: int) -> Indices:
+    """The places in the order of ``epoch`` at which ``ids`` come: :func:`permute` backwards."""
+    if size <= _SORTED_SIZE:
+        table = permute(np.arange(size), size=size, seed=seed, epoch=epoch)
+        return np.take(np.argsort(table), ids)
+    return _walk(ids, size, _keys(seed, epoch), _unfeistel)
+
+
+def ids_at(positions: npt.NDArray[Any], *, size: int, seed: int, shuffle: bool) -> Indices:
+    """The ids of the samples at the job's cursors ``positions``, in any order of them.
+
+    Args:
+        positions: cursors as in :func:`sample_ids`, any shape.
+        size: number of samples in the data set, at least 1.
+        seed: the job's data seed.
+        shuffle: without it, ids come in the data set's own order.
+
+    Returns:
+        int64 array of the same shape.
+    """
+    epochs, places = np.divmod(np.asarray(positions, dtype=np.int64), size)
+    if not shuffle or not places.size:
+        return places
+    found, flat = np.empty(places.size, dtype=np.int64), places.ravel()
+    together = np.argsort(epochs, axis=None, kind="stable")
+    numbers, starts = np.unique(epochs.ravel()[together], return_index=True)
+    for epoch, inside in zip(numbers.tolist(), np.split(together, starts[1:]), strict=True):
+        found[inside] = permute(flat[inside], size=size, seed=seed, epoch=epoch)
+    return found.reshape(places.shape)
+
+
+def _keys(seed: int, epoch: int) -> list[np.uint64]:
+    return [np.uint64(mix64(_KEY_TAG, seed, epoch, number)) for number in range(_NUM_ROUNDS)]
+
+
+def _walk(
+    indices: npt.NDArray[Any], size: int, keys: list[np.uint64], network: Callable[..., Any]
+) -> Indices:
+    """Through the network, again and again, until all are inside ``range(size)``."""
     half_bits = ((size - 1).bit_length() + 1) // 2
     values = np.array(indices, dtype=np.uint64).ravel()
     outside = np.arange(values.size)
     while outside.size:
-        walked = _feistel(values[outside], keys, half_bits)
+        walked = network(values[outside], keys, half_bits)
         values[outside] = walked
         outside = outside[walked >= np.uint64(size)]
     return values.astype(np.int64).reshape(np.shape(indices))
+
+
+def _unfeistel(
+    values: npt.NDArray[np.uint64], keys: list[np.uint64], half_bits: int
+) -> npt.NDArray[np.uint64]:
+    shift = np.uint64(half_bits)
+    mask = np.uint64((1 << half_bits) - 1)
+    left, right = values >> shift, values & mask
+    for key in reversed(keys):
+        left, right = right ^ (scramble(left + key) & mask), left
+    return (left << shift) | right
 
 
 def _feistel(
@@ -81,11 +135,12 @@ def _feistel(
     mask = np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
     for key in keys:
-        left, right = right, left ^ (_scramble(right + key) & mask)
+        left, right = right, left ^ (scramble(right + key) & mask)
     return (left << shift) | right
 
 
-def _scramble(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def scramble(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Each 64-bit number mixed, one to one (the finaliser of splitmix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -93,6 +93,22 @@ def restore(state: Mapping[str, Any]) -> None:
         )
 
 
+def seed_all(seed: int, *, cuda: bool = False) -> None:
+    """Seed Python's, NumPy's global and torch's default generator, with 64 bits.
+
+    Args:
+        seed: in ``range(2**64)``.
+        cuda: seed the CUDA devices' as well, where CUDA has been initialised.
+    """
+    random.seed(seed)
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
+    # Not torch.manual_seed, which would reseed accelerators unasked, and notes each call's stack
+    # while there is none.
+    torch.default_generator.manual_seed(seed)
+    if cuda and torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 @contextlib.contextmanager
 def preserved(*, cuda: bool = True) -> Iterator[None]:
     """Random numbers drawn inside leave no trace outside, also when the block raises."""

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import signal
 import threading
@@ -32,6 +33,8 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 _HELD = frozenset({signal.SIGTERM, signal.SIGUSR1})
 _PR_SET_PDEATHSIG = 1
@@ -134,7 +137,10 @@ def shut_down(iterator: Any) -> None:
     shutdown = getattr(iterator, "_shutdown_workers", None)
     if shutdown is None:
         return
-    shutdown()  # joins for 5 s, sends SIGTERM, joins for 5 s more
+    try:
+        shutdown()  # joins for 5 s, sends SIGTERM, joins for 5 s more
+    except RuntimeError as error:  # by torch's handler of SIGCHLD, for a worker that crashes as it
+        logger.warning("a loader's process did not end as it should: %s", error)  # leaves
     for worker in getattr(iterator, "_workers", ()):
         if worker.is_alive():
             worker.kill()

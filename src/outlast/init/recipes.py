@@ -4,8 +4,7 @@ Which exit code of ``outlast run`` is answered how is decided here, for all sche
 
 - drained (75): start again, and never count it: that is the plan, not a failure.
 - usage (2), refused (78): never start again: the next attempt would say the same.
-- gave up (76): never, on one machine. On several it can also mean that the machine which holds
-  torch's store was lost, so there it is a failure like any other, of which a few are allowed.
+- gave up (76): never. A lost machine is not among its reasons: the others go on, or wait for it.
 - storage (77): Kubernetes tries a few times, as the next pod may land on a machine whose mount
   works. Slurm and SkyPilot hand it to a person: queueing for, or renting, machines to meet the
   same full disk costs more than it can win.
@@ -23,16 +22,19 @@ from outlast.errors import ConfigError, Exit
 from outlast.init import quoting
 from outlast.init.render import render
 
+NODES_MAX: Final = 10_000
 NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NAME_LENGTH: Final = 40  # leaves room for what schedulers append: a host name has 63 characters
 MOUNT: Final = "/outlast"
 SLACK_S: Final = 10  # between our own deadline and the kill, for Python to leave
 DEFAULT_GRACE_S: Final = 120
+POD_WAITS_S: Final = 86_400  # for enough others
 
 # How long a pod has on a spot machine of this cloud, counted from SIGTERM, less the slack.
 # GKE cuts at 15 s whatever the pod asks for, unless its node pool says more.
 SPOT_GRACE_S: Final = {"gke": 15, "eks": 110, "aks": 20}
 
+_NODES: Final = re.compile(r"\d{1,9}(:\d{1,9})?", re.ASCII)
 _TIME: Final = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
 _PARTITIONS: Final = re.compile(r"[\w.-]+(,[\w.-]+)*", re.ASCII)
 _IMAGE: Final = re.compile(r"[a-zA-Z0-9][\w./:@-]*", re.ASCII)
@@ -48,7 +50,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         name: the job's name: RFC 1123, and a letter first, as a host name's part must be.
         script: the training script, as the machines see it.
         arguments: what the script is given.
-        nodes: machines.
+        nodes: machines; the most, where their number may change.
+        fewest: as many as it can do with; None for all of ``nodes``.
         gpus: GPUs of each machine, and so its workers.
         cpus: for a job without GPUs: its workers, a core each; else 0.
     """
@@ -57,6 +60,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     script: str
     arguments: tuple[str, ...] = ()
     nodes: int = 1
+    fewest: int | None = None
     gpus: int = 1
     cpus: int = 0
 
@@ -70,7 +74,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{self.script!r} is no script; name one with --script train.py")
         for argument in (self.script, *self.arguments):
             quoting.check(argument)
-        check_number("--nodes", self.nodes, 1, 10_000)
+        check_number("--nodes", self.nodes, 1, NODES_MAX)
+        if self.fewest is not None:
+            check_number(f"--nodes {self.fewest}:{self.nodes}:", self.fewest, 1, self.nodes)
         if self.gpus == 0:
             raise ConfigError("--gpus 0: for a job without GPUs give its workers with --cpus N")
         check_number("--gpus", self.gpus, 1, 128)
@@ -80,6 +86,21 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     def workers(self) -> int:
         """Training processes on each machine."""
         return self.cpus or self.gpus
+
+    @property
+    def least(self) -> int:
+        """Machines without which it does not run."""
+        return self.nodes if self.fewest is None else self.fewest
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of machines may change."""
+        return self.least < self.nodes
+
+    @property
+    def nnodes(self) -> str:
+        """The machines, as ``outlast run --nnodes`` is told them."""
+        return f"{self.least}:{self.nodes}" if self.is_elastic else str(self.nodes)
 
     @property
     def command(self) -> list[str]:
@@ -187,36 +208,26 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
         return SPOT_GRACE_S.get(self.spot, DEFAULT_GRACE_S)
 
     @property
-    def rendezvous_host(self) -> str:
-        """The first pod's name in the cluster's DNS."""
-        name = self.training.name
-        pod = f"{name}-0" if self.kind == "job" else f"{name}-node-0-0"
-        return f"{pod}.{name}"
-
-    @property
     def arguments(self) -> list[str]:
         """What ``outlast run`` is given, before the script."""
         several = [
-            *("--nnodes", str(self.training.nodes), "--rdzv-backend", "c10d"),
-            *("--rdzv-endpoint", f"{self.rendezvous_host}:29500", "--rdzv-id", self.training.name),
-            # Pods come one by one: an early one waits an hour for the last, not ten minutes.
-            *("--rdzv-conf", "join_timeout=3600"),
+            *("--nnodes", self.training.nnodes),
+            # Pods come one by one, and one that is replaced when there is a machine for it. Who
+            # waits too long gives up, and that is for a person.
+            *("--rdzv-conf", f"join_timeout={POD_WAITS_S}"),
         ]
         flags = several if self.training.nodes > 1 else ["--standalone"]
         return [*flags, "--nproc-per-node", str(self.training.workers)]
 
     def render(self) -> str:
         """The manifests."""
-        never = [Exit.USAGE, Exit.REFUSED]
-        if self.training.nodes == 1:
-            never.append(Exit.GAVE_UP)
         return render(
             f"k8s-{self.kind}.yaml.j2",
             job=self,
             training=self.training,
             mount=MOUNT,
             slack_s=SLACK_S,
-            never=sorted(map(int, never)),
+            never=sorted(map(int, (Exit.USAGE, Exit.GAVE_UP, Exit.REFUSED))),
             **_codes(),
         )
 
@@ -247,6 +258,10 @@ class Sky(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"{self.accelerator!r} is no GPU; name one with --gpu-type H100 (sky gpus list), "
                 "or give --cpus"
+            )
+        if self.training.is_elastic:
+            raise ConfigError(
+                f"SkyPilot rents a fixed number of machines; give --nodes {self.training.nodes}"
             )
         if bool(self.bucket) == bool(self.volume):
             raise ConfigError(
@@ -285,6 +300,18 @@ def check_number(flag: str, value: int, least: int, most: int) -> None:
     """Raise ConfigError for a number out of its range."""
     if not least <= value <= most:
         raise ConfigError(f"{flag} {value} is not between {least} and {most}")
+
+
+def nodes_of(text: str) -> tuple[int, int]:
+    """What --nodes says, the fewest and the most: ``4`` → (4, 4), ``2:4`` → (2, 4).
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not _NODES.fullmatch(text):
+        raise ConfigError(f"--nodes {text} is neither N nor MIN:MAX; write 4 or 2:4")
+    fewest, _, most = text.partition(":")
+    return int(fewest), int(most or fewest)
 
 
 def name_of(script: str) -> str:

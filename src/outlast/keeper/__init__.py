@@ -1,6 +1,7 @@
 """The process that holds snapshots and does all storage work, one per machine.
 
 ``wire``       what is said over its socket
+``descriptors``  bytes and descriptors through a socket
 ``setup``      what it is told when it starts
 ``arena``      shared memory for snapshots
 ``budget``     how much memory this machine can still give
@@ -13,11 +14,14 @@
 ``holdings``   the memory that it holds, and the books that a successor inherits
 ``connection`` one worker or supervisor, as it sees them
 ``server``     the process itself: connections in, orders out
-``saves``      what is in flight: from the first block to the commit
+``saves``      what is in flight: from the first block to all ranks' parts
+``conclude``   from there to the commit
 ``flight``     one save: what has come of it so far
 ``files``      one rank's files on their way to the fastest tier
 ``persist``    blocks hashed and written as soon as they are full
 ``commit``     the parts of all ranks become a manifest, or are refused
+``fence``      whether an attempt may still commit
+``gate``       where a snapshot waits until that is known
 ``copies``     from one tier to the next, retried, pruned
 
 Guarantees: a worker that dies in the middle of a copy leaves every committed snapshot as it was;

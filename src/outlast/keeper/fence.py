@@ -1,63 +1,142 @@
-"""Nothing is committed by machines that the job has gone on without.
+"""Nothing is committed but by the one attempt that the job's storage says is its newest.
 
 A machine that is cut off may still hold a whole snapshot, and storage may be all that it reaches.
-By then the others have claimed a new attempt's number there, and this machine's keeper was not told
-of that attempt: what it would commit is refused. A keeper that takes part in the new attempt still
-brings to an end what the one before has left; its workers wait for that.
+By then the others have claimed a new attempt's number there; or, after storage had stalled, two
+halves of the job go on under the same number, and the claim is that of one of them. So each
+attempt comes with the reign that formed it (one agent's time as coordinator, a name that nobody
+else has), and a snapshot is committed only when the newest number is claimed by the reign of the
+newest attempt that this machine takes part in. A number's claim is never written anew: of two
+reigns one at most passes for it.
+
+A keeper that takes part in the new attempt still brings to an end what the one before has left; its
+workers wait for that. Claims that cannot be read, or are not there yet, let nobody pass and refuse
+nobody: see :mod:`outlast.keeper.gate`.
+
+Rejected: to let a snapshot pass while storage does not answer (where tiers lie elsewhere than the
+claims, two halves commit); to refuse it (a second's stall costs a checkpoint).
 """
 
 from __future__ import annotations
 
-import logging
+import enum
 import threading
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
-from outlast.peer.numbers import claimed_numbers
+from outlast.peer.numbers import claimed_numbers, reign_of
 from outlast.storage import Storage
 
-logger = logging.getLogger(__name__)
-
 TOLD_S: Final = 3.0  # between a claim and word of the attempt to all its keepers
+REIGNS_MAX: Final = 64  # that are remembered
+
+
+class Verdict(enum.Enum):
+    """What becomes of a snapshot now."""
+
+    COMMIT = "commit"
+    WAIT = "wait"
+    REFUSE = "refuse"
+
+
+class Judgement(NamedTuple):
+    """A verdict, and why it is not to commit."""
+
+    verdict: Verdict
+    words: str = ""
+
+
+PASSES: Final = Judgement(Verdict.COMMIT)
 
 
 class Fence:
     """Judges commits.
 
     Args:
-        storage: where attempts are claimed; None on one machine, where nothing is refused.
+        storage: where attempts are claimed.
+        told_s: how long word of a newer attempt may take to come here, in seconds.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, storage: Storage | None, told_s: float = TOLD_S) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        told_s: float = TOLD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._storage = storage
         self._told_s = told_s
-        self._attempt = 0  # the newest that this machine takes part in
-        self._changed = threading.Condition()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reigns: dict[int, str] = {}  # of the attempts that this machine took part in
+        self._ours: set[int] = set()  # numbers that were seen to be claimed by them
+        self._newer: tuple[int, float] = (0, 0.0)  # a number we are not part of, and since when
 
-    def told(self, attempt: int) -> None:
-        """This machine takes part in ``attempt``."""
-        with self._changed:
-            self._attempt = max(self._attempt, attempt)
-            self._changed.notify_all()
+    @property
+    def place(self) -> str:
+        """Where the claims are, for people."""
+        return self._storage.describe()
 
-    def refuses(self, attempt: int) -> str:
-        """Why a snapshot of ``attempt`` must not be committed, or ""; may wait for some seconds."""
-        if self._storage is None:
-            return ""
-        try:
-            newest = max(claimed_numbers(self._storage), default=0)
-        except OSError as error:
-            # Nobody can have claimed there either; a commit to this storage fails by itself.
-            logger.warning("attempts cannot be looked up: %s", error)
-            return ""
-        until_s = time.monotonic() + self._told_s
-        with self._changed:
-            while newest > max(attempt, self._attempt):
-                left_s = until_s - time.monotonic()
-                if left_s <= 0:
-                    return (
-                        f"attempt {newest} has begun without this machine; what it held of attempt "
-                        f"{attempt} is not committed"
-                    )
-                self._changed.wait(left_s)
-        return ""
+    def told(self, attempt: int, reign: str) -> None:
+        """This machine takes part in ``attempt``, which ``reign`` has formed."""
+        with self._lock:
+            self._reigns[attempt] = reign
+            for old in sorted(self._reigns)[:-REIGNS_MAX]:
+                del self._reigns[old]
+
+    def judge(self, attempt: int) -> Judgement:
+        """Whether a snapshot of ``attempt`` may be committed; takes as long as storage does.
+
+        Raises:
+            OSError: storage cannot be asked.
+        """
+        newest = max(claimed_numbers(self._storage), default=0)
+        with self._lock:
+            told = max(self._reigns, default=0)
+        if newest > max(attempt, told):
+            return self._behind(attempt, newest)
+        if attempt > told:
+            return Judgement(
+                Verdict.WAIT, f"nobody has told this keeper who formed attempt {attempt}"
+            )
+        if newest < told:
+            return Judgement(Verdict.WAIT, f"attempt {told} is not claimed yet")
+        for number in sorted({attempt, told}, reverse=True):
+            if not self._is_ours(number, told):
+                return Judgement(
+                    Verdict.REFUSE,
+                    f"attempt {number} was claimed by other machines; what this one held of "
+                    f"attempt {attempt} is not committed",
+                )
+        return PASSES
+
+    def _behind(self, attempt: int, newest: int) -> Judgement:
+        """The job has gone on; word of that may be on its way to us."""
+        now_s = self._clock()
+        with self._lock:
+            if self._newer[0] != newest:
+                self._newer = (newest, now_s)
+            since_s = self._newer[1]
+        if now_s - since_s < self._told_s:
+            return Judgement(Verdict.WAIT, f"attempt {newest} is claimed, perhaps with us")
+        return Judgement(
+            Verdict.REFUSE,
+            f"attempt {newest} has begun without this machine; what it held of attempt {attempt} "
+            "is not committed",
+        )
+
+    def _is_ours(self, number: int, told: int) -> bool:
+        """Whether the reign that formed our attempt ``number`` has claimed it.
+
+        Attempts of one reign follow each other, so the last one's claim stands for all of them.
+        """
+        with self._lock:
+            reign, last = self._reigns.get(number, ""), self._reigns[told]
+            if number in self._ours or (number < told and reign == last and told in self._ours):
+                return True
+        if not reign or reign_of(self._storage, number) != reign:
+            return False
+        with self._lock:
+            self._ours.add(number)
+            self._ours.intersection_update(self._reigns)
+        return True

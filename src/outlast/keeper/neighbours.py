@@ -1,7 +1,8 @@
 """Other machines' memory as a tier that can be read: their snapshots, and the copies they keep.
 
-What lies where is asked when the tier is listed, of all machines at once; bytes are then read from
-any machine that has them, and from another when one fails. Nothing is believed here: whoever reads
+What lies where is asked when the tier is listed, of all machines at once; one that says nothing for
+some seconds (its keeper is stopped, say) has nothing. Bytes are then read from any machine that has
+them, and from another when one fails. Nothing is believed here: whoever reads
 compares each block with the manifest, as with any tier.
 """
 
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 ASKED_AT_ONCE: Final = 16
 IDLE_CHANNELS: Final = 4  # kept open to each machine
 LOOK_AGAIN_S: Final = 1.0  # for a file that nobody had
+MUTE_S: Final = 30.0  # for which one that did not answer is not asked again
 
 
 class Neighbours:
@@ -46,6 +48,7 @@ class Neighbours:
         self._lock = threading.Lock()
         self._idle: dict[Member, list[Channel]] = {member: [] for member in members}
         self._found: dict[int, _Step] | None = None
+        self._mute: dict[Member, float] = {}  # who did not answer in time, and when
         self._looked_s = 0.0
         self._closed = False
 
@@ -123,13 +126,17 @@ class Neighbours:
         self._found, self._looked_s = found, time.monotonic()
 
     def _list(self, member: Member) -> dict[int, parley.Listed]:
+        if time.monotonic() - self._mute.get(member, float("-inf")) < MUTE_S:
+            return {}
         try:
             with self._talking(member) as channel:
                 ask = parley.List(attempt=self._attempt)
-                parley.ask(channel, ask, parley.Listing, timeout_s=parley.LIST_S)
+                parley.ask(channel, ask, parley.Listing, timeout_s=parley.QUIET_S)
                 return parley.decode_listing(parley.take_bulk(channel, parley.SMALL_BYTES_MAX))
         except (OSError, OutlastError, ValueError) as error:
             logger.warning("%s does not say what it has: %s", member.node, error)
+            if isinstance(error, TimeoutError):
+                self._mute[member] = time.monotonic()
             return {}
 
     def _read(self, member: Member, name: str, view: memoryview, start: int) -> None:

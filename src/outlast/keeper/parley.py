@@ -17,7 +17,8 @@ PURPOSE: Final = "keeper"
 CONNECT_S: Final = 5.0
 SILENCE_S: Final = 10.0  # without an acknowledgement from the other machine's kernel
 ANSWER_S: Final = 120.0
-LIST_S: Final = 660.0  # for what is in flight there to end
+LATER_S: Final = 1.0  # between two words that it has not ended yet
+QUIET_S: Final = 5.0  # without a word, after which a keeper is not asked any more
 SMALL_BYTES_MAX: Final = 1 << 28  # manifest and small states of a snapshot
 
 
@@ -66,6 +67,10 @@ class List(_Message):
     attempt: int
 
 
+class Later(_Message):
+    """To List: not yet, something of an earlier attempt is still in flight; wait."""
+
+
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
     """What is there of one step: whose save, known by its manifest's hash, and name → size."""
 
@@ -94,7 +99,7 @@ class Data(_Message):
     error: str = ""
 
 
-Message = Offer | Block | Whole | Withdrawn | Verdict | List | Listing | Read | Data
+Message = Offer | Block | Whole | Withdrawn | Verdict | List | Later | Listing | Read | Data
 _decoder: Final = msgspec.json.Decoder(Message)
 _listing: Final = msgspec.msgpack.Decoder(dict[int, Listed])
 
@@ -139,11 +144,15 @@ def ask(
 ) -> Any:
     """Send a message and return its answer.
 
+    Whoever answers Later is waited for once more.
+
     Raises:
         OSError, SealError: see :func:`hear`.
     """
     say(channel, message, bulk)
     answer = hear(channel, timeout_s)
+    while isinstance(answer, Later):
+        answer = hear(channel, timeout_s)
     if answer is None:
         raise ConnectionResetError(f"{channel.peer} left without an answer")
     if not isinstance(answer, kind):

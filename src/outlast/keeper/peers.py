@@ -20,7 +20,6 @@ from outlast.keeper.guests import Guests
 from outlast.keeper.holdings import Holdings
 from outlast.keeper.memory import Kept, Memory
 from outlast.keeper.neighbours import Neighbours
-from outlast.keeper.pace import rate_of
 from outlast.keeper.reception import Reception, fingerprint
 from outlast.keeper.replicate import Replicator
 from outlast.keeper.setup import Setup
@@ -93,9 +92,11 @@ class Peers:
             key,
             self._tls,
             guests=self._guests,
+            wait_for_earlier=self._wait_for_earlier,
             inventory=self._inventory,
             view=self._view,
             on_copy=self._came,
+            gives_way=self._setup.rate_bytes is None,
             record=self._record,
         )
         self._replicator = Replicator(
@@ -103,7 +104,7 @@ class Peers:
             newest=self._newest,
             view=self._view_of,
             open_channel=self._open_channel,
-            rate_bytes=rate_of(self._setup.rate_bytes),
+            rate_bytes=self._setup.rate_bytes,
             record=self._record,
         )
 
@@ -170,9 +171,7 @@ class Peers:
             tls=self._tls,
         )
 
-    def _inventory(self, attempt: int | None) -> dict[int, Kept]:
-        if attempt is not None:
-            self._wait_for_earlier(attempt)
+    def _inventory(self) -> dict[int, Kept]:
         with self._lock:
             return self._holdings.books.everything()
 

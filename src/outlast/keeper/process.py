@@ -36,6 +36,7 @@ START_TIMEOUT_S: Final = 30.0
 MAX_STARTS: Final = 20  # of one supervisor; a keeper that cannot live is not started for ever
 PAUSE_S: Final = 0.5
 PAUSE_MAX_S: Final = 30.0
+HURRY_S: Final = 0.2  # between two questions whether there is less time than was thought
 LEAVING_S: Final = 5.0  # that a keeper may take beyond its time
 _LOOK_S: Final = 0.01
 _left: Final[list[subprocess.Popen[bytes]]] = []  # keepers on their own, to be reaped
@@ -117,11 +118,22 @@ class Supervisor:
         return host, int(listener.getsockname()[1])
 
     def tell_members(
-        self, attempt: int, members: Sequence[wire.Member], timeout_s: float = 5.0
+        self,
+        attempt: int,
+        members: Sequence[wire.Member],
+        timeout_s: float = 5.0,
+        *,
+        reign: str = "",
     ) -> bool:
-        """Tell the keeper which machines an attempt has; ``serve`` was called before.
+        """Tell the keeper of an attempt that this machine takes part in.
 
         Called before workers are started, so that they find the others' memory.
+
+        Args:
+            attempt: its number.
+            members: its machines, once ``serve`` was called; none before.
+            timeout_s: how long to wait for the keeper's word.
+            reign: who has formed it: what the claim of its number must say for a commit.
 
         Returns:
             Whether the keeper has heard it within ``timeout_s``; one that has died and is started
@@ -130,10 +142,11 @@ class Supervisor:
         Raises:
             ValueError: ``serve`` was not called, or this machine is not among the members.
         """
-        if self._serve is None or self._serve[0].node not in {one.node for one in members}:
+        serving = {self._serve[0].node} if self._serve is not None else set()
+        if serving - {one.node for one in members} or (members and not serving):
             raise ValueError("this machine is not among the members, or does not serve them")
         with self._told:
-            self._members = wire.Members(attempt=attempt, members=tuple(members))
+            self._members = wire.Members(attempt=attempt, reign=reign, members=tuple(members))
             if not self._send_quietly(self._members) and not self._is_alive():
                 return False
             return self._told.wait_for(lambda: self._told_attempt == attempt, timeout_s)
@@ -143,11 +156,14 @@ class Supervisor:
         """The keeper's process, if this supervisor has started it."""
         return self._process.pid if self._process else None
 
-    def close(self, deadline_s: float | None = None) -> bool:
+    def close(
+        self, deadline_s: float | None = None, hurry: Callable[[], float | None] = lambda: None
+    ) -> bool:
         """The job is over: let the keeper finish its copies, and leave.
 
         Args:
             deadline_s: seconds that it may take; None for as long as it takes.
+            hurry: asked now and then, in the second case: seconds that are left, or None.
 
         Returns:
             Whether everything was done that was due, in time. A keeper that dies now is not started
@@ -155,12 +171,13 @@ class Supervisor:
         """
         with self._lock:
             self._closing.set()
-            self._bye = wire.Bye(over=True, deadline_s=deadline_s)
-            if self._wire is not None:
-                with contextlib.suppress(OSError):
-                    self._wire.send(self._bye)
+        self._say_bye(deadline_s)
         gone = True
         if self._thread is not None:
+            while deadline_s is None and self._thread.is_alive():
+                self._thread.join(HURRY_S)
+                if (deadline_s := hurry()) is not None:
+                    self._say_bye(deadline_s)
             self._thread.join(None if deadline_s is None else deadline_s + LEAVING_S)
             gone = not self._thread.is_alive()
         self._hang_up()
@@ -170,6 +187,13 @@ class Supervisor:
             gone = gone and self._process.returncode == 0
         self._drop()
         return gone
+
+    def _say_bye(self, deadline_s: float | None) -> None:
+        with self._lock:
+            self._bye = wire.Bye(over=True, deadline_s=deadline_s)
+            if self._wire is not None:
+                with contextlib.suppress(OSError):
+                    self._wire.send(self._bye)
 
     def leave(self) -> None:
         """Leave without a word: the keeper stays a while, with its memory, for the next one."""
@@ -220,10 +244,11 @@ class Supervisor:
 
     def _say_peers(self) -> None:
         """With the lock held: what a keeper must know of other machines."""
-        if self._serve is None or self._listener is None:
-            return
-        message, key = self._serve
-        if self._send_quietly(message, key, (self._listener.fileno(),)) and self._members:
+        if self._serve is not None and self._listener is not None:
+            message, key = self._serve
+            if not self._send_quietly(message, key, (self._listener.fileno(),)):
+                return
+        if self._members is not None:
             self._send_quietly(self._members)
 
     def _send_quietly(

@@ -7,6 +7,7 @@ than the handshake. What is refused is said once in the log and in the ledger.
 from __future__ import annotations
 
 import logging
+import math
 import select
 import socket
 import threading
@@ -22,7 +23,7 @@ from outlast.errors import CutShort, SealError
 from outlast.keeper import parley
 from outlast.keeper.guests import Guest, Guests, Refused
 from outlast.keeper.memory import Kept
-from outlast.keeper.pace import yield_to_training
+from outlast.keeper.pace import Cores, Pace, yield_to_training
 from outlast.peer import Channel, Tls, accept
 
 logger = logging.getLogger(__name__)
@@ -41,9 +42,11 @@ class Reception:
         key: the job's.
         tls: files for TLS, or None.
         guests: copies that are kept here.
-        inventory: what is in memory, by step, once nothing before an attempt is in flight.
+        wait_for_earlier: waits until nothing of attempts before one is in flight.
+        inventory: what is in memory, by step.
         view: a file's bytes in memory.
         on_copy: told of each copy that has come in: (attempt, step).
+        gives_way: takes copies more slowly while no core is spare.
         record: puts an event into the ledger.
     """
 
@@ -54,24 +57,28 @@ class Reception:
         tls: Tls | None,
         *,
         guests: Guests,
-        inventory: Callable[[int | None], dict[int, Kept]],
+        wait_for_earlier: Callable[[int], None],
+        inventory: Callable[[], dict[int, Kept]],
         view: Callable[[int, str, str], memoryview | None],
         on_copy: Callable[[tuple[int, int]], None],
+        gives_way: bool,
         record: Callable[..., None],
     ) -> None:
         self._listener = listener
         self._key = key
         self._tls = tls
         self._guests = guests
+        self._wait_for_earlier = wait_for_earlier
         self._inventory = inventory
         self._view = view
         self._on_copy = on_copy
+        self._gives_way = gives_way
         self._record = record
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._told: dict[tuple[str, str], float] = {}
         self._open: set[Channel] = set()
         self._lock = threading.Lock()
-        self._closing = False
+        self._closing = threading.Event()
         self._wake = socket.socketpair()
         listener.setblocking(False)
         threading.Thread(target=self._accept, name="outlast-peers", daemon=True).start()
@@ -79,7 +86,7 @@ class Reception:
     def close(self) -> None:
         """Listen no longer, and end all connections."""
         with self._lock:
-            self._closing = True
+            self._closing.set()
             channels = list(self._open)
         self._wake[1].close()
         for channel in channels:
@@ -93,7 +100,7 @@ class Reception:
             poll.register(self._wake[0], select.POLLIN)
             while True:
                 poll.poll()
-                if self._closing:
+                if self._closing.is_set():
                     return
                 try:
                     sock, address = self._listener.accept()
@@ -122,7 +129,7 @@ class Reception:
                 tls=self._tls,
             )
             with self._lock:
-                if self._closing:
+                if self._closing.is_set():
                     return
                 self._open.add(channel)
             self._talk(channel)
@@ -198,11 +205,13 @@ class Reception:
 
     def _fill(self, channel: Channel, guest: Guest) -> bool:
         """Take the blocks as they come; whether the copy is whole."""
+        pace = Pace(math.inf, self._closing, Cores()) if self._gives_way else None
         while True:
             message = parley.hear(channel, parley.ANSWER_S)
             match message:
                 case parley.Block(file=file, index=index):
-                    channel.receive_into(guest.room_for(file, index, channel.bulk_bytes))
+                    room = guest.room_for(file, index, channel.bulk_bytes)
+                    channel.receive_into(room, pace=pace)
                     guest.arrived(file, index)
                 case parley.Whole() if guest.is_whole():
                     return True
@@ -221,7 +230,19 @@ class Reception:
     # --- questions ------------------------------------------------------------------------------
 
     def _list(self, channel: Channel, message: parley.List) -> None:
-        found = {step: listed(kept) for step, kept in self._inventory(message.attempt).items()}
+        is_settled = threading.Event()
+
+        def settle() -> None:
+            try:
+                self._wait_for_earlier(message.attempt)
+            finally:
+                is_settled.set()
+
+        # Whoever asks must see that this keeper lives, however long the wait takes.
+        threading.Thread(target=settle, name="outlast-settling", daemon=True).start()
+        while not is_settled.wait(parley.LATER_S):
+            parley.say(channel, parley.Later())
+        found = {step: listed(kept) for step, kept in self._inventory().items()}
         parley.say(channel, parley.Listing(), [msgspec.msgpack.encode(found)])
 
     def _read(self, channel: Channel, message: parley.Read) -> None:

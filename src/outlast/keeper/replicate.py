@@ -21,7 +21,7 @@ from outlast.checkpoint.manifest import BLOCK_BYTES
 from outlast.errors import OutlastError
 from outlast.keeper import parley
 from outlast.keeper.memory import Kept
-from outlast.keeper.pace import Pace, yield_to_training
+from outlast.keeper.pace import Cores, Pace, rate_of, yield_to_training
 from outlast.keeper.wire import Member
 from outlast.peer import Channel
 
@@ -47,7 +47,7 @@ class Replicator:
         newest: (step, snapshot) of the newest one that can be resumed from, if there is one.
         view: a file's bytes in memory, or None if they are gone.
         open_channel: to another machine's keeper.
-        rate_bytes: how fast, per second.
+        rate_bytes: how fast, per second; None: after the cores, and slower while none is spare.
         record: puts an event into the ledger.
     """
 
@@ -58,7 +58,7 @@ class Replicator:
         newest: Callable[[], tuple[int, Kept] | None],
         view: Callable[[int, Kept, str], memoryview | None],
         open_channel: Callable[[Member], Channel],
-        rate_bytes: float,
+        rate_bytes: float | None,
         record: Callable[..., None],
     ) -> None:
         self._node = node
@@ -67,7 +67,8 @@ class Replicator:
         self._open_channel = open_channel
         self._record = record
         self._stop = threading.Event()
-        self._pace = Pace(rate_bytes, self._stop)
+        cores = Cores() if rate_bytes is None else None
+        self._pace = Pace(rate_of(rate_bytes), self._stop, cores)
         self._changed = threading.Condition()
         self._holders: tuple[Member, ...] = ()
         self._news = 0  # counts what has changed

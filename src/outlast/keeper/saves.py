@@ -24,27 +24,21 @@ from typing import Final
 
 import msgspec
 
-from outlast.checkpoint.manifest import (
-    MANIFEST,
-    Manifest,
-    decode,
-    encode,
-    shard_file,
-    state_file,
-    step_name,
-)
 from outlast.keeper import wire
-from outlast.keeper.commit import Part, disagreements, merge, put_manifest
-from outlast.keeper.fence import Fence
+from outlast.keeper.commit import Part
+from outlast.keeper.conclude import Conclusions
 from outlast.keeper.files import Files
-from outlast.keeper.flight import Committed, Peer, RankSide, Save, in_words
-from outlast.keeper.memory import Books, Kept
+from outlast.keeper.flight import Committed, Peer, RankSide, Save
+from outlast.keeper.gate import Gate
+from outlast.keeper.memory import Books
 from outlast.keeper.persist import Pool
 from outlast.storage import Storage
 
 logger = logging.getLogger(__name__)
 
 MAX_PAST: Final = 64
+LOOK_S: Final = 0.05
+HELD_EARLIER_S: Final = 5.0  # that the next attempt waits for what waits to be let through
 
 
 class Saves:
@@ -58,7 +52,7 @@ class Saves:
         record: puts an event into the ledger.
         on_committed: told of each commit, in a thread of the pool.
         on_change: told that the books have changed.
-        fence: says which attempts must not commit any more; none by default.
+        gate: says which attempts may commit, and when; all, at once, by default.
     """
 
     def __init__(
@@ -71,15 +65,12 @@ class Saves:
         record: Callable[..., None],
         on_committed: Callable[[Committed], None],
         on_change: Callable[[], None],
-        fence: Fence | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        self._fence = fence or Fence(None)
         self.lock = threading.RLock()
-        self._job = job
         self._books = books
         self._pool = pool
         self._record = record
-        self._on_committed = on_committed
         self._on_change = on_change
         self._files = Files(
             job,
@@ -89,6 +80,19 @@ class Saves:
             lock=self.lock,
             on_part=self._report,
             on_quiet=self._end_if_quiet,
+        )
+        self._conclusions = Conclusions(
+            job,
+            self._files,
+            books,
+            pool,
+            gate,
+            lock=self.lock,
+            record=record,
+            refuse=self._refuse,
+            decide=self._decide,
+            on_committed=on_committed,
+            on_change=on_change,
         )
         self._open: dict[tuple[int, int], Save] = {}
         self._past: collections.OrderedDict[tuple[int, int], wire.Ended]
@@ -206,8 +210,7 @@ class Saves:
                 save.is_told = True
                 self._refuse(save, message.error, message.void)
             else:
-                save.is_concluding = True
-                self._do(save, lambda: self._follow(save, data))
+                self._conclusions.follow(save, data)
 
     def nobody_is_left(self) -> None:
         """No worker is connected: what waits for one of them waits in vain."""
@@ -222,10 +225,24 @@ class Saves:
             lambda save: save.attempt < attempt and save.needs_workers,
             "its attempt ended before the commit",
         )
+        until_s = time.monotonic() + timeout_s
+        held_until_s = 0.0
         with self.lock:
-            self._changed.wait_for(
-                lambda: all(save.attempt >= attempt for save in self._open.values()), timeout_s
-            )
+            while before := [save for save in self._open.values() if save.attempt < attempt]:
+                now_s = time.monotonic()
+                if now_s >= until_s:
+                    return
+                # What only waits to be let through may do so for ever, and nobody counts on it.
+                if self._conclusions.all_held(before):
+                    held_until_s = held_until_s or now_s + HELD_EARLIER_S
+                    if now_s >= held_until_s:
+                        self._conclusions.let_go(before, "its attempt ended before the commit")
+                self._changed.wait(min(until_s - now_s, LOOK_S))
+
+    def tick(self) -> None:
+        """Now and then: what waits to be let through is put on record, or given up."""
+        with self.lock:
+            self._conclusions.tick()
 
     @property
     def idle(self) -> bool:
@@ -288,19 +305,6 @@ class Saves:
         save = self._open.get((attempt, serial))
         return save.ranks.get(rank) if save and save.is_open else None
 
-    def _do(self, save: Save, act: Callable[[], None]) -> None:
-        """Have a save's last act done; whatever goes wrong with it is its end."""
-
-        def guarded() -> None:
-            try:
-                act()
-            except Exception as error:  # noqa: BLE001 - it is the save's, told to all
-                logger.warning("step %d: %s", save.step, in_words(error))
-                with self.lock:
-                    self._refuse(save, in_words(error))
-
-        self._pool.put(guarded)
-
     # --- all ranks' parts -----------------------------------------------------------------------
 
     def _report(self, save: Save, rank: int, part: Part) -> None:
@@ -328,114 +332,7 @@ class Saves:
             save.by_storage = part.by_storage
             self._refuse(save, who + part.error, void)
         elif len(save.parts) == save.world_size:
-            save.is_concluding = True
-            self._do(save, lambda: self._commit(save))
-
-    def _commit(self, save: Save) -> None:
-        void = disagreements(save.parts)
-        if void:
-            some = ", ".join(void[:3])
-            with self.lock:
-                self._refuse(save, f"not the same on all ranks: {some}", void)
-            return
-        tier, storage = self._files.target(save)
-        start_s = time.monotonic()
-        manifest = merge(
-            save.parts,
-            job=self._job,
-            step=save.step,
-            attempt=save.attempt,
-            kind=save.kind,
-            exact=save.exact,
-            created_t=time.time(),
-        )
-        data = encode(manifest)
-        manifest = decode(data, save.step)  # nothing is committed that a reader would refuse
-        refused = self._fence.refuses(save.attempt)
-        if refused:
-            with self.lock:
-                self._refuse(save, refused, ())
-            return
-        if storage is not None:
-            put_manifest(storage, f"{step_name(save.step)}/{MANIFEST}", data)
-        self._keep(save, data)
-        timings = save.timings(start_s)
-        num_bytes = sum(entry.size for entry in manifest.files.values())
-        num_files = len(manifest.files) + 1
-        if tier:
-            self._record(
-                "commit",
-                attempt=save.attempt,
-                step=save.step,
-                durable_s=round(time.monotonic() - save.started_s, 6),
-                bytes=num_bytes,
-                files=num_files,
-                tier=tier,
-                kind=save.kind,
-                timings=timings,
-            )
-        self._announce(save, manifest, data, tier, by_us=True)
-        ended = wire.Ended(
-            step=save.step,
-            serial=save.serial,
-            tier=tier,
-            num_bytes=num_bytes,
-            num_files=num_files,
-            timings=timings,
-        )
-        self._decide(save, ended, data)
-
-    def _follow(self, save: Save, data: bytes) -> None:
-        """Rank 0's keeper has committed: the same manifest holds here."""
-        manifest = decode(data, save.step)
-        tier, storage = self._files.target(save)
-        name = f"{step_name(save.step)}/{MANIFEST}"
-        by_us = False
-        try:
-            # In a directory that both machines see it is there already.
-            if storage is not None and not storage.exists(name):
-                storage.put(name, data)
-                by_us = True
-        except OSError as error:
-            logger.warning("step %d: %s was not written here: %s", save.step, MANIFEST, error)
-        self._keep(save, data)
-        self._announce(save, manifest, data, tier, by_us=by_us)
-        self._decide(save, wire.Ended(step=save.step, serial=save.serial, tier=tier))
-
-    def _keep(self, save: Save, data: bytes) -> None:
-        """The snapshot is readable in memory, as far as this machine has it."""
-        with self.lock:
-            sides = save.ranks.values()
-            arenas = {one.begin.arena for one in sides if one.layout.size}
-            if any(one.ring_bytes or one.is_overwritten for one in sides):
-                return
-            if not arenas <= self._books.arenas.keys():  # given back meanwhile
-                return
-            files = {
-                shard_file(rank): (one.begin.arena, one.layout.size)
-                for rank, one in save.ranks.items()
-                if one.layout.size
-            }
-            small = {state_file(rank): one.small for rank, one in save.ranks.items()}
-            self._books.kept[save.step] = Kept(
-                files=files, small={**small, MANIFEST: data}, attempt=save.attempt
-            )
-            self._on_change()
-
-    def _announce(
-        self, save: Save, manifest: Manifest, data: bytes, tier: str, *, by_us: bool
-    ) -> None:
-        """Before the save ends: at no moment is there nothing left to do while copies are due."""
-        self._on_committed(
-            Committed(
-                manifest=manifest,
-                data=data,
-                ranks=tuple(save.ranks),
-                tiers=save.tiers,
-                tier=tier,
-                by_us=by_us,
-            )
-        )
+            self._conclusions.commit(save)
 
     # --- the end --------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from outlast.keeper.connection import Connection
 from outlast.keeper.copies import Copies, Tier
 from outlast.keeper.fence import Fence
 from outlast.keeper.flight import Committed
+from outlast.keeper.gate import Gate
 from outlast.keeper.holdings import Holdings
 from outlast.keeper.memory import Due
 from outlast.keeper.neighbours import Neighbours
@@ -31,7 +32,7 @@ from outlast.keeper.persist import Pool
 from outlast.keeper.place import Listener, is_ours, sweep
 from outlast.keeper.saves import Saves
 from outlast.keeper.setup import Setup, decode_setup
-from outlast.ledger.file import Ledger
+from outlast.ledger.queued import PATIENCE_S, QueuedLedger
 from outlast.storage import Directory, Storage, open_storage
 from outlast.tiers import PEER
 
@@ -56,14 +57,16 @@ class Keeper:
 
     def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._ledger = Ledger(Path(setup.directory), job=setup.job, rank=0)
+        self._ledger = QueuedLedger(
+            Path(setup.directory), job=setup.job, rank=0, patience_s=PATIENCE_S
+        )
         self._ledger_lock = threading.Lock()
         tiers = [Tier(tier.name, open_storage(tier.url), tier.keep) for tier in setup.tiers]
         self._tiers: dict[str, Storage] = {tier.name: tier.storage for tier in tiers}
         self._connections: set[Connection] = set()
         self._holdings = Holdings(setup.inherited, self._to_supervisors)
         self._pool = Pool()
-        self._fence = Fence(open_storage(setup.claims) if setup.claims else None)
+        self._gate = Gate(Fence(open_storage(setup.claims))) if setup.claims else None
         self._saves = Saves(
             setup.job,
             self._tiers,
@@ -72,7 +75,7 @@ class Keeper:
             record=self._record,
             on_committed=self._committed,
             on_change=self._holdings.note,
-            fence=self._fence,
+            gate=self._gate,
         )
         self._copies = Copies(tiers, self._record, self._saves.steps, self._due)
         self._copies.go_on(dict(self._holdings.books.due))
@@ -98,6 +101,7 @@ class Keeper:
             try:
                 sock = self._listener.accept()
             except TimeoutError:
+                self._saves.tick()
                 self._tell_progress()
                 self._replan()
                 continue
@@ -109,6 +113,8 @@ class Keeper:
         is_done = self._saves.idle and self._copies.is_complete
         self._copies.stop()
         self._peers.stop()
+        if self._gate is not None:
+            self._gate.stop()
         self._ledger.close()
         return is_done
 
@@ -159,8 +165,10 @@ class Keeper:
             case wire.Serve() if listener >= 0:
                 self._peers.serve(message, blob, listener)
             case wire.Members():
-                self._fence.told(message.attempt)
-                self._peers.tell(message)
+                if self._gate is not None:
+                    self._gate.told(message.attempt, message.reign)
+                if message.members:
+                    self._peers.tell(message)
                 peer.send(wire.Told(attempt=message.attempt))
             case _:
                 raise ValueError(f"{type(message).__name__} from a supervisor")

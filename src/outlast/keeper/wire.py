@@ -7,7 +7,6 @@ that arrives can be decoded into anything but the structs below.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import socket
@@ -18,11 +17,10 @@ from typing import Any, Final
 import msgspec
 
 from outlast.checkpoint.manifest import TensorEntry
+from outlast.keeper import descriptors
 
 _HEAD: Final = struct.Struct("<III")
-_FDS: Final = array.array("i")
 MAX_FRAME: Final = 1 << 30
-MAX_FDS: Final = 250  # the kernel takes 253 with one message
 SEND_TIMEOUT_S: Final = 20
 SEND_BUFFER_BYTES: Final = 4 << 20
 
@@ -68,10 +66,14 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Members(_Message):
-    """From a supervisor: the machines of an attempt, this one among them."""
+    """From a supervisor: the machines of an attempt that this one takes part in.
+
+    ``reign`` has formed it; ``members`` are empty where this keeper does not talk to others.
+    """
 
     attempt: int
-    members: tuple[Member, ...]
+    reign: str = ""
+    members: tuple[Member, ...] = ()
 
 
 class Told(_Message):
@@ -323,11 +325,7 @@ class Wire:
         text = msgspec.json.encode(message)
         data = _HEAD.pack(len(text), len(blob), len(fds)) + text
         with self._sending:
-            if fds:
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-                sent = self.sock.sendmsg([data], [rights])
-                data = data[sent:]
-            self.sock.sendall(data)
+            descriptors.send(self.sock, data, fds)
             if blob:
                 self.sock.sendall(blob)
 
@@ -371,15 +369,10 @@ class Wire:
     def _take(self, size: int) -> bytes | None:
         while len(self._buffer) < size:
             try:
-                room = socket.CMSG_SPACE(MAX_FDS * _FDS.itemsize)
-                data, extras, _, _ = self.sock.recvmsg(1 << 18, room, socket.MSG_CMSG_CLOEXEC)
+                data, fds = descriptors.receive(self.sock)
             except OSError:
                 return None
-            for level, kind, rights in extras:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    fds = _FDS[:]
-                    fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
-                    self._fds.extend(fds)
+            self._fds += fds
             if not data:
                 return None
             self._buffer += data

@@ -27,21 +27,28 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
 from outlast.attempt.beat import BeatsDirectory, read_beat
+from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
-from outlast.errors import Exit
+from outlast.errors import Exit, StorageError
 from outlast.launch.desk import NoticeDesk
-from outlast.launch.machines import Machines
+from outlast.launch.machines import TROUBLE_S, Machines
+from outlast.launch.sessions import Sessions
+from outlast.launch.survivors import UNHELD, StandIn, Survivors
 from outlast.launch.warm.starts import Starts
 from outlast.launch.watch import Watch, is_dying
 from outlast.launch.worker import AGENT_VARIABLE
-from outlast.ledger.file import Ledger, read_events
+from outlast.ledger.file import Ledger
+from outlast.ledger.narrator import say
+from outlast.ledger.past import VARIABLE as PAST_VARIABLE
+from outlast.ledger.past import Past
 from outlast.notice import Notice
-from outlast.policy.restart import Failure, RestartPolicy, Verdict
+from outlast.policy.restart import Failure, RestartPolicy, Verdict, is_echo
 
 # Workers that drain together leave one after the other; the first must not end the others.
 LEAVE_TOGETHER_S: Final = 10.0
 # How long a worker may take to die of what has hit it already.
 DYING_S: Final = 0.05
+# Until another machine's trouble is known here, once our workers have heard its echo.
 # What is kept of a notice's time to end workers that did not end themselves.
 MARGIN_S: Final = 1.0
 LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
@@ -53,9 +60,11 @@ class Agent(LocalElasticAgent):
     Args:
         spec, logs_specs, options: torch's.
         ledger: the job's ledger.
+        past: what is known of it.
         policy: judges failed attempts.
         desk: hears notices.
         starts: starts the workers, warm or cold.
+        in_process: whether workers may live through the end of an attempt.
 
     Attributes:
         verdict: why the job ended, once it has.
@@ -69,9 +78,11 @@ class Agent(LocalElasticAgent):
         logs_specs: Any,
         *,
         ledger: Ledger,
+        past: Past,
         policy: RestartPolicy,
         desk: NoticeDesk,
         starts: Starts,
+        in_process: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
@@ -81,6 +92,7 @@ class Agent(LocalElasticAgent):
         self.verdict: Verdict | None = None
         self.signalled = False
         self._ledger = ledger
+        self._past = past
         self._restarts = policy
         self._desk = desk
         self._starts = starts
@@ -91,10 +103,13 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
+        self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
+        self._survivors = Survivors(self._beats.path, in_process, say)
         self._asked: str = ""  # the reason for which workers were asked to stop gently
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
+        self._survivors.close()
         self._beats.close()
         self._watch.close()
 
@@ -154,21 +169,25 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s = None
         self._formed_s = time.monotonic()
         self._beats.clear()
-        for host in self._machines.lost():
+        self._sessions.begin()
+        for host, how in self._machines.lost():
             if worker_group.group_rank == 0:
-                self._ledger.append("node_lost", node=host)
+                self._ledger.append("node_lost", node=host, reason=how)
         self._ledger.attempt = self._agree_on_attempt(worker_group)
         os.environ[ATTEMPT_VARIABLE] = str(self._ledger.attempt)
+        os.environ[PAST_VARIABLE] = self._past_of(worker_group)
         os.environ[STORE_VARIABLE] = f"{worker_group.master_addr}:{worker_group.master_port}"
         os.environ[BEATS_VARIABLE] = str(self._beats.path)
         os.environ[AGENT_VARIABLE] = str(os.getpid())
+        if self._survivors.address:
+            os.environ[LINE_VARIABLE] = self._survivors.address
         if worker_group.group_rank == 0:
             self._ledger.append(
                 "attempt_formed",
                 world_size=worker_group.workers[0].world_size,
                 nodes=worker_group.group_world_size,
             )
-        with self._starts.in_charge():
+        with self._starts.in_charge(self._survivors.take()):
             started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
@@ -181,6 +200,7 @@ class Agent(LocalElasticAgent):
             self._pass_on(worker_group)
         elif self._desk.early is not self._told_early:
             self._pass_on_early(worker_group)
+        self._sessions.look(worker_group)
         if self._machines.asks_gently:
             self._ask_gently(worker_group)
         codes = self._exit_codes()
@@ -188,7 +208,7 @@ class Agent(LocalElasticAgent):
         if failed and any(code is None for code in codes.values()):
             if self._are_leaving_together(codes):
                 return RunResult(state=WorkerState.HEALTHY)
-            self._end_workers()
+            self._keep_or_end()
         over = self._machines.ends_now
         if over is not None and over.exit_code and not failed:
             if over.exit_code == Exit.DRAINED and self._are_leaving_together(codes):
@@ -202,13 +222,18 @@ class Agent(LocalElasticAgent):
         return result
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._end_workers()
-        super()._stop_workers(worker_group)
+        self._keep_or_end()
+        with self._survivors.staying():
+            super()._stop_workers(worker_group)
+
+    def _shutdown(self, *args: Any, **options: Any) -> None:
+        self._survivors.end_unless_staying()
+        super()._shutdown(*args, **options)
 
     # --- failures ----------------------------------------------------------------------------
 
     def _judge(self, worker_group: WorkerGroup, result: RunResult) -> None:
-        failures = []
+        failures, lost = [], []
         for rank, failure in sorted(result.failures.items(), key=lambda item: item[1].timestamp):
             local_rank = failure.local_rank
             if local_rank in self._ended:
@@ -216,11 +241,12 @@ class Agent(LocalElasticAgent):
             seen = read_beat(self._beats.path, local_rank)
             one = _failure(rank, failure, seen.step if seen else None)
             failures.append(one)
-            if one.exit_code == Exit.DRAINED:
-                continue
+            if one.exit_code != Exit.DRAINED:
+                lost.append((one, failure, seen))
+        for one, failure, seen in self._causes(lost):
             self._ledger.append(
                 "worker_lost",
-                rank=rank,
+                rank=one.rank,
                 pid=failure.pid,
                 exit_code=max(failure.exitcode, 0),
                 signal=failure.signal_name() if failure.exitcode < 0 else None,
@@ -244,10 +270,22 @@ class Agent(LocalElasticAgent):
             self._machines.stopped(verdict)
             self._give_up(verdict)
 
+    def _causes(self, lost: list[tuple[Failure, Any, Any]]) -> list[tuple[Failure, Any, Any]]:
+        """Those that were lost by themselves: a survivor whose connections ended was not.
+
+        Where all are such, the cause is on another machine if one has trouble: its agent has it on
+        record, or rank 0's has the loss of the machine.
+        """
+        causes = [one for one in lost if not is_echo(one[0])]
+        if causes or not lost:
+            return causes
+        return [] if self._machines.have_trouble(TROUBLE_S) else lost
+
     def _give_up(self, verdict: Verdict) -> RunResult:
         """End the job here: torch's loop then stops instead of restarting."""
         self.verdict = verdict
         self._remaining_restarts = 0
+        self._survivors.end()
         self._end_workers()
         return RunResult(state=WorkerState.FAILED)
 
@@ -261,6 +299,31 @@ class Agent(LocalElasticAgent):
 
     def _handlers(self) -> dict[int, Any]:
         return dict(getattr(self._pcontext, "subprocess_handlers", {}))
+
+    def _keep_or_end(self) -> None:
+        """The attempt is over: whoever of the workers can go on is kept, the others are ended."""
+        self._let_the_dying_die()
+        handlers = self._handlers()
+        running = {rank: one for rank, one in handlers.items() if one.proc.poll() is None}
+        if running and self._desk.notice is None and self.verdict is None:
+            begun_s = time.monotonic()
+            self._survivors.gather(running)
+            for rank in self._survivors.kept:
+                self._pcontext.subprocess_handlers[rank] = StandIn(handlers[rank])
+            self._note_kept(time.monotonic() - begun_s)
+        self._end_workers()
+
+    def _note_kept(self, seconds: float) -> None:
+        survivors = self._survivors
+        if not survivors.kept and set(survivors.reasons.values()) <= {UNHELD}:
+            return
+        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        self._ledger.append(
+            "survived",
+            ranks=sorted(ranks[one] for one in survivors.kept),
+            ended={str(ranks[one]): reason for one, reason in survivors.reasons.items()},
+            seconds=round(seconds, 6),
+        )
 
     def _end_workers(self) -> None:
         """SIGKILL for each worker's process group: what is left of a failed attempt only waits."""
@@ -349,6 +412,7 @@ class Agent(LocalElasticAgent):
             if has_session and worker_group.group_rank == 0:
                 info = {"reason": reason, "left_s": None}
                 post(store, 0, {"kind": "ask", "action": "drain", "at": 0, "info": info})
+                self._sessions.tell_needs()
         self._machines.be_patient(has_session)
 
     def _pass_on_early(self, worker_group: WorkerGroup) -> None:
@@ -381,9 +445,15 @@ class Agent(LocalElasticAgent):
             return self._machines.attempt
         store = worker_group.store
         if worker_group.group_rank == 0:
-            past = read_events(self._ledger.path.parent)
-            store.set(f"{PREFIX}/attempt", str(max((e.attempt for e in past), default=0) + 1))
+            store.set(f"{PREFIX}/attempt", str(self._past.look().attempt + 1))
         return int(store.get(f"{PREFIX}/attempt"))
+
+    def _past_of(self, worker_group: WorkerGroup) -> str:
+        """Rank 0 need not read again what was read here."""
+        if worker_group.group_rank == 0:
+            with contextlib.suppress(StorageError):  # it finds out, and says so, itself
+                return self._past.look().word
+        return ""
 
 
 def _failure(rank: int, failure: Any, step: int | None) -> Failure:

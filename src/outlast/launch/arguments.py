@@ -31,6 +31,7 @@ class Launch:
         config: torch's launch configuration.
         entrypoint: program to start in each worker.
         args: its arguments.
+        script: what is run, without the way to it.
         worker_options: those of them ahead of the script's name; empty for a program.
         one_machine: whether no other machine can take part.
         directory: the value of --dir, or None.
@@ -47,6 +48,7 @@ class Launch:
         elif shutil.which(parsed.training_script) is None:
             raise ConfigError(f"there is no program {parsed.training_script}; check the path")
         self.config, self.entrypoint, self.args = _config(parsed)
+        self.script = Path(parsed.training_script).name
         self.worker_options: list[str] = []
         if self.one_machine:
             self.config.run_id = "outlast"

@@ -40,17 +40,21 @@ class NoticeDesk:
         self._settings = settings
         self._ledger = ledger
         self._foresight = foresight
+        self._is_open = False
         self._lock = threading.Lock()
         self._signals = SignalNotice(self._on_signal, interrupt=True)
         self._platform = PlatformDesk(settings, self._hear, self._found)
 
     def open(self) -> None:
         """Begin to listen; finding out the platform goes on in the background."""
+        self._is_open = True
         self._signals.install()
         self._platform.open()
 
     def close(self) -> None:
         """Stop listening."""
+        if not self._is_open:
+            return
         if self.notice is not None:
             # Whoever ends processes signals more than once: that must not hide the exit code.
             self._signals.deafen()
@@ -70,6 +74,10 @@ class NoticeDesk:
     def early_request(self) -> dict[str, Any] | None:
         """The same for an early notice."""
         return None if self.early is None else request_of(self.early, self._settings)
+
+    def saving_s(self) -> float | None:
+        """How long a save takes, when it goes slowly; None before the first."""
+        return self._foresight.saving_s()
 
     def _found(self, chosen: Chosen) -> None:
         say(chosen.reason)

@@ -17,6 +17,7 @@ from outlast.launch.membership import Membership
 from outlast.launch.membership.messages import Go
 from outlast.policy.restart import ON_PURPOSE, Failure, Verdict
 
+TROUBLE_S: Final = 0.5
 BARRIER_S: Final = 0.5  # between two looks at what a machine that is done waits for
 STAYS: Final = "another machine leaves; this one stays"
 CHANGES: Final = "the machines of the job change"
@@ -58,10 +59,11 @@ class Machines:
         now = self._membership.attempt if self._membership is not None else None
         return [member.workers for member in now.members] if now is not None else []
 
-    def lost(self) -> list[str]:
-        """Names of the machines that the attempt now has lost since the last one.
+    def lost(self) -> list[tuple[str, str]]:
+        """Names of the machines that the attempt now has lost since the last one, and how.
 
-        One that has said that it leaves is not lost, nor one that waits aside.
+        One that has said that it leaves is not lost, nor one that waits aside. How: in words that
+        go on from the name, "" where nobody has said.
         """
         membership = self._membership
         now, last = (membership.attempt, self._last) if membership is not None else (None, None)
@@ -69,8 +71,10 @@ class Machines:
         if membership is None or now is None or last is None:
             return []
         here = {member.node for member in now.members} | set(now.aside)
+        words = membership.halted.split("; ")
+        hows = {host: how for host, _, how in (each.partition(" ") for each in words)}
         return [
-            member.host
+            (member.host, hows.get(member.host, ""))
             for member in last.members
             if member.node not in here and not membership.has_left(member.node)
         ]
@@ -94,6 +98,11 @@ class Machines:
         """Whether the running attempt is over, so that what its store says does not matter."""
         return self._membership is not None and self._membership.halt is not None
 
+    def have_trouble(self, wait_s: float) -> bool:
+        """Whether the attempt is over for a reason that lies elsewhere; waits so long for word."""
+        membership = self._membership
+        return membership is not None and membership.wait_until_over_or_halted(wait_s)
+
     def be_patient(self, patient: bool) -> None:
         """Whether workers that are asked gently are stopping by themselves."""
         if self._membership is not None:
@@ -108,6 +117,16 @@ class Machines:
             self._membership.leaving()
         return self._membership.goes_on_without(self._membership.me.node)
 
+    def data_are_tied(self, tied: bool) -> None:
+        """Whether the workers' data belong to the number of machines that there are now."""
+        if self._membership is not None:
+            self._membership.data_are_tied(tied)
+
+    def need(self, seconds: float) -> None:
+        """Workers that stop at a step's end were seen to need so long for it."""
+        if self._membership is not None:
+            self._membership.needs(seconds)
+
     def judged(self, failures: list[Failure]) -> Verdict | None:
         """What follows for reasons that lie elsewhere; None: that is for this machine's policy."""
         membership = self._membership
@@ -118,7 +137,8 @@ class Machines:
             return None  # whatever else ended has failed of the others' leaving
         if membership.somebody_departs:
             return Verdict(restart=True, exit_code=int(Exit.FINISHED), reason=STAYS)
-        if self.asks_gently:
+        # If this process hung, the word of those who asked them may not have reached it yet.
+        if self.asks_gently or (self.have_trouble(TROUBLE_S) and self.ends_now is None):
             return Verdict(restart=True, exit_code=int(Exit.FINISHED), reason=CHANGES)
         return None
 

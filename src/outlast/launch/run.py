@@ -37,11 +37,13 @@ from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
+from outlast.ledger.past import Past
 from outlast.ledger.queued import QueuedLedger
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.desk import checked
 from outlast.notice.foresight import Foresight, standing
 from outlast.policy.restart import RestartPolicy, Verdict
+from outlast.values import GRACE_MAX_S
 
 EXIT_BARRIER_S: Final = 300.0
 LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit
@@ -65,8 +67,9 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     launch = Launch(arguments)
     settings = checked(config.load({"dir": launch.directory}))
     job = open_job(settings.dir, settings)
-    rendezvous = _rendezvous(launch, settings, job)
-    lock = JobLock(settings.dir) if launch.one_machine else None
+    past = Past(settings.dir).look()
+    rendezvous = _rendezvous(launch, settings, job, past)
+    lock = JobLock(settings.dir, shared=not launch.one_machine)
     # Sessions in the workers read the same settings, wherever the script changes to.
     os.environ["OUTLAST_DIR"] = str(settings.dir)
     os.environ[JOB_VARIABLE] = job.id
@@ -94,18 +97,19 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:
-        verdict = _attempts(launch, desk, ledger, rendezvous, starts)
+        kept = settings.workers_in_process
+        verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, in_process=kept)
     finally:
         starts.close()
         ledger.flush()  # so that the narrator finds it
         narrator.stop()
-        keeper.close(_time_left_s(desk))
+        keeper.close(_time_left_s(desk), hurry=lambda: _time_left_s(desk))
+        desk.close()  # not before: a signal while copies are made must not hide how the job ended
     others_go_on = isinstance(rendezvous, Membership) and rendezvous.others_go_on
     if not others_go_on:
         ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
     ledger.close()
-    if lock is not None:
-        lock.release()
+    lock.release()
     if verdict.exit_code == Exit.DRAINED:
         with contextlib.suppress(OSError):  # the job's disk is gone: nothing can be said of it
             behind = standing(settings.tiers, Measured(read_events(settings.dir)))
@@ -125,7 +129,7 @@ def _time_left_s(desk: NoticeDesk) -> float | None:
         return None
     if notice.deadline_t is None:
         return UNKNOWN_GRACE_S
-    return min(max(notice.deadline_t - time.time() - LEAVING_S, 0.0), config.GRACE_MAX_S)
+    return min(max(notice.deadline_t - time.time() - LEAVING_S, 0.0), GRACE_MAX_S)
 
 
 def _start_keeper(settings: config.Settings, job: Job, rendezvous: RendezvousHandler) -> Supervisor:
@@ -159,6 +163,9 @@ def _attempts(
     ledger: Ledger,
     rendezvous: RendezvousHandler,
     starts: Starts,
+    *,
+    past: Past,
+    in_process: bool,
 ) -> Verdict:
     conf = launch.config
     spec = WorkerSpec(
@@ -180,9 +187,11 @@ def _attempts(
         spec,
         conf.logs_specs,
         ledger=ledger,
+        past=past,
         policy=RestartPolicy(conf.max_restarts),
         desk=desk,
         starts=starts,
+        in_process=in_process,
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,
@@ -204,7 +213,6 @@ def _attempts(
     finally:
         with contextlib.suppress(RendezvousError):
             rendezvous.shutdown()
-        desk.close()
         agent.close()
         if not launch.keeps_logs:  # torch's agent makes a directory for error files at each start
             shutil.rmtree(conf.logs_specs.root_log_dir, ignore_errors=True)
@@ -222,12 +230,14 @@ def _gave_up(reason: str) -> Verdict:
     return Verdict(restart=False, exit_code=int(Exit.GAVE_UP), reason=reason)
 
 
-def _rendezvous(launch: Launch, settings: config.Settings, job: Job) -> RendezvousHandler:
+def _rendezvous(
+    launch: Launch, settings: config.Settings, job: Job, past: Past
+) -> RendezvousHandler:
     if launch.one_machine:
         return OneMachine(launch.config.run_id)
     conf = launch.config
     if conf.rdzv_backend == BACKEND:
-        return membership(launch, settings, job)
+        return membership(launch, settings, job, attempt=past.attempt)
     parameters = RendezvousParameters(
         backend=conf.rdzv_backend,
         endpoint=conf.rdzv_endpoint,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+import msgspec
+
 from outlast import config
 from outlast.errors import ConfigError, StorageError
 from outlast.keeper import wire
@@ -13,7 +15,7 @@ from outlast.launch.arguments import Launch
 from outlast.launch.membership import Membership
 from outlast.launch.membership.handler import own_address, place_of
 from outlast.launch.membership.messages import Go
-from outlast.ledger.file import read_events
+from outlast.launch.survivors import TAKE_DOWN_S, UNWIND_S
 from outlast.ledger.job import Job
 from outlast.ledger.narrator import say
 from outlast.peer.tls import Tls
@@ -24,8 +26,10 @@ logger = logging.getLogger(__name__)
 JOIN_TIMEOUT_S: Final = 1800.0  # that machines wait for enough others
 
 
-def membership(launch: Launch, settings: config.Settings, job: Job) -> Membership:
+def membership(launch: Launch, settings: config.Settings, job: Job, *, attempt: int) -> Membership:
     """This machine's membership, as the command line and the settings ask for it.
+
+    ``attempt`` is the largest number of one that the ledger knows.
 
     Raises:
         ConfigError, StorageError: an address or the storage cannot be used.
@@ -39,24 +43,29 @@ def membership(launch: Launch, settings: config.Settings, job: Job) -> Membershi
         wait_s = 0.0
     if not wait_s > 0:
         raise ConfigError("--rdzv-conf join_timeout is not a number of seconds above 0")
+    rules = Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes)
+    if settings.workers_in_process:  # a machine is ready when its survivors are
+        stop_s = rules.stop_s + UNWIND_S + TAKE_DOWN_S
+        rules = msgspec.structs.replace(rules, stop_s=stop_s)
     return Membership(
         place_of(conf.rdzv_endpoint or str(settings.dir)),
-        Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes),
+        rules,
         run_id=job.id,
         host=conf.local_addr or own_address(),
         silence_s=settings.membership_silence_s,
-        attempt=max((event.attempt for event in read_events(settings.dir)), default=0),
+        attempt=attempt,
         workers=conf.nproc_per_node,
         labels=settings.membership_labels,
         timeout_s=wait_s,
         say=say,
+        script=launch.script,
     )
 
 
 def introduce(member: Membership, keeper: Supervisor, settings: config.Settings) -> None:
-    """Let this machine's keeper talk to the others' keepers, in each attempt.
+    """Let this machine's keeper talk to the others' keepers, and hear of each attempt.
 
-    One that cannot costs the replicas, and nothing else.
+    One that cannot talk to others costs the replicas, and nothing else.
 
     Raises:
         ConfigError: the files for TLS are not all named.
@@ -67,16 +76,18 @@ def introduce(member: Membership, keeper: Supervisor, settings: config.Settings)
         )
     except StorageError as error:
         say(f"no snapshots are kept for other machines: {error}")
-        return
-    member.announce_keeper(host, port)
+        is_alone = True
+    else:
+        member.announce_keeper(host, port)
+        is_alone = False
 
     def tell(go: Go) -> None:
         members = [
             wire.Member(node=one.node, host=one.keeper[0], port=one.keeper[1], labels=one.labels)
             for one in go.members
-            if one.keeper is not None
+            if one.keeper is not None and not is_alone
         ]
-        if not keeper.tell_members(go.attempt, members):
+        if not keeper.tell_members(go.attempt, members, reign=go.reign):
             logger.warning("the keeper has not heard of attempt %d in time", go.attempt)
 
     member.on_attempt = tell

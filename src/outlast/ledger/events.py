@@ -22,10 +22,11 @@ notice             source, action, deadline_t, detail
 drain_agreed       step, ranks
 drained            step, committed
 worker_lost        rank's pid, exit_code, signal, step, beat_t, error
-node_lost          node
+node_lost          node, reason (how, in words that go on from its name; "" if unknown)
 hang, straggler, anomaly, rollback
+survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts
-storage_error      operation (save, copy, prune), path, error, step, tier
+storage_error      operation (save, claim, copy, prune), path, error, step, tier
 replicated         step, machine (that keeps the copy), bytes, seconds
 replica_failed     step, machine, reason (of the first failure; it is tried again)
 replica_refused    peer (its address), reason: traffic between machines that was not believed
@@ -59,6 +60,7 @@ EventName = Literal[
     "straggler",
     "anomaly",
     "rollback",
+    "survived",
     "restart",
     "storage_error",
     "replicated",

@@ -136,16 +136,28 @@ def read_events(directory: Path, *, offset: int = 0) -> Iterator[Event]:
 
 
 class Follower:
-    """Reads a ledger that is still being written: each ``poll`` gives the events that are new."""
+    """Reads a ledger that is still being written: each ``poll`` gives the events that are new.
 
-    def __init__(self, directory: Path) -> None:
+    Args:
+        directory: the job's.
+        tail_bytes: how much of what is there already the first ``poll`` reads; None: all of it.
+    """
+
+    def __init__(self, directory: Path, *, tail_bytes: int | None = None) -> None:
         self._path = directory / FILE_NAME
+        self._tail_bytes = tail_bytes
         self._offset = 0
 
     def poll(self) -> list[Event]:
         """The complete lines appended since the last call."""
         try:
             with self._path.open("rb") as file:
+                if self._tail_bytes is not None:
+                    self._offset = max(file.seek(0, os.SEEK_END) - self._tail_bytes, 0)
+                    self._tail_bytes = None
+                    if self._offset:  # in the middle of a line, perhaps: on to the next
+                        file.seek(self._offset - 1)
+                        self._offset += len(file.readline()) - 1
                 file.seek(self._offset)
                 data = file.read()
         except FileNotFoundError:

@@ -114,16 +114,29 @@ def _create(path: Path, settings: Settings) -> None:
 
 
 class JobLock:
-    """Keeps a second launcher on this machine from running the same job at the same time."""
+    """Keeps a second launcher from running the same job at the same time.
 
-    def __init__(self, directory: Path) -> None:
+    On this machine, and on others where the file system's locks reach them.
+
+    Args:
+        directory: the job's.
+        shared: with others that share it: the machines of one job settle by themselves who takes
+            part. Nobody runs the job alone meanwhile.
+
+    Raises:
+        ConfigError: the job runs already, in a way that does not go together with this.
+    """
+
+    def __init__(self, directory: Path, *, shared: bool = False) -> None:
         self._fd = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CLOEXEC)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
             raise ConfigError(
-                f"the job in {directory} is running already; wait for it, or give another --dir"
+                f"the job in {directory} is running already"
+                f"{', on one machine alone' * shared}; wait for it, or give another --dir"
             ) from None
         except OSError:
             pass  # a file system without locks: two launchers are then the owner's to avoid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import sys
 import threading
 import time
@@ -98,8 +99,15 @@ def sentence(event: Event) -> str:
 
 
 def _formed(event: Event) -> str:
-    workers = event.get("world_size", 0)
-    return f"attempt {event.attempt}: {workers} worker{'s' if workers != 1 else ''}"
+    workers, nodes = event.get("world_size", 0), event.get("nodes", 1)
+    where = f" on {nodes} machines" if isinstance(nodes, int) and nodes > 1 else ""
+    return f"attempt {event.attempt}: {workers} worker{'s' if workers != 1 else ''}{where}"
+
+
+def _machine_lost(event: Event) -> str:
+    # Read from disk, the field has taken the head's place.
+    why = f" (it {event.get('reason')})" if event.get("reason") else ""
+    return f"machine {event.get('node') or event.node} was lost{why}"
 
 
 def _resumed(event: Event) -> str:
@@ -123,10 +131,21 @@ def _lost(event: Event) -> str:
     return f"rank {event.rank} was lost{after}: {str(how).splitlines()[-1] if how else ''}"
 
 
+def _survived(event: Event) -> str:
+    ranks = [str(rank) for rank in event.get("ranks") or []]
+    words = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} survived"] if ranks else []
+    words += [
+        f"rank {rank} starts anew, because {why}"
+        for rank, why in (event.get("ended") or {}).items()
+    ]
+    return "; ".join(words)
+
+
 def _notice(event: Event) -> str:
     deadline_t = event.get("deadline_t")
     when = f" in {max(deadline_t - time.time(), 0.0):.0f} s" if deadline_t else ""
-    text = f"notice from {event.get('source')}: {event.get('action')}{when}"
+    elsewhere = f" on {event.node}" if event.node != socket.gethostname() else ""
+    text = f"notice from {event.get('source')}{elsewhere}: {event.get('action')}{when}"
     if event.get("early"):
         return f"early {text}; {_ANSWERS.get(str(event.get('answer')), 'noted')}"
     return f"{text}; draining"
@@ -145,6 +164,8 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "attempt_formed": _formed,
     "resumed": _resumed,
     "worker_lost": _lost,
+    "survived": _survived,
+    "node_lost": _machine_lost,
     "notice": _notice,
     "restart": lambda event: f"restarting: {event.get('reason')}",
     "drained": lambda event: (

@@ -1,7 +1,8 @@
 """A ledger whose writer does not wait for the disk.
 
 An agent that writes down a worker's loss before it restarts the workers would wait for storage that
-hangs, and for an fsync where it does not. Here a thread writes; times are those of the call.
+hangs, and for an fsync where it does not. Here a thread writes; times are those of the call. A
+keeper or a session waits for what it promises to others, but not for longer than ``patience_s``.
 
 Guarantees: events of this process keep their order; ``close`` waits for what is due, as long as
 storage does not hang.
@@ -24,13 +25,30 @@ logger = logging.getLogger(__name__)
 
 WAITING_MAX: Final = 10_000
 CLOSE_S: Final = 5.0
+PATIENCE_S: Final = 2.0  # of those who promise to others what they write down
 
 
 class QueuedLedger(Ledger):
-    """A :class:`Ledger` written by a thread of its own."""
+    """A :class:`Ledger` written by a thread of its own.
 
-    def __init__(self, directory: Path, *, job: str, attempt: int = 0, rank: int | None = None):
+    Args:
+        directory, job, attempt, rank: as a Ledger's.
+        patience_s: how long ``append`` waits for an event that is to be durable; once that was in
+            vain, not at all until the disk has caught up.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        job: str,
+        attempt: int = 0,
+        rank: int | None = None,
+        patience_s: float = 0.0,
+    ):
         super().__init__(directory, job=job, attempt=attempt, rank=rank)
+        self._patience_s = patience_s
+        self._is_behind = False
         self._due: queue.Queue[tuple[Event, bool] | threading.Event | None] = queue.Queue(
             WAITING_MAX
         )
@@ -40,12 +58,18 @@ class QueuedLedger(Ledger):
     def append(
         self, event: EventName, *, durable: bool = True, rank: int | None = None, **fields: Any
     ) -> Event:
-        """Have one event appended soon."""
+        """Have one event appended soon; after ``close``, now."""
         entry = self.entry(event, rank, fields)
+        if not self._thread.is_alive():
+            self.write(entry, durable=durable)
+            return entry
         try:
             self._due.put_nowait((entry, durable))
         except queue.Full:
             self.lost_events += 1
+            return entry
+        if durable and self._patience_s and not self._is_behind:
+            self._is_behind = not self.flush(self._patience_s)
         return entry
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
@@ -76,3 +100,5 @@ class QueuedLedger(Ledger):
             else:
                 entry, durable = due
                 self.write(entry, durable=durable)
+            if self._due.empty():
+                self._is_behind = False

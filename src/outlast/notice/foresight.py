@@ -74,6 +74,12 @@ class Foresight:
             self._chosen = chosen
             self._tell()
 
+    def saving_s(self) -> float | None:
+        """Seconds until a save is in the fastest durable tier, slowly; None before the first."""
+        with self._lock:
+            found = [lane.slow_s for lane in lanes(self._settings.tiers, self._measured)]
+        return min((seconds for seconds in found if seconds is not None), default=None)
+
     def take(self, event: Event) -> None:
         """One more event of the ledger."""
         with self._lock:

@@ -25,10 +25,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from outlast.config import GRACE_MAX_S, in_short
+from outlast.config import in_short
 from outlast.notice import Notice
 from outlast.notice.process import run
 from outlast.notice.source import NotUnderstoodError, Source
+from outlast.values import GRACE_MAX_S
 
 LIMIT_S: Final = 2.0
 _MAX_BYTES: Final = 16_384

@@ -35,6 +35,30 @@ def signal_notice(name: str, grace_s: float | None) -> Notice:
     )
 
 
+class EarlySignals:
+    """Keeps signals that come before anybody can act on them, while a launcher imports, say.
+
+    In place from the moment it is made until a :class:`SignalNotice` is installed, which acts on
+    what was kept. Only for the main thread.
+
+    Attributes:
+        heard: the first signal's name, "" so far.
+    """
+
+    def __init__(self) -> None:
+        self.heard = ""
+        self.before: dict[int, Any] = {}
+        for number in (*SIGNALS, signal.SIGHUP):
+            before = signal.getsignal(number)
+            if before is not signal.SIG_IGN:
+                self.before[number] = before
+                signal.signal(number, self)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The handler."""
+        self.heard = self.heard or signal.Signals(number).name
+
+
 class SignalNotice:
     """Hears the signals while installed; a handler that the script had is called too.
 
@@ -58,13 +82,18 @@ class SignalNotice:
             return
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self._read_fd, True)
+        early: EarlySignals | None = None
         for number in self._numbers:
             previous = signal.getsignal(number)
+            if isinstance(previous, EarlySignals):
+                early, previous = previous, previous.before[number]
             if previous is not None and previous is not signal.SIG_IGN:
                 self._previous[number] = previous
                 signal.signal(number, self._handle)
         self._thread = threading.Thread(target=self._listen, name="outlast-signals", daemon=True)
         self._thread.start()
+        if early is not None and early.heard:
+            os.write(self._write_fd, bytes([signal.Signals[early.heard]]))
 
     def deafen(self) -> None:
         """Ignore the signals until the process ends.

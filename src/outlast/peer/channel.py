@@ -277,10 +277,14 @@ class Channel:
                 self.bulk_bytes = head.bulk_bytes
                 return payload
 
-    def receive_into(self, view: memoryview) -> None:
+    def receive_into(self, view: memoryview, *, pace: Callable[[int], None] | None = None) -> None:
         """Take the last message's bulk, into exactly as large a ``view``.
 
         What is in ``view`` counts only when this has returned: it is checked as a whole.
+
+        Args:
+            view: where to.
+            pace: called with a number of bytes before so many are taken.
 
         Raises:
             SealError: it was altered, or ended early.
@@ -289,7 +293,7 @@ class Channel:
         view = view.cast("B")
         if len(view) != self.bulk_bytes:
             raise ValueError(f"{self.bulk_bytes} bytes come, and there is room for {len(view)}")
-        self._take_bulk(lambda done: view[done : done + PIECE_BYTES])
+        self._take_bulk(lambda done: view[done : done + PIECE_BYTES], pace)
 
     def discard(self) -> None:
         """Take the last message's bulk and forget it."""
@@ -300,7 +304,9 @@ class Channel:
         """End the connection; a thread that waits on it comes back. Safe to call again."""
         self._stream.close()
 
-    def _take_bulk(self, room: Callable[[int], memoryview]) -> None:
+    def _take_bulk(
+        self, room: Callable[[int], memoryview], pace: Callable[[int], None] | None = None
+    ) -> None:
         with self._receiving, self._stream.in_use(), self._closing_on_failure():
             total = self.bulk_bytes
             if not total:
@@ -308,6 +314,8 @@ class Channel:
             seal, done = self._unsealer.bulk(), 0
             while done < total:
                 piece = room(done)
+                if pace is not None:
+                    pace(len(piece))
                 self._fill(piece)
                 seal.update(piece)
                 done += len(piece)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 if TYPE_CHECKING:
     from outlast.storage import Storage
 
 FOLDER: Final = "membership"
 _NAME: Final = re.compile(r"attempt-(\d{12})\.json")
+
+
+class _Claim(msgspec.Struct):
+    """As much of a claim as says whose it is."""
+
+    reign: str = ""
 
 
 def claimed_numbers(storage: Storage) -> list[int]:
@@ -20,6 +29,17 @@ def claimed_numbers(storage: Storage) -> list[int]:
     """
     found = (_NAME.fullmatch(name) for name in storage.children(FOLDER))
     return sorted(int(match[1]) for match in found if match)
+
+
+def reign_of(storage: Storage, number: int) -> str:
+    """The reign that has claimed ``number``; "" where nobody has, or nobody can tell who.
+
+    Raises:
+        OSError: storage cannot be asked.
+    """
+    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(storage.read(name_of(number)), type=_Claim).reign
+    return ""
 
 
 def name_of(number: int) -> str:

@@ -24,35 +24,28 @@ so that a majority has had its turn.
 An event costs the same at ten machines and at ten thousand; what looks at all machines (an order to
 form, a machine that is lost) happens once a loss, not once a tick.
 
-Rejected: re-forming whenever two machines cannot reach each other (for ever, when only that pair
-is cut); waiting a fixed time for late machines after every loss (torchrun's last call: 30 s).
+A machine whose agent hangs (its process does not move, its kernel answers) is no trouble while its
+workers train. It is waited for in nothing, takes part in nothing new, and gives nobody a majority.
+
+Rejected: waiting a fixed time for late machines after every loss (torchrun's last call: 30 s).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Final
 
+import msgspec
+
 from outlast.policy.intake import Intake
 from outlast.policy.orders import End, Form, Leaves, Order, Phase, Rules, Stop
-from outlast.policy.succession import ASKS_PER_S
+from outlast.policy.reach import Reach
+from outlast.policy.seats import NAMES_MAX, Seat, names
 
 __all__ = ["End", "Form", "Leaves", "Order", "Phase", "Roster", "Rules", "Stop"]
 
 REASONS_MAX: Final = 3
-NAMES_MAX: Final = 3
-
-
-class _Seat:
-    """One connected machine."""
-
-    def __init__(self, node: str, host: str, order: int) -> None:
-        self.node = node
-        self.host = host
-        self.order = order
-        self.ready_s: float | None = None
 
 
 class Roster:
@@ -71,6 +64,8 @@ class Roster:
 
     Attributes:
         number: of the attempt that runs or ran last, as far as its machines have been here.
+        asked: what the owner wants; ``rules`` are others while the data are tied to ``fixed``
+            machines, which is else 0.
         waits_for: in words, while nothing runs.
     """
 
@@ -87,7 +82,8 @@ class Roster:
         awaited: Iterable[str] = (),
         intake: Intake | None = None,
     ) -> None:
-        self.rules = rules
+        self.rules = self.asked = rules
+        self.fixed = 0
         self.attempt = attempt
         self.members: tuple[str, ...] = tuple(members)
         self.number = attempt if self.members else 0
@@ -96,21 +92,22 @@ class Roster:
         self._places = {node: place for place, node in enumerate(self.members)}
         self._first = first
         self._held = held
-        self._seats: dict[str, _Seat] = {}
+        self._seats: dict[str, Seat] = {}
         self._count = 0
         # Of those who are here.
         self._ready: set[str] = set()  # and do not leave
         self._late: dict[str, None] = {}  # members with workers, in the order they came
         self._warming: set[str] = set()
         self._leaving: set[str] = set()
+        self._hung: dict[str, bool] = {}  # and whether they were ready
         # Of the members, here or not.
         self._here: set[str] = set()
         self._silent = set(self.members) - set(ended)  # not here, and perhaps alive
         self._left: set[str] = set()  # have said that they go for good
         self._finished: set[str] = set()
         self._expected = set(awaited) - {first}
-        self._apart: dict[frozenset[str], float] = {}
-        self._since_s = self._lost_s = self._arrival_s = now_s
+        self._reach = Reach()
+        self._since_s = self._lost_s = self._arrival_s = self._formed_s = now_s
         self._until_s = now_s + rules.stop_s  # that workers have to end
         self._enough_s: float | None = None  # since when enough machines are ready
         self._trouble: list[str] = []
@@ -129,7 +126,7 @@ class Roster:
         self.attempt = max(self.attempt, attempt)
         if node in self._seats:
             self._unseat(node)  # it has connected anew
-        seat = _Seat(node, host or node, self._count)
+        seat = Seat(node, host or node, self._count)
         self._seats[node] = seat
         self._count += 1
         self._arrival_s = now_s
@@ -188,7 +185,7 @@ class Roster:
         had_workers = node in self._late or (self.phase is Phase.RUNNING and node in self._places)
         is_leaving = node in self._leaving
         self._unseat(node)
-        self._apart = {pair: t for pair, t in self._apart.items() if node not in pair}
+        self._reach.forget(node)
         if node in self._places:
             if left:
                 self._left.add(node)
@@ -222,14 +219,55 @@ class Roster:
     def apart(self, one: str, other: str, now_s: float) -> list[Order]:
         """Two machines cannot reach each other."""
         if one != other and one in self._seats and other in self._seats:
-            self._apart.setdefault(frozenset((one, other)), now_s)
+            self._reach.apart(one, other, now_s)
             if self._forming is not None and {one, other} <= set(self._forming.members):
                 self._spoil(one)
         return self._decide(now_s)
 
     def together(self, one: str, other: str, now_s: float) -> list[Order]:
         """Two machines reach each other again."""
-        self._apart.pop(frozenset((one, other)), None)
+        self._reach.together(one, other)
+        return self._decide(now_s)
+
+    def hung(self, node: str, now_s: float, *, heard_s: float) -> list[Order]:
+        """A machine's agent does not move, though its kernel answers; its workers may train on.
+
+        Args:
+            node: which.
+            now_s: now.
+            heard_s: when its process last gave a sign of life.
+        """
+        if node not in self._seats or node in self._hung:
+            return []
+        self._hung[node] = node in self._ready
+        self._ready.discard(node)
+        self._late.pop(node, None)
+        self._spoil(node)
+        has_workers = self.phase is Phase.RUNNING and node in self._places
+        if has_workers and heard_s < self._formed_s + self.rules.begin_s:
+            # Its workers may never have been started: the others would wait for them.
+            self._trouble.append(f"the agent of {self._host(node)} does not move")
+            self._is_hard = True
+        return self._decide(now_s)
+
+    def moves(self, node: str, now_s: float) -> list[Order]:
+        """The agent of a machine that hung moves again."""
+        if self._hung.pop(node, False) and node not in self._leaving:
+            self._ready.add(node)
+        return self._decide(now_s)
+
+    def fix(self, machines: int) -> None:
+        """The job's data are tied to so many machines; 0: to no number any more."""
+        self.fixed = machines
+        tied = msgspec.structs.replace(self.asked, min_nodes=machines, max_nodes=machines)
+        self.rules = tied if machines else self.asked
+
+    def needs(self, seconds: float, now_s: float) -> list[Order]:
+        """Workers that stop gently were seen to need so long for a step and for a save."""
+        if self._gentle:
+            rules = self.rules
+            limit_s = max(rules.gentle_least_s, rules.gentle_factor * seconds)
+            self._until_s = min(self._until_s, self._since_s + limit_s)
         return self._decide(now_s)
 
     def claimed(self, order: Form, now_s: float) -> bool:
@@ -243,6 +281,7 @@ class Roster:
         self._here = set(order.members)
         self._silent, self._left, self._finished, self._expected = set(), set(), set(), set()
         self._late = {}
+        self._formed_s = now_s
         self._calm()
         for node in order.members:
             self._seats[node].ready_s = None
@@ -271,6 +310,7 @@ class Roster:
         self._late.pop(node, None)
         self._warming.discard(node)
         self._leaving.discard(node)
+        self._hung.pop(node, None)
         self._here.discard(node)
         self._spoil(node)
 
@@ -301,7 +341,9 @@ class Roster:
         return orders
 
     def _while_running(self, now_s: float) -> list[Order]:
-        if len(self._finished) == len(self.members):
+        if self._finished and len(self._finished) == len(self.members) - self._num_hung(
+            without=self._finished
+        ):
             return self.end(0, "")
         if self._trouble:
             # Where a machine leaves all workers drain; those that are not ready yet soon will be.
@@ -309,13 +351,11 @@ class Roster:
             limit_s = self.rules.drain_s if drains else self.rules.stop_s
             reason = "; ".join(self._trouble[:REASONS_MAX])
             return self._stop(reason, now_s, limit_s, gentle=drains)
-        if self._apart:
-            settled = now_s - self.rules.settle_s
-            pairs = [pair for pair, since_s in self._apart.items() if since_s <= settled]
-            out = self._cut_off(self._places.keys(), pairs)
+        if self._reach:
+            out = self._cut_off(self._places.keys(), now_s - self.rules.settle_s)
             if out:
-                names = _names(sorted(self._host(node) for node in out))
-                reason = f"{names} cannot reach every other machine"
+                who = names(sorted(self._host(node) for node in out))
+                reason = f"{who} cannot reach every other machine"
                 return self._stop(reason, now_s, self.rules.stop_s)
         if self._takes_in(now_s):
             limit_s = self.rules.gentle_s
@@ -331,7 +371,8 @@ class Roster:
         self._late = {
             node: None
             for node in self.members
-            if node in self._here and node not in self._ready and node not in self._leaving
+            if node in self._here
+            and not (node in self._ready or node in self._leaving or node in self._hung)
         }
         self._calm()
         self._gentle = gentle
@@ -357,7 +398,7 @@ class Roster:
     def _formation(self, now_s: float) -> Form | None:
         if self._must_wait(now_s):
             return None
-        out = self._cut_off(self._ready, self._apart)
+        out = self._cut_off(self._ready)
         if not self._is_enough(len(self._ready) - len(out), now_s):
             return None
         required = not self._has_majority(self._left)
@@ -387,7 +428,7 @@ class Roster:
             return True
         if self._late and now_s < self._until_s:
             late = [self._host(node) for node in itertools.islice(self._late, NAMES_MAX)]
-            self.waits_for = f"the workers of {_names(late, len(self._late))} to end"
+            self.waits_for = f"the workers of {names(late, len(self._late))} to end"
             return True
         return False
 
@@ -397,6 +438,8 @@ class Roster:
         if count < rules.min_nodes:
             # As good as nothing runs: those who come later are waited for as at the start.
             self.waits_for = f"machines: {count} of {rules.min_nodes} are here"
+            if self.fixed:
+                self.waits_for += f", and the job's loader is tied to {self.fixed}"
             self.phase, self._enough_s = Phase.GATHERING, None
             return False
         if self._enough_s is None:
@@ -408,49 +451,41 @@ class Roster:
             return False
         self.waits_for = f"more machines: {count} of at most {rules.max_nodes} are here"
         is_quiet = now_s - self._arrival_s >= rules.gather_s
-        # Many machines find the coordinator one after the other: see Seeking.
-        longest_s = max(rules.gather_max_s, 2 * rules.max_nodes / ASKS_PER_S)
-        return is_quiet or now_s - self._enough_s >= longest_s
+        return is_quiet or now_s - self._enough_s >= rules.gather_longest_s
 
     def _rank(self, node: str) -> tuple[bool, int, int]:
         """The coordinator's machine first, then the members as they were, then by arrival."""
         place = self._places.get(node, len(self._places))
         return node != self._first, place, self._seats[node].order
 
-    def _cut_off(self, nodes: Collection[str], pairs: Iterable[frozenset[str]]) -> set[str]:
-        """Who has to leave so that the others all reach each other: the fewest, or nearly so.
+    def _cut_off(self, nodes: Collection[str], until_s: float = float("inf")) -> set[str]:
+        return self._reach.cut_off(nodes, first=self._first, rank=self._rank, until_s=until_s)
 
-        Whoever is cut off from most goes first; of equals the one of the higher rank.
-        """
-        left = [pair for pair in pairs if all(node in nodes for node in pair)]
-        out: set[str] = set()
-        while left:
-            count = Counter(node for pair in left for node in pair if node != self._first)
-            worst = max(count, key=lambda node: (count[node], self._rank(node)))
-            out.add(worst)
-            left = [pair for pair in left if worst not in pair]
-        return out
+    def _num_hung(self, *, without: Collection[str] = ()) -> int:
+        """How many members hang, some not counted."""
+        return sum(node in self._here and node not in without for node in self._hung)
 
     def _has_majority(self, without: Collection[str]) -> bool:
         """Whether more than half of the members are here, some not counted."""
         votes = len(self.members) - len(without)
-        return 2 * len(self._here) > votes > 0
+        return 2 * (len(self._here) - self._num_hung()) > votes > 0
 
     def _goes_on(self) -> bool:
-        return len(self._seats) - len(self._leaving | self._warming) >= self.rules.min_nodes
+        others = self._leaving | self._warming | self._hung.keys()
+        return len(self._seats) - len(others) >= self.rules.min_nodes
 
     def _takes_in(self, now_s: float) -> bool:
         """Whether those who wait are worth a pause."""
         room = self.rules.max_nodes - len(self.members)
         if room <= 0 or not self._ready:
             return False
-        cut = {node for pair in self._apart if pair & self._places.keys() for node in pair}
+        cut = self._reach.touching(self._places.keys())
         waiting = [self._seats[node] for node in self._ready if node not in cut]
         waiting.sort(key=lambda seat: seat.order)
         if not waiting:
             return False
         return self._intake.is_worth_it(
-            [(seat.host, seat.ready_s or now_s) for seat in waiting[:room]],
+            [(s.host, now_s if s.ready_s is None else s.ready_s) for s in waiting[:room]],
             members=len(self.members),
             warming=len(self._warming),
             now_s=now_s,
@@ -459,13 +494,3 @@ class Roster:
     def _host(self, node: str) -> str:
         seat = self._seats.get(node)
         return seat.host if seat else node
-
-
-def _names(names: list[str], count: int | None = None) -> str:
-    """A few names in words, and how many more there are of ``count``."""
-    count = len(names) if count is None else count
-    shown = names[:NAMES_MAX]
-    more = count - len(shown)
-    if more:
-        return f"{', '.join(shown)} and {more} others"
-    return " and ".join(shown)

@@ -6,6 +6,8 @@ import enum
 
 import msgspec
 
+from outlast.policy.succession import ASKS_PER_S
+
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner wants, and how long things are waited for; times in seconds.
@@ -17,8 +19,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         gather_max_s: for more machines than the fewest, however steadily they come.
         stop_s: for a living member to end its workers.
         gentle_s: for the same at a step's end, which may take long.
+        gentle_factor: times the longest step and save that were seen lately, once they were.
+        gentle_least_s: for the same, however short they were.
         drain_s: for the same where a machine leaves and the workers of the first have ended.
         patience_s: that those without a majority leave to the others.
+        begin_s: for an agent to start its workers once it was told to.
         settle_s: for more words about who cannot reach whom.
         expect_s: for members of the last attempt to come to a new coordinator, after the last.
         expect_max_s: the same, however steadily they come.
@@ -31,11 +36,19 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     warm_s: float = 60.0
     stop_s: float = 5.0
     gentle_s: float = 600.0
+    gentle_factor: float = 5.0
+    gentle_least_s: float = 10.0
     drain_s: float = 30.0
     patience_s: float = 6.0
+    begin_s: float = 2.0
     settle_s: float = 1.0
     expect_s: float = 3.0
     expect_max_s: float = 15.0
+
+    @property
+    def gather_longest_s(self) -> float:
+        """As ``gather_max_s``, and longer for very many machines, which come one by one."""
+        return max(self.gather_max_s, 2 * self.max_nodes / ASKS_PER_S)
 
 
 class Phase(enum.Enum):

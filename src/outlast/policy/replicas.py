@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from outlast.config import LABELS
+from outlast.values import LABELS
 
 REPLICAS_MAX: Final = 2
 

@@ -134,19 +134,24 @@ class RestartPolicy:
 def _bug(failures: list[Failure]) -> tuple[str, int | None] | None:
     """The first traceback that is not an echo of another worker's death, and its step."""
     for failure in failures:
-        if failure.traceback and not _is_echo(failure):
+        if failure.traceback and not is_echo(failure):
             return _ADDRESS.sub("…", failure.traceback), failure.step
     return None
 
 
-def _is_echo(failure: Failure) -> bool:
-    # What torch raises in a survivor when its peer's process goes: no fault of this worker.
-    text = failure.message.lower()
+def is_echo(failure: Failure) -> bool:
+    """Whether it is what torch raises in a survivor when its peer's process goes."""
+    return reads_as_echo(failure.message)
+
+
+def reads_as_echo(message: str) -> bool:
+    """Whether these words are such an error's."""
+    text = message.lower()
     return any(sign in text for sign in _ECHOES)
 
 
 def _reason(failures: list[Failure]) -> str:
-    cause = next((f for f in failures if not _is_echo(f)), None)
+    cause = next((f for f in failures if not is_echo(f)), None)
     if cause is None:
         return "a peer was lost"
     how = f"signal {-cause.exit_code}" if cause.exit_code < 0 else f"exit code {cause.exit_code}"

@@ -23,20 +23,25 @@ class Silence:
 
     Args:
         limit_s: how long silence may last on a network that answers at once.
+        recent: how many delays are remembered.
     """
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, *, recent: int = RECENT) -> None:
         self._least_s = limit_s
         self._asked_s: float | None = None
         self._looked_s: float | None = None
         self._forgiven = 0
-        self._delays: deque[float] = deque(maxlen=RECENT)
+        self._delays: deque[float] = deque(maxlen=recent)
 
     @property
     def limit_s(self) -> float:
         """How long silence may last now."""
         wanted_s = FACTOR * max(self._delays, default=0.0)
         return min(max(self._least_s, wanted_s), GROWTH_MAX * self._least_s)
+
+    def excuse(self) -> None:
+        """We could not hear anything: what was asked before teaches nothing."""
+        self._asked_s = None
 
     def asked(self, now_s: float) -> None:
         """Something was sent that is to be acknowledged."""

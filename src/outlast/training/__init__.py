@@ -1,5 +1,6 @@
 """What a training loop holds: ``outlast.session`` and what it needs inside a worker.
 
+``opening``     from what a script names to a session
 ``session``     the object itself: steps, log, save
 ``rig``         everything it stands on, put together
 ``objects``     the named objects as one state tree

@@ -38,6 +38,7 @@ SHARE_TIMEOUT_S: Final = 120.0
 MAX_VOID: Final = 3  # snapshots in a row that may be void before the save is called failed
 AGREEING: Final = "the ranks are agreeing on who writes what"
 DIED: Final = "the keeper died before the commit; the older checkpoint stands"
+ENDED: Final = "the attempt ended before the commit; the older checkpoint stands"
 HEAD_BYTES: Final = 1 << 20  # room for a file's header when memory is reserved ahead
 
 
@@ -125,6 +126,7 @@ class Engine:
         """
         self.wait(timeout_s)
         self._copiers.stop()
+        self._sharing.stop()
         self.line.close(clean=clean, copying_s=copying_s)
 
     # --- saving ---------------------------------------------------------------------------------
@@ -214,6 +216,12 @@ class Engine:
             if self._changed.wait_for(lambda: not self._flights, timeout_s):
                 return self._last
             return None
+
+    def give_up(self) -> None:
+        """The attempt is over: what other ranks have a part in does not end any more."""
+        self._sharing.stop()
+        for flight in list(self._flights.values()):
+            self._over(flight.serial, Written(step=flight.step, error=ENDED, told=False))
 
     def wait_for_writing(self, timeout_s: float) -> bool:
         """Wait until nothing is in flight, without a hand in it; whether that came in time."""

@@ -24,13 +24,13 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from outlast.attempt.agreement import Action
-from outlast.config import GRACE_MAX_S
 from outlast.errors import Exit
 from outlast.ledger.narrator import say
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.signals import SignalNotice
 from outlast.policy.drain import LEAVING_S, leaving_s
 from outlast.training.rig import Rig
+from outlast.values import GRACE_MAX_S
 
 UNWIND_S: Final = 3.0  # for the training thread to leave by itself
 EXIT_S: Final = 0.5  # for the exit itself

@@ -1,20 +1,25 @@
 """The named objects of a session as one state tree, and back.
 
-A model is unwrapped from DDP and torch.compile first, so that a checkpoint does not depend on how
-the model was wrapped; an optimizer's state goes under its parameters' names.
+A model is unwrapped from DDP, SameBits and torch.compile first, so that a checkpoint does not
+depend on how the model was wrapped; an optimizer's state goes under its parameters' names.
 """
 
 from __future__ import annotations
 
+import collections
+import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from outlast.checkpoint.load import Checkpoint
-from outlast.checkpoint.optimizers import named_state, parameter_names
+from outlast.checkpoint.optimizers import load_named_state, named_state, parameter_names
 from outlast.checkpoint.plan import OWN
 from outlast.errors import ConfigError, StateMismatch
+from outlast.reduce import SameBits
+from outlast.training.bits import Bits
 from outlast.training.models import ModelState, is_stock
 from outlast.training.restore import Restore
 
@@ -27,6 +32,10 @@ class Objects:
     Args:
         named: name → anything with state_dict and load_state_dict; loaders may lack them.
 
+    Attributes:
+        loaders: those without state of their own.
+        bits: what the models' wrappers promise.
+
     Raises:
         ConfigError: nothing to save, a name that is taken, an object without state.
     """
@@ -36,13 +45,14 @@ class Objects:
         self._stateful: dict[str, Any] = {}
         self._known_names: dict[str, tuple[Any, list[str]]] = {}  # by optimizer, and for what
         self._restore: Restore | None = None
+        wrappers: list[torch.nn.Module] = []
         for name, value in named.items():
             if name == OWN or "@" in name or "." in name:  # with a dot, a tensor of another object
                 raise ConfigError(f"{name!r} is a name that outlast keeps for itself; use another")
             if callable(getattr(value, "state_dict", None)) and callable(
                 getattr(value, "load_state_dict", None)
             ):
-                self._stateful[name] = _unwrapped(value)
+                self._stateful[name] = _unwrapped(value, wrappers)
             elif isinstance(value, Iterable) and not isinstance(value, torch.Tensor | str | bytes):
                 self.loaders.append(value)  # its position is kept by steps()
             else:
@@ -50,6 +60,7 @@ class Objects:
                     f"{name} is a {type(value).__name__} without state_dict and load_state_dict; "
                     "wrap it in an object that has both"
                 )
+        self.bits = Bits(wrappers)
         self._model_states = {name: ModelState(model) for name, model in self._models().items()}
         if not self._stateful:
             raise ConfigError(f"a session needs something to save, as in {EXAMPLE}")
@@ -58,6 +69,11 @@ class Objects:
     def stateful(self) -> Mapping[str, Any]:
         """Name → object that has state."""
         return self._stateful
+
+    @property
+    def model(self) -> torch.nn.Module | None:
+        """The first model, if there is one."""
+        return next(iter(self._models().values()), None)
 
     def forget_loader(self, loader: Any) -> None:
         """``steps`` keeps this loader's position: it is not saved a second time by its name."""
@@ -138,6 +154,34 @@ class Objects:
             self._restore = None
         restore.apply()
 
+    def put(self, state: Mapping[str, Any]) -> None:
+        """Give every object the state that ``capture`` gave elsewhere.
+
+        Raises:
+            StateMismatch: an object refused its state.
+        """
+        for name, value in self._stateful.items():
+            if name not in state:
+                continue
+            try:
+                if isinstance(value, torch.optim.Optimizer):
+                    load_named_state(value, self._names(value), state[name], name)
+                elif isinstance(value, torch.nn.Module):
+                    given = collections.OrderedDict(state[name])
+                    # Modules read their version from here; without it some convert "old" state.
+                    versions = getattr(value.state_dict(), "_metadata", None)
+                    given._metadata = versions  # type: ignore[attr-defined]
+                    value.load_state_dict(given)
+                else:
+                    value.load_state_dict(state[name])
+            except (RuntimeError, ValueError, KeyError, TypeError) as error:
+                if isinstance(error, StateMismatch):
+                    raise
+                raise StateMismatch(
+                    f"{name} does not take its state of the attempt before: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+
     def _names(self, optimizer: torch.optim.Optimizer) -> list[str]:
         return parameter_names(optimizer, self._models())
 
@@ -162,12 +206,26 @@ class Objects:
         return known[1]
 
 
-def _unwrapped(value: Any) -> Any:
+def refuse_misspelt(named: Mapping[str, Any]) -> None:
+    """What looks like an argument of ``session`` is not taken for an object to save.
+
+    Raises:
+        ConfigError: names the argument.
+    """
+    for name, value in named.items():
+        close = difflib.get_close_matches(name, ("dir", "every", "keep"), n=1)
+        if close and isinstance(value, str | int | float | Path):
+            raise ConfigError(f"{name} is not an argument; did you mean {close[0]}?")
+
+
+def _unwrapped(value: Any, wrappers: list[torch.nn.Module]) -> Any:
+    """What is inside of DDP, SameBits and torch.compile; ``wrappers`` gets what is around it."""
     while isinstance(value, torch.nn.Module):
         inner = getattr(value, "_orig_mod", None)
-        if isinstance(value, torch.nn.parallel.DistributedDataParallel):
+        if isinstance(value, torch.nn.parallel.DistributedDataParallel | SameBits):
             inner = value.module
         if inner is None:
             break
+        wrappers.append(value)
         value = inner
     return value

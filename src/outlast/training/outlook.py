@@ -18,6 +18,7 @@ from outlast.policy.drain import Plan, plan
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
+TAIL_BYTES: Final = 2 << 20  # some thousand events: only the newest say how fast things are
 
 
 class Outlook:
@@ -32,7 +33,7 @@ class Outlook:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._follower = Follower(settings.dir)
+        self._follower = Follower(settings.dir, tail_bytes=TAIL_BYTES)
         self._measured = Measured()
         self._new: queue.SimpleQueue[list[Event]] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None

@@ -96,6 +96,11 @@ class Saves:
         with self._lock:
             return list(self._open)
 
+    def give_up(self, step: int) -> None:
+        """The attempt is over, after ``step``: none of them is to be waited for."""
+        for pending in self.open():
+            pending.end("the attempt is over", step)
+
     def decided(self, step: int) -> None:
         """All ranks act after ``step``: whoever asked for it or before is served."""
         for pending in self.open():

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,30 +23,40 @@ import torch
 from outlast.attempt import trackers
 from outlast.attempt.agreement import Action, Agreement
 from outlast.attempt.beat import Beat
-from outlast.attempt.link import ATTEMPT_VARIABLE, STORE_VARIABLE, Link, open_link
+from outlast.attempt.line import LINE_VARIABLE
+from outlast.attempt.link import (
+    DATA_KEY,
+    FREE,
+    STORE_VARIABLE,
+    TIED,
+    Link,
+    open_link,
+)
 from outlast.checkpoint.flat import Flattener
 from outlast.checkpoint.load import Checkpoint
 from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.tree import mark_narrow
 from outlast.config import Settings
-from outlast.errors import ConfigError, StorageError
+from outlast.data import Feed, open_feed
+from outlast.data.trail import Trail
+from outlast.errors import ConfigError
 from outlast.keeper.memory import Memory
 from outlast.keeper.remote import Remote
-from outlast.ledger.events import Event
-from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import JobLock, open_job, versions
 from outlast.ledger.narrator import Narrator, say
+from outlast.ledger.queued import PATIENCE_S, QueuedLedger
 from outlast.notice import Notice
 from outlast.notice.foresight import Foresight
 from outlast.notice.record import fields_of
 from outlast.storage import Directory
 from outlast.tiers import PEER
-from outlast.training import resume
+from outlast.training import attempts, regain, resume
 from outlast.training.engine import Engine
 from outlast.training.flight import State, Written
 from outlast.training.lazy import Lazy
 from outlast.training.outlook import Outlook, info_of
+from outlast.training.regain import Regained
 from outlast.training.restore import Restore
 from outlast.training.turns import Turns
 
@@ -109,6 +119,7 @@ class Rig:
         self._scalars: dict[str, Any] = {}
         self._sampled_s = self._started_s = time.monotonic()
         self._stalled_s = 0.0
+        self._data_word = b""
 
     def _open_the_books(self, undo: contextlib.ExitStack) -> None:
         """Lock, ledger and engine; ``undo`` gives back what another session in here would miss."""
@@ -116,9 +127,19 @@ class Rig:
         if self._keeps_the_books:
             self._lock = JobLock(settings.dir)
             undo.callback(self._lock.release)
-        past = self._past()
-        attempt = self._agree_on_attempt(past)
-        self._ledger = Ledger(settings.dir, job=self.job.id, attempt=attempt, rank=self.link.rank)
+        past = attempts.look_back(self.link, self._settings.dir)
+        self._promised = {past.promised} if past is not None and past.promised else set()
+        attempt = attempts.agree_on_attempt(self.link, past)
+        self.timeline = attempt  # a line of steps that goes on in the next one keeps its number
+        # Steps go on while the job's directory does not answer.
+        self._ledger = QueuedLedger(
+            settings.dir,
+            job=self.job.id,
+            attempt=attempt,
+            rank=self.link.rank,
+            patience_s=PATIENCE_S,
+        )
+        undo.callback(self._ledger.close)
         if self._keeps_the_books:  # what the agent writes where there is one
             command = Path(sys.argv[0]).name
             self._ledger.append(
@@ -129,11 +150,6 @@ class Rig:
             self._narrator = Narrator(settings.dir, also=self.foresight.take)
             self._narrator.start()
             undo.callback(self._narrator.stop)
-        self._promised = {
-            e["step"]
-            for e in past
-            if e.event == "commit" and e.get("step") and e.get("kind", FULL) == FULL
-        }
         self._beat = Beat()
         self.engine = Engine(
             settings,
@@ -147,11 +163,28 @@ class Rig:
 
     # --- resuming, starting, stopping --------------------------------------------------------
 
+    def regain(self) -> Regained | None:
+        """What survivors of the attempt before hold, if that can be gone on from; first of all."""
+        if not self._under_agent:
+            return None
+        key = f"session/{self.link.rank}"
+        self.link.publish(key, str(os.getpid()).encode())  # the agent sees: it drains itself
+        found = regain.find(self.link, self._promised, takes_part=LINE_VARIABLE in os.environ)
+        if isinstance(found, str):
+            if found and self.link.rank == 0:
+                say(f"the state of the workers that survived is not used: {found}")
+            return None
+        self.timeline = found.timeline
+        self.engine.line.start()
+        self.engine.line.wait_until_ready()
+        self.engine.line.memory()  # by its answer nothing of earlier attempts is in flight any more
+        self.engine.committed_step = found.committed
+        if self.link.rank == 0:
+            self._ledger.append("resumed", **found.fields(self.link.world_size))
+        return found
+
     def resume(self, check: Callable[[Checkpoint], Restore]) -> resume.Outcome:
         """Find the newest valid checkpoint, with the other ranks, and put it into the ledger."""
-        if self._under_agent:
-            key = f"session/{self.link.rank}"
-            self.link.publish(key, str(os.getpid()).encode())  # the agent sees: it drains itself
         self.engine.line.start()
         if any(tier.kind == "object" for tier in self._settings.tiers):
             self.engine.line.wait_until_ready()  # it alone may ask an object store
@@ -282,7 +315,7 @@ class Rig:
         """After the first step of an attempt: have everything ready for the first save."""
         if self.link.rank == 0:
             trackers.note(self._settings.dir)
-        self.engine.prepare(self._state_of(step, objects, state, FULL))
+        self.engine.prepare(self.state_of(step, objects, state, FULL))
 
     def save_is_due(self, step: int) -> dict[str, Any] | None:
         """On rank 0: what to ask for at the boundary after the next step, if anything."""
@@ -304,7 +337,7 @@ class Rig:
         self.turns.answered()
         tiers = info.get("tiers")
         asked_s = time.monotonic()
-        found = self._state_of(step, objects, state, str(info.get("content") or FULL))
+        found = self.state_of(step, objects, state, str(info.get("content") or FULL))
         flat_s = time.monotonic()
         size = self.engine.capture(found, None if tiers is None else tuple(tiers), start_s)
         now = time.monotonic()
@@ -326,13 +359,29 @@ class Rig:
                 }
             )
 
+    def open_feed(self, loader: Iterable[Any], trail: Trail, step: int) -> Feed:
+        """The feed of ``loader`` for this rank; the agent hears whether it is tied to the ranks.
+
+        Raises:
+            ConfigError: the loader cannot be used.
+        """
+        me = {"rank": self.link.rank, "world_size": self.link.world_size}
+        feed = open_feed(loader, **me, trail=trail, step=step)
+        word = TIED if feed.is_tied else FREE
+        if self._under_agent and self.link.rank == 0 and word != self._data_word:
+            self._data_word = word
+            with contextlib.suppress(OSError):  # the store is gone, the attempt over
+                self.link.publish(DATA_KEY, word)
+        return feed
+
     def stalled(self, seconds: float) -> None:
         """The loop has waited for a checkpoint."""
         self._stalled_s += seconds
 
-    def _state_of(
-        self, step: int, objects: Mapping[str, Any], state: dict[str, Any], kind: str
+    def state_of(
+        self, step: int, objects: Mapping[str, Any], state: dict[str, Any], kind: str = FULL
     ) -> State:
+        """What is saved of ``state`` at a boundary."""
         data: dict[str, Any] = {}
         tensors: dict[str, torch.Tensor] = {}
         optimizers = self._lazy.optimizers if self._lazy is not None else ()
@@ -446,25 +495,6 @@ class Rig:
         if self.agreement is not None:
             with contextlib.suppress(OSError, RuntimeError):  # the store is gone, the attempt over
                 self.agreement.poke()
-
-    def _past(self) -> list[Event]:
-        if self.link.rank:
-            return []
-        try:
-            return list(read_events(self._settings.dir))
-        except OSError as error:
-            raise StorageError(
-                f"the ledger in {self._settings.dir} cannot be read: {error}"
-            ) from None
-
-    def _agree_on_attempt(self, past: list[Event]) -> int:
-        given = os.environ.get(ATTEMPT_VARIABLE)
-        if given:
-            return int(given)
-        if self.link.rank == 0:
-            newest = max((event.attempt for event in past), default=0)
-            self.link.publish("attempt", str(newest + 1).encode())
-        return int(self.link.fetch("attempt", resume.READ_TIMEOUT_S))
 
 
 def _number(value: Any) -> float | str:

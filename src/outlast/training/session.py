@@ -14,38 +14,38 @@ random numbers drawn from generators that are not Python's, NumPy's or torch's o
 
 from __future__ import annotations
 
-import difflib
-import random
+import functools
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-import numpy as np
-import torch
-
 from outlast import config
 from outlast.attempt.agreement import Action, Agreement
+from outlast.attempt.over import over
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
-from outlast.data import Feed, open_feed, random_state
-from outlast.data.order import mix64
-from outlast.errors import ConfigError, Exit, OutlastError, StorageError
+from outlast.data import Feed, random_state
+from outlast.data.feed import OutlastFeed
+from outlast.data.handover import place, take_over
+from outlast.data.trail import Trail
+from outlast.errors import ConfigError, Exit, OutlastError, StorageError, exit_code_of
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
-from outlast.notice.desk import PlatformDesk, checked
+from outlast.notice.desk import PlatformDesk
 from outlast.notice.platform import Chosen
 from outlast.notice.record import answer_to, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.training import excepthook, lazy
 from outlast.training.ending import Ending
 from outlast.training.flight import Written
+from outlast.training.keeping import Keeping
 from outlast.training.leaving import NO_COMMIT, Leaving, Where
 from outlast.training.objects import Objects
 from outlast.training.pending import PendingSave, Saves
 from outlast.training.rig import Rig
+from outlast.training.streams import Streams
 
 Batch = TypeVar("Batch")
 
@@ -54,37 +54,8 @@ OTHERS_S: Final = 5.0  # for saves in flight when an exception or a drain ends t
 MAX_TRIES: Final = 4  # a snapshot that is void is taken again
 
 
-def session(
-    *,
-    dir: str | Path | None = None,  # noqa: A002 - the word of outlast.toml and of --dir
-    every: str | int | None = None,
-    keep: int | None = None,
-    **named: Any,
-) -> Session:
-    """Open a session for a training loop.
-
-    Args:
-        dir: the job's directory; by default as set by OUTLAST_DIR or outlast.toml.
-        every: how often to save: "auto", "200 steps", 200, "5 min".
-        keep: how many committed checkpoints to keep.
-        **named: what to save: anything with state_dict and load_state_dict. The names are the
-            checkpoint's keys. A loader may be among them. Random-number states, the step and the
-            position in the data are kept without being named.
-
-    Returns:
-        A session, to be used as a context manager.
-
-    Raises:
-        ConfigError: a setting that cannot be used, or nothing to save.
-    """
-    arguments = {"dir": dir, "checkpoint.every": every, "checkpoint.keep": keep}
-    with excepthook.one_line_errors():
-        _refuse_misspelt(named)
-        return Session(checked(config.load(arguments)), Objects(named))
-
-
 class Session:
-    """A running session; made by :func:`session`.
+    """A running session; made by :func:`outlast.session`.
 
     Attributes:
         step: completed optimizer steps.
@@ -103,17 +74,16 @@ class Session:
         self._leaving: Leaving
         self._ending: Ending
         self._data: dict[str, Any] | None = None  # position of the loader, once there is one
+        self._trail = Trail()
         self._feed: Feed | None = None
         self._feed_loop = 0  # the loop that it belongs to
-        self._random: dict[str, Any] | None = None  # to be restored where the loop goes on
-        self._saved_by = 1
+        self._pending: dict[str, Any] | None = None  # the position at the end of this step
+        self._keeping: Keeping | None = None  # where this process may go on into another attempt
         self._end_random: dict[str, Any] | None = None  # as the loop left them, for the last save
-        self._in_loop = self._is_over = False
+        self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
         self._thread = threading.get_ident()
         self._loop = 0  # how many times steps() was called: a position belongs to one of them
         self._hook: Any = None
-        self._is_prepared = False
-        self._is_draining = False
         self._heard: Notice | None = None  # here, not from another rank
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
 
@@ -123,33 +93,48 @@ class Session:
         with excepthook.one_line_errors():
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
-            self._rig = Rig(self._settings, self._on_decision, self._on_written, self._on_deadline)
-            self._leaving = Leaving(self._rig, self._signals, self._where)
+            hear, done = self._on_decision, self._saves.written
+            hasten = lambda left_s: self._leaving.hasten(left_s)  # noqa: E731, PLW0108 - not yet there
+            self._rig = Rig(self._settings, hear, done, hasten)
+            where = lambda: Where(self.step, self._in_loop, self._is_draining or self._is_over)  # noqa: E731
+            self._leaving = Leaving(self._rig, self._signals, where)
             self._ending = Ending(self._rig, self._state, self._snapshot)
+            self._streams = Streams(self._rig.link)
             try:
                 self._resume()
                 self._rig.start(self.step)
             except BaseException as error:
                 # Refused before it began: another one can take its place in this process.
-                self._rig.stop(0.0, _exit_code(error), clean=False)
+                self._rig.stop(0.0, exit_code_of(error), clean=False)
                 raise
         self._hook = lazy.hook(self._before_optimizer, self._rig.engine.distrust)
+        if over.is_held:
+            self._keeping = Keeping(self._rig, self._own_end, self._let_go, self._objects.model)
         self._signals.install()
         if self._rig.listens:
             self._desk.open()
         return self
 
     def _resume(self) -> None:
-        outcome = self._rig.resume(self._objects.check)
-        if outcome.loaded is None:
-            return
-        self._objects.apply(outcome.loaded)
-        own = outcome.loaded.state(OWN)
+        self._objects.bits.tell_at_start(self._rig.link.rank, self._rig.link.world_size)
+        regained = self._rig.regain()
+        if regained is not None:
+            self._objects.put(regained.state)
+            own_of, saved_by = regained.own_of, regained.world_size
+        else:
+            loaded = self._rig.resume(self._objects.check).loaded
+            if loaded is None:
+                return
+            self._objects.apply(loaded)
+            own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
+        link, bits = self._rig.link, self._objects.bits
+        own = own_of(link.rank % saved_by)
         self.step, self.resumed = own["step"], True
-        self._data = own["data"]
-        self._random = own["random"]
-        self._saved_by = outcome.loaded.manifest.world_size
-        self._tell_of_other_size()
+        self._streams.resumed(own["random"], saved_by, any_size=bits.any_size)
+        bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
+        self._data, self._trail = take_over(
+            lambda rank: own_of(rank)["data"], saved_by, link.rank, link.world_size
+        )
 
     def __exit__(
         self,
@@ -158,7 +143,9 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         self._is_over = True
-        code = _exit_code(error)
+        code = exit_code_of(error)
+        if error is not None:
+            over.explains(error)  # waits for the agent's word, on which it depends what is done
         if isinstance(error, Exception) and self._leaving.is_known and code != Exit.STORAGE:
             say(f"ended by {type(error).__name__} while the job was leaving: {error}")
             code = int(Exit.DRAINED)
@@ -175,11 +162,15 @@ class Session:
         finally:
             self._signals.remove()  # not before: a signal would be the end of the last save
             self._hook.remove()
+            if self._keeping is not None:
+                self._keeping.close()
             if self._feed is not None:
                 self._feed.close()
             timeout_s = self._leaving.seconds_for_saving(
                 COMMIT_TIMEOUT_S if kind is None else OTHERS_S
             )
+            if over.is_over:  # others are gone, and what is in memory stays there
+                timeout_s, clean = 0.0, False
             copying_s = self._leaving.seconds_for_copying()
             try:
                 self._rig.stop(timeout_s, code, clean=clean, copying_s=copying_s)
@@ -187,10 +178,11 @@ class Session:
                 self._leaving.left()
                 if self._rig.listens:
                     self._desk.close()
-        is_saved = self._rig.engine.committed_step == self.step
-        if code == Exit.DRAINED and self._heard is not None and is_saved:
+        if code != Exit.DRAINED:
+            return
+        if self._heard is not None and self._rig.engine.committed_step == self.step:
             self._desk.approve(self._heard)
-        if code == Exit.DRAINED and isinstance(error, Exception):
+        if isinstance(error, Exception):
             raise SystemExit(code) from error
 
     # --- the loop ----------------------------------------------------------------------------
@@ -201,8 +193,8 @@ class Session:
         """Batches from where the last checkpoint left off, one for each optimizer step.
 
         Args:
-            loader: an :class:`outlast.data.Loader`, a loader with its own state_dict, a stock
-                DataLoader, or any iterable.
+            loader: an :class:`outlast.data.Loader` or ``Stream``, a loader with its own
+                state_dict, a stock DataLoader, or any iterable.
             until: stop after this many steps of the job.
             epochs: stop after this many passes over the loader. Without either: one pass.
 
@@ -215,14 +207,19 @@ class Session:
         if until is not None and until < 0:
             raise ConfigError(f"until={until} is no number of steps; count from 0")
         self._loop += 1
-        if until is not None and self.step >= until:
-            if self._data and self._loop <= self._data["loop"]:
-                self._restore_random()  # as if the loop had just ended here
+        epochs = epochs if epochs or until is not None else 1
+        if self._was_over(until):
+            if self._saved_loop == self._loop:  # as if it had just ended here
+                with excepthook.one_line_errors():
+                    self._open(loader, epochs, is_over=True)
+            elif self._saved_loop > self._loop:
+                self._streams.restore(self.step)
             return
         with excepthook.one_line_errors():
-            feed = self._open(loader, epochs if epochs or until is not None else 1)
+            feed = self._open(loader, epochs)
         self._in_loop, self._end_random = True, None
         self._ending.begin()
+        self._keep()
         try:
             while until is None or self.step < until:
                 self._boundary()
@@ -236,6 +233,7 @@ class Session:
                 self._at_boundary = True
                 self._data = None  # it is the feed's to tell from here on
                 self._rig.completed(self.step)
+                self._keep()
                 if not self._is_prepared:
                     self._prepare()
         finally:
@@ -266,25 +264,46 @@ class Session:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _open(self, loader: Iterable[Any], epochs: int | None) -> Feed:
+    @property
+    def _saved_loop(self) -> int:
+        """The loop whose position the checkpoint has that was resumed from; 0 for none."""
+        return int(self._data["loop"]) if self._data else 0
+
+    def _was_over(self, until: int | None) -> bool:
+        """Whether this loop had ended when the checkpoint that was resumed from was written."""
+        if until is not None:
+            return self.step >= until
+        if self._loop >= self._saved_loop:
+            return False
+        if self._rig.link.rank == 0:
+            say(
+                f"loop {self._loop} had ended at step {self.step}, in loop {self._saved_loop}: "
+                "it is not run again"
+            )
+        return True
+
+    def _open(self, loader: Iterable[Any], epochs: int | None, *, is_over: bool = False) -> Feed:
         if self._feed is not None:
             self._feed.close()
-        rank, world_size = self._rig.link.rank, self._rig.link.world_size
-        feed = open_feed(loader, rank=rank, world_size=world_size)
+        feed = self._rig.open_feed(loader, self._trail, self.step)
         feed.max_epochs = epochs
         self._objects.forget_loader(loader)
-        if self._data and self._data["loop"] == self._loop:
-            feed.restore(self._data["position"])
+        if self._data and self._saved_loop == self._loop:
+            if not is_over or feed.kind != "iterable":  # which would be read up to its end
+                feed.restore(self._data["position"])
             # Not before: what the script draws ahead of its loop (a list of data, say) it must
             # draw as in the undisturbed run, from its own seeds.
-            self._restore_random()
-        self._random = None
+            self._streams.restore(self.step)
+        elif self._data and self._saved_loop > self._loop and isinstance(feed, OutlastFeed):
+            feed.restore(self._data["position"])  # the loops before are not there any more
+        self._streams.forget()
         self._feed, self._feed_loop = feed, self._loop
         return feed
 
     def _boundary(self) -> None:
         while actions := self._agreement.boundary(self.step):
             self._act(actions)
+        over.raise_if_over()
         # After what was due here: a save that has just begun must not hold up the one asked for.
         due = self._rig.save_is_due(self.step)
         if due is not None:
@@ -323,15 +342,17 @@ class Session:
         start_s = time.monotonic()
         self._rig.engine.before_optimizer()
         self._rig.stalled(time.monotonic() - start_s)
+        if self._keeping is not None and self._in_loop:
+            self._keeping.before_optimizer()
 
     def _state(self) -> dict[str, Any]:
         state = self._objects.capture()
-        state[OWN] = {
-            "step": self.step,
-            "random": self._end_random or random_state.capture(),
-            "data": self._data_state(),
-        }
+        state[OWN] = self._own(self.step, self._data_state())
         return state
+
+    def _own(self, step: int, data: dict[str, Any]) -> dict[str, Any]:
+        random = self._end_random or random_state.capture()
+        return {"step": step, "random": random, "data": data, "bits": self._objects.bits.facts()}
 
     def _snapshot(self, info: Mapping[str, Any]) -> bool:
         """Capture the state and hand it to the engine; whether that was possible.
@@ -340,6 +361,7 @@ class Session:
         skipping here, on one rank alone, would leave the others waiting for its part.
         """
         start = time.monotonic()
+        over.raise_if_over()
         if not self._rig.engine.wait_for_room(COMMIT_TIMEOUT_S):
             self._rig.skipped(self.step, "the save before it does not end")
             return False
@@ -392,10 +414,29 @@ class Session:
             return True
         return self.step > step or (self.step == step and self._in_loop and not self._at_boundary)
 
+    def _keep(self) -> None:
+        """A step has ended, or the first one begins: this moment can be gone on from."""
+        self._pending = None
+        if self._keeping is not None:
+            of = self._objects.stateful
+            self._keeping.keep(lambda: self._rig.state_of(self.step, of, self._state()))
+
+    def _own_end(self, step: int) -> dict[str, Any]:
+        """This rank's own state, as if ``step``, which is in progress, had just ended."""
+        if self._pending is None and self._feed is not None:
+            self._pending = place(self._feed_loop, self._feed, self._trail, ahead=True)
+        return self._own(step, self._data_state() if self._pending is None else self._pending)
+
+    def _let_go(self) -> None:
+        """In another thread: the attempt is over, and nothing is to be waited for any more."""
+        self._agreement.release()
+        self._rig.engine.give_up()
+        self._saves.give_up(self.step)
+
     def _data_state(self) -> dict[str, Any]:
         if self._data is not None or self._feed is None:
             return self._data or {}
-        return {"loop": self._feed_loop, "position": self._feed.state()}
+        return place(self._feed_loop, self._feed, self._trail)
 
     def _drain(self, action: Action) -> None:
         """Commit this step and leave; the other ranks do the same."""
@@ -415,9 +456,6 @@ class Session:
                 raise SystemExit(int(Exit.STORAGE))
         raise SystemExit(int(Exit.DRAINED))
 
-    def _where(self) -> Where:
-        return Where(self.step, self._in_loop, self._is_draining or self._is_over)
-
     def _final_save(self) -> None:
         written = self._commit_now("finished", COMMIT_TIMEOUT_S, once_more=True)
         committed = self._rig.engine.committed_step
@@ -431,25 +469,6 @@ class Session:
                     + (f"the newest commit is step {committed}" if committed else NO_COMMIT)
                     + ". Mend it and run the same command again"
                 )
-
-    def _restore_random(self) -> None:
-        if self._random is None:
-            return
-        random_state.restore(self._random)
-        rank = self._rig.link.rank
-        if rank >= self._saved_by:  # its stream is another rank's: make it one of its own
-            seed = mix64(torch.initial_seed(), self.step, rank)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            torch.manual_seed(seed % 2**63)
-
-    def _tell_of_other_size(self) -> None:
-        world_size = self._rig.link.world_size
-        if world_size != self._saved_by and self._rig.link.rank == 0:
-            say(
-                f"resumed with {world_size} in place of {self._saved_by} workers: random numbers "
-                "and sums of gradients are not those of an undisturbed run"
-            )
 
     def _on_signal(self, name: str) -> None:
         self._on_notice(signal_notice(name, self._desk.grace_s()))
@@ -476,24 +495,3 @@ class Session:
         self._saves.decided(action.step)
         if action.step and action.step == self._rig.engine.committed_step:
             self._saves.written(action.step, "")  # asked for when it was committed already
-
-    def _on_deadline(self, left_s: float) -> None:
-        self._leaving.hasten(left_s)
-
-    def _on_written(self, step: int, error: str) -> None:
-        self._saves.written(step, error)
-
-
-def _refuse_misspelt(named: dict[str, Any]) -> None:
-    for name, value in named.items():
-        close = difflib.get_close_matches(name, ("dir", "every", "keep"), n=1)
-        if close and isinstance(value, str | int | float | Path):
-            raise ConfigError(f"{name} is not an argument; did you mean {close[0]}?")
-
-
-def _exit_code(error: BaseException | None) -> int:
-    """What the process will leave with, as far as a session can tell."""
-    if error is None:
-        return 0
-    code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
-    return int(code) if isinstance(code, int) else int(code is not None)

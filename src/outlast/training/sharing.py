@@ -37,6 +37,14 @@ class Sharing:
         self._round = 0
         self._offered: Structure = ()
         self._share: Share | None = None
+        self._is_over = False
+
+    def stop(self) -> None:
+        """No round comes to its end any more: whoever waits is let go."""
+        with self._changed:
+            self._is_over = True
+            self._round += 1  # ends the thread of the one under way
+            self._changed.notify_all()
 
     def offer(self, structure: Structure, own: Collection[str]) -> None:
         """Begin a round; all ranks do. ``own`` are names known to differ, the same on all ranks."""
@@ -71,7 +79,7 @@ class Sharing:
         if structure is not self._offered and structure != self._offered:
             return None
         with self._changed:
-            self._changed.wait_for(lambda: self._share is not None, timeout_s)
+            self._changed.wait_for(lambda: self._share is not None or self._is_over, timeout_s)
             return self._share
 
     def _agree(self, number: int, pieces: list[Piece], own: list[str]) -> None:

@@ -14,6 +14,7 @@ from lean import HEAD_BYTES, Place, shard
 from outlast.checkpoint.manifest import BLOCK_BYTES
 from outlast.keeper import wire
 
+pytestmark = pytest.mark.alone
 GROUPS = (
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.oom_control"),
     (Path("/sys/fs/cgroup"), "memory.max", "memory.events"),

@@ -179,6 +179,18 @@ def test_the_end_waits_for_copies_but_not_beyond_its_deadline(floor, tmp_path):
     assert events(place, "tier_copied")[-1]["step"] == 1
 
 
+def test_an_end_that_waits_for_copies_hears_that_the_machine_goes(floor, tmp_path):
+    place = Place(floor, tmp_path / "place", tiers=TWO)
+    supervisor = Supervisor(place.setup)
+    supervisor.start()
+    worker = place.worker()
+    break_tier(place)
+    assert worker.save(1) == ""
+    worker.close()
+    asked = iter([None, None, 0.5])
+    assert not supervisor.close(None, hurry=lambda: next(asked))
+
+
 # --- whole jobs ---------------------------------------------------------------------------------
 
 

@@ -21,12 +21,18 @@ class ElasticJob:
     Args:
         hosts: its machines; all of them see the same directory.
         directory: the test's own.
+        env: what its agents have in their environment besides.
+        script: what it runs, with the command line and the records of ``scripts/elastic.py``.
+        options: more of that command line.
+        pause_s: in each step.
     """
 
     rendezvous = ("--rdzv-backend", "outlast")
 
-    def __init__(self, hosts, directory: Path):
+    def __init__(self, hosts, directory: Path, env=None, script=ELASTIC, options=(), pause_s=0.03):
         self.hosts = hosts
+        self._env = env
+        self.script, self.options, self._pause_s = script, options, pause_s
         self.job = Job(directory / "job", len(hosts))
         self.agents = {}
         self._end = directory / "end"
@@ -34,15 +40,18 @@ class ElasticJob:
 
     # --- what the test does ----------------------------------------------------------------------
 
-    def start(self, *hosts, script=ELASTIC, arguments=None):
+    def start(self, *hosts, script=None, arguments=None):
         """Start the agents of ``hosts``."""
+        script = script or self.script
         if arguments is None:
-            arguments = (STEPS, "--every", "3 steps", "--pause", 0.03, "--end", self._end)
+            arguments = (STEPS, "--every", "3 steps", "--pause", self._pause_s, "--end", self._end)
+            arguments += tuple(self.options)
         for host in hosts:
             self.agents[host.name] = host.outlast(
                 *("run", "--nnodes", f"1:{len(self.hosts)}", "--nproc-per-node", 1),
                 *(*self.rendezvous, "--local-addr", host.address),
                 *("--dir", self.job.directory, script, self.job.records, *arguments),
+                env=self._env,
             )
 
     def until_trained(self, *hosts, steps=5):
@@ -124,7 +133,7 @@ class ElasticJob:
     def compare(self, num_finished, last):
         """Every step of every attempt, and the end, are those of an undisturbed run."""
         calm = Job(self.job.directory.with_name("calm"))
-        (rank,) = self._floor.ranks(1, ELASTIC, calm.records, last, env=calm.env)
+        (rank,) = self._floor.ranks(1, self.script, calm.records, last, *self.options, env=calm.env)
         assert rank.wait() == 0, rank.text
         expected = {line["step"]: line for line in calm.lines()}
         groups = self.groups()

@@ -206,6 +206,7 @@ def test_a_frozen_machine_goes_on_where_it_was(machines):
     assert kept.poll() is None
 
 
+@pytest.mark.alone
 def test_what_a_dead_run_left_is_removed_and_nothing_else(machines, floor):
     (mine,) = machines(1)
     listen(mine)
@@ -224,6 +225,7 @@ def test_what_a_dead_run_left_is_removed_and_nothing_else(machines, floor):
     assert said(mine, mine, PATIENCE_S) == "hello"
 
 
+@pytest.mark.alone
 def test_a_closed_network_leaves_nothing(machines, floor):
     before = namespaces()
     with network.Network(2) as made:

@@ -1,6 +1,8 @@
 """Two `outlast run` on this machine as two machines: how each of them ends."""
 
+import os
 import signal
+import time
 
 import pytest
 from floor import Job, until
@@ -106,6 +108,42 @@ def test_a_notice_as_the_coordinator_dies_is_heard(two):
     other.signal(signal.SIGTERM)
     assert other.wait() == 75, other.text
     assert "Traceback" not in other.err, other.text
+
+
+HANGS_S = 14  # longer than an agent may stand still: ten times the silence of a kernel
+
+
+def test_an_agent_that_hangs_holds_up_nobody_and_comes_back(two):
+    two.say("stay")
+    two.start()
+    hangs, stays = two.of(1), two.of(0)
+    time.sleep(4)  # it has begun, beyond doubt
+    hangs.signal(signal.SIGSTOP)
+    time.sleep(HANGS_S)
+    assert len(two.job.events("attempt_formed")) == 1  # its worker runs on
+    os.kill(two.floor.workers()[0], signal.SIGKILL)
+    assert two.of(0, world=1) is stays
+    (two.here / "rank1-of-2").unlink()
+    hangs.signal(signal.SIGCONT)
+    assert two.of(1) is hangs
+    two.say("end", 0)
+    assert two.codes() == [0, 0]
+
+
+def test_a_coordinator_that_hangs_is_replaced_and_knows_it_when_it_moves(two):
+    two.say("stay")
+    two.start()
+    hangs, other = two.of(0), two.of(1)
+    hangs.signal(signal.SIGSTOP)
+    assert two.of(0, world=1) is other
+    for rank in range(2):
+        (two.here / f"rank{rank}-of-2").unlink()
+    hangs.signal(signal.SIGCONT)
+    assert two.of(1) is hangs
+    assert two.of(0) is other
+    assert "another machine coordinates this job by now" in hangs.err
+    two.say("end", 0)
+    assert two.codes() == [0, 0]
 
 
 def test_machines_with_different_numbers_of_workers(two):

@@ -22,7 +22,7 @@ class Job:
         self.agents = []
         self.pool = ThreadPoolExecutor(32)
 
-    def add(self, count, *, min_nodes, max_nodes=16):
+    def add(self, count, *, min_nodes, max_nodes=16, **more):
         rules = Rules(min_nodes=min_nodes, max_nodes=max_nodes, gather_s=0.5, expect_s=1.0)
         new = [
             Membership(
@@ -32,6 +32,7 @@ class Job:
                 host="127.0.0.1",
                 silence_s=1.0,
                 timeout_s=LIMIT_S,
+                **more,
             )
             for _ in range(count)
         ]
@@ -67,6 +68,10 @@ def job(request, tmp_path, monkeypatch):
     for agent in one.agents:
         agent.shutdown()
     one.pool.shutdown(cancel_futures=True)
+
+
+# What lists are like does not matter here.
+ONE_WAY = pytest.mark.parametrize("job", [2], indirect=True, ids=["changes"])
 
 
 def halted(agents):
@@ -141,6 +146,81 @@ def test_the_end_of_the_job_reaches_those_who_were_not_told(job):
     with pytest.raises(JobOver):
         deaf.next_rendezvous()
     assert all(agent.over for agent in agents)
+
+
+@ONE_WAY
+@pytest.mark.parametrize("who", ["an heir", "another"])
+def test_an_end_that_is_said_while_nobody_coordinates_is_kept(job, who):
+    job.add(3, min_nodes=1)
+    go = job.form(job.agents)
+    by_node = {agent.me.node: agent for agent in job.agents}
+    first, second, third = (by_node[member.node] for member in go.members)
+    ends, other = (second, third) if who == "an heir" else (third, second)
+    ends._hub.call(ends._node._peer.close)  # it has not noticed that it follows nobody
+    ends._hub.call(lambda: setattr(ends._node, "_peer", None))
+    ends.finish(76, "a bug in the script")
+    job.crash(first)
+    ends._hub.call(lambda: ends._node._coordinator_lost("has ended", True))
+    assert ends.wait_until_over(LIMIT_S)
+    job.agents.remove(ends)
+    ends.shutdown()
+    with pytest.raises(JobOver, match="a bug in the script"):
+        other.next_rendezvous()
+    assert other.over.exit_code == 76
+
+
+@ONE_WAY
+@pytest.mark.parametrize("lost", ["a member", "the coordinator"])
+def test_data_that_are_tied_to_three_machines_wait_for_a_third(job, lost):
+    words = []
+    job.add(3, min_nodes=1, say=words.append)
+    go = job.form(job.agents)
+    first = job.first(go)
+    first.data_are_tied(True)
+    others = [agent for agent in job.agents if agent is not first]
+    told_by_s = time.monotonic() + LIMIT_S
+    while any(agent._node._fixed != 3 for agent in others):
+        assert time.monotonic() < told_by_s
+        time.sleep(0.01)
+    job.crash(first if lost == "the coordinator" else others[0])
+    halted(job.agents)
+    waits = [job.pool.submit(agent.next_rendezvous) for agent in job.agents]
+    time.sleep(4.0)  # more than whoever is left would be given in a job that is not tied
+    assert not any(wait.done() for wait in waits)
+    assert words == ["waiting for machines: 2 of 3 are here, and the job's loader is tied to 3"] * 2
+    (third,) = job.add(1, min_nodes=1)
+    for wait in [*waits, job.pool.submit(third.next_rendezvous)]:
+        wait.result(LIMIT_S)
+    assert {len(agent.attempt.members) for agent in job.agents} == {3}
+
+
+@ONE_WAY
+def test_whoever_was_started_with_other_numbers_goes_by_those_of_the_job(job):
+    words = []
+    job.add(2, min_nodes=1, max_nodes=2)
+    job.form(job.agents)
+    (other,) = job.add(1, min_nodes=3, max_nodes=7, say=words.append)
+    waiting = job.pool.submit(other.next_rendezvous)
+    deadline = time.monotonic() + LIMIT_S
+    while not (other.runs_elsewhere and words):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert words[0] == "the job runs with --nnodes 1:2, and so does this machine"
+    for agent in job.agents[:2]:
+        agent.done()
+    with pytest.raises(JobOver):
+        waiting.result(LIMIT_S)
+
+
+@ONE_WAY
+def test_a_machine_of_another_job_is_refused_and_the_first_goes_on(job):
+    job.add(1, min_nodes=1, script="train.py")
+    job.form(job.agents)
+    (stranger,) = job.add(1, min_nodes=1, script="evaluate.py")
+    with pytest.raises(JobOver, match=r"the job here runs train\.py .* started with evaluate\.py"):
+        stranger.next_rendezvous()
+    assert stranger.others_go_on
+    assert job.agents[0].halt is None
 
 
 def test_an_end_is_told_whatever_its_words_are(job):

@@ -59,9 +59,21 @@ def parse():
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each step")
     parser.add_argument("--global-batch", type=int, default=6)
     parser.add_argument("--end", type=Path, help="a file with the step to end at, once it is there")
+    parser.add_argument("--stock", action="store_true", help="a loader that is tied to the ranks")
     return parser.parse_args()
 
 
+def loader_of(options, rank, world):
+    """Ours, or a stock one."""
+    data = Points(50)
+    if not options.stock:
+        return outlast.data.Loader(data, global_batch=options.global_batch, seed=3)
+    sampler = torch.utils.data.DistributedSampler(data, world, rank, seed=3)
+    size = options.global_batch // world
+    return torch.utils.data.DataLoader(data, batch_size=size, sampler=sampler)
+
+
+@outlast.survive
 def main():
     options = parse()
     torch.set_num_threads(1)
@@ -70,7 +82,7 @@ def main():
     torch.manual_seed(0)
     model = nn.Linear(8, 8, bias=False, dtype=torch.float64)
     optimizer = Exact(model, options.global_batch)
-    loader = outlast.data.Loader(Points(50), global_batch=options.global_batch, seed=3)
+    loader = loader_of(options, rank, world)
     named = {"model": model, "optimizer": optimizer, "loader": loader}
     records = (options.records / f"steps-{rank}.jsonl").open("a", buffering=1)
     head = {

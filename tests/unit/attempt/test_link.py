@@ -70,3 +70,12 @@ def test_which_link(monkeypatch):
     monkeypatch.setenv("OUTLAST_STORE", f"127.0.0.1:{port}")
     found = open_link()
     assert (type(found), found.rank, found.world_size) == (StoreLink, 1, 2)
+
+
+def test_a_second_session_of_several_workers_in_one_attempt_is_refused(monkeypatch):
+    monkeypatch.setenv("OUTLAST_STORE", "127.0.0.1:9")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("outlast.attempt.link._opened", {"127.0.0.1:9"})
+    with pytest.raises(ConfigError, match="a second session"):
+        open_link()

@@ -104,3 +104,19 @@ def test_without_mlflow_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "mlflow", raising=False)
     trackers.note(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_process_that_becomes_another_rank_forgets_what_was_set_for_its_rank(tmp_path):
+    environ = {}
+    trackers.export("0123456789ab", tmp_path, 3, environ)
+    assert environ["WANDB_RUN_ID"] == "outlast-0123456789ab-3"
+    trackers.forget_rank(environ)
+    trackers.export("0123456789ab", tmp_path, 0, environ)
+    assert environ["WANDB_RUN_ID"] == "outlast-0123456789ab"
+
+
+def test_what_somebody_has_set_is_not_forgotten_with_the_rank():
+    environ = {"WANDB_RUN_ID": "mine", "MLFLOW_RUN_ID": "mine", "OUTLAST_RUN_ID": "mine"}
+    before = dict(environ)
+    trackers.forget_rank(environ)
+    assert environ == before

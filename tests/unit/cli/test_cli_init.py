@@ -63,7 +63,7 @@ def test_the_script_and_its_name(outlast):
     ("arguments", "said"),
     [
         (("slurm", "--nodes", "0"), "--nodes 0 is not between"),
-        (("slurm", "--nodes", "many"), "'many' is not a valid integer"),
+        (("slurm", "--nodes", "many"), "--nodes many is neither N nor MIN:MAX"),
         (("slurm", "--gpus", "2", "--cpus", "2"), "give one of them"),
         (("slurm", "-o", "no/such/place"), "no/such/place cannot be written"),
         (("slurm", "--script", "1.py"), "give another with --name"),

@@ -377,7 +377,7 @@ def test_another_kind_is_refused(saved, here):
 @pytest.mark.parametrize("kind", ["stock", "stateful", "iterable"])
 def test_another_number_of_workers_is_refused(kind):
     feed = open_feed(KINDS[kind](), rank=0, world_size=3)
-    with pytest.raises(ConfigError, match=r"2 workers.*3.*outlast\.data\.Loader"):
+    with pytest.raises(ConfigError, match=r"2 workers.*3.*data\.Loader.*data\.Stream"):
         feed.restore(state_of(KINDS[kind], world_size=2))
 
 

@@ -1,8 +1,10 @@
 """Our loader: the same global batches whatever is there to load them."""
 
+import functools
 import itertools
 import random
 
+import crowd
 import feed_gate
 import numpy as np
 import pytest
@@ -68,6 +70,37 @@ def test_the_number_of_workers_may_change_on_the_way():
         state = feed_gate.through_json(state)
         steps += more
     assert steps == alone
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    size=st.integers(1, 40),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 2**63 - 1),
+    stints=st.lists(
+        st.tuples(st.integers(1, 6), st.integers(0, 4), st.integers(0, 2), st.integers(6, 11)),
+        min_size=20,
+        max_size=20,
+    ),
+)
+def test_twenty_changes_of_the_number_of_workers_and_of_the_batch(size, shuffle, seed, stints):
+    job = crowd.Crowd(None, rows)
+    whole = []
+    for world_size, num_steps, ahead, global_batch in stints:
+        order = {"global_batch": global_batch, "seed": seed, "shuffle": shuffle}
+        job.build = functools.partial(Loader, Noisy(size), **order)
+        job.stint(world_size, num_steps, ahead=ahead)
+        whole += [global_batch] * num_steps
+    assert [len(step) for step in job.steps] == whole
+    alone = Loader(Noisy(size), global_batch=max(sum(whole), 1), seed=seed, shuffle=shuffle)
+    samples = [sample for step in job.steps for sample in step]
+    assert samples == rows(next(iter(alone)))[: sum(whole)]
+    assert [row[0] for row in samples] == sample_ids(
+        0, sum(whole), size=size, seed=seed, shuffle=shuffle
+    )
+    verdict = job.verdict()
+    assert verdict.faults == []
+    assert verdict.samples == sum(whole)
 
 
 def test_augmentation_differs_between_epochs():

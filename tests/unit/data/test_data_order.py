@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.data.order import permute, sample_ids, sample_seed
+from outlast.data.order import ids_at, permute, sample_ids, sample_seed
 
 SEEDS = st.integers(0, 2**63 - 1)
 
@@ -107,3 +107,8 @@ def test_no_sample_is_dropped_or_repeated_in_an_epoch(size, batch, seed):
 
 def test_without_shuffling_ids_count_up():
     assert sample_ids(3, 5, size=5, seed=1, shuffle=False) == [3, 4, 0, 1, 2]
+
+
+def test_no_positions_have_no_samples():
+    """A worker that holds no shard of a batch asks for none."""
+    assert ids_at(np.empty((4, 0), dtype=np.int64), size=10, seed=1, shuffle=True).shape == (4, 0)

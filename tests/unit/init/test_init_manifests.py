@@ -23,12 +23,14 @@ def validator(name):
     if name == "sky":
         return jsonschema.Draft202012Validator(json.loads((SCHEMAS / "sky-task.json").read_text()))
     schema = json.loads((SCHEMAS / "manifests.json").read_text())
-    inner = {"Job": "io.k8s.api.batch.v1.Job", "Service": "io.k8s.api.core.v1.Service"}
+    inner = {"Job": "io.k8s.api.batch.v1.Job"}
     return jsonschema.Draft202012Validator(schema | {"$ref": f"#/$defs/{inner.get(name, name)}"})
 
 
-def kubernetes(kind="job", *, nodes=1, cpus=0, **settings):
-    training = Training(name="job", script="train.py", arguments=ARGUMENTS, nodes=nodes, cpus=cpus)
+def kubernetes(kind="job", *, nodes=1, fewest=None, cpus=0, **settings):
+    training = Training(
+        name="job", script="train.py", arguments=ARGUMENTS, nodes=nodes, fewest=fewest, cpus=cpus
+    )
     recipe = Kubernetes(training=training, kind=kind, image="r/i:1", claim="data", **settings)
     return recipe, list(yaml.safe_load_all(recipe.render()))
 
@@ -50,11 +52,11 @@ def sky(**settings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize(("fewest", "nodes"), [(1, 1), (3, 3), (2, 3)])
 @pytest.mark.parametrize("cpus", [0, 2])
 @pytest.mark.parametrize("spot", ["", "gke", "eks", "aks"])
-def test_manifests_fit_the_published_schemas(kind, nodes, cpus, spot):
-    for document in kubernetes(kind, nodes=nodes, cpus=cpus, spot=spot)[1]:
+def test_manifests_fit_the_published_schemas(kind, fewest, nodes, cpus, spot):
+    for document in kubernetes(kind, nodes=nodes, fewest=fewest, cpus=cpus, spot=spot)[1]:
         validator(document["kind"]).validate(document)
 
 
@@ -80,7 +82,7 @@ FREE = {"labels", "nodeSelector", "limits", "requests", "envs", "file_mounts", "
 @pytest.mark.parametrize("kind", [*KINDS, "sky"])
 def test_a_field_that_is_not_there_is_found_wherever_it_is(kind):
     """So a slip in a template fails the tests above, at any depth."""
-    documents = [sky()] if kind == "sky" else kubernetes(kind, nodes=2, spot="gke")[1]
+    documents = [sky()] if kind == "sky" else kubernetes(kind, nodes=2, fewest=1, spot="gke")[1]
     tried = 0
     for document in documents:
         name = "sky" if kind == "sky" else document["kind"]
@@ -103,12 +105,10 @@ def test_what_each_exit_code_means_to_a_job(kind, nodes):
     assert disrupted["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
     assert (again["action"], again["onExitCodes"]["values"]) == ("Ignore", [Exit.DRAINED])
     assert never["action"] == "FailJob"
-    assert set(never["onExitCodes"]["values"]) == {Exit.USAGE, Exit.REFUSED} | (
-        {Exit.GAVE_UP} if nodes == 1 else set()
-    )
+    assert never["onExitCodes"]["values"] == [Exit.USAGE, Exit.GAVE_UP, Exit.REFUSED]
     pod = spec["template"]["spec"]
     assert pod["restartPolicy"] == "Never"
-    assert spec["backoffLimit"] == (6 if nodes == 1 else 10 * nodes)
+    assert spec["backoffLimit"] == 6 * nodes
     containers = [container["name"] for container in pod["containers"]]
     assert [again["onExitCodes"]["containerName"]] == containers
 
@@ -124,18 +124,35 @@ def test_the_pod_has_more_time_than_the_drain(kind, settings, drain):
     assert env["OUTLAST_DIR"].startswith(mount["mountPath"] + "/")
 
 
-@pytest.mark.parametrize(("kind", "first"), [("job", "job-0.job"), ("jobset", "job-node-0-0.job")])
-def test_several_machines_meet_at_the_first_pod(kind, first):
-    recipe, documents = kubernetes(kind, nodes=2)
-    assert recipe.rendezvous_host == first
+def arguments_of(documents):
+    """What ``outlast run`` is given, as strings."""
+    last = documents[-1]["spec"]
+    if "trainer" in last:
+        return last["trainer"]["args"]
+    return job_spec(documents)["template"]["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("fewest", "told"), [(None, "3"), (2, "2:3")])
+def test_several_machines_need_no_first_one(kind, fewest, told):
+    documents = kubernetes(kind, nodes=3, fewest=fewest)[1]
+    arguments = arguments_of(documents)
+    assert arguments[: arguments.index("train.py")] == [
+        *("--nnodes", told, "--rdzv-conf", "join_timeout=86400", "--nproc-per-node", "1")
+    ]
+    assert "Service" not in [document["kind"] for document in documents]
     spec = job_spec(documents)
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
-    arguments = spec["template"]["spec"]["containers"][0]["args"]
-    assert arguments[arguments.index("--rdzv-endpoint") + 1] == f"{first}:29500"
-    if kind == "job":
-        service = documents[0]
-        assert service["spec"]["clusterIP"] == "None"
-        assert service["metadata"]["name"] == spec["template"]["spec"]["subdomain"]
+    if kind == "trainjob":
+        assert {documents[0]["spec"]["mlPolicy"]["numNodes"]} == {3}
+        assert documents[1]["spec"]["trainer"]["numNodes"] == 3
+    else:
+        assert (spec["completions"], spec["parallelism"]) == (3, 3)
+    if fewest is None:
+        assert "successPolicy" not in spec  # all of them end, each in its own time
+    else:
+        # Kubernetes takes a success policy of an Indexed Job alone; a JobSet's jobs are by default.
+        assert spec.get("completionMode", "Indexed") == "Indexed"
+        assert spec["successPolicy"] == {"rules": [{"succeededCount": 2}]}
 
 
 def test_what_each_exit_code_means_to_skypilot():
@@ -177,6 +194,10 @@ def test_what_kubernetes_would_refuse_is_refused(wrong, said):
         ({"accelerator": ""}, "--gpu-type"),
         ({"training": Training(name="job", script="t.py", cpus=2)}, "--gpu-type and --cpus"),
         ({"training": Training(name="job", script="t.py", nodes=2)}, "--volume NAME"),
+        (
+            {"training": Training(name="job", script="t.py", nodes=3, fewest=2)},
+            "a fixed number of machines; give --nodes 3",
+        ),
     ],
 )
 def test_what_skypilot_could_not_run_is_refused(wrong, said):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from outlast.errors import ConfigError, Exit
-from outlast.init.recipes import Slurm, Training, _limit_s, name_of
+from outlast.init.recipes import Slurm, Training, _limit_s, name_of, nodes_of
 
 
 def training(**settings):
@@ -35,7 +35,16 @@ def test_what_slurm_is_told():
         "output": "%x-%j.out",
     }
     assert "export OUTLAST_NOTICE_GRACE" not in text  # a preempted job has less than the limit's
-    assert "--nnodes 2 --nproc-per-node 4" in text
+    assert "outlast run --nnodes 2 --nproc-per-node 4 \\\n" in text
+    assert "--rdzv" not in text
+
+
+def test_slurm_may_start_a_job_on_as_many_machines_as_there_are():
+    text = Slurm(training=training(nodes=4, fewest=2)).render()
+    told = directives(text)
+    assert told["nodes"] == "2-4"
+    assert "ntasks-per-node" not in told  # with it Slurm gives no more than the fewest
+    assert '--nnodes 2:"$SLURM_JOB_NUM_NODES" ' in text
 
 
 def test_a_job_without_gpus_asks_for_none():
@@ -119,6 +128,8 @@ def test_what_slurm_would_refuse_is_refused(wrong, said):
         ({"script": "--lr"}, "--script"),
         ({"script": ""}, "--script"),
         ({"nodes": 0}, "--nodes 0 is not between 1 and 10000"),
+        ({"nodes": 2, "fewest": 3}, "--nodes 3:2: 3 is not between 1 and 2"),
+        ({"nodes": 2, "fewest": 0}, "--nodes 0:2: 0 is not between 1 and 2"),
         ({"gpus": 0}, "--cpus N"),
         ({"gpus": 129}, "--gpus 129 is not between"),
         ({"cpus": -1}, "--cpus -1"),
@@ -127,6 +138,19 @@ def test_what_slurm_would_refuse_is_refused(wrong, said):
 def test_what_no_scheduler_would_take_is_refused(wrong, said):
     with pytest.raises(ConfigError, match=said):
         training(**wrong)
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("4", (4, 4)), ("2:4", (2, 4)), ("4:4", (4, 4))])
+def test_numbers_of_machines(text, numbers):
+    assert nodes_of(text) == numbers
+
+
+@pytest.mark.parametrize(
+    "text", ["", "many", "2:", ":4", "1:2:3", "2-4", "-1", "²", "2\n", "9" * 10]
+)
+def test_what_is_no_number_of_machines(text):
+    with pytest.raises(ConfigError, match="is neither N nor MIN:MAX; write 4 or 2:4"):
+        nodes_of(text)
 
 
 @pytest.mark.parametrize(

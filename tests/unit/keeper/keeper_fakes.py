@@ -5,6 +5,7 @@ import os
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, FORMAT, Chunk, TensorEntry, shard_file
 from outlast.keeper import files, wire
+from outlast.keeper.fence import Verdict
 from outlast.keeper.memory import Books
 from outlast.keeper.saves import Saves
 
@@ -39,11 +40,42 @@ class FakePeer:
         return [message for message, _ in self.sent if isinstance(message, kind)]
 
 
+class StepGate:
+    """A gate that asks its fence when it is told to, in the calling thread."""
+
+    def __init__(self, fence):
+        self.fence, self.place = fence, fence.place
+        self.asked = {}
+        self.words = {}
+
+    def told(self, attempt, reign):
+        self.fence.told(attempt, reign)
+
+    def ask(self, key, attempt, then):
+        self.asked[key] = (attempt, then)
+
+    def forget(self, key):
+        self.asked.pop(key, None)
+        return self.words.pop(key, "")
+
+    def why(self, key):
+        return self.words.get(key, "")
+
+    def look(self):
+        """Ask about everything that waits; storage may raise OSError."""
+        for key, (attempt, then) in list(self.asked.items()):
+            verdict, words = self.fence.judge(attempt)
+            if verdict is Verdict.WAIT:
+                self.words[key] = words
+            elif self.asked.pop(key, None):
+                then(words)
+
+
 class FakeKeeper:
     """Saves, with everything around them made of Python objects."""
 
-    def __init__(self, monkeypatch, tiers):
-        self.pool, self.books = StepPool(), Books()
+    def __init__(self, monkeypatch, tiers, gate=None):
+        self.pool, self.books, self.gate = StepPool(), Books(), gate
         self.events, self.committed, self.timers = [], [], []
         monkeypatch.setattr(files, "later", lambda _, act: self.timers.append(act))
         self.saves = Saves(
@@ -54,6 +86,7 @@ class FakeKeeper:
             record=lambda event, **fields: self.events.append((event, fields)),
             on_committed=self.committed.append,
             on_change=lambda: None,
+            gate=gate,
         )
 
     def worker(self, rank=0, world_size=1, *, size=1000, attempt=1, ring_bytes=0, peer=None):
@@ -104,7 +137,7 @@ class FakeWorker:
 
     def fill(self, step, serial, blocks=None):
         if not self.ring_bytes:
-            data = bytes([step]) * self.layout.size
+            data = bytes([step % 256]) * self.layout.size
             self.keeper.books.arenas[self.arena].view[: len(data)] = data
         blocks = range(-(-self.layout.size // BLOCK_BYTES)) if blocks is None else blocks
         ready = wire.Ready(step=step, serial=serial, blocks=tuple(blocks))

@@ -1,12 +1,18 @@
-"""Nothing is committed by machines that the job has gone on without."""
+"""Nothing is committed but by the attempt that storage says is the newest, and by its own reign."""
 
-import threading
-
+import msgspec
 import pytest
 
-from outlast.keeper.fence import Fence
+from outlast.keeper.fence import PASSES, REIGNS_MAX, Fence, Verdict
 from outlast.peer.numbers import name_of
 from outlast.storage import Directory
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
 
 
 @pytest.fixture(name="storage")
@@ -14,37 +20,140 @@ def _storage(tmp_path):
     return Directory(tmp_path)
 
 
-def test_one_machine_is_never_refused():
-    assert Fence(None).refuses(1) == ""
+@pytest.fixture(name="clock")
+def _clock():
+    return Clock()
 
 
-def test_the_newest_attempt_may_commit(storage):
-    storage.put(name_of(4), b"{}")
-    assert Fence(storage).refuses(4) == ""
-    assert Fence(storage).refuses(5) == ""
+@pytest.fixture(name="fence")
+def _fence(storage, clock):
+    return Fence(storage, told_s=3.0, clock=clock)
 
 
-def test_an_attempt_that_went_on_elsewhere(storage):
-    storage.put(name_of(5), b"{}")
-    refused = Fence(storage, told_s=0.0).refuses(4)
-    assert refused.startswith("attempt 5 has begun without this machine")
+def claim(storage, number, reign):
+    data = msgspec.json.encode({"attempt": number, "node": "n", "reign": reign, "members": []})
+    assert storage.put_new(name_of(number), data)
 
 
-def test_what_an_attempt_has_left_is_committed_in_the_next(storage):
-    storage.put(name_of(5), b"{}")
-    fence = Fence(storage, told_s=60.0)
-    teller = threading.Timer(0.05, fence.told, [5])
-    teller.start()
-    assert fence.refuses(4) == ""
-    teller.join()
-    storage.put(name_of(6), b"{}")
-    assert Fence(storage, told_s=0.0).refuses(5)
+def test_our_own_claim_lets_us_commit(storage, fence):
+    fence.told(4, "ours")
+    claim(storage, 4, "ours")
+    assert fence.judge(4) == PASSES
+    assert fence.judge(4) == PASSES
 
 
-def test_storage_that_fails_refuses_nothing(storage, monkeypatch, caplog):
+def test_a_number_that_others_have_claimed_is_refused(storage, fence):
+    fence.told(4, "ours")
+    claim(storage, 4, "theirs")
+    verdict, words = fence.judge(4)
+    assert verdict is Verdict.REFUSE
+    assert words.startswith("attempt 4 was claimed by other machines")
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"\xff{", b'{"reign": 5}', b'{"reign": ""}'])
+def test_a_claim_that_says_nobodys_name_is_not_ours(storage, fence, data):
+    fence.told(4, "")
+    storage.put(name_of(4), data)
+    assert fence.judge(4).verdict is Verdict.REFUSE
+
+
+def test_one_that_is_not_there_yet_is_waited_for(storage, fence):
+    claim(storage, 3, "ours")
+    fence.told(4, "ours")
+    assert fence.judge(4) == (Verdict.WAIT, "attempt 4 is not claimed yet")
+    claim(storage, 4, "ours")
+    assert fence.judge(4) == PASSES
+
+
+def test_a_keeper_that_was_told_nothing_waits(storage, fence):
+    claim(storage, 4, "ours")
+    assert fence.judge(4).verdict is Verdict.WAIT
+    fence.told(4, "ours")
+    assert fence.judge(4) == PASSES
+
+
+def test_an_attempt_that_went_on_elsewhere_is_refused_after_a_while(storage, fence, clock):
+    fence.told(4, "ours")
+    claim(storage, 5, "theirs")
+    assert fence.judge(4).verdict is Verdict.WAIT
+    clock.now_s += 2.9
+    assert fence.judge(4).verdict is Verdict.WAIT
+    clock.now_s += 0.2
+    verdict, words = fence.judge(4)
+    assert verdict is Verdict.REFUSE
+    assert words.startswith("attempt 5 has begun without this machine")
+
+
+def test_each_newer_number_is_waited_for_anew(storage, fence, clock):
+    fence.told(4, "ours")
+    claim(storage, 5, "theirs")
+    assert fence.judge(4).verdict is Verdict.WAIT
+    clock.now_s += 2.9
+    claim(storage, 6, "theirs")
+    assert fence.judge(4).verdict is Verdict.WAIT
+    clock.now_s += 2.9
+    assert fence.judge(4).verdict is Verdict.WAIT
+
+
+@pytest.mark.parametrize("first", ["ours", "another's"])
+def test_what_an_attempt_has_left_is_committed_in_the_next(storage, fence, first):
+    fence.told(4, first)
+    claim(storage, 4, first)
+    claim(storage, 5, "ours")
+    assert fence.judge(4).verdict is Verdict.WAIT
+    fence.told(5, "ours")
+    assert fence.judge(4) == PASSES
+
+
+def test_what_is_left_of_the_half_that_lost_the_number_is_refused(storage, fence):
+    """Though it takes part in the next attempt: somebody else went on from there."""
+    fence.told(4, "ours")
+    claim(storage, 4, "theirs")
+    fence.told(5, "theirs")
+    claim(storage, 5, "theirs")
+    assert fence.judge(4).verdict is Verdict.REFUSE
+    assert fence.judge(5) == PASSES
+
+
+def test_one_reigns_attempts_stand_for_each_other(storage, fence):
+    """A claim that was made up for may skip a number."""
+    fence.told(4, "ours")
+    fence.told(5, "ours")
+    claim(storage, 5, "ours")
+    assert fence.judge(4) == PASSES
+
+
+def test_the_next_attempts_claim_is_waited_for_too(storage, fence):
+    fence.told(4, "ours")
+    claim(storage, 4, "ours")
+    assert fence.judge(4) == PASSES
+    fence.told(5, "heir")
+    assert fence.judge(4) == (Verdict.WAIT, "attempt 5 is not claimed yet")
+
+
+def test_storage_that_fails_is_no_answer(storage, fence, monkeypatch):
     def fail(_):
         raise OSError(5, "Input/output error")
 
+    fence.told(4, "ours")
+    claim(storage, 4, "ours")
     monkeypatch.setattr(storage, "children", fail)
-    assert Fence(storage).refuses(4) == ""
-    assert "cannot be looked up" in caplog.text
+    with pytest.raises(OSError, match="Input/output"):
+        fence.judge(4)
+
+
+def test_a_claim_is_read_once(storage, fence, monkeypatch):
+    fence.told(4, "ours")
+    claim(storage, 4, "ours")
+    assert fence.judge(4) == PASSES
+    monkeypatch.setattr(storage, "read", None)
+    assert fence.judge(4) == PASSES
+
+
+def test_only_so_many_reigns_are_remembered(storage, fence):
+    for number in range(1, 3 * REIGNS_MAX):
+        fence.told(number, "ours")
+        claim(storage, number, "ours")
+        assert fence.judge(number) == PASSES
+    assert len(fence._reigns) == REIGNS_MAX
+    assert len(fence._ours) <= REIGNS_MAX

@@ -31,7 +31,7 @@ class Tiers:
         self.keeper = FakeKeeper(monkeypatch, {"local": self.local})
         tiers = [Tier("local", self.local, keep[0]), Tier("shared", watched, keep[1])]
         self.copies = Copies(tiers, self._record, self.keeper.saves.steps)
-        self.keeper.saves._on_committed = self.copies.committed
+        self.keeper.saves._conclusions._on_committed = self.copies.committed
         self.worker = self.keeper.worker()
         self.events = []
         self.changed = threading.Condition()

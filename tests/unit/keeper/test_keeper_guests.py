@@ -17,7 +17,7 @@ from outlast.checkpoint.manifest import (
     state_file,
     step_name,
 )
-from outlast.keeper import holdings, pace
+from outlast.keeper import holdings
 from outlast.keeper.arena import Arena
 from outlast.keeper.guests import Guests, Refused
 from outlast.keeper.holdings import COPIES, Holdings
@@ -229,49 +229,3 @@ def test_of_two_saves_of_a_step_the_later_attempts_counts():
     same = Kept(files={}, small={MANIFEST: b"2", "b": b"y"}, attempt=2)
     books.copies["n2"] = Copy(step=7, kept=same)
     assert books.everything()[7].small.keys() == {MANIFEST, "a2", "b"}
-
-
-# --- pace ---------------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self, monkeypatch):
-        self.now = 100.0
-        monkeypatch.setattr(pace.time, "monotonic", lambda: self.now)
-
-    def wait(self, seconds):
-        self.now += seconds
-        return False
-
-    def is_set(self):
-        return False
-
-
-def test_no_more_than_the_rate_goes_in_a_second(monkeypatch):
-    clock = Clock(monkeypatch)
-    wait = pace.Pace(1e6, clock)
-    for _ in range(100):
-        wait(50_000)
-    assert 4.8 <= clock.now - 100.0 <= 5.0
-    clock.now += 60.0  # idle: nothing is saved up but a moment's worth
-    before = clock.now
-    for _ in range(20):
-        wait(50_000)
-    assert 0.8 <= clock.now - before <= 1.0
-
-
-def test_a_wait_ends_when_it_is_stopped():
-    stop = threading.Event()
-    wait = pace.Pace(1.0, stop)
-    wait(1000)
-    stop.set()
-    with pytest.raises(ConnectionAbortedError):
-        wait(1000)
-
-
-def test_the_rate_follows_the_cores_unless_it_is_set(monkeypatch):
-    monkeypatch.setattr(pace.os, "sched_getaffinity", lambda _: set(range(4)))
-    assert pace.rate_of(None) == 4 * pace.RATE_PER_CORE_BYTES
-    assert pace.rate_of(5e6) == 5e6
-    monkeypatch.setattr(pace.os, "sched_getaffinity", lambda _: set(range(512)))
-    assert pace.rate_of(None) == pace.RATE_MAX_BYTES

@@ -94,7 +94,7 @@ def test_a_save_for_memory_alone_says_so(keeper, disk):
 
 def test_at_no_moment_is_there_nothing_to_do_before_the_copies_are_asked_for(keeper):
     idle = []
-    keeper.saves._on_committed = lambda _: idle.append(keeper.saves.idle)
+    keeper.saves._conclusions._on_committed = lambda _: idle.append(keeper.saves.idle)
     keeper.worker().save(5, 1)
     keeper.run()
     assert idle == [False]
@@ -366,7 +366,7 @@ def test_a_full_disk_says_what_to_do(keeper, disk):
 
 def test_what_nobody_foresaw_ends_the_save_and_not_the_keeper(keeper, disk):
     worker = keeper.worker()
-    keeper.saves._on_committed = None  # calling it raises TypeError
+    keeper.saves._conclusions._on_committed = None  # calling it raises TypeError
     worker.save(5, 1)
     keeper.run()
     assert "TypeError" in worker.ended[0].error

@@ -7,6 +7,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from outlast.launch.agent import Agent
 from outlast.notice import Notice
+from outlast.policy.restart import Failure
 
 
 class Gone:
@@ -53,3 +54,35 @@ def test_ranks_where_machines_have_different_numbers_of_workers(agent):
     assert [worker.global_rank for worker in workers] == [2, 3, 4]
     assert [worker.local_rank for worker in workers] == [0, 1, 2]
     assert {worker.world_size for worker in workers} == {6}
+
+
+ECHO = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:41000"
+
+
+def lost(rank, message):
+    return (Failure(rank=rank, exit_code=1, message=message), None, None)
+
+
+@pytest.mark.parametrize(
+    ("messages", "elsewhere", "recorded"),
+    [
+        (["ended by SIGKILL", ECHO], True, [0]),
+        ([ECHO, "ended by SIGKILL"], False, [1]),
+        ([ECHO, ECHO], True, []),
+        ([ECHO, ECHO], False, [0, 1]),
+        (["a bug", "another bug"], False, [0, 1]),
+        ([], False, []),
+    ],
+    ids=["first", "second", "another machine", "nobody knows", "both", "none"],
+)
+def test_survivors_whose_connections_ended_are_not_called_lost(
+    agent, messages, elsewhere, recorded
+):
+    asked = []
+    agent._machines = types.SimpleNamespace(
+        have_trouble=lambda wait_s: (asked.append(wait_s), elsewhere)[1]
+    )
+    found = agent._causes([lost(rank, message) for rank, message in enumerate(messages)])
+    assert [failure.rank for failure, _, _ in found] == recorded
+    all_echo = bool(messages) and all(message == ECHO for message in messages)
+    assert bool(asked) == all_echo  # nobody else is waited for in vain

@@ -15,6 +15,7 @@ class Others:
 
     somebody_departs = False
     halt = over = None
+    halted = ""
     is_done = False
 
     def done(self):
@@ -82,4 +83,23 @@ def test_one_that_left_is_not_called_lost(machines, others):
         mail.tell(message)
         others.attempt = mail.go
         lost += machines.lost()
-    assert lost == ["D"]
+    assert lost == [("D", "")]
+
+
+def test_how_a_machine_was_lost_is_known_from_what_ended_the_attempt(machines, others):
+    mail = Mailbox()
+    others.has_left = lambda node: False
+    halt = Halt(reason="the workers of A ended; D has been silent for 3.0 s; B cannot reach C")
+    lost = []
+    for message in (go(1, "abcd"), halt, go(2, "ac")):
+        mail.tell(message)
+        others.attempt, others.halted = mail.go, mail.halted
+        lost += machines.lost()
+    assert lost == [("B", "cannot reach C"), ("D", "has been silent for 3.0 s")]
+
+
+def test_trouble_elsewhere_is_waited_for(machines, others):
+    assert not machines.have_trouble(0.0)
+    others.halt = Halt(reason="b was lost")
+    assert machines.have_trouble(0.0)
+    assert not Machines(None).have_trouble(0.0)

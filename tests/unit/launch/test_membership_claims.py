@@ -9,7 +9,9 @@ from outlast.storage import Directory
 
 
 def claim_of(number, node="a"):
-    return Claim(attempt=number, node=node, host="h", address="10.0.0.1:1", members=(node,))
+    return Claim(
+        attempt=number, node=node, host="h", address="10.0.0.1:1", reign=node, members=(node,)
+    )
 
 
 @pytest.fixture

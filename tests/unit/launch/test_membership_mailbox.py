@@ -1,7 +1,8 @@
 """What the agent's main thread finds in its mailbox."""
 
-from outlast.launch.membership.handler import Mailbox
-from outlast.launch.membership.messages import Departs, Go, Halt, Member
+from outlast.launch.membership.mailbox import Mailbox
+from outlast.launch.membership.messages import Departs, Go, Halt, Member, Refused
+from outlast.policy.membership import Rules
 
 
 def go(attempt, names):
@@ -25,3 +26,11 @@ def test_an_attempt_that_begins_ends_the_word_to_stop():
     mail.tell(go(1, "a"))
     assert mail.halt is None
     assert mail.go.attempt == 1
+
+
+def test_what_the_job_was_started_with_elsewhere_is_known():
+    mail = Mailbox()
+    mail.tell(Rules(min_nodes=2, max_nodes=3))
+    mail.tell(Refused(reason="another script"))
+    assert mail.rules.max_nodes == 3
+    assert mail.refused == "another script"

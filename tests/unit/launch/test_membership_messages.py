@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from outlast.launch.membership import messages
 from outlast.launch.membership.messages import (
     Departs,
+    Fixed,
     Go,
     Join,
     Member,
     Over,
     Ready,
+    Welcome,
     changed,
     changes,
     decode,
@@ -30,7 +32,7 @@ def member(number):
 
 def go_of(attempt, numbers):
     members = tuple(member(number) for number in numbers)
-    return Go(attempt=attempt, members=members, store="10.0.0.1:9")
+    return Go(attempt=attempt, members=members, store="10.0.0.1:9", reign=f"r{attempt}")
 
 
 @pytest.mark.parametrize(
@@ -38,6 +40,8 @@ def go_of(attempt, numbers):
     [
         Join(node="a", host="b", address="c:1", attempt=3, warming=True),
         Ready(attempt=7),
+        Fixed(machines=3),
+        Welcome(node="a", min_nodes=2, max_nodes=4),
         Departs(node="a", host="h", goes_on=False),
         Over(exit_code=75, reason="drained"),
         go_of(3, range(4)),

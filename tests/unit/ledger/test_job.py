@@ -166,6 +166,19 @@ def test_one_launcher_at_a_time(settings):
     JobLock(settings.dir).release()
 
 
+def test_the_machines_of_a_job_share_the_lock_and_nobody_runs_it_alone_meanwhile(settings):
+    open_job(settings.dir, settings)
+    one, other = (JobLock(settings.dir, shared=True) for _ in range(2))
+    one.release()
+    with pytest.raises(ConfigError, match="is running already; wait for it"):
+        JobLock(settings.dir)
+    other.release()
+    alone = JobLock(settings.dir)
+    with pytest.raises(ConfigError, match="is running already, on one machine alone; wait for it"):
+        JobLock(settings.dir, shared=True)
+    alone.release()
+
+
 def test_a_file_system_without_locks_is_the_owners_to_mind(settings, monkeypatch):
     open_job(settings.dir, settings)
 

@@ -49,6 +49,32 @@ def test_a_disk_that_hangs_holds_nobody(ledger, tmp_path, monkeypatch):
     assert len(list(read_events(tmp_path))) == 2
 
 
+def test_what_is_promised_is_waited_for_and_a_disk_that_hangs_only_once(tmp_path, monkeypatch):
+    hangs, let_go = threading.Event(), threading.Event()
+    ledger = QueuedLedger(tmp_path, job="j", patience_s=60)
+    ledger.append("restart", reason="", restarts=1)
+    assert len(list(read_events(tmp_path))) == 1
+
+    def fsync(_):
+        hangs.set()
+        let_go.wait(60)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    ledger._patience_s = 0.01
+    ledger.append("restart", reason="", restarts=2)
+    assert hangs.is_set()
+    ledger._patience_s = 60  # it is known to hang: nobody waits again
+    for number in (3, 4):
+        ledger.append("restart", reason="", restarts=number)
+    let_go.set()
+    assert ledger.flush()
+    ledger.append("restart", reason="", restarts=5)  # it has caught up, and is waited for
+    assert [event["restarts"] for event in read_events(tmp_path)] == [1, 2, 3, 4, 5]
+    ledger.close()
+    ledger.append("restart", reason="", restarts=6)
+    assert len(list(read_events(tmp_path))) == 6
+
+
 def test_a_full_queue_counts_what_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr("outlast.ledger.queued.WAITING_MAX", 1)
     hangs, let_go = threading.Event(), threading.Event()

@@ -1,5 +1,6 @@
 """One line for each thing that matters, from the ledger alone."""
 
+import socket
 import time
 
 import pytest
@@ -9,9 +10,9 @@ from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import Narrator, sentence
 
 
-def event(name, *, rank=None, attempt=1, **fields):
+def event(name, *, rank=None, attempt=1, on=socket.gethostname(), **fields):  # noqa: B008
     return Event(
-        t=0.0, mono=0.0, job="j", attempt=attempt, node="n", rank=rank, event=name, fields=fields
+        t=0.0, mono=0.0, job="j", attempt=attempt, node=on, rank=rank, event=name, fields=fields
     )
 
 
@@ -20,6 +21,14 @@ def event(name, *, rank=None, attempt=1, **fields):
     [
         (event("attempt_formed", world_size=1), "attempt 1: 1 worker"),
         (event("attempt_formed", attempt=3, world_size=8), "attempt 3: 8 workers"),
+        (event("attempt_formed", world_size=8, nodes=1), "attempt 1: 8 workers"),
+        (event("attempt_formed", world_size=8, nodes=2), "attempt 1: 8 workers on 2 machines"),
+        (event("node_lost", on="b"), "machine b was lost"),
+        (event("node_lost", on="b", reason="has ended"), "machine b was lost (it has ended)"),
+        (
+            event("notice", on="b", source="aws", action="stop"),
+            "notice from aws on b: stop; draining",
+        ),
         (event("resumed", step=0, skipped=[]), "no checkpoint yet: starting at step 0"),
         (event("resumed", step=200, read_s=0.123), "resumed from step 200 in 0.12 s"),
         (

@@ -1,5 +1,7 @@
 """Everything at once: machines come and go, the network splits, storage decides, coordinators die.
 
+Agents hang, too: one that does neither hears nor says anything while its workers run on.
+
 Two sides of one network each have a coordinator with a roster of its own; one storage knows who has
 claimed what. A machine obeys the coordinator it is connected to, and ends its workers when it loses
 that. Checked all the time: attempts that could both commit never run at the same time.
@@ -25,6 +27,7 @@ class Machine:
         self.runs = None  # the number whose workers run here
         self.at = None  # the coordinator it is connected to
         self.leaves = False
+        self.hangs = False
 
 
 class Seat:
@@ -34,6 +37,7 @@ class Seat:
         self.roster = roster
         self.known = held if held is not None else roster.attempt
         self.asked = None
+        self.unheard = []  # machines that have left it while it hung
 
 
 class Membership(RuleBasedStateMachine):
@@ -74,11 +78,13 @@ class Membership(RuleBasedStateMachine):
             assert machine.at == node
             assert machine.runs is None
             assert not machine.leaves
+            assert not machine.hangs
         for pair in self.cuts.get(node, ()):
             assert not pair <= set(form.members)
         if not form.required:
             voters = set(roster.members) - self.left
             here = {n for n in voters if n in self.machines and self.machines[n].at == node}
+            here = {n for n in here if not self.machines[n].hangs}
             assert 2 * len(here) > len(voters)
 
     def take(self, node, number, known):
@@ -103,6 +109,14 @@ class Membership(RuleBasedStateMachine):
             machine.runs, machine.heard, machine.last = form.attempt, form.attempt, form.members
             machine.by = node
 
+    def moving(self, name):
+        """The machine, if its agent is there and moves, and its coordinator's does."""
+        machine = self.machines.get(name)
+        if machine is None or machine.hangs:
+            return None
+        is_heard = machine.at is None or not self.machines[machine.at].hangs
+        return machine if is_heard else None
+
     def gives_up(self, node):
         """A coordinator ends, or is overtaken: those who follow it are without one."""
         del self.seats[node]
@@ -115,11 +129,16 @@ class Membership(RuleBasedStateMachine):
 
     # --- what happens ---------------------------------------------------------------------------
 
-    @initialize()
-    def begin(self):
+    @initialize(count=st.integers(0, len(NAMES)))
+    def begin(self, count):
+        """Some machines train already: from nothing, hardly anything would ever run."""
         self.stopping = set()  # machines that were told to end their workers
         self.cuts = {}
         self.left = set()
+        for name in NAMES[:count]:
+            self.comes(name)
+        if count:
+            self.all_trouble_heals()
 
     @rule(name=names)
     def comes(self, name):
@@ -129,8 +148,10 @@ class Membership(RuleBasedStateMachine):
 
     @rule(name=names, coordinator=names)
     def connects(self, name, coordinator):
-        machine = self.machines.get(name)
+        machine = self.moving(name)
         if machine is None or machine.at is not None or coordinator not in self.seats:
+            return
+        if self.machines[coordinator].hangs:
             return
         if name in self.seats and name != coordinator:
             return
@@ -142,7 +163,7 @@ class Membership(RuleBasedStateMachine):
 
     @rule(name=names, late=st.booleans())
     def is_ready(self, name, late):
-        machine = self.machines.get(name)
+        machine = self.moving(name)
         if machine is None or machine.at is None:
             return
         heard = machine.heard
@@ -158,7 +179,7 @@ class Membership(RuleBasedStateMachine):
 
     @rule(name=names)
     def workers_fail(self, name):
-        machine = self.machines.get(name)
+        machine = self.moving(name)
         if machine is None or machine.at is None or machine.runs is None:
             return
         machine.runs = None
@@ -172,6 +193,8 @@ class Membership(RuleBasedStateMachine):
         machine = self.machines.get(name)
         if machine is None or machine.at is None or machine.at == name:
             return
+        if self.machines[machine.at].hangs:
+            return
         at, machine.at = machine.at, None
         machine.runs = None
         self.stopping.discard(name)
@@ -181,14 +204,14 @@ class Membership(RuleBasedStateMachine):
 
     @rule(name=names)
     def has_notice(self, name):
-        machine = self.machines.get(name)
+        machine = self.moving(name)
         if machine is not None and machine.at is not None and not machine.leaves:
             machine.leaves = True
             self.obey(machine.at, self.seats[machine.at].roster.leaving(name, self.now_s))
 
     @rule(name=names)
     def goes(self, name):
-        machine = self.machines.get(name)
+        machine = self.moving(name)
         if machine is None or machine.at in (None, name) or not machine.leaves:
             return
         del self.machines[name]
@@ -203,6 +226,8 @@ class Membership(RuleBasedStateMachine):
         here = [
             n for n in (one, other) if n in self.machines and self.machines[n].at == coordinator
         ]
+        if coordinator in self.seats and self.machines[coordinator].hangs:
+            return
         if one == other or len(here) < 2:
             return
         self.cuts.setdefault(coordinator, set()).add(frozenset((one, other)))
@@ -210,7 +235,7 @@ class Membership(RuleBasedStateMachine):
 
     @rule(one=names, other=names, coordinator=names)
     def are_together(self, one, other, coordinator):
-        if coordinator in self.seats:
+        if coordinator in self.seats and not self.machines[coordinator].hangs:
             self.cuts.get(coordinator, set()).discard(frozenset((one, other)))
             self.obey(coordinator, self.seats[coordinator].roster.together(one, other, self.now_s))
 
@@ -221,16 +246,65 @@ class Membership(RuleBasedStateMachine):
             del self.machines[name]
             self.stopping.discard(name)
 
+    @rule(name=names, heard=st.booleans())
+    def hangs(self, name, heard):
+        """An agent stops to move; ``heard``: its coordinator finds out."""
+        machine = self.machines.get(name)
+        if machine is None or machine.hangs or name in self.seats:
+            return
+        if heard and self.moving(name) and machine.at is not None:
+            machine.hangs = True
+            roster = self.seats[machine.at].roster
+            self.obey(machine.at, roster.hung(name, self.now_s, heard_s=self.now_s - 30.0))
+
+    @rule(name=names)
+    def moves(self, name):
+        machine = self.machines.get(name)
+        if machine is None or not machine.hangs or name in self.seats:
+            return
+        machine.hangs = False
+        if machine.at is not None and not self.machines[machine.at].hangs:
+            self.obey(machine.at, self.seats[machine.at].roster.moves(name, self.now_s))
+
+    @rule(name=names)
+    def coordinator_hangs(self, name):
+        """The others turn away from it, and it does not know."""
+        if name not in self.seats or self.machines[name].hangs:
+            return
+        self.machines[name].hangs = True
+        for other, machine in self.machines.items():
+            if machine.at == name and other != name:
+                self.seats[name].unheard.append(other)
+                machine.at = machine.runs = None
+                machine.hangs = False  # what it was cannot be seen any more
+                self.stopping.discard(other)
+
+    @rule(name=names)
+    def coordinator_moves(self, name):
+        if name not in self.seats or not self.machines[name].hangs:
+            return
+        self.machines[name].hangs = False
+        seat = self.seats[name]
+        gone, seat.unheard = seat.unheard, []
+        for other in gone:
+            if name in self.seats:
+                orders = seat.roster.lost(other, self.now_s, "has ended", certain=True)
+                self.obey(name, orders)
+        if self.storage_answers and name in self.seats:
+            self.look(name)
+
     @rule(name=names, seeks=st.booleans())
     def takes_the_role(self, name, seeks):
         """As an heir without a claim, or by the next number on storage when nobody lives there."""
-        machine = self.machines.get(name)
+        machine = self.moving(name)
         if machine is None or machine.at is not None or len(self.seats) == 2 or machine.leaves:
             return
         held = None
         if seeks or not machine.last:
             newest = max(self.claims, default=0)
-            if not self.storage_answers or self.claims.get(newest) in self.seats:
+            owner = self.claims.get(newest)
+            lives = owner in self.seats and not self.machines[owner].hangs
+            if not self.storage_answers or lives:
                 return
             held = max(newest, machine.heard) + 1
             if not self.take(name, held, newest):
@@ -253,6 +327,8 @@ class Membership(RuleBasedStateMachine):
         seat = self.seats.get(name)
         if seat is None or seat.asked is None or not self.storage_answers:
             return
+        if self.machines[name].hangs:
+            return
         form = seat.asked
         if not self.take(name, form.attempt, seat.known):
             self.gives_up(name)
@@ -265,6 +341,8 @@ class Membership(RuleBasedStateMachine):
         """A majority does not wait for it."""
         seat = self.seats.get(name)
         if seat is None or seat.asked is None or seat.asked.required or self.storage_answers:
+            return
+        if self.machines[name].hangs:
             return
         if seat.roster.phase is Phase.FORMING:
             self.start(name, seat.asked, is_claimed=False)
@@ -283,6 +361,8 @@ class Membership(RuleBasedStateMachine):
         while self.now_s < until_s:
             self.now_s += min(1.0, seconds)
             for name in list(self.seats):
+                if self.machines[name].hangs:
+                    continue
                 if self.storage_answers:
                     self.look(name)
                 if name in self.seats:
@@ -291,6 +371,8 @@ class Membership(RuleBasedStateMachine):
     def look(self, node):
         """As the coordinator does each second."""
         seat = self.seats[node]
+        if self.machines[node].hangs:
+            return
         if seat.roster.phase is Phase.RUNNING:
             number = seat.roster.number
             if self.claims.get(number) != node and self.take(node, number, seat.known):
@@ -333,11 +415,17 @@ class Membership(RuleBasedStateMachine):
                 if machine is not None and machine.at == node and machine.runs is not None:
                     assert machine.runs == seat.roster.number
 
+    def all_move(self):
+        for name in list(self.machines):
+            self.coordinator_moves(name)
+            self.moves(name)
+
     @precondition(lambda self: self.machines)
     @rule()
     def all_trouble_heals(self):
         """Then an attempt forms, with all that can take part, within bounded time."""
         self.storage_answers = True
+        self.all_move()
         for name in list(self.seats)[1:]:
             self.gives_up(name)
         for name in [name for name, machine in self.machines.items() if machine.leaves]:

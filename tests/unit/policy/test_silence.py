@@ -66,3 +66,28 @@ def test_a_host_that_is_always_late_still_finds_the_lost():
         if silence.is_lost(now_s):
             break
     assert now_s < 6.0
+
+
+def test_what_was_asked_before_we_hung_ourselves_does_not_make_the_limit_longer():
+    silence = Silence(10.0)
+    silence.asked(0.0)
+    silence.excuse()
+    silence.seen(60.0)
+    assert silence.limit_s == 10.0
+
+
+def test_ten_thousand_signs_of_life_of_a_process_that_hardly_ever_runs():
+    """Both processes are late by a heavy tail; only one that is stopped hangs."""
+    chance = random.Random(7)
+    silence, now_s, heard_s = Silence(30.0, recent=32), 0.0, 0.0
+    for _ in range(10_000):
+        now_s += 3.0 + min(0.05 * chance.paretovariate(1.1), 10.0)
+        silence.seen(heard_s)
+        silence.asked(now_s)
+        assert not silence.is_lost(now_s)
+        heard_s = now_s + min(0.05 * chance.paretovariate(1.1), 10.0)
+    stopped_s = now_s
+    while not silence.is_lost(now_s):
+        now_s += 3.0
+        silence.asked(now_s)
+    assert 30.0 <= now_s - stopped_s <= 60.0

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import click
 import msgspec
 
 from outlast.checkpoint.manifest import FULL, Manifest
-from outlast.checkpoint.places import Place
 from outlast.cli.checkpoints.survey import pick, size_of, survey
 from outlast.cli.checkpoints.where import DIRECTORY, JSON, TIER, find_job, when
-from outlast.errors import ConfigError
 from outlast.report import humanise
 
 
@@ -20,22 +17,33 @@ from outlast.report import humanise
 @DIRECTORY
 @click.option("--step", type=int, default=None, help="Which step; the newest by default.")
 @TIER
-@click.option("--samples", is_flag=True, help="The ids of every sample consumed until then.")
+@click.option("--samples", is_flag=True, help="Prove which samples went into which step.")
+@click.option("--ids", metavar="STEP[-STEP]", default=None, help="The samples of these steps.")
 @JSON
 def command(
-    *, directory: str | None, step: int | None, tier: str | None, samples: bool, as_json: bool
+    *,
+    directory: str | None,
+    step: int | None,
+    tier: str | None,
+    samples: bool,
+    ids: str | None,
+    as_json: bool,
 ) -> None:
-    """What one checkpoint holds, as the first tier that has it says."""
+    """What one checkpoint holds, as the first tier that has it says.
+
+    With --samples: whether each sample came exactly once, when it was its turn; exit code 1 if not.
+    """
     at = find_job(directory)
     found = survey(at.settings, tier)
     found.complain()
     picked = pick(at, found, step)
     manifests = found.manifests(picked)
     where, manifest = next(iter(manifests.items()))
-    if samples:
-        _print_samples(
-            _position([found.places[name] for name in manifests], picked), picked, as_json
-        )
+    if samples or ids is not None:
+        from outlast.cli.checkpoints.samples import answer
+
+        places = [found.places[name] for name in manifests]
+        answer(places, manifest, samples=samples, ids=ids, as_json=as_json)
         return
     also = [name for name in manifests if name != where]
     if as_json:
@@ -92,33 +100,3 @@ def _lines(manifest: Manifest, where: str, also: list[str]) -> list[str]:
         for name, tensor in manifest.tensors.items()
     ]
     return lines
-
-
-def _position(places: Sequence[Place], step: int) -> dict[str, Any]:
-    from outlast.checkpoint.load import open_checkpoint
-    from outlast.checkpoint.plan import OWN
-
-    own = open_checkpoint(places, step).state(OWN)
-    found: dict[str, Any] = (own["data"] or {}).get("position", {})
-    return found
-
-
-def _print_samples(position: dict[str, Any], step: int, as_json: bool) -> None:
-    from outlast.data.order import sample_ids
-
-    if position.get("kind") != "outlast":
-        raise ConfigError(
-            "the ids of samples are known for outlast.data.Loader only; this job used another"
-        )
-    ids = sample_ids(
-        0,
-        position["position"],
-        size=position["size"],
-        seed=position["seed"],
-        shuffle=position["shuffle"],
-    )
-    if as_json:
-        click.echo(msgspec.json.encode({"step": step, "samples": ids}))
-        return
-    for sample in ids:
-        click.echo(sample)

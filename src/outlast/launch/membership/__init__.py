@@ -1,7 +1,9 @@
 """Who takes part: machines come and go, and none of them is special.
 
 ``handler``      the rendezvous that torch's agent sees
+``mailbox``      what that is told by the hub's thread
 ``node``         one machine: it seeks the coordinator, follows it, or becomes it
+``heirs``        from a coordinator that is gone to the next
 ``coordinator``  that role's hands; its mind is :mod:`outlast.policy.membership`
 ``mesh``         whether the machines reach each other
 ``claims``       numbers of attempts, claimed on the job's storage
@@ -18,6 +20,7 @@ Rejected: torch's c10d rendezvous (a first machine that must live, lost machines
 consensus protocol among agents (the job's storage is there anyway and decides as well).
 """
 
-from outlast.launch.membership.handler import JobOver, Membership, create_handler
+from outlast.launch.membership.handler import Membership, create_handler
+from outlast.launch.membership.mailbox import JobOver
 
 __all__ = ["JobOver", "Membership", "create_handler"]

@@ -2,8 +2,9 @@
 
 A claim is a small file ``attempt-000000000012.json`` that is created if it does not exist, which a
 directory and a bucket can both decide for everybody at once. Whoever has made it coordinates the
-attempt of that number. Nobody's clock is compared with anybody else's: whether a coordinator lives
-is seen from a counter that goes on or does not.
+attempt of that number; keepers look there before each commit (:mod:`outlast.keeper.fence`). A
+majority may begin without one, and makes up for it. Nobody's clock is compared with anybody else's:
+whether a coordinator lives is seen from a counter that goes on or does not.
 
 What can go wrong: storage answers with errors or not at all. Both are an OSError or silence here;
 :class:`Clerk` does the asking in a thread of its own, so that nobody waits for it.
@@ -16,12 +17,13 @@ import functools
 import logging
 import queue
 import threading
+import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
-from outlast.peer.numbers import FOLDER, claimed_numbers, name_of
+from outlast.peer.numbers import FOLDER, claimed_numbers, name_of, reign_of
 from outlast.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         attempt: its number.
         node: the agent's own name.
+        reign: one time of its being coordinator, a name that nobody else has.
         host: its machine's name.
         address: where its hub listens, host:port.
         members: of the attempt, the coordinator first; empty while they gather.
@@ -45,6 +48,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     host: str
     address: str
+    reign: str = ""
     members: tuple[str, ...] = ()
 
 
@@ -57,6 +61,27 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True):
     over: bool = False
     exit_code: int = 0
     reason: str = ""
+
+
+def new_reign() -> str:
+    """A word that no other coordinator's claims have."""
+    return uuid.uuid4().hex[:12]
+
+
+class Sign:
+    """The last sign of life that was seen, and since when it stands still."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[Alive | None, float] | None = None
+
+    def seen(self, alive: Alive | None, now_s: float) -> None:
+        """What storage says now."""
+        if self._seen is None or self._seen[0] != alive:
+            self._seen = (alive, now_s)
+
+    def still_s(self, now_s: float) -> float:
+        """For how many seconds it has not gone on."""
+        return now_s - self._seen[1] if self._seen is not None else 0.0
 
 
 class Claims:
@@ -98,7 +123,7 @@ class Claims:
         """
         numbers = self._numbers()
         newest = numbers[-1] if numbers else 0
-        if newest > claim.attempt or (newest > known and not self._is_of(claim.node, newest)):
+        if newest > claim.attempt or (newest > known and not self._is_there(claim, newest)):
             return False
         wanted = sorted({min(newest + 1, claim.attempt), claim.attempt})
         return all(self._put(msgspec.structs.replace(claim, attempt=one)) for one in wanted)
@@ -106,13 +131,11 @@ class Claims:
     def _put(self, claim: Claim) -> bool:
         name = name_of(claim.attempt)
         is_new = self._storage.put_new(name, msgspec.json.encode(claim))
-        return is_new or self._is_of(claim.node, claim.attempt)
+        return is_new or self._is_there(claim, claim.attempt)
 
-    def _is_of(self, node: str, number: int) -> bool:
-        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
-            data = self._storage.read(name_of(number))
-            return msgspec.json.decode(data, type=Claim).node == node
-        return False
+    def _is_there(self, claim: Claim, number: int) -> bool:
+        """Whether ``number`` is claimed by the reign of ``claim``."""
+        return bool(claim.reign) and reign_of(self._storage, number) == claim.reign
 
     def forget_old(self) -> None:
         """Remove all but the newest claims."""

@@ -21,13 +21,16 @@ from outlast.launch.membership.messages import (
     Departs,
     Done,
     Finish,
+    Fixed,
     Go,
     Halt,
     Join,
     Leaving,
     Member,
+    Needs,
     Over,
     Ready,
+    Refused,
     Superseded,
     Together,
     Waits,
@@ -67,10 +70,12 @@ class Coordinator:
         me: its own machine.
         roster: decides.
         store_host: address that a worker store is served at.
+        reign: the name of this time of coordinating, which its claims carry.
         held: a number that is claimed already, or None.
         deliver: takes what is said to its own machine.
         on_overtaken: told that somebody else coordinates.
         last_go: the last attempt that its own machine was in, if any.
+        script: what the job runs, as far as known here.
     """
 
     def __init__(
@@ -82,10 +87,12 @@ class Coordinator:
         roster: Roster,
         *,
         store_host: str,
+        reign: str,
         held: int | None,
         deliver: Callable[[Any], None],
         on_overtaken: Callable[[], None],
         last_go: Go | None,
+        script: str,
     ) -> None:
         self.roster = roster
         self._hub = hub
@@ -93,6 +100,7 @@ class Coordinator:
         self._claims = claims
         self._me = me
         self._store_host = store_host
+        self._reign = reign
         self._deliver = deliver
         self._on_overtaken = on_overtaken
         self._guests: dict[str, _Guest] = {}
@@ -104,6 +112,7 @@ class Coordinator:
         self._words, self._words_s = "", 0.0
         self._over: Over | None = None
         self._last_go = last_go
+        self._script = script
         self._fingerprint = "" if last_go is None else fingerprint(last_go)
         self._knows: set[str] = set()  # who has its list
         self._is_closed = False
@@ -117,6 +126,10 @@ class Coordinator:
         if self._over is not None:
             peer.send(encode(self._over))
             return
+        if join.script and self._script and join.script != self._script:
+            self._refuse(peer, join)
+            return
+        self._script = self._script or join.script
         known = self._guests.get(join.node)
         if known is not None and known.peer is not None:
             known.peer.close()  # it has connected anew
@@ -131,7 +144,10 @@ class Coordinator:
         self._guests[join.node] = _Guest(member, peer)
         peer.on_message = lambda data: self._from_peer(join.node, peer, data)
         peer.on_closed = lambda why, certain: self._lost(join.node, peer, why, certain=certain)
-        peer.send(encode(Welcome(node=self._me.node)))
+        peer.on_hung = lambda is_hung: self._hung(join.node, peer, is_hung=is_hung)
+        rules = self.roster.asked
+        welcome = Welcome(node=self._me.node, min_nodes=rules.min_nodes, max_nodes=rules.max_nodes)
+        peer.send(encode(welcome))
         self._joined(join)
         if self.roster.phase is Phase.RUNNING:
             self._tell([join.node], self._no_place())
@@ -154,6 +170,10 @@ class Coordinator:
                 orders = roster.leaving(node, now_s)
             case Done():
                 orders = roster.done(node, now_s)
+            case Fixed(machines=machines):
+                orders = self._fix(machines)
+            case Needs(seconds=seconds):
+                orders = roster.needs(seconds, now_s)
             case Apart(other=other):
                 orders = roster.apart(node, other, now_s) if other in self._guests else []
             case Together(other=other):
@@ -175,8 +195,41 @@ class Coordinator:
                 guest.peer.close()
         self._guests = {}
 
+    def _refuse(self, peer: Peer, join: Join) -> None:
+        """Two jobs in one directory: machines of the second must not take part in the first."""
+        reason = (
+            f"the job here runs {self._script} (coordinated by {self._me.host}), and this machine "
+            f"was started with {join.script}; give the same script on all machines, or another "
+            "--dir"
+        )
+        logger.warning("%s was refused: it runs %s", join.host, join.script)
+        peer.send(encode(Refused(reason=reason)))  # and it goes: a reset could overtake the word
+
+    def _fix(self, machines: int) -> list[Order]:
+        """The workers say whether their data are tied to the number of machines."""
+        if machines == self.roster.fixed:
+            return []
+        self.roster.fix(machines)
+        self._tell_all(Fixed(machines=machines))
+        return self.roster.tick(time.monotonic())
+
+    def _hung(self, node: str, peer: Peer, *, is_hung: bool) -> None:
+        guest = self._guests.get(node)
+        if guest is None or guest.peer is not peer or self._is_closed or self._over is not None:
+            return
+        now_s = time.monotonic()
+        if is_hung:
+            logger.warning("the agent of %s does not move; its kernel answers", guest.member.host)
+            self._obey(self.roster.hung(node, now_s, heard_s=peer.heard_s))
+        else:
+            self._obey(self.roster.moves(node, now_s))
+
     def _joined(self, join: Join) -> None:
         now_s = time.monotonic()
+        # Who was in the newest attempt knows what its data are tied to; an older one is outdated.
+        is_newest = self.roster.phase is not Phase.RUNNING and join.attempt >= self.roster.number
+        if join.fixed and is_newest:
+            self.roster.fix(join.fixed)
         self._knows.discard(join.node)
         if join.knows and join.knows == self._fingerprint:
             self._knows.add(join.node)
@@ -228,6 +281,7 @@ class Coordinator:
             node=self._me.node,
             host=self._me.host,
             address=self._hub.address,
+            reign=self._reign,
             members=form.members,
         )
         # A number that is held is asked for again: others may have given us up meanwhile.
@@ -295,7 +349,14 @@ class Coordinator:
         members = tuple(self._guests[node].member for node in form.members)
         inside = set(form.members)
         aside = tuple(node for node in self._guests if node not in inside)
-        go = Go(attempt=form.attempt, members=members, store=f"{host}:{port}", aside=aside)
+        go = Go(
+            attempt=form.attempt,
+            members=members,
+            store=f"{host}:{port}",
+            aside=aside,
+            fixed=self.roster.fixed,
+            reign=self._reign,
+        )
         short = changes(self._last_go, go)
         knows = self._knows & set(form.members) if short is not None else set()
         if short is not None:
@@ -309,7 +370,10 @@ class Coordinator:
     def _no_place(self) -> Waits:
         """To those who come while an attempt runs, or wait aside."""
         count, most = len(self.roster.members), self.roster.rules.max_nodes
-        return Waits(words=f"a place: {count} of at most {most} machines train", runs=True)
+        words = f"a place: {count} of at most {most} machines train"
+        if self.roster.fixed:
+            words += f", and the job's loader is tied to {most}"
+        return Waits(words=words, runs=True)
 
     def _end(self, over: Over) -> None:
         self._over = over

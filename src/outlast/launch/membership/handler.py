@@ -14,7 +14,7 @@ import functools
 import os
 import re
 import socket
-import threading
+import sys
 import time
 import uuid
 from collections.abc import Callable
@@ -28,7 +28,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
 )
 from torch.distributed.elastic.rendezvous.api import (
-    RendezvousClosedError,
     RendezvousError,
     RendezvousStoreInfo,
 )
@@ -37,17 +36,19 @@ from outlast.attempt.link import connect
 from outlast.errors import ConfigError, Exit
 from outlast.launch.membership.claims import Claims, Clerk
 from outlast.launch.membership.hub import Hub
+from outlast.launch.membership.mailbox import JobOver, Mailbox
 from outlast.launch.membership.messages import (
     Bye,
-    Departs,
     Finish,
+    Fixed,
     Go,
     Halt,
     Member,
+    Needs,
     Over,
-    Waits,
 )
 from outlast.launch.membership.node import Node
+from outlast.ledger.narrator import say
 from outlast.peer.key import job_key
 from outlast.policy.membership import Rules
 from outlast.storage import open_storage
@@ -58,75 +59,10 @@ WORDS_S: Final = 3.0  # before it is said what is waited for
 STORE_S: Final = 60.0
 STORE_TRY: Final = timedelta(seconds=5)
 CLOSING_S: Final = 2.0
+FINISH_S: Final = 15.0  # for a coordinator to hear that the job is to end, and say so
 REASON_MAX: Final = 4000  # characters
 _ADDRESS: Final = re.compile(r"[^/]*:\d+")
 _IDENTICAL: Final = "TORCH_ELASTIC_WORKER_IDENTICAL"
-
-
-class JobOver(RendezvousClosedError):
-    """The job has ended on all machines.
-
-    Attributes:
-        exit_code: what ``outlast run`` is to leave with.
-        reason: why, in words.
-    """
-
-    def __init__(self, exit_code: int, reason: str) -> None:
-        super().__init__(reason or "the job is over")
-        self.exit_code = exit_code
-        self.reason = reason
-
-
-class Mailbox:
-    """What the hub's thread tells the agent's main thread."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.go: Go | None = None
-        self.halt: Halt | None = None
-        self.over: Over | None = None
-        self.departs: dict[str, Departs] = {}
-        self.members: set[str] = set()  # of the last attempt
-        self.words = ""
-        self.runs = False  # an attempt, without this machine
-        self.failed: Exception | None = None
-        self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def tell(self, message: Any) -> None:
-        """Take a message; from the hub's thread."""
-        with self.changed:
-            match message:
-                case Go():
-                    self.go, self.halt, self.words, self.runs = message, None, "", False
-                    here = {member.node for member in message.members}
-                    # One attempt longer: who is not in this one has left, and was not lost.
-                    known = here | self.members
-                    self.departs = {n: word for n, word in self.departs.items() if n in known}
-                    self.members = here
-                case Halt():
-                    self.halt, self.runs = message, False
-                case Over():
-                    self.over = message
-                case Departs():
-                    self.departs[message.node] = message
-                case Waits():
-                    self.words, self.runs = message.words, message.runs
-            self._notify()
-
-    def fail(self, error: Exception) -> None:
-        """The hub's thread has ended."""
-        with self.changed:
-            self.failed = error
-            self._notify()
-
-    def look(self) -> None:
-        """There is no news until something is told."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.news)
-
-    def _notify(self) -> None:
-        self.changed.notify_all()
-        os.eventfd_write(self.news, 1)
 
 
 class Membership(RendezvousHandler):
@@ -143,6 +79,9 @@ class Membership(RendezvousHandler):
         labels: zone, rack, pool, as far as known.
         timeout_s: how long to wait for an attempt to form; None for as long as it takes.
         say: told what is waited for, in words.
+        script: what the workers run, without the way to it; "" where that is not known.
+        exits: end this process where the job is over, in one line: torch's own agent would show a
+            traceback.
 
     Raises:
         ConfigError, StorageError: the storage or the address cannot be used.
@@ -161,10 +100,14 @@ class Membership(RendezvousHandler):
         labels: dict[str, str] | None = None,
         timeout_s: float | None = None,
         say: Callable[[str], None] = lambda _: None,
+        script: str = "",
+        exits: bool = False,
     ) -> None:
         self._run_id = run_id
         self._timeout_s = timeout_s
         self._say = say
+        self._exits = exits
+        self._is_finishing = False
         self._mail = Mailbox()
         self._is_closed = False
         self.host = host
@@ -196,6 +139,7 @@ class Membership(RendezvousHandler):
             store_host=host,
             attempt=attempt,
             tell=self._mail.tell,
+            script=script,
         )
         self._past = 0  # the last attempt whose workers have ended here, or never began
         self._is_started = False
@@ -225,6 +169,11 @@ class Membership(RendezvousHandler):
         return self._mail.halt
 
     @property
+    def halted(self) -> str:
+        """Why the last attempt that was ended from outside was; "" before there was one."""
+        return self._mail.halted
+
+    @property
     def over(self) -> Over | None:
         """How the job has ended everywhere, or None."""
         return self._mail.over
@@ -249,7 +198,7 @@ class Membership(RendezvousHandler):
     def others_go_on(self) -> bool:
         """Whether this machine has left a job that is not over."""
         left = self.runs_elsewhere or self.is_done or self.goes_on_without(self.me.node)
-        return bool(left) and self.over is None
+        return bool(left or self._mail.refused) and self.over is None
 
     @property
     def runs_elsewhere(self) -> bool:
@@ -276,11 +225,21 @@ class Membership(RendezvousHandler):
         self.is_done = True
         self._hub.call(self._node.done)
 
+    def data_are_tied(self, tied: bool) -> None:
+        """Whether the workers' data belong to the number of machines that the attempt has."""
+        machines = len(self._mail.members) if tied else 0
+        self._hub.call(lambda: self._node.pass_on(Fixed(machines=machines)))
+
+    def needs(self, seconds: float) -> None:
+        """Workers that are asked to stop at a step's end were seen to need so long for it."""
+        self._hub.call(lambda: self._node.pass_on(Needs(seconds=seconds)))
+
     def finish(self, exit_code: int, reason: str) -> None:
         """The job is to end, on all machines."""
+        self._is_finishing = True
         # An exception's words may be of any length, and may hold what is no UTF-8.
         words = reason[:REASON_MAX].encode(errors="backslashreplace").decode()
-        self._hub.call(lambda: self._node.pass_on(Finish(exit_code=exit_code, reason=words)))
+        self._hub.call(lambda: self._node.finish(Finish(exit_code=exit_code, reason=words)))
 
     def wait_until_over_or_halted(self, timeout_s: float) -> bool:
         """Whether there is news for a machine that is done."""
@@ -289,6 +248,12 @@ class Membership(RendezvousHandler):
             return mail.changed.wait_for(
                 lambda: bool(mail.over or mail.halt or mail.failed), timeout_s
             )
+
+    def wait_until_over(self, timeout_s: float) -> bool:
+        """Whether the coordinator has said that the job is over."""
+        mail = self._mail
+        with mail.changed:
+            return mail.changed.wait_for(lambda: bool(mail.over or mail.failed), timeout_s)
 
     # --- torch's protocol ----------------------------------------------------------------------
 
@@ -305,9 +270,18 @@ class Membership(RendezvousHandler):
         """Wait for the next attempt with this machine.
 
         Raises:
-            JobOver: there is none.
+            JobOver: there is none; SystemExit in its place where that was asked for.
             RendezvousError: it did not form in time, or membership itself failed.
         """
+        try:
+            return self._join()
+        except JobOver as over:
+            if not self._exits:
+                raise
+            self._say(str(over))
+            raise SystemExit(over.exit_code) from None
+
+    def _join(self) -> RendezvousInfo:
         self.start()
         until_s = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         while True:
@@ -354,16 +328,10 @@ class Membership(RendezvousHandler):
         while True:
             with mail.changed:
                 mail.changed.wait(0.2)
-                go, halt, over, failed = mail.go, mail.halt, mail.over, mail.failed
-                words = mail.words
+                go, halt, words = mail.go, mail.halt, mail.words
                 if halt is not None:  # what formed is over before it began here
                     self._forget_attempt()
-            if over is not None:
-                raise JobOver(over.exit_code, over.reason)
-            if self.has_notice():
-                raise JobOver(Exit.DRAINED, "this machine has left; start me again")
-            if failed is not None:
-                raise RendezvousError(f"membership failed: {failed}")
+            self._end_if_over()
             if halt is not None:
                 self._hub.call(functools.partial(self._node.ready, self._past))
             elif go is not None:
@@ -372,10 +340,29 @@ class Membership(RendezvousHandler):
             if self.runs_elsewhere and self._timeout_s is not None:
                 until_s = now_s + self._timeout_s  # a spare machine waits as long as others train
             if until_s is not None and now_s > until_s:
-                raise RendezvousError(f"waited {self._timeout_s:.0f} s for {words or 'others'}")
+                raise RendezvousError(
+                    f"waited {self._timeout_s:.0f} s for {words or 'others'}; all machines must "
+                    f"see {self.place}"
+                )
             if words and words != said and now_s > quiet_until_s:
                 said = words
                 self._say(f"waiting for {words}")
+
+    def _end_if_over(self) -> None:
+        """Leave if no attempt can come; say what this machine was not started with."""
+        mail = self._mail
+        rules, mail.rules = mail.rules, None
+        if rules is not None:
+            numbers = f"{rules.min_nodes}:{rules.max_nodes}"
+            self._say(f"the job runs with --nnodes {numbers}, and so does this machine")
+        if mail.over is not None:
+            raise JobOver(mail.over.exit_code, mail.over.reason)
+        if mail.refused:
+            raise JobOver(Exit.USAGE, mail.refused)
+        if self.has_notice():
+            raise JobOver(Exit.DRAINED, "this machine has left; start me again")
+        if mail.failed is not None:
+            raise RendezvousError(f"membership failed: {mail.failed}")
 
     def _forget_attempt(self) -> None:
         """No workers run here: neither those of the last attempt nor of one that came meanwhile."""
@@ -408,9 +395,17 @@ class Membership(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Leave the job: the others go on without this machine."""
+        """Leave the job: the others go on without this machine.
+
+        torch's own agent has no other word for having finished: it comes here without an exception.
+        """
         self._is_closed = True
+        if self._exits and self.attempt is not None and sys.exception() is None:
+            self._is_finishing = True
+            self.done()
         if self._is_started:
+            if self._is_finishing:  # the one who coordinates may just be changing
+                self.wait_until_over(FINISH_S)
             self._hub.call(lambda: self._node.pass_on(Bye()))
             self._hub.call(self._node.stop)
         self._clerk.close(CLOSING_S)
@@ -435,6 +430,8 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         host=host,
         silence_s=float(parameters.get("silence", SILENCE_S)),
         timeout_s=parameters.get_as_int("join_timeout", 600),
+        say=say,
+        exits=True,
     )
 
 

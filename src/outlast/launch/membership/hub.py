@@ -5,7 +5,9 @@ function there from another thread. Whoever connects proves the job's key before
 decoded; strangers are few at a time and have little time.
 
 A machine that dies is noticed by its kernel's reset in milliseconds, one that is cut off by the
-missing acknowledgements of its kernel (see :mod:`outlast.policy.silence`).
+missing acknowledgements of its kernel (see :mod:`outlast.policy.silence`). A process that hangs
+while its kernel answers sends nothing: that is judged in the same way, with a limit ten times as
+long, and ends no connection by itself.
 """
 
 from __future__ import annotations
@@ -32,13 +34,18 @@ logger = logging.getLogger(__name__)
 
 PINGS: Final = 8  # in the time of the limit
 PURPOSE: Final = "membership"
+HUNG: Final = 10.0  # times the limit of a kernel's silence: a process that hangs
+HUNG_S: Final = 10.0  # and at least so long
+PROCESS_RECENT: Final = 32  # delays that it is judged by, one in the time of a kernel's limit
 HANDSHAKE_S: Final = 5.0
 DIAL_S: Final = 2.0
 DIALS_PER_S: Final = 1000.0  # that a busy machine takes at least
-STRANGERS_MAX: Final = 128
+STRANGERS_MAX: Final = 256
+QUIET_S: Final = 0.25  # for a stranger that says nothing while others want its place
 FULL_S: Final = 0.02  # before the next look whether strangers have become fewer
 PINGS_PER_S: Final = 10_000
 UNSENT_MAX: Final = 8 << 20
+HANGS: Final = "takes the connection and does not answer"
 _LAST_ACK: Final = 56  # offset of tcpi_last_ack_recv, milliseconds, in Linux's struct tcp_info
 
 
@@ -50,6 +57,8 @@ class Peer:
         on_message: told each message, as bytes.
         on_closed: told once why it is over, and whether the other process is known to have ended.
         on_open: told when a connection that we asked for is there.
+        on_hung: told that the other process hangs, though its kernel answers; and when it moves.
+        heard_s: when something came last, on the monotonic clock.
     """
 
     def __init__(self, hub: Hub, sock: socket.socket, address: str, *, connects: bool) -> None:
@@ -57,11 +66,15 @@ class Peer:
         self.on_message: Callable[[bytes], None] = lambda _: None
         self.on_closed: Callable[[str, bool], None] = lambda *_: None
         self.on_open: Callable[[Peer], None] = lambda _: None
+        self.on_hung: Callable[[bool], None] = lambda _: None
         self.connects = connects
         self.is_connected = not connects
         self.is_closed = False
         self.sock = sock
         self.silence = Silence(hub.silence_s)
+        self.process = Silence(hub.hung_s, recent=PROCESS_RECENT)
+        self.is_hung = False
+        self.heard_s = time.monotonic()
         self.handshake = Handshake(hub.key, PURPOSE, connects=connects)
         self.ends: tuple[Sealer, Unsealer] | None = None
         self.unsent = bytearray()
@@ -97,6 +110,7 @@ class Hub:
         self, key: bytes, host: str, silence_s: float, on_failed: Callable[[Exception], None]
     ) -> None:
         self.silence_s = silence_s
+        self.hung_s = max(HUNG * silence_s, HUNG_S)
         # Told of each proven connection that came to us.
         self.on_accepted: Callable[[Peer], None] = lambda peer: peer.close()
         self.key = key
@@ -112,12 +126,15 @@ class Hub:
         self._wake_fd, self._waker_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector.register(self._wake_fd, selectors.EVENT_READ)
         self._peers: set[Peer] = set()
-        self._strangers: set[Peer] = set()  # of them: came to us, and have proven nothing yet
+        # Of them: came to us, and have proven nothing yet; the one that came first is first.
+        self._strangers: dict[Peer, None] = {}
         self._is_accepting = True
         self._calls: list[Callable[[], None]] = []
         self._calls_lock = threading.Lock()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
+        self._beats = 0
+        self._judged_s = time.monotonic()
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name="outlast-membership", daemon=True)
 
@@ -186,7 +203,7 @@ class Hub:
             return
         peer.is_closed = True
         self._peers.discard(peer)
-        self._strangers.discard(peer)
+        self._strangers.pop(peer, None)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(peer.sock)
         peer.sock.close()
@@ -247,8 +264,8 @@ class Hub:
             sock.setblocking(False)
             peer = Peer(self, sock, f"{where[0]}:{where[1]}", connects=False)
             self._peers.add(peer)
-            self._strangers.add(peer)
-            if len(self._strangers) >= STRANGERS_MAX:
+            self._strangers[peer] = None
+            if len(self._strangers) >= STRANGERS_MAX and not self._make_room():
                 self._accept_later()  # a closed door would be taken for a dead machine
             self._selector.register(sock, selectors.EVENT_READ, peer)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -262,11 +279,23 @@ class Hub:
             self.later(FULL_S, self._accept_again)
 
     def _accept_again(self) -> None:
-        if len(self._strangers) >= STRANGERS_MAX:
+        if len(self._strangers) >= STRANGERS_MAX and not self._make_room():
             self.later(FULL_S, self._accept_again)
         elif not self._is_accepting:
             self._is_accepting = True
             self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _make_room(self) -> bool:
+        """Whether one that says nothing had to give its place to the next.
+
+        Who wants to come in says so at once: one whose words lie here unread is not silent.
+        """
+        latest_s = time.monotonic() - QUIET_S
+        for peer in self._strangers:
+            if peer.heard_s < latest_s and not _has_said(peer.sock):
+                self._lose(peer, "said nothing while others wanted to come in", certain=False)
+                return True
+        return False
 
     def _serve(self, peer: Peer, events: int) -> None:
         if not peer.is_connected:
@@ -316,6 +345,10 @@ class Hub:
         if not data:
             self._lose(peer, "has ended", certain=True)
             return
+        peer.heard_s = time.monotonic()
+        if peer.is_hung:
+            peer.is_hung = False
+            peer.on_hung(False)
         try:
             self._take(peer, data)
         except (SealError, ValueError) as error:
@@ -335,12 +368,13 @@ class Hub:
             self.write(peer, handshake.proof())
         if handshake.is_proven and not peer.is_closed:
             peer.ends = handshake.ends()
-            self._strangers.discard(peer)
+            self._strangers.pop(peer, None)
             (peer.on_open if peer.connects else self.on_accepted)(peer)
 
     def _give_up(self, peer: Peer) -> None:
         if not peer.is_closed and peer.ends is None:
-            self._lose(peer, "does not answer", certain=False)
+            why = HANGS if peer.is_connected else "does not answer"
+            self._lose(peer, why, certain=False)
 
     def _refused(self, peer: Peer, problem: int) -> None:
         self._lose(peer, f"cannot be reached: {os.strerror(problem)}", certain=False)
@@ -357,6 +391,13 @@ class Hub:
 
     def _beat(self) -> None:
         """Ask every connection for a sign of life, and judge those that gave none."""
+        self._beats += 1
+        judges = self._beats % PINGS == 0
+        began_s = time.monotonic()
+        usual_s = PINGS * self._beat_wait_s()
+        was_held_up = began_s - self._judged_s > max(self.hung_s / 4, 2 * usual_s)
+        if judges:
+            self._judged_s = began_s
         for peer in list(self._peers):
             if peer.ends is None or peer.is_closed:
                 continue
@@ -366,9 +407,33 @@ class Hub:
                 self._lose(peer, f"has been silent for {peer.silence.limit_s:.1f} s", certain=False)
             else:
                 peer.ping()
+                if judges:
+                    self._judge_process(peer, now_s, was_held_up=was_held_up)
+        self.later(self._beat_wait_s(), self._beat)
+
+    def _beat_wait_s(self) -> float:
         # Ten thousand machines are asked less often: to ask them must not be all that we do.
         wait_s = max(self.silence_s / PINGS, len(self._peers) / PINGS_PER_S)
-        self.later(min(wait_s, self.silence_s / 2), self._beat)
+        return min(wait_s, self.silence_s / 2)
+
+    @staticmethod
+    def _judge_process(peer: Peer, now_s: float, *, was_held_up: bool) -> None:
+        """Its pings have to come as ours have to be acknowledged."""
+        if was_held_up:  # it is we who hung
+            peer.process.excuse()
+        peer.process.seen(peer.heard_s)
+        peer.process.asked(now_s)
+        if peer.process.is_lost(now_s) and not (peer.is_hung or peer.is_closed):
+            peer.is_hung = True
+            peer.on_hung(True)
+
+
+def _has_said(sock: socket.socket) -> bool:
+    """Whether something came that was not read yet."""
+    try:
+        return bool(sock.recv(1, socket.MSG_PEEK))
+    except OSError:
+        return False
 
 
 def _since_last_ack_s(sock: socket.socket) -> float:

@@ -30,6 +30,8 @@ class Join(_Message):
         warming: it is not ready yet to start workers quickly.
         labels: zone, rack, pool, as far as known.
         knows: the fingerprint of the last attempt that it was in.
+        fixed: the number of machines that the data were tied to in that attempt, or 0.
+        script: what it runs, without the way to it; "" where that is not known.
     """
 
     node: str
@@ -37,6 +39,8 @@ class Join(_Message):
     address: str
     attempt: int
     knows: str = ""
+    fixed: int = 0
+    script: str = ""
     workers: int = 1
     keeper: tuple[str, int] | None = None
     warming: bool = False
@@ -61,6 +65,18 @@ class Leaving(_Message):
 
 class Done(_Message):
     """All its workers have finished their work."""
+
+
+class Fixed(_Message):
+    """The job's data are tied to so many machines; 0: to no number any more. Both ways."""
+
+    machines: int
+
+
+class Needs(_Message):
+    """Workers that are asked to stop at a step's end were seen to need so many seconds for it."""
+
+    seconds: float
 
 
 class Bye(_Message):
@@ -89,9 +105,17 @@ class Finish(_Message):
 
 
 class Welcome(_Message):
-    """From the coordinator: you are in; wait for Go."""
+    """From the coordinator: you are in; wait for Go. The job has ``min_nodes`` to ``max_nodes``."""
 
     node: str
+    min_nodes: int
+    max_nodes: int
+
+
+class Refused(_Message):
+    """From the coordinator: this machine was started for something else."""
+
+    reason: str
 
 
 class Referral(_Message):
@@ -120,12 +144,18 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Go(_Message):
-    """The attempt starts: your place is your place among ``members``; ``aside`` wait meanwhile."""
+    """The attempt starts: your place is your place among ``members``; ``aside`` wait meanwhile.
+
+    ``fixed``: the number of machines that the job's data are tied to, or 0.
+    ``reign`` is the coordinator's: what the attempt's claim must say for its keepers to commit.
+    """
 
     attempt: int
     members: tuple[Member, ...]
     store: str
     aside: tuple[str, ...] = ()
+    fixed: int = 0
+    reign: str = ""
 
 
 class GoOn(_Message):
@@ -141,6 +171,8 @@ class GoOn(_Message):
     added: tuple[Member, ...]
     store: str
     aside: tuple[str, ...] = ()
+    fixed: int = 0
+    reign: str = ""
 
 
 class Departs(_Message):
@@ -175,11 +207,14 @@ Message = (
     | Ready
     | Leaving
     | Done
+    | Fixed
+    | Needs
     | Bye
     | Apart
     | Together
     | Finish
     | Welcome
+    | Refused
     | Referral
     | Halt
     | Go
@@ -213,6 +248,8 @@ def changes(before: Go | None, go: Go) -> GoOn | None:
         added=tuple(member for member in go.members if member.node not in known),
         store=go.store,
         aside=go.aside,
+        fixed=go.fixed,
+        reign=go.reign,
     )
     return message if changed(before, message) == go else None
 
@@ -226,6 +263,8 @@ def changed(before: Go, message: GoOn) -> Go:
         members=staying + message.added,
         store=message.store,
         aside=message.aside,
+        fixed=message.fixed,
+        reign=message.reign,
     )
 
 

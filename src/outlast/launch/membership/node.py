@@ -8,8 +8,8 @@ when                    what happens
 ======================  ===================================================================
 nobody is known         the newest claim on storage says who coordinates; if nobody lives
                         there any more, the next number is claimed
-the coordinator goes    workers stop; the member next in rank takes over, the others come
-                        to it; who reaches nobody seeks anew, which needs storage
+the coordinator goes,   workers stop; the member next in rank takes over, the others come
+or its process hangs    to it; who reaches nobody seeks anew, which needs storage
 somebody else claimed   workers stop, and the one who did is looked for
 ======================  ===================================================================
 """
@@ -22,14 +22,19 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from outlast.launch.membership.claims import Alive, Claim, Claims, Clerk
+import msgspec
+
+from outlast.launch.membership.claims import Alive, Claim, Claims, Clerk, Sign, new_reign
 from outlast.launch.membership.coordinator import Coordinator
-from outlast.launch.membership.hub import Hub, Peer
+from outlast.launch.membership.heirs import Inheritance, Ways
+from outlast.launch.membership.hub import HANGS, Hub, Peer
 from outlast.launch.membership.mesh import Mesh
 from outlast.launch.membership.messages import (
     Apart,
     Departs,
     Done,
+    Finish,
+    Fixed,
     Go,
     GoOn,
     Halt,
@@ -39,6 +44,7 @@ from outlast.launch.membership.messages import (
     Over,
     Ready,
     Referral,
+    Refused,
     Superseded,
     Together,
     Waits,
@@ -49,7 +55,6 @@ from outlast.launch.membership.messages import (
     encode,
     fingerprint,
 )
-from outlast.policy import succession
 from outlast.policy.membership import Roster, Rules
 from outlast.policy.succession import Seeking
 
@@ -57,8 +62,8 @@ logger = logging.getLogger(__name__)
 
 REFUSED_S: Final = 2.5  # without a sign of life, after which one that is not there is believed gone
 UNREACHED_S: Final = 6.0
-HEIR_S: Final = 0.1  # between two calls at an heir that has not noticed yet
 HOPS_MAX: Final = 3  # from one that refers to another
+_LASTING: Final = (Leaving, Finish)  # of what was said: true for every coordinator to come
 
 
 class Node:
@@ -71,7 +76,8 @@ class Node:
         me: itself.
         store_host: address that a worker store would be served at.
         attempt: the largest number of an attempt that it knows of.
-        tell: the agent's mailbox, for Go, Halt, Over, Departs and Waits.
+        tell: the agent's mailbox, for Go, Halt, Over, Departs, Waits, Refused and Rules.
+        script: what this machine runs, "" where that is not known.
     """
 
     def __init__(
@@ -85,8 +91,10 @@ class Node:
         store_host: str,
         attempt: int,
         tell: Callable[[Any], None],
+        script: str = "",
     ) -> None:
         self.me = me
+        self._script = script
         self.attempt = attempt
         self._hub = hub
         self._clerk = clerk
@@ -101,15 +109,24 @@ class Node:
         self._knows = ""  # fingerprint of the next
         self._go: Go | None = None  # the attempt that we are in, or were in last
         self._ended: set[str] = set()  # of its members, those known to have ended
+        self._hung: set[str] = set()  # coordinators that were given up because they hang
+        self._fixed = 0  # the number of machines that the job's data are tied to
         self._departing: set[str] = set()
         self._said: list[Any] = []  # what a new coordinator has to know, too
         self._warming = False
-        self._last_sign: tuple[Alive | None, float] | None = None
+        self._sign = Sign()
         self._seeking: Seeking | None = None
         self._sought_s = 0.0  # since when
         self._round = 0  # of questions to storage: of two that overlap the newer counts
         self._is_over = False
         self._over: Over | None = None
+        self._ways = Ways(
+            dial=lambda heir, failed: self._dial(heir.node, heir.address, failed),
+            later=hub.later,
+            is_settled=lambda: self._is_settled,
+            coordinate=self._take_over,
+            seek=self._seek,
+        )
         hub.on_accepted = self._accepted
 
     # --- what the agent says ---------------------------------------------------------------------
@@ -122,7 +139,7 @@ class Node:
     def ready(self, attempt: int) -> None:
         """Its workers up to those of ``attempt`` have ended, or there never were any."""
         self._warming = False
-        self._said = [one for one in self._said if isinstance(one, Leaving)]
+        self._said = [one for one in self._said if isinstance(one, _LASTING)]
         self._say(Ready(attempt=attempt))
 
     def leaving(self) -> None:
@@ -132,6 +149,10 @@ class Node:
     def done(self) -> None:
         """Its workers have finished."""
         self._say(Done())
+
+    def finish(self, message: Finish) -> None:
+        """The job is to end: if nobody coordinates just now, the next one is told."""
+        self._say(message)
 
     def pass_on(self, message: Any) -> None:
         """Say something to the coordinator that only the present one has to know."""
@@ -193,7 +214,7 @@ class Node:
     def _found(self, found: tuple[Claim | None, Alive | None] | None, problem: Any) -> None:
         if problem is not None or found is None:
             self._tell(Waits(words=f"storage to answer ({problem})"))
-            self._last_sign = None  # a coordinator could not give one either
+            self._sign = Sign()  # a coordinator could not give one either
             self._seek_again()
             return
         claim, alive = found
@@ -208,26 +229,23 @@ class Node:
         elif claim.node == self.me.node:
             self._claim(claim.attempt + 1, claim.attempt)
         else:
-            self._notice_sign(alive)
+            self._sign.seen(alive, time.monotonic())
             number = self._round
 
             def failed(why: str, certain: bool) -> None:
                 if not self._is_settled and number == self._round:
-                    self._not_there(claim, "refused" in why.lower())
+                    self._not_there(claim, why)
 
             self._dial(claim.node, claim.address, failed, hops=HOPS_MAX)
 
-    def _notice_sign(self, alive: Alive | None) -> None:
-        if self._last_sign is None or self._last_sign[0] != alive:
-            self._last_sign = (alive, time.monotonic())
-
-    def _not_there(self, claim: Claim, is_refused: bool) -> None:
-        """The one who claimed does not answer: gone, or only out of our reach."""
-        since_s = self._last_sign[1] if self._last_sign else time.monotonic()
-        limit_s = REFUSED_S if is_refused else UNREACHED_S
+    def _not_there(self, claim: Claim, why: str) -> None:
+        """The one who claimed does not answer: gone, only out of our reach, or it hangs."""
+        limit_s = REFUSED_S if "refused" in why.lower() else UNREACHED_S
+        if why == HANGS and claim.node not in self._hung:
+            limit_s = self._hub.hung_s
         if self._go is not None:  # others of our attempt may be about to claim
             limit_s = max(limit_s, self._rules.patience_s)
-        if time.monotonic() - since_s > limit_s:
+        if self._sign.still_s(time.monotonic()) > limit_s:
             self._claim(claim.attempt + 1, claim.attempt)
         else:
             self._tell(Waits(words=f"the coordinator on {claim.host}, which is not reached"))
@@ -236,7 +254,11 @@ class Node:
     def _claim(self, number: int, known: int) -> None:
         number = max(number, self.attempt + 1)
         claim = Claim(
-            attempt=number, node=self.me.node, host=self.me.host, address=self._hub.address
+            attempt=number,
+            node=self.me.node,
+            host=self.me.host,
+            address=self._hub.address,
+            reign=new_reign(),
         )
 
         def answered(taken: bool | None, problem: OSError | None) -> None:
@@ -244,7 +266,7 @@ class Node:
                 return
             if taken:
                 members = self._go.members if self._go is not None else ()
-                self._coordinate(number, [one.node for one in members], set())
+                self._coordinate(number, [one.node for one in members], set(), claim.reign)
             else:
                 self._seek_again()
 
@@ -268,6 +290,8 @@ class Node:
             address=self._hub.address,
             attempt=self.attempt,
             knows=self._knows,
+            fixed=self._fixed,
+            script=self._script,
             workers=self.me.workers,
             keeper=self.me.keeper,
             warming=self._warming,
@@ -288,7 +312,12 @@ class Node:
         message = self._understand(peer, data)
         match message:
             case Welcome():
+                self._adopt(message)
                 self._follow(peer, node, address)
+            case Refused():
+                peer.close()
+                self._is_over = True
+                self._tell(message)
             case Over():
                 peer.close()
                 self._end(message)
@@ -302,15 +331,24 @@ class Node:
                 peer.close()
                 failed("does not coordinate", False)
 
+    def _adopt(self, message: Welcome) -> None:
+        """All machines of a job go by the same numbers, whoever coordinates next."""
+        theirs = (message.min_nodes, message.max_nodes)
+        if theirs != (self._rules.min_nodes, self._rules.max_nodes):
+            low, high = theirs
+            self._rules = msgspec.structs.replace(self._rules, min_nodes=low, max_nodes=high)
+            self._tell(self._rules)
+
     def _follow(self, peer: Peer, node: str, address: str) -> None:
         if self._is_settled:
             peer.close()
             return
         self._peer = peer
         self._follows = (node, address)
-        self._last_sign = None
+        self._sign = Sign()
         peer.on_message = lambda data: self._hear_from(peer, data)
         peer.on_closed = self._coordinator_lost
+        peer.on_hung = self._coordinator_hung
         for message in self._said:
             peer.send(encode(message))
         self._mesh.report_again()
@@ -334,8 +372,9 @@ class Node:
         match message:
             case Go():
                 self._go, self._knows = message, fingerprint(message)
-                self.attempt = message.attempt
-                self._ended, self._said = set(), [s for s in self._said if isinstance(s, Leaving)]
+                self.attempt, self._fixed = message.attempt, message.fixed
+                self._ended, self._hung = set(), set()
+                self._said = [one for one in self._said if isinstance(one, _LASTING)]
                 self._departing &= {member.node for member in message.members}
                 self._mesh.watch(message)
                 self._tell(message)
@@ -347,6 +386,8 @@ class Node:
             case Departs():
                 self._departing.add(message.node)
                 self._tell(message)
+            case Fixed(machines=machines):
+                self._fixed = machines
             case Over():
                 self._end(message)
             case Superseded():
@@ -371,6 +412,13 @@ class Node:
 
     # --- the coordinator goes --------------------------------------------------------------------
 
+    def _coordinator_hung(self, is_hung: bool) -> None:
+        """When it moves again it finds that the others have gone on, and ends its workers."""
+        if is_hung and self._peer is not None and self._follows is not None:
+            self._hung.add(self._follows[0])
+            self._peer.close()
+            self._coordinator_lost("does not move, though its kernel answers", False)
+
     def _coordinator_lost(self, why: str, certain: bool) -> None:
         if self._is_over or self._follows is None:
             return
@@ -385,47 +433,19 @@ class Node:
             return
         if certain:
             self._ended.add(lost)
-        order = succession.heirs(
-            list(members),
-            {node: member.labels for node, member in members.items()},
-            lost=lost,
-            ended=self._ended,
-            departing=self._departing,
-        )
-        self._inherit([members[node] for node in order], self._patient_until_s())
+        patience_s = 2 * self._hub.silence_s
+        way = Inheritance(self._ways, self.me.node, go, ended=self._ended, patience_s=patience_s)
+        way.begin(lost, self._departing)
 
-    def _patient_until_s(self) -> float:
-        return time.monotonic() + 2 * self._hub.silence_s
+    def _take_over(self, awaited: set[str]) -> None:
+        """As the heir of the one that coordinated the attempt that we are in."""
+        assert self._go is not None  # noqa: S101 - heirs are its members
+        members = [member.node for member in self._go.members]
+        self._coordinate(None, members, awaited, new_reign())
 
-    def _inherit(self, heirs: list[Member], until_s: float) -> None:
-        """Go to the first heir that can be reached; perhaps that is us."""
-        if self._is_settled:
-            return
-        if not heirs:
-            self._seek()
-            return
-        heir, others = heirs[0], heirs[1:]
-        if heir.node == self.me.node:
-            assert self._go is not None  # noqa: S101 - heirs are its members
-            awaited = {member.node for member in heirs}
-            members = [member.node for member in self._go.members]
-            self._coordinate(None, members, awaited)
-            return
-
-        def failed(why: str, certain: bool) -> None:
-            if why.startswith("refers") and time.monotonic() < until_s:
-                # It has not noticed yet that the coordinator is gone; or only we have lost it.
-                self._hub.later(HEIR_S, lambda: self._inherit(heirs, until_s))
-            elif why.startswith("refers"):
-                self._seek()
-            else:
-                if certain or "refused" in why.lower():
-                    self._ended.add(heir.node)
-                self._inherit(others, self._patient_until_s())
-
-        self._dial(heir.node, heir.address, failed)
-
-    def _coordinate(self, held: int | None, members: list[str], awaited: set[str]) -> None:
+    def _coordinate(
+        self, held: int | None, members: list[str], awaited: set[str], reign: str
+    ) -> None:
         """Take the role."""
         roster = Roster(
             self._rules,
@@ -437,7 +457,7 @@ class Node:
             ended=self._ended,
             awaited=awaited,
         )
-        self._last_sign = None
+        self._sign = Sign()
         self._coordinator = Coordinator(
             self._hub,
             self._clerk,
@@ -445,10 +465,12 @@ class Node:
             self.me,
             roster,
             store_host=self._store_host,
+            reign=reign,
             held=held,
             deliver=self._hear,
             on_overtaken=self._superseded,
             last_go=self._go,
+            script=self._script,
         )
         self._coordinator.join_own(self._join())
         for message in list(self._said):

@@ -21,7 +21,7 @@ STACK: Final = (
     "torch.optim",
     "torch.utils.data",
     "torch.utils.serialization.config",  # torch.save and torch.load
-    "outlast.training.session",
+    "outlast.training.opening",
 )
 
 

@@ -7,14 +7,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
 
 from outlast.launch.arguments import Launch
+from outlast.launch.survivors import Kept
 from outlast.launch.warm.client import Server, ServerLost, StartRefused
-from outlast.launch.warm.context import WarmContext
+from outlast.launch.warm.context import ColdContext, WarmContext
 from outlast.launch.warm.early import is_possible
 from outlast.launch.warm.imports import read
 from outlast.launch.warm.variables import lasting
@@ -74,15 +75,20 @@ class Starts:
             self._server = None
 
     @contextlib.contextmanager
-    def in_charge(self) -> Iterator[None]:
+    def in_charge(self, kept: Mapping[int, Kept]) -> Iterator[None]:
         """While torch's agent starts its workers: they are started by us.
 
         torch has no seam for it: its agent calls a function by its global name.
+
+        Args:
+            kept: local rank → a worker of the attempt before that goes on.
         """
         original = torchs.start_processes
 
         def start(**asked: Any) -> Any:
-            found = self._start_warm(asked) or original(**asked)
+            found: Any = self._start_warm(asked, kept)
+            if found is None:
+                found = _start_cold(asked, kept) if kept else original(**asked)
             self._num_started += 1
             self._started_s = time.monotonic()
             return found
@@ -107,7 +113,7 @@ class Starts:
         elif not self._is_cold and lasted_s < FIRST_S:
             self._is_suspect = bool(codes) and _FROM_OUTSIDE.isdisjoint(codes)
 
-    def _start_warm(self, asked: dict[str, Any]) -> WarmContext | None:
+    def _start_warm(self, asked: dict[str, Any], kept: Mapping[int, Kept]) -> WarmContext | None:
         """The attempt's workers, or None when they are to start cold."""
         if self._is_suspect and not self._is_cold:
             self._is_suspect, self._is_on_trial = False, True
@@ -119,7 +125,7 @@ class Starts:
             self.close()
         while not self._is_cold:
             try:
-                return self._try(asked)
+                return self._try(asked, kept)
             except StartRefused as refused:
                 self._stay_cold(str(refused))
             except ServerLost as lost:
@@ -127,7 +133,7 @@ class Starts:
                     self._stay_cold(str(lost))
         return None
 
-    def _try(self, asked: dict[str, Any]) -> WarmContext:
+    def _try(self, asked: dict[str, Any], kept: Mapping[int, Kept]) -> WarmContext:
         environ = dict(os.environ) | asked["envs"][0]
         if self._server is not None and lasting(self._server.environ) != lasting(environ):
             self.close()  # it has read at its start what a fresh process would read otherwise
@@ -135,13 +141,9 @@ class Starts:
             self._new_server()
         assert self._server is not None  # noqa: S101 - just made
         self._server.wait_until_ready()
-        options = {name: value for name, value in asked.items() if name != "start_method"}
-        context = WarmContext(self._server, len(self._launch.worker_options), **options)
-        try:
-            context.start()
-        except BaseException:
-            context.close()
-            raise
+        script = len(self._launch.worker_options)
+        context = WarmContext(self._server, script, kept, **_options(asked))
+        _start(context)
         if not self._has_looked_ahead:
             self._has_looked_ahead = True
             self._server.preload(self._script)
@@ -163,9 +165,26 @@ class Starts:
         self._server = Server(os.environ)
 
     def _stay_cold(self, reason: str) -> None:
-        self._is_cold = True
-        self.close()
+        self._is_cold = True  # the server stays: workers that are kept die with it
         self._say(f"workers start cold, because {reason}")
+
+
+def _start_cold(asked: dict[str, Any], kept: Mapping[int, Kept]) -> ColdContext:
+    context = ColdContext(kept, **_options(asked))
+    _start(context)
+    return context
+
+
+def _options(asked: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in asked.items() if name != "start_method"}
+
+
+def _start(context: ColdContext) -> None:
+    try:
+        context.start()
+    except BaseException:
+        context.close()
+        raise
 
 
 def _cannot(launch: Launch) -> str:

@@ -6,7 +6,6 @@ is used by one thread.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import select
@@ -18,10 +17,11 @@ from typing import Any, Final
 
 import msgspec
 
+from outlast.keeper import descriptors
+from outlast.keeper.descriptors import MAX_FDS
+
 _HEAD: Final = struct.Struct("<II")
-_FDS: Final = array.array("i")
 MAX_FRAME: Final = 1 << 28
-MAX_FDS: Final = 250  # the kernel takes 253 with one message
 SEND_TIMEOUT_S: Final = 20
 
 
@@ -125,11 +125,7 @@ class Wire:
             OSError: the other end is gone, or does not read.
         """
         body = msgspec.msgpack.encode(message)
-        data = _HEAD.pack(len(body), len(fds or ())) + body
-        if fds:
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
-            data = data[self.sock.sendmsg([data], [rights]) :]
-        self.sock.sendall(data)
+        descriptors.send(self.sock, _HEAD.pack(len(body), len(fds or ())) + body, fds or ())
 
     def receive(self, timeout_s: float | None) -> tuple[Any, list[int]] | None:
         """The next message and its descriptors; None when none came in time.
@@ -164,16 +160,11 @@ class Wire:
             raise ValueError(str(error)) from None
 
     def _read(self) -> None:
-        room = socket.CMSG_SPACE(MAX_FDS * _FDS.itemsize)
         try:
-            data, extras, _, _ = self.sock.recvmsg(1 << 18, room, socket.MSG_CMSG_CLOEXEC)
+            data, fds = descriptors.receive(self.sock)
         except OSError as error:
             raise EOFError(str(error)) from None
-        for level, kind, rights in extras:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds = _FDS[:]
-                fds.frombytes(rights[: len(rights) - len(rights) % fds.itemsize])
-                self._fds.extend(fds)
+        self._fds += fds
         if not data:
             raise EOFError
         self._buffer += data

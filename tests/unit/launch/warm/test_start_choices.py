@@ -39,8 +39,8 @@ class FakeServer:
 
 
 class FakeContext:
-    def __init__(self, server, script, **asked):
-        self.server, self.script, self.asked = server, script, asked
+    def __init__(self, server, script, kept, **asked):
+        self.server, self.script, self.kept, self.asked = server, script, kept, asked
 
     def start(self):
         pass
@@ -72,12 +72,21 @@ def launch(**changes):
     return SimpleNamespace(**(given | changes))
 
 
-def started(one, environ=None):
-    """ "cold", or the server that was asked."""
-    with one.in_charge():
-        found = starts.torchs.start_processes(
+class FakeCold(FakeContext):
+    def __init__(self, kept, **asked):
+        super().__init__("cold", 0, kept, **asked)
+
+
+def start(one, environ=None, kept=()):
+    with one.in_charge(dict(kept)):
+        return starts.torchs.start_processes(
             envs={0: {"RANK": "0", **(environ or {})}}, start_method="spawn", name="x"
         )
+
+
+def started(one, environ=None):
+    """ "cold", or the server that was asked."""
+    found = start(one, environ)
     return getattr(found, "server", found)
 
 
@@ -138,6 +147,8 @@ def test_a_refusal_is_for_good_and_said_once(clock):
     one = make(said)
     assert [started(one) for _ in range(3)] == ["cold"] * 3
     assert said == ["workers start cold, because an import has started 2 threads"]
+    assert not FakeServer.made[0].is_lost  # workers that are kept would die with it
+    one.close()
     assert FakeServer.made[0].is_lost
 
 
@@ -234,3 +245,15 @@ def test_no_server_where_the_setting_says_so(monkeypatch):
     assert early.begin(["train.py"]) is None
     monkeypatch.setenv("OUTLAST_WORKERS_WARM", "perhaps")
     assert early.begin(["train.py"]) is None  # which the agent will say
+
+
+@pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
+def test_those_that_are_kept_are_handed_on_however_others_start(clock, monkeypatch, cold):
+    monkeypatch.setattr(starts, "ColdContext", FakeCold)
+    one = make([])
+    if cold:
+        FakeServer.outcomes.append(StartRefused("so it is"))
+    found = start(one, kept={2: "a worker"})
+    assert found.kept == {2: "a worker"}
+    assert (found.server == "cold") == cold
+    assert "start_method" not in found.asked

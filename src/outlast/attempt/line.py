@@ -1,0 +1,143 @@
+"""What an agent and a worker that recovers in its process say to each other.
+
+A socket in a directory that the agent's user alone can enter, of the kind that keeps messages
+apart (SOCK_SEQPACKET): a message comes whole or not at all. The agent knows who is at the other end
+from the kernel (SO_PEERCRED), and not from what is said.
+
+=============  =============  ===============================================================
+who says it    message        meaning
+=============  =============  ===============================================================
+agent          ``Over``       the attempt is over: break what is pending, unwind
+worker         ``Unwound``    it has left its function; what is left is to take things down
+worker         ``Prepared``   it could begin the next attempt now
+worker         ``Stays``      it cannot: what happened to it is its own
+agent          ``Go``         the next attempt, as this worker is to see it
+=============  =============  ===============================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+LINE_VARIABLE: Final = "OUTLAST_LINE"  # path of the socket, set by our agent
+MAX_BYTES: Final = 1 << 17
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class _Message(msgspec.Struct, kw_only=True, tag=True):
+    """What all messages have in common: the class's name says what they are."""
+
+
+class Over(_Message):
+    """The attempt is over."""
+
+
+class Unwound(_Message):
+    """The worker has left its function."""
+
+
+class Prepared(_Message):
+    """The worker could begin.
+
+    Attributes:
+        step: that it holds the state of, or None.
+    """
+
+    step: int | None = None
+
+
+class Stays(_Message):
+    """The worker cannot begin again; ``reason`` completes "because"."""
+
+    reason: str
+
+
+class Go(_Message):
+    """The next attempt.
+
+    Attributes:
+        environ: the variables that differ between workers and attempts; others of that kind are to
+            be removed.
+        stdout, stderr: files that its output goes to, or "" for where it goes now.
+    """
+
+    environ: dict[str, str]
+    stdout: str = ""
+    stderr: str = ""
+
+
+Message = Over | Unwound | Prepared | Stays | Go
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+class Line:
+    """One end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    @property
+    def peer_pid(self) -> int:
+        """Process id of the other end, as the kernel knows it."""
+        size = _CREDENTIALS.size
+        raw = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        return int(_CREDENTIALS.unpack(raw)[0])
+
+    def send(self, message: Message) -> bool:
+        """Say it; whether the other end is there."""
+        try:
+            self.sock.send(msgspec.msgpack.encode(message), socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> Message | None:
+        """The next message, waited for; None once the other end is gone.
+
+        Raises:
+            BlockingIOError: there is none, and this end does not wait.
+        """
+        try:
+            data = self.sock.recv(MAX_BYTES)
+            return _decoder.decode(data) if data else None
+        except BlockingIOError:
+            raise
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def close(self) -> None:
+        """Let go."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in it
+        self.sock.close()
+
+
+def listen(path: Path, backlog: int) -> socket.socket:
+    """The agent's socket; accepting from it never waits."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(backlog)
+    listener.setblocking(False)
+    return listener
+
+
+def dial() -> Line | None:
+    """This worker's line to its agent; None where the agent does not want one."""
+    path = os.environ.get(LINE_VARIABLE)
+    if not path:
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        return None
+    return Line(sock)

@@ -1,0 +1,222 @@
+"""Workers that live through the end of an attempt, as their agent deals with them.
+
+A worker in a function that ``outlast.survive`` holds has a line to the agent (``attempt.line``).
+When the attempt is over it is told so, and has a few seconds to leave that function and a few more
+to take its process groups down. Who is in time is kept: torch's agent, for which every worker of an
+attempt ends with it, sees it as ended well, and in the next attempt's context it stands in its old
+place. Who is not in time is ended, and started anew like those that were lost.
+
+What can go wrong: a worker is told to go on and dies of it. That is a failure of the new attempt,
+judged like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from outlast.attempt import line
+from outlast.attempt.line import Go, Line, Over, Prepared, Stays, Unwound
+from outlast.launch.warm.wire import readable
+
+UNWIND_S: Final = 5.0  # until it has left its function
+TAKE_DOWN_S: Final = 5.0  # from there until it could go on
+LOOK_S: Final = 0.05  # between two looks whether it has died
+BACKLOG: Final = 1024
+UNHELD: Final = "it is in no function that outlast.survive holds"
+STUCK: Final = f"it has not left its step within {UNWIND_S:.0f} s"
+LATE: Final = f"its process groups were not taken down within {TAKE_DOWN_S:.0f} s"
+_SOCKET: Final = "line"
+
+
+class Kept:
+    """A worker that goes on into the next attempt.
+
+    Attributes:
+        handler: torch's view of its process.
+        step: that it holds the state of, or None.
+    """
+
+    def __init__(self, handler: Any, end: Line, step: int | None) -> None:
+        self.handler = handler
+        self.step = step
+        self._line = end
+
+    def go(self, environ: dict[str, str], stdout: str, stderr: str) -> None:
+        """Tell it its place in the next attempt; if it has died, the attempt will see that."""
+        self._line.send(Go(environ=environ, stdout=stdout or "", stderr=stderr or ""))
+
+
+class Survivors:
+    """Those of one machine.
+
+    Args:
+        directory: the agent's private one.
+        wanted: the setting ``workers.in_process``.
+        say: tells a person.
+    """
+
+    def __init__(self, directory: Path, wanted: bool, say: Callable[[str], None]) -> None:
+        self.kept: dict[int, Kept] = {}
+        self.reasons: dict[int, str] = {}  # local rank → why it was not kept, of the last attempt
+        self._say = say
+        self._said_unheld = False
+        self._stay = False
+        self._lines: dict[int, Line] = {}  # by process id
+        self._path = directory / _SOCKET
+        self._listener = line.listen(self._path, BACKLOG) if wanted else None
+
+    @property
+    def address(self) -> str:
+        """Where workers find their line; "" where none is wanted."""
+        return str(self._path) if self._listener is not None else ""
+
+    def close(self) -> None:
+        """End those that wait for an attempt that does not come."""
+        self.end()
+        for one in self._lines.values():
+            one.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    # --- an attempt ends -------------------------------------------------------------------------
+
+    def gather(self, running: Mapping[int, Any]) -> None:
+        """The attempt is over: keep whoever of these workers can go on.
+
+        Args:
+            running: local rank → torch's handler of a worker that has not ended.
+        """
+        if self._listener is None or not running:
+            return
+        self.reasons = {}
+        self._accept({handler.proc.pid for handler in running.values()})
+        asked: dict[int, Line] = {}
+        for rank, handler in running.items():
+            end = self._lines.get(handler.proc.pid)
+            if end is not None and end.send(Over()):
+                asked[rank] = end
+            else:
+                self.reasons[rank] = UNHELD
+        until_s = dict.fromkeys(asked, time.monotonic() + UNWIND_S)
+        unwound: set[int] = set()
+        while asked:
+            by_fd = {end.sock.fileno(): rank for rank, end in asked.items()}
+            for fd in readable(by_fd, LOOK_S):
+                rank = by_fd[fd]
+                self._hear(rank, running[rank], asked, unwound)
+                if rank in unwound:
+                    until_s[rank] = time.monotonic() + TAKE_DOWN_S
+            for rank in list(asked):
+                if running[rank].proc.poll() is not None:
+                    self._not_kept(rank, asked, "it has ended")
+                elif time.monotonic() > until_s[rank]:
+                    self._not_kept(rank, asked, LATE if rank in unwound else STUCK)
+        self._tell_if_unheld()
+
+    def _hear(self, rank: int, handler: Any, asked: dict[int, Line], unwound: set[int]) -> None:
+        match asked[rank].receive():
+            case Unwound():
+                unwound.add(rank)
+            case Prepared(step=step):
+                self.kept[rank] = Kept(handler, asked.pop(rank), step)
+            case Stays(reason=reason):
+                self._not_kept(rank, asked, reason)
+            case _:
+                self._not_kept(rank, asked, "it has left its function")
+
+    def _not_kept(self, rank: int, asked: dict[int, Line], reason: str) -> None:
+        self.reasons[rank] = reason
+        asked.pop(rank, None)
+
+    def _tell_if_unheld(self) -> None:
+        if self._said_unheld or self.kept or set(self.reasons.values()) != {UNHELD}:
+            return
+        self._said_unheld = True
+        self._say(
+            "workers.in_process is on, and no worker is in a function that @outlast.survive holds: "
+            "all of them start anew"
+        )
+
+    def _accept(self, pids: set[int]) -> None:
+        """Whoever has called since, if it is one of these."""
+        listener = self._listener
+        assert listener is not None  # noqa: S101 - asked where lines are wanted
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sock, _ = listener.accept()
+                sock.setblocking(True)
+                end = Line(sock)
+                self._replace(end.peer_pid, end)
+        for pid in self._lines.keys() - pids:
+            self._lines.pop(pid).close()
+
+    def _replace(self, pid: int, end: Line) -> None:
+        before = self._lines.pop(pid, None)
+        if before is not None:
+            before.close()
+        self._lines[pid] = end
+
+    # --- between two attempts --------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def staying(self) -> Iterator[None]:
+        """Within, what torch's agent does to end its workers passes those by that are kept."""
+        self._stay = True
+        try:
+            yield
+        finally:
+            self._stay = False
+
+    def end_unless_staying(self) -> None:
+        """The agent ends its workers."""
+        if not self._stay:
+            self.end()
+
+    def end(self) -> None:
+        """There is no next attempt for those that are kept."""
+        kept, self.kept = self.kept, {}
+        for one in kept.values():
+            if one.handler.proc.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(one.handler.proc.pid, signal.SIGKILL)
+        for one in kept.values():
+            with contextlib.suppress(Exception):
+                one.handler.proc.wait(timeout=5)
+
+    def take(self) -> dict[int, Kept]:
+        """Those that are kept; the next attempt's context has them from here on."""
+        kept, self.kept = self.kept, {}
+        return kept
+
+
+class StandIn:
+    """A worker that is kept, as the attempt that is over sees it: it has ended well.
+
+    Args:
+        handler: the worker's.
+    """
+
+    def __init__(self, handler: Any) -> None:
+        self.local_rank_id = handler.local_rank_id
+        self.proc = _Ended(handler.proc.pid)
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Nothing is to be ended."""
+
+
+class _Ended:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode = 0
+
+    def poll(self) -> int:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self.returncode

@@ -1,0 +1,94 @@
+"""What an attempt must know of those before it, without reading the whole ledger each time.
+
+The agent keeps count and hands it to its workers, with the place up to which it has read: a restart
+after months reads what the last attempt has written, not the months.
+
+What can go wrong: a ledger that was replaced by a shorter one is read anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from outlast.errors import StorageError
+from outlast.ledger.events import Event, decode
+from outlast.ledger.file import FILE_NAME
+
+VARIABLE: Final = "OUTLAST_PAST"  # set by our agent for its workers
+CHUNK_BYTES: Final = 4 << 20
+_FULL: Final = "full"
+# A line's head as it is written: what most lines are needed for is seen without decoding them.
+_HEAD: Final = re.compile(
+    rb'\{"t":[^,{]+,"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
+    rb'"rank":[^,{]+,"event":"(\w+)"'
+)
+_WORD: Final = re.compile(r"(\d+) (\d+) (\d+)")
+
+
+class Past:
+    """A fold over the events of a job.
+
+    Args:
+        directory: the job's.
+        word: another Past's, of the same ledger; what is none is ignored.
+
+    Attributes:
+        attempt: the largest number of an attempt; 0 for none.
+        promised: the newest step that was committed and can be resumed from; 0 for none.
+    """
+
+    def __init__(self, directory: Path, word: str = "") -> None:
+        self._path = directory / FILE_NAME
+        known = _WORD.fullmatch(word)
+        self._offset, self.attempt, self.promised = map(int, known.groups() if known else (0, 0, 0))
+
+    @property
+    def word(self) -> str:
+        """What was found so far, for another process."""
+        return f"{self._offset} {self.attempt} {self.promised}"
+
+    def look(self) -> Past:
+        """Read what is new, as far as its lines are whole; returns this one.
+
+        Raises:
+            StorageError: the ledger cannot be read; one that is not there yet has no events.
+        """
+        try:
+            with self._path.open("rb") as file:
+                self._read(file)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StorageError(
+                f"the ledger in {self._path.parent} cannot be read: {error.strerror or error}"
+            ) from None
+        return self
+
+    def _read(self, file: BinaryIO) -> None:
+        if file.seek(0, os.SEEK_END) < self._offset:
+            self._offset, self.attempt, self.promised = 0, 0, 0
+        file.seek(self._offset)
+        rest = b""
+        while chunk := file.read(CHUNK_BYTES):
+            whole, newline, rest = (rest + chunk).rpartition(b"\n")
+            self._offset += len(whole) + len(newline)
+            for line in whole.split(b"\n"):
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        head = _HEAD.match(line)
+        if head is not None and head[2] != b"commit":
+            self.attempt = max(self.attempt, int(head[1]))
+            return
+        event = decode(line)
+        if event is not None:
+            self.attempt = max(self.attempt, event.attempt)
+            self._commit(event)
+
+    def _commit(self, event: Event) -> None:
+        step = event.get("step")
+        if event.event == "commit" and event.get("kind", _FULL) == _FULL and isinstance(step, int):
+            self.promised = max(self.promised, step)

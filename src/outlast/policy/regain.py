@@ -1,0 +1,137 @@
+"""Which state of the survivors a new attempt goes on from, if any: the furthest that is complete.
+
+Complete means: a survivor has all that optimizers change as of a step's end; survivors that are
+there too have the same, bit for bit; and somebody knows what each rank alone knew at that step: its
+random numbers, its place in the data and its record of samples. Otherwise the attempt goes on from
+a checkpoint, as one whose workers were all started anew.
+
+Rejected: going on without what only a rank that is lost knew. It would lose no step, and be another
+run; and nobody could prove any more that each sample was trained on once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """That somebody knows the own state of a rank at a step.
+
+    Attributes:
+        timeline, rank, world_size, step: of which.
+        rest: digest of what that rank held besides, "" where that is not known.
+    """
+
+    timeline: int
+    rank: int
+    world_size: int
+    step: int
+    rest: str = ""
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker of the new attempt has.
+
+    Attributes:
+        step: whose end it has the state of, or None.
+        timeline, world_size: of that state.
+        digest: of that state without the rank's own.
+        rest: digest of the part of it that optimizers do not change.
+        is_grouped: whether it is in a process group, so that state can be sent to it.
+        known: own states that it knows, of any rank.
+    """
+
+    step: int | None = None
+    timeline: int = 0
+    world_size: int = 0
+    digest: str = ""
+    rest: str = ""
+    is_grouped: bool = False
+    known: list[Known] = []
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What all ranks do.
+
+    Attributes:
+        step: completed steps to go on from; None: from a checkpoint.
+        why_not: why the survivors' state is not used; "" where there was none.
+        timeline, world_size: of the state.
+        source: the rank that sends it.
+        lacking: ranks that need it sent.
+        own: rank before → the rank that knows its own state now.
+        committed: the newest step that is committed.
+    """
+
+    step: int | None = None
+    why_not: str = ""
+    timeline: int = 0
+    world_size: int = 0
+    source: int = 0
+    lacking: list[int] = []
+    own: dict[int, int] = {}
+    committed: int = 0
+
+
+def decide(offers: Sequence[Offer], promised: Collection[int]) -> Plan:
+    """Choose.
+
+    Args:
+        offers: of the new attempt's ranks, in order.
+        promised: steps that the ledger says were committed.
+    """
+    found = {rank: offer for rank, offer in enumerate(offers) if offer.step}
+    if not found:
+        return Plan()
+    timeline, step = max((one.timeline, one.step or 0) for one in found.values())
+    there = [rank for rank, one in found.items() if (one.timeline, one.step) == (timeline, step)]
+    source = offers[there[0]]
+    committed = max(promised, default=0)
+    if committed > step:
+        return Plan(why_not=f"they have step {step}, and step {committed} is committed")
+    if len({offers[rank].digest for rank in there}) > 1:
+        return Plan(why_not=f"they differ at step {step}: not all of it is the same on all ranks")
+    lacking = [rank for rank in range(len(offers)) if rank not in there]
+    if lacking and not all(one.is_grouped for one in offers):
+        return Plan(why_not="it cannot be sent: call init_process_group() before outlast.session()")
+    own, others = _owners(offers, timeline, step, source)
+    if others:
+        return Plan(why_not=f"at step {step} rank {others[0]} held what other ranks did not")
+    missing = [rank for rank in range(source.world_size) if rank not in own]
+    if missing:
+        return Plan(
+            why_not=f"the random numbers of rank {missing[0]} at step {step} went with its process"
+        )
+    return Plan(
+        step=step,
+        timeline=timeline,
+        world_size=source.world_size,
+        source=there[0],
+        lacking=lacking,
+        own=own,
+        committed=committed,
+    )
+
+
+def _owners(
+    offers: Sequence[Offer], timeline: int, step: int, source: Offer
+) -> tuple[dict[int, int], list[int]]:
+    """Who knows each rank's own state, and ranks whose other state was another one."""
+    own: dict[int, int] = {}
+    others: list[int] = []
+    held: dict[int, str] = {source.step or 0: source.rest}  # by step: of the rank seen first
+    for holder, offer in enumerate(offers):
+        for one in offer.known:
+            # Of a step before, too: who died in this one has left nothing to compare of it.
+            is_comparable = (one.timeline, one.world_size) == (timeline, source.world_size)
+            if is_comparable and one.rest and one.rest != held.setdefault(one.step, one.rest):
+                others.append(one.rank)
+                continue
+            of = (one.timeline, one.step, one.world_size)
+            if of != (timeline, step, source.world_size):
+                continue
+            if one.rank not in own or holder == one.rank:
+                own[one.rank] = holder
+    return own, others

@@ -1,0 +1,302 @@
+"""How nodes' sums cross the network: each worker adds up one chunk of all, and gives it to all.
+
+The traffic is that of a reduce-scatter and an all-gather, with the difference that what arrives is
+added in the order of the tree. Two ways, the same bits:
+
+- :class:`Messages`, in the host's memory (gloo): each chunk goes from one worker to another without
+  a copy, and a thread that lives for one step adds up and answers while backward goes on.
+- :class:`Collectives`, on a GPU (NCCL): all-to-all and all-gather on a stream of their own. Nothing
+  waits on the host.
+
+What can go wrong: a worker dies or stays away; the wait for its messages ends with an error, at the
+latest after the process group's time-out, and the error is raised where the training waits.
+
+Rejected: gloo's own all-to-all and all-gather (they copy what they send, and one bucket's must end
+before the next one's begin).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+
+from outlast.reduce.buckets import Bucket
+from outlast.reduce.tree import Plan
+
+_TAG: Final = 0x5B00000  # of our messages, apart from those that a script sends
+SEGMENT_BYTES: Final = 2 << 20  # of a chunk: one is added up while the next arrives
+Expected = list[tuple[list[Any], list[Any]]]  # for each segment, what nodes and results arrive by
+JOIN_S: Final = 5.0  # for the thread of a step that was given up
+
+
+def gather(into: torch.Tensor, own: torch.Tensor, group: Any) -> None:
+    """All workers' tensors, one after the other, for each of them."""
+    # torch 2.13 has a new name for it, and warns at the old one.
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    call(into, own, group=group)
+
+
+class Exchange(Protocol):
+    """Carries the sums of one set of buckets, step after step."""
+
+    def begin(self) -> None:
+        """A step's buckets will be launched from here on."""
+
+    def launch(self, number: int) -> None:
+        """Bucket ``number`` has all of this worker's nodes; all workers launch them in order."""
+
+    def finish(self) -> None:
+        """Wait until every bucket has its result.
+
+        Raises:
+            RuntimeError: a worker is gone.
+        """
+
+    def abort(self) -> None:
+        """Give up the step: it will not be finished."""
+
+
+def open_exchange(plan: Plan, buckets: Sequence[Bucket], group: Any) -> Exchange:
+    """The exchange that suits the place where the buckets are.
+
+    Args:
+        plan: the tree.
+        buckets: all of one kind of device.
+        group: the process group; None is the default one.
+    """
+    if plan.world_size == 1:
+        return Alone(plan, buckets)
+    if buckets and buckets[0].result.device.type == "cpu":
+        return Messages(plan, buckets, group)
+    return Collectives(plan, buckets, group)
+
+
+class Alone:
+    """One worker has all."""
+
+    def __init__(self, plan: Plan, buckets: Sequence[Bucket]) -> None:
+        self._buckets = buckets
+
+    def begin(self) -> None:
+        """Nothing to prepare."""
+
+    def launch(self, number: int) -> None:
+        """Divide."""
+        bucket = self._buckets[number]
+        bucket.complete([bucket.own_pieces()])
+
+    def finish(self) -> None:
+        """Nothing to wait for."""
+
+    def abort(self) -> None:
+        """Nothing is under way."""
+
+
+class Messages:
+    """Chunks as messages between two workers each.
+
+    Args:
+        plan: the tree.
+        buckets: in the order in which they are launched.
+        group: the process group; None is the default one.
+    """
+
+    def __init__(self, plan: Plan, buckets: Sequence[Bucket], group: Any) -> None:
+        self._plan = plan
+        self._buckets = buckets
+        self._group = group
+        # The next rank first, so that not all begin with the same one.
+        self._others = [(plan.rank + by) % plan.world_size for by in range(1, plan.world_size)]
+        most = max(len(nodes) for nodes in plan.nodes)
+        self._chunks = [
+            {
+                rank: [torch.empty(bucket.chunk, dtype=bucket.dtype) for _ in plan.nodes[rank]]
+                for rank in self._others
+            }
+            for bucket in buckets
+        ]
+        self._segments = [_segments(bucket) for bucket in buckets]
+        # Bucket and segment → the tag of its first node; that of the result comes after the last.
+        tags = itertools.count(_TAG, most + 1)
+        self._tags = [[next(tags) for _ in segments] for segments in self._segments]
+        self._last_tag = most
+        self._launched: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._sent: list[Any] = []
+        self._is_given_up = False
+        self._error: BaseException | None = None
+
+    def begin(self) -> None:
+        """Say where everything is to be written, and start the thread that answers.
+
+        Others' messages go straight to their places if these are known when they set out.
+        """
+        self._error, self._is_given_up = None, False
+        self._launched = queue.SimpleQueue()
+        expected = [self._expect(number) for number in range(len(self._buckets))]
+        self._thread = threading.Thread(
+            target=self._run, args=(expected,), name="outlast-reduce", daemon=True
+        )
+        self._thread.start()
+
+    def launch(self, number: int) -> None:
+        """Send this worker's nodes to those who add them up."""
+        bucket = self._buckets[number]
+        for segment, tag in zip(self._segments[number], self._tags[number], strict=True):
+            for rank in self._others:
+                for index, flat in enumerate(bucket.nodes):
+                    self._send(bucket.piece(flat, rank)[segment], rank, tag + index)
+        self._launched.put(number)
+
+    def finish(self) -> None:
+        """Wait until every bucket has its result."""
+        assert self._thread is not None  # noqa: S101 - begin() comes first
+        self._launched.put(None)
+        self._thread.join()
+        self._thread = None
+        if self._error is not None:
+            raise self._error
+        for work in self._sent:
+            work.wait()
+        self._sent = []
+
+    def abort(self) -> None:
+        """Let the thread go; one that waits for a worker ends with the group's time-out."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._is_given_up = True
+            self._launched.put(None)
+            thread.join(JOIN_S)
+        self._sent = []
+
+    def _run(self, expected: Sequence[Expected]) -> None:
+        try:
+            for number in iter(self._launched.get, None):
+                self._answer(number, expected[number])
+            if self._is_given_up:
+                return
+            for arriving in expected:
+                for _, results in arriving:
+                    for work in results:
+                        work.wait()
+        except BaseException as error:  # noqa: BLE001 - raised by finish()
+            self._error = error
+
+    def _expect(self, number: int) -> Expected:
+        """Say where a bucket's chunks are to be written: for each segment (nodes, results).
+
+        A result may be announced before this worker's own nodes are sent, though it is written over
+        them: it cannot be there before they were.
+        """
+        bucket = self._buckets[number]
+        expected: Expected = []
+        for segment, tag in zip(self._segments[number], self._tags[number], strict=True):
+            nodes, results = [], []
+            for rank in self._others:
+                for index, chunk in enumerate(self._chunks[number][rank]):
+                    nodes.append(self._receive(chunk[segment], rank, tag + index))
+                piece = bucket.piece(bucket.result, rank)
+                results.append(self._receive(piece[segment], rank, tag + self._last_tag))
+            expected.append((nodes, results))
+        return expected
+
+    def _answer(self, number: int, expected: Expected) -> None:
+        """Add up this worker's chunk of a bucket as it arrives, and give it to all."""
+        bucket, found = self._buckets[number], self._chunks[number]
+        mine = bucket.own_pieces()
+        chunks = [found.get(rank, mine) for rank in range(self._plan.world_size)]
+        places = zip(self._segments[number], self._tags[number], expected, strict=True)
+        for segment, tag, (arriving, _) in places:
+            for work in arriving:
+                work.wait()
+            own = bucket.complete(chunks, segment)
+            for rank in self._others:
+                self._send(own, rank, tag + self._last_tag)
+
+    def _send(self, tensor: torch.Tensor, rank: int, tag: int) -> None:
+        self._sent.append(dist.isend(tensor, group=self._group, group_dst=rank, tag=tag))
+
+    def _receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
+        return dist.irecv(tensor, group=self._group, group_src=rank, tag=tag)
+
+
+def _segments(bucket: Bucket) -> list[slice]:
+    """A chunk in parts of about the same size."""
+    count = -(-bucket.chunk * bucket.dtype.itemsize // SEGMENT_BYTES)
+    edges = [bucket.chunk * number // count for number in range(count + 1)]
+    return [slice(*edge) for edge in itertools.pairwise(edges)]
+
+
+class Collectives:
+    """All-to-all and all-gather; on a GPU on a stream of their own.
+
+    Args:
+        plan: the tree.
+        buckets: in the order in which they are launched.
+        group: the process group; None is the default one.
+    """
+
+    def __init__(self, plan: Plan, buckets: Sequence[Bucket], group: Any) -> None:
+        self._plan = plan
+        self._buckets = buckets
+        self._group = group
+        self._num_nodes = [len(nodes) for nodes in plan.nodes]
+        self._chunks = [
+            torch.empty(
+                (sum(self._num_nodes), bucket.chunk),
+                dtype=bucket.dtype,
+                device=bucket.result.device,
+            )
+            for bucket in buckets
+        ]
+        devices = {bucket.result.device for bucket in buckets if bucket.result.is_cuda}
+        self._streams = {device: torch.cuda.Stream(device) for device in devices}
+
+    def begin(self) -> None:
+        """Nothing to prepare: work is queued as it comes."""
+
+    def launch(self, number: int) -> None:
+        """Queue both exchanges of a bucket and the sum between them."""
+        bucket = self._buckets[number]
+        device = bucket.result.device
+        with contextlib.ExitStack() as stack:
+            stream = self._streams.get(device)
+            if stream is not None:
+                stream.wait_stream(torch.cuda.current_stream(device))
+                stack.enter_context(torch.cuda.stream(stream))
+            self._exchange(bucket, self._chunks[number])
+
+    def _exchange(self, bucket: Bucket, chunks: torch.Tensor) -> None:
+        world_size, size = self._plan.world_size, bucket.chunk
+        if len(bucket.nodes) == 1:
+            sent = bucket.nodes[0]  # in chunks by owner already
+        elif bucket.nodes:
+            rows = [flat.view(world_size, size) for flat in bucket.nodes]
+            sent = torch.stack(rows, dim=1).view(-1)
+        else:
+            sent = chunks.new_empty(0)
+        dist.all_to_all_single(
+            chunks.view(-1),
+            sent,
+            [count * size for count in self._num_nodes],
+            [len(bucket.nodes) * size] * world_size,
+            group=self._group,
+        )
+        found = chunks.split(self._num_nodes)
+        own = bucket.complete([list(rows.unbind()) for rows in found])
+        gather(bucket.result, own, self._group)
+
+    def finish(self) -> None:
+        """Have the current streams wait for the results; the host does not."""
+        for device, stream in self._streams.items():
+            torch.cuda.current_stream(device).wait_stream(stream)
+
+    def abort(self) -> None:
+        """What is queued will end or fail by itself."""

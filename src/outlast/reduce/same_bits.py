@@ -1,0 +1,377 @@
+"""Data parallel training whose result does not depend on the number of workers, in no bit.
+
+    loader = outlast.data.Loader(dataset, global_batch=96, shards=12)
+    model = outlast.SameBits(model, shards=12)  # in place of DistributedDataParallel
+
+    for batch in session.steps(loader, until=10_000):
+        for x, y in model.shards(batch):
+            model.backward(loss_function(model(x), y))
+        optimizer.step()
+        session.log(loss=model.loss)
+
+Guarantees, at any number of workers on machines of one kind: after the loop over ``shards`` every
+worker has the same ``.grad``, ``model.loss`` and buffers, and they are the ones that any other
+number of workers would have come to. How: the global batch is cut into V shards; what is computed
+for one depends on nothing but the shard and the state that the step began with (random numbers are
+seeded, buffers put back, for each); and what the shards come to is added in one fixed tree.
+
+What breaks it, and is checked where it can be: other kinds of processors or versions on different
+workers; another number of threads; kernels that add in any order (on a GPU); a model that
+communicates by itself (SyncBatchNorm); state that a forward pass leaves outside of buffers.
+
+Rejected: hooks into DDP (it averages what each rank has summed, and lays out its buckets anew);
+sums of whole numbers (they need a common scale, and lose bits).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from outlast.data import random_state
+from outlast.data.order import mix64
+from outlast.data.shards import Shards
+from outlast.errors import ConfigError
+from outlast.ledger.narrator import say
+from outlast.reduce.buffers import Buffers
+from outlast.reduce.exchange import gather
+from outlast.reduce.facts import NOT_DETERMINISTIC, Facts, among, facts_of
+from outlast.reduce.gradients import Gradients
+from outlast.reduce.summary import Summary
+from outlast.reduce.tree import Plan
+
+_TAG: Final = 0x5A4D
+_FACTS_BYTES: Final = 4096
+EXAMPLE: Final = "for shard in model.shards(batch): … model.backward(loss)"
+
+
+class SameBits(torch.nn.Module):
+    """Wraps a model for data parallel training with the same bits at any number of workers.
+
+    Args:
+        module: the model; its parameters and buffers are made those of rank 0, as DDP does.
+        shards: into how many parts each global batch is cut, the same for the whole job. Best is
+            the usual number of workers, or 2, 4, 8 … times that.
+        seed: of the random numbers that a forward pass draws (dropout), in ``range(2**63)``.
+        threads: with which a model on the CPU computes, since sums depend on it; a model on a GPU
+            leaves them as they are.
+        process_group: None is the default one.
+
+    Attributes:
+        module: the model itself, for evaluation and saving.
+        num_shards: as given.
+        loss: mean loss over all shards of the step before, a 0-dimensional float64 tensor; the
+            same on all workers. None before the first.
+
+    Raises:
+        ConfigError: a model or an argument that cannot be used.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        shards: int,
+        seed: int = 0,
+        threads: int = 1,
+        process_group: Any = None,
+    ) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("shards", shards, 1),
+            ("seed", seed, 0),
+            ("threads", threads, 1),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+                raise ConfigError(f"{name} must be a whole number from {least} on, not {value!r}")
+        self._device = _checked(module)
+        self.module = module
+        self.num_shards = shards
+        self.seed = seed
+        self.loss: torch.Tensor | None = None
+        self._group = process_group
+        self._threads = threads if self._device.type == "cpu" else None
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        self._named = dict(module.named_parameters())
+        self._held = Buffers(module)
+        self._plan: Plan | None = None
+        self._layout: Any = None  # what the gradients were laid out for
+        self._gradients: Gradients
+        self._is_open = False  # whether a step has begun and its sums are not there yet
+        self._number: int | None = None  # which of this worker's shards is being computed
+        self._losses: list[torch.Tensor] = []
+        self._compared: Plan | None = None  # the workers whose facts were compared
+        self._prepare()
+        self._same_start()
+        _guard(self)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's; outside of :meth:`shards` nothing is seeded and no gradient may arise."""
+        return self.module(*args, **kwargs)
+
+    @property
+    def facts(self) -> Facts:
+        """What the bits of this run depend on besides the script, as far as can be told."""
+        here = {"shards": str(self.num_shards), "seed of SameBits": str(self.seed)}
+        return {**here, **facts_of(self._device)}
+
+    def shards(self, batch: Shards) -> Iterator[Any]:
+        """The shards of a global batch that this worker holds, one after the other.
+
+        Each wants one ``model.backward(loss)``. When the loop has come to its end, every
+        parameter's ``.grad`` is the mean over the shards of all workers, :attr:`loss` is the mean
+        loss, and random numbers go on where they were before the loop. Gradients from before are
+        dropped: ``zero_grad`` is not needed.
+
+        Args:
+            batch: from ``outlast.data.Loader(…, shards=V)``, or an ``outlast.data.Shards``.
+
+        Raises:
+            ConfigError: the batch does not fit, or the loop before was left early.
+            RuntimeError: another worker is gone.
+        """
+        if self._is_open:
+            raise ConfigError(
+                "the loop over model.shards(batch) was left before its end, and the other workers "
+                f"wait for its sums; let it run to its end: {EXAMPLE}"
+            )
+        self._prepare()
+        self._check(batch)
+        self._compare_facts()
+        self._is_open = True
+        self._gradients.begin()
+        self._held.begin()
+        self._losses = []
+        return self._run(batch)
+
+    def backward(self, loss: torch.Tensor, scaler: Any = None) -> None:
+        """Go backward from the loss of the shard at hand, once for each shard.
+
+        Args:
+            loss: the shard's mean loss, one element.
+            scaler: a ``torch.amp.GradScaler``, which scales what goes backward; :attr:`loss` stays
+                unscaled. ``scaler.unscale_`` and ``scaler.step`` come after the loop.
+
+        Raises:
+            ConfigError: not in a loop over :meth:`shards`, or the second time for a shard.
+        """
+        if self._number is None:
+            raise ConfigError(f"model.backward() is for the shards of a batch: {EXAMPLE}")
+        if len(self._losses) > self._number:
+            raise ConfigError(
+                "model.backward() was called twice for one shard; add the losses up and call it "
+                "once"
+            )
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            found = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ConfigError(f"a loss is a tensor of one element, not {found}; take its mean")
+        self._losses.append(loss.detach())
+        scaled = loss if scaler is None else scaler.scale(loss)
+        self._gradients.backward(scaled, self._number)
+
+    # --- a step ------------------------------------------------------------------------------
+
+    def _run(self, batch: Shards) -> Iterator[Any]:
+        with random_state.preserved():
+            for number, part in enumerate(batch.parts):
+                shard = batch.first + number
+                seed = mix64(_TAG, self.seed, batch.position, shard)
+                random_state.seed_all(seed, cuda=True)
+                self._number = number
+                yield part
+                self._number = None
+                if len(self._losses) <= number:
+                    raise ConfigError(
+                        f"shard {shard} of {self.num_shards} had no model.backward(loss), and the "
+                        f"other workers wait for its gradients: {EXAMPLE}"
+                    )
+                self._held.collect()
+        with torch.no_grad():
+            self._finish()
+        self._is_open = False
+
+    def _finish(self) -> None:
+        assert self._plan is not None  # noqa: S101 - a step has begun
+        gradients = self._gradients
+        gradients.set_out()
+        numbers = self._held.numbers()
+        count = len(gradients.present)
+        summary = Summary(
+            self._plan,
+            self._device,
+            self._group,
+            losses=self._losses,
+            numbers=[
+                [self._held.value(shard, index) for index in numbers]
+                for shard in range(len(self._losses))
+            ],
+            num_numbers=len(numbers),
+            bits=[*gradients.present, *self._held.changed()],
+        )
+        gradients.finish()
+        bits = summary.bits()
+        self._held.settle(self._plan, bits[count:], summary, self._group)
+        gradients.give(bits[:count])
+        self.loss = summary.loss()
+
+    def _check(self, batch: Shards) -> None:
+        assert self._plan is not None  # noqa: S101 - prepared
+        if not isinstance(batch, Shards):
+            raise ConfigError(
+                f"model.shards() takes what outlast.data.Loader(…, shards={self.num_shards}) "
+                f"hands out, not a {type(batch).__name__}; for data of another kind see "
+                "outlast.data.Shards"
+            )
+        if batch.of != self.num_shards:
+            raise ConfigError(
+                f"the batch is cut into {batch.of} shards and the model was wrapped for "
+                f"{self.num_shards}; give both the same number"
+            )
+        here, held = range(batch.first, batch.first + len(batch)), self._plan.held
+        if here != held:
+            raise ConfigError(
+                f"rank {self._plan.rank} of {self._plan.world_size} holds the shards "
+                f"{list(held)} and was given {list(here)}; a session tells the loader which, "
+                "without one call loader.set_worker(rank, world_size)"
+            )
+
+    def _prepare(self) -> None:
+        """See that what was laid out still fits the workers, the parameters and the threads."""
+        threads = torch.get_num_threads()
+        if self._threads not in (None, threads):
+            raise ConfigError(
+                f"torch now computes with {threads} threads, and the model was wrapped for "
+                f"{self._threads}: sums would differ. Give SameBits(…, threads={threads}), or "
+                "leave torch.set_num_threads alone"
+            )
+        here = {id(parameter) for parameter in self._named.values()}
+        if any(id(parameter) not in here for parameter in self.module.parameters()):
+            raise ConfigError(
+                "the model has got other parameters since it was wrapped, and nobody would add up "
+                "their gradients; give outlast.SameBits the model once it is complete"
+            )
+        rank, world_size = _place(self._group)
+        plan = Plan(self.num_shards, rank, world_size)
+        layout = [(p.requires_grad, p.dtype, p.device) for p in self._named.values()]
+        if plan == self._plan and layout == self._layout:
+            return
+        if self._plan is not None:
+            self._gradients.close()
+        trained = {name: p for name, p in self._named.items() if p.requires_grad}
+        self._device = _checked(self.module)
+        self._plan, self._layout = plan, layout
+        self._gradients = Gradients(trained, plan, self._group)
+        self._held.forget()
+
+    def _compare_facts(self) -> None:
+        """Say in one line what the workers do not have in common, once."""
+        plan = self._plan
+        if plan is None or plan == self._compared:
+            return
+        self._compared, facts = plan, self.facts
+        if facts.get("GPU") and facts["deterministic algorithms"] == "off" and plan.rank == 0:
+            say(NOT_DETERMINISTIC)
+        if plan.world_size == 1:
+            return
+        text = json.dumps(facts).encode()
+        row = torch.zeros(_FACTS_BYTES, dtype=torch.uint8)
+        row[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        rows = torch.empty(plan.world_size, _FACTS_BYTES, dtype=torch.uint8, device=self._device)
+        gather(rows.view(-1), row.to(self._device), self._group)
+        workers = [json.loads(bytes(each.tolist()).rstrip(b"\0")) for each in rows.cpu()]
+        found = among(workers)
+        if found and plan.rank == 0:
+            say(
+                f"the workers are not alike, so that another number of them may give other bits: "
+                f"{found}. See docs/same-bits.md"
+            )
+
+    def _same_start(self) -> None:
+        if _place(self._group)[1] > 1:
+            for each in (*self._named.values(), *self._held.live):
+                tensor = each.detach()
+                whole = tensor.clone(memory_format=torch.contiguous_format)  # of any strides
+                raw = whole.reshape(-1).view(torch.uint8)  # and any dtype
+                before = raw.clone()
+                dist.broadcast(raw, group=self._group, group_src=0)
+                if not torch.equal(before, raw):
+                    tensor.copy_(whole)
+
+
+def _place(group: Any) -> tuple[int, int]:
+    """(rank, number of workers).
+
+    Raises:
+        ConfigError: there are several, and no process group yet.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(group), dist.get_world_size(group)
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        raise ConfigError(
+            f"WORLD_SIZE is {world_size} and the process group is not there yet; call "
+            "torch.distributed.init_process_group() before outlast.SameBits()"
+        )
+    return 0, 1
+
+
+def _checked(module: torch.nn.Module) -> torch.device:
+    """The device of a model that can be wrapped.
+
+    Raises:
+        ConfigError: one that cannot.
+    """
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel | SameBits):
+        raise ConfigError(
+            f"outlast.SameBits takes the place of {type(module).__name__}; give it the model itself"
+        )
+    for name, inner in module.named_modules():
+        if isinstance(inner, torch.nn.SyncBatchNorm):
+            raise ConfigError(
+                f"{name or 'the model'} is a SyncBatchNorm, whose statistics depend on the number "
+                "of workers; use torch.nn.BatchNorm, which sees one shard, or GroupNorm"
+            )
+    parameters = dict(module.named_parameters())
+    for name, parameter in parameters.items():
+        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+            raise ConfigError(f"{name} has no shape yet; run the model once before wrapping it")
+        if hasattr(parameter, "device_mesh"):
+            raise ConfigError(
+                f"{name} is divided among workers (FSDP2 or tensor parallel); outlast.SameBits is "
+                "for models of which each worker has all"
+            )
+    if not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError("the model has no parameter that requires a gradient")
+    devices = {parameter.device for parameter in parameters.values()}
+    if len({device.type for device in devices}) > 1:
+        raise ConfigError(
+            f"the model is on {' and '.join(sorted(map(str, devices)))}; put it on one kind of "
+            "device"
+        )
+    return next(iter(parameters.values())).device
+
+
+def _guard(model: SameBits) -> None:
+    """Refuse an optimizer's step while a step's sums are not there; as long as the model lives."""
+    reference = weakref.ref(model)
+
+    def called(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        wrapped = reference()
+        if wrapped is None or not wrapped._is_open:
+            return
+        trained = set(map(id, wrapped._named.values()))
+        if any(id(p) in trained for each in optimizer.param_groups for p in each["params"]):
+            raise ConfigError(
+                "the optimizer's step was called before the loop over model.shards(batch) had come "
+                "to its end; call it after the loop, once a batch"
+            )
+
+    weakref.finalize(model, register_optimizer_step_pre_hook(called).remove)

@@ -1,0 +1,90 @@
+"""What the workers tell each other at the end of a step, in one small message each.
+
+Each shard's loss and whole-number buffers; which parameters had a gradient and which buffers
+changed, anywhere. On a GPU nothing of it is read by the host unless somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from outlast.data.shards import held
+from outlast.reduce.exchange import gather
+from outlast.reduce.tree import Fold, Plan
+
+_DTYPE = torch.float64  # holds losses of any dtype, and whole numbers up to 2^53
+
+
+class Summary:
+    """One step's.
+
+    Args:
+        plan: the tree.
+        device: where the messages are made.
+        group: the process group; None is the default one.
+        losses: of each shard held here, 0-dimensional.
+        numbers: of each shard held here, the whole-number buffers as it left them.
+        bits: truths about this worker, to be or-ed over all workers.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: torch.device,
+        group: Any,
+        *,
+        losses: Sequence[torch.Tensor],
+        numbers: Sequence[Sequence[torch.Tensor]],
+        num_numbers: int,
+        bits: Sequence[bool],
+    ) -> None:
+        self._plan = plan
+        self._width = 1 + num_numbers  # of a shard's part
+        self._bits_here = list(bits)
+        most = -(-plan.num_shards // plan.world_size)
+        self._start = most * self._width  # of the bits
+        words = [
+            value.detach().reshape(()).to(device, _DTYPE)
+            for loss, more in zip(losses, numbers, strict=True)
+            for value in (loss, *more)
+        ]
+        row = torch.zeros(self._start + len(bits), dtype=_DTYPE, device=device)
+        if words:
+            row[: len(words)] = torch.stack(words)
+        if bits:
+            row[self._start :] = torch.tensor(bits, dtype=_DTYPE).to(device, non_blocking=True)
+        self._rows = row[None]
+        if plan.world_size > 1:
+            self._rows = row.new_empty(plan.world_size, row.numel())
+            gather(self._rows.view(-1), row, group)
+
+    def _of_shards(self) -> torch.Tensor:
+        """(V, width): the shards' parts, in order."""
+        parts = []
+        for rank, row in enumerate(self._rows):
+            count = len(held(self._plan.num_shards, rank, self._plan.world_size))
+            parts.append(row[: count * self._width].view(count, self._width))
+        return torch.cat(parts)
+
+    def loss(self) -> torch.Tensor:
+        """The mean over the shards, summed in the tree's order: 0-dimensional, float64."""
+        fold = Fold(lambda left, right: left.add_(right))
+        losses = self._of_shards()[:, 0].clone()
+        for leaf, merges in zip(losses, self._plan.shard_folds, strict=True):
+            fold.push(leaf, merges)
+        mean: torch.Tensor = fold.pop() / self._plan.num_shards
+        return mean
+
+    def numbers(self) -> torch.Tensor:
+        """(V, num_numbers): whole-number buffers as each shard left them."""
+        return self._of_shards()[:, 1:]
+
+    def bits(self) -> list[bool]:
+        """Which bits are set on any worker; where all are set here, nothing is waited for."""
+        if all(self._bits_here):
+            return self._bits_here
+        found: list[bool] = self._rows[:, self._start :].amax(0).bool().tolist()
+        return found

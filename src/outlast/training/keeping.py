@@ -1,0 +1,117 @@
+"""What a session does at each step so that this process, and the others, can go on after a loss.
+
+The newest step's end is kept (see ``living``), and what this rank alone knows is put where its
+death does not take it (see ``attempt.own``). Nothing of it is done where workers are started anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from outlast.attempt.over import over
+from outlast.attempt.own import Own
+from outlast.checkpoint.plan import OWN
+from outlast.training import living
+from outlast.training.flight import State
+from outlast.training.living import Moment
+from outlast.training.parcel import pack
+from outlast.training.rig import Rig
+
+logger = logging.getLogger(__name__)
+
+
+class Keeping:
+    """Of one session, from its beginning to its end.
+
+    Args:
+        rig: what the session stands on.
+        own: gives this rank's own state, as it would be if (step) ended now.
+        let_go: told, in another thread, that the attempt is over.
+        model: whose backward pass is looked at, if there is one.
+    """
+
+    def __init__(
+        self,
+        rig: Rig,
+        own: Callable[[int], dict[str, Any]],
+        let_go: Callable[[], None],
+        model: torch.nn.Module | None,
+    ) -> None:
+        self._rig = rig
+        self._own = own
+        self._let_go = let_go
+        self._mirror = Own(rig.timeline, rig.link.rank, rig.link.world_size)
+        self._moment: Moment | None = None
+        self._is_off = False  # this session's state is not one that can be kept
+        self._hook: Any = None
+        for parameter in reversed([] if model is None else list(model.parameters())):
+            if parameter.requires_grad:
+                self._hook = parameter.register_hook(self._backward_begins)
+                break
+        over.watch(let_go)
+
+    def keep(self, state: Callable[[], State]) -> None:
+        """A step has ended, or the first one is about to begin, with this state."""
+        start_s = time.monotonic()
+        try:
+            self._keep(state)
+        finally:
+            self._rig.stalled(time.monotonic() - start_s)
+
+    def _keep(self, state: Callable[[], State]) -> None:
+        self._moment = None  # two of them are never held
+        if self._is_off:
+            return
+        try:
+            moment = Moment(self._rig.timeline, self._rig.link, state())
+            self._mirror.final(moment.step, moment.own, moment.rest)
+        except Exception as error:  # noqa: BLE001 - whatever state is made of, training goes on
+            self._stop(error)
+            return
+        self._moment = moment
+        living.forget()  # that of the attempt before
+
+    def _stop(self, error: Exception) -> None:
+        self._is_off, self._moment = True, None
+        why = str(error) or type(error).__name__
+        logger.warning("the next attempt goes on from a checkpoint, if there is one: %s", why)
+
+    def before_optimizer(self) -> None:
+        """The gradients are there, and the weights are about to change.
+
+        Raises:
+            AttemptOver: on a GPU, where what is there may be what breaking a sum has left behind.
+        """
+        if torch.cuda.is_initialized():
+            torch.cuda.current_stream().synchronize()
+            over.raise_if_over()
+        self._pending(late=True)
+        if self._moment is not None:
+            self._moment.spoil()
+
+    def close(self) -> None:
+        """The session ends: its newest moment stays for the next attempt, if there is to be one."""
+        over.unwatch(self._let_go)
+        if self._hook is not None:
+            self._hook.remove()
+        moment, self._moment = self._moment, None
+        if over.is_over and moment is not None:
+            living.deposit(moment)
+        self._mirror.close()
+
+    def _backward_begins(self, _: torch.Tensor) -> None:
+        self._pending(late=False)
+
+    def _pending(self, *, late: bool) -> None:
+        if self._moment is None:
+            return
+        step = self._moment.step + 1
+        try:
+            self._mirror.pending(step, pack(self._own(step), OWN), late=late)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._stop(error)

@@ -1,0 +1,41 @@
+"""``outlast.session``: from what a script names to a running session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from outlast import config
+from outlast.notice.desk import checked
+from outlast.training import excepthook
+from outlast.training.objects import Objects, refuse_misspelt
+from outlast.training.session import Session
+
+
+def session(
+    *,
+    dir: str | Path | None = None,  # noqa: A002 - the word of outlast.toml and of --dir
+    every: str | int | None = None,
+    keep: int | None = None,
+    **named: Any,
+) -> Session:
+    """Open a session for a training loop.
+
+    Args:
+        dir: the job's directory; by default as set by OUTLAST_DIR or outlast.toml.
+        every: how often to save: "auto", "200 steps", 200, "5 min".
+        keep: how many committed checkpoints to keep.
+        **named: what to save: anything with state_dict and load_state_dict. The names are the
+            checkpoint's keys. A loader may be among them. Random-number states, the step and the
+            position in the data are kept without being named.
+
+    Returns:
+        A session, to be used as a context manager.
+
+    Raises:
+        ConfigError: a setting that cannot be used, or nothing to save.
+    """
+    arguments = {"dir": dir, "checkpoint.every": every, "checkpoint.keep": keep}
+    with excepthook.one_line_errors():
+        refuse_misspelt(named)
+        return Session(checked(config.load(arguments)), Objects(named))

@@ -1,0 +1,238 @@
+"""Going on from what survivors of a loss hold, and giving it to those who do not.
+
+Each rank offers what it has; rank 0 chooses (see ``policy.regain``); the chosen state goes to
+whoever lacks it by broadcasts over the new process group, as bytes in pieces of bounded size.
+Nothing is read from memory or storage, and no completed step is lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Final
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from outlast.attempt.link import Link
+from outlast.attempt.own import Record, read_own
+from outlast.checkpoint.tree import DTYPE_OF, unflatten
+from outlast.policy.regain import Known, Offer, Plan, decide
+from outlast.training import living
+from outlast.training.living import Moment
+from outlast.training.parcel import as_bytes, unpack
+
+TIMEOUT_S: Final = 600.0
+PIECE_BYTES: Final = 32 << 20
+Outline = list[tuple[str, str, tuple[int, ...]]]  # of tensors: name, dtype, shape
+
+
+class Regained(msgspec.Struct, frozen=True, kw_only=True):
+    """The state to go on from.
+
+    Attributes:
+        step: completed steps.
+        timeline: number of the attempt in which this line of steps began.
+        state: key → state.
+        own_of: rank → its own state.
+        world_size: number of workers that it is of.
+        committed: the newest step that is committed.
+        seconds: what that took.
+        num_lacking: how many ranks had to be sent the state.
+    """
+
+    step: int
+    timeline: int
+    state: dict[str, Any]
+    own_of: Callable[[int], dict[str, Any]]
+    world_size: int
+    committed: int
+    seconds: float
+    num_lacking: int
+
+    def fields(self, num_workers: int) -> dict[str, Any]:
+        """Of the ledger's event; ``num_workers`` take part in the new attempt."""
+        num = num_workers - self.num_lacking
+        return {
+            "step": self.step,
+            "source": f"from {num} worker{'s'[: num > 1]} that survived",
+            "places": [],
+            "read_s": round(self.seconds, 6),
+            "skipped": [],
+            "from_world_size": self.world_size,
+        }
+
+
+def find(link: Link, promised: Collection[int], *, takes_part: bool) -> Regained | str:
+    """What survivors hold, for this rank; or why that is not used ("" where nobody holds any).
+
+    All ranks call it.
+
+    Args:
+        link: the other ranks.
+        promised: steps that the ledger says were committed (rank 0 needs them).
+        takes_part: on rank 0, whether workers recover in their processes.
+
+    Raises:
+        OSError, RuntimeError: another rank is gone.
+    """
+    start_s = time.monotonic()
+    if link.rank == 0:
+        link.publish("living", b"1" if takes_part else b"0")
+    if link.fetch("living", TIMEOUT_S) != b"1":
+        return ""
+    moment, records = living.kept(), read_own()
+    plan = _agree(link, promised, moment, records)
+    if plan.step is None:
+        living.forget()
+        return plan.why_not
+    at_it = moment if moment is not None and link.rank not in plan.lacking else None
+    _publish_own(link, plan, at_it, records)
+    state = _state(link, plan, at_it)
+    return Regained(
+        step=plan.step,
+        timeline=plan.timeline,
+        state=state,
+        own_of=functools.cache(lambda rank: unpack(link.fetch(_own_key(rank), TIMEOUT_S))),
+        world_size=plan.world_size,
+        committed=plan.committed,
+        seconds=time.monotonic() - start_s,
+        num_lacking=len(plan.lacking),
+    )
+
+
+def _agree(
+    link: Link, promised: Collection[int], moment: Moment | None, records: list[Record]
+) -> Plan:
+    offer = msgspec.json.encode(_offer(moment, records))
+    link.publish(f"living/{link.rank}", offer)
+    if link.rank == 0:
+        offers = [
+            msgspec.json.decode(link.fetch(f"living/{rank}", TIMEOUT_S), type=Offer)
+            for rank in range(link.world_size)
+        ]
+        link.publish("living/plan", msgspec.json.encode(decide(offers, promised)))
+    return msgspec.json.decode(link.fetch("living/plan", TIMEOUT_S), type=Plan)
+
+
+def _offer(moment: Moment | None, records: list[Record]) -> Offer:
+    known = [
+        Known(
+            timeline=one.timeline,
+            rank=one.rank,
+            world_size=one.world_size,
+            step=one.step,
+            rest=one.rest.hex(),
+        )
+        for one in records
+        if one.is_certain
+    ]
+    is_grouped = dist.is_available() and dist.is_initialized()
+    if moment is None:
+        return Offer(is_grouped=is_grouped, known=known)
+    mine = Known(
+        timeline=moment.timeline,
+        rank=moment.rank,
+        world_size=moment.world_size,
+        step=moment.step,
+        rest=moment.rest.hex(),
+    )
+    return Offer(
+        step=moment.step,
+        timeline=moment.timeline,
+        world_size=moment.world_size,
+        digest=moment.digest(),
+        rest=moment.rest.hex(),
+        is_grouped=is_grouped,
+        known=[*known, mine],
+    )
+
+
+def _own_key(rank: int) -> str:
+    return f"living/own/{rank}"
+
+
+def _publish_own(link: Link, plan: Plan, moment: Moment | None, records: list[Record]) -> None:
+    """Tell the own states that others, or this rank itself, are to have from here."""
+    blobs = {
+        one.rank: one.blob
+        for one in sorted(records, key=lambda one: one.is_final)  # what was completed counts
+        if one.is_certain
+        and (one.timeline, one.step, one.world_size) == (plan.timeline, plan.step, plan.world_size)
+    }
+    if moment is not None:
+        blobs[moment.rank] = moment.own
+    for rank, holder in plan.own.items():
+        if holder == link.rank:
+            link.publish(_own_key(rank), blobs[rank])
+
+
+def _state(link: Link, plan: Plan, moment: Moment | None) -> dict[str, Any]:
+    """The state: from here where it is here, sent otherwise."""
+    if plan.lacking and link.rank == plan.source:
+        assert moment is not None  # noqa: S101 - that is what the source is
+        outline: Outline = [
+            (name, str(one.dtype).removeprefix("torch."), tuple(one.shape))
+            for name, one in moment.tensors.items()
+        ]
+        link.publish("living/outline", msgspec.msgpack.encode((moment.data, outline)))
+    data, tensors = ({}, {}) if moment is None else (moment.data, moment.tensors)
+    if plan.lacking:
+        raw = link.fetch("living/outline", TIMEOUT_S)
+        sent, outline = msgspec.msgpack.decode(raw, type=tuple[dict[str, Any], Outline])
+        found = _broadcast(outline, plan.source, moment)
+        if moment is None:
+            data, tensors = sent, found
+    return {key: unflatten(value, tensors) for key, value in data.items()}
+
+
+def _broadcast(outline: Outline, source: int, moment: Moment | None) -> dict[str, torch.Tensor]:
+    """Take part in sending; what came, where this rank has nothing."""
+    device = _device()
+    found: dict[str, torch.Tensor] = {}
+    for piece in _pieces(outline):
+        sizes = [_num_bytes(dtype, shape) for _, dtype, shape in piece]
+        if moment is not None and dist.get_rank() == source:
+            parts = [as_bytes(moment.tensors[name]) for name, _, _ in piece]
+            flat = torch.cat(parts).to(device)
+        else:
+            flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        dist.broadcast(flat, source)
+        if moment is not None:
+            continue
+        for (name, dtype, shape), part in zip(piece, flat.cpu().split(sizes), strict=True):
+            # In memory of its own, aligned as torch aligns.
+            found[name] = part.clone().view(DTYPE_OF[dtype]).reshape(shape)
+    return found
+
+
+def _device() -> torch.device:
+    """Where the process group can be given tensors."""
+    group: Any = dist.group.WORLD
+    try:
+        group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _pieces(outline: Outline) -> Iterator[Outline]:
+    """Tensors together, as many as fit into a piece; a larger one alone."""
+    piece: Outline = []
+    size = 0
+    for one in outline:
+        num_bytes = _num_bytes(one[1], one[2])
+        if piece and size + num_bytes > PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(one)
+        size += num_bytes
+    if piece:
+        yield piece
+
+
+def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * int(DTYPE_OF[dtype].itemsize)

@@ -1,0 +1,156 @@
+"""A data-parallel job whose workers live through the loss of others: RECORDS STEPS [options].
+
+Each completed step is a line of RECORDS/steps-RANK.jsonl; the end is RECORDS/final-RANK.json, with
+a hash over weights, optimizer, schedule and random-number states. ``--do`` has something happen,
+once in the job: RANK:STEP:PLACE:WHAT, as in ``2:7:reduced:die``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from train import Points, fingerprint
+
+import outlast
+
+
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("records", type=Path)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--every", default="1000 steps")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each step")
+    parser.add_argument("--do", action="append", default=[])
+    parser.add_argument("--plain", action="store_true", help="without a session")
+    return parser.parse_args()
+
+
+OPTIONS = parse()
+
+
+def happen(rank, step, place):
+    """Do what is asked for here, the first time."""
+    for number, one in enumerate(OPTIONS.do):
+        who, when, where, what = one.split(":")
+        if (int(who), int(when), where) != (rank, step, place):
+            continue
+        if what == "bug":  # each time
+            raise ZeroDivisionError(f"there is no step {step}")
+        mark = OPTIONS.records / f"done-{number}"
+        if not mark.exists():
+            mark.touch()
+            ACTS[what]()
+
+
+def busy():
+    while True:
+        pass
+
+
+def swallow():
+    while True:
+        try:
+            dist.barrier()
+        except RuntimeError:
+            time.sleep(0.01)
+
+
+ACTS = {
+    "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "leave": lambda: os._exit(3),
+    "busy": busy,
+    "swallow": swallow,
+}
+
+
+class Records:
+    def __init__(self, rank):
+        self._file = (OPTIONS.records / f"steps-{rank}.jsonl").open("a", buffering=1)
+        self._rank = rank
+
+    def completed(self, step, loss, ids):
+        line = {
+            "step": step,
+            "loss": loss,
+            "ids": ids,
+            "pid": os.getpid(),
+            "rank": self._rank,
+            "attempt": int(os.environ.get("OUTLAST_ATTEMPT", "0")),
+            "world": dist.get_world_size(),
+            "threads": threading.active_count(),
+            "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
+        }
+        self._file.write(json.dumps(line) + "\n")
+
+
+@outlast.survive
+def train():
+    dist.init_process_group("gloo")
+    try:
+        run(dist.get_rank())
+    finally:
+        if OPTIONS.plain:  # as many scripts do, with a DDP object that is still there
+            dist.destroy_process_group()
+
+
+def run(rank):
+    happen(rank, 0, "begun")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 8))
+    torch.manual_seed(1 + rank)
+    random.seed(1 + rank)
+    loader = outlast.data.Loader(Points(50), global_batch=12, seed=3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5000)
+    # Without a bucket that is laid out anew, so that more than two workers sum in the same order.
+    ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    named = {"model": model, "loader": loader, "optimizer": optimizer, "scheduler": scheduler}
+    records = Records(rank)
+
+    def one_step(step, x, ids):
+        happen(rank, step, "forward")
+        loss = F.mse_loss(ddp(x + random.random() * 0.1), x)
+        optimizer.zero_grad()
+        happen(rank, step, "backward")
+        loss.backward()
+        happen(rank, step, "reduced")
+        optimizer.step()
+        happen(rank, step, "stepped")
+        scheduler.step()
+        if OPTIONS.pause:
+            time.sleep(OPTIONS.pause)
+        records.completed(step, loss.item(), ids)
+        return loss
+
+    step = 0
+    if OPTIONS.plain:
+        points = Points(50)
+        while step < OPTIONS.steps:
+            step += 1
+            one_step(step, points.x[rank : rank + 4], [])
+            print(f"attempt {os.environ['OUTLAST_ATTEMPT']} step {step}")
+    else:
+        with outlast.session(every=OPTIONS.every, **named) as session:
+            happen(rank, session.step, "resumed")
+            for ids, x in session.steps(loader, until=OPTIONS.steps):
+                step = session.step + 1
+                session.log(loss=one_step(step, x, ids.tolist()))
+    final = {"step": step, "pid": os.getpid(), "hash": fingerprint(named)}
+    (OPTIONS.records / f"final-{rank}.json").write_text(json.dumps(final))
+    happen(rank, step, "finished")
+
+
+train()
+sys.exit(0)

@@ -1,0 +1,107 @@
+"""What only one rank knows, where its death does not take it."""
+
+import pytest
+
+from outlast.attempt.beat import VARIABLE
+from outlast.attempt.own import SLOT_BYTES, Own, own_path, read_own
+
+
+@pytest.fixture(name="place")
+def _place(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    return own_path(tmp_path, 3)
+
+
+def step(own, number, *, backward=b"x", optimizer=b"x", end=b"x"):
+    """A step of a worker, and what it would have drawn from at each place."""
+    own.pending(number, b"%d" % number + backward, late=False)
+    own.pending(number, b"%d" % number + optimizer, late=True)
+    own.final(number, b"%d" % number + end, b"r" * 16)
+
+
+def certain():
+    return {(one.step, one.is_final): one.blob for one in read_own() if one.is_certain}
+
+
+def test_the_newest_two_steps_are_kept(place):
+    own = Own(5, 1, 4)
+    for number in (1, 2, 3):
+        own.final(number, b"blob %d" % number, b"r" * 16)
+    found = sorted(read_own(), key=lambda one: one.step)
+    assert [(one.step, one.blob, one.rest) for one in found] == [
+        (2, b"blob 2", b"r" * 16),
+        (3, b"blob 3", b"r" * 16),
+    ]
+    assert {(one.timeline, one.rank, one.world_size) for one in found} == {(5, 1, 4)}
+
+
+def test_nothing_is_there_before_anything_was_written(place):
+    assert read_own() == []
+    Own(1, 0, 1)
+    assert read_own() == []
+
+
+def test_a_step_in_progress_is_believed_once_one_was_seen_to_its_end(place):
+    own = Own(1, 0, 2)
+    own.pending(1, b"1x", late=True)
+    assert certain() == {}
+    own.final(1, b"1x", b"")
+    own.pending(2, b"2x", late=False)
+    assert certain()[2, False] == b"2x"
+
+
+def test_a_worker_that_draws_after_the_optimizer_is_never_believed_before(place):
+    own = Own(1, 0, 2)
+    step(own, 1, end=b"other")
+    own.pending(2, b"2x", late=True)
+    assert (2, False) not in certain()
+
+
+def test_one_that_draws_in_the_backward_pass_is_believed_at_the_optimizer(place):
+    own = Own(1, 0, 2)
+    step(own, 1, backward=b"other")
+    own.pending(2, b"2x", late=False)
+    assert (2, False) not in certain()
+    own.pending(2, b"2y", late=True)
+    assert certain()[2, False] == b"2y"
+
+
+def test_several_backward_passes_in_a_step_are_no_late_draws(place):
+    own = Own(1, 0, 2)
+    own.pending(1, b"first", late=False)
+    step(own, 1)
+    own.pending(2, b"2x", late=False)
+    assert certain()[2, False] == b"2x"
+
+
+def test_the_next_worker_at_this_place_knows_what_the_script_does(place):
+    step(Own(1, 0, 2), 1)
+    own = Own(1, 0, 2)
+    own.pending(2, b"2x", late=False)
+    assert certain()[2, False] == b"2x"
+
+
+def test_a_torn_record_is_none(place):
+    own = Own(1, 0, 2)
+    own.final(1, b"one", b"")
+    own.final(2, b"two", b"")
+    raw = bytearray(place.read_bytes())
+    raw[SLOT_BYTES + 67] ^= 1  # of step 1
+    place.write_bytes(raw)
+    assert [one.step for one in read_own()] == [2]
+
+
+def test_what_is_too_large_is_not_kept_and_hides_what_was_there(place):
+    own = Own(1, 0, 2)
+    own.final(1, b"one", b"")
+    own.final(3, b"x" * SLOT_BYTES, b"")
+    assert read_own() == []
+
+
+def test_without_an_agent_nothing_happens(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    own = Own(1, 0, 1)
+    own.final(1, b"one", b"")
+    own.close()
+    assert read_own() == []

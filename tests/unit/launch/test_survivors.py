@@ -1,0 +1,133 @@
+"""Workers that live through the end of an attempt: who is kept, and who is not, and why."""
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from outlast.attempt.line import LINE_VARIABLE, Go, Over, Prepared, Stays, Unwound, dial
+from outlast.launch import survivors as module
+from outlast.launch.survivors import LATE, STUCK, UNHELD, StandIn, Survivors
+
+
+class Process:
+    """This process, as a worker of itself."""
+
+    def __init__(self, pid=None):
+        self.pid = os.getpid() if pid is None else pid
+        self.code = None
+
+    def poll(self):
+        return self.code
+
+
+def handler(rank=2, pid=None):
+    return SimpleNamespace(local_rank_id=rank, proc=Process(pid))
+
+
+@pytest.fixture(name="agent")
+def _agent(tmp_path, monkeypatch):
+    said = []
+    made = Survivors(tmp_path, True, said.append)
+    made.said = said
+    monkeypatch.setenv(LINE_VARIABLE, made.address)
+    yield made
+    made.kept = {}  # it is this process
+    made.close()
+
+
+@pytest.fixture(name="worker")
+def _worker(agent):
+    """A line to the agent; ``says(*messages)`` is said once the agent has said that it is over."""
+    line = dial()
+    heard = []
+
+    def says(*messages):
+        def act():
+            heard.append(line.receive())
+            for message in messages:
+                line.send(message)
+
+        threading.Thread(target=act).start()
+        return heard
+
+    yield SimpleNamespace(line=line, says=says)
+    line.close()
+
+
+def test_a_worker_that_unwinds_is_kept_and_told_to_go_on(agent, worker):
+    heard = worker.says(Unwound(), Prepared(step=7))
+    agent.gather({2: handler()})
+    assert heard == [Over()]
+    assert not agent.reasons
+    kept = agent.take()[2]
+    assert kept.step == 7
+    assert not agent.kept
+    kept.go({"RANK": "5"}, "", "/a")
+    assert worker.line.receive() == Go(environ={"RANK": "5"}, stderr="/a")
+
+
+def test_one_that_cannot_says_why(agent, worker):
+    worker.says(Unwound(), Stays(reason="so it is"))
+    agent.gather({2: handler()})
+    assert (agent.kept, agent.reasons) == ({}, {2: "so it is"})
+
+
+def test_one_that_leaves_its_function_meanwhile_is_not_kept(agent, worker):
+    worker.says()
+    threading.Timer(0.1, worker.line.close).start()
+    agent.gather({2: handler()})
+    assert list(agent.reasons) == [2]
+    assert not agent.kept
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"), [((), STUCK), ((Unwound(),), LATE)], ids=["stuck", "half way"]
+)
+def test_one_that_takes_too_long_is_not_waited_for(agent, worker, monkeypatch, messages, reason):
+    monkeypatch.setattr(module, "UNWIND_S", 0.3)
+    monkeypatch.setattr(module, "TAKE_DOWN_S", 0.3)
+    worker.says(*messages)
+    agent.gather({2: handler()})
+    assert agent.reasons == {2: reason}
+
+
+def test_one_that_dies_of_it_is_not_waited_for(agent, worker):
+    one = handler()
+    threading.Timer(0.05, lambda: setattr(one.proc, "code", -9)).start()
+    agent.gather({2: one})
+    assert agent.reasons == {2: "it has ended"}
+
+
+def test_workers_outside_of_such_a_function_are_told_of_once(agent):
+    for _ in range(2):
+        agent.gather({0: handler(0, pid=1), 1: handler(1, pid=1)})
+        assert agent.reasons == {0: UNHELD, 1: UNHELD}
+    assert len(agent.said) == 1
+    assert "@outlast.survive" in agent.said[0]
+
+
+def test_nothing_is_asked_where_it_is_not_wanted(tmp_path):
+    off = Survivors(tmp_path, False, pytest.fail)
+    assert off.address == ""
+    off.gather({0: handler()})
+    assert (off.kept, off.reasons) == ({}, {})
+    off.close()
+
+
+def test_torchs_agent_sees_one_that_is_kept_as_ended_well():
+    stand_in = StandIn(handler(2, pid=77))
+    assert (stand_in.proc.pid, stand_in.proc.poll(), stand_in.proc.wait(1)) == (77, 0, 0)
+    assert stand_in.proc.returncode == 0
+    stand_in.close()
+
+
+def test_the_end_of_an_attempt_passes_those_by_that_stay(agent):
+    ended = []
+    agent.end = lambda: ended.append(True)
+    with agent.staying():
+        agent.end_unless_staying()
+    assert not ended
+    agent.end_unless_staying()
+    assert ended == [True]

@@ -1,0 +1,54 @@
+"""An attempt's context where some workers go on from the attempt before."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from outlast.launch.warm.context import ColdContext
+from outlast.launch.worker import AGENT_VARIABLE
+
+
+class Kept:
+    def __init__(self):
+        self.handler = SimpleNamespace(proc=SimpleNamespace(pid=77))
+        self.told = None
+
+    def go(self, environ, stdout, stderr):
+        self.told = environ, stdout, stderr
+
+
+@pytest.fixture(name="context")
+def _context(monkeypatch):
+    monkeypatch.setenv("OUTLAST_ATTEMPT", "5")
+    monkeypatch.setenv(AGENT_VARIABLE, "1")
+    monkeypatch.setenv("SOMEBODY_ELSES", "x")
+    made = object.__new__(ColdContext)
+    made.nprocs = 3
+    made.envs = {rank: {"RANK": str(10 + rank), "SOMEBODY_ELSES": "y"} for rank in range(3)}
+    made.stdouts, made.stderrs = dict.fromkeys(range(3), "/out"), dict.fromkeys(range(3), "")
+    made.started = []
+    made._start_new = lambda ranks: made.started.extend(ranks) or dict.fromkeys(ranks, "new")
+    return made
+
+
+def test_only_those_that_are_missing_are_started(context):
+    one = Kept()
+    context._kept = {1: one}
+    context._start()
+    assert context.started == [0, 2]
+    assert context.subprocess_handlers == {0: "new", 1: one.handler, 2: "new"}
+
+
+def test_one_that_is_kept_is_told_what_is_different_for_it(context):
+    one = Kept()
+    context._kept = {1: one}
+    context._start()
+    environ, stdout, stderr = one.told
+    assert (environ["RANK"], environ["OUTLAST_ATTEMPT"], stdout, stderr) == ("11", "5", "/out", "")
+    assert not {"SOMEBODY_ELSES", AGENT_VARIABLE} & environ.keys()
+
+
+def test_nobody_is_started_where_all_are_kept(context):
+    context._kept = {rank: Kept() for rank in range(3)}
+    context._start()
+    assert context.started == []

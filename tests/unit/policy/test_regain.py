@@ -1,0 +1,109 @@
+"""Which state of the survivors is gone on from."""
+
+import pytest
+
+from outlast.policy.regain import Known, Offer, Plan, decide
+
+
+def known(rank, step, *, timeline=1, world=3, rest="r"):
+    return Known(timeline=timeline, rank=rank, world_size=world, step=step, rest=rest)
+
+
+def survivor(rank, step, *others, digest="d", timeline=1, world=3):
+    return Offer(
+        step=step,
+        timeline=timeline,
+        world_size=world,
+        digest=digest,
+        rest="r",
+        is_grouped=True,
+        known=[known(rank, step, timeline=timeline, world=world), *others],
+    )
+
+
+def fresh(*others, grouped=True):
+    return Offer(is_grouped=grouped, known=list(others))
+
+
+def test_nobody_has_anything_at_a_first_start():
+    assert decide([fresh(), fresh()], []) == Plan()
+
+
+def test_the_end_of_no_step_is_nothing_to_go_on_from():
+    assert decide([survivor(0, 0), survivor(1, 0), fresh(known(2, 0))], []) == Plan()
+
+
+def test_survivors_and_what_the_lost_one_left_behind_are_complete():
+    plan = decide([survivor(0, 7), fresh(known(1, 7)), survivor(2, 7)], [3])
+    assert (plan.step, plan.source, plan.lacking, plan.committed) == (7, 0, [1], 3)
+    assert plan.own == {0: 0, 1: 1, 2: 2}
+
+
+def test_the_furthest_wins_and_others_take_it_from_there():
+    behind = survivor(0, 6, known(0, 7, rest=""))
+    plan = decide([behind, survivor(1, 7), fresh(known(2, 7, rest=""))], [])
+    assert (plan.step, plan.source, plan.lacking) == (7, 1, [0, 2])
+
+
+def test_a_lost_stream_of_random_numbers_is_not_made_up():
+    plan = decide([survivor(0, 7), fresh(known(1, 6)), survivor(2, 7)], [])
+    assert plan.step is None
+    assert "random numbers of rank 1 at step 7" in plan.why_not
+
+
+def test_nor_with_another_number_of_workers():
+    """Nobody could prove what the lost one was given."""
+    plan = decide([survivor(0, 7), survivor(2, 7)], [])
+    assert plan.step is None
+    assert "random numbers of rank 1" in plan.why_not
+
+
+def test_more_workers_than_before_go_on_from_what_all_of_them_knew():
+    plan = decide([survivor(0, 7), survivor(1, 7), survivor(2, 7), fresh()], [])
+    assert (plan.step, plan.own, plan.world_size) == (7, {0: 0, 1: 1, 2: 2}, 3)
+
+
+def test_a_newer_checkpoint_is_gone_on_from():
+    plan = decide([survivor(0, 7), survivor(1, 7), survivor(2, 7)], [9])
+    assert plan.step is None
+    assert "step 9 is committed" in plan.why_not
+
+
+def test_survivors_that_differ_are_not_believed():
+    plan = decide([survivor(0, 7), survivor(1, 7, digest="e"), survivor(2, 7)], [])
+    assert plan.step is None
+    assert "differ" in plan.why_not
+
+
+def test_what_a_lost_rank_alone_held_is_not_replaced_by_another_ranks():
+    plan = decide([survivor(0, 7), fresh(known(1, 7, rest="other")), survivor(2, 7)], [])
+    assert plan.step is None
+    assert "rank 1 held" in plan.why_not
+
+
+def test_a_single_survivor_is_compared_with_what_the_lost_one_held_a_step_before():
+    alone = survivor(1, 8, known(1, 7, world=2), world=2)
+    for held, step in (("r", 8), ("other", None)):
+        left = fresh(known(0, 7, world=2, rest=held), known(0, 8, world=2, rest=""))
+        assert decide([left, alone], []).step == step
+
+
+def test_state_of_another_line_of_steps_is_older_however_far_it_is():
+    """An attempt that went back to a checkpoint has begun another one."""
+    old, new = survivor(0, 9, timeline=1), survivor(1, 7, timeline=4)
+    left = fresh(known(2, 7, timeline=4), known(0, 7, timeline=4))
+    plan = decide([old, new, left], [5])
+    assert (plan.step, plan.timeline, plan.source, plan.lacking) == (7, 4, 1, [0, 2])
+
+
+def test_without_a_process_group_nothing_can_be_sent():
+    plan = decide([survivor(0, 7), fresh(known(1, 7), grouped=False), survivor(2, 7)], [])
+    assert plan.step is None
+    assert "init_process_group()" in plan.why_not
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)], ids=["as they were", "moved"])
+def test_ranks_that_have_moved_find_their_own_state(order):
+    offers = [survivor(old, 7) for old in order]
+    plan = decide(offers, [])
+    assert [order[plan.own[rank]] for rank in range(3)] == [0, 1, 2]

@@ -1,0 +1,446 @@
+"""One worker: what a step is made of, and every misuse in one clear line."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from unit_fakes import bits
+
+from outlast import SameBits
+from outlast.data import Shards
+from outlast.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def net(*more):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), *more, torch.nn.Linear(4, 1))
+
+
+def batch(num_shards=4, position=0):
+    generator = torch.Generator().manual_seed(position)
+    parts = [torch.randn(2, 3, generator=generator) for _ in range(num_shards)]
+    return Shards(parts, of=num_shards, first=0, position=position)
+
+
+def step(model, shards):
+    losses = []
+    for x in model.shards(shards):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        losses.append(loss.detach())
+    return losses
+
+
+def gradients(model):
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def test_the_gradient_is_the_mean_over_the_shards():
+    model = SameBits(net(), shards=4)
+    losses = step(model, batch())
+    plain = net()
+    torch.stack([plain(x).square().mean() for x in batch().parts]).mean().backward()
+    for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(model.loss, torch.stack(losses).double().mean())
+
+
+def test_a_step_leaves_nothing_to_the_next_and_asks_for_no_zero_grad():
+    model = SameBits(net(), shards=4)
+    step(model, batch())
+    first = gradients(model)
+    step(model, batch())
+    assert list(map(bits, gradients(model))) == list(map(bits, first))
+
+
+def test_random_numbers_belong_to_position_and_shard():
+    model = SameBits(net(), shards=2)
+    drawn = {}
+    for position in (0, 8, 0):
+        for index, x in enumerate(model.shards(batch(2, position))):
+            numbers = float(torch.rand(())), random.random(), float(np.random.rand())
+            assert drawn.setdefault((position, index), numbers) == numbers
+            model.backward(model(x).mean())
+    assert len(set(drawn.values())) == 4
+    assert len({numbers[0] for numbers in drawn.values()}) == 4
+
+
+def test_another_seed_draws_other_numbers():
+    drawn = set()
+    for seed in (0, 1):
+        model = SameBits(net(), shards=1, seed=seed)
+        for x in model.shards(batch(1)):
+            drawn.add(float(torch.rand(())))
+            model.backward(model(x).mean())
+    assert len(drawn) == 2
+
+
+def test_the_scripts_own_random_numbers_go_on_as_if_nothing_had_been():
+    model = SameBits(net(torch.nn.Dropout(0.5)), shards=4)
+    torch.manual_seed(7), random.seed(7), np.random.seed(7)
+    expected = float(torch.rand(())), random.random(), float(np.random.rand())
+    torch.manual_seed(7), random.seed(7), np.random.seed(7)
+    step(model, batch())
+    assert (float(torch.rand(())), random.random(), float(np.random.rand())) == expected
+
+
+def test_batch_norm_takes_one_update_a_step_by_the_mean_of_the_shards():
+    model = SameBits(net(torch.nn.BatchNorm1d(4)), shards=4)
+    norm = model.module[1]
+    step(model, batch())
+    before = norm.running_mean.clone(), norm.running_var.clone()
+    step(model, batch(position=8))
+    hidden = [model.module[0](x).detach() for x in batch(position=8).parts]
+    means = torch.stack([h.mean(0) for h in hidden]).mean(0)
+    variances = torch.stack([h.var(0) for h in hidden]).mean(0)
+    torch.testing.assert_close(norm.running_mean, 0.9 * before[0] + 0.1 * means)
+    torch.testing.assert_close(norm.running_var, 0.9 * before[1] + 0.1 * variances)
+    assert norm.num_batches_tracked == 2
+
+
+def test_every_shard_starts_from_the_buffers_of_the_step():
+    model = SameBits(net(torch.nn.BatchNorm1d(4)), shards=4)
+    seen = []
+    for x in model.shards(batch()):
+        seen.append(model.module[1].running_mean.clone())
+        model.backward(model(x).mean())
+    assert {bits(tensor) for tensor in seen} == {bits(torch.zeros(4))}
+
+
+class Keeps(torch.nn.Module):
+    """Changes its buffer by ``change(buffer, x)``."""
+
+    def __init__(self, start, change):
+        super().__init__()
+        self.register_buffer("kept", start)
+        self.register_buffer("constant", torch.full((3,), 0.1))
+        self.inner = torch.nn.Linear(3, 1)
+        self.change = change
+
+    def forward(self, x):
+        self.change(self, x)
+        return self.inner(x)
+
+
+def test_buffers_that_nobody_changes_keep_their_bits():
+    model = SameBits(Keeps(torch.zeros(()), lambda own, x: None), shards=3)
+    step(model, batch(3))
+    assert bits(model.module.constant) == bits(torch.full((3,), 0.1))
+
+
+def test_a_buffer_that_is_replaced_counts_as_changed():
+    def change(own, x):
+        own.kept = own.kept + x.mean().detach()
+
+    model = SameBits(Keeps(torch.ones(()), change), shards=4)
+    step(model, batch())
+    means = torch.stack([x.mean() for x in batch().parts])
+    torch.testing.assert_close(model.module.kept, 1 + means.mean())
+
+
+def test_a_large_buffer_counts_as_changed_when_it_is_written(monkeypatch):
+    monkeypatch.setattr("outlast.reduce.buffers.COMPARED", 2)
+
+    def change(own, x):
+        own.kept.add_(x.mean().detach())
+
+    model = SameBits(Keeps(torch.ones(5), change), shards=4)
+    step(model, batch())
+    means = torch.stack([x.mean() for x in batch().parts])
+    torch.testing.assert_close(model.module.kept, torch.ones(5) + means.mean())
+    assert bits(model.module.constant) == bits(torch.full((3,), 0.1))
+    model.module.kept.fill_(7.0)  # between two steps: the next one starts from there
+    step(model, batch())
+    torch.testing.assert_close(model.module.kept, torch.full((5,), 7.0) + means.mean())
+
+
+def test_whole_numbers_that_differ_are_refused():
+    def change(own, x):
+        own.kept.add_(int(1000 * x.abs().sum()))
+
+    model = SameBits(Keeps(torch.zeros((), dtype=torch.int64), change), shards=4)
+    with pytest.raises(ConfigError, match="kept: a whole number must come out the same"):
+        step(model, batch())
+
+
+def test_arrays_of_whole_numbers_that_change_are_refused():
+    model = SameBits(
+        Keeps(torch.zeros(3, dtype=torch.int64), lambda own, x: own.kept.add_(1)), shards=4
+    )
+    with pytest.raises(ConfigError, match=r"kept \(torch.int64, shape \(3,\)\)"):
+        step(model, batch())
+
+
+class Two(torch.nn.Module):
+    """``used`` is reached by each shard, ``rare`` by those with a positive start, ``never``."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.rare, self.never = (torch.nn.Linear(3, 1) for _ in range(3))
+
+    def forward(self, x):
+        found = self.used(x)
+        return found + self.rare(x) if x[0, 0] > 0 else found
+
+
+def test_a_parameter_that_some_shards_reach_has_zeros_from_the_others():
+    model = SameBits(Two(), shards=8)
+    step(model, batch(8))
+    positive = [bool(x[0, 0] > 0) for x in batch(8).parts]
+    assert 0 < sum(positive) < 8
+    plain = Two()
+    torch.stack([plain(x).square().mean() for x in batch(8).parts]).mean().backward()
+    torch.testing.assert_close(model.module.rare.weight.grad, plain.rare.weight.grad)
+    assert model.module.never.weight.grad is None
+
+
+def test_a_parameter_that_thaws_is_taken_in_and_one_that_freezes_let_go():
+    model = SameBits(net(), shards=4)
+    first = model.module[0].weight
+    first.requires_grad_(False)
+    step(model, batch())
+    assert first.grad is None
+    first.requires_grad_(True)
+    step(model, batch())
+    assert first.grad is not None
+
+
+def test_an_evaluation_between_steps_is_nobodys_business():
+    model = SameBits(net(torch.nn.BatchNorm1d(4)), shards=4)
+    step(model, batch())
+    kept = model.module[1].running_mean.clone()
+    model.eval()
+    with torch.no_grad():
+        model(torch.randn(5, 3))
+    model.train()
+    assert bits(model.module[1].running_mean) == bits(kept)
+    step(model, batch())
+
+
+def test_a_loss_scaler_scales_the_gradients_and_not_the_loss():
+    plain, scaled = SameBits(net(), shards=4), SameBits(net(), shards=4)
+    step(plain, batch())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for x in scaled.shards(batch()):
+        scaled.backward(scaled(x).square().mean(), scaler)
+    assert bits(scaled.loss) == bits(plain.loss)
+    optimizer = torch.optim.SGD(scaled.parameters(), lr=0.1)
+    for ours, theirs in zip(gradients(scaled), gradients(plain), strict=True):
+        assert bits(ours) == bits(theirs * 1024)
+    scaler.unscale_(optimizer)
+    assert list(map(bits, gradients(scaled))) == list(map(bits, gradients(plain)))
+
+
+# --- misuse --------------------------------------------------------------------------------------
+
+
+def test_a_plain_backward_is_refused():
+    model = SameBits(net(), shards=4)
+    with pytest.raises(ConfigError, match=r"1.bias got a gradient outside of model.backward"):
+        model(torch.randn(2, 3)).mean().backward()
+    for x in model.shards(batch()):
+        with pytest.raises(ConfigError, match=r"outside of model\.backward"):
+            model(x).mean().backward()
+        break
+
+
+def test_a_shard_without_backward_is_refused():
+    model = SameBits(net(), shards=4)
+    with pytest.raises(ConfigError, match=r"shard 0 of 4 had no model.backward"):
+        for _ in model.shards(batch()):
+            pass
+
+
+def test_two_backward_calls_for_a_shard_are_refused():
+    model = SameBits(net(), shards=4)
+    for x in model.shards(batch()):
+        model.backward(model(x).mean())
+        with pytest.raises(ConfigError, match="twice for one shard"):
+            model.backward(model(x).mean())
+        break
+
+
+def test_a_loop_that_was_left_early_is_refused_at_the_next_and_by_the_optimizer():
+    model = SameBits(net(), shards=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(net().parameters(), lr=0.1)
+    for x in model.shards(batch()):
+        model.backward(model(x).mean())
+        break
+    with pytest.raises(ConfigError, match="the optimizer's step was called before the loop"):
+        optimizer.step()
+    other.step()
+    with pytest.raises(ConfigError, match="left before its end"):
+        model.shards(batch())
+
+
+def test_backward_outside_of_the_loop_is_refused():
+    model = SameBits(net(), shards=4)
+    with pytest.raises(ConfigError, match="is for the shards of a batch"):
+        model.backward(torch.ones((), requires_grad=True))
+
+
+@pytest.mark.parametrize("loss", [torch.ones(2), 1.0], ids=["two elements", "no tensor"])
+def test_a_loss_that_is_none_is_refused(loss):
+    model = SameBits(net(), shards=4)
+    for _ in model.shards(batch()):
+        with pytest.raises(ConfigError, match="a loss is a tensor of one element"):
+            model.backward(loss)
+        break
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (torch.randn(8, 3), r"takes what outlast.data.Loader\(…, shards=4\)"),
+        (batch(8), "cut into 8 shards and the model was wrapped for 4"),
+        (Shards([1, 2], of=4, first=1, position=0), r"holds the shards \[0, 1, 2, 3\]"),
+    ],
+    ids=["a tensor", "other shards", "not ours"],
+)
+def test_a_batch_that_does_not_fit_is_refused(given, words):
+    with pytest.raises(ConfigError, match=words):
+        SameBits(net(), shards=4).shards(given)
+
+
+def test_other_threads_than_agreed_are_refused():
+    model = SameBits(net(), shards=4, threads=1)
+    torch.set_num_threads(2)
+    with pytest.raises(ConfigError, match="torch now computes with 2 threads"):
+        model.shards(batch())
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: SameBits(SameBits(net(), shards=2), shards=2), "takes the place of SameBits"),
+        (lambda: SameBits(net(torch.nn.SyncBatchNorm(4)), shards=2), "1 is a SyncBatchNorm"),
+        (lambda: SameBits(torch.nn.LazyLinear(2), shards=2), "weight has no shape yet"),
+        (lambda: SameBits(torch.nn.ReLU(), shards=2), "no parameter that requires a gradient"),
+        (lambda: SameBits(net(), shards=0), "shards must be a whole number from 1 on, not 0"),
+        (lambda: SameBits(net(), shards=2, seed=-1), "seed must be a whole number"),
+        (lambda: SameBits(net(), shards=2, threads=True), "threads must be a whole number"),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused(build, words):
+    with pytest.raises(ConfigError, match=words):
+        build()
+
+
+def test_several_workers_without_a_group_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"init_process_group\(\) before outlast.SameBits"):
+        SameBits(net(), shards=4)
+
+
+def test_a_sparse_gradient_is_refused():
+    model = SameBits(torch.nn.EmbeddingBag(5, 3, sparse=True), shards=1)
+    for x in model.shards(Shards([torch.zeros(2, 2).long()], of=1, first=0, position=0)):
+        with pytest.raises(ConfigError, match="weight has a sparse gradient"):
+            model.backward(model(x).mean())
+        break
+
+
+def test_a_gradient_that_comes_twice_is_refused():
+    layer = torch.nn.Linear(3, 3)
+
+    def forward(x):
+        for _ in range(2):
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=True)
+        return x
+
+    model = SameBits(layer, shards=1)
+    for x in model.shards(batch(1)):
+        with pytest.raises(ConfigError, match="twice in one backward pass"):
+            model.backward(forward(x.requires_grad_()).mean())
+        break
+
+
+def test_shards_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match="3 shards from number 2 on"):
+        Shards([1, 2, 3], of=4, first=2, position=0)
+
+
+def test_the_wrapper_goes_when_nobody_holds_it():
+    import gc
+    import weakref
+
+    model = SameBits(net(), shards=2)
+    step(model, batch(2))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+class Pair(torch.nn.Module):
+    """Two parameters whose gradients are views of one memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Parameter(torch.ones(1, 3))
+        self.b = torch.nn.Parameter(torch.ones(1, 3))
+
+    def forward(self, x):
+        return (self.a.squeeze(0) + self.b.squeeze(0)) * x
+
+
+def test_gradients_that_share_memory_are_each_counted_once():
+    parts = [torch.full((3,), float(number)) for number in range(4)]
+    model = SameBits(Pair(), shards=4)
+    for x in model.shards(Shards(parts, of=4, first=0, position=0)):
+        model.backward(model(x).square().sum())
+    plain = Pair()
+    torch.stack([plain(x).square().sum() for x in parts]).mean().backward()
+    for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_one_that_is_frozen_keeps_no_gradient_of_before():
+    model = SameBits(net(), shards=4)
+    step(model, batch())
+    frozen = next(model.parameters())
+    frozen.requires_grad_(False)
+    step(model, batch(position=1))
+    assert frozen.grad is None
+
+
+class Book(torch.nn.Module):
+    """Large, written past its version counter, and known by two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.register_buffer("page", torch.zeros(1 << 17))
+        self.register_buffer("leaf", self.page)
+
+    def forward(self, x):
+        self.page.data += x
+        return self.weight * x
+
+
+def test_a_large_buffer_that_is_written_behind_its_counter_starts_alike_for_each_shard():
+    model = SameBits(Book(), shards=4)
+    for position in range(2):
+        parts = [torch.tensor([float(number)]) for number in range(4)]
+        for x in model.shards(Shards(parts, of=4, first=0, position=position)):
+            model.backward(model(x).sum())
+        assert (model.module.page == 1.5 * (position + 1)).all()  # one update a step, by the mean
+
+
+def test_parameters_that_come_after_the_wrapping_are_refused():
+    model = SameBits(net(), shards=4)
+    step(model, batch())
+    model.module.append(torch.nn.Linear(1, 1))
+    with pytest.raises(ConfigError, match="other parameters since it was wrapped"):
+        step(model, batch(position=1))

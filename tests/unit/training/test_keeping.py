@@ -1,0 +1,121 @@
+"""What a session does at each step so that the others can go on after a loss."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from outlast.attempt.beat import VARIABLE
+from outlast.attempt.over import over
+from outlast.attempt.own import read_own
+from outlast.checkpoint.plan import OWN
+from outlast.training import keeping as module
+from outlast.training import living
+from outlast.training.flight import State
+from outlast.training.keeping import Keeping
+
+
+class Rig:
+    timeline = 1
+    link = SimpleNamespace(rank=0, world_size=2)
+    stalled_s = 0.0
+
+    def stalled(self, seconds):
+        self.stalled_s += seconds
+
+
+class Loop:
+    """A session's loop of one parameter."""
+
+    def __init__(self):
+        self.model = torch.nn.Linear(2, 1, bias=False)
+        self.rig = Rig()
+        self.let_go = []
+        self.drawn = 0
+        self.keeping = Keeping(self.rig, self.own, lambda: self.let_go.append(True), self.model)
+
+    def own(self, step):
+        return {"step": step, "random": self.drawn, "data": None}
+
+    def end(self, step, *, tensor=None):
+        weight = self.model.weight if tensor is None else tensor
+        state = State(
+            step=step,
+            data={"w": {"$": "tensor", "name": "w"}, OWN: self.own(step)},
+            tensors={"w": weight},
+            lazy=frozenset({"w"}),
+            order={},
+        )
+        self.keeping.keep(lambda: state)
+
+
+@pytest.fixture(name="loop")
+def _loop(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    made = Loop()
+    yield made
+    made.keeping.close()
+    over.begin_again()
+    living.forget()
+
+
+def records():
+    return {(one.step, one.is_final): one for one in read_own()}
+
+
+def test_the_moment_stays_only_where_there_is_a_next_attempt(loop):
+    loop.end(3)
+    loop.keeping.close()
+    assert living.kept() is None
+
+
+def test_the_moment_stays_where_the_attempt_is_over(loop):
+    loop.end(3)
+    over.happen()
+    assert loop.let_go == [True]
+    loop.keeping.close()
+    assert living.kept_step() == 3
+
+
+def test_a_backward_pass_and_an_optimizer_say_what_will_be_the_end(loop):
+    loop.end(3)
+    loop.drawn = 1
+    loop.model(torch.ones(1, 2)).sum().backward()
+    assert (4, False) in records()
+    before = records()[4, False].blob
+    loop.drawn = 2
+    loop.keeping.before_optimizer()
+    assert records()[4, False].blob != before
+    assert (3, True) in records()
+
+
+def test_nothing_is_said_before_the_first_step(loop):
+    loop.model(torch.ones(1, 2)).sum().backward()
+    loop.keeping.before_optimizer()
+    assert records() == {}
+
+
+def test_the_hook_goes_with_the_session(loop):
+    loop.end(3)
+    loop.keeping.close()
+    loop.model(torch.ones(1, 2)).sum().backward()
+    assert (4, False) not in records()
+
+
+def test_state_that_cannot_be_kept_never_stops_training(loop, monkeypatch, caplog):
+    def refuse(*_):
+        raise RuntimeError("inference tensors do not track a version")
+
+    monkeypatch.setattr(module, "Moment", refuse)
+    for step in (1, 2):
+        loop.end(step)
+        loop.keeping.before_optimizer()
+    assert len(caplog.records) == 1
+    over.happen()
+    loop.keeping.close()
+    assert living.kept() is None
+
+
+def test_what_it_takes_is_counted(loop):
+    loop.end(1)
+    assert loop.rig.stalled_s > 0
