@@ -58,6 +58,7 @@ from outlast.training.lazy import Lazy
 from outlast.training.outlook import Outlook, info_of
 from outlast.training.regain import Regained
 from outlast.training.restore import Restore
+from outlast.training.timing import Meter
 from outlast.training.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -305,6 +306,11 @@ class Rig:
         if self.link.rank == 0:
             # The first step of an attempt says when the job is back.
             self._sample(force=self._sampled_step == self._resumed_step)
+
+    def meter(self) -> Meter:
+        """What measures this worker's steps."""
+        alone, engine = self.link.world_size == 1, self.engine
+        return Meter(self.beat, alone=alone, is_saving=lambda: engine.is_saving)
 
     def log(self, scalars: dict[str, Any]) -> None:
         """Keep the newest numbers of the loop."""
