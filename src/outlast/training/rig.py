@@ -143,7 +143,7 @@ class Rig:
             self._narrator = Narrator(settings.dir, also=self.foresight.take)
             self._narrator.start()
             undo.callback(self._narrator.stop)
-        self._beat = Beat()
+        self.beat = Beat()
         self.engine = Engine(
             settings,
             self.link,
@@ -248,7 +248,7 @@ class Rig:
         self._completed_s = time.monotonic()
         self._step = step
         self.samples.start(step)
-        self._beat.beat(step)
+        self.beat.beat(step)
         memory, self._memory = self._memory, None
         if memory is not None:  # everything is read; behind the first step there is time for it
             threading.Thread(target=memory.look_away, name="outlast-unmap", daemon=True).start()
@@ -293,7 +293,7 @@ class Rig:
 
     def completed(self, step: int) -> None:
         """A step is done: beat, and about once a second sample."""
-        self._beat.beat(step)
+        self.beat.beat(step)
         self._step = step
         self._completed_s = time.monotonic()
         self.samples.completed(step)
