@@ -88,6 +88,7 @@ class Agent(LocalElasticAgent):
     ) -> None:
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
         self._machines = Machines(spec.rdzv_handler)
+        self._machines.write_down(ledger)
         self._watch = Watch(spec.monitor_interval, self._machines.news)
         spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
         self.verdict: Verdict | None = None

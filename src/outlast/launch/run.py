@@ -241,7 +241,7 @@ def _rendezvous(
         return OneMachine(launch.config.run_id)
     conf = launch.config
     if conf.rdzv_backend == BACKEND:
-        return membership(launch, settings, job, attempt=past.attempt)
+        return membership(launch, settings, job, past)
     parameters = RendezvousParameters(
         backend=conf.rdzv_backend,
         endpoint=conf.rdzv_endpoint,

@@ -35,9 +35,9 @@ def trained(floor, tmp_path):
             *("run", "--nproc-per-node", 1, "--dir", job.directory, TRAIN, job.records, 200),
             *("--pause", 0.05, "--light", "--no-group", "--gate", gate),
         )
-        until(lambda: floor.workers(), "a worker", running=agent)
+        until(floor.workers, "a worker", running=agent)
         gate.touch()
-        until(lambda: job.lines(), "a step", running=agent)
+        until(job.lines, "a step", running=agent)
         happens()
         until(lambda: job.events("watch_gap"), "the gap is in the ledger", running=agent)
         assert agent.wait() == 0, agent.text
@@ -80,7 +80,7 @@ def test_watcher_dies_with_its_agent(floor, tmp_path):
         *("--pause", 0.05, "--light", "--no-group"),
     )
     (watcher,) = until(lambda: processes(floor, WATCHER), "a watcher", running=agent)
-    until(lambda: job.lines(), "a step", running=agent)
+    until(job.lines, "a step", running=agent)
     os.kill(watcher, signal.SIGSTOP)  # it could not see by itself that the agent goes
     agent.kill()
     until(lambda: not psutil.pid_exists(watcher) or time.sleep(0.01), "the watcher is gone")
