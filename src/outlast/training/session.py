@@ -254,7 +254,7 @@ class Session:
 
         A tensor is read only when its step is kept, so that a GPU isn't waited for.
         """
-        self._rig.log(scalars)
+        self._rig.samples.log(scalars)
 
     def save(self) -> PendingSave:
         """Ask for a checkpoint at the next step boundary; returns at once.
@@ -348,7 +348,7 @@ class Session:
     def _before_optimizer(self) -> None:
         start_s = time.monotonic()
         self._rig.engine.before_optimizer()
-        self._rig.stalled(time.monotonic() - start_s)
+        self._rig.samples.stalled(time.monotonic() - start_s)
         if self._keeping is not None and self._in_loop:
             self._keeping.before_optimizer()
 
@@ -426,7 +426,7 @@ class Session:
         self._pending = None
         if self._keeping is not None:
             of = self._objects.stateful
-            self._keeping.keep(lambda: self._rig.state_of(self.step, of, self._state()))
+            self._keeping.keep(lambda: self._rig.states.of(self.step, of, self._state()))
 
     def _own_end(self, step: int) -> dict[str, Any]:
         """This rank's own state, as if ``step``, which is in progress, had just ended."""
