@@ -52,10 +52,13 @@ CHANCE: Final = 5.0  # standard errors
 SPREAD: Final = 6.0  # standard deviations between healthy ranks, where there are enough of them
 SPREAD_RANKS: Final = 8
 WAITED_FOR: Final = 0.3  # of its excess, by the others
-BURST_STEPS: Final = 1.5  # that a burst must have cost, in steps
+ONE_PAUSE: Final = 1.05 / SHORT  # what one pause comes to, in the mean over a short window
+BURST_STEPS: Final = 1.25  # that a burst must have cost, in steps
 BURST_REST: Final = 200  # steps between two bursts of one rank that are told
 WARM_UP: Final = 5  # steps of an attempt: caches, compilation
 EVERY: Final = 2  # steps between two looks
+NOISE_EVERY: Final = 16  # steps between two looks at what is usual
+OPEN_MAX: Final = 1024  # steps that some ranks have told
 _MAD: Final = 1.4826  # of a normal distribution, in standard deviations
 _OF_MEDIAN: Final = 1.2533  # the standard error of a median, in those of a mean
 Array = Any
@@ -117,6 +120,7 @@ class Stragglers:
         self._named: dict[int, Finding] = {}
         self._limits: dict[int, float] = {}  # of those named: what they were above
         self._suspects: dict[tuple[int, str], _Row] = {}  # in a short window, not named yet
+        self._noise: dict[str, float] = {}  # as it usually is
         self._bursts: dict[int, int] = {}  # rank → step of its last burst that was told
 
     @property
@@ -143,21 +147,21 @@ class Stragglers:
         return self._look()
 
     def _row(self, step: int, compute: Array, wait: Array, data: Array, *, saving: bool) -> _Row:
-        own = compute + data
-        base, waits = np.maximum(self._others(own), 1e-6), self._others(wait)
-        times = {"compute": compute, "loader": data}
-        others = {of: self._others(each) for of, each in times.items()}
-        excess = {of: (times[of] - others[of]) / base for of in times}
-        for of in excess:
-            excess[of][~self._kinds.comparable] = 0.0
-        return _Row(step, times, others, base, excess, waits - wait, saving)
-
-    def _others(self, values: Array) -> Array:
-        """For each rank, the median of the other ranks of its kind."""
-        found = np.zeros(len(values))
+        every = np.stack((compute + data, compute, data, wait))
+        others = np.zeros_like(every)
         for group in self._kinds.groups:
-            found[group] = _median_of_others(values[group])
-        return found
+            others[:, group] = _medians_of_others(every[:, group])
+        base = np.maximum(others[0], 1e-6)
+        excess = (every[1:3] - others[1:3]) / base * self._kinds.comparable
+        return _Row(
+            step=step,
+            times={"compute": compute, "loader": data},
+            others={"compute": others[1], "loader": others[2]},
+            base=base,
+            excess={"compute": excess[0], "loader": excess[1]},
+            lag=others[3] - wait,
+            saving=saving,
+        )
 
     # --- a look --------------------------------------------------------------------------------
 
@@ -165,15 +169,30 @@ class Stragglers:
         rows = list(self._rows)
         news = self._recovered(rows)
         for of in ("compute", "loader"):
-            long = _Window(rows[-WINDOW:], of, self._kinds)
+            excess = np.array([row.excess[of] for row in rows])
+            if self._num_seen % NOISE_EVERY == 0:
+                now = _noise(excess[-WINDOW:])
+                before = self._noise.get(of, now)
+                self._noise[of] = before + (now - before) / 8
+            if not self._is_any(of, excess):  # as in nearly all looks
+                continue
+            usual = self._noise.get(of, 0.0)
+            long = _Window(rows[-WINDOW:], of, self._kinds, max(usual, _noise(excess[-WINDOW:])))
             lasting = long.lasting()
             if of == "loader" and len(rows) == CLUMPED:
-                lasting |= _Window(rows, of, self._kinds).clumped()
+                lasting |= _Window(rows, of, self._kinds, long.noise).clumped()
             for rank in np.flatnonzero(lasting):
                 if int(rank) not in self._named:
-                    news.append(self._name(int(rank), of, rows, float(long.limit)))
-            news += self._bursting(rows, of, float(long.noise))
+                    news.append(self._name(int(rank), of, rows, long.limit))
+            news += self._bursting(rows, of, long.noise)
         return news
+
+    def _is_any(self, of: str, excess: Array) -> bool:
+        """Whether anybody could be above a limit, which is never below the floor."""
+        most = max(_median(excess[-WINDOW:]).max(), _median(excess[-SHORT:]).max())
+        if of == "loader":
+            most = max(most, (excess.clip(-1, 1).sum(axis=0) / len(excess)).max())
+        return bool(most > RELATIVE) or any(which == of for _, which in self._suspects)
 
     def _name(self, rank: int, of: str, rows: list[_Row], limit: float) -> Finding:
         found = _finding(rank, of, of, rows)
@@ -196,7 +215,7 @@ class Stragglers:
         return news
 
     def _bursting(self, rows: list[_Row], of: str, noise: float) -> list[Finding]:
-        short = _Window(rows[-SHORT:], of, self._kinds, noise=noise)
+        short = _Window(rows[-SHORT:], of, self._kinds, noise)
         for rank in np.flatnonzero(short.lasting()):
             if int(rank) not in self._named:
                 since = rows[_onset([row.excess[of][rank] for row in rows])]
@@ -217,6 +236,50 @@ class Stragglers:
                 step = rows[-1].step
                 news.append(msgspec.structs.replace(found, step=step, over=True))
         return news
+
+
+class Steps:
+    """Steps as they are told, rank by rank, until all ranks have told one.
+
+    Args:
+        world_size: how many ranks there are.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.kinds = [0] * world_size
+        self._world_size = world_size
+        self._open: dict[int, tuple[Array, Array]] = {}  # step → seconds, and who has told them
+        self._done = -1  # the newest step that was complete
+
+    def add(self, rank: int, kind: int, steps: bytes, seconds: bytes) -> None:
+        """What a rank tells: numbers of steps (int64), and four times for each (float32).
+
+        Raises:
+            ValueError: the times do not fit the steps.
+        """
+        if not 0 <= rank < self._world_size:
+            return
+        self.kinds[rank] = kind
+        numbers = np.frombuffer(steps, dtype=np.int64)
+        times = np.frombuffer(seconds, dtype=np.float32).reshape(len(numbers), 4)
+        for step, row in zip(numbers.tolist(), times, strict=True):
+            if step > self._done:
+                if step not in self._open:
+                    told = np.zeros(self._world_size, dtype=bool)
+                    self._open[step] = np.zeros((4, self._world_size)), told
+                found, told = self._open[step]
+                found[:, rank] = np.nan_to_num(row, posinf=0.0, neginf=0.0)
+                told[rank] = True
+
+    def complete(self) -> list[tuple[int, Array]]:
+        """Steps that all ranks have told, in order, each once; older ones are given up."""
+        whole = sorted(step for step, (_, told) in self._open.items() if told.all())
+        if whole:
+            self._done = whole[-1]
+        found = [(step, self._open[step][0]) for step in whole]
+        newest = sorted(self._open)[-OPEN_MAX:]
+        self._open = {step: self._open[step] for step in newest if step > self._done}
+        return found
 
 
 class _Groups(msgspec.Struct):
@@ -243,16 +306,13 @@ class _Window:
         limit: above which an excess is not by chance.
     """
 
-    def __init__(
-        self, rows: list[_Row], of: str, kinds: _Groups, *, noise: float | None = None
-    ) -> None:
+    def __init__(self, rows: list[_Row], of: str, kinds: _Groups, noise: float) -> None:
         self.excess = np.array([row.excess[of] for row in rows])
-        self.median = np.median(self.excess, axis=0)
-        spread = _MAD * np.median(np.abs(self.excess - self.median), axis=0)
-        self.noise = float(np.median(spread)) if noise is None else noise
+        self.median = _median(self.excess)
+        self.noise = noise
         chance = CHANCE * _OF_MEDIAN * self.noise / len(rows) ** 0.5
         self.limit = max(RELATIVE, chance, SPREAD * self._apart(kinds))
-        self._base = np.median([row.base for row in rows], axis=0)
+        self._base = _median(np.array([row.base for row in rows]))
         self._lag = np.mean([row.lag for row in rows], axis=0)
 
     def _apart(self, kinds: _Groups) -> float:
@@ -266,33 +326,47 @@ class _Window:
     def lasting(self) -> Array:
         """Ranks that take longer in most of these steps, the newest ones included."""
         often = (self.excess > self.limit / 2).mean(axis=0) >= LASTING
-        still = np.median(self.excess[-NOW:], axis=0) > self.limit / 2
+        still = _median(self.excess[-NOW:]) > self.limit / 2
         return (self.median > self.limit) & often & still & self._is_waited_for(self.median)
 
     def clumped(self) -> Array:
         """Ranks that take longer in some of these steps, again and again."""
-        mean = np.sort(np.clip(self.excess, -1, 1), axis=0)[: -len(self.excess) // 10].mean(axis=0)
-        late = np.clip(self.excess[-SHORT:], -1, 1).mean(axis=0) > RELATIVE
-        return (mean > max(1.5 * RELATIVE, self.limit)) & late & self._is_waited_for(mean)
+        excess = self.excess.clip(-1, 1)
+        mean = np.sort(excess, axis=0)[: -(len(excess) // 10)].mean(axis=0)
+        parts = np.array([part.mean(axis=0) for part in np.split(excess, len(excess) // SHORT)])
+        again = (parts > ONE_PAUSE).sum(axis=0) >= len(parts) - 1
+        return (mean > max(1.5 * RELATIVE, self.limit)) & again & self._is_waited_for(mean)
 
     def _is_waited_for(self, excess: Array) -> Array:
         seconds = excess * self._base
         return (seconds >= ABSOLUTE_S) & (self._lag >= WAITED_FOR * seconds)
 
 
-def _median_of_others(values: Array) -> Array:
-    """For each of the values, the median of all others; the value itself where there is none."""
-    count = len(values)
+def _noise(excess: Array) -> float:
+    """Of one rank in one step, as a standard deviation: that of the rank in the middle."""
+    return _MAD * float(np.median(_median(np.abs(excess - _median(excess)))))
+
+
+def _median(values: Array) -> Array:
+    """Down the columns; NumPy's own takes ten times as long for a few."""
+    inorder, count = np.sort(values, axis=0), len(values)
+    return (inorder[(count - 1) // 2] + inorder[count // 2]) / 2
+
+
+def _medians_of_others(values: Array) -> Array:
+    """In each row, for each of its values, the median of its other values."""
+    count = values.shape[1]
     if count < 2:
         return values.copy()
-    order = np.argsort(values, kind="stable")
-    inorder = values[order]
-    place = np.empty(count, dtype=int)
-    place[order] = np.arange(count)
+    order = np.argsort(values, axis=1, kind="stable")
+    inorder = np.take_along_axis(values, order, axis=1)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(count)[None, :], axis=1)
     low, high = (count - 2) // 2, (count - 1) // 2  # of those that are left
 
     def at(index: int) -> Array:
-        return np.where(place <= index, inorder[min(index + 1, count - 1)], inorder[index])
+        after = inorder[:, min(index + 1, count - 1), None]
+        return np.where(place <= index, after, inorder[:, index, None])
 
     return (at(low) + at(high)) / 2
 
