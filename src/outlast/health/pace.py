@@ -48,7 +48,7 @@ class Pace:
         self._read_s = self._say_s = 0.0
         return ()
 
-    def hear(self, message: FromAgent) -> Iterable[FromWatcher]:  # noqa: ARG002
+    def hear(self, message: FromAgent) -> Iterable[FromWatcher]:
         """Nothing is asked."""
         return ()
 

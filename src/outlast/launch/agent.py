@@ -31,8 +31,8 @@ from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.config import Settings
 from outlast.errors import Exit, StorageError
-from outlast.launch.desk import NoticeDesk
 from outlast.health.messages import Timings
+from outlast.launch.desk import NoticeDesk
 from outlast.launch.health import Health, begin_of
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.sessions import Sessions

@@ -35,7 +35,7 @@ from outlast.launch.machines import Machines
 from outlast.ledger.events import encode
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
-from outlast.policy.stragglers import Finding, Stragglers, Steps
+from outlast.policy.stragglers import Finding, Steps, Stragglers
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class Judge:
         if not asked:
             say(
                 f"machine {host} cannot be replaced: this job has no other machine that could take "
-                'its place (see health.straggler in docs/stragglers.md)'
+                "its place (see health.straggler in docs/stragglers.md)"
             )
 
 

@@ -9,6 +9,7 @@ the greater loss counts.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import msgspec
@@ -88,7 +89,7 @@ def lost_to_waiting_s(found: Iterable[Slow]) -> float:
         spans.append((one.attempt, one.since_step, one.until_step + 1, one.lost_s / steps))
         edges |= {(one.attempt, one.since_step), (one.attempt, one.until_step + 1)}
     total, ordered = 0.0, sorted(edges)
-    for (attempt, first), (other, last) in zip(ordered, ordered[1:], strict=False):
+    for (attempt, first), (other, last) in itertools.pairwise(ordered):
         if attempt == other:
             rates = [r for a, since, until, r in spans if a == attempt and since <= first < until]
             total += max(rates, default=0.0) * (last - first)
@@ -103,7 +104,8 @@ def sentence(event: Event) -> str:
     who = f"{who} on {node}"
     one, since = len(ranks) == 1, event.get("since_step")
     if event.get("over") and event.get("cause") != "burst":
-        return f"{who} {'is' if one else 'are'} as quick as the others again, at step {event.get('step')}"
+        be = "is" if one else "are"
+        return f"{who} {be} as quick as the others again, at step {event.get('step')}"
     own, others = number(event, "own_s") or 0.0, number(event, "others_s") or 0.0
     factor = number(event, "factor") or 1.0
     if event.get("of") == "loader":
@@ -111,13 +113,14 @@ def sentence(event: Event) -> str:
     else:
         how = f"{'computes' if one else 'compute'} {factor:.3g} times as long as the others"
     figures = f"({_time(own)} against {_time(others)})"
-    lost = _time(number(event, "lost_s") or 0.0)
     if event.get("cause") == "burst":
-        steps = f"for some steps from step {since} on; it is over"
-        return f"{who}: a burst, it {how} {figures} {steps}".replace("it wait ", "they wait ")
+        return f"{who} {how} {figures} for some steps from step {since} on; it was a burst"
     where = ", in steps with saves" if event.get("saving") else ""
-    told = f"{who} {how} {figures} since step {since}{where}"
-    return f"{told}; {lost} of each step {'are' if lost[-2:] == 'ms' else 'is'} lost waiting for it"
+    lost = _time(number(event, "lost_s") or 0.0)
+    return (
+        f"{who} {how} {figures} since step {since}{where}; "
+        f"of each step {lost} are lost waiting for {'it' if one else 'them'}"
+    )
 
 
 def _ranks(event: Event) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Which rank holds the others up, by what, since when; from the times of all ranks at the same steps.
+"""Which rank holds the others up, by what and since when, from the times of all at the same steps.
 
 Only times of one rank are added or subtracted, never clocks of two machines compared. A rank is
 compared with the others of its kind at the same step: how much more time its own work takes than
@@ -128,7 +128,9 @@ class Stragglers:
         """Who holds the others up now."""
         return self._named
 
-    def see(self, step: int, compute: Array, wait: Array, data: Array, stall: Array) -> list[Finding]:
+    def see(
+        self, step: int, compute: Array, wait: Array, data: Array, stall: Array
+    ) -> list[Finding]:
         """One more step, in order: seconds of all ranks.
 
         Returns:
@@ -138,7 +140,9 @@ class Stragglers:
         if self._num_seen <= WARM_UP or len(compute) < 2:
             return []
         saving = bool((stall > 0).any())
-        self._set_aside = min(self._set_aside + 1, WINDOW) if saving else max(self._set_aside - 1, 0)
+        self._set_aside = (
+            min(self._set_aside + 1, WINDOW) if saving else max(self._set_aside - 1, 0)
+        )
         if saving and self._set_aside < WINDOW // 2:
             return []
         self._rows.append(self._row(step, compute, wait, data, saving=saving))
@@ -181,9 +185,9 @@ class Stragglers:
             lasting = long.lasting()
             if of == "loader" and len(rows) == CLUMPED:
                 lasting |= _Window(rows, of, self._kinds, long.noise).clumped()
-            for rank in np.flatnonzero(lasting):
-                if int(rank) not in self._named:
-                    news.append(self._name(int(rank), of, rows, long.limit))
+            for rank in np.flatnonzero(lasting).tolist():
+                if rank not in self._named:
+                    news.append(self._name(rank, of, rows, long.limit))
             news += self._bursting(rows, of, long.noise)
         return news
 
@@ -216,10 +220,10 @@ class Stragglers:
 
     def _bursting(self, rows: list[_Row], of: str, noise: float) -> list[Finding]:
         short = _Window(rows[-SHORT:], of, self._kinds, noise)
-        for rank in np.flatnonzero(short.lasting()):
-            if int(rank) not in self._named:
-                since = rows[_onset([row.excess[of][rank] for row in rows])]
-                self._suspects.setdefault((int(rank), of), since)
+        for slow in np.flatnonzero(short.lasting()).tolist():
+            if slow not in self._named:
+                since = rows[_onset([row.excess[of][slow] for row in rows])]
+                self._suspects.setdefault((slow, of), since)
         news = []
         for (rank, which), since in list(self._suspects.items()):
             run = [row for row in rows if row.step >= since.step]
@@ -231,8 +235,8 @@ class Stragglers:
             rested = rows[-1].step - self._bursts.get(rank, -BURST_REST) >= BURST_REST
             if rank not in self._named and cost >= BURST_STEPS and rested:
                 self._bursts[rank] = rows[-1].step
-                slow = [row for row in run if row.excess[of][rank] >= short.limit / 2]
-                found = _finding(rank, "burst", of, slow or run)
+                high = [row for row in run if row.excess[of][rank] >= short.limit / 2]
+                found = _finding(rank, "burst", of, high or run)
                 step = rows[-1].step
                 news.append(msgspec.structs.replace(found, step=step, over=True))
         return news
@@ -325,8 +329,9 @@ class _Window:
 
     def lasting(self) -> Array:
         """Ranks that take longer in most of these steps, the newest ones included."""
-        often = (self.excess > self.limit / 2).mean(axis=0) >= LASTING
-        still = _median(self.excess[-NOW:]) > self.limit / 2
+        half = np.maximum(self.limit, self.median) / 2
+        often = (self.excess > half).mean(axis=0) >= LASTING
+        still = _median(self.excess[-NOW:]) > half
         return (self.median > self.limit) & often & still & self._is_waited_for(self.median)
 
     def clumped(self) -> Array:
@@ -383,16 +388,15 @@ def _finding(rank: int, cause: str, of: str, rows: list[_Row]) -> Finding:
     first = 0 if cause == "burst" else _onset([row.excess[of][rank] for row in rows])
     slow = rows[first:]
     clumps = float(np.median([row.excess[of][rank] for row in slow])) <= 0
-    average = np.mean if clumps else np.median
-    own, others, base, lag = (
-        float(average([pick(row) for row in slow]))
-        for pick in (
-            lambda row: row.times[of][rank],
-            lambda row: row.others[of][rank],
-            lambda row: row.base[rank],
-            lambda row: row.lag[rank],
-        )
+
+    def usual(values: list[Any]) -> float:
+        return float(np.mean(values) if clumps else np.median(values))
+
+    own, others = (
+        usual([side[of][rank] for side in sides])
+        for sides in ([row.times for row in slow], [row.others for row in slow])
     )
+    base, lag = usual([row.base[rank] for row in slow]), usual([row.lag[rank] for row in slow])
     more_s = own - others
     return Finding(
         rank=rank,

@@ -25,12 +25,13 @@ def parse():
     parser.add_argument("--compute", type=float, default=0.02)
     parser.add_argument("--load", type=float, default=0.002)
     parser.add_argument("--noise", type=float, default=0.03)
-    parser.add_argument("--slow", nargs=5, default=None, metavar=("R", "KIND", "X", "FIRST", "LAST"))
+    parser.add_argument(
+        "--slow", nargs=5, default=None, metavar=("R", "KIND", "X", "FIRST", "LAST")
+    )
     parser.add_argument("--slow-node", help="the machine that is slow, in computing, by half")
     parser.add_argument("--way", choices=("ddp", "explicit", "real"), default="ddp")
     parser.add_argument("--every", default="100000 steps")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--end", type=Path, help="a file that says which step is the last")
     return parser.parse_args()
 
 
@@ -46,9 +47,9 @@ class Pace:
         factor = max(self.random.gauss(1.0, self.options.noise), 0.5)
         extra = 0.0
         slow = self.options.slow
-        if slow and int(slow[0]) == self.rank and slow[1] == kind:
-            if int(slow[3]) <= self.step <= int(slow[4]):
-                extra = (float(slow[2]) - 1) * self.options.compute
+        is_mine = slow and int(slow[0]) == self.rank and slow[1] == kind
+        if is_mine and int(slow[3]) <= self.step <= int(slow[4]):
+            extra = (float(slow[2]) - 1) * self.options.compute
         if kind == "compute" and self.options.slow_node == os.uname().nodename:
             extra = 0.5 * base
         return base * factor + extra
@@ -84,7 +85,9 @@ def main():
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8)
-    trained = torch.nn.parallel.DistributedDataParallel(model) if options.way != "explicit" else model
+    trained = (
+        torch.nn.parallel.DistributedDataParallel(model) if options.way != "explicit" else model
+    )
     pace = Pace(options, rank)
     with outlast.session(model=model, every=options.every) as session:
         pace.step = session.step
@@ -99,9 +102,6 @@ def main():
                         dist.all_reduce(parameter.grad)
                     parameter.sub_(parameter.grad, alpha=0.001)
             (options.records / f"at-{rank}").write_text(str(session.step))
-            if options.end is not None and options.end.exists():
-                if session.step >= int(options.end.read_text()):
-                    break
     dist.destroy_process_group()
 
 

@@ -32,7 +32,9 @@ def train(floor, tmp_path):
 
 
 def named(job):
-    return [event for event in job.events("straggler") if not event["over"] or event["cause"] == "burst"]
+    return [
+        event for event in job.events("straggler") if not event["over"] or event["cause"] == "burst"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from outlast.policy.stragglers import CLUMPED, Finding, Steps, Stragglers, _medians_of_others
 
-ONSET = 120
+ONSET = 70
 ALL = os.environ.get("OUTLAST_TEST_ALL") == "1"
 SEEDS = range(200 if ALL else 20)
 HEALTHY_SEEDS = range(20 if ALL else 2)
@@ -207,9 +207,7 @@ def test_figures_are_those_of_the_slow_steps():
 @given(
     st.integers(2, 9).flatmap(
         lambda ranks: st.lists(
-            st.lists(
-                st.tuples(*[st.floats(0, 1e6, width=32)] * 4), min_size=ranks, max_size=ranks
-            ),
+            st.lists(st.tuples(*[st.floats(0, 1e6, width=32)] * 4), min_size=ranks, max_size=ranks),
             min_size=1,
             max_size=80,
         )
