@@ -55,7 +55,7 @@ def answer(flush: Flush, num_nodes: int) -> Answer:
             f"{flush.fsync_s:g} s, margin {flush.margin_s:g} s."
         ),
         (
-            f"If nothing but writing took time, {flush.needed_bare_bytes_per_s / 1e9:.2f} GB/s would "
+            f"If only writing took time, {flush.needed_bare_bytes_per_s / 1e9:.2f} GB/s would "
             f"do; with all of it {_gigabytes(flush.needed_bytes_per_s)}."
         ),
     ]
