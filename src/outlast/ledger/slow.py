@@ -98,7 +98,7 @@ def lost_to_waiting_s(found: Iterable[Slow]) -> float:
 
 def sentence(event: Event) -> str:
     """What a person should read of a finding."""
-    ranks = _ranks(event)
+    ranks = _ranks(event) or (-1,)
     node = event.get("node") or event.node
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
     who = f"{who} on {node}"

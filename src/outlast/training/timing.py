@@ -132,6 +132,7 @@ class Meter:
     def _ended(self, step: int) -> None:
         assert self._waits is not None  # noqa: S101 - the caller has looked
         end, now_s = self._clock.mark(), time.monotonic()
+        self._waits.look()
         if self._end is not None and self._begin is not None and end is not None:
             self._open.append(
                 _Step(

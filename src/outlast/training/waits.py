@@ -86,12 +86,15 @@ class Waits:
         self._probes = []
 
     def take(self) -> list[tuple[Any, Any]]:
-        """What was found in a step that is over."""
-        for probe in self._probes:
-            probe.look()
+        """What was found since the last time."""
         self._depth = 0  # a wait that ended with an error may have left it
         found, self.found = self.found, []
         return found
+
+    def look(self) -> None:
+        """A step is over: see whether the hooks are of use."""
+        for probe in self._probes:
+            probe.look()
 
     # --- what is watched -----------------------------------------------------------------------
 
