@@ -18,7 +18,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import LaunchConfig
 
 from outlast.errors import ConfigError
-from outlast.launch.membership.handler import BACKEND
+from outlast.launch.place import BACKEND
 from outlast.launch.threads import threads_to_set
 
 MAX_RESTARTS: Final = 1000

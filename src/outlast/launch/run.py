@@ -27,7 +27,7 @@ from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.membership import JobOver, Membership
-from outlast.launch.membership.handler import BACKEND
+from outlast.launch.place import BACKEND
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
 from outlast.launch.together import introduce, membership

@@ -13,8 +13,8 @@ from outlast.keeper import wire
 from outlast.keeper.process import Supervisor
 from outlast.launch.arguments import Launch
 from outlast.launch.membership import Membership
-from outlast.launch.membership.handler import own_address, place_of
 from outlast.launch.membership.messages import Go
+from outlast.launch.place import own_address, place_of
 from outlast.launch.survivors import TAKE_DOWN_S, UNWIND_S
 from outlast.ledger.job import Job
 from outlast.ledger.narrator import say
