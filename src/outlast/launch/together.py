@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 import msgspec
+from torch.distributed.launcher.api import LaunchConfig
 
 from outlast import config
 from outlast.errors import ConfigError, StorageError
@@ -37,12 +38,7 @@ def membership(launch: Launch, settings: config.Settings, job: Job, *, attempt: 
     conf = launch.config
     if (tls := Tls.of(settings)) is not None:
         tls.client()  # files that cannot be used are said before anything is started
-    try:
-        wait_s = float(conf.rdzv_configs.get("join_timeout", JOIN_TIMEOUT_S))
-    except ValueError:
-        wait_s = 0.0
-    if not wait_s > 0:
-        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds above 0")
+    wait_s = wait_s_of(conf)
     rules = Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes)
     if settings.workers_in_process:  # a machine is ready when its survivors are
         stop_s = rules.stop_s + UNWIND_S + TAKE_DOWN_S
@@ -60,6 +56,21 @@ def membership(launch: Launch, settings: config.Settings, job: Job, *, attempt: 
         say=say,
         script=launch.script,
     )
+
+
+def wait_s_of(conf: LaunchConfig) -> float:
+    """How long machines wait for enough others.
+
+    Raises:
+        ConfigError: what was set is no such time.
+    """
+    try:
+        wait_s = float(conf.rdzv_configs.get("join_timeout", JOIN_TIMEOUT_S))
+    except ValueError:
+        wait_s = 0.0
+    if not wait_s > 0:
+        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds above 0")
+    return wait_s
 
 
 def introduce(member: Membership, keeper: Supervisor, settings: config.Settings) -> None:

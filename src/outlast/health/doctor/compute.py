@@ -33,6 +33,7 @@ class Computed(msgspec.Struct, kw_only=True):
 
     Attributes:
         device: what was computed on.
+        has_gpu: whether that is a GPU.
         matmul_gflops: of the slowest device.
         all_reduce_bytes: bytes a second that each process has seen reduced.
         workers: processes that took part in that.
@@ -41,6 +42,7 @@ class Computed(msgspec.Struct, kw_only=True):
     """
 
     device: str = ""
+    has_gpu: bool = False
     matmul_gflops: float | None = None
     all_reduce_bytes: float | None = None
     workers: int = 0
@@ -54,7 +56,6 @@ def probe(workers: int) -> Computed:
 
     gpus = torch.cuda.device_count()  # does not touch them
     computed = Computed(loaded=_versions(torch))
-    is_gpu = gpus > 0
     computed.workers = min(max(workers, 2), WORKERS_MAX, *([gpus] if gpus > 1 else []))
     try:
         computed.all_reduce_bytes = _all_reduce(computed.workers, on_gpus=gpus > 1)
@@ -67,7 +68,8 @@ def probe(workers: int) -> Computed:
         computed.matmul_gflops = min(rates)
     except RuntimeError as error:
         computed.error = str(error).split("\n")[0]
-    computed.device = torch.cuda.get_device_name(0) if is_gpu else _processor(torch)
+    computed.has_gpu = gpus > 0
+    computed.device = torch.cuda.get_device_name(0) if gpus else _processor(torch)
     return computed
 
 

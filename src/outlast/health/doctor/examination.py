@@ -20,7 +20,7 @@ import msgspec
 
 from outlast._version import __version__
 from outlast.config import Settings
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, Exit
 from outlast.health.doctor import meeting, memory
 from outlast.health.doctor.child import Child
 from outlast.health.doctor.compute import Computed
@@ -80,6 +80,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
         findings: all of them, in the order they are shown.
         others_sick: machines that are left out besides, with why.
         seconds: that it took.
+        stopped: the signal that came before it was done; "" where none did.
     """
 
     machine: str
@@ -88,10 +89,13 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
     findings: list[Finding]
     others_sick: dict[str, str] = {}
     seconds: float
+    stopped: str = ""
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 where the job should not start."""
+        """0, or 1 where the job should not start; that of a drain where it was stopped."""
+        if self.stopped:
+            return int(Exit.DRAINED)
         return 0 if self.fit and self.enough else 1
 
 
@@ -101,6 +105,7 @@ def examine(
     *,
     state_bytes: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
+    heard: Callable[[], str] = lambda: "",
 ) -> Examined:
     """Look at this machine, and at those that it is to work with.
 
@@ -109,12 +114,21 @@ def examine(
         machines: that it wants.
         state_bytes: the size of the whole state; None: that of the newest checkpoint.
         progress: told what is still looked at, once that takes longer.
+        heard: the name of a signal that asks this process to leave, "" so far.
     """
-    examination = _Examination(settings, machines, state_bytes, progress)
+    examination = _Examination(settings, machines, state_bytes, progress, heard)
     try:
         return examination.run()
+    except _LeavingError:
+        return Examined(
+            machine=socket.gethostname(), fit=False, findings=[], seconds=0.0, stopped=heard()
+        )
     finally:
         examination.close()
+
+
+class _LeavingError(Exception):
+    """Somebody wants this process to leave."""
 
 
 class _Examination:
@@ -124,11 +138,13 @@ class _Examination:
         machines: Machines,
         state_bytes: int | None,
         progress: Callable[[str], None],
+        heard: Callable[[], str],
     ) -> None:
         self._settings = settings
         self._machines = machines
         self._state_bytes = state_bytes
         self._progress = progress
+        self._heard = heard
         self._begun_s = self._said_s = time.monotonic()
         self._children: list[Child] = []
         self._name = socket.gethostname()
@@ -328,6 +344,7 @@ class _Examination:
                 machine=self._name,
                 versions=versions,
                 device=computed.device,
+                has_gpu=computed.has_gpu,
                 matmul_gflops=computed.matmul_gflops,
                 all_reduce_bytes=computed.all_reduce_bytes,
                 failed=[f"{one.name}: {one.seen}" for one in own],
@@ -394,6 +411,8 @@ class _Examination:
             running = [child for child in [*children, *beside] if not child.is_over()]
             if not any(child in running for child in children):
                 return
+            if self._heard():
+                raise _LeavingError
             self._tell(running)
             time.sleep(LOOK_S)
 
@@ -418,9 +437,16 @@ def _in_words(child: Child) -> str:
         return "the other machines"
     if child.name == "place":
         return str(child.request["url"])
-    return {"past": "the job's record", "platform": "the metadata service"}.get(
-        child.name, child.name
-    )
+    return _WORDS[child.name]
+
+
+_WORDS: Final = {
+    "past": "the job's record",
+    "platform": "the metadata service",
+    "stacks": "whether stacks can be read",
+    "gpus": "the GPUs' health",
+    "compute": "a short matmul and all-reduce",
+}
 
 
 def versions_here() -> dict[str, str]:

@@ -82,10 +82,7 @@ def _gpu(nvml: Any, handle: Any, index: int) -> GpuFacts:
         _asked(lambda link=link: int(nvml.nvmlDeviceGetNvLinkState(handle, link)))  # type: ignore[misc]
         for link in range(getattr(nvml, "NVML_NVLINK_MAX_LINKS", 18))
     ]
-    known = [state for state in states if state is not None]
-    # A GPU without a partner has all of its links down, and is well.
-    if any(known):
-        gpu.links, gpu.links_down = len(known), known.count(0)
+    gpu.links_up = states.count(1)
     return gpu
 
 

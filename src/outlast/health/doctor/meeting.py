@@ -193,6 +193,8 @@ class Meeting:
             gathering.seen({one.node: one.count for one in here.values()}, now_s)
             for number in [one for one in self._rounds() if one > known]:
                 members = self._members(number)
+                if not members:  # its folder is there a moment before what it says
+                    break
                 if any(one.node == self._me.node for one in members):
                     return number, members
                 gathering.taken(one.node for one in members)

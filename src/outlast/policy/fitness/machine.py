@@ -196,8 +196,7 @@ class GpuFacts(msgspec.Struct, kw_only=True):
         remap_failed: whether remapping rows has failed.
         throttled: reasons for which its clocks are down, in words; being idle is none.
         temperature_c: degrees.
-        links_down: NVLinks that should be up and are not, of ``links``.
-        links: NVLinks that it has.
+        links_up: NVLinks that are up.
         used_bytes: memory that somebody uses already.
     """
 
@@ -208,8 +207,7 @@ class GpuFacts(msgspec.Struct, kw_only=True):
     remap_failed: bool | None = None
     throttled: list[str] = []
     temperature_c: int | None = None
-    links_down: int = 0
-    links: int = 0
+    links_up: int = 0
     used_bytes: int = 0
 
 
@@ -218,7 +216,7 @@ class GpusFacts(msgspec.Struct, kw_only=True):
 
     Attributes:
         gpus: those that NVML lists.
-        error: why it lists none although there may be some; "" where there is nothing to list.
+        error: why some that should be there are not listed; "" where none are missing.
         xids: newest of the kernel's Xid lines, as far as they can be read.
         driver: its version.
     """
@@ -238,6 +236,15 @@ def judge_gpus(facts: GpusFacts) -> Finding:
             return Finding(name=name, status="warning", seen=facts.error, todo=todo)
         return Finding(name=name, status="skipped", seen="no NVIDIA GPU on this machine")
     sick = [words for gpu in facts.gpus for words in _sick(gpu)]
+    # How many a machine has depends on its board and bridges: its GPUs are compared.
+    links = max(gpu.links_up for gpu in facts.gpus)
+    sick += [
+        f"GPU {gpu.index} has {gpu.links_up} NVLinks up, others {links}"
+        for gpu in facts.gpus
+        if gpu.links_up < links
+    ]
+    if facts.error:  # one of them, beside others that answer
+        sick.append(facts.error)
     tired = [words for gpu in facts.gpus for words in _tired(gpu)]
     models = sorted({gpu.model for gpu in facts.gpus})
     figures = {"count": len(facts.gpus)}
@@ -262,8 +269,6 @@ def _sick(gpu: GpuFacts) -> list[str]:
         found.append(f"GPU {gpu.index} could not remap a row of its memory")
     if gpu.retired_pending:
         found.append(f"GPU {gpu.index} waits for a reset to retire bad memory")
-    if gpu.links_down:
-        found.append(f"GPU {gpu.index}: {gpu.links_down} of {gpu.links} NVLinks are down")
     return found
 
 

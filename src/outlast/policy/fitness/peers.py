@@ -3,7 +3,8 @@
 All machines have all reports and come to the same conclusion, each for itself. Of what two machines
 differ in, the many are right; where there are no many, both are named. A slow machine is one that
 is both much slower than the middle one and far outside of how the others scatter (median and MAD),
-among machines with the same device; two machines cannot tell who of them is slow.
+among machines with the same device; two machines cannot tell who of them is slow. A slow GPU is
+sick. A slow processor is a warning only: whatever else runs there makes it slow, for a while.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         machine: its name for people.
         versions: package → version.
         device: what it computes on.
+        has_gpu: whether that is a GPU.
         matmul_gflops, all_reduce_bytes: its speeds, None where they could not be measured.
         links: node → what was seen of the way there.
         failed: what it found out about itself for which it should not start, in words.
@@ -61,6 +63,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     versions: dict[str, str] = {}
     device: str = ""
+    has_gpu: bool = False
     matmul_gflops: float | None = None
     all_reduce_bytes: float | None = None
     links: dict[str, Link] = {}
@@ -244,7 +247,8 @@ def _speeds(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, 
         alike = [one for one in reports if one.device == device]
         for speed in _measured(alike):
             for node, (said, is_certain) in _slow(speed).items():
-                (slow if is_certain else doubted).setdefault(node, []).append(said)
+                is_sick = is_certain and alike[0].has_gpu
+                (slow if is_sick else doubted).setdefault(node, []).append(said)
     found = {}
     todo = "look at its cooling, its power limit and who else runs on it; leave it out until then"
     for one in reports:
