@@ -47,7 +47,8 @@ LIMITS_S: Final = {
 MEETING_S: Final = 420.0  # besides the time that others are waited for
 LOOK_S: Final = 0.02
 PATIENCE_S: Final = 2.0  # before it is said what is still looked at
-AGAIN_S: Final = 3.0
+AGAIN_S: Final = 3.0  # and each time half as long again, up to
+AGAIN_MAX_S: Final = 30.0
 JOB: Final = "job directory"
 
 
@@ -147,6 +148,7 @@ class _Examination:
         self._heard = heard
         self._begun_s = self._said_s = time.monotonic()
         self._children: list[Child] = []
+        self._again_s = AGAIN_S
         self._name = socket.gethostname()
         self._node = f"{self._name}-{uuid.uuid4().hex[:8]}"
         self._meeting: Child | None = None
@@ -418,9 +420,10 @@ class _Examination:
 
     def _tell(self, running: list[Child]) -> None:
         now_s = time.monotonic()
-        if now_s - self._begun_s < PATIENCE_S or now_s - self._said_s < AGAIN_S or not running:
+        is_early = now_s - self._begun_s < PATIENCE_S or now_s - self._said_s < self._again_s
+        if is_early or not running:
             return
-        self._said_s = now_s
+        self._said_s, self._again_s = now_s, min(self._again_s * 1.5, AGAIN_MAX_S)
         words = [
             f"{_in_words(child)} ({now_s - child.started_s:.0f} s, at most {child.limit_s:.0f} s)"
             for child in running
