@@ -1,13 +1,27 @@
-"""A worker's newest step in memory that the agent can read, also after the worker is dead.
+"""What a worker last did, in memory that the agent and the watcher can read, also after its death.
 
-Sixteen bytes in a file of the attempt's private directory on a memory file system: completed steps
-and the wall-clock time of the last boundary. Written through a mapping: no system call on the
-step's path.
+One file for each worker in the attempt's private directory on a memory file system, written through
+a mapping: no system call on the step's path. Its parts, each written in one piece by one thread:
+
+==========  ===========================================================================
+part        what it says
+==========  ===========================================================================
+beat        completed steps, and the wall-clock time of the last boundary
+phase       what the training thread is doing, and since when
+updates     optimizer updates in this process: the sign of life of a script without steps
+pulse       the last time that any Python ran, and how many collectives were begun and ended
+timings     a ring: of each step its seconds, and what they were spent on
+==========  ===========================================================================
+
+Times are monotonic seconds, which all processes of a machine share, but for the beat's, which goes
+into the ledger. What can go wrong: a reader meets a write in progress. Parts of sixteen bytes are
+copied in one go; a timing is believed only if its step stands at both of its ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import fcntl
 import mmap
 import os
@@ -19,9 +33,33 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 VARIABLE: Final = "OUTLAST_BEATS"  # directory, set by our agent
+NUM_TIMINGS: Final = 256  # a power of two is not needed; 30 steps of 20 ms pass in 0.6 s
 _PREFIX: Final = "outlast-beats-"
 _LOCK: Final = "lock"
-_FORMAT: Final = struct.Struct("<qd")
+_BEAT: Final = struct.Struct("<qd")
+_PHASE: Final = struct.Struct("<qd")
+_UPDATES: Final = struct.Struct("<qd")
+_PULSE: Final = struct.Struct("<dqq")
+_TIMING: Final = struct.Struct("<qdfffffxxxxq")
+_PHASE_AT: Final = 16
+_UPDATES_AT: Final = 32
+_PULSE_AT: Final = 48
+_TIMINGS_AT: Final = 128
+_BYTES: Final = _TIMINGS_AT + NUM_TIMINGS * _TIMING.size
+
+
+class Phase(enum.IntEnum):
+    """What a training thread is doing."""
+
+    STARTING = 0  # until the first step of the attempt begins
+    LOADING = 1  # it waits for the next batch
+    STEPPING = 2  # in the loop's body
+    REDUCING = 3  # its own part of the gradients is there, and it waits for the others
+    UPDATING = 4  # the optimizer changes the weights
+    SAVING = 5  # at a boundary, for a snapshot or for what the ranks agree on
+    EVALUATING = 6  # in the loop's body, with the model in evaluation mode
+    OUTSIDE = 7  # before, between and after loops
+    ENDED = 8
 
 
 class BeatSeen(NamedTuple):
@@ -29,6 +67,50 @@ class BeatSeen(NamedTuple):
 
     step: int
     t: float
+
+
+class PhaseSeen(NamedTuple):
+    """What a worker is doing, since which monotonic second."""
+
+    phase: Phase
+    since_s: float
+
+
+class UpdatesSeen(NamedTuple):
+    """Optimizer updates of a process, and the monotonic second of the last one."""
+
+    updates: int
+    last_s: float
+
+
+class PulseSeen(NamedTuple):
+    """When Python last ran (monotonic seconds), collectives begun and ended; -1: not known."""
+
+    last_s: float
+    begun: int
+    ended: int
+
+
+class Timing(NamedTuple):
+    """One step's seconds, and what they were spent on.
+
+    Attributes:
+        step: completed steps at its end.
+        end_s: monotonic second of its end.
+        whole_s: from one boundary to the next.
+        compute_s: of this worker's own work.
+        wait_s: in which it waited for other ranks.
+        data_s: in which it waited for its batch.
+        stall_s: that checkpoints took.
+    """
+
+    step: int
+    end_s: float
+    whole_s: float
+    compute_s: float
+    wait_s: float
+    data_s: float
+    stall_s: float
 
 
 class BeatsDirectory:
@@ -69,7 +151,10 @@ def _reclaim(root: Path) -> None:
 
 
 class Beat:
-    """A worker's side; does nothing where no agent asked for it."""
+    """A worker's side; does nothing where no agent asked for it.
+
+    A process may have several, which write to the same memory: each part has one writer.
+    """
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
@@ -78,16 +163,44 @@ class Beat:
             path = beat_path(Path(directory), int(os.environ.get("LOCAL_RANK", "0")))
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                os.ftruncate(fd, _FORMAT.size)
-                self._memory = mmap.mmap(fd, _FORMAT.size)
-                os.close(fd)
+                try:
+                    os.ftruncate(fd, _BYTES)
+                    self._memory = mmap.mmap(fd, _BYTES)
+                finally:
+                    os.close(fd)
             except OSError:
                 self._memory = None  # watching that fails never stops training
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether there is an agent that asked for it."""
+        return self._memory is not None
 
     def beat(self, step: int) -> None:
         """Say that ``step`` steps are complete."""
         if self._memory is not None:
-            _FORMAT.pack_into(self._memory, 0, step, time.time())
+            _BEAT.pack_into(self._memory, 0, step, time.time())
+
+    def phase(self, phase: Phase) -> None:
+        """Say what the training thread does from now on."""
+        if self._memory is not None:
+            _PHASE.pack_into(self._memory, _PHASE_AT, phase, time.monotonic())
+
+    def updates(self, number: int) -> None:
+        """Say that an optimizer has updated the weights so many times in this process."""
+        if self._memory is not None:
+            _UPDATES.pack_into(self._memory, _UPDATES_AT, number, time.monotonic())
+
+    def pulse(self, begun: int = -1, ended: int = -1) -> None:
+        """Say that Python runs; how many collectives were begun and ended, where that is known."""
+        if self._memory is not None:
+            _PULSE.pack_into(self._memory, _PULSE_AT, time.monotonic(), begun, ended)
+
+    def timing(self, timing: Timing) -> None:
+        """Say what a step's time was spent on."""
+        if self._memory is not None:
+            at = _TIMINGS_AT + timing.step % NUM_TIMINGS * _TIMING.size
+            _TIMING.pack_into(self._memory, at, *timing, timing.step)
 
 
 def beat_path(directory: Path, local_rank: int) -> Path:
@@ -95,10 +208,75 @@ def beat_path(directory: Path, local_rank: int) -> Path:
     return directory / f"beat-{local_rank}"
 
 
+class Heard:
+    """What one worker has said; opened once for an attempt, read as often as wanted.
+
+    Args:
+        directory: the agent's.
+        local_rank: the worker's.
+
+    Raises:
+        OSError: the worker has said nothing yet.
+    """
+
+    def __init__(self, directory: Path, local_rank: int) -> None:
+        fd = os.open(beat_path(directory, local_rank), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if os.fstat(fd).st_size != _BYTES:
+                raise FileNotFoundError(f"the beat of local rank {local_rank} is not there yet")
+            self._memory = mmap.mmap(fd, _BYTES, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
+
+    @property
+    def beat(self) -> BeatSeen | None:
+        """Completed steps; None before the first beat."""
+        seen = BeatSeen(*_BEAT.unpack_from(self._memory, 0))
+        return seen if seen.t else None
+
+    @property
+    def phase(self) -> PhaseSeen | None:
+        """What it is doing; None where it has not said so."""
+        number, since_s = _PHASE.unpack_from(self._memory, _PHASE_AT)
+        try:
+            return PhaseSeen(Phase(number), since_s) if since_s else None
+        except ValueError:  # the memory is the worker's to write
+            return None
+
+    @property
+    def updates(self) -> UpdatesSeen | None:
+        """Optimizer updates; None before the first."""
+        seen = UpdatesSeen(*_UPDATES.unpack_from(self._memory, _UPDATES_AT))
+        return seen if seen.last_s else None
+
+    @property
+    def pulse(self) -> PulseSeen | None:
+        """The last pulse; None before the first."""
+        seen = PulseSeen(*_PULSE.unpack_from(self._memory, _PULSE_AT))
+        return seen if seen.last_s else None
+
+    def timings(self, after_step: int) -> list[Timing]:
+        """Steps after ``after_step`` that are still there, in order."""
+        found = []
+        for place in range(NUM_TIMINGS):
+            *fields, again = _TIMING.unpack_from(self._memory, _TIMINGS_AT + place * _TIMING.size)
+            timing = Timing(*fields)
+            if timing.step == again and timing.step > after_step and timing.end_s:
+                found.append(timing)
+        return sorted(found)
+
+
 def read_beat(directory: Path, local_rank: int) -> BeatSeen | None:
-    """What the worker last said, or None when it never did."""
+    """What the worker last said of its steps, or None when it never did."""
     try:
-        data = beat_path(directory, local_rank).read_bytes()
-        return BeatSeen(*_FORMAT.unpack(data))
-    except (OSError, struct.error):
+        heard = Heard(directory, local_rank)
+    except (OSError, ValueError):
         return None
+    try:
+        return heard.beat
+    finally:
+        heard.close()

@@ -80,7 +80,7 @@ def record(examined: Examined, ledger: Ledger) -> None:
             for one in examined.findings
             if one.status in ("warning", "failed")
         ],
-        left_out=examined.others_sick,
+        unfit=examined.others_sick,
         seconds=examined.seconds,
     )
 

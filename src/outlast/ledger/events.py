@@ -9,7 +9,7 @@ event              fields besides the head
 =================  ============================================================================
 job_started        command, versions, pid, joins (true: one machine's start, perhaps of several)
 preflight          machine, fit, findings [{name, status, seen}] (that ask for something),
-                   left_out {machine: why}, seconds
+                   unfit {machine: why} of the others, seconds
 attempt_formed     world_size, nodes
 resumed            step (0 on a first start), source ("from memory, local"), places, read_s,
                    skipped [{step, reason}], from_world_size
@@ -25,6 +25,9 @@ drain_agreed       step, ranks
 drained            step, committed
 worker_lost        rank's pid, exit_code, signal, step, beat_t, error
 node_lost          node, reason (how, in words that go on from its name; "" if unknown)
+left_out           node (a machine), reason, until_t, for_s, spare_only (only if another waits for
+                   a place), goes (false: too few others, it stays)
+let_in             node (a machine that takes part again at its owner's word)
 hang, straggler, anomaly, rollback
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts
@@ -32,6 +35,7 @@ storage_error      operation (save, claim, copy, prune), path, error, step, tier
 replicated         step, machine (that keeps the copy), bytes, seconds
 replica_failed     step, machine, reason (of the first failure; it is tried again)
 replica_refused    peer (its address), reason: traffic between machines that was not believed
+watch_gap          what (watcher, keeper), reason, from_t, seconds: nobody watched for so long
 job_finished       exit_code, reason
 =================  ============================================================================
 """
@@ -59,6 +63,8 @@ EventName = Literal[
     "drained",
     "worker_lost",
     "node_lost",
+    "left_out",
+    "let_in",
     "hang",
     "straggler",
     "anomaly",
@@ -69,6 +75,7 @@ EventName = Literal[
     "replicated",
     "replica_failed",
     "replica_refused",
+    "watch_gap",
     "job_finished",
 ]
 EVENT_NAMES: Final[frozenset[str]] = frozenset(get_args(EventName))

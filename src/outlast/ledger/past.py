@@ -25,6 +25,7 @@ _HEAD: Final = re.compile(
     rb'\{"t":[^,{]+,"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
     rb'"rank":[^,{]+,"event":"(\w+)"'
 )
+_READ: Final = (b"commit", b"left_out", b"let_in")
 _WORD: Final = re.compile(r"(\d+) (\d+) (\d+)")
 
 
@@ -38,10 +39,13 @@ class Past:
     Attributes:
         attempt: the largest number of an attempt; 0 for none.
         promised: the newest step that was committed and can be resumed from; 0 for none.
+        left_out: machines that were left out, and the newest word on each; known only to a Past
+            that has read the whole ledger.
     """
 
     def __init__(self, directory: Path, word: str = "") -> None:
         self._path = directory / FILE_NAME
+        self.left_out: dict[str, Event] = {}
         known = _WORD.fullmatch(word)
         self._offset, self.attempt, self.promised = map(int, known.groups() if known else (0, 0, 0))
 
@@ -80,13 +84,21 @@ class Past:
 
     def _take(self, line: bytes) -> None:
         head = _HEAD.match(line)
-        if head is not None and head[2] != b"commit":
+        if head is not None and head[2] not in _READ:
             self.attempt = max(self.attempt, int(head[1]))
             return
         event = decode(line)
         if event is not None:
             self.attempt = max(self.attempt, event.attempt)
             self._commit(event)
+            self._machine(event)
+
+    def _machine(self, event: Event) -> None:
+        host = str(event.get("node") or event.node)  # read from disk, the field is the head's
+        if event.event == "let_in":
+            self.left_out.pop(host, None)
+        elif event.event == "left_out":
+            self.left_out[host] = event
 
     def _commit(self, event: Event) -> None:
         step = event.get("step")

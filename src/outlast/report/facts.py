@@ -53,7 +53,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         last_event_t: wall-clock time of the newest event, or None.
         price: per machine and hour, or None.
         priced_as: "spot" or "on demand".
-        left_out: machines that the doctor found unfit before the last start, with why.
+        unfit: machines that the doctor found unfit before the last start, with why.
     """
 
     job: str
@@ -67,7 +67,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     last_event_t: float | None
     price: float | None
     priced_as: str
-    left_out: dict[str, str] = {}
+    unfit: dict[str, str] = {}
 
     @property
     def cost(self) -> float | None:
@@ -117,7 +117,7 @@ def facts(
         last_event_t=ordered[-1].t if ordered else None,
         price=price_on_demand if price_spot is None else price_spot,
         priced_as="on demand" if price_spot is None else "spot",
-        left_out=_left_out(ordered),
+        unfit=_unfit(ordered),
     )
 
 
@@ -154,7 +154,7 @@ def to_json(
         "price_per_machine_hour": job.price,
         "cost": job.cost,
         "cost_lost": job.cost_lost,
-        "left_out": job.left_out,
+        "unfit": job.unfit,
         "incidents": [_incident_json(incident) for incident in job.incidents],
     }
 
@@ -170,7 +170,7 @@ def _incident_json(incident: Incident) -> dict[str, Any]:
     }
 
 
-def _left_out(ordered: list[Event]) -> dict[str, str]:
+def _unfit(ordered: list[Event]) -> dict[str, str]:
     """Machine → why; one that was found fit since is not among them."""
     found: dict[str, str] = {}
     for event in ordered:
@@ -184,9 +184,9 @@ def _left_out(ordered: list[Event]) -> dict[str, str]:
                 for one in event.get("findings") or []
                 if one.get("status") == "failed"
             )
-        left_out = event.get("left_out")
-        if isinstance(left_out, dict):
-            found |= {str(name): str(why) for name, why in left_out.items()}
+        unfit = event.get("unfit")
+        if isinstance(unfit, dict):
+            found |= {str(name): str(why) for name, why in unfit.items()}
     return found
 
 

@@ -144,7 +144,7 @@ def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
     ]
     lines += [
         _line("preflight", f"{machine} was left out: {why}")
-        for machine, why in sorted(job.left_out.items())
+        for machine, why in sorted(job.unfit.items())
     ]
     if job.cost is not None and job.cost_lost is not None:
         words = f"{job.cost:,.2f}, of which {job.cost_lost:,.2f} lost"

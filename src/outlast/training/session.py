@@ -23,6 +23,7 @@ from typing import Any, Final, Self, TypeVar
 
 from outlast import config
 from outlast.attempt.agreement import Action, Agreement
+from outlast.attempt.beat import Phase
 from outlast.attempt.over import over
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
@@ -218,17 +219,22 @@ class Session:
         with excepthook.one_line_errors():
             feed = self._open(loader, epochs)
         self._in_loop, self._end_random = True, None
+        beat = self._rig.beat
+        beat.phase(Phase.STARTING)
         self._ending.begin()
         self._keep()
         try:
             while until is None or self.step < until:
                 self._boundary()
+                beat.phase(Phase.LOADING)
                 try:
                     batch = next(feed)
                 except StopIteration:
                     break
                 self._at_boundary = False
+                beat.phase(Phase.STEPPING)
                 yield batch
+                beat.phase(Phase.SAVING)
                 self.step += 1
                 self._at_boundary = True
                 self._data = None  # it is the feed's to tell from here on
@@ -238,6 +244,7 @@ class Session:
                     self._prepare()
         finally:
             self._in_loop = False
+            beat.phase(Phase.OUTSIDE)
             self._agreement.leave(self.step)
         self._end_random = random_state.capture()
         self._act_on_last_boundary()
@@ -247,7 +254,7 @@ class Session:
 
         A tensor is read only when its step is kept, so that a GPU isn't waited for.
         """
-        self._rig.log(scalars)
+        self._rig.samples.log(scalars)
 
     def save(self) -> PendingSave:
         """Ask for a checkpoint at the next step boundary; returns at once.
@@ -341,7 +348,7 @@ class Session:
     def _before_optimizer(self) -> None:
         start_s = time.monotonic()
         self._rig.engine.before_optimizer()
-        self._rig.stalled(time.monotonic() - start_s)
+        self._rig.samples.stalled(time.monotonic() - start_s)
         if self._keeping is not None and self._in_loop:
             self._keeping.before_optimizer()
 
@@ -419,7 +426,7 @@ class Session:
         self._pending = None
         if self._keeping is not None:
             of = self._objects.stateful
-            self._keeping.keep(lambda: self._rig.state_of(self.step, of, self._state()))
+            self._keeping.keep(lambda: self._rig.states.of(self.step, of, self._state()))
 
     def _own_end(self, step: int) -> dict[str, Any]:
         """This rank's own state, as if ``step``, which is in progress, had just ended."""

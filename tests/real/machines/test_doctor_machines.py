@@ -111,7 +111,7 @@ def test_preflight_leaves_out_a_machine_that_is_not_reached(machines, tmp_path):
     recorded = [event for event in read_events(job) if event.event == "preflight"]
     fit = {event["machine"] for event in recorded if event["fit"]}
     assert fit == {one.name, other.name}
-    assert all(list(event["left_out"]) == [apart.name] for event in recorded if event["fit"])
+    assert all(list(event["unfit"]) == [apart.name] for event in recorded if event["fit"])
 
 
 def test_preflight_stops_a_job_of_which_too_few_are_fit(machines, tmp_path):

@@ -3,7 +3,17 @@
 import pytest
 
 from outlast.attempt import beat as module
-from outlast.attempt.beat import VARIABLE, Beat, BeatsDirectory, beat_path, read_beat
+from outlast.attempt.beat import (
+    NUM_TIMINGS,
+    VARIABLE,
+    Beat,
+    BeatsDirectory,
+    Heard,
+    Phase,
+    Timing,
+    beat_path,
+    read_beat,
+)
 
 
 def test_what_a_worker_says_is_read(tmp_path, monkeypatch):
@@ -57,3 +67,47 @@ def test_what_dead_agents_left_is_reclaimed_and_a_living_one_s_is_not(tmp_path):
     assert unready.exists()
     assert living.path.exists()
     living.close()
+
+
+@pytest.fixture
+def spoken(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    return Beat(), Heard(tmp_path, 0)
+
+
+def test_each_part_says_its_own(spoken):
+    beat, heard = spoken
+    assert (heard.beat, heard.phase, heard.updates, heard.pulse) == (None, None, None, None)
+    beat.phase(Phase.LOADING)
+    beat.updates(7)
+    beat.pulse(12, 11)
+    assert heard.beat is None
+    assert heard.phase.phase is Phase.LOADING
+    assert heard.updates.updates == 7
+    assert heard.pulse[1:] == (12, 11)
+    assert heard.phase.since_s <= heard.updates.last_s <= heard.pulse.last_s
+
+
+def test_of_timings_the_newest_are_there_in_order(spoken):
+    beat, heard = spoken
+    for step in range(1, NUM_TIMINGS + 51):
+        beat.timing(Timing(step, float(step), 0.5, 0.25, 0.125, 0.0625, 0.0))
+    assert [one.step for one in heard.timings(0)] == list(range(51, NUM_TIMINGS + 51))
+    assert heard.timings(NUM_TIMINGS + 49) == [
+        Timing(NUM_TIMINGS + 50, NUM_TIMINGS + 50.0, 0.5, 0.25, 0.125, 0.0625, 0.0)
+    ]
+
+
+def test_a_timing_in_the_making_is_passed_by(spoken):
+    beat, heard = spoken
+    beat.timing(Timing(1, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0))
+    at = module._TIMINGS_AT + module._TIMING.size
+    beat._memory[at : at + 8] = (1 + NUM_TIMINGS).to_bytes(8, "little")
+    assert heard.timings(0) == []
+
+
+def test_a_phase_that_nobody_knows_is_none(spoken):
+    beat, heard = spoken
+    beat.phase(99)
+    assert heard.phase is None

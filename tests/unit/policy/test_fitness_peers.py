@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.policy.fitness.gathering import Gathering
+from outlast.policy.fitness.company import Company
 from outlast.policy.fitness.peers import Link, Report, compare, judge_clock
 
 SAME = {"torch": "2.13.0", "python": "3.11.7", "outlast": "0.1.0"}
@@ -136,41 +136,41 @@ def test_who_did_not_report_and_who_said_it_itself_are_left_out():
 # --- who takes part ------------------------------------------------------------------------------
 
 
-def seen(gathering, at_s, **counts):
-    gathering.seen(counts, at_s)
+def seen(company, at_s, **counts):
+    company.seen(counts, at_s)
 
 
 def test_only_those_whose_number_goes_on_are_present():
-    gathering = Gathering("b", 2, 3)
-    seen(gathering, 0.0, a=7, b=1)
-    assert gathering.present(0.0) == ["b"]
-    seen(gathering, 1.0, a=7, b=2)
-    assert gathering.present(1.0) == ["b"]
-    seen(gathering, 2.0, a=8, b=3)
-    assert gathering.present(2.0) == ["a", "b"]
-    assert gathering.present(30.0) == ["b"]
-    assert gathering.is_gone("a", 30.0)
+    company = Company("b", 2, 3)
+    seen(company, 0.0, a=7, b=1)
+    assert company.present(0.0) == ["b"]
+    seen(company, 1.0, a=7, b=2)
+    assert company.present(1.0) == ["b"]
+    seen(company, 2.0, a=8, b=3)
+    assert company.present(2.0) == ["a", "b"]
+    assert company.present(30.0) == ["b"]
+    assert company.is_gone("a", 30.0)
 
 
 def test_the_first_by_name_proposes_once_all_are_there_or_enough_and_nobody_comes():
     for me, proposes in (("a", True), ("b", False)):
-        gathering = Gathering(me, 2, 3, settle_s=5.0)
-        seen(gathering, 0.0, a=1, b=1)
-        assert gathering.proposal(0.0) == []
-        seen(gathering, 1.0, a=2, b=2)
-        assert gathering.proposal(1.0) == []
-        seen(gathering, 7.0, a=3, b=3)
-        assert bool(gathering.proposal(7.0)) is proposes
-        seen(gathering, 8.0, a=4, b=4, c=1)
-        seen(gathering, 9.0, a=5, b=5, c=2)
-        assert (gathering.proposal(9.0) == ["a", "b", "c"]) is proposes
+        company = Company(me, 2, 3, settle_s=5.0)
+        seen(company, 0.0, a=1, b=1)
+        assert company.proposal(0.0) == []
+        seen(company, 1.0, a=2, b=2)
+        assert company.proposal(1.0) == []
+        seen(company, 7.0, a=3, b=3)
+        assert bool(company.proposal(7.0)) is proposes
+        seen(company, 8.0, a=4, b=4, c=1)
+        seen(company, 9.0, a=5, b=5, c=2)
+        assert (company.proposal(9.0) == ["a", "b", "c"]) is proposes
 
 
 def test_those_in_a_round_and_those_who_have_gone_are_not_asked_again():
-    gathering = Gathering("b", 1, 4)
-    seen(gathering, 0.0, a=1, c=1)
-    seen(gathering, 1.0, a=2, c=2)
-    gathering.taken(["a"])
-    assert gathering.present(1.0) == ["b", "c"]
-    seen(gathering, 2.0, a=3)
-    assert gathering.present(2.0) == ["b"]
+    company = Company("b", 1, 4)
+    seen(company, 0.0, a=1, c=1)
+    seen(company, 1.0, a=2, c=2)
+    company.taken(["a"])
+    assert company.present(1.0) == ["b", "c"]
+    seen(company, 2.0, a=3)
+    assert company.present(2.0) == ["b"]

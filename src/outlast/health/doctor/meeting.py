@@ -33,7 +33,7 @@ import msgspec
 from outlast import peer
 from outlast.errors import OutlastError, SealError
 from outlast.peer.numbers import FOLDER
-from outlast.policy.fitness.gathering import Gathering
+from outlast.policy.fitness.company import Company
 from outlast.policy.fitness.peers import Link, Report
 from outlast.storage import Directory, Storage, open_storage
 
@@ -147,8 +147,8 @@ class Meeting:
 
     def meet(self, nodes: tuple[int, int], wait_s: float, say: Callable[[str], None]) -> Met:
         """Find the others, and compare."""
-        gathering = Gathering(self._me.node, *nodes)
-        found = self._gather(gathering, nodes, wait_s, say)
+        company = Company(self._me.node, *nodes)
+        found = self._gather(company, nodes, wait_s, say)
         report = msgspec.convert(json.loads(sys.stdin.readline()), Report)
         if isinstance(found, str):
             others_were = self._last_reports() if found == "joins" else []
@@ -159,7 +159,7 @@ class Meeting:
         self._storage.put(
             f"{PLACE}/{round_name(number)}/{self._me.node}.json", msgspec.json.encode(report)
         )
-        reports = self._reports(number, others, gathering, say)
+        reports = self._reports(number, others, company, say)
         missing = {one.node: one.machine for one in others if one.node not in reports}
         return Met(outcome="met", reports=[report, *reports.values()], missing=missing)
 
@@ -178,7 +178,7 @@ class Meeting:
 
     def _gather(
         self,
-        gathering: Gathering,
+        company: Company,
         nodes: tuple[int, int],
         wait_s: float,
         say: Callable[[str], None],
@@ -190,25 +190,25 @@ class Meeting:
         while True:
             here = self._here()
             now_s = time.monotonic()
-            gathering.seen({one.node: one.count for one in here.values()}, now_s)
+            company.seen({one.node: one.count for one in here.values()}, now_s)
             for number in [one for one in self._rounds() if one > known]:
                 members = self._members(number)
                 if not members:  # its folder is there a moment before what it says
                     break
                 if any(one.node == self._me.node for one in members):
                     return number, members
-                gathering.taken(one.node for one in members)
+                company.taken(one.node for one in members)
                 known = number
             if alive is not None and self._alive() not in (None, alive):
                 return "joins"  # its coordinator's sign of life goes on
-            proposed = gathering.proposal(now_s)
+            proposed = company.proposal(now_s)
             if proposed and all(node in here for node in proposed):
                 wanted = Round(members=[here[node] for node in proposed])
                 name = f"{PLACE}/{round_name(known + 1)}/members.json"
                 self._storage.put_new(name, msgspec.json.encode(wanted))
                 self._forget_old(known + 1)
                 continue
-            present = gathering.present(now_s)
+            present = company.present(now_s)
             if now_s > until_s and len(present) < nodes[0]:
                 return "alone"
             words = f"{max(nodes[0] - len(present), 0)} more machines on {self._place}"
@@ -260,7 +260,7 @@ class Meeting:
     # --- reports -------------------------------------------------------------------------------
 
     def _reports(
-        self, number: int, others: list[Here], gathering: Gathering, say: Callable[[str], None]
+        self, number: int, others: list[Here], company: Company, say: Callable[[str], None]
     ) -> dict[str, Report]:
         """Node → what it reports; without those that are gone, or too late."""
         until_s = time.monotonic() + REPORTS_S
@@ -269,14 +269,14 @@ class Meeting:
         while True:
             here = self._here()
             now_s = time.monotonic()
-            gathering.seen({one.node: one.count for one in here.values()}, now_s)
+            company.seen({one.node: one.count for one in here.values()}, now_s)
             waits = [one for one in others if one.node not in found]
             for one in waits:
                 report = self._report(number, f"{one.node}.json")
                 if report is not None:
                     found[one.node] = report
             waits = [one for one in waits if one.node not in found]
-            gone = [one for one in waits if gathering.is_gone(one.node, now_s)]
+            gone = [one for one in waits if company.is_gone(one.node, now_s)]
             if len(gone) == len(waits) or now_s > until_s:
                 return found
             words = "the report of " + ", ".join(one.machine for one in waits)

@@ -14,7 +14,7 @@ SETTLE_S: Final = 5.0  # for more machines than the fewest, after the last one c
 STILL_S: Final = 15.0  # without going on, after which one is gone
 
 
-class Gathering:
+class Company:
     """What one machine sees of the others, on any one clock.
 
     Args:
