@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _SIZE: Final = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kMGTP]?)i?B?\s*\Z")
 _POWERS: Final = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+WIDTH: Final = 100  # where the output is no terminal
 _NODES: Final = re.compile(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?\Z")
 
 
@@ -132,12 +133,16 @@ def _show(examined: Examined, as_json: bool) -> int:
 
         click.echo(msgspec.json.encode(page.to_json(examined)))
         return examined.exit_code
+    from rich.text import Text
+
     from outlast.cli.paper import Paper
 
     _clear()
     paper = Paper(highlight=False, soft_wrap=True)
-    for style, text in page.lines(examined, paper.width if paper.is_terminal else 100):
-        paper.print(text, style=style or None, markup=False)
+    for style, text in page.lines(examined, paper.width if paper.is_terminal else WIDTH):
+        line = Text(text)
+        line.stylize(style, 0, len(text) if style == "bold" else 1)
+        paper.print(line)
     return examined.exit_code
 
 

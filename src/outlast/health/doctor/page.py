@@ -22,13 +22,13 @@ WIDTH_LEAST: Final = 60
 
 
 def lines(examined: Examined, width: int) -> Iterator[tuple[str, str]]:
-    """Style and text of each line; of a skipped check what to do is no order, only a hint."""
+    """The style of its mark, and the text, of each line."""
     room = max((len(one.name) for one in examined.findings), default=0)
     for one in examined.findings:
         yield from _finding(one, room, max(width, WIDTH_LEAST))
     for machine, why in sorted(examined.others_sick.items()):
         yield "yellow", f"!  {machine} is left out: {why}"
-    yield "bold", conclusion(examined)
+    yield "bold", textwrap.fill(conclusion(examined), width, break_long_words=False)
 
 
 def conclusion(examined: Examined) -> str:
@@ -63,7 +63,12 @@ def _finding(one: Finding, room: int, width: int) -> Iterator[tuple[str, str]]:
     yield (
         STYLES[one.status],
         textwrap.fill(
-            one.seen, width, initial_indent=head, subsequent_indent=rest, break_long_words=False
+            one.seen,
+            width,
+            initial_indent=head,
+            subsequent_indent=rest,
+            break_long_words=False,
+            break_on_hyphens=False,
         ),
     )
     if one.todo and one.status != "ok":
@@ -75,5 +80,6 @@ def _finding(one: Finding, room: int, width: int) -> Iterator[tuple[str, str]]:
                 initial_indent=f"{rest}→ ",
                 subsequent_indent=f"{rest}  ",
                 break_long_words=False,
+                break_on_hyphens=False,
             ),
         )

@@ -78,7 +78,7 @@ def judge_memory(
     if fit:
         todo = "free memory, or lower checkpoint.buffers or peer.replicas; fewer will be held"
         return Finding(name=name, status="warning", seen=seen, todo=todo, figures=figures)
-    todo = "free memory, use more machines, or accept that saves hold up training: buffers = 0"
+    todo = "free memory, use more machines, or let saves hold up training: checkpoint.buffers = 0"
     return Finding(name=name, status="failed", seen=seen, todo=todo, figures=figures)
 
 
