@@ -138,6 +138,7 @@ def test_a_probe_that_hangs_in_the_kernel_is_left_behind(frozen):
     until(child.is_over, "the deadline")
     assert child.timed_out
     assert child.problem() == "it did not end within 1 s"
+    child.close()
 
 
 def test_a_probe_ends_with_the_doctor(floor, frozen):

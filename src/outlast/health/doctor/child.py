@@ -17,6 +17,7 @@ import msgspec
 KILLED_S: Final = 0.5  # for a killed process to be gone; one in the kernel's hands never is
 ERROR_BYTES: Final = 4000
 Kind = TypeVar("Kind")
+_left_behind: list[subprocess.Popen[bytes]] = []  # to be waited for by nobody, until we end
 
 
 class Child:
@@ -68,7 +69,7 @@ class Child:
             return True
         if time.monotonic() - self.started_s > self.limit_s:
             self.timed_out = True
-            self.close()
+            self._end()
             return True
         return False
 
@@ -95,12 +96,22 @@ class Child:
         return last or f"ended with {code}"
 
     def close(self) -> None:
-        """End it, if it has not ended; a process that the kernel holds is left behind."""
+        """End it, if it has not ended, and forget what it said."""
+        self._end()
+        for fd in (self._out, self._err):
+            if fd >= 0:
+                os.close(fd)
+        self._out = self._err = -1
+
+    def _end(self) -> None:
+        """A process that the kernel holds is left behind."""
         if self._process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(KILLED_S)
+            except subprocess.TimeoutExpired:
+                _left_behind.append(self._process)
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
