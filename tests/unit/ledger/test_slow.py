@@ -50,29 +50,29 @@ def sampled(t, step, attempt=1):
         (
             {},
             (
-                "rank 3 on b computes 1.5 times as long as the others (31 ms against 20 ms) since step "
-                "410; of each step 11 ms are lost waiting for it"
+                "rank 3 on b computes 1.5 times as long as the others (31 ms against 20 ms) "
+                "since step 410; of each step 11 ms are lost waiting for it"
             ),
         ),
         (
             {"ranks": [9, 8], "saving": True, "lost_s": 1.2},
             (
-                "ranks 8, 9 on b compute 1.5 times as long as the others (31 ms against 20 ms) since "
-                "step 410, in steps with saves; of each step 1.2 s are lost waiting for them"
+                "ranks 8, 9 on b compute 1.5 times as long as the others (31 ms against 20 ms) "
+                "since step 410, in steps with saves; of each step 1.2 s are lost waiting for them"
             ),
         ),
         (
             {"cause": "loader", "of": "loader"},
             (
-                "rank 3 on b waits longer for data than the others (31 ms against 20 ms) since step "
-                "410; of each step 11 ms are lost waiting for it"
+                "rank 3 on b waits longer for data than the others (31 ms against 20 ms) "
+                "since step 410; of each step 11 ms are lost waiting for it"
             ),
         ),
         (
             {"cause": "burst", "over": True},
             (
-                "rank 3 on b computes 1.5 times as long as the others (31 ms against 20 ms) for some "
-                "steps from step 410 on; it was a burst"
+                "rank 3 on b computes 1.5 times as long as the others (31 ms against 20 ms) "
+                "for some steps from step 410 on; it was a burst"
             ),
         ),
         ({"over": True}, "rank 3 on b is as quick as the others again, at step 430"),
