@@ -95,7 +95,10 @@ class Meter:
         """The batch is there: the loop's body begins."""
         self._beat.phase(Phase.STEPPING)
         if self._waits is not None:
-            self._guard(self._begun)
+            try:
+                self._begun(self._waits)
+            except Exception:  # noqa: BLE001 - nothing that observes may stop training
+                self._switch_off()
 
     def updating(self, stalled_s: float) -> None:
         """An optimizer begins to change the weights; a snapshot's rest has held it up."""
@@ -107,7 +110,10 @@ class Meter:
         """The body is over, and ``step`` steps are complete."""
         self._beat.phase(Phase.SAVING)
         if self._waits is not None:
-            self._guard(lambda: self._ended(step))
+            try:
+                self._ended(step, self._waits)
+            except Exception:  # noqa: BLE001 - nothing that observes may stop training
+                self._switch_off()
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -120,26 +126,26 @@ class Meter:
         self._waits.open(models)
         self._beat.kind(kind_of(models))
 
-    def _begun(self) -> None:
-        assert self._waits is not None  # noqa: S101 - the caller has looked
+    def _begun(self, waits: Waits) -> None:
         self._clock.anchor()
         self._begin_s = time.monotonic()
         self._begin = self._clock.mark()
-        self._clock.give_back([mark for pair in self._waits.take() for mark in pair])
+        outside = waits.take()  # of the loop's body
+        if outside:
+            self._clock.give_back([mark for pair in outside for mark in pair])
         self._stall_s = 0.0
         self._was_saving = self._is_saving()
 
-    def _ended(self, step: int) -> None:
-        assert self._waits is not None  # noqa: S101 - the caller has looked
+    def _ended(self, step: int, waits: Waits) -> None:
         end, now_s = self._clock.mark(), time.monotonic()
-        self._waits.look()
+        waits.look()
         if self._end is not None and self._begin is not None and end is not None:
             self._open.append(
                 _Step(
                     step=step,
                     end_s=now_s,
                     marks=(self._end, self._begin, end),
-                    waits=self._waits.take(),
+                    waits=waits.take(),
                     data_s=self._begin_s - self._loading_s,
                     boundary_s=self._loading_s - self._end_s,
                     stall_s=self._stall_s,
@@ -177,12 +183,15 @@ class Meter:
     def _guard(self, act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception:
-            self._is_on = False
-            waits, self._waits = self._waits, None
-            logger.warning("what steps' time is spent on is measured no more", exc_info=True)
-            if waits is not None:
-                waits.close()
+        except Exception:  # noqa: BLE001 - nothing that observes may stop training
+            self._switch_off()
+
+    def _switch_off(self) -> None:
+        self._is_on = False
+        waits, self._waits = self._waits, None
+        logger.warning("what steps' time is spent on is measured no more", exc_info=True)
+        if waits is not None:
+            waits.close()
 
 
 STALL_LEAST_S: Final = 1e-3  # what every boundary takes is none

@@ -29,6 +29,7 @@ def parse():
         "--slow", nargs=5, default=None, metavar=("R", "KIND", "X", "FIRST", "LAST")
     )
     parser.add_argument("--slow-node", help="the machine that is slow, in computing, by half")
+    parser.add_argument("--slow-when", type=Path, help="once this file is there")
     parser.add_argument("--way", choices=("ddp", "explicit", "real"), default="ddp")
     parser.add_argument("--every", default="100000 steps")
     parser.add_argument("--seed", type=int, default=0)
@@ -51,7 +52,7 @@ class Pace:
         if is_mine and int(slow[3]) <= self.step <= int(slow[4]):
             extra = (float(slow[2]) - 1) * self.options.compute
         if kind == "compute" and self.options.slow_node == os.uname().nodename:
-            extra = 0.5 * base
+            extra = 0.5 * base * self.options.slow_when.exists()
         return base * factor + extra
 
 
@@ -101,7 +102,7 @@ def main():
                     if options.way == "explicit":
                         dist.all_reduce(parameter.grad)
                     parameter.sub_(parameter.grad, alpha=0.001)
-            (options.records / f"at-{rank}").write_text(str(session.step))
+            (options.records / f"at-{rank}").write_text(f"{session.step} {os.uname().nodename}")
     dist.destroy_process_group()
 
 
