@@ -284,10 +284,8 @@ def _about(trace: Trace | None) -> list[str]:
     rest_s = trace.length_s - moments[-1]  # nothing failed in it: a time that was cut off
     cut = [rest_s] if rest_s > 0 else []
     law = fit.weibull([*gaps, *cut], [True] * len(gaps) + [False] * len(cut))
-    return [
-        f"{words}, one each {span(law.mean_s / HOUR_S)} (Weibull, shape {figure(law.shape)}; "
-        "1 would be chance alone)."
-    ]
+    shape = f"Weibull, shape {figure(law.shape)}; 1 would be chance alone"
+    return [f"{words}, one each {span(law.mean_s / HOUR_S)} ({shape})."]
 
 
 def _wall(useful_share: float) -> str:
