@@ -69,8 +69,10 @@ def event(name, *, rank=None, attempt=1, on=socket.gethostname(), **fields):  # 
                 failures_per_h=0.25,
                 cost_s=0.2,
             ),
-            "saving every 40 s in place of 80 s: the job fails more often (0.25 failures an hour, "
-            "0.2 s a checkpoint)",
+            (
+                "saving every 40 s in place of 80 s: the job fails more often (0.25 failures an "
+                "hour, 0.2 s a checkpoint)"
+            ),
         ),
         (event("step", step=7), ""),
         (event("snapshot", step=7), ""),
