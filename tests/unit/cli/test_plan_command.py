@@ -144,6 +144,17 @@ def test_without_a_lag_asynchronous_is_young(ask):
     assert round(found["linear at Young"]["wall_h_per_useful_h"], 3) == 1.079
 
 
+def test_several_tiers(ask, say):
+    line = "interval --tier 9s,7.78e-6/s --tier 50s,5.19e-7/s,50s --tier 438s,3e-8/s"
+    found = ask(line)
+    rates = (7.78e-6, 5.19e-7, 3e-8)
+    for row, cost_s, per_s in zip(found["tiers"], (9, 50, 438), rates, strict=True):
+        assert 3600 * row["interval_h"] == pytest.approx(math.sqrt(2 * cost_s / per_s))
+    parts = [math.sqrt(2 * c * r) for c, r in zip((9, 50, 438), rates, strict=True)]
+    assert found["waste_fraction"] == pytest.approx(sum(parts) + 50 * 5.19e-7)
+    assert "Model: additive" in say(line)
+
+
 def test_an_interval_in_steps(ask):
     per_time = ask("interval --rate 0.1/h --checkpoint 30s --step 0.25s")
     per_step = ask(f"interval --rate {0.1 / 3600 * 0.25}/step --checkpoint 30s --step 0.25s")
@@ -352,6 +363,9 @@ def test_the_linear_models_error_is_said_where_it_leaves_its_range(say):
         ),
         ("flush --state 640 --bandwidth 1GB/s --notice 3min", "'640': has no unit"),
         ("flush --state 640GB --bandwidth 1GB --notice 3min", "not a unit of a bandwidth"),
+        ("interval --tier 9s", "is not a tier; write what a save blocks"),
+        ("interval --tier 9s,1e-5/gpu-day", "a tier's rate is the whole job's"),
+        ("interval --tier 9s,1/h --rate 2/h", "--rate and --tier do not go together"),
         ("memory", "give one of --params 7B and --state 98GB"),
         ("replicas --nodes 15", "pairs need an even number"),
         ("replicas --nodes 4 --lost 5", "there are only 4 machines"),
