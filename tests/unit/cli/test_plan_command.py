@@ -6,8 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from outlast.cli import cli
 from outlast.errors import ConfigError
@@ -383,6 +386,73 @@ def test_the_linear_models_error_is_said_where_it_leaves_its_range(say):
 )
 def test_refusals(refused, line, words):
     assert words in refused(line)
+
+
+NUMBERS = (
+    "0",
+    "1",
+    "-1",
+    "1e-300",
+    "1e300",
+    "nan",
+    "abc",
+    "",
+    "3",
+    "64",
+    "0.01",
+    "1,000",
+    "5e-324",
+)
+UNITS = (
+    "s",
+    "min",
+    "h",
+    "year",
+    "",
+    "x",
+    "%/h",
+    "/h",
+    "%/gpu-day",
+    "/1e9 h",
+    " in 5h",
+    "GB",
+    "GB/s",
+)
+AMOUNTS = st.builds(str.__add__, st.sampled_from(NUMBERS), st.sampled_from(UNITS)) | st.text(
+    max_size=6
+)
+FLAGS = {
+    "failures": ("gpus", "rate", "days"),
+    "interval": ("gpus", "rate", "checkpoint", "restore", "lag", "every", "step", "tier"),
+    "spot": ("rate", "checkpoint", "spot", "on-demand", "flush-probability", "discount", "useful"),
+    "budget": ("gpus", "rate", "days", "lost", "price", "local-steps", "step"),
+    "flush": ("state", "bandwidth", "notice", "nodes", "poll"),
+    "memory": ("params", "nodes", "buffers", "memory"),
+    "zones": ("machines", "reclaim", "zones", "back"),
+    "spares": ("rate", "repair"),
+    "restarts": ("rate", "max-restarts", "days"),
+    "replicas": ("nodes", "lost"),
+    "deadline": ("work", "deadline", "rate", "away", "spot", "on-demand", "changeover"),
+}
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_planless_input_is_refused_in_words(data):
+    question = data.draw(st.sampled_from(sorted(FLAGS)))
+    line = ["plan", question, "--json"]
+    line += [f"--{flag}={data.draw(AMOUNTS)}" for flag in FLAGS[question]]
+    try:
+        CliRunner().invoke(cli, line, catch_exceptions=False, standalone_mode=False)
+    except (ConfigError, click.ClickException) as error:
+        words = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        assert words
+
+
+def test_a_billion_machines(ask, refused):
+    assert ask("replicas --nodes 1000000000 --lost 2")["recovers_probability"] == pytest.approx(1)
+    assert "at most 1e+09" in refused("replicas --nodes 1e12")
+    assert "are no place" in refused("zones --machines 8 --reclaim 1e6/h")
 
 
 def test_the_worked_example(say, ask):
