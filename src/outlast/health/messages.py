@@ -7,6 +7,9 @@ agent      ``Begin``       workers have started: watch them
 agent      ``End``         the attempt is over, or is being ended: look away
 watcher    ``Alive``       about once a second; without it for long the watcher is replaced
 watcher    ``Learned``     what a symptom knows and a successor must not lose
+watcher    ``Suspicion``   workers have made no progress for their limit, and this is how they look
+agent      ``Ask``         another machine suspects: how do the workers here look?
+watcher    ``Evidence``    so
 =========  ==============  =====================================================================
 
 Every message is a struct whose class's name is its tag; unknown ones are refused.
@@ -19,6 +22,9 @@ import socket
 from typing import Final
 
 import msgspec
+
+from outlast.policy.blame import Seen
+from outlast.policy.hang import Set
 
 MAX_BYTES: Final = 1 << 17
 SEND_BUFFER_BYTES: Final = 1 << 20
@@ -46,7 +52,7 @@ class Begin(_Message, frozen=True):
         beats: the agent's private directory.
         world_size: workers of all machines.
         workers: of this machine.
-        settings: name → number, of what the symptoms are set to.
+        hang: how long workers may be without progress; None where nobody wants to know.
         learned: symptom → what it said last.
     """
 
@@ -55,7 +61,7 @@ class Begin(_Message, frozen=True):
     beats: str
     world_size: int
     workers: tuple[Worker, ...]
-    settings: dict[str, float | None] = {}
+    hang: Set | None = None
     learned: dict[str, State] = {}
 
 
@@ -75,8 +81,29 @@ class Learned(_Message, frozen=True):
     state: State
 
 
-FromAgent = Begin | End
-FromWatcher = Alive | Learned
+class Suspicion(_Message, frozen=True):
+    """All workers of this machine, of which some have made no progress for their limit."""
+
+    attempt: int
+    seen: tuple[Seen, ...]
+
+
+class Ask(_Message, frozen=True):
+    """How do the workers look now? ``number`` comes back in the answer."""
+
+    number: int
+
+
+class Evidence(_Message, frozen=True):
+    """All workers of this machine."""
+
+    attempt: int
+    number: int
+    seen: tuple[Seen, ...]
+
+
+FromAgent = Begin | End | Ask
+FromWatcher = Alive | Learned | Suspicion | Evidence
 _encoder = msgspec.msgpack.Encoder()
 
 

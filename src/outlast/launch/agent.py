@@ -30,7 +30,9 @@ from outlast.attempt.beat import BeatsDirectory, read_beat
 from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit, StorageError
+from outlast.health.answering import TRACER_VARIABLE
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.hangs import Hangs, failure_of
 from outlast.launch.health import Health, begin_of
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.sessions import Sessions
@@ -43,6 +45,8 @@ from outlast.ledger.narrator import say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
+from outlast.policy.blame import Named
+from outlast.policy.hang import Set
 from outlast.policy.restart import Failure, RestartPolicy, Verdict, is_echo
 
 # Workers that drain together leave one after the other; the first must not end the others.
@@ -66,6 +70,8 @@ class Agent(LocalElasticAgent):
         desk: hears notices.
         starts: starts the workers, warm or cold.
         in_process: whether workers may live through the end of an attempt.
+        directory: the job's.
+        hang: how long workers may be without progress, or None.
 
     Attributes:
         verdict: why the job ended, once it has.
@@ -84,6 +90,8 @@ class Agent(LocalElasticAgent):
         desk: NoticeDesk,
         starts: Starts,
         in_process: bool = False,
+        directory: Path = Path(),
+        hang: Set | None = None,
         **options: Any,
     ) -> None:
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
@@ -106,6 +114,11 @@ class Agent(LocalElasticAgent):
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
         self._health = Health(ledger, self._beats.path / "watcher.log", say)
+        self._hangs = Hangs(
+            *(self._health, ledger, directory, self._beats.path),
+            chosen=hang,
+            hosts=lambda: self._machines.hosts,
+        )
         self._health.open()
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
         self._survivors = Survivors(self._beats.path, in_process, say)
@@ -113,6 +126,7 @@ class Agent(LocalElasticAgent):
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
+        self._hangs.end()
         self._health.close()
         self._survivors.close()
         self._beats.close()
@@ -184,7 +198,8 @@ class Agent(LocalElasticAgent):
         os.environ[PAST_VARIABLE] = self._past_of(worker_group)
         os.environ[STORE_VARIABLE] = f"{worker_group.master_addr}:{worker_group.master_port}"
         os.environ[BEATS_VARIABLE] = str(self._beats.path)
-        os.environ[AGENT_VARIABLE] = str(os.getpid())
+        os.environ[AGENT_VARIABLE] = os.environ[TRACER_VARIABLE] = str(os.getpid())
+        self._hangs.set_timeout()
         if self._survivors.address:
             os.environ[LINE_VARIABLE] = self._survivors.address
         if worker_group.group_rank == 0:
@@ -195,12 +210,16 @@ class Agent(LocalElasticAgent):
             )
         with self._starts.in_charge(self._survivors.take()):
             started: dict[int, Any] = super()._start_workers(worker_group)
-        self._health.begin(begin_of(worker_group, started, self._ledger, self._beats.path))
+        self._hangs.begin(worker_group)
+        chosen = self._hangs.chosen
+        self._health.begin(begin_of(worker_group, started, self._ledger, self._beats.path, chosen))
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._watch.wait(handler.proc for handler in self._handlers().values())
         self._machines.look()
+        if self._hangs.named is not None:
+            return self._end_hung(worker_group, self._hangs.named)
         if self._desk.notice is not None:
             if self._leaves_at_once():
                 return RunResult(state=WorkerState.FAILED)
@@ -228,6 +247,19 @@ class Agent(LocalElasticAgent):
             self._judge(worker_group, result)
         return result
 
+    def _end_hung(self, worker_group: WorkerGroup, named: Named) -> RunResult:
+        """Those that hang are ended first: whoever can go on has nothing to wait for then."""
+        handlers = self._handlers()
+        for worker in worker_group.workers:
+            if worker.global_rank in named.ranks:
+                self._ended.add(worker.local_rank)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(handlers[worker.local_rank].proc.pid, signal.SIGKILL)
+        self._keep_or_end()
+        result = RunResult(state=WorkerState.FAILED)
+        self._judge(worker_group, result, hung=named)
+        return result
+
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._keep_or_end()
         with self._survivors.staying():
@@ -239,7 +271,9 @@ class Agent(LocalElasticAgent):
 
     # --- failures ----------------------------------------------------------------------------
 
-    def _judge(self, worker_group: WorkerGroup, result: RunResult) -> None:
+    def _judge(
+        self, worker_group: WorkerGroup, result: RunResult, hung: Named | None = None
+    ) -> None:
         failures, lost = [], []
         for rank, failure in sorted(result.failures.items(), key=lambda item: item[1].timestamp):
             local_rank = failure.local_rank
@@ -262,13 +296,16 @@ class Agent(LocalElasticAgent):
                 error=one.message,
             )
         self._starts.ended([one.exit_code for one in failures])
+        if hung is not None:
+            failures.append(failure_of(hung))
         common = self._machines.judged(failures)
         verdict = common or self._restarts.judge(
             failures,
             lasted_s=time.monotonic() - self._formed_s,
             leaving=self._desk.notice is not None,
         )
-        if verdict.restart and common is not None and worker_group.group_rank:
+        is_common = common is not None or hung is not None
+        if verdict.restart and is_common and worker_group.group_rank:
             self._remaining_restarts += 1  # rank 0's agent writes it down
         elif verdict.restart:
             self._ledger.append("restart", reason=verdict.reason, restarts=self._restarts.restarts)
@@ -309,6 +346,7 @@ class Agent(LocalElasticAgent):
 
     def _keep_or_end(self) -> None:
         """The attempt is over: whoever of the workers can go on is kept, the others are ended."""
+        self._hangs.end()
         self._health.end()
         self._let_the_dying_die()
         handlers = self._handlers()

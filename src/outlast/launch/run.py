@@ -27,6 +27,7 @@ from outlast.keeper.waits import Waits
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.hangs import hang_of
 from outlast.launch.health import note_gap
 from outlast.launch.membership import JobOver, Membership
 from outlast.launch.membership.handler import BACKEND
@@ -99,8 +100,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:
-        kept = settings.workers_in_process
-        verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, in_process=kept)
+        verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, settings=settings)
     finally:
         starts.close()
         ledger.flush()  # so that the narrator finds it
@@ -169,7 +169,7 @@ def _attempts(
     starts: Starts,
     *,
     past: Past,
-    in_process: bool,
+    settings: config.Settings,
 ) -> Verdict:
     conf = launch.config
     spec = WorkerSpec(
@@ -195,7 +195,9 @@ def _attempts(
         policy=RestartPolicy(conf.max_restarts),
         desk=desk,
         starts=starts,
-        in_process=in_process,
+        in_process=settings.workers_in_process,
+        directory=settings.dir,
+        hang=hang_of(settings),
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,

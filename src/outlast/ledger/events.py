@@ -26,7 +26,9 @@ node_lost          node, reason (how, in words that go on from its name; "" if u
 left_out           node (a machine), reason, until_t, for_s, spare_only (only if another waits for
                    a place), goes (false: too few others, it stays)
 let_in             node (a machine that takes part again at its owner's word)
-hang, straggler, anomaly, rollback
+hang               rank, ranks, nodes (of the culprits), step (completed), phase, place, sentence,
+                   proven, beat_t, silent_s, limit_s, longest_s, begun {rank: collectives}, stacks
+straggler, anomaly, rollback
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts
 storage_error      operation (save, claim, copy, prune), path, error, step, tier
