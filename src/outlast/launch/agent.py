@@ -31,6 +31,7 @@ from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit, StorageError
 from outlast.health.answering import TRACER_VARIABLE
+from outlast.health.proc import catches
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.hangs import Hangs, failure_of
 from outlast.launch.health import Health, begin_of
@@ -416,7 +417,7 @@ class Agent(LocalElasticAgent):
             if store.check([f"{PREFIX}/session/{worker.global_rank}"]):
                 post(store, 0, {"kind": "ask", "action": "drain", "at": 0, "info": info})
                 self._told.update(one.local_rank for one in worker_group.workers)
-            elif _catches(worker.id, signal.SIGTERM):
+            elif catches(worker.id, signal.SIGTERM):
                 # An unchanged script that wants to hear of it; one that does not goes on.
                 os.kill(worker.id, signal.SIGTERM)
                 self.signalled = True
@@ -427,7 +428,7 @@ class Agent(LocalElasticAgent):
         if not self._machines.notice():
             return False
         group = self._worker_group
-        if any(_catches(worker.id, signal.SIGTERM) for worker in group.workers):
+        if any(catches(worker.id, signal.SIGTERM) for worker in group.workers):
             return False  # a session, or a script that wants to hear of it
         self._give_up(
             Verdict(
@@ -506,14 +507,3 @@ def _failure(rank: int, failure: Any, step: int | None) -> Failure:
     return Failure(
         rank=rank, exit_code=failure.exitcode, traceback=trace, message=message, step=step
     )
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal (Linux)."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    except (OSError, ValueError):
-        pass
-    return False

@@ -1,4 +1,4 @@
-"""A rank that hangs is named with its place and its stack, and the job ends as if it had not hung."""
+"""A rank that hangs is named with place and stack, and the job ends as if it had not hung."""
 
 import json
 from pathlib import Path
