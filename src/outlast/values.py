@@ -112,7 +112,7 @@ def parse_hang(value: object) -> Hang:
     """Read ``"auto"``, ``"off"`` or ``"30 s"``."""
     if value == "auto":
         return Hang()
-    if value in ("off", False):
+    if value == "off" or value is False:
         return Hang(is_off=True)
     seconds = _seconds_within(value, HANG_MIN_S, HANG_MAX_S)
     if seconds is None:
