@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -52,6 +53,11 @@ def hold(options):
     ctypes.PyDLL(None).sleep(10_000)
 
 
+def regex(options):
+    """Without end, and without a system call that a signal would end."""
+    re.match(r"(a+)+b", "a" * 60)
+
+
 def lock(options):
     mine = threading.Lock()
     mine.acquire()
@@ -84,6 +90,7 @@ KINDS = {
     "stop": stop,
     "loop": loop,
     "hold": hold,
+    "regex": regex,
     "lock": lock,
     "read": read,
     "vfork": vfork,

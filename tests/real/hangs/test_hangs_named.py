@@ -12,6 +12,7 @@ KINDS = {  # how → (what is said of it, where it is)
     "stop": ("it is stopped", "stop() at hanging.py:"),
     "loop": ("it is in", "loop() at hanging.py:"),
     "hold": ("it holds the interpreter's lock", "hold() at hanging.py:"),
+    "regex": ("it holds the interpreter's lock", "regex() at hanging.py:"),
     "lock": ("it waits for a lock", "lock() at hanging.py:"),
     "read": ("it is blocked in a read", "read() at hanging.py:"),
     "vfork": ("the kernel does not let it go (state D)", "vfork() at hanging.py:"),
@@ -65,7 +66,7 @@ def check(job, kind, *, ranks, culprit, step):
     return event
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"regex"}))
 def test_named_and_gone_on(floor, tmp_path, calm, kind):
     ranks, culprit = (4, 2) if kind == "stop" else (2, 1)
     job, agent = run(floor, tmp_path, kind, ranks=ranks, culprit=culprit)
@@ -83,7 +84,7 @@ def test_a_script_that_knows_nothing_of_it(floor, tmp_path, calm, kind):
     assert job.finals() == [calm(2)] * 2
 
 
-@pytest.mark.parametrize("kind", ["hold", "read"])
+@pytest.mark.parametrize("kind", ["regex", "read"])
 def test_without_py_spy(floor, tmp_path, kind):
     job, _ = run(floor, tmp_path, kind, env={"OUTLAST_NO_SPY": "1"})
     check(job, kind, ranks=2, culprit=1, step=AT - 1)
