@@ -10,6 +10,7 @@ watcher    ``Learned``     what a symptom knows and a successor must not lose
 watcher    ``Suspicion``   workers have made no progress for their limit, and this is how they look
 agent      ``Ask``         another machine suspects: how do the workers here look?
 watcher    ``Evidence``    so
+watcher    ``Timings``     what this machine's workers' newest steps were spent on
 =========  ==============  =====================================================================
 
 Every message is a struct whose class's name is its tag; unknown ones are refused.
@@ -102,8 +103,38 @@ class Evidence(_Message, frozen=True):
     seen: tuple[Seen, ...]
 
 
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest steps of one worker.
+
+    Attributes:
+        rank: whose.
+        kind: the number of its kind of work.
+        steps: their numbers, ascending: 8 bytes each, in this machine's order.
+        seconds: of each its compute, wait, data and stall: 4 bytes each.
+    """
+
+    rank: int
+    kind: int
+    steps: bytes
+    seconds: bytes
+
+
+class Timings(_Message, frozen=True):
+    """The newest steps of this machine's workers, those that were told before included.
+
+    Attributes:
+        attempt: its number.
+        node: the machine's name.
+        ranks: of each worker that has said something.
+    """
+
+    attempt: int
+    node: str
+    ranks: tuple[Times, ...]
+
+
 FromAgent = Begin | End | Ask
-FromWatcher = Alive | Learned | Suspicion | Evidence
+FromWatcher = Alive | Learned | Suspicion | Evidence | Timings
 _encoder = msgspec.msgpack.Encoder()
 
 

@@ -17,6 +17,7 @@ from typing import Final, Protocol
 from outlast.attempt.bound import die_with
 from outlast.health.hang import HangWatch
 from outlast.health.messages import Alive, Begin, End, FromAgent, FromWatcher, Voice
+from outlast.health.pace import Pace
 from outlast.health.watched import Watched
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class Symptom(Protocol):
         """The agent asks for something."""
 
 
-SYMPTOMS: Final[list[Callable[[], Symptom]]] = [HangWatch]
+SYMPTOMS: Final[list[Callable[[], Symptom]]] = [HangWatch, Pace]
 
 
 class Watcher:

@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any, Final
 
 from torch.distributed.elastic.agent.server.api import (
@@ -29,14 +28,17 @@ from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
 from outlast.attempt.beat import BeatsDirectory, read_beat
 from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
+from outlast.config import Settings
 from outlast.errors import Exit, StorageError
 from outlast.health.answering import TRACER_VARIABLE
+from outlast.health.messages import Timings
 from outlast.health.proc import catches
 from outlast.launch.desk import NoticeDesk
-from outlast.launch.hangs import Hangs, failure_of
+from outlast.launch.hangs import Hangs, failure_of, hang_of
 from outlast.launch.health import Health, begin_of
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.sessions import Sessions
+from outlast.launch.stragglers import Judge
 from outlast.launch.survivors import UNHELD, StandIn, Survivors
 from outlast.launch.warm.starts import Starts
 from outlast.launch.watch import Watch, is_dying
@@ -47,7 +49,6 @@ from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
 from outlast.policy.blame import Named
-from outlast.policy.hang import Set
 from outlast.policy.restart import Failure, RestartPolicy, Verdict, is_echo
 
 # Workers that drain together leave one after the other; the first must not end the others.
@@ -69,10 +70,9 @@ class Agent(LocalElasticAgent):
         past: what is known of it.
         policy: judges failed attempts.
         desk: hears notices.
+        settings: the job's.
         starts: starts the workers, warm or cold.
         in_process: whether workers may live through the end of an attempt.
-        directory: the job's.
-        hang: how long workers may be without progress, or None.
 
     Attributes:
         verdict: why the job ended, once it has.
@@ -89,10 +89,9 @@ class Agent(LocalElasticAgent):
         past: Past,
         policy: RestartPolicy,
         desk: NoticeDesk,
+        settings: Settings,
         starts: Starts,
         in_process: bool = False,
-        directory: Path = Path(),
-        hang: Set | None = None,
         **options: Any,
     ) -> None:
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
@@ -116,10 +115,12 @@ class Agent(LocalElasticAgent):
         self._beats = BeatsDirectory()
         self._health = Health(ledger, self._beats.path / "watcher.log", say)
         self._hangs = Hangs(
-            *(self._health, ledger, directory, self._beats.path),
-            chosen=hang,
+            *(self._health, ledger, settings.dir, self._beats.path),
+            chosen=hang_of(settings),
             hosts=lambda: self._machines.hosts,
         )
+        self._pace = Judge(ledger, self._machines, settings)
+        self._health.hear(Timings, self._pace.heard)
         self._health.open()
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
         self._survivors = Survivors(self._beats.path, in_process, say)
@@ -128,6 +129,7 @@ class Agent(LocalElasticAgent):
     def close(self) -> None:
         """Remove what this agent left in memory."""
         self._hangs.end()
+        self._pace.close()
         self._health.close()
         self._survivors.close()
         self._beats.close()
@@ -185,6 +187,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._health.end()
+        self._pace.end()
         self._told, self._ended = set(), set()
         self._told_early, self._asked = None, ""
         self._leaving_since_s = None
@@ -212,6 +215,7 @@ class Agent(LocalElasticAgent):
         with self._starts.in_charge(self._survivors.take()):
             started: dict[int, Any] = super()._start_workers(worker_group)
         self._hangs.begin(worker_group)
+        self._pace.begin(worker_group)
         chosen = self._hangs.chosen
         self._health.begin(begin_of(worker_group, started, self._ledger, self._beats.path, chosen))
         return started
@@ -349,6 +353,7 @@ class Agent(LocalElasticAgent):
         """The attempt is over: whoever of the workers can go on is kept, the others are ended."""
         self._hangs.end()
         self._health.end()
+        self._pace.end()
         self._let_the_dying_die()
         handlers = self._handlers()
         running = {rank: one for rank, one in handlers.items() if one.proc.poll() is None}

@@ -27,7 +27,6 @@ from outlast.keeper.waits import Waits
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
-from outlast.launch.hangs import hang_of
 from outlast.launch.health import note_gap
 from outlast.launch.membership import JobOver, Membership
 from outlast.launch.place import BACKEND
@@ -206,8 +205,7 @@ def _attempts(
         desk=desk,
         starts=starts,
         in_process=settings.workers_in_process,
-        directory=settings.dir,
-        hang=hang_of(settings),
+        settings=settings,
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,
