@@ -17,6 +17,8 @@ step               step, seconds, stalled_s, scalars   (sampled; since the sampl
 snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), timings
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
 save_skipped       step, reason, tier (of one tier only, if it is there)
+cadence            interval_s, before_s (null for the first), cost_s, failures_per_h, num_seen,
+                   seen_h (what the rate rests on), reason: another interval between checkpoints
 tier_copied        step, tier, seconds, bytes
 verify_failed      step, file, reason, tier (of one file; without them the whole step)
 repaired           step, file, tier, source (of `checkpoints repair`)
@@ -60,6 +62,7 @@ EventName = Literal[
     "snapshot",
     "commit",
     "save_skipped",
+    "cadence",
     "tier_copied",
     "verify_failed",
     "repaired",
