@@ -218,6 +218,10 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
         if event.get("tier")
         else ""  # a whole step that was passed over is told by the resume
     ),
+    "hang": lambda event: (
+        f"{event.get('sentence') or 'a worker makes no more progress'}; "
+        f"stacks of all ranks: {event.get('stacks') or 'none'}"
+    ),
     "watch_gap": lambda event: (
         f"the {event.get('what')} was away for {event.get('seconds', 0.0):.1f} s, because "
         f"{event.get('reason')}; another one does its work, and training went on"
