@@ -34,8 +34,8 @@ def answer(known: Failures, repair_h: float) -> Answer:
     }
     headline = [
         (
-            f"Hold {counts[1]} machines in reserve: they suffice 99 % of the time, if a repair takes "
-            f"{span(repair_h)}."
+            f"Hold {counts[1]} machines in reserve: they suffice 99 % of the time, where a "
+            f"repair takes {span(repair_h)}."
         )
     ]
     rows = [
