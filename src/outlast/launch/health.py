@@ -4,8 +4,8 @@ What is heard is passed on in a thread of its own, message by message; the agent
 held up. A watcher that is gone, or says nothing for ``SILENT_S``, is ended and another one takes
 its place with what its predecessor had learned; the ledger has the gap.
 
-What can go wrong: watchers cannot live here (no memory left, say): after ``STARTS_MAX`` of them
-nobody watches any more, one line says so, and training goes on.
+What can go wrong: watchers cannot live here (no memory left, say): after ``YOUNG_MAX`` in a row
+that die young nobody watches any more, one line says so, and training goes on.
 """
 
 from __future__ import annotations
@@ -28,18 +28,20 @@ from outlast.health.messages import (
     FromAgent,
     FromWatcher,
     Learned,
+    State,
     Voice,
     Worker,
     pair,
 )
 from outlast.launch.warm.wire import readable
 from outlast.ledger.file import Ledger
+from outlast.policy.hang import Set
 
 logger = logging.getLogger(__name__)
 
 SILENT_S: Final = 5.0  # five times as long as a watcher is ever silent
 FIRST_S: Final = 30.0  # the same of one that is being started
-STARTS_MAX: Final = 20
+YOUNG_MAX: Final = 20  # watchers in a row that die young
 PAUSE_S: Final = 0.2  # before a watcher is started again, doubled each time that it dies young
 PAUSE_MAX_S: Final = 30.0
 YOUNG_S: Final = 60.0
@@ -68,7 +70,8 @@ class Health:
         self._lock = threading.Lock()
         self._voice: Voice | None = None
         self._begin: Begin | None = None  # of the attempt that is watched
-        self._learned: dict[str, Any] = {}
+        self._learned: dict[str, State] = {}
+        self._taught: set[str] = set()
         self._missing: tuple[str, float] | None = None  # nobody watches: why, and since when
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outlast-health", daemon=True)
@@ -85,6 +88,7 @@ class Health:
         """Workers have started; what was learned of earlier ones is added."""
         with self._lock:
             self._begin = begin
+            self._taught.clear()
             self._tell(self._with_learned(begin))
 
     def end(self) -> None:
@@ -98,6 +102,15 @@ class Health:
         """Ask a symptom for something; whether there is a watcher that may hear it."""
         with self._lock:
             return self._tell(message)
+
+    def learned(self, symptom: str) -> State:
+        """What a symptom has said last that it has learned."""
+        return self._learned.get(symptom, {})
+
+    def teach(self, symptom: str, state: State) -> None:
+        """Have the next attempt's watcher know this, whatever this one's still says."""
+        self._learned[symptom] = state
+        self._taught.add(symptom)
 
     def close(self) -> None:
         """End the watcher."""
@@ -118,13 +131,16 @@ class Health:
         )
 
     def _learned_more(self, learned: Learned) -> None:
-        self._learned[learned.symptom] = learned.state
+        begin = self._begin
+        is_of_now = begin is not None and begin.attempt == learned.attempt
+        if is_of_now and learned.symptom not in self._taught:
+            self._learned[learned.symptom] = learned.state
 
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause_s = PAUSE_S
-        for number in range(STARTS_MAX):
+        pause_s, young = PAUSE_S, 0
+        while young < YOUNG_MAX:
             begun_s = time.monotonic()
             try:
                 reason, last_s = self._one_life()
@@ -132,8 +148,10 @@ class Health:
                 reason, last_s = f"it cannot be started: {error.strerror}", time.monotonic()
             if self._closing.is_set():
                 return
-            pause_s = PAUSE_S if last_s - begun_s > YOUNG_S else min(pause_s * 2, PAUSE_MAX_S)
-            logger.warning("watcher %d has gone: %s", number + 1, reason)
+            is_young = last_s - begun_s <= YOUNG_S
+            young = young + 1 if is_young else 0
+            pause_s = min(pause_s * 2, PAUSE_MAX_S) if is_young else PAUSE_S
+            logger.warning("a watcher has gone: %s", reason)
             self._missing = self._missing or (reason, last_s)
             if self._closing.wait(pause_s):
                 return
@@ -217,7 +235,9 @@ def note_gap(ledger: Ledger, what: str, reason: str, seconds: float) -> None:
     ledger.append("watch_gap", what=what, reason=reason, from_t=from_t, seconds=round(seconds, 3))
 
 
-def begin_of(group: Any, pids: dict[int, int], ledger: Ledger, beats: Path) -> Begin:
+def begin_of(
+    group: Any, pids: dict[int, int], ledger: Ledger, beats: Path, hang: Set | None
+) -> Begin:
     """What the watcher is to know of the workers ``group``, just started with these process ids."""
     return Begin(
         attempt=ledger.attempt,
@@ -228,6 +248,7 @@ def begin_of(group: Any, pids: dict[int, int], ledger: Ledger, beats: Path) -> B
             Worker(local_rank=one.local_rank, rank=one.global_rank, pid=pids[one.local_rank])
             for one in group.workers
         ),
+        hang=hang,
     )
 
 
