@@ -124,10 +124,11 @@ def test_one_that_comes_while_the_job_runs_is_compared_with_the_last_round(machi
     count = itertools.count()
 
     def goes_on():
-        alive.write_text(json.dumps({"attempt": 1, "node": "a", "count": next(count)}))
+        part = tmp_path / "part"
+        part.write_text(json.dumps({"attempt": 1, "node": "a", "count": next(count)}))
+        part.rename(alive)
         return late.is_over()
 
-    alive.write_text(json.dumps({"attempt": 1, "node": "a", "count": next(count)}))
     late = machine("d", (2, 2))
     reports(late, "d")
     until(goes_on, "the end of a meeting")

@@ -78,14 +78,16 @@ def _try(storage: Storage, facts: PlaceFacts, *, writes: bool, locks: bool) -> N
         for stage, act in parts:
             doing = stage
             act()
-    except OSError as error:
-        _failed(facts, doing, error)
-        with contextlib.suppress(OSError):
-            storage.remove_tree(folder)
-    else:
+        doing = ""
         _space(root, facts)
         with contextlib.suppress(OSError):
             _tidy(storage, root, facts)
+    except OSError as error:
+        _failed(facts, doing, error)
+    finally:
+        if doing:  # it failed, or was asked to end
+            with contextlib.suppress(OSError):
+                storage.remove_tree(folder)
 
 
 def _failed(facts: PlaceFacts, stage: str, error: Exception) -> PlaceFacts:
