@@ -89,6 +89,8 @@ CASES = {
     "peer.tls_ca": ("/a", "/b", "/c", lambda s: str(s.peer_tls_ca)),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
+    "health.straggler": ("replace", "leave out", "report", lambda s: s.health_straggler),
+    "health.notify": ("a", "b", "c", lambda s: " ".join(s.health_notify)),
     "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
     "workers.in_process": ("true", "false", "true", lambda s: str(s.workers_in_process).lower()),
 }
@@ -458,6 +460,8 @@ def test_rows_for_explain():
         "peer.tls_ca": ("", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
+        "health.straggler": ("report", "default"),
+        "health.notify": ("", "default"),
         "workers.warm": ("true", "default"),
         "workers.in_process": ("false", "default"),
         "tier.local": ("/tier, every 1, keep 3", "outlast.toml"),

@@ -106,8 +106,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:
-        kept = settings.workers_in_process
-        verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, in_process=kept)
+        verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, settings=settings)
     finally:
         starts.close()
         ledger.flush()  # so that the narrator finds it
@@ -176,7 +175,7 @@ def _attempts(
     starts: Starts,
     *,
     past: Past,
-    in_process: bool,
+    settings: config.Settings,
 ) -> Verdict:
     conf = launch.config
     spec = WorkerSpec(
@@ -202,7 +201,8 @@ def _attempts(
         policy=RestartPolicy(conf.max_restarts),
         desk=desk,
         starts=starts,
-        in_process=in_process,
+        in_process=settings.workers_in_process,
+        settings=settings,
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,

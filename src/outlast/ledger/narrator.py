@@ -15,6 +15,7 @@ from typing import Final, TextIO
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
+from outlast.ledger.slow import sentence as slow_sentence
 
 POLL_S: Final = 0.2
 
@@ -188,6 +189,7 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "left_out": _left_out,
     "let_in": lambda event: f"machine {event.get('node') or event.node} takes part again",
     "notice": _notice,
+    "straggler": slow_sentence,
     "restart": lambda event: f"restarting: {event.get('reason')}",
     "drained": lambda event: (
         f"drained after step {event.get('step')}"
