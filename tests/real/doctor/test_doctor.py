@@ -137,6 +137,15 @@ def test_doctor_refuses_what_cannot_be_meant(floor):
         assert len(process.err.strip().splitlines()) == 1, process.err
 
 
+def test_a_doctor_that_is_stopped_leaves_nothing(floor, tmp_path):
+    job = tmp_path / "job"
+    process = floor.outlast("doctor", "--dir", job, cold=True)
+    until(lambda: list(tmp_path.glob("job/**/doctor-*")), "something written", running=process)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143, process.text
+    assert not job.exists()
+
+
 @pytest.fixture
 def frozen(tmp_path, mount):
     """A file system that takes nothing: whoever writes there waits in the kernel."""
