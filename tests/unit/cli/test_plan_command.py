@@ -455,6 +455,11 @@ def test_a_billion_machines(ask, refused):
     assert "are no place" in refused("zones --machines 8 --reclaim 1e6/h")
 
 
+def test_simulate_is_a_question_too(say):
+    assert "outlast simulate" in say("--help")
+    assert "TRACE" in say("simulate --help")
+
+
 def test_the_worked_example(say, ask):
     words = say("")
     assert words.startswith("No job here has measured anything, and nothing was given")
