@@ -31,6 +31,7 @@ from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit, StorageError
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.judging import Judging, failure_of
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.sessions import Sessions
 from outlast.launch.survivors import UNHELD, StandIn, Survivors
@@ -42,7 +43,8 @@ from outlast.ledger.narrator import say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
-from outlast.policy.restart import Failure, RestartPolicy, Verdict, is_echo
+from outlast.policy.failures import Failure, is_echo
+from outlast.policy.restart import RestartPolicy, Verdict
 
 # Workers that drain together leave one after the other; the first must not end the others.
 LEAVE_TOGETHER_S: Final = 10.0
@@ -88,13 +90,15 @@ class Agent(LocalElasticAgent):
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
         self._machines = Machines(spec.rdzv_handler)
         self._machines.write_down(ledger)
+        self._judging = Judging(
+            policy, ledger, past, self._machines, lambda: self._desk.notice is not None
+        )
         self._watch = Watch(spec.monitor_interval, self._machines.news)
         spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
         self.verdict: Verdict | None = None
         self.signalled = False
         self._ledger = ledger
         self._past = past
-        self._restarts = policy
         self._desk = desk
         self._starts = starts
         self._told: set[int] = set()  # workers that know of the notice
@@ -113,6 +117,7 @@ class Agent(LocalElasticAgent):
         self._survivors.close()
         self._beats.close()
         self._watch.close()
+        self._judging.close()
 
     # --- torch's hooks -----------------------------------------------------------------------
 
@@ -171,6 +176,7 @@ class Agent(LocalElasticAgent):
         self._formed_s = time.monotonic()
         self._beats.clear()
         self._sessions.begin()
+        self._judging.begin()
         for host, how in self._machines.lost():
             if worker_group.group_rank == 0:
                 self._ledger.append("node_lost", node=host, reason=how)
@@ -202,6 +208,7 @@ class Agent(LocalElasticAgent):
         elif self._desk.early is not self._told_early:
             self._pass_on_early(worker_group)
         self._sessions.look(worker_group)
+        self._judging.look()
         if self._machines.asks_gently:
             self._ask_gently(worker_group)
         codes = self._exit_codes()
@@ -240,11 +247,12 @@ class Agent(LocalElasticAgent):
             if local_rank in self._ended:
                 continue
             seen = read_beat(self._beats.path, local_rank)
-            one = _failure(rank, failure, seen.step if seen else None)
+            one = failure_of(rank, failure, seen.step if seen else None)
             failures.append(one)
             if one.exit_code != Exit.DRAINED:
                 lost.append((one, failure, seen))
-        for one, failure, seen in self._causes(lost):
+        causes = self._causes(lost)
+        for one, failure, seen in causes:
             self._ledger.append(
                 "worker_lost",
                 rank=one.rank,
@@ -254,18 +262,19 @@ class Agent(LocalElasticAgent):
                 step=one.step,
                 beat_t=seen.t if seen else None,
                 error=one.message,
+                kind=self._judging.kind_of(one).value,
             )
         self._starts.ended([one.exit_code for one in failures])
-        common = self._machines.judged(failures)
-        verdict = common or self._restarts.judge(
-            failures,
-            lasted_s=time.monotonic() - self._formed_s,
-            leaving=self._desk.notice is not None,
-        )
-        if verdict.restart and common is not None and worker_group.group_rank:
-            self._remaining_restarts += 1  # rank 0's agent writes it down
-        elif verdict.restart:
-            self._ledger.append("restart", reason=verdict.reason, restarts=self._restarts.restarts)
+        verdict = self._machines.judged(failures)
+        if verdict is None:
+            lasted_s = time.monotonic() - self._formed_s
+            verdict = self._judging.judge(failures, lasted_s, echoes=causes != lost)
+            if verdict.restart:
+                self._judging.write_down(verdict)
+                verdict = self._judging.act(verdict)
+        elif verdict.restart and not worker_group.group_rank:  # rank 0's agent writes it down
+            self._judging.write_down(verdict)
+        if verdict.restart:
             self._remaining_restarts += 1  # the policy counts them, not torch
         else:
             self._machines.stopped(verdict)
@@ -455,19 +464,6 @@ class Agent(LocalElasticAgent):
             with contextlib.suppress(StorageError):  # it finds out, and says so, itself
                 return self._past.look().word
         return ""
-
-
-def _failure(rank: int, failure: Any, step: int | None) -> Failure:
-    message, trace = "", ""
-    data = failure.error_file_data
-    if isinstance(data, dict) and isinstance(data.get("message"), dict):
-        message = str(data["message"].get("message", ""))
-        trace = str(data["message"].get("extraInfo", {}).get("py_callstack", ""))
-    if not message and failure.exitcode < 0:
-        message = f"ended by {failure.signal_name()}"
-    return Failure(
-        rank=rank, exit_code=failure.exitcode, traceback=trace, message=message, step=step
-    )
 
 
 def _catches(pid: int, number: int) -> bool:

@@ -25,7 +25,8 @@ _HEAD: Final = re.compile(
     rb'\{"t":[^,{]+,"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
     rb'"rank":[^,{]+,"event":"(\w+)"'
 )
-_READ: Final = (b"commit", b"left_out", b"let_in")
+_READ: Final = (b"commit", b"left_out", b"let_in", b"restart")
+_FAILURES_MAX: Final = 100  # of a machine
 _WORD: Final = re.compile(r"(\d+) (\d+) (\d+)")
 
 
@@ -41,11 +42,13 @@ class Past:
         promised: the newest step that was committed and can be resumed from; 0 for none.
         left_out: machines that were left out, and the newest word on each; known only to a Past
             that has read the whole ledger.
+        own_failures: machine → when its newest failures of its own were, and their kinds; the same.
     """
 
     def __init__(self, directory: Path, word: str = "") -> None:
         self._path = directory / FILE_NAME
         self.left_out: dict[str, Event] = {}
+        self.own_failures: dict[str, list[tuple[float, str]]] = {}
         known = _WORD.fullmatch(word)
         self._offset, self.attempt, self.promised = map(int, known.groups() if known else (0, 0, 0))
 
@@ -99,6 +102,10 @@ class Past:
             self.left_out.pop(host, None)
         elif event.event == "left_out":
             self.left_out[host] = event
+        elif event.event == "restart" and event.get("own") is True:
+            known = self.own_failures.setdefault(host, [])
+            known.append((event.t, str(event.get("kind"))))
+            del known[:-_FAILURES_MAX]
 
     def _commit(self, event: Event) -> None:
         step = event.get("step")

@@ -7,7 +7,7 @@ import pytest
 from outlast.launch.machines import Machines
 from outlast.launch.membership.handler import Mailbox
 from outlast.launch.membership.messages import Departs, Go, Halt, Member, Over
-from outlast.policy.restart import Failure
+from outlast.policy.failures import Failure
 
 
 class Others:
