@@ -31,6 +31,7 @@ from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit, StorageError
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.health import Health, begin_of
 from outlast.launch.judging import Judging, failure_of
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.sessions import Sessions
@@ -108,12 +109,15 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
+        self._health = Health(ledger, self._beats.path / "watcher.log", say)
+        self._health.open()
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
         self._survivors = Survivors(self._beats.path, in_process, say)
         self._asked: str = ""  # the reason for which workers were asked to stop gently
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
+        self._health.close()
         self._survivors.close()
         self._beats.close()
         self._watch.close()
@@ -170,6 +174,7 @@ class Agent(LocalElasticAgent):
                 return
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._health.end()
         self._told, self._ended = set(), set()
         self._told_early, self._asked = None, ""
         self._leaving_since_s = None
@@ -196,6 +201,7 @@ class Agent(LocalElasticAgent):
             )
         with self._starts.in_charge(self._survivors.take()):
             started: dict[int, Any] = super()._start_workers(worker_group)
+        self._health.begin(begin_of(worker_group, started, self._ledger, self._beats.path))
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -312,6 +318,7 @@ class Agent(LocalElasticAgent):
 
     def _keep_or_end(self) -> None:
         """The attempt is over: whoever of the workers can go on is kept, the others are ended."""
+        self._health.end()
         self._let_the_dying_die()
         handlers = self._handlers()
         running = {rank: one for rank, one in handlers.items() if one.proc.poll() is None}

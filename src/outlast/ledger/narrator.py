@@ -208,5 +208,9 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
         if event.get("tier")
         else ""  # a whole step that was passed over is told by the resume
     ),
+    "watch_gap": lambda event: (
+        f"the {event.get('what')} was away for {event.get('seconds', 0.0):.1f} s, because "
+        f"{event.get('reason')}; another one does its work, and training went on"
+    ),
     "repaired": lambda event: f"{event.get('file')} in tier {event.get('tier')} is whole again",
 }
