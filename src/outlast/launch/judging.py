@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from outlast.config import Settings
 from outlast.errors import StorageError
 from outlast.launch.machines import Machines
 from outlast.launch.witness import Witness
@@ -28,7 +29,7 @@ from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
 from outlast.ledger.past import Past
 from outlast.policy.failures import Action, Failure, Kind, kind_of
-from outlast.policy.restart import RestartPolicy, Verdict
+from outlast.policy.restart import Limits, RestartPolicy, Verdict
 
 POLL_S: Final = 0.1
 SAY_S: Final = 30.0  # between two words about a long wait
@@ -158,6 +159,20 @@ class Judging:
             for t, kind in failures
             if host != self._host and now_t - t < window_s
         }
+
+
+def restart_policy(max_restarts: int, settings: Settings, past: Past) -> RestartPolicy:
+    """As the owner wants it, with what this machine has had before."""
+    limits = Limits(
+        without_progress=settings.restart_without_progress,
+        failures=settings.restart_failures,
+        window_s=settings.restart_window_s,
+        leave_out_s=settings.restart_leave_out_s,
+        back_off_max_s=settings.restart_back_off_s,
+    )
+    host = socket.gethostname()
+    own = [t for t, _ in past.own_failures.get(host, [])] if not settings.restart_let_in else []
+    return RestartPolicy(max_restarts, limits=limits, own=own)
 
 
 def failure_of(rank: int, failure: Any, step: int | None) -> Failure:

@@ -28,11 +28,12 @@ from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.health import note_gap
+from outlast.launch.judging import restart_policy
 from outlast.launch.membership import JobOver, Membership
 from outlast.launch.membership.handler import BACKEND
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
-from outlast.launch.together import introduce, membership
+from outlast.launch.together import introduce, let_in, membership
 from outlast.launch.warm.client import Server
 from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger, read_events
@@ -94,13 +95,18 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     keeper = _start_keeper(settings, job, rendezvous, ledger)
     if isinstance(rendezvous, Membership):
         introduce(rendezvous, keeper, settings)
+        if settings.restart_let_in:
+            let_in(rendezvous, ledger)
     workers = launch.config.nproc_per_node
     say(f"job {job.id} in {place(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:
         kept = settings.workers_in_process
-        verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, in_process=kept)
+        policy = restart_policy(launch.config.max_restarts, settings, past)
+        verdict = _attempts(
+            launch, desk, ledger, rendezvous, starts, past=past, policy=policy, in_process=kept
+        )
     finally:
         starts.close()
         ledger.flush()  # so that the narrator finds it
@@ -109,7 +115,12 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         desk.close()  # not before: a signal while copies are made must not hide how the job ended
     others_go_on = isinstance(rendezvous, Membership) and rendezvous.others_go_on
     if not others_go_on:
-        ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
+        ledger.append(
+            "job_finished",
+            exit_code=verdict.exit_code,
+            reason=verdict.reason,
+            kind=verdict.kind.value if verdict.kind else None,
+        )
     ledger.close()
     lock.release()
     if verdict.exit_code == Exit.DRAINED:
@@ -169,6 +180,7 @@ def _attempts(
     starts: Starts,
     *,
     past: Past,
+    policy: RestartPolicy,
     in_process: bool,
 ) -> Verdict:
     conf = launch.config
@@ -192,7 +204,7 @@ def _attempts(
         conf.logs_specs,
         ledger=ledger,
         past=past,
-        policy=RestartPolicy(conf.max_restarts),
+        policy=policy,
         desk=desk,
         starts=starts,
         in_process=in_process,

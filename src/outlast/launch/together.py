@@ -17,6 +17,7 @@ from outlast.launch.membership import Membership
 from outlast.launch.membership.handler import own_address, place_of
 from outlast.launch.membership.messages import Go
 from outlast.launch.survivors import TAKE_DOWN_S, UNWIND_S
+from outlast.ledger.file import Ledger
 from outlast.ledger.goodput import number
 from outlast.ledger.job import Job
 from outlast.ledger.narrator import say
@@ -83,6 +84,12 @@ def left_out(past: Past, now_t: float) -> list[Exclusion]:
             )
         )
     return found
+
+
+def let_in(member: Membership, ledger: Ledger) -> None:
+    """The owner's word: this machine takes part again, whatever was before."""
+    ledger.append("let_in", node=member.me.host)
+    member.let_in(member.me.host)
 
 
 def introduce(member: Membership, keeper: Supervisor, settings: config.Settings) -> None:

@@ -100,6 +100,7 @@ class Past:
         host = str(event.get("node") or event.node)  # read from disk, the field is the head's
         if event.event == "let_in":
             self.left_out.pop(host, None)
+            self.own_failures.pop(host, None)  # mended, says its owner
         elif event.event == "left_out":
             self.left_out[host] = event
         elif event.event == "restart" and event.get("own") is True:

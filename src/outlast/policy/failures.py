@@ -282,7 +282,7 @@ _TEXTS: Final = (
     (
         Kind.GPU_MEMORY,
         (
-            r"\boutofmemoryerror\b.*(cuda|hip|gpu)",
+            r"\boutofmemoryerror\b",
             r"(cuda|hip) out of memory",
             r"cuda error: out of memory",
             r"cublas_status_alloc_failed",
@@ -304,7 +304,7 @@ _TEXTS: Final = (
     (
         Kind.MEMORY,
         (
-            r"^(\w+\.)*memoryerror\b",
+            r"^(\w+\.)*\w*memoryerror\b",
             r"cannot allocate memory",
             r"defaultcpuallocator: (can't|not enough)",
             r"out of shared memory",

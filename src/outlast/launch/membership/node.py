@@ -32,6 +32,8 @@ from outlast.launch.membership.mesh import Mesh
 from outlast.launch.membership.messages import (
     Apart,
     Departs,
+    Done,
+    Ended,
     Finish,
     Fixed,
     Go,
@@ -65,6 +67,7 @@ logger = logging.getLogger(__name__)
 REFUSED_S: Final = 2.5  # without a sign of life, after which one that is not there is believed gone
 UNREACHED_S: Final = 6.0
 HOPS_MAX: Final = 3  # from one that refers to another
+_OF_WORKERS: Final = (Ready, Ended, Done)  # of what was said: until they are ready again
 _LASTING: Final = (Leaving, Finish)  # of what was said: true for every coordinator to come
 
 
@@ -116,12 +119,11 @@ class Node:
         self._fixed = 0  # the number of machines that the job's data are tied to
         self._departing: set[str] = set()
         self._said: list[Any] = []  # what a new coordinator has to know, too
-        self._warming = False
+        self._warming = self._is_over = False
         self._sign = Sign()
         self._seeking: Seeking | None = None
         self._sought_s = 0.0  # since when
         self._round = 0  # of questions to storage: of two that overlap the newer counts
-        self._is_over = False
         self._over: Over | None = None
         self._ways = Ways(
             dial=lambda heir, failed: self._dial(heir.node, heir.address, failed),
@@ -142,7 +144,7 @@ class Node:
     def ready(self, attempt: int) -> None:
         """Its workers up to those of ``attempt`` have ended, or there never were any."""
         self._warming = False
-        self._said = [one for one in self._said if isinstance(one, _LASTING)]
+        self._said = [one for one in self._said if not isinstance(one, _OF_WORKERS)]
         self.say(Ready(attempt=attempt))
 
     def say(self, message: Any) -> None:
