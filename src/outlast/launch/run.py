@@ -95,8 +95,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     keeper = _start_keeper(settings, job, rendezvous, ledger)
     if isinstance(rendezvous, Membership):
         introduce(rendezvous, keeper, settings)
-        if settings.restart_let_in:
-            let_in(rendezvous, ledger)
+    if settings.restart_let_in:
+        let_in(rendezvous, ledger)
     workers = launch.config.nproc_per_node
     say(f"job {job.id} in {place(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
     narrator.start()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from typing import Final
 
 import msgspec
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from outlast import config
 from outlast.errors import ConfigError, StorageError
@@ -86,10 +88,12 @@ def left_out(past: Past, now_t: float) -> list[Exclusion]:
     return found
 
 
-def let_in(member: Membership, ledger: Ledger) -> None:
+def let_in(rendezvous: RendezvousHandler, ledger: Ledger) -> None:
     """The owner's word: this machine takes part again, whatever was before."""
-    ledger.append("let_in", node=member.me.host)
-    member.let_in(member.me.host)
+    host = socket.gethostname()
+    ledger.append("let_in", node=host)
+    if isinstance(rendezvous, Membership):
+        rendezvous.let_in(host)
 
 
 def introduce(member: Membership, keeper: Supervisor, settings: config.Settings) -> None:

@@ -309,10 +309,11 @@ _TEXTS: Final = (
             r"defaultcpuallocator: (can't|not enough)",
             r"out of shared memory",
             r"insufficient shared memory",
-            r"dataloader worker \(pid \d+\) is killed by signal: (bus error|killed)",
+            r"dataloader worker \(pid \d+\) is killed by signal: bus error",
             r"std::bad_alloc",
         ),
     ),
+    (Kind.KILLED, (r"dataloader worker \(pid \d+\) is killed by signal: killed",)),
     (
         Kind.STORAGE,
         (
@@ -414,7 +415,9 @@ def _of_signal(number: int, failure: Failure, signs: Signs) -> Kind:
 
 
 def _grave(kind: Kind, signs: Signs) -> Kind:
-    """What CUDA or NCCL says is the GPU's own fault where its driver says so."""
+    """What CUDA or NCCL says is the GPU's own fault where its driver says so, and the like."""
+    if kind is Kind.KILLED:
+        return Kind.MEMORY if signs.oom_kills else kind
     broken = signs.ecc_errors or not XIDS_OF_HARDWARE.isdisjoint(signs.xids)
     return Kind.GPU if broken and kind in (Kind.CUDA, Kind.NCCL, Kind.ABORT) else kind
 

@@ -76,9 +76,8 @@ TEXTS = {
         f"RuntimeError: [enforce fail at alloc_cpu.cpp:121] err == 0. {MEMORY}",
         (
             "RuntimeError: DataLoader worker (pid 77) is killed by signal: Bus error. It is "
-            "possible that dataloader's workers are out of shared memory. Please try to raise your shared …"
+            "possible that dataloader's workers are out of shared memory. Please …"
         ),
-        "RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed. ",
     ],
     Kind.STORAGE: [
         "OSError: [Errno 28] No space left on device: '/data/cache'",
@@ -163,6 +162,9 @@ def test_a_kill_is_the_oom_killers_where_the_machine_has_seen_it():
     assert kind_of(ended(9, pid=7), Signs(oom_pids=frozenset({7}))) is Kind.MEMORY
     assert kind_of(ended(9, pid=8), Signs(oom_pids=frozenset({7}))) is Kind.KILLED
     assert kind_of(ended(15), Signs(oom_kills=1)) is Kind.KILLED
+    loader = raised("RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed. ")
+    assert kind_of(loader) is Kind.KILLED
+    assert kind_of(loader, Signs(oom_kills=1)) is Kind.MEMORY
 
 
 @pytest.mark.parametrize(
