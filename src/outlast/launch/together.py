@@ -71,11 +71,11 @@ def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) 
 
 
 def left_out(past: Past, now_t: float) -> list[Exclusion]:
-    """Machines that are still left out, as the ledger says."""
+    """Machines that are still left out, or would be if they were not needed, as the ledger says."""
     found = []
     for host, word in past.left_out.items():
         until_t, for_s = number(word, "until_t"), number(word, "for_s")
-        if until_t is None or for_s is None or now_t >= until_t or not word.get("goes"):
+        if until_t is None or for_s is None or now_t >= until_t:
             continue
         found.append(
             Exclusion(

@@ -30,16 +30,16 @@ from outlast.launch.membership.heirs import Inheritance, Ways
 from outlast.launch.membership.hub import HANGS, Hub, Peer
 from outlast.launch.membership.mesh import Mesh
 from outlast.launch.membership.messages import (
+    OF_WORKERS,
     Apart,
     Departs,
-    Done,
-    Ended,
     Finish,
     Fixed,
     Go,
     GoOn,
     Halt,
     Join,
+    LeaveOut,
     Leaving,
     LeftOut,
     LetIn,
@@ -67,7 +67,6 @@ logger = logging.getLogger(__name__)
 REFUSED_S: Final = 2.5  # without a sign of life, after which one that is not there is believed gone
 UNREACHED_S: Final = 6.0
 HOPS_MAX: Final = 3  # from one that refers to another
-_OF_WORKERS: Final = (Ready, Ended, Done)  # of what was said: until they are ready again
 _LASTING: Final = (Leaving, Finish)  # of what was said: true for every coordinator to come
 
 
@@ -144,7 +143,7 @@ class Node:
     def ready(self, attempt: int) -> None:
         """Its workers up to those of ``attempt`` have ended, or there never were any."""
         self._warming = False
-        self._said = [one for one in self._said if not isinstance(one, _OF_WORKERS)]
+        self._said = [one for one in self._said if not isinstance(one, OF_WORKERS)]
         self.say(Ready(attempt=attempt))
 
     def say(self, message: Any) -> None:
@@ -389,6 +388,7 @@ class Node:
                 self._superseded()
             case LeftOut(out=out):
                 self.out.put(out, time.monotonic())
+                self._said = [one for one in self._said if not isinstance(one, LeaveOut)]
                 self._tell(message)
             case LetIn(host=host):
                 self.out.bring_back(host)
