@@ -51,6 +51,7 @@ from outlast.policy.restart import RestartPolicy, Verdict
 LEAVE_TOGETHER_S: Final = 10.0
 # How long a worker may take to die of what has hit it already.
 DYING_S: Final = 0.05
+# Until another machine's trouble is known here, once our workers have heard its echo.
 # What is kept of a notice's time to end workers that did not end themselves.
 MARGIN_S: Final = 1.0
 LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
@@ -227,9 +228,10 @@ class Agent(LocalElasticAgent):
             if over.exit_code == Exit.DRAINED and self._are_leaving_together(codes):
                 return RunResult(state=WorkerState.HEALTHY)
             return self._give_up(over)
-        self._pcontext.is_settled = bool(failed) or None not in codes.values()
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
+            if not failed:  # they have failed since; torch then sends the others SIGTERM
+                self._note_ended_by_torch(result)
             self._judge(worker_group, result)
         return result
 
@@ -302,6 +304,11 @@ class Agent(LocalElasticAgent):
         self._survivors.end()
         self._end_workers()
         return RunResult(state=WorkerState.FAILED)
+
+    def _note_ended_by_torch(self, result: RunResult) -> None:
+        others = [one for one in result.failures.values() if one.exitcode == -signal.SIGTERM]
+        if len(others) < len(result.failures):
+            self._ended.update(one.local_rank for one in others)
 
     def _exit_codes(self) -> dict[int, int | None]:
         return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
