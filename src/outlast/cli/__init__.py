@@ -23,6 +23,7 @@ _COMMANDS = {
     "report": "what happened to a job and where its time went",
     "checkpoints": "list, verify, mend, prune and export a job's checkpoints",
     "watch": "tell a job that outlast does not run that its machine will go",
+    "doctor": "whether this machine, and those it works with, are fit for the job",
     "config": "the settings in force and where each came from",
 }
 _HIDDEN = ("requeue",)  # for scripts that outlast writes

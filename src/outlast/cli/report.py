@@ -25,7 +25,9 @@ def command(directory: str | None, as_json: bool) -> None:
     settings = config.load({"dir": directory})
     read_job(settings.dir)  # says what is wrong when this is no job's directory
     events = list(read_events(settings.dir))
-    finished = bool(events) and events[-1].event in ("job_finished", "drained")
+    # A machine that the doctor sent away has said so after the end: that is no time of the job.
+    last = next((one.event for one in reversed(events) if one.event != "preflight"), "")
+    finished = last in ("job_finished", "drained")
     now = None if finished else time.time()
     prices = {"price_spot": settings.price_spot, "price_on_demand": settings.price_on_demand}
     if as_json:

@@ -30,7 +30,8 @@ from outlast.launch.desk import NoticeDesk
 from outlast.launch.health import note_gap
 from outlast.launch.judging import restart_policy
 from outlast.launch.membership import JobOver, Membership
-from outlast.launch.membership.handler import BACKEND
+from outlast.launch.place import BACKEND
+from outlast.launch.preflight import preflight, record
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
 from outlast.launch.together import introduce, let_in, membership
@@ -61,7 +62,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         server: one that has been started already, for this command line; closed by the caller.
 
     Returns:
-        The exit code (see :class:`outlast.errors.Exit`).
+        The exit code (see :class:`outlast.errors.Exit`), or 1 where the doctor found this machine
+        unfit.
 
     Raises:
         ConfigError: the command line, a setting or the job's directory cannot be used.
@@ -69,6 +71,9 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     """
     launch = Launch(arguments)
     settings = checked(config.load({"dir": launch.directory}))
+    examined = preflight(launch, settings) if launch.preflight else None
+    if examined is not None and examined.exit_code:
+        return examined.exit_code
     job = open_job(settings.dir, settings)
     past = Past(settings.dir).look()
     rendezvous = _rendezvous(launch, settings, job, past)
@@ -88,6 +93,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         pid=os.getpid(),
         **({"joins": True} if isinstance(rendezvous, Membership) else {}),
     )
+    if examined is not None:
+        record(examined, ledger)
     starts = Starts(launch, settings.workers_warm, say, server)
     starts.open()
     foresight = Foresight(settings, say)

@@ -8,6 +8,8 @@ never loses one. Times are seconds, sizes are bytes, and the unit stands last in
 event              fields besides the head
 =================  ============================================================================
 job_started        command, versions, pid, joins (true: one machine's start, perhaps of several)
+preflight          machine, fit, findings [{name, status, seen}] (that ask for something),
+                   unfit {machine: why} of the others, seconds
 attempt_formed     world_size, nodes
 resumed            step (0 on a first start), source ("from memory, local"), places, read_s,
                    skipped [{step, reason}], from_world_size
@@ -47,6 +49,7 @@ import msgspec
 
 EventName = Literal[
     "job_started",
+    "preflight",
     "attempt_formed",
     "resumed",
     "step",

@@ -100,6 +100,15 @@ def sentence(event: Event) -> str:
     return teller(event) if teller else ""
 
 
+def _examined(event: Event) -> str:
+    """Of a machine that does not take part; those that do have said so themselves."""
+    if event.get("fit", True):
+        return ""
+    failed = [one for one in event.get("findings") or [] if one.get("status") == "failed"]
+    why = "; ".join(f"{one.get('name')}: {one.get('seen')}" for one in failed)
+    return f"{event.get('machine')} does not take part: {why or 'too few machines are fit'}"
+
+
 def _formed(event: Event) -> str:
     workers, nodes = event.get("world_size", 0), event.get("nodes", 1)
     where = f" on {nodes} machines" if isinstance(nodes, int) and nodes > 1 else ""
@@ -184,6 +193,7 @@ _ANSWERS: Final = {
     "ignore": "ignored, as set",
 }
 _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
+    "preflight": _examined,
     "attempt_formed": _formed,
     "resumed": _resumed,
     "worker_lost": _lost,

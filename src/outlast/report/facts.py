@@ -53,6 +53,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         last_event_t: wall-clock time of the newest event, or None.
         price: per machine and hour, or None.
         priced_as: "spot" or "on demand".
+        unfit: machines that the doctor found unfit before the last start, with why.
     """
 
     job: str
@@ -66,6 +67,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     last_event_t: float | None
     price: float | None
     priced_as: str
+    unfit: dict[str, str] = {}
 
     @property
     def cost(self) -> float | None:
@@ -115,6 +117,7 @@ def facts(
         last_event_t=ordered[-1].t if ordered else None,
         price=price_on_demand if price_spot is None else price_spot,
         priced_as="on demand" if price_spot is None else "spot",
+        unfit=_unfit(ordered),
     )
 
 
@@ -151,6 +154,7 @@ def to_json(
         "price_per_machine_hour": job.price,
         "cost": job.cost,
         "cost_lost": job.cost_lost,
+        "unfit": job.unfit,
         "incidents": [_incident_json(incident) for incident in job.incidents],
     }
 
@@ -164,6 +168,26 @@ def _incident_json(incident: Incident) -> dict[str, Any]:
         "detected_after_s": incident.detected_t - incident.began_t,
         "back_after_s": None if incident.back_t is None else incident.back_t - incident.began_t,
     }
+
+
+def _unfit(ordered: list[Event]) -> dict[str, str]:
+    """Machine → why; one that was found fit since is not among them."""
+    found: dict[str, str] = {}
+    for event in ordered:
+        if event.event != "preflight":
+            continue
+        machine = str(event.get("machine"))
+        found.pop(machine, None)
+        if not event.get("fit", True):
+            found[machine] = "; ".join(
+                f"{one.get('name')}: {one.get('seen')}"
+                for one in event.get("findings") or []
+                if one.get("status") == "failed"
+            )
+        unfit = event.get("unfit")
+        if isinstance(unfit, dict):
+            found |= {str(name): str(why) for name, why in unfit.items()}
+    return found
 
 
 def _state(ordered: list[Event]) -> tuple[State, Event | None]:

@@ -142,6 +142,10 @@ def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
         ),
         _line("incidents", _incidents_words(job.incidents)),
     ]
+    lines += [
+        _line("preflight", f"{machine} was left out: {why}")
+        for machine, why in sorted(job.unfit.items())
+    ]
     if job.cost is not None and job.cost_lost is not None:
         words = f"{job.cost:,.2f}, of which {job.cost_lost:,.2f} lost"
         price = f"{job.price:g} per machine and hour, {job.priced_as}"

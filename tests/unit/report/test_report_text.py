@@ -200,6 +200,26 @@ def test_the_reason_of_the_end_is_told():
     assert plain(summary(events))[0] == "job tiny: gave up (3 restarts)"
 
 
+def examined(t, machine, *, fit, **more):
+    sick = [{"name": "clock", "status": "failed", "seen": "30 s ahead"}]
+    return ev(t, "preflight", 0, machine=machine, fit=fit, findings=[] if fit else sick, **more)
+
+
+def test_machines_that_the_doctor_found_unfit_are_told_until_they_are_fit():
+    events = [*killed()[:-1], examined(50.0, "a", fit=True, unfit={"b": "disk"})]
+    events.append(examined(60.0, "c", fit=False))
+    assert facts(events).unfit == {"b": "disk", "c": "clock: 30 s ahead"}
+    assert "  preflight b was left out: disk" in plain(summary(events))
+    events.append(examined(70.0, "c", fit=True, unfit={}))
+    assert to_json(events)["unfit"] == {"b": "disk"}
+
+
+def test_an_examination_after_the_end_is_no_time_of_the_job():
+    before = facts(killed())
+    after = facts([*killed(), examined(9000.0, "c", fit=False)])
+    assert (after.state, after.workers) == (before.state, before.workers)
+
+
 def test_money_is_for_machines_that_were_held():
     events = [*killed()[:-1], ev(3300.0, "drained", 2, step=1800, committed=True)]
     events += [ev(3300.0, "job_finished", 2, exit_code=75), ev(9300.0, "job_started", 2)]
