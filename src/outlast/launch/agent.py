@@ -29,12 +29,15 @@ from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
 from outlast.attempt.beat import BeatsDirectory, read_beat
 from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
+from outlast.config import Settings
 from outlast.errors import Exit, StorageError
+from outlast.health.messages import Timings
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.health import Health, begin_of
 from outlast.launch.judging import Judging, failure_of
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.sessions import Sessions
+from outlast.launch.stragglers import Judge
 from outlast.launch.survivors import UNHELD, StandIn, Survivors
 from outlast.launch.warm.starts import Starts
 from outlast.launch.watch import Watch, is_dying
@@ -66,6 +69,7 @@ class Agent(LocalElasticAgent):
         past: what is known of it.
         policy: judges failed attempts.
         desk: hears notices.
+        settings: the job's.
         starts: starts the workers, warm or cold.
         in_process: whether workers may live through the end of an attempt.
 
@@ -84,6 +88,7 @@ class Agent(LocalElasticAgent):
         past: Past,
         policy: RestartPolicy,
         desk: NoticeDesk,
+        settings: Settings,
         starts: Starts,
         in_process: bool = False,
         **options: Any,
@@ -110,6 +115,8 @@ class Agent(LocalElasticAgent):
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
         self._health = Health(ledger, self._beats.path / "watcher.log", say)
+        self._pace = Judge(ledger, self._machines, settings)
+        self._health.hear(Timings, self._pace.heard)
         self._health.open()
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
         self._survivors = Survivors(self._beats.path, in_process, say)
@@ -117,6 +124,7 @@ class Agent(LocalElasticAgent):
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
+        self._pace.close()
         self._health.close()
         self._survivors.close()
         self._beats.close()
@@ -175,6 +183,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._health.end()
+        self._pace.end()
         self._told, self._ended = set(), set()
         self._told_early, self._asked = None, ""
         self._leaving_since_s = None
@@ -201,6 +210,7 @@ class Agent(LocalElasticAgent):
             )
         with self._starts.in_charge(self._survivors.take()):
             started: dict[int, Any] = super()._start_workers(worker_group)
+        self._pace.begin(worker_group)
         self._health.begin(begin_of(worker_group, started, self._ledger, self._beats.path))
         return started
 
@@ -319,6 +329,7 @@ class Agent(LocalElasticAgent):
     def _keep_or_end(self) -> None:
         """The attempt is over: whoever of the workers can go on is kept, the others are ended."""
         self._health.end()
+        self._pace.end()
         self._let_the_dying_die()
         handlers = self._handlers()
         running = {rank: one for rank, one in handlers.items() if one.proc.poll() is None}

@@ -46,7 +46,7 @@ from outlast.ledger.queued import QueuedLedger
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.desk import checked
 from outlast.notice.foresight import Foresight, standing
-from outlast.policy.restart import RestartPolicy, Verdict
+from outlast.policy.restart import Verdict
 from outlast.values import GRACE_MAX_S
 
 EXIT_BARRIER_S: Final = 300.0
@@ -109,11 +109,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:
-        kept = settings.workers_in_process
-        policy = restart_policy(launch.config.max_restarts, settings, past)
-        verdict = _attempts(
-            launch, desk, ledger, rendezvous, starts, past=past, policy=policy, in_process=kept
-        )
+        verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, settings=settings)
     finally:
         starts.close()
         ledger.flush()  # so that the narrator finds it
@@ -187,8 +183,7 @@ def _attempts(
     starts: Starts,
     *,
     past: Past,
-    policy: RestartPolicy,
-    in_process: bool,
+    settings: config.Settings,
 ) -> Verdict:
     conf = launch.config
     spec = WorkerSpec(
@@ -211,10 +206,11 @@ def _attempts(
         conf.logs_specs,
         ledger=ledger,
         past=past,
-        policy=policy,
+        policy=restart_policy(conf.max_restarts, settings, past),
         desk=desk,
         starts=starts,
-        in_process=in_process,
+        in_process=settings.workers_in_process,
+        settings=settings,
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,

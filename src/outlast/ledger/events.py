@@ -28,7 +28,10 @@ node_lost          node, reason (how, in words that go on from its name; "" if u
 left_out           node (a machine), reason, until_t, for_s, spare_only (only if another waits for
                    a place), goes (false: too few others, it stays)
 let_in             node (a machine that takes part again at its owner's word)
-hang, straggler, anomaly, rollback
+straggler          node, ranks (of that machine), cause (compute, loader, burst), of (which of
+                   the first two, of a burst too), factor, since_step, step (the newest judged),
+                   own_s, others_s, lost_s (of each step), saving, over (it has recovered), action
+hang, anomaly, rollback
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts, kind (of the failure, see docs/failures.md), action, own
                    (it counts against this machine), wait_s, without_progress (attempts in a row)

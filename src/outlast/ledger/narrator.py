@@ -15,6 +15,7 @@ from typing import Final, TextIO
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
+from outlast.ledger.slow import sentence as slow_sentence
 from outlast.policy.failures import title_of
 
 POLL_S: Final = 0.2
@@ -202,6 +203,7 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "left_out": _left_out,
     "let_in": lambda event: f"machine {event.get('node') or event.node} takes part again",
     "notice": _notice,
+    "straggler": slow_sentence,
     "restart": _restart,
     "drained": lambda event: (
         f"drained after step {event.get('step')}"

@@ -56,6 +56,7 @@ from outlast.training.regain import Regained
 from outlast.training.restore import Restore
 from outlast.training.samples import Samples
 from outlast.training.states import States
+from outlast.training.timing import Meter
 from outlast.training.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -297,6 +298,11 @@ class Rig:
         self._step = step
         self._completed_s = time.monotonic()
         self.samples.completed(step)
+
+    def meter(self) -> Meter:
+        """What measures this worker's steps."""
+        alone, engine = self.link.world_size == 1, self.engine
+        return Meter(self.beat, alone=alone, is_saving=lambda: engine.is_saving)
 
     def prepare(self, step: int, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
         """After the first step of an attempt: have everything ready for the first save."""
