@@ -175,7 +175,7 @@ def restart_policy(max_restarts: int, settings: Settings, past: Past) -> Restart
     return RestartPolicy(max_restarts, limits=limits, own=own)
 
 
-def failure_of(rank: int, failure: Any, step: int | None) -> Failure:
+def worker_failure(rank: int, failure: Any, step: int | None) -> Failure:
     """What torch's agent knows of a worker that has ended, in our words."""
     message, trace = "", ""
     data = failure.error_file_data

@@ -3,6 +3,9 @@
 The agent keeps count and hands it to its workers, with the place up to which it has read: a restart
 after months reads what the last attempt has written, not the months.
 
+How often the job failed is a fold over the same lines: it runs from ``resumed`` to the first loss,
+to a drain or to its end, or, where a machine vanished without a word, to its last sample.
+
 What can go wrong: a ledger that was replaced by a shorter one is read anew.
 """
 
@@ -16,18 +19,59 @@ from typing import BinaryIO, Final
 from outlast.errors import StorageError
 from outlast.ledger.events import Event, decode
 from outlast.ledger.file import FILE_NAME
+from outlast.plan.posterior import Posterior
+from outlast.policy.cadence import AUTO_MEMORY_H
 
 VARIABLE: Final = "OUTLAST_PAST"  # set by our agent for its workers
 CHUNK_BYTES: Final = 4 << 20
 _FULL: Final = "full"
 # A line's head as it is written: what most lines are needed for is seen without decoding them.
 _HEAD: Final = re.compile(
-    rb'\{"t":[^,{]+,"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
+    rb'\{"t":([^,{]+),"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
     rb'"rank":[^,{]+,"event":"(\w+)"'
 )
-_READ: Final = (b"commit", b"left_out", b"let_in", b"restart")
+_READ: Final = (b"commit", b"left_out", b"let_in", b"restart", b"job_started")
 _FAILURES_MAX: Final = 100  # of a machine
-_WORD: Final = re.compile(r"(\d+) (\d+) (\d+)")
+_FLOAT: Final = r"(\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
+_WORD: Final = re.compile(rf"(\d+) (\d+) (\d+) {_FLOAT} {_FLOAT} {_FLOAT}")
+_LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
+_LOSSES: Final = ("worker_lost", "node_lost", "hang")
+_ENDS: Final = ("drained", "job_finished", "attempt_formed")
+
+
+class Failures:
+    """How often the job failed while it ran; forgotten with the time, as its cadence does.
+
+    Attributes:
+        known: what that says of its rate.
+        since_t: time up to which running was counted; 0 while it does not run.
+    """
+
+    def __init__(self, known: Posterior | None = None, since_t: float = 0.0) -> None:
+        self.known, self.since_t = known or Posterior(), since_t
+
+    def see(self, event: str, t: float) -> None:
+        """The next line of the ledger."""
+        if not 0 < t < _LATEST_T:
+            return
+        if event in ("resumed", "step"):
+            self._ran(t)
+            self.since_t = t
+        elif not self.since_t:
+            return
+        elif event in _LOSSES:
+            self._ran(t, 1)
+            self.since_t = 0.0
+        elif event in _ENDS:
+            self._ran(t)
+            self.since_t = 0.0
+        elif event == "job_started":  # the one before ended without a word
+            self._ran(self.since_t, 1)
+            self.since_t = 0.0
+
+    def _ran(self, t: float, failures: int = 0) -> None:
+        hours = max(t - self.since_t, 0.0) / 3600 if self.since_t else 0.0
+        self.known = self.known.after(hours, failures, AUTO_MEMORY_H)
 
 
 class Past:
@@ -40,6 +84,7 @@ class Past:
     Attributes:
         attempt: the largest number of an attempt; 0 for none.
         promised: the newest step that was committed and can be resumed from; 0 for none.
+        failures: how often it failed.
         left_out: machines that were left out, and the newest word on each; known only to a Past
             that has read the whole ledger.
         own_failures: machine → when its newest failures of its own were, and their kinds; the same.
@@ -49,13 +94,23 @@ class Past:
         self._path = directory / FILE_NAME
         self.left_out: dict[str, Event] = {}
         self.own_failures: dict[str, list[tuple[float, str]]] = {}
+        self._forget()
         known = _WORD.fullmatch(word)
-        self._offset, self.attempt, self.promised = map(int, known.groups() if known else (0, 0, 0))
+        if known:
+            self._offset, self.attempt, self.promised = map(int, known.groups()[:3])
+            num_seen, seen_h, since_t = map(float, known.groups()[3:])
+            self.failures = Failures(Posterior(num_seen=num_seen, seen_h=seen_h), since_t)
+
+    def _forget(self) -> None:
+        self._offset = self.attempt = self.promised = 0
+        self.failures = Failures()
 
     @property
     def word(self) -> str:
         """What was found so far, for another process."""
-        return f"{self._offset} {self.attempt} {self.promised}"
+        seen, since_t = self.failures.known, self.failures.since_t
+        counts = f"{self._offset} {self.attempt} {self.promised}"
+        return f"{counts} {seen.num_seen!r} {seen.seen_h!r} {since_t!r}"
 
     def look(self) -> Past:
         """Read what is new, as far as its lines are whole; returns this one.
@@ -76,7 +131,7 @@ class Past:
 
     def _read(self, file: BinaryIO) -> None:
         if file.seek(0, os.SEEK_END) < self._offset:
-            self._offset, self.attempt, self.promised = 0, 0, 0
+            self._forget()
         file.seek(self._offset)
         rest = b""
         while chunk := file.read(CHUNK_BYTES):
@@ -87,14 +142,17 @@ class Past:
 
     def _take(self, line: bytes) -> None:
         head = _HEAD.match(line)
-        if head is not None and head[2] not in _READ:
-            self.attempt = max(self.attempt, int(head[1]))
+        if head is not None and head[3] not in _READ:
+            self.attempt = max(self.attempt, int(head[2]))
+            self.failures.see(head[3].decode(), _time(head[1]))
             return
         event = decode(line)
         if event is not None:
             self.attempt = max(self.attempt, event.attempt)
             self._commit(event)
             self._machine(event)
+            if not event.get("joins"):  # another machine of the same attempt
+                self.failures.see(event.event, event.t)
 
     def _machine(self, event: Event) -> None:
         host = str(event.get("node") or event.node)  # read from disk, the field is the head's
@@ -112,3 +170,10 @@ class Past:
         step = event.get("step")
         if event.event == "commit" and event.get("kind", _FULL) == _FULL and isinstance(step, int):
             self.promised = max(self.promised, step)
+
+
+def _time(text: bytes) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

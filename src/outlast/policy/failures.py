@@ -46,6 +46,7 @@ class Kind(enum.Enum):
     CRASH = "crash"
     CUDA = "cuda"
     STORAGE = "storage"
+    HANG = "hang"
     KILLED = "killed"
     GPU_MEMORY = "gpu memory"
     SCRIPT = "script"
@@ -144,6 +145,12 @@ TABLE: Final = (
         action=Action.BACK_OFF,
         own_after=AS_SET,
         alone=True,
+    ),
+    Row(
+        kind=Kind.HANG,
+        title="a worker hung",
+        signs="the watch over hangs has named it",
+        action=Action.RESTART,
     ),
     Row(
         kind=Kind.KILLED,
@@ -251,6 +258,7 @@ class Signs(msgspec.Struct, frozen=True, kw_only=True):
 # (48, uncontained 95), the micro-controller halted (62), a row not remapped (64), NVLink (74), off
 # the bus (79), its own processor does not answer (119, 120).
 XIDS_OF_HARDWARE: Final = frozenset({48, 62, 64, 74, 79, 95, 119, 120})
+HANG: Final = "hang: "  # how the message of one begins
 _DEVICE_ASSERT: Final = "device-side assert"
 _ECHOES: Final = (
     "connection closed by peer",
@@ -374,6 +382,8 @@ def kind_of(failure: Failure, signs: Signs = Signs()) -> Kind:  # noqa: B008 - i
     code = failure.exit_code
     if code in _ON_PURPOSE:
         return _ON_PURPOSE[code]
+    if failure.message.startswith(HANG):
+        return Kind.HANG
     said = _said(failure)
     number = signal_of(failure)
     if number:

@@ -225,7 +225,7 @@ class RestartPolicy:
         waits = action in (Action.BACK_OFF, Action.LEAVE_OUT)
         doublings = max(count - 1, 0) if waits else count - 2
         wait_s = 0.0
-        if doublings >= 0 and (waits or verdict.kind is not Kind.PEER):
+        if doublings >= 0 and verdict.kind not in (Kind.PEER, Kind.HANG):
             longest_s = min(BACK_OFF_S * 2.0 ** min(doublings, 60), limits.back_off_max_s)
             wait_s = longest_s * (0.5 + 0.5 * chance)
         return msgspec.structs.replace(verdict, action=action, own=own, wait_s=wait_s)

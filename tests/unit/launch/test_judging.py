@@ -7,7 +7,7 @@ import pytest
 from outlast.config import load
 from outlast.errors import StorageError
 from outlast.launch import judging
-from outlast.launch.judging import Judging, failure_of, restart_policy
+from outlast.launch.judging import Judging, restart_policy, worker_failure
 from outlast.launch.together import left_out
 from outlast.ledger.events import Event
 from outlast.policy.exclusion import Exclusion
@@ -164,7 +164,7 @@ def test_what_torchs_agent_knows_of_a_worker():
     failure = types.SimpleNamespace(
         exitcode=-9, pid=7, error_file_data=None, signal_name=lambda: "SIGKILL"
     )
-    found = failure_of(3, failure, 12)
+    found = worker_failure(3, failure, 12)
     assert found == Failure(rank=3, exit_code=-9, message="ended by SIGKILL", step=12, pid=7)
 
 

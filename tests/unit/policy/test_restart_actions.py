@@ -125,6 +125,15 @@ def test_failures_from_before_this_agent_count():
     assert judge(policy, failed(Kind.KILLED, 1), now_s=110.0).action is Action.LEAVE_OUT
 
 
+def test_a_hang_is_nobodys_failure_and_is_not_waited_for():
+    policy = RestartPolicy(99, limits=Limits(failures=1, without_progress=9))
+    hung = Failure(rank=1, exit_code=-9, message="hang: rank 1 has not entered step 8's sum")
+    for _ in range(3):
+        verdict = judge(policy, hung)
+        assert (verdict.kind, verdict.action) == (Kind.HANG, Action.RESTART)
+        assert (verdict.own, verdict.wait_s) == (False, 0.0)
+
+
 def test_connections_that_broke_alone_are_the_networks():
     verdict = judge(RestartPolicy(9), failed(Kind.PEER, 3), echoes=False)
     assert (verdict.kind, verdict.action) == (Kind.NETWORK, Action.BACK_OFF)
