@@ -71,6 +71,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         peer_replicas: how many machines keep a copy of another's snapshot; None: one if there are.
         peer_rate_bytes: how fast such copies are sent at most, per second; None: after the cores.
         peer_tls_cert, peer_tls_key, peer_tls_ca: files for TLS between machines; all or none.
+        health_anomaly: what is done about a loss that goes wrong: report, stop, rollback.
+        health_window: how many good losses a new one is compared with.
+        health_factor: how many times their spread a loss may lie above them.
+        health_settle: steps without a sign after which a checkpoint counts as healthy.
+        health_skip: batches that the first rollback of a stretch leaves out.
+        health_rollbacks: how many rollbacks there may be in a stretch.
+        health_stretch: steps of a stretch.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
         workers_warm: whether workers are forked from a process that has imported everything.
@@ -102,6 +109,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     peer_tls_cert: Path | None
     peer_tls_key: Path | None
     peer_tls_ca: Path | None
+    health_anomaly: str
+    health_window: int
+    health_factor: float
+    health_settle: int
+    health_skip: int
+    health_rollbacks: int
+    health_stretch: int
     price_spot: float | None
     price_on_demand: float | None
     workers_warm: bool
@@ -133,6 +147,13 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "peer.tls_cert": ("peer_tls_cert", "", values.parse_file),
     "peer.tls_key": ("peer_tls_key", "", values.parse_file),
     "peer.tls_ca": ("peer_tls_ca", "", values.parse_file),
+    "health.anomaly": ("health_anomaly", "report", values.parse_anomaly),
+    "health.window": ("health_window", 100, values.whole_from(10, 10_000)),
+    "health.factor": ("health_factor", 20.0, values.parse_factor),
+    "health.settle": ("health_settle", 10, values.whole_from(1)),
+    "health.skip": ("health_skip", 1, values.whole_from(1)),
+    "health.rollbacks": ("health_rollbacks", 3, values.whole_from(0)),
+    "health.stretch": ("health_stretch", 1000, values.whole_from(1)),
     "price.spot": ("price_spot", None, values.parse_price),
     "price.on_demand": ("price_on_demand", None, values.parse_price),
     "workers.warm": ("workers_warm", True, values.parse_bool),

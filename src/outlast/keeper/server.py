@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from outlast.checkpoint.catalog import Health
 from outlast.keeper import wire
 from outlast.keeper.connection import Connection
 from outlast.keeper.copies import Copies, Tier
@@ -150,6 +151,9 @@ class Keeper:
                 self._reserve(peer, peer.hello, message)
             case wire.Rejected():
                 self._copies.invalid.update(message.steps)
+            case wire.Judged(healthy=healthy, rollbacks=rollbacks):
+                known = None if healthy is None else frozenset(healthy)
+                self._copies.health = Health(healthy=known, rollbacks=rollbacks)
             case wire.Layout():
                 peer.layouts[message.number] = message
             case wire.Fetch():

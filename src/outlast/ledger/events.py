@@ -23,7 +23,12 @@ drain_agreed       step, ranks
 drained            step, committed
 worker_lost        rank's pid, exit_code, signal, step, beat_t, error
 node_lost          node, reason (how, in words that go on from its name; "" if unknown)
-hang, straggler, anomaly, rollback
+hang, straggler
+anomaly            step, first (the first step that it may have begun in), what ("loss"), kind
+                   ("nan", "infinity", "spike"), value, usual, limit, ranks, action
+rollback           step (to go on from; 0: the start), first, batches {loop, first, last} that are
+                   left out from now on (null: the job is stopped), reason
+healthy            step (of a checkpoint: so many steps have passed without a sign, see settings)
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts
 storage_error      operation (save, claim, copy, prune), path, error, step, tier
@@ -60,6 +65,7 @@ EventName = Literal[
     "straggler",
     "anomaly",
     "rollback",
+    "healthy",
     "survived",
     "restart",
     "storage_error",

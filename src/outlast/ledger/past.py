@@ -13,9 +13,12 @@ import re
 from pathlib import Path
 from typing import BinaryIO, Final
 
+import msgspec
+
 from outlast.errors import StorageError
 from outlast.ledger.events import Event, decode
 from outlast.ledger.file import FILE_NAME
+from outlast.policy.rollbacks import Batches, Rollback, is_undone
 
 VARIABLE: Final = "OUTLAST_PAST"  # set by our agent for its workers
 CHUNK_BYTES: Final = 4 << 20
@@ -25,7 +28,19 @@ _HEAD: Final = re.compile(
     rb'\{"t":[^,{]+,"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
     rb'"rank":[^,{]+,"event":"(\w+)"'
 )
-_WORD: Final = re.compile(r"(\d+) (\d+) (\d+)")
+_ENTIRE: Final = frozenset({b"commit", b"healthy", b"rollback"})  # whose fields are needed
+REMEMBERED: Final = 64  # of the newest commits, and of those that were seen to be healthy
+
+
+class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What was found so far; see :class:`Past`."""
+
+    offset: int
+    attempt: int = 0
+    promised: int = 0
+    commits: list[int] = []
+    healthy: list[int] = []
+    rollbacks: list[Rollback] = []
 
 
 class Past:
@@ -38,17 +53,47 @@ class Past:
     Attributes:
         attempt: the largest number of an attempt; 0 for none.
         promised: the newest step that was committed and can be resumed from; 0 for none.
+        commits: the newest such steps, those that a rollback has undone left out.
+        healthy: those of them, and of the ones before, that were seen to be healthy.
+        rollbacks: oldest first.
     """
 
     def __init__(self, directory: Path, word: str = "") -> None:
         self._path = directory / FILE_NAME
-        known = _WORD.fullmatch(word)
-        self._offset, self.attempt, self.promised = map(int, known.groups() if known else (0, 0, 0))
+        try:
+            self._known = msgspec.json.decode(word, type=_Known)
+        except msgspec.MsgspecError:
+            self._known = _Known(offset=0)
+
+    @property
+    def attempt(self) -> int:
+        """The largest number of an attempt."""
+        return self._known.attempt
+
+    @property
+    def promised(self) -> int:
+        """The newest step that was committed and stands."""
+        return self._known.promised
+
+    @property
+    def commits(self) -> list[int]:
+        """The newest steps that were committed and stand."""
+        return list(self._known.commits)
+
+    @property
+    def healthy(self) -> list[int]:
+        """The newest steps that were seen to be healthy and stand."""
+        return list(self._known.healthy)
+
+    @property
+    def rollbacks(self) -> list[Rollback]:
+        """All rollbacks, oldest first."""
+        return list(self._known.rollbacks)
 
     @property
     def word(self) -> str:
         """What was found so far, for another process."""
-        return f"{self._offset} {self.attempt} {self.promised}"
+        return msgspec.json.encode(self._known).decode()
 
     def look(self) -> Past:
         """Read what is new, as far as its lines are whole; returns this one.
@@ -68,27 +113,62 @@ class Past:
         return self
 
     def _read(self, file: BinaryIO) -> None:
-        if file.seek(0, os.SEEK_END) < self._offset:
-            self._offset, self.attempt, self.promised = 0, 0, 0
-        file.seek(self._offset)
+        if file.seek(0, os.SEEK_END) < self._known.offset:
+            self._known = _Known(offset=0)
+        file.seek(self._known.offset)
         rest = b""
         while chunk := file.read(CHUNK_BYTES):
             whole, newline, rest = (rest + chunk).rpartition(b"\n")
-            self._offset += len(whole) + len(newline)
+            self._known.offset += len(whole) + len(newline)
             for line in whole.split(b"\n"):
                 self._take(line)
 
     def _take(self, line: bytes) -> None:
+        known = self._known
         head = _HEAD.match(line)
-        if head is not None and head[2] != b"commit":
-            self.attempt = max(self.attempt, int(head[1]))
+        if head is not None and head[2] not in _ENTIRE:
+            known.attempt = max(known.attempt, int(head[1]))
             return
         event = decode(line)
-        if event is not None:
-            self.attempt = max(self.attempt, event.attempt)
-            self._commit(event)
-
-    def _commit(self, event: Event) -> None:
+        if event is None:
+            return
+        known.attempt = max(known.attempt, event.attempt)
         step = event.get("step")
-        if event.event == "commit" and event.get("kind", _FULL) == _FULL and isinstance(step, int):
-            self.promised = max(self.promised, step)
+        if isinstance(step, bool) or not isinstance(step, int):
+            return
+        if event.event == "rollback":
+            self._roll_back(event)
+        elif not is_undone(known.rollbacks, event.attempt, step):
+            if event.event == "commit" and event.get("kind", _FULL) == _FULL:
+                known.promised = max(known.promised, step)
+                known.commits = _with(known.commits, step)
+            elif event.event == "healthy":
+                known.healthy = _with(known.healthy, step)
+
+    def _roll_back(self, event: Event) -> None:
+        """What was committed behind it counts no more, and neither what is committed late."""
+        rollback = rollback_of(event)
+        if rollback is None:
+            return
+        known = self._known
+        known.rollbacks = [*known.rollbacks, rollback]
+        known.commits = [step for step in known.commits if step <= rollback.step]
+        known.healthy = [step for step in known.healthy if step <= rollback.step]
+        known.promised = min(known.promised, rollback.step)
+
+
+def rollback_of(event: Event) -> Rollback | None:
+    """What an event of that name says, if it can be understood."""
+    try:
+        return Rollback(
+            attempt=event.attempt,
+            step=msgspec.convert(event.get("step"), int),
+            first=msgspec.convert(event.get("first"), int),
+            batches=msgspec.convert(event.get("batches"), Batches | None),
+        )
+    except msgspec.ValidationError:
+        return None
+
+
+def _with(steps: list[int], step: int) -> list[int]:
+    return sorted({*steps, step})[-REMEMBERED:]

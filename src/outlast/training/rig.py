@@ -36,6 +36,7 @@ from outlast.checkpoint.flat import Flattener
 from outlast.checkpoint.load import Checkpoint
 from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.places import Place
+from outlast.checkpoint.standing import standing
 from outlast.checkpoint.tree import mark_narrow
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
@@ -54,6 +55,7 @@ from outlast.tiers import PEER
 from outlast.training import attempts, regain, resume
 from outlast.training.engine import Engine
 from outlast.training.flight import State, Written
+from outlast.training.judging import Judging
 from outlast.training.lazy import Lazy
 from outlast.training.outlook import Outlook, info_of
 from outlast.training.regain import Regained
@@ -130,6 +132,7 @@ class Rig:
         past = attempts.look_back(self.link, self._settings.dir)
         self._promised = {past.promised} if past is not None and past.promised else set()
         attempt = attempts.agree_on_attempt(self.link, past)
+        self.judging = Judging(settings, self.link, past)
         self.timeline = attempt  # a line of steps that goes on in the next one keeps its number
         # Steps go on while the job's directory does not answer.
         self._ledger = QueuedLedger(
@@ -169,7 +172,12 @@ class Rig:
             return None
         key = f"session/{self.link.rank}"
         self.link.publish(key, str(os.getpid()).encode())  # the agent sees: it drains itself
-        found = regain.find(self.link, self._promised, takes_part=LINE_VARIABLE in os.environ)
+        found = regain.find(
+            self.link,
+            self._promised,
+            takes_part=LINE_VARIABLE in os.environ,
+            rollbacks=self.judging.rollbacks,
+        )
         if isinstance(found, str):
             if found and self.link.rank == 0:
                 say(f"the state of the workers that survived is not used: {found}")
@@ -231,7 +239,7 @@ class Rig:
                 places.append(Place(tier.name, Directory(Path(tier.url))))
             elif tier.kind == "object" and client is not None:
                 places.append(Place(tier.name, Remote(client, tier.name, tier.url)))
-        return places
+        return standing(places, self.judging.rollbacks)
 
     def _damaged(self, step: int, file: str, place: Place, reason: str) -> None:
         tier = place.name
@@ -250,7 +258,10 @@ class Rig:
             may_drain=self._may_drain,
             on_hurry=self.turns.hurry,
             on_deadline=self._on_deadline,
+            on_other=self.judging.heard,
         )
+        judge = self.engine.line.judge
+        self.judging.start(step, self._ledger.attempt, self.agreement, self._ledger, judge)
         self.agreement.start()
         self._sampled_s = self._started_s = self._completed_s = time.monotonic()
         self._step = self._sampled_step = self._resumed_step = step
@@ -271,6 +282,7 @@ class Rig:
             self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
             self._changed()
             self._sample(force=True)
+            self.judging.stop()
             if self.agreement is not None:
                 self.agreement.stop()
         finally:  # also when somebody does not want to wait for slower tiers
@@ -297,8 +309,14 @@ class Rig:
 
     # --- at each step ------------------------------------------------------------------------
 
-    def completed(self, step: int) -> None:
-        """A step is done: beat, and about once a second sample."""
+    def completed(self, step: int, loop: int, batch: int) -> None:
+        """A step is done: beat, and about once a second sample.
+
+        Args:
+            step: its number.
+            loop, batch: the loop, and which of its batches the step had.
+        """
+        self.judging.completed(step, loop, batch)
         self.beat.beat(step)
         self._step = step
         self._completed_s = time.monotonic()
@@ -308,6 +326,7 @@ class Rig:
 
     def log(self, scalars: dict[str, Any]) -> None:
         """Keep the newest numbers of the loop."""
+        self.judging.log(scalars)
         for name, value in scalars.items():
             self._scalars[name] = value.detach() if isinstance(value, torch.Tensor) else value
 
@@ -482,6 +501,7 @@ class Rig:
             if self.link.rank == 0 and not written.told:
                 self.skipped(written.step, written.error)
             self._on_written(written.step, written.error)
+            self.judging.committed(self.engine.committed_step)
         self._changed()
 
     def _changed(self) -> None:
