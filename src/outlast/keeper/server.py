@@ -149,11 +149,8 @@ class Keeper:
                 self._start_recall(peer, peer.hello)
             case wire.Reserve():
                 self._reserve(peer, peer.hello, message)
-            case wire.Rejected():
-                self._copies.invalid.update(message.steps)
-            case wire.Judged(healthy=healthy, rollbacks=rollbacks):
-                known = None if healthy is None else frozenset(healthy)
-                self._copies.health = Health(healthy=known, rollbacks=rollbacks)
+            case wire.Rejected() | wire.Judged():
+                self._told(message)
             case wire.Layout():
                 peer.layouts[message.number] = message
             case wire.Fetch():
@@ -161,6 +158,14 @@ class Keeper:
                 pool.put(lambda: self._fetch(peer, message))
             case _:
                 raise ValueError(f"{type(message).__name__} is not for a keeper")
+
+    def _told(self, message: wire.Rejected | wire.Judged) -> None:
+        """What a worker knows of the checkpoints that are there."""
+        if isinstance(message, wire.Rejected):
+            self._copies.invalid.update(message.steps)
+            return
+        healthy = None if message.healthy is None else frozenset(message.healthy)
+        self._copies.health = Health(healthy=healthy, rollbacks=message.rollbacks)
 
     def _supervised(self, peer: Connection, message: Any, blob: bytes, listener: int) -> None:
         match message:

@@ -36,9 +36,10 @@ def removable(
         healthy: steps that were seen to be healthy; None where nobody watches.
 
     Returns:
-        Valid steps beyond ``keep``, but for the one to roll back to; those of weights only that are older than the oldest kept one
-        (without any to keep: beyond the ``keep`` newest); and invalid or unfinished ones older than
-        the newest valid step (a newer unfinished one may be in the making).
+        Valid steps beyond ``keep``, but for the one to roll back to; those of weights only that are
+        older than the oldest of the ``keep`` (without any to keep: beyond the ``keep`` newest); and
+        invalid or unfinished ones older than the newest valid step (a newer unfinished one may be
+        in the making).
     """
     keep = max(keep, 1)
     valid = set(committed) - set(invalid)

@@ -61,7 +61,7 @@ class Keeping:
         try:
             self._keep(state)
         finally:
-            self._rig.stalled(time.monotonic() - start_s)
+            self._rig.samples.stalled(time.monotonic() - start_s)
 
     def _keep(self, state: Callable[[], State]) -> None:
         self._moment = None  # two of them are never held

@@ -15,10 +15,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
-import torch
 
 from outlast.attempt import trackers
 from outlast.attempt.agreement import Action, Agreement
@@ -32,16 +31,14 @@ from outlast.attempt.link import (
     Link,
     open_link,
 )
-from outlast.checkpoint.flat import Flattener
 from outlast.checkpoint.load import Checkpoint
 from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.standing import standing
-from outlast.checkpoint.tree import mark_narrow
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
 from outlast.data.trail import Trail
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, Exit
 from outlast.keeper.memory import Memory
 from outlast.keeper.remote import Remote
 from outlast.ledger.job import JobLock, open_job, versions
@@ -54,18 +51,16 @@ from outlast.storage import Directory
 from outlast.tiers import PEER
 from outlast.training import attempts, regain, resume
 from outlast.training.engine import Engine
-from outlast.training.flight import State, Written
+from outlast.training.flight import Written
 from outlast.training.judging import Judging
-from outlast.training.lazy import Lazy
 from outlast.training.outlook import Outlook, info_of
 from outlast.training.regain import Regained
 from outlast.training.restore import Restore
+from outlast.training.samples import Samples
+from outlast.training.states import States
 from outlast.training.turns import Turns
 
 logger = logging.getLogger(__name__)
-
-SAMPLE_FIRST_S: Final = 1.0
-SAMPLE_MAX_S: Final = 30.0
 
 
 class Rig:
@@ -111,16 +106,14 @@ class Rig:
         with contextlib.ExitStack() as undo:
             self._open_the_books(undo)
             undo.pop_all()
-        self._flatten = Flattener()
-        self._lazy: Lazy | None = None
+        self.states = States(settings)
+        self.samples = Samples(self._ledger, self.link.rank)
         self._memory: Memory | None = None  # that was looked at to resume
         self._notes: collections.deque[dict[str, Any]] = collections.deque()
         self.turns = Turns(settings, self.engine, self.skipped)
-        self._step = self._sampled_step = self._resumed_step = 0
+        self._step = 0
         self.agreement: Agreement | None = None
-        self._scalars: dict[str, Any] = {}
-        self._sampled_s = self._started_s = time.monotonic()
-        self._stalled_s = 0.0
+        self._completed_s = time.monotonic()
         self._data_word = b""
 
     def _open_the_books(self, undo: contextlib.ExitStack) -> None:
@@ -263,8 +256,9 @@ class Rig:
         judge = self.engine.line.judge
         self.judging.start(step, self._ledger.attempt, self.agreement, self._ledger, judge)
         self.agreement.start()
-        self._sampled_s = self._started_s = self._completed_s = time.monotonic()
-        self._step = self._sampled_step = self._resumed_step = step
+        self._completed_s = time.monotonic()
+        self._step = step
+        self.samples.start(step)
         self.beat.beat(step)
         memory, self._memory = self._memory, None
         if memory is not None:  # everything is read; behind the first step there is time for it
@@ -281,7 +275,7 @@ class Rig:
         try:
             self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
             self._changed()
-            self._sample(force=True)
+            self.samples.write(force=True)
             self.judging.stop()
             if self.agreement is not None:
                 self.agreement.stop()
@@ -309,32 +303,33 @@ class Rig:
 
     # --- at each step ------------------------------------------------------------------------
 
-    def completed(self, step: int, loop: int, batch: int) -> None:
-        """A step is done: beat, and about once a second sample.
-
-        Args:
-            step: its number.
-            loop, batch: the loop, and which of its batches the step had.
-        """
-        self.judging.completed(step, loop, batch)
+    def completed(self, step: int, *of: int) -> None:
+        """A step is done, with this batch of this loop: beat, and about once a second sample."""
+        self.judging.completed(step, *of)
         self.beat.beat(step)
         self._step = step
         self._completed_s = time.monotonic()
-        if self.link.rank == 0:
-            # The first step of an attempt says when the job is back.
-            self._sample(force=self._sampled_step == self._resumed_step)
+        self.samples.completed(step)
 
     def log(self, scalars: dict[str, Any]) -> None:
-        """Keep the newest numbers of the loop."""
+        """Numbers of the step in progress."""
         self.judging.log(scalars)
-        for name, value in scalars.items():
-            self._scalars[name] = value.detach() if isinstance(value, torch.Tensor) else value
+        self.samples.log(scalars)
+
+    def code_of_rollback(self, *, stops: bool) -> int:
+        """What this worker leaves with, so that the next attempt goes on from before.
+
+        Our agent starts it at once; whoever else starts workers knows what 75 means.
+        """
+        if stops:
+            return int(Exit.GAVE_UP)
+        return int(Exit.ROLLED_BACK if self._under_agent else Exit.DRAINED)
 
     def prepare(self, step: int, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
         """After the first step of an attempt: have everything ready for the first save."""
         if self.link.rank == 0:
             trackers.note(self._settings.dir)
-        self.engine.prepare(self.state_of(step, objects, state, FULL))
+        self.engine.prepare(self.states.of(step, objects, state, FULL))
 
     def save_is_due(self, step: int) -> dict[str, Any] | None:
         """On rank 0: what to ask for at the boundary after the next step, if anything."""
@@ -356,11 +351,11 @@ class Rig:
         self.turns.answered()
         tiers = info.get("tiers")
         asked_s = time.monotonic()
-        found = self.state_of(step, objects, state, str(info.get("content") or FULL))
+        found = self.states.of(step, objects, state, str(info.get("content") or FULL))
         flat_s = time.monotonic()
         size = self.engine.capture(found, None if tiers is None else tuple(tiers), start_s)
         now = time.monotonic()
-        self.stalled(now - start_s)
+        self.samples.stalled(now - start_s)
         self.turns.taken(step, now, now - start_s)
         if self.link.rank == 0:
             self._notes.append(
@@ -392,37 +387,6 @@ class Rig:
             with contextlib.suppress(OSError):  # the store is gone, the attempt over
                 self.link.publish(DATA_KEY, word)
         return feed
-
-    def stalled(self, seconds: float) -> None:
-        """The loop has waited for a checkpoint."""
-        self._stalled_s += seconds
-
-    def state_of(
-        self, step: int, objects: Mapping[str, Any], state: dict[str, Any], kind: str = FULL
-    ) -> State:
-        """What is saved of ``state`` at a boundary."""
-        data: dict[str, Any] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        optimizers = self._lazy.optimizers if self._lazy is not None else ()
-        for key, value in state.items():
-            if kind == FULL or key not in optimizers:
-                data[key], found = self._flatten(value, key)
-                tensors |= found
-        if self._lazy is None or (kind == FULL and self._lazy.tensors != list(tensors)):
-            self._lazy = Lazy(objects, tensors)
-        narrow: frozenset[str] = frozenset()
-        if self._settings.checkpoint_moments == "bf16" and kind == FULL:
-            narrow = frozenset(self._lazy.moments)
-            mark_narrow(data, narrow, "float32")
-        return State(
-            step=step,
-            data=data,
-            tensors=tensors,
-            lazy=self._lazy.names,
-            order=self._lazy.order,
-            narrow=narrow,
-            kind=kind,
-        )
 
     # --- notices -----------------------------------------------------------------------------
 
@@ -466,7 +430,7 @@ class Rig:
 
     def drain_agreed(self, step: int, info: dict[str, Any]) -> None:
         """All ranks stop after ``step``; the time from here on is the checkpoint's."""
-        self._sample(force=True)
+        self.samples.write(force=True)
         if self.link.rank == 0:
             self._ledger.append("drain_agreed", durable=False, step=step, **info)
 
@@ -474,23 +438,6 @@ class Rig:
         """The drain's commit has ended, one way or the other."""
         if self.link.rank == 0:
             self._ledger.append("drained", step=step, committed=committed)
-
-    def _sample(self, *, force: bool = False) -> None:
-        now = time.monotonic()
-        elapsed = now - self._sampled_s
-        interval = min(max((now - self._started_s) / 60, SAMPLE_FIRST_S), SAMPLE_MAX_S)
-        step = self._step
-        if self.link.rank or step == self._sampled_step or (elapsed < interval and not force):
-            return
-        self._ledger.append(
-            "step",
-            durable=False,
-            step=step,
-            seconds=round(elapsed, 6),
-            stalled_s=round(self._stalled_s, 6),
-            scalars={name: _number(value) for name, value in self._scalars.items()},
-        )
-        self._sampled_s, self._sampled_step, self._stalled_s = now, step, 0.0
 
     def _written(self, written: Written) -> None:
         if written.void:
@@ -515,10 +462,3 @@ class Rig:
         if self.agreement is not None:
             with contextlib.suppress(OSError, RuntimeError):  # the store is gone, the attempt over
                 self.agreement.poke()
-
-
-def _number(value: Any) -> float | str:
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        return str(value)[:100]

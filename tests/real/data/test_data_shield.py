@@ -100,8 +100,12 @@ def test_without_the_shield_workers_die():
     with training("fork", "unshielded") as run:
         run.signal_group(signal.SIGTERM)
         run.tell("go on")
-        with pytest.raises(AssertionError, match=r"killed by signal|exited unexpectedly"):
+        # It ends by whatever meets the dead worker first: the loader that looks at its workers, or
+        # the fetch of a tensor's descriptor from one that dies of it (a ConnectionResetError).
+        with pytest.raises(AssertionError, match="Traceback"):
             run.read("received")
+        assert run.process.wait(LIMIT_S) == 1
+        assert gone(run.workers, LIMIT_S)
 
 
 @pytest.mark.parametrize("kind", ["stock", "wedged"])
