@@ -87,6 +87,13 @@ CASES = {
     "peer.tls_cert": ("/a", "/b", "/c", lambda s: str(s.peer_tls_cert)),
     "peer.tls_key": ("/a", "/b", "/c", lambda s: str(s.peer_tls_key)),
     "peer.tls_ca": ("/a", "/b", "/c", lambda s: str(s.peer_tls_ca)),
+    "health.anomaly": ("report", "stop", "rollback", lambda s: s.health_anomaly),
+    "health.window": ("30", "40", "50", lambda s: str(s.health_window)),
+    "health.factor": ("11.0", "12.0", "13.0", lambda s: str(s.health_factor)),
+    "health.settle": ("1", "2", "4", lambda s: str(s.health_settle)),
+    "health.skip": ("2", "3", "4", lambda s: str(s.health_skip)),
+    "health.rollbacks": ("0", "1", "2", lambda s: str(s.health_rollbacks)),
+    "health.stretch": ("10", "20", "40", lambda s: str(s.health_stretch)),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
     "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
@@ -412,6 +419,10 @@ BAD = [
         ("membership.silence", value, "is not how long a machine may be silent")
         for value in ("auto", "100 ms", "6 min", 3, "soon")
     ),
+    *(("health.anomaly", value, "no answer to a loss that goes wrong") for value in ("x", 1)),
+    *(("health.window", value, "from 10 to 10000") for value in (9, 1.5, True, "x")),
+    *(("health.settle", value, "from 1 to") for value in (0, -1, "2 steps")),
+    *(("health.factor", value, "a factor from 1 on") for value in (0.5, "x", "nan", "inf", True)),
     *(("price.spot", value, "write a number like 0.70") for value in (-1, "x", "nan", "inf", True)),
 ]
 
@@ -456,6 +467,13 @@ def test_rows_for_explain():
         "peer.tls_cert": ("", "default"),
         "peer.tls_key": ("", "default"),
         "peer.tls_ca": ("", "default"),
+        "health.anomaly": ("report", "default"),
+        "health.window": ("100", "default"),
+        "health.factor": ("20.0", "default"),
+        "health.settle": ("10", "default"),
+        "health.skip": ("1", "default"),
+        "health.rollbacks": ("3", "default"),
+        "health.stretch": ("1000", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
         "workers.warm": ("true", "default"),

@@ -42,7 +42,7 @@ from outlast.ledger.narrator import say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
-from outlast.policy.restart import Failure, RestartPolicy, Verdict, is_echo
+from outlast.policy.restart import TOGETHER, Failure, RestartPolicy, Verdict, is_echo
 
 # Workers that drain together leave one after the other; the first must not end the others.
 LEAVE_TOGETHER_S: Final = 10.0
@@ -241,7 +241,7 @@ class Agent(LocalElasticAgent):
             seen = read_beat(self._beats.path, local_rank)
             one = _failure(rank, failure, seen.step if seen else None)
             failures.append(one)
-            if one.exit_code != Exit.DRAINED:
+            if one.exit_code not in TOGETHER:
                 lost.append((one, failure, seen))
         for one, failure, seen in self._causes(lost):
             self._ledger.append(
@@ -254,7 +254,7 @@ class Agent(LocalElasticAgent):
                 beat_t=seen.t if seen else None,
                 error=one.message,
             )
-        self._starts.ended([one.exit_code for one in failures])
+        self._starts.ended([f.exit_code for f in failures if f.exit_code != Exit.ROLLED_BACK])
         common = self._machines.judged(failures)
         verdict = common or self._restarts.judge(
             failures,
@@ -432,7 +432,7 @@ class Agent(LocalElasticAgent):
 
     def _are_leaving_together(self, codes: dict[int, int | None]) -> bool:
         """Whether workers that still run are to be given time to leave, as the first ones did."""
-        if any(code not in (None, 0, Exit.DRAINED) for code in codes.values()):
+        if any(code not in (None, 0, *TOGETHER) for code in codes.values()):
             return False
         now = time.monotonic()
         self._leaving_since_s = self._leaving_since_s or now

@@ -27,7 +27,7 @@ hang, straggler
 anomaly            step, first (the first step that it may have begun in), what ("loss"), kind
                    ("nan", "infinity", "spike"), value, usual, limit, ranks, action
 rollback           step (to go on from; 0: the start), first, batches {loop, first, last} that are
-                   left out from now on (null: the job is stopped), reason
+                   left out from now on (null: the job is stopped), reason, seen (steps completed)
 healthy            step (of a checkpoint: so many steps have passed without a sign, see settings)
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts

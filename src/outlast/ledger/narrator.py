@@ -15,6 +15,8 @@ from typing import Final, TextIO
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
+from outlast.ledger.losses import back, wrong
+from outlast.policy.restart import ROLLED_BACK
 
 POLL_S: Final = 0.2
 
@@ -141,6 +143,15 @@ def _survived(event: Event) -> str:
     return "; ".join(words)
 
 
+def _anomaly(event: Event) -> str:
+    words = wrong(event)
+    return f"{words}; reported only (health.anomaly)" if event.get("action") == "report" else words
+
+
+def _rolled_back(event: Event) -> str:
+    return f"{back(event)} ({event.get('reason')})" if event.get("step") is not None else ""
+
+
 def _notice(event: Event) -> str:
     deadline_t = event.get("deadline_t")
     when = f" in {max(deadline_t - time.time(), 0.0):.0f} s" if deadline_t else ""
@@ -166,8 +177,12 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "worker_lost": _lost,
     "survived": _survived,
     "node_lost": _machine_lost,
+    "anomaly": _anomaly,
+    "rollback": _rolled_back,
     "notice": _notice,
-    "restart": lambda event: f"restarting: {event.get('reason')}",
+    "restart": lambda event: (
+        "" if event.get("reason") == ROLLED_BACK else f"restarting: {event.get('reason')}"
+    ),
     "drained": lambda event: (
         f"drained after step {event.get('step')}"
         + (", committed" if event.get("committed") else ", not committed")

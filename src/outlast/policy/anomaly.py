@@ -46,6 +46,7 @@ RELATIVE: Final = 0.5
 ABSOLUTE: Final = 1e-6
 BEYOND: Final = 2.0
 DOUBLINGS_MAX: Final = 16
+CLEAN_MAX: Final = 16  # stretches without a sign that are remembered
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,13 +183,19 @@ class Judge:
         self._rules = rules
         self._series: dict[str, Series] = {}
         self._last_good = step
-        self._clean_since: int | None = step + 1  # the first step of those without a sign
+        self._is_clean = True
+        # (first, last) of steps in a row without a sign, the newest stretch last
+        self._clean: collections.deque[tuple[int, int]] = collections.deque(maxlen=CLEAN_MAX)
+        self._clean.append((step + 1, step))
         self._commits: set[int] = set()
 
     def see(self, step: int, readings: Mapping[str, Reading]) -> Sign | None:
         """Take what ``step`` has shown; the sign, where trouble begins with it."""
         found: Sign | None = None
-        for what, reading in sorted(readings.items()):
+        for what in WATCHED:  # the loss says more than what follows from it
+            reading = readings.get(what)
+            if reading is None:
+                continue
             series = self._series.get(what)
             if series is None:
                 series = self._series[what] = Series(self._rules.window, self._rules.factor)
@@ -207,13 +214,12 @@ class Judge:
                 )
         if not readings:
             return None
-        was_clean = self._clean_since is not None
+        was_clean, self._is_clean = self._is_clean, found is None
         if found is not None:
-            self._clean_since = None
             return found if was_clean else None
+        since = self._clean.pop()[0] if was_clean else step
+        self._clean.append((since, step))
         self._last_good = step
-        if not was_clean:
-            self._clean_since = step
         return None
 
     def committed(self, step: int) -> None:
@@ -222,12 +228,11 @@ class Judge:
 
     def healthy(self) -> list[int]:
         """Commits that have turned out to be healthy since this was asked last, oldest first."""
-        if self._clean_since is None:
-            return []
+        settle = self._rules.settle
         found = sorted(
             step
             for step in self._commits
-            if self._clean_since <= step + 1 and self._last_good >= step + self._rules.settle
+            if any(first <= step + 1 and last >= step + settle for first, last in self._clean)
         )
         self._commits.difference_update(found)
         return found

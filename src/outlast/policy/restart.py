@@ -9,7 +9,9 @@ a worker left with 2 (usage, configuration)    stop     2
 a worker left with 77 (storage unusable)       stop     77
 a worker left with 78 (refuses to resume)      stop     78
 a worker left with 75 (drained and committed)  stop     75
+a worker left with 76 (the loss went wrong)    stop     76
 a notice was heard and a worker failed         stop     75
+a worker left with 79 (rolled back)            restart  (it is not counted)
 the same traceback at the same step, twice     stop     76 (a bug in the script)
 k attempts in a row without progress           stop     76
 the budget of restarts is spent                stop     76
@@ -31,9 +33,12 @@ import msgspec
 
 from outlast.errors import Exit
 
+ROLLED_BACK: Final = "rolled back"
 WITHOUT_PROGRESS_MAX: Final = 5
 SHORT_ATTEMPT_S: Final = 60.0
 ON_PURPOSE: Final = (Exit.USAGE, Exit.STORAGE, Exit.REFUSED)
+# All workers leave so at the same step: none of them is lost.
+TOGETHER: Final = (Exit.DRAINED, Exit.ROLLED_BACK, Exit.GAVE_UP)
 _ECHOES: Final = (
     "connection closed by peer",
     "connection reset by peer",
@@ -100,11 +105,15 @@ class RestartPolicy:
                 return _stop(code, _message(failures, code))
         if Exit.DRAINED in codes:
             return _stop(Exit.DRAINED, "drained; start me again")
+        if Exit.GAVE_UP in codes:
+            return _stop(Exit.GAVE_UP, "the loss went wrong; the line above says how")
         if leaving:
             return _stop(
                 Exit.DRAINED,
                 "the workers ended before they drained; the newest commit, if any, stands",
             )
+        if Exit.ROLLED_BACK in codes:  # how many of these there may be is decided where they are
+            return Verdict(restart=True, exit_code=int(Exit.FINISHED), reason=ROLLED_BACK)
         return self._judge_crash(failures, lasted_s)
 
     def _judge_crash(self, failures: list[Failure], lasted_s: float) -> Verdict:

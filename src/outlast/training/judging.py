@@ -192,7 +192,8 @@ class Judging:
         """There is a checkpoint of ``step`` that can be resumed from; on rank 0 it is followed."""
         if step and step not in self._commits and self._bench is not None:
             self._commits.add(step)
-            self._bench.judge.committed(step)
+            self._heard.put({"kind": "committed", "step": step})
+            self._wake.set()
 
     # --- other threads --------------------------------------------------------------------------
 
@@ -272,14 +273,20 @@ class Judging:
                 bench.take(self._heard.get_nowait())
         while self._decided is None and (sign := bench.judge_next()) is not None:
             if isinstance(sign, Sign):
+                self._mark(bench)  # those that had turned out to be so before the sign
                 self._act(sign)
-        for step in [] if self._decided else bench.judge.healthy():
+        if self._decided is None:
+            self._mark(bench)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _mark(self, bench: _Bench) -> None:
+        """Say which checkpoints have turned out to be healthy."""
+        for step in bench.judge.healthy():
             self._ledger.append("healthy", step=step)
             self._healthy.add(step)
             self._tell()
             self._send_all({"kind": "healthy", "step": step})
-        with self._changed:
-            self._changed.notify_all()
 
     def _act(self, sign: Sign) -> None:
         """The first sign of trouble: write it down, decide, and have all ranks act."""
@@ -310,6 +317,7 @@ class Judging:
             first=rollback.first,
             batches=None if batches is None else msgspec.to_builtins(batches),
             reason=_reason(sign, decision),
+            seen=self._completed,
         )
         info = {"stops": batches is None}
         self._send_all({"kind": "undone", "rollback": msgspec.to_builtins(rollback)})
@@ -338,7 +346,10 @@ class _Bench:
         self._told: dict[int, dict[str, list[tuple[int, float]]]] = {}
 
     def take(self, message: Message) -> None:
-        """One rank's word."""
+        """One rank's word, or that of a commit."""
+        if message["kind"] == "committed":
+            self.judge.committed(int(message["step"]))
+            return
         rank = int(message["rank"])
         self._until[rank] = max(self._until[rank], int(message["until"]))
         for step, what, value in message["of"]:
