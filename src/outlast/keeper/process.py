@@ -54,11 +54,16 @@ class Supervisor:
     Args:
         setup: the keeper's.
         on_progress: told what is still being copied while ``close`` waits.
+        on_gap: told, once there is a keeper again, why there was none and for how many seconds.
     """
 
     def __init__(
-        self, setup: Setup, on_progress: Callable[[wire.Progress], None] = lambda _: None
+        self,
+        setup: Setup,
+        on_progress: Callable[[wire.Progress], None] = lambda _: None,
+        on_gap: Callable[[str, float], None] = lambda *_: None,
     ) -> None:
+        self._on_gap = on_gap
         self._setup = setup
         self._on_progress = on_progress
         self._held: dict[int, int] = {}
@@ -296,11 +301,15 @@ class Supervisor:
             self._listen()
             if self._closing.is_set():
                 return
+            gone_s, reason = time.monotonic(), "it has closed its connection"
             if self._process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(timeout=1)
+                    code = self._process.wait(timeout=1)
+                    how = "was ended by signal" if code < 0 else "left with exit code"
+                    reason = f"it {how} {abs(code)}"
             if not self._start_again():
                 return
+            self._on_gap(reason, time.monotonic() - gone_s)
 
     def _start_again(self) -> bool:
         """Whether there is a keeper again; what does not work is tried again after a while."""

@@ -31,6 +31,7 @@ from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.errors import Exit, StorageError
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.health import Health, begin_of
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.sessions import Sessions
 from outlast.launch.survivors import UNHELD, StandIn, Survivors
@@ -48,7 +49,6 @@ from outlast.policy.restart import TOGETHER, Failure, RestartPolicy, Verdict, is
 LEAVE_TOGETHER_S: Final = 10.0
 # How long a worker may take to die of what has hit it already.
 DYING_S: Final = 0.05
-# Until another machine's trouble is known here, once our workers have heard its echo.
 # What is kept of a notice's time to end workers that did not end themselves.
 MARGIN_S: Final = 1.0
 LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
@@ -87,6 +87,7 @@ class Agent(LocalElasticAgent):
     ) -> None:
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
         self._machines = Machines(spec.rdzv_handler)
+        self._machines.write_down(ledger)
         self._watch = Watch(spec.monitor_interval, self._machines.news)
         spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
         self.verdict: Verdict | None = None
@@ -103,12 +104,15 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
+        self._health = Health(ledger, self._beats.path / "watcher.log", say)
+        self._health.open()
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
         self._survivors = Survivors(self._beats.path, in_process, say)
         self._asked: str = ""  # the reason for which workers were asked to stop gently
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
+        self._health.close()
         self._survivors.close()
         self._beats.close()
         self._watch.close()
@@ -164,6 +168,7 @@ class Agent(LocalElasticAgent):
                 return
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._health.end()
         self._told, self._ended = set(), set()
         self._told_early, self._asked = None, ""
         self._leaving_since_s = None
@@ -189,6 +194,7 @@ class Agent(LocalElasticAgent):
             )
         with self._starts.in_charge(self._survivors.take()):
             started: dict[int, Any] = super()._start_workers(worker_group)
+        self._health.begin(begin_of(worker_group, started, self._ledger, self._beats.path))
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -214,10 +220,9 @@ class Agent(LocalElasticAgent):
             if over.exit_code == Exit.DRAINED and self._are_leaving_together(codes):
                 return RunResult(state=WorkerState.HEALTHY)
             return self._give_up(over)
+        self._pcontext.is_settled = bool(failed) or None not in codes.values()
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
-            if not failed:  # they have failed since; torch then sends the others SIGTERM
-                self._note_ended_by_torch(result)
             self._judge(worker_group, result)
         return result
 
@@ -289,11 +294,6 @@ class Agent(LocalElasticAgent):
         self._end_workers()
         return RunResult(state=WorkerState.FAILED)
 
-    def _note_ended_by_torch(self, result: RunResult) -> None:
-        others = [one for one in result.failures.values() if one.exitcode == -signal.SIGTERM]
-        if len(others) < len(result.failures):
-            self._ended.update(one.local_rank for one in others)
-
     def _exit_codes(self) -> dict[int, int | None]:
         return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
 
@@ -302,6 +302,7 @@ class Agent(LocalElasticAgent):
 
     def _keep_or_end(self) -> None:
         """The attempt is over: whoever of the workers can go on is kept, the others are ended."""
+        self._health.end()
         self._let_the_dying_die()
         handlers = self._handlers()
         running = {rank: one for rank, one in handlers.items() if one.proc.poll() is None}

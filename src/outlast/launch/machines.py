@@ -1,5 +1,10 @@
 """What the other machines of a job mean for the workers of this one.
 
+``leave_out`` is the one way to have a machine replaced or left out, whoever asks: this machine's
+own agent after a failure, or rank 0's for one that is slow. A machine that waits for a place takes
+its place; where too few others would be left it stays, and that is said. What comes of it is an
+event of the ledger (``left_out``), so that it outlives this agent.
+
 The agent asks here, at each look at its workers, whether the running attempt is over for a reason
 that lies elsewhere; and says here what became of its own. A job on one machine, or under one of
 torch's own rendezvous, has a ``Machines`` that always says no.
@@ -7,6 +12,7 @@ torch's own rendezvous, has a ``Machines`` that always says no.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -14,7 +20,10 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 
 from outlast.errors import Exit
 from outlast.launch.membership import Membership
-from outlast.launch.membership.messages import Go
+from outlast.launch.membership.handler import REASON_MAX
+from outlast.launch.membership.messages import Go, LeftOut
+from outlast.ledger.file import Ledger
+from outlast.policy.exclusion import Exclusion
 from outlast.policy.restart import ON_PURPOSE, Failure, Verdict
 
 TROUBLE_S: Final = 0.5
@@ -121,6 +130,74 @@ class Machines:
         """Whether the workers' data belong to the number of machines that there are now."""
         if self._membership is not None:
             self._membership.data_are_tied(tied)
+
+    def host_of(self, rank: int) -> str | None:
+        """The name of the machine that a worker of the running attempt is on, if known."""
+        membership = self._membership
+        now = membership.attempt if membership is not None else None
+        for member in now.members if now is not None else ():
+            if rank < member.workers:
+                return member.host
+            rank -= member.workers
+        return None
+
+    def leave_out(
+        self,
+        reason: str,
+        *,
+        for_s: float,
+        host: str | None = None,
+        gentle: bool = False,
+        spare_only: bool = False,
+    ) -> bool:
+        """Ask for a machine to be left out of the attempts to come.
+
+        Args:
+            reason: in words that go on from "left out: ".
+            for_s: how long; it is taken in again after that.
+            host: which machine, by its name (see ``host_of``); this one by default.
+            gentle: workers go on to a step's end and save there; otherwise they are ended at once.
+            spare_only: only if another machine waits for a place; otherwise it stays where it is.
+
+        Returns:
+            Whether there is somebody to ask: False on one machine, and under torch's rendezvous.
+        """
+        membership = self._membership
+        if membership is None:
+            return False
+        me = membership.me
+        out = Exclusion(
+            host=host or me.host,
+            reason=reason[:REASON_MAX],
+            for_s=for_s,
+            spare_only=spare_only,
+            asker=me.node,
+        )
+        membership.leave_out(out, gentle=gentle)
+        return True
+
+    def write_down(self, ledger: Ledger) -> None:
+        """Have what comes of this machine's asking written into the ledger."""
+        membership = self._membership
+        if membership is None:
+            return
+        me = membership.me.node
+
+        def told(word: LeftOut) -> None:
+            out = word.out
+            if out.asker == me:
+                ledger.append(
+                    "left_out",
+                    durable=False,  # the hub's thread does not wait for a disk
+                    node=out.host,
+                    reason=out.reason,
+                    until_t=time.time() + out.for_s,
+                    for_s=out.for_s,
+                    spare_only=out.spare_only,
+                    goes=word.goes,
+                )
+
+        membership.hear_of_left_out(told)
 
     def need(self, seconds: float) -> None:
         """Workers that stop at a step's end were seen to need so long for it."""

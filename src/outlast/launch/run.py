@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -26,6 +27,7 @@ from outlast.keeper.waits import Waits
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.health import note_gap
 from outlast.launch.membership import JobOver, Membership
 from outlast.launch.membership.handler import BACKEND
 from outlast.launch.requeue import requeue
@@ -89,7 +91,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     starts.open()
     foresight = Foresight(settings, say)
     narrator = Narrator(settings.dir, also=foresight.take)
-    keeper = _start_keeper(settings, job, rendezvous)
+    keeper = _start_keeper(settings, job, rendezvous, ledger)
     if isinstance(rendezvous, Membership):
         introduce(rendezvous, keeper, settings)
     workers = launch.config.nproc_per_node
@@ -132,12 +134,14 @@ def _time_left_s(desk: NoticeDesk) -> float | None:
     return min(max(notice.deadline_t - time.time() - LEAVING_S, 0.0), GRACE_MAX_S)
 
 
-def _start_keeper(settings: config.Settings, job: Job, rendezvous: RendezvousHandler) -> Supervisor:
+def _start_keeper(
+    settings: config.Settings, job: Job, rendezvous: RendezvousHandler, ledger: Ledger
+) -> Supervisor:
     """The keeper of this machine; it outlives the workers, and its memory outlives it."""
     claims = rendezvous.place if isinstance(rendezvous, Membership) else ""
     setup = setup_of(settings, job.id, str(os.getpid()), claims)
     os.environ[SOCKET_VARIABLE] = setup.socket
-    keeper = Supervisor(setup, Waits(say).tell)
+    keeper = Supervisor(setup, Waits(say).tell, functools.partial(note_gap, ledger, "keeper"))
     keeper.start()
     return keeper
 
@@ -237,7 +241,7 @@ def _rendezvous(
         return OneMachine(launch.config.run_id)
     conf = launch.config
     if conf.rdzv_backend == BACKEND:
-        return membership(launch, settings, job, attempt=past.attempt)
+        return membership(launch, settings, job, past)
     parameters = RendezvousParameters(
         backend=conf.rdzv_backend,
         endpoint=conf.rdzv_endpoint,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Final
 
 import msgspec
@@ -16,9 +17,12 @@ from outlast.launch.membership import Membership
 from outlast.launch.membership.handler import own_address, place_of
 from outlast.launch.membership.messages import Go
 from outlast.launch.survivors import TAKE_DOWN_S, UNWIND_S
+from outlast.ledger.goodput import number
 from outlast.ledger.job import Job
 from outlast.ledger.narrator import say
+from outlast.ledger.past import Past
 from outlast.peer.tls import Tls
+from outlast.policy.exclusion import Exclusion
 from outlast.policy.membership import Rules
 
 logger = logging.getLogger(__name__)
@@ -26,10 +30,10 @@ logger = logging.getLogger(__name__)
 JOIN_TIMEOUT_S: Final = 1800.0  # that machines wait for enough others
 
 
-def membership(launch: Launch, settings: config.Settings, job: Job, *, attempt: int) -> Membership:
+def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) -> Membership:
     """This machine's membership, as the command line and the settings ask for it.
 
-    ``attempt`` is the largest number of one that the ledger knows.
+    Of the past it has the largest number of an attempt, and the machines that are left out.
 
     Raises:
         ConfigError, StorageError: an address or the storage cannot be used.
@@ -53,13 +57,32 @@ def membership(launch: Launch, settings: config.Settings, job: Job, *, attempt: 
         run_id=job.id,
         host=conf.local_addr or own_address(),
         silence_s=settings.membership_silence_s,
-        attempt=attempt,
+        attempt=past.attempt,
         workers=conf.nproc_per_node,
         labels=settings.membership_labels,
         timeout_s=wait_s,
         say=say,
         script=launch.script,
+        out=left_out(past, time.time()),
     )
+
+
+def left_out(past: Past, now_t: float) -> list[Exclusion]:
+    """Machines that are still left out, as the ledger says."""
+    found = []
+    for host, word in past.left_out.items():
+        until_t, for_s = number(word, "until_t"), number(word, "for_s")
+        if until_t is None or for_s is None or now_t >= until_t or not word.get("goes"):
+            continue
+        found.append(
+            Exclusion(
+                host=host,
+                reason=str(word.get("reason")),
+                for_s=min(until_t - now_t, for_s),  # another machine's clock may be wrong
+                spare_only=bool(word.get("spare_only")),
+            )
+        )
+    return found
 
 
 def introduce(member: Membership, keeper: Supervisor, settings: config.Settings) -> None:

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import json
 import os
 import runpy
-import signal
 import sys
 import threading
 import time
@@ -27,10 +25,10 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from outlast.attempt import trackers
+from outlast.attempt.bound import die_with
 from outlast.errors import OutlastError
 
 AGENT_VARIABLE: Final = "OUTLAST_AGENT_PID"
-_PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> NoReturn:
@@ -76,13 +74,6 @@ def _die_with_agent() -> None:
     agent = int(os.environ.get(AGENT_VARIABLE, "0"))
     if agent:
         die_with(agent)
-
-
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent has died."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(1)
 
 
 def _exit_code(error: SystemExit) -> int:

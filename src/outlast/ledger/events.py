@@ -23,6 +23,9 @@ drain_agreed       step, ranks
 drained            step, committed
 worker_lost        rank's pid, exit_code, signal, step, beat_t, error
 node_lost          node, reason (how, in words that go on from its name; "" if unknown)
+left_out           node (a machine), reason, until_t, for_s, spare_only (only if another waits for
+                   a place), goes (false: too few others, it stays)
+let_in             node (a machine that takes part again at its owner's word)
 hang, straggler
 anomaly            step, first (the first step that it may have begun in), what ("loss"), kind
                    ("nan", "infinity", "spike"), value, usual, limit, ranks, action
@@ -35,6 +38,7 @@ storage_error      operation (save, claim, copy, prune), path, error, step, tier
 replicated         step, machine (that keeps the copy), bytes, seconds
 replica_failed     step, machine, reason (of the first failure; it is tried again)
 replica_refused    peer (its address), reason: traffic between machines that was not believed
+watch_gap          what (watcher, keeper), reason, from_t, seconds: nobody watched for so long
 job_finished       exit_code, reason
 =================  ============================================================================
 """
@@ -61,6 +65,8 @@ EventName = Literal[
     "drained",
     "worker_lost",
     "node_lost",
+    "left_out",
+    "let_in",
     "hang",
     "straggler",
     "anomaly",
@@ -72,6 +78,7 @@ EventName = Literal[
     "replicated",
     "replica_failed",
     "replica_refused",
+    "watch_gap",
     "job_finished",
 ]
 EVENT_NAMES: Final[frozenset[str]] = frozenset(get_args(EventName))

@@ -112,6 +112,15 @@ def _machine_lost(event: Event) -> str:
     return f"machine {event.get('node') or event.node} was lost{why}"
 
 
+def _left_out(event: Event) -> str:
+    host, minutes = event.get("node") or event.node, event.get("for_s", 0.0) / 60
+    if not event.get("goes"):
+        why = "no other machine waits" if event.get("spare_only") else "too few others are there"
+        return f"machine {host} takes part on, because {why}: {event.get('reason')}"
+    how = "is replaced" if event.get("spare_only") else "is left out"
+    return f"machine {host} {how} for {minutes:.3g} min: {event.get('reason')}"
+
+
 def _resumed(event: Event) -> str:
     skipped = event.get("skipped") or []
     if not event.get("step") and not skipped:
@@ -177,6 +186,8 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "worker_lost": _lost,
     "survived": _survived,
     "node_lost": _machine_lost,
+    "left_out": _left_out,
+    "let_in": lambda event: f"machine {event.get('node') or event.node} takes part again",
     "anomaly": _anomaly,
     "rollback": _rolled_back,
     "notice": _notice,
@@ -197,6 +208,10 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
         f"{event.get('file')} in tier {event.get('tier')} is damaged: {event.get('reason')}"
         if event.get("tier")
         else ""  # a whole step that was passed over is told by the resume
+    ),
+    "watch_gap": lambda event: (
+        f"the {event.get('what')} was away for {event.get('seconds', 0.0):.1f} s, because "
+        f"{event.get('reason')}; another one does its work, and training went on"
     ),
     "repaired": lambda event: f"{event.get('file')} in tier {event.get('tier')} is whole again",
 }

@@ -28,7 +28,7 @@ _HEAD: Final = re.compile(
     rb'\{"t":[^,{]+,"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
     rb'"rank":[^,{]+,"event":"(\w+)"'
 )
-_ENTIRE: Final = frozenset({b"commit", b"healthy", b"rollback"})  # whose fields are needed
+_ENTIRE: Final = frozenset({b"commit", b"healthy", b"rollback", b"left_out", b"let_in"})
 REMEMBERED: Final = 64  # of the newest commits, and of those that were seen to be healthy
 
 
@@ -56,10 +56,13 @@ class Past:
         commits: the newest such steps, those that a rollback has undone left out.
         healthy: those of them, and of the ones before, that were seen to be healthy.
         rollbacks: oldest first.
+        left_out: machines that were left out, and the newest word on each; known only to a Past
+            that has read the whole ledger.
     """
 
     def __init__(self, directory: Path, word: str = "") -> None:
         self._path = directory / FILE_NAME
+        self.left_out: dict[str, Event] = {}
         try:
             self._known = msgspec.json.decode(word, type=_Known)
         except msgspec.MsgspecError:
@@ -130,9 +133,20 @@ class Past:
             known.attempt = max(known.attempt, int(head[1]))
             return
         event = decode(line)
-        if event is None:
-            return
-        known.attempt = max(known.attempt, event.attempt)
+        if event is not None:
+            known.attempt = max(known.attempt, event.attempt)
+            self._checkpoint(event)
+            self._machine(event)
+
+    def _machine(self, event: Event) -> None:
+        host = str(event.get("node") or event.node)  # read from disk, the field is the head's
+        if event.event == "let_in":
+            self.left_out.pop(host, None)
+        elif event.event == "left_out":
+            self.left_out[host] = event
+
+    def _checkpoint(self, event: Event) -> None:
+        known = self._known
         step = event.get("step")
         if isinstance(step, bool) or not isinstance(step, int):
             return

@@ -33,22 +33,24 @@ Rejected: waiting a fixed time for late machines after every loss (torchrun's la
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
+from outlast.policy.exclusion import Exclusion, Exclusions
+from outlast.policy.gathering import Gathering
 from outlast.policy.intake import Intake
-from outlast.policy.orders import End, Form, Leaves, Order, Phase, Rules, Stop
-from outlast.policy.reach import Reach
+from outlast.policy.orders import End, Excludes, Form, Leaves, Order, Phase, Rules, Stop
+from outlast.policy.presence import Presence
 from outlast.policy.seats import NAMES_MAX, Seat, names
 
-__all__ = ["End", "Form", "Leaves", "Order", "Phase", "Roster", "Rules", "Stop"]
+__all__ = ["End", "Excludes", "Form", "Leaves", "Order", "Phase", "Roster", "Rules", "Stop"]
 
 REASONS_MAX: Final = 3
 
 
-class Roster:
+class Roster(Presence):
     """The coordinator's mind.
 
     Args:
@@ -67,6 +69,7 @@ class Roster:
         asked: what the owner wants; ``rules`` are others while the data are tied to ``fixed``
             machines, which is else 0.
         waits_for: in words, while nothing runs.
+        out: machines that are left out.
     """
 
     def __init__(
@@ -82,34 +85,18 @@ class Roster:
         awaited: Iterable[str] = (),
         intake: Intake | None = None,
     ) -> None:
+        super().__init__(first, members, ended, awaited)
         self.rules = self.asked = rules
         self.fixed = 0
         self.attempt = attempt
-        self.members: tuple[str, ...] = tuple(members)
         self.number = attempt if self.members else 0
         self.phase = Phase.STOPPING if self.members else Phase.GATHERING
         self.waits_for = ""
-        self._places = {node: place for place, node in enumerate(self.members)}
-        self._first = first
         self._held = held
-        self._seats: dict[str, Seat] = {}
-        self._count = 0
-        # Of those who are here.
-        self._ready: set[str] = set()  # and do not leave
-        self._late: dict[str, None] = {}  # members with workers, in the order they came
-        self._warming: set[str] = set()
-        self._leaving: set[str] = set()
-        self._hung: dict[str, bool] = {}  # and whether they were ready
-        # Of the members, here or not.
-        self._here: set[str] = set()
-        self._silent = set(self.members) - set(ended)  # not here, and perhaps alive
-        self._left: set[str] = set()  # have said that they go for good
-        self._finished: set[str] = set()
-        self._expected = set(awaited) - {first}
-        self._reach = Reach()
         self._since_s = self._lost_s = self._arrival_s = self._formed_s = now_s
         self._until_s = now_s + rules.stop_s  # that workers have to end
-        self._enough_s: float | None = None  # since when enough machines are ready
+        self._gathering = Gathering()
+        self.out = Exclusions()
         self._trouble: list[str] = []
         self._is_hard = False  # trouble that workers cannot end by themselves
         self._gentle = False
@@ -167,6 +154,13 @@ class Roster:
             self._trouble.append(f"the workers of {seat.host} ended")
         return self._decide(now_s)
 
+    def ended(self, node: str, now_s: float, *, attempt: int) -> list[Order]:
+        """A machine's workers have ended, and it will be ready in a while."""
+        is_news = self.phase is Phase.RUNNING and attempt >= self.number
+        if is_news and node in self._places:
+            self._trouble.append(f"the workers of {self._host(node)} ended")
+        return self._decide(now_s)
+
     def lost(
         self, node: str, now_s: float, why: str, *, certain: bool, left: bool = False
     ) -> list[Order]:
@@ -207,7 +201,7 @@ class Roster:
         self._ready.discard(node)
         self._late.pop(node, None)
         self._spoil(node)
-        order = Leaves(node=node, goes_on=self._goes_on())
+        order = Leaves(node=node, goes_on=self._num_able >= self.rules.min_nodes)
         return [order, *self._decide(now_s)]
 
     def done(self, node: str, now_s: float) -> list[Order]:
@@ -254,6 +248,30 @@ class Roster:
         """The agent of a machine that hung moves again."""
         if self._hung.pop(node, False) and node not in self._leaving:
             self._ready.add(node)
+        return self._decide(now_s)
+
+    def left_out(self, out: Exclusion, now_s: float, *, gentle: bool = False) -> list[Order]:
+        """A machine is to be left out; ``gentle``: its workers may go on to a step's end."""
+        if not self.out.put(out, now_s):
+            return []
+        able = [seat.host for seat in self._able() if seat.host != out.host]
+        least, num_members = self.rules.min_nodes, len(self.members)
+        goes = self.out.can_do_without(
+            out.host, able, members=num_members, least=least, now_s=now_s
+        )
+        orders: list[Order] = [Excludes(out=out, goes=goes)]
+        theirs = [n for n, seat in self._seats.items() if seat.host == out.host] if goes else []
+        for node in theirs:
+            self._spoil(node)
+        if self.phase is Phase.RUNNING and any(node in self._places for node in theirs):
+            reason = f"{out.host} is left out: {out.reason}"
+            limit_s = self.rules.gentle_s if gentle else self.rules.stop_s
+            return orders + self._stop(reason, now_s, limit_s, gentle=gentle)
+        return orders + self._decide(now_s)
+
+    def let_in(self, host: str, now_s: float) -> list[Order]:
+        """A machine that was left out may take part again."""
+        self.out.bring_back(host)
         return self._decide(now_s)
 
     def fix(self, machines: int) -> None:
@@ -398,8 +416,9 @@ class Roster:
     def _formation(self, now_s: float) -> Form | None:
         if self._must_wait(now_s):
             return None
-        out = self._cut_off(self._ready)
-        if not self._is_enough(len(self._ready) - len(out), now_s):
+        cut = self._cut_off(self._ready)
+        picked = self._pick(cut, now_s) if self.out else ()
+        if not self._is_enough(len(picked) if self.out else len(self._ready) - len(cut), now_s):
             return None
         required = not self._has_majority(self._left)
         if required and self.members and now_s - self._lost_s < self.rules.patience_s:
@@ -407,11 +426,16 @@ class Roster:
             if not self._has_majority(ended | self._left):
                 self.waits_for = "the other half of the machines, which may be alive elsewhere"
                 return None
-        pool = sorted(self._ready - out, key=self._rank)
-        members = tuple(pool[: self.rules.max_nodes])
         held = self._held if self._held is not None else 0
         number = held if held > self.attempt else self.attempt + 1
+        members = picked or self._pick(cut, now_s)
         return Form(attempt=number, members=members, required=required)
+
+    def _pick(self, cut: set[str], now_s: float) -> tuple[str, ...]:
+        """Members of an attempt that forms now, by rank."""
+        ready = [(node, self._host(node)) for node in sorted(self._ready - cut, key=self._rank)]
+        least, most = self.rules.min_nodes, self.rules.max_nodes
+        return self.out.pick(ready, least=least, most=most, now_s=now_s)
 
     def _must_wait(self, now_s: float) -> bool:
         """Whether an attempt would be too early, whoever is ready."""
@@ -434,53 +458,33 @@ class Roster:
 
     def _is_enough(self, count: int, now_s: float) -> bool:
         """Whether so many machines begin now."""
-        rules = self.rules
-        if count < rules.min_nodes:
+        gathering = self._gathering
+        begins = gathering.begins(
+            count,
+            now_s,
+            self.rules,
+            at_once=self.phase is Phase.STOPPING,
+            warming=bool(self._warming),
+            arrival_s=self._arrival_s,
+            fixed=self.fixed,
+        )
+        self.waits_for = gathering.waits_for or self.waits_for
+        if count < self.rules.min_nodes:
             # As good as nothing runs: those who come later are waited for as at the start.
-            self.waits_for = f"machines: {count} of {rules.min_nodes} are here"
-            if self.fixed:
-                self.waits_for += f", and the job's loader is tied to {self.fixed}"
-            self.phase, self._enough_s = Phase.GATHERING, None
-            return False
-        if self._enough_s is None:
-            self._enough_s = now_s
-        if self.phase is Phase.STOPPING or count >= rules.max_nodes:
-            return True
-        if self._warming and now_s - self._enough_s < rules.warm_s:
-            self.waits_for = "machines that warm up"
-            return False
-        self.waits_for = f"more machines: {count} of at most {rules.max_nodes} are here"
-        is_quiet = now_s - self._arrival_s >= rules.gather_s
-        return is_quiet or now_s - self._enough_s >= rules.gather_longest_s
-
-    def _rank(self, node: str) -> tuple[bool, int, int]:
-        """The coordinator's machine first, then the members as they were, then by arrival."""
-        place = self._places.get(node, len(self._places))
-        return node != self._first, place, self._seats[node].order
-
-    def _cut_off(self, nodes: Collection[str], until_s: float = float("inf")) -> set[str]:
-        return self._reach.cut_off(nodes, first=self._first, rank=self._rank, until_s=until_s)
-
-    def _num_hung(self, *, without: Collection[str] = ()) -> int:
-        """How many members hang, some not counted."""
-        return sum(node in self._here and node not in without for node in self._hung)
-
-    def _has_majority(self, without: Collection[str]) -> bool:
-        """Whether more than half of the members are here, some not counted."""
-        votes = len(self.members) - len(without)
-        return 2 * (len(self._here) - self._num_hung()) > votes > 0
-
-    def _goes_on(self) -> bool:
-        others = self._leaving | self._warming | self._hung.keys()
-        return len(self._seats) - len(others) >= self.rules.min_nodes
+            self.phase = Phase.GATHERING
+        return begins
 
     def _takes_in(self, now_s: float) -> bool:
         """Whether those who wait are worth a pause."""
         room = self.rules.max_nodes - len(self.members)
+        if self.out:  # those that take part for want of others give up their place
+            room += sum(self.out.holds(self._host(node), now_s) for node in self.members)
         if room <= 0 or not self._ready:
             return False
         cut = self._reach.touching(self._places.keys())
         waiting = [self._seats[node] for node in self._ready if node not in cut]
+        if self.out:
+            waiting = [seat for seat in waiting if not self.out.bars(seat.host, now_s)]
         waiting.sort(key=lambda seat: seat.order)
         if not waiting:
             return False
@@ -490,7 +494,3 @@ class Roster:
             warming=len(self._warming),
             now_s=now_s,
         )
-
-    def _host(self, node: str) -> str:
-        seat = self._seats.get(node)
-        return seat.host if seat else node

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from outlast.policy.exclusion import Exclusion
 from outlast.policy.succession import ASKS_PER_S
 
 
@@ -83,6 +84,13 @@ class Leaves(msgspec.Struct, frozen=True, kw_only=True):
     goes_on: bool
 
 
+class Excludes(msgspec.Struct, frozen=True, kw_only=True):
+    """To all: a machine is left out; ``goes``: enough others stay, so that it really is."""
+
+    out: Exclusion
+    goes: bool
+
+
 class End(msgspec.Struct, frozen=True, kw_only=True):
     """To all: the job is over."""
 
@@ -90,4 +98,4 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-Order = Stop | Form | Leaves | End
+Order = Stop | Form | Leaves | Excludes | End

@@ -6,10 +6,11 @@ from outlast.policy.membership import Form, Roster, Rules, Stop
 def roster_of(names="abc", *, min_nodes=1, max_nodes=8, **more):
     """A roster whose machines are all in a running attempt, at 100 s."""
     roster = Roster(Rules(min_nodes=min_nodes, max_nodes=max_nodes), 0.0, first=names[0], **more)
+    orders = []
     for name in names:
         roster.joined(name, 0.0)
-        roster.ready(name, 0.0)
-    form = formed(roster.tick(99.0))
+        orders += roster.ready(name, 0.0)
+    form = formed(orders + roster.tick(99.0))
     assert form.members == tuple(names)
     assert roster.claimed(form, 100.0)
     return roster

@@ -11,7 +11,8 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from outlast.policy.membership import End, Form, Leaves, Phase, Roster, Rules, Stop
+from outlast.policy.exclusion import Exclusion
+from outlast.policy.membership import End, Excludes, Form, Leaves, Phase, Roster, Rules, Stop
 
 NAMES = "abcdef"
 RULES = Rules(min_nodes=1, max_nodes=5, stop_s=4.0)
@@ -65,6 +66,8 @@ class Membership(RuleBasedStateMachine):
                     seat.asked = order
                 case Leaves():
                     assert order.node in self.machines
+                case Excludes():
+                    self.check_goes(node, order)
                 case End():
                     raise AssertionError("nobody has finished")
 
@@ -86,6 +89,11 @@ class Membership(RuleBasedStateMachine):
             here = {n for n in voters if n in self.machines and self.machines[n].at == node}
             here = {n for n in here if not self.machines[n].hangs}
             assert 2 * len(here) > len(voters)
+
+    def check_goes(self, node, order):
+        """Nobody goes where too few others are connected."""
+        others = [n for n, m in self.machines.items() if m.at == node and n != order.out.host]
+        assert not order.goes or len(others) >= RULES.min_nodes
 
     def take(self, node, number, known):
         """As Claims.take does."""
@@ -201,6 +209,19 @@ class Membership(RuleBasedStateMachine):
         if not survives:
             del self.machines[name]
         self.obey(at, self.seats[at].roster.lost(name, self.now_s, "lost", certain=certain))
+
+    @rule(
+        name=names,
+        coordinator=names,
+        for_s=st.sampled_from([3.0, 30.0]),
+        gentle=st.booleans(),
+        spare_only=st.booleans(),
+    )
+    def is_left_out(self, name, coordinator, for_s, gentle, spare_only):
+        if coordinator in self.seats and not self.machines[coordinator].hangs:
+            out = Exclusion(host=name, reason="", for_s=for_s, spare_only=spare_only)
+            roster = self.seats[coordinator].roster
+            self.obey(coordinator, roster.left_out(out, self.now_s, gentle=gentle))
 
     @rule(name=names)
     def has_notice(self, name):

@@ -20,12 +20,16 @@ from outlast.launch.membership.messages import (
     Bye,
     Departs,
     Done,
+    Ended,
     Finish,
     Fixed,
     Go,
     Halt,
     Join,
+    LeaveOut,
     Leaving,
+    LeftOut,
+    LetIn,
     Member,
     Needs,
     Over,
@@ -40,7 +44,7 @@ from outlast.launch.membership.messages import (
     encode,
     fingerprint,
 )
-from outlast.policy.membership import End, Form, Leaves, Order, Phase, Roster, Stop
+from outlast.policy.membership import End, Excludes, Form, Leaves, Order, Phase, Roster, Stop
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +174,10 @@ class Coordinator:
                 orders = roster.leaving(node, now_s)
             case Done():
                 orders = roster.done(node, now_s)
+            case Ended(attempt=attempt):
+                orders = roster.ended(node, now_s, attempt=attempt)
+            case LeaveOut() | LetIn():
+                orders = self._leave_out_or_let_in(message)
             case Fixed(machines=machines):
                 orders = self._fix(machines)
             case Needs(seconds=seconds):
@@ -205,6 +213,13 @@ class Coordinator:
         logger.warning("%s was refused: it runs %s", join.host, join.script)
         peer.send(encode(Refused(reason=reason)))  # and it goes: a reset could overtake the word
 
+    def _leave_out_or_let_in(self, message: LeaveOut | LetIn) -> list[Order]:
+        now_s = time.monotonic()
+        if isinstance(message, LeaveOut):
+            return self.roster.left_out(message.out, now_s, gentle=message.gentle)
+        self._tell_all(message)
+        return self.roster.let_in(message.host, now_s)
+
     def _fix(self, machines: int) -> list[Order]:
         """The workers say whether their data are tied to the number of machines."""
         if machines == self.roster.fixed:
@@ -230,6 +245,8 @@ class Coordinator:
         is_newest = self.roster.phase is not Phase.RUNNING and join.attempt >= self.roster.number
         if join.fixed and is_newest:
             self.roster.fix(join.fixed)
+        for out in join.out:
+            self.roster.out.put(out, now_s)
         self._knows.discard(join.node)
         if join.knows and join.knows == self._fingerprint:
             self._knows.add(join.node)
@@ -269,6 +286,8 @@ class Coordinator:
                     self._tell_members(Halt(reason=reason, gentle=gentle))
                 case Form():
                     self._claim(order)
+                case Excludes(out=out, goes=goes):
+                    self._tell_all(LeftOut(out=out, goes=goes))
                 case Leaves(node=node, goes_on=goes_on):
                     host = self._guests[node].member.host
                     self._tell_all(Departs(node=node, host=host, goes_on=goes_on))

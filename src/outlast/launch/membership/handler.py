@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -39,10 +39,16 @@ from outlast.launch.membership.hub import Hub
 from outlast.launch.membership.mailbox import JobOver, Mailbox
 from outlast.launch.membership.messages import (
     Bye,
+    Done,
+    Ended,
     Finish,
     Fixed,
     Go,
     Halt,
+    LeaveOut,
+    Leaving,
+    LeftOut,
+    LetIn,
     Member,
     Needs,
     Over,
@@ -50,6 +56,7 @@ from outlast.launch.membership.messages import (
 from outlast.launch.membership.node import Node
 from outlast.ledger.narrator import say
 from outlast.peer.key import job_key
+from outlast.policy.exclusion import Exclusion
 from outlast.policy.membership import Rules
 from outlast.storage import open_storage
 
@@ -79,6 +86,7 @@ class Membership(RendezvousHandler):
         labels: zone, rack, pool, as far as known.
         timeout_s: how long to wait for an attempt to form; None for as long as it takes.
         say: told what is waited for, in words.
+        out: machines that are left out, as far as is known.
         script: what the workers run, without the way to it; "" where that is not known.
         exits: end this process where the job is over, in one line: torch's own agent would show a
             traceback.
@@ -102,6 +110,7 @@ class Membership(RendezvousHandler):
         say: Callable[[str], None] = lambda _: None,
         script: str = "",
         exits: bool = False,
+        out: Iterable[Exclusion] = (),
     ) -> None:
         self._run_id = run_id
         self._timeout_s = timeout_s
@@ -141,6 +150,8 @@ class Membership(RendezvousHandler):
             tell=self._mail.tell,
             script=script,
         )
+        for one in out:
+            self._node.out.put(one, time.monotonic())
         self._past = 0  # the last attempt whose workers have ended here, or never began
         self._is_started = False
         self.is_done = False  # workers have finished, and nothing began since
@@ -218,12 +229,30 @@ class Membership(RendezvousHandler):
 
     def leaving(self) -> None:
         """This machine has had notice."""
-        self._hub.call(self._node.leaving)
+        self._hub.call(lambda: self._node.say(Leaving()))
 
     def done(self) -> None:
         """This machine's workers have finished their work."""
         self.is_done = True
-        self._hub.call(self._node.done)
+        self._hub.call(lambda: self._node.say(Done()))
+
+    def ended(self) -> None:
+        """The workers here have ended, and this machine will be ready in a while."""
+        number = self.attempt.attempt if self.attempt is not None else 0
+        self._hub.call(lambda: self._node.say(Ended(attempt=number)))
+
+    def leave_out(self, out: Exclusion, *, gentle: bool) -> None:
+        """Ask for a machine to be left out, ``gentle``: from a step's end on."""
+        self._hub.call(lambda: self._node.say(LeaveOut(out=out, gentle=gentle)))
+
+    def let_in(self, host: str) -> None:
+        """A machine that was left out may take part again."""
+        self._node.out.bring_back(host)  # before ``start``: nobody else looks at it
+        self._hub.call(lambda: self._node.say(LetIn(host=host)))
+
+    def hear_of_left_out(self, told: Callable[[LeftOut], None]) -> None:
+        """Have ``told`` called, in the hub's thread, for each machine that is left out."""
+        self._mail.on_left_out = told
 
     def data_are_tied(self, tied: bool) -> None:
         """Whether the workers' data belong to the number of machines that the attempt has."""
@@ -239,7 +268,7 @@ class Membership(RendezvousHandler):
         self._is_finishing = True
         # An exception's words may be of any length, and may hold what is no UTF-8.
         words = reason[:REASON_MAX].encode(errors="backslashreplace").decode()
-        self._hub.call(lambda: self._node.finish(Finish(exit_code=exit_code, reason=words)))
+        self._hub.call(lambda: self._node.say(Finish(exit_code=exit_code, reason=words)))
 
     def wait_until_over_or_halted(self, timeout_s: float) -> bool:
         """Whether there is news for a machine that is done."""

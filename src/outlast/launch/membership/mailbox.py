@@ -5,11 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
-from outlast.launch.membership.messages import Departs, Go, Halt, Over, Refused, Waits
+from outlast.launch.membership.messages import (
+    Departs,
+    Go,
+    Halt,
+    LeftOut,
+    Over,
+    Refused,
+    Waits,
+)
 from outlast.policy.membership import Rules
 
 
@@ -42,6 +51,7 @@ class Mailbox:
         self.runs = False  # an attempt, without this machine
         self.refused = ""  # why this machine may not take part
         self.rules: Rules | None = None  # of the job, where they are not ours
+        self.on_left_out: Callable[[LeftOut], None] = lambda _: None
         self.failed: Exception | None = None
         self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
@@ -64,6 +74,8 @@ class Mailbox:
                     self.departs[message.node] = message
                 case Waits():
                     self.words, self.runs = message.words, message.runs
+                case LeftOut():
+                    self.on_left_out(message)
                 case Refused():
                     self.refused = message.reason
                 case Rules():

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
+from outlast.policy.exclusion import Exclusion
+
 MEMBERS_MANY: Final = 64
 PACK_BYTES: Final = 1 << 16
 UNPACKED_BYTES_MAX: Final = 1 << 26
@@ -32,6 +34,7 @@ class Join(_Message):
         knows: the fingerprint of the last attempt that it was in.
         fixed: the number of machines that the data were tied to in that attempt, or 0.
         script: what it runs, without the way to it; "" where that is not known.
+        out: machines that are left out, as far as it has heard, for as long as is left.
     """
 
     node: str
@@ -41,6 +44,7 @@ class Join(_Message):
     knows: str = ""
     fixed: int = 0
     script: str = ""
+    out: tuple[Exclusion, ...] = ()
     workers: int = 1
     keeper: tuple[str, int] | None = None
     warming: bool = False
@@ -61,6 +65,37 @@ class Ready(_Message):
 
 class Leaving(_Message):
     """It has had notice."""
+
+
+class Ended(_Message):
+    """Its workers up to those of ``attempt`` have ended; it will be ready in a while."""
+
+    attempt: int
+
+
+class LeaveOut(_Message):
+    """A machine is to be left out, see :class:`outlast.policy.exclusion.Exclusion`.
+
+    Attributes:
+        out: which one, and why.
+        gentle: its workers may go on to a step's end.
+    """
+
+    out: Exclusion
+    gentle: bool
+
+
+class LetIn(_Message):
+    """A machine that was left out may take part again. Both ways."""
+
+    host: str
+
+
+class LeftOut(_Message):
+    """From the coordinator: so it is; ``goes``: enough others stay, so that it really goes."""
+
+    out: Exclusion
+    goes: bool
 
 
 class Done(_Message):
@@ -206,6 +241,10 @@ Message = (
     | Watch
     | Ready
     | Leaving
+    | Ended
+    | LeaveOut
+    | LeftOut
+    | LetIn
     | Done
     | Fixed
     | Needs

@@ -32,7 +32,6 @@ from outlast.launch.membership.mesh import Mesh
 from outlast.launch.membership.messages import (
     Apart,
     Departs,
-    Done,
     Finish,
     Fixed,
     Go,
@@ -40,6 +39,8 @@ from outlast.launch.membership.messages import (
     Halt,
     Join,
     Leaving,
+    LeftOut,
+    LetIn,
     Member,
     Over,
     Ready,
@@ -55,6 +56,7 @@ from outlast.launch.membership.messages import (
     encode,
     fingerprint,
 )
+from outlast.policy.exclusion import Exclusions
 from outlast.policy.membership import Roster, Rules
 from outlast.policy.succession import Seeking
 
@@ -100,6 +102,7 @@ class Node:
         self._clerk = clerk
         self._claims = claims
         self._rules = rules
+        self.out = Exclusions()  # as far as known here, for the next coordinator
         self._store_host = store_host
         self._tell = tell
         self._mesh = Mesh(hub, me.node, self._reached)
@@ -140,19 +143,12 @@ class Node:
         """Its workers up to those of ``attempt`` have ended, or there never were any."""
         self._warming = False
         self._said = [one for one in self._said if isinstance(one, _LASTING)]
-        self._say(Ready(attempt=attempt))
+        self.say(Ready(attempt=attempt))
 
-    def leaving(self) -> None:
-        """It has had notice."""
-        self._say(Leaving())
-
-    def done(self) -> None:
-        """Its workers have finished."""
-        self._say(Done())
-
-    def finish(self, message: Finish) -> None:
-        """The job is to end: if nobody coordinates just now, the next one is told."""
-        self._say(message)
+    def say(self, message: Any) -> None:
+        """Tell the coordinator; each new one, too, until another attempt begins (see _LASTING)."""
+        self._said.append(message)
+        self.pass_on(message)
 
     def pass_on(self, message: Any) -> None:
         """Say something to the coordinator that only the present one has to know."""
@@ -169,10 +165,6 @@ class Node:
             self._coordinator.close()
         if self._peer is not None:
             self._peer.close()
-
-    def _say(self, message: Any) -> None:
-        self._said.append(message)
-        self.pass_on(message)
 
     def _reached(self, node: str, is_reached: bool) -> None:
         self.pass_on(Together(other=node) if is_reached else Apart(other=node))
@@ -296,6 +288,7 @@ class Node:
             keeper=self.me.keeper,
             warming=self._warming,
             labels=self.me.labels,
+            out=self.out.left(time.monotonic()),
         )
 
     def _answered(
@@ -392,6 +385,11 @@ class Node:
                 self._end(message)
             case Superseded():
                 self._superseded()
+            case LeftOut(out=out):
+                self.out.put(out, time.monotonic())
+                self._tell(message)
+            case LetIn(host=host):
+                self.out.bring_back(host)
             case Halt() | Waits():
                 self._tell(message)
             case _:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outlast.launch import worker
+from outlast.attempt.bound import die_with
 from outlast.launch.warm.imports import Wanted
 from outlast.launch.warm.state import has_children, unfit, visible
 from outlast.launch.warm.variables import is_per_worker
@@ -128,7 +128,7 @@ class Probe:
         pid = os.fork()
         if pid == 0:
             try:
-                worker.die_with(server)
+                die_with(server)
                 _let_go_of_all_but(theirs)
                 _try(self._left, theirs)
             finally:

@@ -19,7 +19,7 @@ import sys
 import time
 from typing import Any, Final
 
-from outlast.launch import worker
+from outlast.attempt.bound import die_with
 from outlast.launch.warm.child import Job
 from outlast.launch.warm.foresight import Foresight
 from outlast.launch.warm.imports import Reading, Wanted, is_at, own_modules, read, script_of
@@ -52,7 +52,7 @@ def serve(fd: int, agent: int, baseline: frozenset[str]) -> Job:
         agent: process id of the agent, with which this process dies.
         baseline: modules that a cold worker has loaded when its script begins.
     """
-    worker.die_with(agent)
+    die_with(agent)
     here = sys.path.pop(0)  # what lies in the working directory is not what is to be imported
     server = _Server(Wire(socket.socket(fileno=fd)), baseline)
     import_stack(server.foresight)

@@ -1,0 +1,124 @@
+"""What an agent and its watcher say to each other, over a socket that keeps messages apart.
+
+=========  ==============  =====================================================================
+who        message         meaning
+=========  ==============  =====================================================================
+agent      ``Begin``       workers have started: watch them
+agent      ``End``         the attempt is over, or is being ended: look away
+watcher    ``Alive``       about once a second; without it for long the watcher is replaced
+watcher    ``Learned``     what a symptom knows and a successor must not lose
+=========  ==============  =====================================================================
+
+Every message is a struct whose class's name is its tag; unknown ones are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import Final
+
+import msgspec
+
+MAX_BYTES: Final = 1 << 17
+SEND_BUFFER_BYTES: Final = 1 << 20
+State = dict[str, list[float]]
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What all messages have in common: the class's name says what they are."""
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker of this machine."""
+
+    local_rank: int
+    rank: int
+    pid: int
+
+
+class Begin(_Message, frozen=True):
+    """Workers have started.
+
+    Attributes:
+        attempt: its number.
+        node: the machine's name.
+        beats: the agent's private directory.
+        world_size: workers of all machines.
+        workers: of this machine.
+        settings: name → number, of what the symptoms are set to.
+        learned: symptom → what it said last.
+    """
+
+    attempt: int
+    node: str
+    beats: str
+    world_size: int
+    workers: tuple[Worker, ...]
+    settings: dict[str, float | None] = {}
+    learned: dict[str, State] = {}
+
+
+class End(_Message, frozen=True):
+    """Nothing is to be watched until the next ``Begin``."""
+
+
+class Alive(_Message, frozen=True):
+    """The watcher runs."""
+
+
+class Learned(_Message, frozen=True):
+    """What ``symptom`` has learned so far, of the attempt with this number."""
+
+    symptom: str
+    attempt: int
+    state: State
+
+
+FromAgent = Begin | End
+FromWatcher = Alive | Learned
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends, for the agent and for its watcher."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        with contextlib.suppress(OSError):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    return ends
+
+
+class Voice:
+    """One end of it.
+
+    Args:
+        sock: connected.
+        hears: the union that the other end's messages are of.
+    """
+
+    def __init__(self, sock: socket.socket, hears: object) -> None:
+        self.sock = sock
+        self._decoder = msgspec.msgpack.Decoder(hears)
+
+    def send(self, message: FromAgent | FromWatcher) -> bool:
+        """Say it; whether the other end is there, and has room."""
+        try:
+            self.sock.send(_encoder.encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        return True
+
+    def receive(self) -> FromAgent | FromWatcher | None:
+        """The next message, waited for; None once the other end is gone or not understood."""
+        try:
+            data = self.sock.recv(MAX_BYTES)
+            return self._decoder.decode(data) if data else None
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def close(self) -> None:
+        """Let go."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in it
+        self.sock.close()

@@ -1,0 +1,111 @@
+"""The watcher's process: it hears of attempts, looks, and says what it has found.
+
+It looks about ten times a second while there is something to watch, and not at all in between. A
+symptom that raises is dropped for the rest of the attempt, and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from outlast.attempt.bound import die_with
+from outlast.health.messages import Alive, Begin, End, FromAgent, FromWatcher, Voice
+from outlast.health.watched import Watched
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.1
+ALIVE_S: Final = 1.0
+
+
+class Symptom(Protocol):
+    """Something to look for."""
+
+    def begin(self, watched: Watched) -> Iterable[FromWatcher]:
+        """An attempt begins."""
+
+    def look(self, now_s: float) -> Iterable[FromWatcher]:
+        """What is to be said at monotonic second ``now_s``; returns within a second or two."""
+
+    def hear(self, message: FromAgent) -> Iterable[FromWatcher]:
+        """The agent asks for something."""
+
+
+SYMPTOMS: Final[list[Callable[[], Symptom]]] = []
+
+
+class Watcher:
+    """One process's work.
+
+    Args:
+        sock: to the agent.
+        symptoms: made anew for this watcher.
+    """
+
+    def __init__(self, sock: socket.socket, symptoms: Iterable[Symptom]) -> None:
+        self._voice = Voice(sock, FromAgent)
+        self._all = list(symptoms)
+        self._symptoms: list[Symptom] = []
+        self._watched: Watched | None = None
+        self._said_s = 0.0
+
+    def run(self) -> None:
+        """Until the agent has gone."""
+        self._voice.send(Alive())
+        waiting = select.poll()
+        waiting.register(self._voice.sock, select.POLLIN)
+        while True:
+            wait_s = ALIVE_S if self._watched is None else LOOK_S
+            if waiting.poll(wait_s * 1000):
+                message = self._voice.receive()
+                if message is None:
+                    return
+                self._heard(message)  # type: ignore[arg-type]
+            else:
+                self._look()
+            now_s = time.monotonic()
+            if now_s - self._said_s >= ALIVE_S:
+                self._said_s = now_s
+                self._voice.send(Alive())
+
+    def _heard(self, message: FromAgent) -> None:
+        if isinstance(message, Begin | End):
+            if self._watched is not None:
+                self._watched.close()
+            self._watched = Watched(message) if isinstance(message, Begin) else None
+            self._symptoms = list(self._all) if self._watched is not None else []
+        watched = self._watched
+        if watched is None:
+            return
+        if isinstance(message, Begin):
+            self._each(lambda symptom: symptom.begin(watched))
+        else:
+            self._each(lambda symptom: symptom.hear(message))
+
+    def _look(self) -> None:
+        if self._watched is not None:
+            self._watched.look()
+            self._each(lambda symptom: symptom.look(time.monotonic()))
+
+    def _each(self, ask: Callable[[Symptom], Iterable[FromWatcher]]) -> None:
+        for symptom in list(self._symptoms):
+            try:
+                for message in ask(symptom):
+                    self._voice.send(message)
+            except Exception:
+                logger.exception("%s is not looked for any more", type(symptom).__name__)
+                self._symptoms.remove(symptom)
+
+
+def main() -> None:
+    """``python -m outlast.health FD PARENT``."""
+    fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    die_with(parent)
+    with socket.socket(fileno=fd) as sock:
+        Watcher(sock, [make() for make in SYMPTOMS]).run()

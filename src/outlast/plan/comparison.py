@@ -1,0 +1,151 @@
+"""All interval models beside one another; the exact one decides.
+
+Each model proposes an interval and says what a useful hour takes at it; the exact model's answer
+for the same interval stands beside, so that one sees both how far a model errs and what following
+it costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final, Literal, NamedTuple, cast
+
+import msgspec
+
+from outlast.plan.crossing import crossing
+from outlast.plan.interval import (
+    LINEAR_RANGE,
+    Costs,
+    asynchronous_h,
+    daly_h,
+    exact_best_h,
+    exact_wall,
+    linear_best_h,
+    linear_wall,
+    young_h,
+)
+
+Model = Literal[
+    "linear at Young",
+    "linear at its optimum",
+    "Daly",
+    "exact",
+    "asynchronous",
+    "yours, linear",
+    "yours, exact",
+]
+NEARLY_BEST: Final = 1.01  # wall hours against the least, within which an interval is as good
+
+Wall = Callable[[Costs, float, float], float]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One model's answer.
+
+    Attributes:
+        model: its name.
+        interval_h: useful hours between two checkpoints that it proposes; nan if it has none.
+        wall_per_useful: wall hours per useful hour, as this model says.
+        exact_wall_per_useful: the same as the exact model says for that interval.
+        chosen: whether this is the one to go by.
+    """
+
+    model: Model
+    interval_h: float
+    wall_per_useful: float
+    exact_wall_per_useful: float
+    chosen: bool = False
+
+    @property
+    def wasted(self) -> float:
+        """Share of the wall hours that is not useful, in [0, 1]."""
+        return 1 - 1 / self.wall_per_useful
+
+
+class ModelOf(NamedTuple):
+    """A model: how it finds its interval, and how it counts."""
+
+    name: Model
+    interval_h: Callable[[Costs, float], float]
+    wall: Wall
+
+
+MODELS: Final = (
+    ModelOf("linear at Young", young_h, linear_wall),
+    ModelOf("linear at its optimum", linear_best_h, linear_wall),
+    ModelOf("Daly", daly_h, exact_wall),
+    ModelOf("exact", exact_best_h, exact_wall),
+)
+_ASYNCHRONOUS: Final = ModelOf("asynchronous", asynchronous_h, linear_wall)
+
+
+def compare(costs: Costs, failures_per_h: float, interval_h: float | None = None) -> list[Row]:
+    """Each model's interval and what a useful hour takes; the asynchronous one where there is lag.
+
+    Args:
+        costs: what saving and failing cost.
+        failures_per_h: λ of the whole job.
+        interval_h: another interval to look at, in useful hours.
+    """
+    models = list(MODELS)
+    if costs.lag_h > 0:
+        models.insert(3, _ASYNCHRONOUS)
+    rows = [
+        _row(model, costs, failures_per_h, model.interval_h(costs, failures_per_h))
+        for model in models
+    ]
+    if interval_h is not None:
+        for name, wall in (("yours, linear", linear_wall), ("yours, exact", exact_wall)):
+            own = ModelOf(cast(Model, name), young_h, wall)
+            rows.append(_row(own, costs, failures_per_h, interval_h))
+    return rows
+
+
+def _row(model: ModelOf, costs: Costs, failures_per_h: float, interval_h: float) -> Row:
+    return Row(
+        model=model.name,
+        interval_h=interval_h,
+        wall_per_useful=model.wall(costs, failures_per_h, interval_h),
+        exact_wall_per_useful=exact_wall(costs, failures_per_h, interval_h),
+        chosen=model.name == "exact",
+    )
+
+
+class Validity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the linear model can be believed at an interval.
+
+    Attributes:
+        failures_per_segment: λ(T+C).
+        in_range: whether that is at most 0.3, and the job makes progress by it.
+        error: linear over exact, less one: 0.05 is 5 % too high; inf where it sees no progress.
+    """
+
+    failures_per_segment: float
+    in_range: bool
+    error: float
+
+
+def linear_validity(costs: Costs, failures_per_h: float, interval_h: float) -> Validity:
+    """How far the linear model is off at this interval."""
+    per_segment = failures_per_h * (interval_h + costs.checkpoint_h)
+    linear = linear_wall(costs, failures_per_h, interval_h)
+    exact = exact_wall(costs, failures_per_h, interval_h)
+    return Validity(
+        failures_per_segment=per_segment,
+        in_range=per_segment <= LINEAR_RANGE and not math.isinf(linear),
+        error=math.inf if math.isinf(linear) else linear / exact - 1,
+    )
+
+
+def nearly_best_h(costs: Costs, failures_per_h: float) -> tuple[float, float]:
+    """The shortest and the longest interval that take at most 1 % more hours than the best one."""
+    best_h = exact_best_h(costs, failures_per_h)
+    if not 0 < best_h < math.inf:
+        return best_h, best_h
+    limit = NEARLY_BEST * exact_wall(costs, failures_per_h, best_h)
+
+    def over(interval_h: float) -> float:
+        return exact_wall(costs, failures_per_h, interval_h) - limit
+
+    return crossing(over, best_h, best_h / 1e6), crossing(over, best_h, best_h * 1e6)

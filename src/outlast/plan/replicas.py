@@ -1,0 +1,25 @@
+"""Copies in memory, machines in pairs: what is recovered when k of N go at once.
+
+Each machine of a pair holds the other's snapshot; the state survives unless both of a pair go.
+P(recover | k lost) = C(N/2, k)·2^k / C(N, k), for losses anywhere with equal chance (Wang et al.,
+GEMINI, SOSP'23). Machines that fail together (a rack, a zone) must not be one another's pair: then
+this is what placement buys, and not less.
+"""
+
+from __future__ import annotations
+
+import math
+
+
+def recovers_in_pairs(num_nodes: int, num_lost: int) -> float:
+    """Probability that no pair is lost whole.
+
+    Args:
+        num_nodes: N, even.
+        num_lost: k, at most N.
+    """
+    pairs = num_nodes // 2
+    if num_lost > pairs:
+        return 0.0
+    whole = math.comb(pairs, num_lost) << num_lost
+    return whole / math.comb(num_nodes, num_lost)

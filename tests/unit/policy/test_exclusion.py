@@ -1,0 +1,183 @@
+"""Machines that are left out: who takes part without them, with them, and when they come back."""
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+from rosters import all_ready, formed, formed_any, roster_of, stops
+
+from outlast.policy.exclusion import Exclusion, Exclusions
+from outlast.policy.membership import Excludes, Phase
+
+
+def out(host="b", *, for_s=600.0, spare_only=False):
+    return Exclusion(host=host, reason="it failed", for_s=for_s, spare_only=spare_only)
+
+
+def said(orders):
+    return [order.goes for order in orders if isinstance(order, Excludes)]
+
+
+def waits(roster, name, now_s=110.0):
+    return roster.joined(name, now_s) + roster.ready(name, now_s)
+
+
+@pytest.mark.parametrize("gentle", [False, True])
+def test_a_machine_is_left_out_while_the_others_go_on(gentle):
+    roster = roster_of("abc")
+    orders = roster.left_out(out(), 110.0, gentle=gentle)
+    assert said(orders) == [True]
+    (stop,) = stops(orders)
+    assert (stop.reason, stop.gentle) == ("b is left out: it failed", gentle)
+    form = formed(all_ready(roster, "abc", 110.1))
+    assert form.members == ("a", "c")
+    assert roster.claimed(form, 110.2)
+    assert not roster.tick(700.0)
+
+
+@pytest.mark.parametrize("when", ["its time is over", "its owner says so"])
+def test_it_is_taken_in_again(when):
+    roster = roster_of("abc")
+    roster.left_out(out(), 110.0)
+    assert roster.claimed(formed(all_ready(roster, "abc", 110.1)), 110.2)
+    orders = roster.let_in("b", 300.0) if when == "its owner says so" else roster.tick(710.0)
+    (stop,) = stops(orders)
+    assert stop.gentle
+    assert set(formed(all_ready(roster, "ac", 711.0)).members) == set("abc")
+
+
+def test_a_new_agent_on_the_same_machine_is_left_out_as_well():
+    roster = roster_of("abc")
+    roster.left_out(out(), 110.0)
+    roster.lost("b", 110.1, "has ended", certain=True)
+    form = formed(all_ready(roster, "ac", 110.1))
+    assert roster.claimed(form, 110.2)
+    roster.joined("new", 111.0, host="b")
+    assert not roster.ready("new", 112.0)
+    assert not roster.tick(200.0)
+
+
+def test_it_stays_where_too_few_others_are_there():
+    roster = roster_of("ab", min_nodes=2)
+    orders = roster.left_out(out(), 110.0)
+    assert said(orders) == [False]
+    assert not stops(orders)
+    roster.ready("b", 110.1)
+    assert formed(roster.ready("a", 110.2)).members == ("a", "b")
+
+
+def test_whoever_comes_later_takes_the_place_of_one_that_stayed():
+    roster = roster_of("ab", min_nodes=2, max_nodes=2)
+    roster.left_out(out(), 110.0)
+    waits(roster, "c", 120.0)
+    (stop,) = stops(roster.tick(130.0))
+    assert stop.gentle
+    assert formed(all_ready(roster, "ab", 131.0)).members == ("a", "c")
+
+
+def test_one_that_is_to_be_replaced_stays_unless_another_waits():
+    roster = roster_of("abc", max_nodes=3)
+    orders = roster.left_out(out(spare_only=True), 110.0)
+    assert said(orders) == [False]
+    assert not stops(orders)
+    other = roster_of("abc", max_nodes=3)
+    waits(other, "d")
+    orders = other.left_out(out(spare_only=True), 120.0)
+    assert said(orders) == [True]
+    assert stops(orders)
+    assert formed(all_ready(other, "abc", 120.1)).members == ("a", "c", "d")
+
+
+def test_one_that_was_replaced_comes_back_where_there_is_room():
+    roster = roster_of("abc", max_nodes=3)
+    waits(roster, "d")
+    roster.left_out(out(spare_only=True), 120.0)
+    assert roster.claimed(formed(all_ready(roster, "abc", 120.1)), 120.2)
+    roster.lost("c", 130.0, "was lost", certain=True)
+    assert set(formed(all_ready(roster, "ad", 130.1)).members) == set("abd")
+
+
+def test_the_coordinators_own_machine_can_be_left_out():
+    roster = roster_of("abc")
+    assert stops(roster.left_out(out("a"), 110.0))
+    form = formed(all_ready(roster, "abc", 110.1))
+    assert form.members == ("b", "c")
+    assert roster.claimed(form, 110.2)
+    assert roster.phase is Phase.RUNNING
+
+
+def test_said_twice_it_stops_the_others_once():
+    roster = roster_of("abc")
+    assert stops(roster.left_out(out(), 110.0))
+    assert roster.left_out(out(), 110.1) == []
+    assert roster.left_out(out(spare_only=True), 110.2) == []
+
+
+def test_what_forms_with_it_does_not_start():
+    roster = roster_of("abc")
+    roster.lost("c", 110.0, "was lost", certain=True)
+    form = formed(all_ready(roster, "ab", 110.1))
+    orders = roster.left_out(out(), 110.2)
+    assert not roster.claimed(form, 110.3)
+    assert formed(orders).members == ("a",)
+
+
+def test_one_whose_workers_have_ended_is_waited_for_a_while():
+    roster = roster_of("abc")
+    (stop,) = stops(roster.ended("b", 110.0, attempt=roster.number))
+    assert stop.reason == "the workers of b ended"
+    assert not formed_any(all_ready(roster, "ac", 110.1))
+    assert formed(roster.tick(110.0 + roster.rules.stop_s)).members == ("a", "c")
+    roster = roster_of("abc")
+    roster.ended("b", 110.0, attempt=roster.number)
+    all_ready(roster, "ac", 110.1)
+    assert formed(roster.ready("b", 112.0)).members == ("a", "b", "c")
+
+
+def test_an_old_word_that_workers_have_ended_is_no_trouble():
+    roster = roster_of("abc")
+    assert roster.ended("b", 110.0, attempt=roster.number - 1) == []
+
+
+hosts = st.sampled_from("abcdef")
+
+
+@given(
+    outs=st.lists(st.tuples(hosts, st.floats(0, 100), st.booleans())),
+    ready=st.lists(hosts, unique=True),
+    least=st.integers(1, 4),
+    more=st.integers(0, 3),
+    now_s=st.floats(0, 120),
+)
+def test_nobody_is_left_out_at_the_price_of_the_job(outs, ready, least, more, now_s):
+    exclusions = Exclusions()
+    for host, for_s, spare_only in outs:
+        exclusions.put(out(host, for_s=for_s, spare_only=spare_only), 0.0)
+    most = least + more
+    picked = exclusions.pick([(h, h) for h in ready], least=least, most=most, now_s=now_s)
+    assert min(len(ready), least) <= len(picked) <= most
+    assert [host for host in ready if host in picked] == list(picked)
+    free = [host for host in ready if not exclusions.holds(host, now_s)]
+    assert set(free[:most]) <= set(picked)
+    if len(free) >= most:
+        assert set(picked) == set(free[:most])
+    barred = [host for host in picked if exclusions.bars(host, now_s)]
+    assert not barred or len(picked) <= least
+    assert {one.host for one in exclusions.left(now_s)} == {
+        host for host in "abcdef" if exclusions.holds(host, now_s)
+    }
+
+
+@given(st.lists(st.tuples(hosts, st.floats(1, 100), st.floats(0, 50))))
+def test_what_is_handed_on_to_the_next_coordinator_holds_as_long(outs):
+    exclusions = Exclusions()
+    for host, for_s, now_s in sorted(outs, key=lambda one: one[2]):
+        exclusions.put(out(host, for_s=for_s), now_s)
+    heir = Exclusions()
+    for one in exclusions.left(50.0):
+        heir.put(one, 50.0)
+    for t in range(50, 160):
+        assert all(
+            exclusions.holds(host, t + 1e-6) == heir.holds(host, t + 1e-6)
+            or exclusions.holds(host, t - 1e-6) != exclusions.holds(host, t + 2e-6)
+            for host in "abcdef"
+        )
