@@ -4,46 +4,8 @@ The run after it is compared, bit for bit, with one that starts from the same ch
 which the batch is not there.
 """
 
-import shutil
-
 import pytest
-from floor import SCRIPTS, Job
-
-SCRIPT = SCRIPTS / "anomalous.py"
-STEPS = 60
-ROLLBACK = {"OUTLAST_HEALTH_ANOMALY": "rollback", "OUTLAST_HEALTH_SETTLE": "3"}
-
-KEPT = {**ROLLBACK, "OUTLAST_CHECKPOINT_KEEP": "100"}
-
-
-def run(floor, tmp_path, world, *options, env=ROLLBACK, flags=(), code=0, steps=STEPS):
-    job = Job(tmp_path / "job", world)
-    running = floor.outlast(
-        *("run", "--nproc-per-node", world, "--dir", job.directory, *flags),
-        *(SCRIPT, job.records, steps, *options),
-        env=env,
-    )
-    assert running.wait() == code, running.text
-    return job, running
-
-
-def reference(floor, job, step, *options, env=None):
-    """The same from the checkpoint of ``step`` on, in a job of its own without any health."""
-    clean = Job(job.directory.with_name("clean"), job.num_ranks)
-    if step:
-        kept = job.directory.with_name("kept")
-        shutil.copytree(kept / f"step-{step:012d}", clean.path(step))
-    ranks = floor.ranks(job.num_ranks, SCRIPT, clean.records, STEPS, *options, env=clean.env)
-    assert [rank.wait() for rank in ranks] == [0] * job.num_ranks, ranks[0].text
-    return clean
-
-
-def of_attempt(job, rank, attempt):
-    return [
-        {name: line[name] for name in ("step", "loss", "ids", "drawn")}
-        for line in job.lines(rank)
-        if line["attempt"] == attempt
-    ]
+from anomalies_floor import KEPT, STEPS, of_attempt, reference, run
 
 
 def healthy_before(job, rollback):
@@ -78,8 +40,6 @@ def test_the_rest_is_the_run_without_the_batch(floor, tmp_path, kind, world, mod
     assert resumed == [0, back["step"]], running.text
     ends = {rank: of_attempt(job, rank, 1)[-1]["step"] for rank in range(world)}
     assert len(set(ends.values())) == 1, "all leave after the same step"
-    # What stands is copied aside: the second attempt has written other steps over the rest.
-    shutil.copytree(job.checkpoints, job.directory.with_name("kept"))
     clean = reference(
         floor, job, back["step"], *options, "--poison", f"32:{kind}", "--without", "32-32"
     )

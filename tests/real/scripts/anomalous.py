@@ -83,6 +83,7 @@ def parse():
     parser.add_argument("--until-gone", action="store_true", help="epochs=1 rather than until")
     parser.add_argument("--pause", type=float, default=0.005, help="seconds, in each step")
     parser.add_argument("--die-in", default="", help="ATTEMPT:STEP that ends with a SIGKILL")
+    parser.add_argument("--survive", action="store_true")
     return parser.parse_args()
 
 
@@ -131,8 +132,7 @@ class Reconstruct(nn.Module):
         return F.mse_loss(self.inner(x), x)
 
 
-def main():
-    options = parse()
+def main(options):
     torch.set_num_threads(1)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if world > 1:
@@ -185,4 +185,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    OPTIONS = parse()
+    (outlast.survive(main) if OPTIONS.survive else main)(OPTIONS)
