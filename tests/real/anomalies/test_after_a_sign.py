@@ -55,7 +55,7 @@ def test_stop_leaves_what_is_from_before(floor, tmp_path):
     assert "the loss of step 32 is no number" in running.err
     assert f"stopping; step {back_to(job)} stands" in running.err
     assert not job.events("worker_lost")
-    listed = floor.outlast("checkpoints", "list", "--json", "--dir", job.directory)
+    listed = floor.outlast("checkpoints", "list", "--json", job.directory)
     assert listed.wait() == 0, listed.text
     health = {row["step"]: row["health"] for row in json.loads(listed.out)["checkpoints"]}
     assert health[back_to(job)] == "healthy"
@@ -129,7 +129,7 @@ def test_survivors_do_not_bring_back_what_was_undone(floor, tmp_path):
 
 def test_it_is_proved_what_was_left_out(floor, tmp_path):
     job, _ = run(floor, tmp_path, 2, *POISON, env=ROLLBACK)
-    shown = floor.outlast("checkpoints", "show", "--samples", "--json", "--dir", job.directory)
+    shown = floor.outlast("checkpoints", "show", "--samples", "--json", job.directory)
     assert shown.wait() == 0, shown.text
     found = json.loads(shown.out)
     assert found["proved"]
