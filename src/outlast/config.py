@@ -80,6 +80,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         health_stretch: steps of a stretch.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
+        health_straggler: what is done about a slow rank: report, notify, replace, leave out.
+        health_notify: a command that is told of it; empty for none.
         workers_warm: whether workers are forked from a process that has imported everything.
         workers_in_process: whether workers live through the loss of others, where the script lets.
         origin: setting → where its value came from.
@@ -118,6 +120,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     health_stretch: int
     price_spot: float | None
     price_on_demand: float | None
+    health_straggler: str
+    health_notify: tuple[str, ...]
     workers_warm: bool
     workers_in_process: bool
     origin: dict[str, str]
@@ -156,6 +160,8 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "health.stretch": ("health_stretch", 1000, values.whole_from(1)),
     "price.spot": ("price_spot", None, values.parse_price),
     "price.on_demand": ("price_on_demand", None, values.parse_price),
+    "health.straggler": ("health_straggler", "report", values.parse_straggler),
+    "health.notify": ("health_notify", "", values.parse_command),
     "workers.warm": ("workers_warm", True, values.parse_bool),
     "workers.in_process": ("workers_in_process", False, values.parse_bool),
 }
@@ -212,6 +218,11 @@ def load(
         if unknown:
             raise ConfigError(_unknown(unknown[0], name))
     _require_source(chosen)
+    if chosen["health_straggler"] == "notify" and not chosen["health_notify"]:
+        raise ConfigError(
+            'health.straggler is "notify", and health.notify is not set: nobody would be told; '
+            'write health.notify = "mail-us", a command that reads the event from its input'
+        )
     chosen["tiers"], origin["tier"] = _tiers(sources, chosen)
     directories = [Path(tier.url) for tier in chosen["tiers"] if tier.kind == "directory"]
     chosen["checkpoints_dir"] = next(iter(directories), chosen["dir"] / "checkpoints")

@@ -216,6 +216,17 @@ def parse_early(value: object) -> str:
     return str(value)
 
 
+def parse_straggler(value: object) -> str:
+    """What is done about a slow rank."""
+    known = ("report", "notify", "replace", "leave out")
+    if value not in known:
+        raise ConfigError(
+            f"{value!r} is nothing that could be done about a slow rank;"
+            f"{nearest(str(value), known)}"
+        )
+    return str(value)
+
+
 def parse_replicas(value: object) -> int | None:
     """How many machines keep a copy; None decides by itself."""
     return _number_or_auto(value, REPLICAS_MAX, "replicas")

@@ -56,6 +56,12 @@ COMMANDS = {
     "config": ("config", "--explain"),
     "config as JSON": ("config", "--json"),
     "misspelt": ("cofnig",),
+    "plan": ("plan",),
+    "plan interval": ("plan", "interval", "--rate", "2/h", "--checkpoint", "3min"),
+    "plan deadline": (
+        *("plan", "deadline", "--work", "48h", "--deadline", "70h", "--rate", "0.2/h"),
+        *("--away", "1h", "--spot", "0.3", "--on-demand", "1"),
+    ),
 }
 
 
@@ -65,6 +71,6 @@ def test_a_quick_command_does_not_import_torch(floor, name):
     assert process.wait() == (2 if name == "misspelt" else 0), process.text
     imported = {line.rpartition("|")[2].strip() for line in process.err.splitlines()}
     assert "outlast.cli" in imported
-    assert not {"torch", "numpy"} & imported
+    assert not {"torch", "numpy", "scipy", "jinja2", "resvg_py"} & imported
     if name == "config as JSON":
         assert json.loads(process.out)["checkpoint.keep"] == {"value": "3", "from": "default"}

@@ -96,6 +96,8 @@ CASES = {
     "health.stretch": ("10", "20", "40", lambda s: str(s.health_stretch)),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
+    "health.straggler": ("replace", "leave out", "report", lambda s: s.health_straggler),
+    "health.notify": ("a", "b", "c", lambda s: " ".join(s.health_notify)),
     "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
     "workers.in_process": ("true", "false", "true", lambda s: str(s.workers_in_process).lower()),
 }
@@ -476,6 +478,8 @@ def test_rows_for_explain():
         "health.stretch": ("1000", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
+        "health.straggler": ("report", "default"),
+        "health.notify": ("", "default"),
         "workers.warm": ("true", "default"),
         "workers.in_process": ("false", "default"),
         "tier.local": ("/tier, every 1, keep 3", "outlast.toml"),

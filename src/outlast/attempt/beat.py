@@ -10,6 +10,7 @@ beat        completed steps, and the wall-clock time of the last boundary
 phase       what the training thread is doing, and since when
 updates     optimizer updates in this process: the sign of life of a script without steps
 pulse       the last time that any Python ran, and how many collectives were begun and ended
+kind        a number for the kind of work: only workers of one kind can be compared
 timings     a ring: of each step its seconds, and what they were spent on
 ==========  ===========================================================================
 
@@ -34,6 +35,7 @@ from typing import Final, NamedTuple
 
 VARIABLE: Final = "OUTLAST_BEATS"  # directory, set by our agent
 NUM_TIMINGS: Final = 256  # a power of two is not needed; 30 steps of 20 ms pass in 0.6 s
+UNDER_WAY_S: Final = 1e-6
 _PREFIX: Final = "outlast-beats-"
 _LOCK: Final = "lock"
 _BEAT: Final = struct.Struct("<qd")
@@ -44,6 +46,8 @@ _TIMING: Final = struct.Struct("<qdfffffxxxxq")
 _PHASE_AT: Final = 16
 _UPDATES_AT: Final = 32
 _PULSE_AT: Final = 48
+_KIND: Final = struct.Struct("<q")
+_KIND_AT: Final = 120
 _TIMINGS_AT: Final = 128
 _BYTES: Final = _TIMINGS_AT + NUM_TIMINGS * _TIMING.size
 
@@ -101,7 +105,7 @@ class Timing(NamedTuple):
         compute_s: of this worker's own work.
         wait_s: in which it waited for other ranks.
         data_s: in which it waited for its batch.
-        stall_s: that checkpoints took.
+        stall_s: that checkpoints took; never 0 (``UNDER_WAY_S`` at least) where one was under way.
     """
 
     step: int
@@ -196,6 +200,11 @@ class Beat:
         if self._memory is not None:
             _PULSE.pack_into(self._memory, _PULSE_AT, time.monotonic(), begun, ended)
 
+    def kind(self, number: int) -> None:
+        """Say what kind of work this worker does: the same number, the same work."""
+        if self._memory is not None:
+            _KIND.pack_into(self._memory, _KIND_AT, number)
+
     def timing(self, timing: Timing) -> None:
         """Say what a step's time was spent on."""
         if self._memory is not None:
@@ -259,15 +268,18 @@ class Heard:
         seen = PulseSeen(*_PULSE.unpack_from(self._memory, _PULSE_AT))
         return seen if seen.last_s else None
 
+    @property
+    def kind(self) -> int:
+        """The number of its kind of work; 0 where it has said none."""
+        return int(_KIND.unpack_from(self._memory, _KIND_AT)[0])
+
     def timings(self, after_step: int) -> list[Timing]:
         """Steps after ``after_step`` that are still there, in order."""
-        found = []
-        for place in range(NUM_TIMINGS):
-            *fields, again = _TIMING.unpack_from(self._memory, _TIMINGS_AT + place * _TIMING.size)
-            timing = Timing(*fields)
-            if timing.step == again and timing.step > after_step and timing.end_s:
-                found.append(timing)
-        return sorted(found)
+        return sorted(
+            Timing(*fields[:-1])
+            for fields in _TIMING.iter_unpack(self._memory[_TIMINGS_AT:_BYTES])
+            if fields[0] == fields[-1] and fields[0] > after_step and fields[1]
+        )
 
 
 def read_beat(directory: Path, local_rank: int) -> BeatSeen | None:

@@ -19,9 +19,11 @@ _COMMANDS = {
     "run": "run a script under outlast, in place of torchrun",
     "init": "write the file with which Slurm, Kubernetes or SkyPilot runs a script",
     "demo": "train through a kill and a preemption notice, and prove nothing changed",
+    "plan": "know before you rent: failures, intervals, spot, flush, budget, deadline",
     "report": "what happened to a job and where its time went",
     "checkpoints": "list, verify, mend, prune and export a job's checkpoints",
     "watch": "tell a job that outlast does not run that its machine will go",
+    "doctor": "whether this machine, and those it works with, are fit for the job",
     "config": "the settings in force and where each came from",
 }
 _HIDDEN = ("requeue",)  # for scripts that outlast writes

@@ -14,7 +14,7 @@ from outlast.cli.paper import Paper
 from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
 from outlast.report.facts import facts, to_json
-from outlast.report.text import incident_lines, summary_lines, where_time_went
+from outlast.report.text import incident_lines, slow_line, summary_lines, where_time_went
 
 
 @click.command(name="report")
@@ -25,7 +25,9 @@ def command(directory: str | None, as_json: bool) -> None:
     settings = config.load({"dir": directory})
     read_job(settings.dir)  # says what is wrong when this is no job's directory
     events = list(read_events(settings.dir))
-    finished = bool(events) and events[-1].event in ("job_finished", "drained")
+    # A machine that the doctor sent away has said so after the end: that is no time of the job.
+    last = next((one.event for one in reversed(events) if one.event != "preflight"), "")
+    finished = last in ("job_finished", "drained")
     now = None if finished else time.time()
     prices = {"price_spot": settings.price_spot, "price_on_demand": settings.price_on_demand}
     if as_json:
@@ -40,6 +42,10 @@ def command(directory: str | None, as_json: bool) -> None:
         for incident in job.incidents:
             for line in incident_lines(incident):
                 console.print(Text("  ").append(line))
+    if job.slow_ranks:
+        console.print("[bold]slow ranks[/]")
+        for slow in job.slow_ranks:
+            console.print(Text("  ").append(slow_line(slow)))
     if events:
         console.print("[bold]where the time went[/]")
         width = 20 if console.is_terminal else 0

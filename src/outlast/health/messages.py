@@ -7,6 +7,7 @@ agent      ``Begin``       workers have started: watch them
 agent      ``End``         the attempt is over, or is being ended: look away
 watcher    ``Alive``       about once a second; without it for long the watcher is replaced
 watcher    ``Learned``     what a symptom knows and a successor must not lose
+watcher    ``Timings``     what this machine's workers' newest steps were spent on
 =========  ==============  =====================================================================
 
 Every message is a struct whose class's name is its tag; unknown ones are refused.
@@ -75,8 +76,38 @@ class Learned(_Message, frozen=True):
     state: State
 
 
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest steps of one worker.
+
+    Attributes:
+        rank: whose.
+        kind: the number of its kind of work.
+        steps: their numbers, ascending: 8 bytes each, in this machine's order.
+        seconds: of each its compute, wait, data and stall: 4 bytes each.
+    """
+
+    rank: int
+    kind: int
+    steps: bytes
+    seconds: bytes
+
+
+class Timings(_Message, frozen=True):
+    """The newest steps of this machine's workers, those that were told before included.
+
+    Attributes:
+        attempt: its number.
+        node: the machine's name.
+        ranks: of each worker that has said something.
+    """
+
+    attempt: int
+    node: str
+    ranks: tuple[Times, ...]
+
+
 FromAgent = Begin | End
-FromWatcher = Alive | Learned
+FromWatcher = Alive | Learned | Timings
 _encoder = msgspec.msgpack.Encoder()
 
 

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from outlast.attempt.bound import die_with
 from outlast.health.messages import Alive, Begin, End, FromAgent, FromWatcher, Voice
+from outlast.health.pace import Pace
 from outlast.health.watched import Watched
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Symptom(Protocol):
         """The agent asks for something."""
 
 
-SYMPTOMS: Final[list[Callable[[], Symptom]]] = []
+SYMPTOMS: Final[list[Callable[[], Symptom]]] = [Pace]
 
 
 class Watcher:

@@ -29,11 +29,14 @@ from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
 from outlast.attempt.beat import BeatsDirectory, read_beat
 from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
+from outlast.config import Settings
 from outlast.errors import Exit, StorageError
+from outlast.health.messages import Timings
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.health import Health, begin_of
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.sessions import Sessions
+from outlast.launch.stragglers import Judge
 from outlast.launch.survivors import UNHELD, StandIn, Survivors
 from outlast.launch.warm.starts import Starts
 from outlast.launch.watch import Watch, is_dying
@@ -49,6 +52,7 @@ from outlast.policy.restart import TOGETHER, Failure, RestartPolicy, Verdict, is
 LEAVE_TOGETHER_S: Final = 10.0
 # How long a worker may take to die of what has hit it already.
 DYING_S: Final = 0.05
+# Until another machine's trouble is known here, once our workers have heard its echo.
 # What is kept of a notice's time to end workers that did not end themselves.
 MARGIN_S: Final = 1.0
 LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
@@ -63,6 +67,7 @@ class Agent(LocalElasticAgent):
         past: what is known of it.
         policy: judges failed attempts.
         desk: hears notices.
+        settings: the job's.
         starts: starts the workers, warm or cold.
         in_process: whether workers may live through the end of an attempt.
 
@@ -81,6 +86,7 @@ class Agent(LocalElasticAgent):
         past: Past,
         policy: RestartPolicy,
         desk: NoticeDesk,
+        settings: Settings,
         starts: Starts,
         in_process: bool = False,
         **options: Any,
@@ -105,6 +111,8 @@ class Agent(LocalElasticAgent):
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
         self._health = Health(ledger, self._beats.path / "watcher.log", say)
+        self._pace = Judge(ledger, self._machines, settings)
+        self._health.hear(Timings, self._pace.heard)
         self._health.open()
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
         self._survivors = Survivors(self._beats.path, in_process, say)
@@ -112,6 +120,7 @@ class Agent(LocalElasticAgent):
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
+        self._pace.close()
         self._health.close()
         self._survivors.close()
         self._beats.close()
@@ -169,6 +178,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._health.end()
+        self._pace.end()
         self._told, self._ended = set(), set()
         self._told_early, self._asked = None, ""
         self._leaving_since_s = None
@@ -194,6 +204,7 @@ class Agent(LocalElasticAgent):
             )
         with self._starts.in_charge(self._survivors.take()):
             started: dict[int, Any] = super()._start_workers(worker_group)
+        self._pace.begin(worker_group)
         self._health.begin(begin_of(worker_group, started, self._ledger, self._beats.path))
         return started
 
@@ -220,9 +231,10 @@ class Agent(LocalElasticAgent):
             if over.exit_code == Exit.DRAINED and self._are_leaving_together(codes):
                 return RunResult(state=WorkerState.HEALTHY)
             return self._give_up(over)
-        self._pcontext.is_settled = bool(failed) or None not in codes.values()
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
+            if not failed:  # they have failed since; torch then sends the others SIGTERM
+                self._note_ended_by_torch(result)
             self._judge(worker_group, result)
         return result
 
@@ -294,6 +306,11 @@ class Agent(LocalElasticAgent):
         self._end_workers()
         return RunResult(state=WorkerState.FAILED)
 
+    def _note_ended_by_torch(self, result: RunResult) -> None:
+        others = [one for one in result.failures.values() if one.exitcode == -signal.SIGTERM]
+        if len(others) < len(result.failures):
+            self._ended.update(one.local_rank for one in others)
+
     def _exit_codes(self) -> dict[int, int | None]:
         return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
 
@@ -303,6 +320,7 @@ class Agent(LocalElasticAgent):
     def _keep_or_end(self) -> None:
         """The attempt is over: whoever of the workers can go on is kept, the others are ended."""
         self._health.end()
+        self._pace.end()
         self._let_the_dying_die()
         handlers = self._handlers()
         running = {rank: one for rank, one in handlers.items() if one.proc.poll() is None}

@@ -18,7 +18,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import LaunchConfig
 
 from outlast.errors import ConfigError
-from outlast.launch.membership.handler import BACKEND
+from outlast.launch.place import BACKEND
 from outlast.launch.threads import threads_to_set
 
 MAX_RESTARTS: Final = 1000
@@ -35,6 +35,7 @@ class Launch:
         worker_options: those of them ahead of the script's name; empty for a program.
         one_machine: whether no other machine can take part.
         directory: the value of --dir, or None.
+        preflight: whether the doctor looks first.
         keeps_logs: whether the workers' log directory is somebody's wish, not only ours.
     """
 
@@ -43,6 +44,7 @@ class Launch:
         self.directory: str | None = parsed.dir
         self.keeps_logs = bool(parsed.log_dir) or (parsed.redirects, parsed.tee) != ("0", "0")
         self.one_machine = _is_one_machine(parsed)
+        self.preflight: bool = parsed.preflight
         if not parsed.no_python:
             _check_script(parsed)
         elif shutil.which(parsed.training_script) is None:
@@ -71,6 +73,11 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.prog = "outlast run"
     parser.description = "torchrun's flags, and:"
     parser.add_argument("--dir", default=None, help="The job's directory (default ./outlast-job).")
+    parser.add_argument(
+        "--preflight",
+        action="store_true",
+        help="Let outlast doctor look at every machine first, and leave out the sick.",
+    )
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=MAX_RESTARTS)
 

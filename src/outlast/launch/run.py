@@ -29,7 +29,8 @@ from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.health import note_gap
 from outlast.launch.membership import JobOver, Membership
-from outlast.launch.membership.handler import BACKEND
+from outlast.launch.place import BACKEND
+from outlast.launch.preflight import preflight, record
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
 from outlast.launch.together import introduce, membership
@@ -60,7 +61,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         server: one that has been started already, for this command line; closed by the caller.
 
     Returns:
-        The exit code (see :class:`outlast.errors.Exit`).
+        The exit code (see :class:`outlast.errors.Exit`), or 1 where the doctor found this machine
+        unfit.
 
     Raises:
         ConfigError: the command line, a setting or the job's directory cannot be used.
@@ -68,6 +70,9 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     """
     launch = Launch(arguments)
     settings = checked(config.load({"dir": launch.directory}))
+    examined = preflight(launch, settings) if launch.preflight else None
+    if examined is not None and examined.exit_code:
+        return examined.exit_code
     job = open_job(settings.dir, settings)
     past = Past(settings.dir).look()
     rendezvous = _rendezvous(launch, settings, job, past)
@@ -87,6 +92,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         pid=os.getpid(),
         **({"joins": True} if isinstance(rendezvous, Membership) else {}),
     )
+    if examined is not None:
+        record(examined, ledger)
     starts = Starts(launch, settings.workers_warm, say, server)
     starts.open()
     foresight = Foresight(settings, say)
@@ -99,8 +106,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:
-        kept = settings.workers_in_process
-        verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, in_process=kept)
+        verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, settings=settings)
     finally:
         starts.close()
         ledger.flush()  # so that the narrator finds it
@@ -169,7 +175,7 @@ def _attempts(
     starts: Starts,
     *,
     past: Past,
-    in_process: bool,
+    settings: config.Settings,
 ) -> Verdict:
     conf = launch.config
     spec = WorkerSpec(
@@ -195,7 +201,8 @@ def _attempts(
         policy=RestartPolicy(conf.max_restarts),
         desk=desk,
         starts=starts,
-        in_process=in_process,
+        in_process=settings.workers_in_process,
+        settings=settings,
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,

@@ -7,6 +7,7 @@ import time
 from typing import Final
 
 import msgspec
+from torch.distributed.launcher.api import LaunchConfig
 
 from outlast import config
 from outlast.errors import ConfigError, StorageError
@@ -14,8 +15,8 @@ from outlast.keeper import wire
 from outlast.keeper.process import Supervisor
 from outlast.launch.arguments import Launch
 from outlast.launch.membership import Membership
-from outlast.launch.membership.handler import own_address, place_of
 from outlast.launch.membership.messages import Go
+from outlast.launch.place import own_address, place_of
 from outlast.launch.survivors import TAKE_DOWN_S, UNWIND_S
 from outlast.ledger.goodput import number
 from outlast.ledger.job import Job
@@ -41,12 +42,7 @@ def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) 
     conf = launch.config
     if (tls := Tls.of(settings)) is not None:
         tls.client()  # files that cannot be used are said before anything is started
-    try:
-        wait_s = float(conf.rdzv_configs.get("join_timeout", JOIN_TIMEOUT_S))
-    except ValueError:
-        wait_s = 0.0
-    if not wait_s > 0:
-        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds above 0")
+    wait_s = wait_s_of(conf)
     rules = Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes)
     if settings.workers_in_process:  # a machine is ready when its survivors are
         stop_s = rules.stop_s + UNWIND_S + TAKE_DOWN_S
@@ -65,6 +61,21 @@ def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) 
         script=launch.script,
         out=left_out(past, time.time()),
     )
+
+
+def wait_s_of(conf: LaunchConfig) -> float:
+    """How long machines wait for enough others.
+
+    Raises:
+        ConfigError: what was set is no such time.
+    """
+    try:
+        wait_s = float(conf.rdzv_configs.get("join_timeout", JOIN_TIMEOUT_S))
+    except ValueError:
+        wait_s = 0.0
+    if not wait_s > 0:
+        raise ConfigError("--rdzv-conf join_timeout is not a number of seconds above 0")
+    return wait_s
 
 
 def left_out(past: Past, now_t: float) -> list[Exclusion]:

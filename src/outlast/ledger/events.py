@@ -8,6 +8,8 @@ never loses one. Times are seconds, sizes are bytes, and the unit stands last in
 event              fields besides the head
 =================  ============================================================================
 job_started        command, versions, pid, joins (true: one machine's start, perhaps of several)
+preflight          machine, fit, findings [{name, status, seen}] (that ask for something),
+                   unfit {machine: why} of the others, seconds
 attempt_formed     world_size, nodes
 resumed            step (0 on a first start), source ("from memory, local"), places, read_s,
                    skipped [{step, reason}], from_world_size
@@ -26,7 +28,10 @@ node_lost          node, reason (how, in words that go on from its name; "" if u
 left_out           node (a machine), reason, until_t, for_s, spare_only (only if another waits for
                    a place), goes (false: too few others, it stays)
 let_in             node (a machine that takes part again at its owner's word)
-hang, straggler
+straggler          node, ranks (of that machine), cause (compute, loader, burst), of (which of
+                   the first two, of a burst too), factor, since_step, step (the newest judged),
+                   own_s, others_s, lost_s (of each step), saving, over (it has recovered), action
+hang
 anomaly            step, first (the first step that it may have begun in), what ("loss"), kind
                    ("nan", "infinity", "spike"), value, usual, limit, ranks, action
 rollback           step (to go on from; 0: the start), first, batches {loop, first, last} that are
@@ -51,6 +56,7 @@ import msgspec
 
 EventName = Literal[
     "job_started",
+    "preflight",
     "attempt_formed",
     "resumed",
     "step",

@@ -16,6 +16,7 @@ from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.ledger.losses import back, wrong
+from outlast.ledger.slow import sentence as slow_sentence
 from outlast.policy.restart import ROLLED_BACK
 
 POLL_S: Final = 0.2
@@ -100,6 +101,15 @@ def sentence(event: Event) -> str:
     return teller(event) if teller else ""
 
 
+def _examined(event: Event) -> str:
+    """Of a machine that does not take part; those that do have said so themselves."""
+    if event.get("fit", True):
+        return ""
+    failed = [one for one in event.get("findings") or [] if one.get("status") == "failed"]
+    why = "; ".join(f"{one.get('name')}: {one.get('seen')}" for one in failed)
+    return f"{event.get('machine')} does not take part: {why or 'too few machines are fit'}"
+
+
 def _formed(event: Event) -> str:
     workers, nodes = event.get("world_size", 0), event.get("nodes", 1)
     where = f" on {nodes} machines" if isinstance(nodes, int) and nodes > 1 else ""
@@ -181,6 +191,7 @@ _ANSWERS: Final = {
     "ignore": "ignored, as set",
 }
 _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
+    "preflight": _examined,
     "attempt_formed": _formed,
     "resumed": _resumed,
     "worker_lost": _lost,
@@ -191,6 +202,7 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "anomaly": _anomaly,
     "rollback": _rolled_back,
     "notice": _notice,
+    "straggler": slow_sentence,
     "restart": lambda event: (
         "" if event.get("reason") == ROLLED_BACK else f"restarting: {event.get('reason')}"
     ),

@@ -106,16 +106,21 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.spot_h * spot_price + self.on_demand_h * on_demand_price
 
 
-def play(task: Task, spells: Iterable[Spell], *, on_demand: bool = True) -> Outcome:
+def play(
+    task: Task, spells: Iterable[Spell], *, on_demand: bool = True, at_most_h: float = math.inf
+) -> Outcome:
     """Go through spells until the work is done.
 
     Args:
         task: what is to be done.
         spells: one after the other, endless or long enough.
         on_demand: False never takes any: what spot alone would do, deadline or not.
+        at_most_h: hours after which it is given up.
     """
     run = _Run(task)
     for spell in spells:
+        if run.at_h > at_most_h:
+            break
         left_h = spell.hours
         while left_h > 0:
             if on_demand:

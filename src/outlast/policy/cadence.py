@@ -1,9 +1,16 @@
 """When the next checkpoint is due.
 
 A cadence in steps is exact: every multiple of it. A cadence in seconds counts from the last
-checkpoint. ``auto`` is Young's interval, T = √(2CM) (J. W. Young, CACM 17(9), 1974), from the
-measured time C that a checkpoint blocks the loop and an assumed mean time between failures M,
-within bounds; until C is known it saves once after ``first_s``.
+checkpoint. ``auto`` is the interval at which least time is lost, T = M [1 + W₀(-e^(-1-C/M))], from
+the time C that a checkpoint was measured to block the loop and the mean time M between failures
+that the job's own failures tell (:mod:`outlast.plan.posterior`). It stays within bounds; and it is
+changed only where the new one differs by a sixth, as one that is off by so much costs about a
+percent of what is lost anyway. Until C is known it saves once after ``AUTO_FIRST_S``.
+
+Failures are forgotten with the time that the job runs, so that one that moves to worse machines
+learns it within weeks. Rejected: a window of the last n failures (it forgets nothing while nothing
+fails, which is when there is something to learn); n/t alone (no answer before the first failure,
+and all hangs on one number after it).
 
 Once an early notice was heard (``Hurried``), a machine is thought to last ten minutes more.
 """
@@ -11,15 +18,46 @@ Once an early notice was heard (``Hurried``), a machine is thought to last ten m
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Final, Protocol
 
-ASSUMED_MTBF_S: Final = 10 * 3600.0  # one failure in ten hours; FACTS: the prior Γ(1, 10 h)
+import msgspec
+
+from outlast.plan.interval import Costs, exact_best_h
+from outlast.plan.posterior import Posterior
+
 AUTO_MIN_S: Final = 30.0
-AUTO_MAX_S: Final = 1800.0
+AUTO_MAX_S: Final = 4 * 3600.0
 AUTO_FIRST_S: Final = 20.0
+AUTO_MEMORY_H: Final = 500.0  # of running: after so long a failure counts 1/e of what it did
+AUTO_CHANGE: Final = 7 / 6  # times as long, or as short: less is not worth a word
+COSTS_KEPT: Final = 20
+HOUR_S: Final = 3600.0
 HURRIED_MTBF_S: Final = 600.0
 HURRIED_MIN_S: Final = 5.0
 HURRIED_MAX_S: Final = 60.0
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Another interval than before.
+
+    Attributes:
+        interval_s: from now on.
+        before_s: the one before; None for the first.
+        cost_s: what a checkpoint was measured to cost.
+        failures_per_h: that are believed in.
+        num_seen, seen_h: failures, and hours of running, that this rests on; what was forgotten
+            counts no more, so they are no whole numbers.
+        reason: what has changed, in words.
+    """
+
+    interval_s: float
+    before_s: float | None
+    cost_s: float
+    failures_per_h: float
+    num_seen: float
+    seen_h: float
+    reason: str
 
 
 class Cadence(Protocol):
@@ -28,8 +66,17 @@ class Cadence(Protocol):
     def due(self, next_step: int, now_s: float) -> bool:
         """Whether a checkpoint should be taken once ``next_step`` is complete."""
 
+    def due_s(self, step: int, now_s: float, step_s: float) -> float:
+        """When one will be due, if steps go on from ``step`` and take ``step_s`` each."""
+
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
         """A checkpoint was taken at ``step`` and blocked the loop for ``blocked_s``."""
+
+    def lost(self, now_s: float) -> None:
+        """The job has failed."""
+
+    def begun(self, now_s: float) -> None:
+        """It trains again."""
 
 
 class EverySteps:
@@ -42,8 +89,18 @@ class EverySteps:
         """Whether ``next_step`` is a multiple."""
         return next_step % self.steps == 0
 
+    def due_s(self, step: int, now_s: float, step_s: float) -> float:
+        """After the steps that are missing."""
+        return now_s + (self.steps - step % self.steps) * step_s
+
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
         """Nothing to learn."""
+
+    def lost(self, now_s: float) -> None:
+        """Nor here."""
+
+    def begun(self, now_s: float) -> None:
+        """Nor here."""
 
 
 class EverySeconds:
@@ -55,37 +112,108 @@ class EverySeconds:
 
     def due(self, next_step: int, now_s: float) -> bool:
         """Whether the time has come."""
-        return now_s - self._last_s >= self.seconds
+        return now_s >= self._last_s + self.seconds
+
+    def due_s(self, step: int, now_s: float, step_s: float) -> float:
+        """When they will have passed."""
+        return self._last_s + self.seconds
 
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
         """Count from here."""
         self._last_s = now_s
 
+    def lost(self, now_s: float) -> None:
+        """Nothing to learn."""
+
+    def begun(self, now_s: float) -> None:
+        """Count from here."""
+        self._last_s = now_s
+
 
 class Auto:
-    """Young's interval from the measured cost, within bounds."""
+    """The interval at which least is lost, from measured cost and observed failures.
 
-    def __init__(self, start_s: float, mtbf_s: float = ASSUMED_MTBF_S) -> None:
-        self._last_s = start_s
-        self._mtbf_s = mtbf_s
-        self._cost_s: float | None = None
+    Args:
+        start_s: when training begins.
+        known: what is known of failures; nothing unless it is given.
+    """
+
+    def __init__(self, start_s: float, known: Posterior | None = None) -> None:
+        self._last_s = self._told_s = start_s
+        self._known = known or Posterior()
+        self._costs_s: deque[float] = deque(maxlen=COSTS_KEPT)
+        self._chosen: Change | None = None
+        self._untold: Change | None = None
 
     @property
     def interval_s(self) -> float:
         """Seconds from one checkpoint to the next."""
-        if self._cost_s is None:
-            return AUTO_FIRST_S
-        young = math.sqrt(2 * self._cost_s * self._mtbf_s)
-        return min(max(young, AUTO_MIN_S), AUTO_MAX_S)
+        return self._chosen.interval_s if self._chosen else AUTO_FIRST_S
 
     def due(self, next_step: int, now_s: float) -> bool:
         """Whether the interval has passed."""
-        return now_s - self._last_s >= self.interval_s
+        return now_s >= self._last_s + self.interval_s
+
+    def due_s(self, step: int, now_s: float, step_s: float) -> float:
+        """When it will have passed."""
+        return self._last_s + self.interval_s
 
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
-        """Learn the cost: the dearest seen, so that a lucky first save does not shorten it."""
+        """Learn what one costs: the mean of the latest."""
+        self._ran(now_s, 0)
         self._last_s = now_s
-        self._cost_s = max(blocked_s, self._cost_s or 0.0)
+        self._costs_s.append(blocked_s)
+        self._choose()
+
+    def lost(self, now_s: float) -> None:
+        """Learn from a failure."""
+        self._ran(now_s, 1)
+        self._choose()
+
+    def begun(self, now_s: float) -> None:
+        """Count from here: while the job was down it could not fail."""
+        self._last_s = self._told_s = now_s
+
+    def changed(self) -> Change | None:
+        """The latest change that was not asked for yet."""
+        change, self._untold = self._untold, None
+        return change
+
+    def _ran(self, now_s: float, failures: int) -> None:
+        hours = max(now_s - self._told_s, 0.0) / HOUR_S
+        self._told_s = now_s
+        self._known = self._known.after(hours, failures, AUTO_MEMORY_H)
+
+    def _choose(self) -> None:
+        if not self._costs_s:
+            return
+        cost_s, per_h = sum(self._costs_s) / len(self._costs_s), self._known.mean_per_h
+        best_h = exact_best_h(Costs(checkpoint_h=cost_s / HOUR_S), per_h)
+        wanted_s = min(max(best_h * HOUR_S, AUTO_MIN_S), AUTO_MAX_S)
+        before = self._chosen
+        if before and 1 / AUTO_CHANGE < wanted_s / before.interval_s < AUTO_CHANGE:
+            return
+        self._chosen = self._untold = Change(
+            interval_s=wanted_s,
+            before_s=before.interval_s if before else None,
+            cost_s=cost_s,
+            failures_per_h=per_h,
+            num_seen=self._known.num_seen,
+            seen_h=self._known.seen_h,
+            reason=_reason(before, cost_s, per_h),
+        )
+
+
+def _reason(before: Change | None, cost_s: float, per_h: float) -> str:
+    """Which of the two has changed more."""
+    if before is None:
+        return "the first checkpoint was measured"
+    if not before.cost_s or not cost_s:
+        return "checkpoints take another time"
+    by_cost, by_rate = math.log(cost_s / before.cost_s), math.log(per_h / before.failures_per_h)
+    if abs(by_cost) > abs(by_rate):
+        return f"checkpoints block training for {'longer' if by_cost > 0 else 'less long'}"
+    return f"the job fails {'more often' if by_rate > 0 else 'less often'}"
 
 
 class Hurried:
@@ -102,6 +230,11 @@ class Hurried:
             return True
         return self.inner.due(next_step, now_s)
 
+    def due_s(self, step: int, now_s: float, step_s: float) -> float:
+        """When the earlier of both will."""
+        own_s = now_s if self._last_s is None else self._last_s + self._interval_s
+        return min(own_s, self.inner.due_s(step, now_s, step_s))
+
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
         """Count from here."""
         self._last_s = now_s
@@ -109,11 +242,29 @@ class Hurried:
         self._interval_s = min(max(young, HURRIED_MIN_S), HURRIED_MAX_S)
         self.inner.taken(step, now_s, blocked_s)
 
+    def lost(self, now_s: float) -> None:
+        """The other cadence may learn from it."""
+        self.inner.lost(now_s)
 
-def cadence(steps: int | None, seconds: float | None, now_s: float) -> Cadence:
-    """The cadence that the settings ask for: by steps, by seconds, or (both None) automatic."""
+    def begun(self, now_s: float) -> None:
+        """Again at once."""
+        self._last_s = None
+        self.inner.begun(now_s)
+
+
+def cadence(
+    steps: int | None, seconds: float | None, now_s: float, known: Posterior | None = None
+) -> Cadence:
+    """The cadence that the settings ask for: by steps, by seconds, or (both None) automatic.
+
+    Args:
+        steps: as it is set.
+        seconds: likewise.
+        now_s: when training begins.
+        known: what is known of the job's failures.
+    """
     if steps is not None:
         return EverySteps(steps)
     if seconds is not None:
         return EverySeconds(seconds, now_s)
-    return Auto(now_s)
+    return Auto(now_s, known)

@@ -19,6 +19,7 @@ from outlast.errors import ConfigError
 from outlast.reduce.buckets import Bucket, group
 from outlast.reduce.exchange import open_exchange
 from outlast.reduce.tree import Plan
+from outlast.reduce.waiting import waiting
 
 
 class Gradients:
@@ -114,7 +115,8 @@ class Gradients:
         Raises:
             RuntimeError: a worker is gone.
         """
-        self._exchange.finish()
+        with waiting():
+            self._exchange.finish()
 
     def give(self, present: Sequence[bool]) -> None:
         """Give each parameter its gradient, and those that no shard has reached none."""

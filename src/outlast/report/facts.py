@@ -17,6 +17,7 @@ from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, goodput, in_order, whole
 from outlast.ledger.incidents import Incident, incidents
+from outlast.ledger.slow import Slow, lost_to_waiting_s, slow_ranks
 
 State = Literal[
     "not started",
@@ -49,10 +50,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         workers: the job's time in worker-seconds.
         machines: the same in machine-seconds.
         incidents: what went wrong.
+        slow_ranks: whom the others had to wait for.
+        waited_s: seconds that each worker has waited for them, an estimate; productive time.
         committed_step: the newest step with a commit, or None.
         last_event_t: wall-clock time of the newest event, or None.
         price: per machine and hour, or None.
         priced_as: "spot" or "on demand".
+        unfit: machines that the doctor found unfit before the last start, with why.
     """
 
     job: str
@@ -62,10 +66,13 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     workers: Goodput
     machines: Goodput
     incidents: list[Incident]
+    slow_ranks: list[Slow]
+    waited_s: float
     committed_step: int | None
     last_event_t: float | None
     price: float | None
     priced_as: str
+    unfit: dict[str, str] = {}
 
     @property
     def cost(self) -> float | None:
@@ -102,6 +109,7 @@ def facts(
     ordered = in_order(events)
     state, end = _state(ordered)
     exit_code = None if end is None else end.get("exit_code")
+    slow = slow_ranks(ordered)
     committed = [whole(event) or 0 for event in ordered if event.event == "commit"]
     return Facts(
         job=ordered[-1].job if ordered else "",
@@ -111,10 +119,13 @@ def facts(
         workers=goodput(ordered, now),
         machines=goodput(ordered, now, count="machines"),
         incidents=incidents(ordered),
+        slow_ranks=slow,
+        waited_s=lost_to_waiting_s(slow),
         committed_step=max(committed, default=None),
         last_event_t=ordered[-1].t if ordered else None,
         price=price_on_demand if price_spot is None else price_spot,
         priced_as="on demand" if price_spot is None else "spot",
+        unfit=_unfit(ordered),
     )
 
 
@@ -151,6 +162,9 @@ def to_json(
         "price_per_machine_hour": job.price,
         "cost": job.cost,
         "cost_lost": job.cost_lost,
+        "waited_for_slow_ranks_s": job.waited_s,
+        "slow_ranks": msgspec.to_builtins(job.slow_ranks),
+        "unfit": job.unfit,
         "incidents": [_incident_json(incident) for incident in job.incidents],
     }
 
@@ -164,6 +178,26 @@ def _incident_json(incident: Incident) -> dict[str, Any]:
         "detected_after_s": incident.detected_t - incident.began_t,
         "back_after_s": None if incident.back_t is None else incident.back_t - incident.began_t,
     }
+
+
+def _unfit(ordered: list[Event]) -> dict[str, str]:
+    """Machine → why; one that was found fit since is not among them."""
+    found: dict[str, str] = {}
+    for event in ordered:
+        if event.event != "preflight":
+            continue
+        machine = str(event.get("machine"))
+        found.pop(machine, None)
+        if not event.get("fit", True):
+            found[machine] = "; ".join(
+                f"{one.get('name')}: {one.get('seen')}"
+                for one in event.get("findings") or []
+                if one.get("status") == "failed"
+            )
+        unfit = event.get("unfit")
+        if isinstance(unfit, dict):
+            found |= {str(name): str(why) for name, why in unfit.items()}
+    return found
 
 
 def _state(ordered: list[Event]) -> tuple[State, Event | None]:

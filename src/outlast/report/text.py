@@ -14,6 +14,7 @@ from rich.text import Text
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, Part
 from outlast.ledger.incidents import Incident
+from outlast.ledger.slow import Slow
 from outlast.report import humanise
 from outlast.report.facts import Facts, facts
 
@@ -142,6 +143,12 @@ def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
         ),
         _line("incidents", _incidents_words(job.incidents)),
     ]
+    if job.slow_ranks:
+        lines.append(_line("slow", _slow_words(job)))
+    lines += [
+        _line("preflight", f"{machine} was left out: {why}")
+        for machine, why in sorted(job.unfit.items())
+    ]
     if job.cost is not None and job.cost_lost is not None:
         words = f"{job.cost:,.2f}, of which {job.cost_lost:,.2f} lost"
         price = f"{job.price:g} per machine and hour, {job.priced_as}"
@@ -161,6 +168,30 @@ def _headline(job: Facts, now: float | None) -> Text:
 
 def _line(name: str, words: str) -> Text:
     return Text(f"  {name:<10}", style="dim").append(words, style="not dim")
+
+
+def slow_line(slow: Slow) -> Text:
+    """One slow rank, and what it has cost."""
+    who = f"rank{'s' * (len(slow.ranks) > 1)} {', '.join(map(str, slow.ranks))} on {slow.node}"
+    what = {"loader": "slow to get data", "burst": "slow for some steps"}.get(slow.cause, "slow")
+    line = Text(who, style="bold").append(f": {what}", style="not bold")
+    steps = f"steps {slow.since_step} to {slow.until_step}"
+    cost = f"about {humanise.seconds(slow.lost_s)} lost waiting"
+    so_far = "" if slow.over else " so far"
+    return line.append(
+        f", {slow.factor:.3g} times a usual step, {steps}{so_far}, {cost}", style="not bold"
+    )
+
+
+def _slow_words(job: Facts) -> str:
+    lasting = [one for one in job.slow_ranks if one.cause != "burst"]
+    bursts = len(job.slow_ranks) - len(lasting)
+    words = [humanise.count(len(lasting), "slow rank")] if lasting else []
+    words += [humanise.count(bursts, "burst")] if bursts else []
+    return (
+        f"{' and '.join(words)}; about {humanise.seconds(job.waited_s)} of the steps' time were "
+        "lost waiting for them (an estimate, part of the productive time)"
+    )
 
 
 def _incidents_words(found: list[Incident]) -> str:

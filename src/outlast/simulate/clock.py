@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable
 
 
@@ -19,11 +20,18 @@ class Clock:
         """Do ``what`` in ``delay_s`` from now; of two at one moment the first asked for."""
         heapq.heappush(self._due, (self.now_s + max(delay_s, 0.0), next(self._numbers), what))
 
+    def step(self, until_s: float) -> bool:
+        """Let the next thing happen if it is due until then; whether there was one."""
+        if not self._due or self._due[0][0] > until_s or self._due[0][0] == math.inf:
+            return False
+        self.now_s, _, what = heapq.heappop(self._due)
+        what()
+        return True
+
     def run(self, until_s: float) -> None:
         """Let everything happen that is due until then."""
-        while self._due and self._due[0][0] <= until_s:
-            self.now_s, _, what = heapq.heappop(self._due)
-            what()
+        while self.step(until_s):
+            pass
         self.now_s = until_s
 
 

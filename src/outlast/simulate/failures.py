@@ -6,12 +6,13 @@ reset that everybody sees, in silence, or with a notice. Recorded traces give mo
 
 from __future__ import annotations
 
-import csv
 import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from outlast.simulate.traces import Trace, read
 
 DAY_S: Final = 86_400.0
 LLAMA_3: Final = 4.74e-4  # unexpected stops per GPU-day: 419 in 54 days on 16,384 GPUs
@@ -87,46 +88,39 @@ def of_bamboo(path: Path, machines: int, chance: random.Random) -> Iterator[Loss
 
     Removals at one moment are one reclaim; a removed node's machines come back with the next add.
     """
-    with path.open() as file:
-        rows = [(int(ms) / 1000, what, name) for ms, what, name in csv.reader(file)]
-    num_nodes = _most_at_once(rows)
-    share = max(machines // num_nodes, 1)
-    slots: dict[str, int] = {}
-    free = list(range(num_nodes))
-    adds = [at_s for at_s, what, _ in rows if what == "add"]
-    going: dict[float, list[int]] = {}
-    for at_s, what, name in rows:
-        if what == "add" and free:
-            slots[name] = free.pop(0)
-        elif what == "remove" and name in slots:
-            slot = slots.pop(name)
-            free.append(slot)
-            first = slot * share
-            going.setdefault(at_s, []).extend(range(first, min(first + share, machines)))
-    for at_s, together in sorted(going.items()):
-        back_s = min((add - at_s for add in adds if add > at_s), default=math.inf)
-        how = "notice" if chance.random() < 0.5 else "reset"
-        yield Loss(at_s, tuple(together), how, back_s=back_s)
+    trace = read(path)
+    share = max(machines // trace.machines, 1)
+    adds = [change.at_s for change in trace.changes if change.came]
+    for at_s, _, slots in in_slots(trace):
+        if slots:
+            first = [slot * share for slot in slots]
+            together = [one for slot in first for one in range(slot, min(slot + share, machines))]
+            back_s = min((add - at_s for add in adds if add > at_s), default=math.inf)
+            how = "notice" if chance.random() < 0.5 else "reset"
+            yield Loss(at_s, tuple(together), how, back_s=back_s)
+
+
+def in_slots(trace: Trace) -> Iterator[tuple[float, tuple[int, ...], tuple[int, ...]]]:
+    """A fleet's changes as (moment, slots that were filled, slots that became empty).
+
+    A machine that comes takes the slot that has been empty for longest.
+    """
+    free, slots = list(range(trace.machines)), dict[str, int]()
+    for change in trace.changes:
+        came, went = [], []
+        for node in change.went:
+            free.append(slots[node])
+            went.append(slots.pop(node))
+        for node in change.came:
+            slots[node] = free.pop(0)
+            came.append(slots[node])
+        yield change.at_s, tuple(came), tuple(went)
 
 
 def of_lanl(path: Path, machines: int, *, hours: float, first_hour: float = 0.0) -> Iterator[Loss]:
     """LANL's node failures (``t_hours,node,downtime_min``); records of one moment go together."""
-    going: dict[float, list[tuple[int, float]]] = {}
-    with path.open() as file:
-        for row in csv.DictReader(file):
-            at_h = float(row["t_hours"]) - first_hour
-            if 0 <= at_h <= hours:
-                down_s = 60 * float(row["downtime_min"])
-                going.setdefault(at_h, []).append((int(row["node"]) % machines, down_s))
-    for at_h, some in sorted(going.items()):
-        together = tuple(dict.fromkeys(node for node, _ in some))
-        yield Loss(at_h * 3600, together, "reset", back_s=max(down_s for _, down_s in some))
-
-
-def _most_at_once(rows: list[tuple[float, str, str]]) -> int:
-    here: set[str] = set()
-    most = 1
-    for _, what, name in rows:
-        (here.add if what == "add" else here.discard)(name)
-        most = max(most, len(here))
-    return most
+    for change in read(path).changes:
+        at_s = change.at_s - 3600 * first_hour
+        if 0 <= at_s <= 3600 * hours:
+            together = tuple(dict.fromkeys(int(node) % machines for node in change.went))
+            yield Loss(at_s, together, "reset", back_s=change.back_s)

@@ -143,6 +143,11 @@ class Engine:
         with self._changed:
             return self._why_not() in ("", AGREEING)
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save is under way, as far as this moment knows."""
+        return bool(self._flights)
+
     def _why_not(self) -> str:
         if len(self._flights) >= self._room.num_buffers:
             return "the save before it is still being written"

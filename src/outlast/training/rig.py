@@ -58,6 +58,7 @@ from outlast.training.regain import Regained
 from outlast.training.restore import Restore
 from outlast.training.samples import Samples
 from outlast.training.states import States
+from outlast.training.timing import Meter
 from outlast.training.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -324,6 +325,11 @@ class Rig:
         if stops:
             return int(Exit.GAVE_UP)
         return int(Exit.ROLLED_BACK if self._under_agent else Exit.DRAINED)
+
+    def meter(self) -> Meter:
+        """What measures this worker's steps."""
+        alone, engine = self.link.world_size == 1, self.engine
+        return Meter(self.beat, alone=alone, is_saving=lambda: engine.is_saving)
 
     def prepare(self, step: int, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
         """After the first step of an attempt: have everything ready for the first save."""

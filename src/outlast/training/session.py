@@ -23,7 +23,6 @@ from typing import Any, Final, Self, TypeVar
 
 from outlast import config
 from outlast.attempt.agreement import Action, Agreement
-from outlast.attempt.beat import Phase
 from outlast.attempt.over import over
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
@@ -94,6 +93,7 @@ class Session:
             self._leaving = Leaving(self._rig, self._signals, where)
             self._ending = Ending(self._rig, self._state, self._snapshot)
             self._streams = Streams(self._rig.link)
+            self._meter = self._rig.meter()
             try:
                 self._resume()
                 self._position.leave_out(self._rig.judging.rollbacks)
@@ -210,23 +210,23 @@ class Session:
         with excepthook.one_line_errors():
             self._open(loader, epochs)
         self._in_loop, self._end_random = True, None
-        beat = self._rig.beat
-        beat.phase(Phase.STARTING)
+        meter = self._meter
+        meter.open(self._objects.stateful.values())
         self._ending.begin()
         self._keep()
         try:
             while until is None or self.step < until:
                 self._boundary()
-                beat.phase(Phase.LOADING)
+                meter.loading()
                 try:
                     batch = self._position.next(self.step)
                 except StopIteration:
                     break
                 self._at_boundary = False
-                beat.phase(Phase.STEPPING)
+                meter.stepping()
                 yield batch
-                beat.phase(Phase.SAVING)
                 self.step += 1
+                meter.ended(self.step)
                 self._at_boundary = True
                 self._position.completed()
                 self._rig.completed(self.step, *self._position.batch)
@@ -235,7 +235,7 @@ class Session:
                     self._prepare()
         finally:
             self._in_loop = False
-            beat.phase(Phase.OUTSIDE)
+            meter.close()
             self._agreement.leave(self.step)
         self._end_random = random_state.capture()
         self._act_on_last_boundary()
@@ -331,7 +331,9 @@ class Session:
     def _before_optimizer(self) -> None:
         start_s = time.monotonic()
         self._rig.engine.before_optimizer()
-        self._rig.samples.stalled(time.monotonic() - start_s)
+        stalled_s = time.monotonic() - start_s
+        self._rig.samples.stalled(stalled_s)
+        self._meter.updating(stalled_s)
         if self._keeping is not None and self._in_loop:
             self._keeping.before_optimizer()
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import ConfigError
-from outlast.launch.membership.handler import place_of
+from outlast.launch.place import place_of
 
 
 def test_a_directory_or_a_bucket():

@@ -23,6 +23,16 @@ def event(name, *, rank=None, attempt=1, on=socket.gethostname(), **fields):  # 
         (event("attempt_formed", attempt=3, world_size=8), "attempt 3: 8 workers"),
         (event("attempt_formed", world_size=8, nodes=1), "attempt 1: 8 workers"),
         (event("attempt_formed", world_size=8, nodes=2), "attempt 1: 8 workers on 2 machines"),
+        (event("preflight", machine="b", fit=True), ""),
+        (
+            event(
+                "preflight",
+                machine="b",
+                fit=False,
+                findings=[{"name": "clock", "status": "failed", "seen": "30 s ahead"}],
+            ),
+            "b does not take part: clock: 30 s ahead",
+        ),
         (event("node_lost", on="b"), "machine b was lost"),
         (event("node_lost", on="b", reason="has ended"), "machine b was lost (it has ended)"),
         (

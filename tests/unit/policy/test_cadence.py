@@ -6,8 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from outlast.plan.interval import Costs, exact_best_h
+from outlast.plan.posterior import Posterior
 from outlast.policy.cadence import (
-    ASSUMED_MTBF_S,
     AUTO_FIRST_S,
     AUTO_MAX_S,
     AUTO_MIN_S,
@@ -37,25 +38,76 @@ def test_seconds_count_from_the_start_and_then_from_the_last():
     assert every.due(3, 126.0)
 
 
-def test_auto_saves_once_early_and_then_by_youngs_formula():
-    auto = Auto(start_s=0.0, mtbf_s=36000.0)
+def test_auto_saves_once_early_and_then_by_the_exact_formula():
+    auto = Auto(start_s=0.0)
     assert auto.interval_s == AUTO_FIRST_S
     assert not auto.due(1, AUTO_FIRST_S - 0.1)
     assert auto.due(1, AUTO_FIRST_S)
-    auto.taken(1, AUTO_FIRST_S, blocked_s=0.5)
-    assert auto.interval_s == pytest.approx(math.sqrt(2 * 0.5 * 36000.0))
+    assert auto.due_s(0, 5.0, 1.0) == AUTO_FIRST_S
+    auto.taken(1, AUTO_FIRST_S, blocked_s=60.0)
+    known = Posterior().after(AUTO_FIRST_S / 3600, 0)
+    best_s = 3600 * exact_best_h(Costs(checkpoint_h=1 / 60), known.mean_per_h)
+    assert auto.interval_s == pytest.approx(best_s)
+    assert best_s == pytest.approx(math.sqrt(2 * 60 * 36000), rel=0.03)  # about Young's
     assert not auto.due(2, AUTO_FIRST_S + auto.interval_s - 0.1)
     assert auto.due(2, AUTO_FIRST_S + auto.interval_s)
 
 
-def test_auto_learns_the_dearest_cost():
+def test_auto_learns_the_mean_cost_and_lets_go_of_a_dear_first_one():
     auto = Auto(start_s=0.0)
-    auto.taken(1, 0.0, 2.0)
+    auto.taken(1, 0.0, 10.0)
     dear = auto.interval_s
-    auto.taken(2, 0.0, 0.001)
-    assert auto.interval_s == dear
-    auto.taken(3, 0.0, 4.0)
-    assert auto.interval_s == pytest.approx(dear * math.sqrt(2))
+    for step in range(2, 22):
+        auto.taken(step, 0.0, 1.0)
+    assert auto.interval_s == pytest.approx(dear / math.sqrt(10), rel=0.17)
+    change = auto.changed()
+    assert change is not None
+    assert change.reason == "checkpoints block training for less long"
+    assert auto.changed() is None
+
+
+def test_auto_saves_more_often_when_the_job_fails_and_less_often_when_it_does_not():
+    auto = Auto(start_s=0.0)
+    auto.taken(1, 20.0, 10.0)
+    before = auto.interval_s
+    now_s = 20.0
+    for _ in range(5):
+        now_s += 600.0
+        auto.lost(now_s)
+        now_s += 3600.0  # down: no time in which it could fail
+        auto.begun(now_s)
+    often = auto.interval_s
+    # 1 in 10 h has become 6 in 10.8 h.
+    assert often == pytest.approx(before / math.sqrt(6 * 10 / 10.84), rel=0.17)
+    change = auto.changed()
+    assert change is not None
+    assert change.reason == "the job fails more often"
+    assert change.num_seen == pytest.approx(4, rel=0.01)  # the fifth was no sixth more
+    assert change.seen_h == pytest.approx(4 / 6, rel=0.02)
+    for _ in range(400):  # three weeks without any
+        now_s += 3600.0
+        auto.taken(2, now_s, 10.0)
+    assert auto.interval_s > before
+    change = auto.changed()
+    assert change is not None
+    assert change.reason == "the job fails less often"
+
+
+@pytest.mark.parametrize(("times", "changes"), [(1.3, False), (1 / 1.3, False), (1.5, True)])
+def test_a_little_is_no_change(times, changes):
+    auto = Auto(start_s=0.0)
+    auto.taken(1, 0.0, 10.0)
+    auto.changed()
+    for step in range(2, 50):
+        auto.taken(step, 0.0, 10.0 * times)  # the interval goes with the root
+    assert (auto.changed() is not None) == changes
+
+
+def test_what_is_known_from_before_counts():
+    known = Posterior(num_seen=20, seen_h=10.0)
+    auto = Auto(0.0, known)
+    auto.taken(1, 0.0, 1.0)
+    assert auto.interval_s == pytest.approx(math.sqrt(2 * 1 * 20 * 3600 / 21), rel=0.03)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=5))
@@ -82,7 +134,10 @@ def test_which_one_the_settings_ask_for():
     auto = cadence(None, None, 5.0)
     assert isinstance(auto, Auto)
     assert (auto.due(1, 24.9), auto.due(1, 25.0)) == (False, True)
-    assert ASSUMED_MTBF_S == 36000.0
+    known = cadence(None, None, 5.0, Posterior(num_seen=5, seen_h=1.0))
+    auto.taken(1, 5.0, 1.0)
+    known.taken(1, 5.0, 1.0)
+    assert known.due_s(1, 5.0, 1.0) < auto.due_s(1, 5.0, 1.0)
 
 
 def test_hurried_saves_at_once_and_then_as_young_has_it_for_ten_minutes():
@@ -97,6 +152,22 @@ def test_hurried_saves_at_once_and_then_as_young_has_it_for_ten_minutes():
     hurried.taken(3, 35.0, blocked_s=60.0)
     assert not hurried.due(4, 94.9)
     assert hurried.due(4, 95.0)
+
+
+def test_when_each_will_be_due():
+    assert EverySteps(5).due_s(7, 100.0, 2.0) == 106.0
+    assert EverySteps(5).due_s(10, 100.0, 2.0) == 110.0
+    every = EverySeconds(10.0, start_s=100.0)
+    assert every.due_s(3, 104.0, 2.0) == 110.0
+    every.begun(120.0)
+    assert every.due_s(3, 121.0, 2.0) == 130.0
+    hurried = Hurried(EverySeconds(10.0, start_s=0.0))
+    assert hurried.due_s(1, 3.0, 1.0) == 3.0
+    hurried.taken(1, 3.0, blocked_s=0.75)  # 30 s
+    assert hurried.due_s(1, 3.0, 1.0) == 13.0
+    hurried.lost(20.0)
+    hurried.begun(21.0)
+    assert hurried.due_s(1, 21.0, 1.0) == 21.0
 
 
 def test_hurried_takes_what_the_other_cadence_takes_too():

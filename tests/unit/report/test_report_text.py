@@ -11,7 +11,7 @@ from outlast.ledger.events import Event
 from outlast.ledger.goodput import PARTS, Goodput
 from outlast.ledger.incidents import Incident
 from outlast.report.facts import facts, to_json
-from outlast.report.text import incident_lines, summary, where_time_went
+from outlast.report.text import incident_lines, slow_line, summary, where_time_went
 
 _MONO = itertools.count()
 
@@ -200,6 +200,26 @@ def test_the_reason_of_the_end_is_told():
     assert plain(summary(events))[0] == "job tiny: gave up (3 restarts)"
 
 
+def examined(t, machine, *, fit, **more):
+    sick = [{"name": "clock", "status": "failed", "seen": "30 s ahead"}]
+    return ev(t, "preflight", 0, machine=machine, fit=fit, findings=[] if fit else sick, **more)
+
+
+def test_machines_that_the_doctor_found_unfit_are_told_until_they_are_fit():
+    events = [*killed()[:-1], examined(50.0, "a", fit=True, unfit={"b": "disk"})]
+    events.append(examined(60.0, "c", fit=False))
+    assert facts(events).unfit == {"b": "disk", "c": "clock: 30 s ahead"}
+    assert "  preflight b was left out: disk" in plain(summary(events))
+    events.append(examined(70.0, "c", fit=True, unfit={}))
+    assert to_json(events)["unfit"] == {"b": "disk"}
+
+
+def test_an_examination_after_the_end_is_no_time_of_the_job():
+    before = facts(killed())
+    after = facts([*killed(), examined(9000.0, "c", fit=False)])
+    assert (after.state, after.workers) == (before.state, before.workers)
+
+
 def test_money_is_for_machines_that_were_held():
     events = [*killed()[:-1], ev(3300.0, "drained", 2, step=1800, committed=True)]
     events += [ev(3300.0, "job_finished", 2, exit_code=75), ev(9300.0, "job_started", 2)]
@@ -238,3 +258,34 @@ def test_the_console_decides_on_colour(terminal):
     for line in [*summary(killed()), *where_time_went(facts(killed()).workers)]:
         console.print(line)
     assert ("\x1b" in console.file.getvalue()) is terminal
+
+
+def slow(t, step, **fields):
+    given = {"node": "b", "ranks": [3], "cause": "compute", "of": "compute", "factor": 1.5}
+    given |= {"since_step": 401, "lost_s": 0.5, "over": False, "action": "report"}
+    return ev(t, "straggler", 1, 3, step=step, **{**given, **fields})
+
+
+def test_slow_ranks_are_told_with_what_they_have_cost():
+    story = [*killed()[:4], slow(700.0, 430), slow(900.0, 600, over=True)]
+    burst = {"cause": "burst", "over": True, "ranks": [1], "since_step": 900, "lost_s": 0.1}
+    story.append(slow(950.0, 909, **burst))
+    job = facts(story)
+    assert job.waited_s == pytest.approx(101.0)
+    often = "1.5 times a usual step"
+    assert plain([slow_line(one) for one in job.slow_ranks]) == [
+        f"rank 3 on b: slow, {often}, steps 401 to 600, about 1 min 40 s lost waiting",
+        f"rank 1 on b: slow for some steps, {often}, steps 900 to 909, about 1.0 s lost waiting",
+    ]
+    (line,) = [line for line in plain(summary(story)) if "slow rank" in line]
+    assert line == (
+        "  slow      1 slow rank and 1 burst; about 1 min 41 s of the steps' time were lost "
+        "waiting for them (an estimate, part of the productive time)"
+    )
+    data = json.loads(json.dumps(to_json(story)))
+    assert data["waited_for_slow_ranks_s"] == pytest.approx(101.0)
+    assert [one["ranks"] for one in data["slow_ranks"]] == [[3], [1]]
+
+
+def test_nothing_is_said_of_slow_ranks_where_there_are_none():
+    assert not [line for line in plain(summary(killed())) if "slow" in line]

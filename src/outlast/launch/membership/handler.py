@@ -9,10 +9,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import re
 import socket
 import sys
 import time
@@ -54,13 +52,13 @@ from outlast.launch.membership.messages import (
     Over,
 )
 from outlast.launch.membership.node import Node
+from outlast.launch.place import BACKEND, own_address, place_of
 from outlast.ledger.narrator import say
 from outlast.peer.key import job_key
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.membership import Rules
 from outlast.storage import open_storage
 
-BACKEND: Final = "outlast"
 SILENCE_S: Final = 3.0
 WORDS_S: Final = 3.0  # before it is said what is waited for
 STORE_S: Final = 60.0
@@ -68,7 +66,6 @@ STORE_TRY: Final = timedelta(seconds=5)
 CLOSING_S: Final = 2.0
 FINISH_S: Final = 15.0  # for a coordinator to hear that the job is to end, and say so
 REASON_MAX: Final = 4000  # characters
-_ADDRESS: Final = re.compile(r"[^/]*:\d+")
 _IDENTICAL: Final = "TORCH_ELASTIC_WORKER_IDENTICAL"
 
 
@@ -464,30 +461,6 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     )
 
 
-def place_of(endpoint: str) -> str:
-    """The directory or bucket that an endpoint names.
-
-    Raises:
-        ConfigError: it is a machine's address, as other rendezvous want one.
-    """
-    if "://" in endpoint:
-        return endpoint
-    if _ADDRESS.fullmatch(endpoint):
-        raise ConfigError(
-            f"--rdzv-endpoint {endpoint} is an address; for --rdzv-backend {BACKEND} name a "
-            "directory or bucket that all machines share"
-        )
-    return os.path.abspath(endpoint)  # noqa: PTH100 - as given, for every machine
-
-
 def rules_of(parameters: RendezvousParameters) -> Rules:
     """What torch's flags say about machines."""
     return Rules(min_nodes=parameters.min_nodes, max_nodes=parameters.max_nodes)
-
-
-def own_address() -> str:
-    """An address of this machine that others may reach: that of its default route, or loopback."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # a documentation address; nothing is sent
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"

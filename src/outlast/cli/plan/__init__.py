@@ -1,0 +1,96 @@
+"""``outlast plan``: know before you rent.
+
+One module a question; ``answer`` is what they share, ``facts`` where their numbers come from.
+Nothing here imports torch, scipy or rich: an answer takes less than half a second from the start.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from outlast.cli.plan.answer import shown
+from outlast.cli.plan.facts import cost_flags, rate_flags
+from outlast.cli.quantities import BANDWIDTH, DAYS, GPUS, PARAMETERS, PRICE, SIZE, SPAN
+from outlast.tiers import nearest
+
+_COMMANDS = {
+    "failures": "how often will I be interrupted?",
+    "interval": "how often should I save?",
+    "spot": "what will it cost on spot and on demand, and where does the choice flip?",
+    "budget": "what do failures cost?",
+    "flush": "can I flush within the notice?",
+    "memory": "does staging fit in memory?",
+    "zones": "over how many zones?",
+    "spares": "how many spares?",
+    "restarts": "how many restarts?",
+    "replicas": "should the state be replicated?",
+    "deadline": "will I meet the deadline?",
+}
+
+
+class _Questions(click.Group):
+    """Loads a question's module when it is asked."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        found: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS:
+            raise click.UsageError(
+                f"plan {args[0]} is not a question;{nearest(args[0], tuple(_COMMANDS))}"
+            )
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Questions"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(name="plan", cls=_Questions, invoke_without_command=True)
+@rate_flags
+@cost_flags
+@click.option("--days", type=DAYS, help="How long it runs.")
+@click.option("--spot", "spot_price", type=PRICE, help="Price per hour.")
+@click.option("--on-demand", "on_demand_price", type=PRICE, help="Price per hour.")
+@click.option("--price", type=PRICE, help="Per GPU and hour.")
+@click.option("--state", "state_bytes", type=SIZE, help="Of the whole job: 640GB.")
+@click.option("--params", type=PARAMETERS, help="Of the model: 7B.")
+@click.option("--bandwidth", type=BANDWIDTH, help="Of each machine, to storage: 1.5GB/s.")
+@click.option("--notice", "notice_h", type=SPAN, help="From the platform's word to the end: 120s.")
+@click.option("--nodes", type=GPUS, help="Machines that share the state.")
+@shown
+@click.pass_context
+def command(ctx: click.Context, /, *, as_json: bool, plot: Path | None, **given: Any) -> None:
+    """Know before you rent: failures, intervals, prices, room and deadlines.
+
+    Without anything it plans the job in this directory from what that has measured, or else shows
+    a worked example. With flags it answers each question that they are enough for.
+    """
+    if ctx.invoked_subcommand is not None:
+        said = [
+            parameter.opts[0]
+            for parameter in ctx.command.params
+            if parameter.name
+            and ctx.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+        ]
+        if said:
+            raise click.UsageError(
+                f"{said[0]} stands before {ctx.invoked_subcommand}; write outlast plan "
+                f"{ctx.invoked_subcommand} {said[0]} …"
+            )
+        return
+    from outlast.cli.plan.overview import overview
+
+    overview(given, as_json=as_json, plot=plot)

@@ -1,0 +1,118 @@
+"""What every question of ``outlast plan`` gives back, and how it is shown.
+
+An answer is data first: ``--json`` prints it as one object, each number with its unit in its name.
+Text is made of the same numbers. What is endless is null in JSON and a word in text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from outlast.errors import ConfigError
+from outlast.report import humanise
+
+if TYPE_CHECKING:
+    from outlast.report.chart import Picture
+
+_CHOSEN: Final = "→ "
+_WIDTH: Final = 100
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """An answer.
+
+    Attributes:
+        question: as a person would ask it.
+        data: for ``--json``.
+        headline: the answer in a line or two, for the overview.
+        lines: all of it.
+        charts: makes the pictures, if there are any.
+        next: a command that is useful now.
+    """
+
+    question: str
+    data: dict[str, Any]
+    headline: list[str]
+    lines: list[str] = []
+    charts: Callable[[], list[Picture]] | None = None
+    next: str = ""
+
+
+def shown(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags that every question has."""
+    command = click.option(
+        "--json", "as_json", is_flag=True, help="One JSON object, nothing else."
+    )(command)
+    return click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Draw it: .svg, .html or .png.",
+    )(command)
+
+
+def show(answer: Answer, *, as_json: bool, plot: Path | None) -> None:
+    """Print an answer, and draw it where that was asked for."""
+    if plot is not None:
+        from outlast.report.chart import write
+
+        if answer.charts is None:
+            raise ConfigError(
+                "there is no picture of this; --plot draws outlast plan interval, spot and flush"
+            )
+        write(answer.charts(), plot, title=f"outlast plan: {answer.question}")
+    if as_json:
+        click.echo(msgspec.json.encode(answer.data))
+        return
+    for line in answer.lines:
+        click.echo(click.style(line, bold=True) if line.startswith(_CHOSEN) else line)
+    if plot is not None:
+        click.echo(f"wrote {plot}")
+    if answer.next:
+        click.echo(f"Next: {answer.next}")
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], chosen: Sequence[bool] = ()
+) -> list[str]:
+    """Rows under a header, the chosen one marked; the first column left, the others right."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    lines = []
+    for row, mark in zip([header, *rows], [False, *chosen, *[False] * len(rows)], strict=False):
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append((_CHOSEN if mark else "  ") + "  ".join(cells))
+    return lines
+
+
+def span(hours: float) -> str:
+    """Hours as people say them; ``never`` when endless, a dash when there is no such time."""
+    if math.isnan(hours):
+        return "–"
+    return "never" if math.isinf(hours) else humanise.seconds(hours * 3600)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Some digits after the point; ``no progress`` when endless."""
+    return "no progress" if math.isinf(value) or math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def figure(value: float) -> str:
+    """Three significant digits, plainly: ``0.00213``, ``1.25``, ``5,671``."""
+    if value == 0 or math.isinf(value):
+        return "0" if value == 0 else "any"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:.{min(digits, 12)}f}"
+
+
+def percent(share: float) -> str:
+    """A share with one decimal."""
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,227 @@
+"""What a plan starts from: a rate with its source and its range, and what the job has measured.
+
+Where no rate is given, the job's own failures speak (as a posterior, so that few failures give a
+wide range); where there is no job, a published rate over the given number of GPUs, which is named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import click
+import msgspec
+
+from outlast.cli.quantities import (
+    DURATION,
+    GPUS,
+    GPUS_PER_NODE,
+    RATE,
+    SPAN,
+    Rate,
+    learnt,
+)
+from outlast.errors import ConfigError
+from outlast.plan import rates
+
+_DEFAULT: Final = rates.PUBLISHED[0]  # where none is given: Llama 3's
+NEWEST: Final = 20  # saves and incidents that are looked at
+_WITHIN: Final = "with 90 % probability"
+_HALF_OR_TWICE: Final = "if the rate is half or twice that"
+
+Flags = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Failures(msgspec.Struct, frozen=True, kw_only=True):
+    """How often the whole job fails.
+
+    Attributes:
+        per_h: λ.
+        low_per_h, high_per_h: the range that is answered for.
+        range_is: what that range is.
+        source: where the rate is from.
+    """
+
+    per_h: float
+    low_per_h: float
+    high_per_h: float
+    range_is: str
+    source: str
+
+    def as_json(self) -> dict[str, Any]:
+        """With units in the names."""
+        return {
+            "failures_per_h": self.per_h,
+            "mtbf_h": 1 / self.per_h,
+            "failures_low_per_h": self.low_per_h,
+            "failures_high_per_h": self.high_per_h,
+            "range_is": self.range_is,
+            "rate_source": self.source,
+        }
+
+
+class Own(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job in this directory has measured; None where it has not.
+
+    Attributes:
+        directory: the job's.
+        rate: its failures.
+        checkpoint_h: how long a save blocks its loop.
+        lag_h: until a save is durable.
+        restore_h: from a failure's detection to the first new step.
+        detect_h: until a failure is noticed.
+        state_bytes: of its newest checkpoint.
+        spot_price, on_demand_price: per machine and hour.
+    """
+
+    directory: str
+    rate: Rate
+    checkpoint_h: float | None
+    lag_h: float | None
+    restore_h: float | None
+    detect_h: float | None
+    state_bytes: int | None
+    spot_price: float | None
+    on_demand_price: float | None
+
+
+def own() -> Own | None:
+    """What the job that the settings name has measured; None where there is no job."""
+    from outlast import config
+    from outlast.ledger.file import read_events
+    from outlast.ledger.goodput import goodput
+    from outlast.ledger.incidents import incidents
+
+    settings = config.load({})
+    if not (settings.dir / "ledger.jsonl").exists():
+        return None
+    events = list(read_events(settings.dir))
+    spent = goodput(events, count="machines")
+    ran_h = (spent.wall_s - spent.waiting / max(spent.total, 1e-9) * spent.wall_s) / 3600
+    if ran_h <= 0:
+        return None
+    failed = [one for one in incidents(events) if one.kind != "drain"]
+    blocked = [event.get("blocked_s") for event in events if event.event == "snapshot"]
+    commits = [event for event in events if event.event == "commit"]
+    back = [one.back_t - one.detected_t for one in failed if one.back_t is not None]
+    sizes = [event.get("bytes") for event in commits if isinstance(event.get("bytes"), int)]
+    rate = learnt(len(failed), ran_h)
+    return Own(
+        directory=str(settings.dir),
+        rate=msgspec.structs.replace(rate, source=f"this job's ledger: {rate.source}"),
+        checkpoint_h=_middle_h(blocked),
+        lag_h=_middle_h(event.get("durable_s") for event in commits),
+        restore_h=_middle_h(back),
+        detect_h=_middle_h(one.detected_t - one.began_t for one in failed),
+        state_bytes=sizes[-1] if sizes else None,
+        spot_price=settings.price_spot,
+        on_demand_price=settings.price_on_demand,
+    )
+
+
+def _middle_h(seconds: Iterable[object]) -> float | None:
+    """The median of the newest, in hours."""
+    known = [float(value) for value in seconds if isinstance(value, int | float) and value >= 0]
+    known = sorted(known[-NEWEST:])
+    return known[len(known) // 2] / 3600 if known else None
+
+
+def rate_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--rate and what turns it into the job's: --gpus and --gpus-per-node."""
+    for flag in (
+        click.option(
+            "--gpus-per-node",
+            type=GPUS,
+            default=GPUS_PER_NODE,
+            show_default=True,
+            help="For a rate per node.",
+        ),
+        click.option("--gpus", type=GPUS, default=None, help="How many: rates per GPU add up."),
+        click.option(
+            "--rate",
+            type=RATE,
+            default=None,
+            help="2/h, 0.5%/gpu-day (a probability), 3 in 5h (seen), llama-3, rsc-1, … "
+            "Without it: the job's own, or else Llama 3's.",
+        ),
+    ):
+        command = flag(command)
+    return command
+
+
+def cost_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What saving and failing cost."""
+    for flag in (
+        click.option("--detect", "detect_h", type=DURATION, help="Until a failure is noticed."),
+        click.option("--restore", "restore_h", type=DURATION, help="Restore and rejoin."),
+        click.option(
+            "--checkpoint", "checkpoint_h", type=SPAN, help="A save blocks the loop for so long."
+        ),
+    ):
+        command = flag(command)
+    return command
+
+
+def failures(
+    rate: Rate | None,
+    gpus: int | None,
+    gpus_per_node: int = GPUS_PER_NODE,
+    *,
+    measured: Own | None = None,
+    step_h: float | None = None,
+) -> Failures:
+    """The whole job's rate.
+
+    Raises:
+        ConfigError: there is none, or a number that it needs is missing.
+    """
+    if rate is None and measured is not None:
+        rate = measured.rate
+    if rate is None and gpus is not None:
+        known = _DEFAULT
+        source = f"no rate was given; {known.source}: {known.per_gpu_day:.3g} per GPU-day"
+        rate = Rate(per_h=known.per_gpu_day / 24, of="gpu", source=source)
+    if rate is None:
+        raise ConfigError(
+            "no rate is known; give --rate 2/h, --rate 0.5%/gpu-day with --gpus, or --gpus alone "
+            "for a published rate"
+        )
+    per_h = rate.per_h * _times(rate, gpus, gpus_per_node, step_h)
+    if not 0 < per_h < math.inf:
+        raise ConfigError(f"{per_h:g} failures an hour are no rate; {rate.source}")
+    source = rate.source
+    if rate.of in ("gpu", "node") and gpus is not None:
+        source += f", times {gpus:,} GPUs" + (
+            f" in machines of {gpus_per_node}" * (rate.of == "node")
+        )
+    if rate.seen is None:
+        low, high, range_is = per_h / 2, per_h * 2, _HALF_OR_TWICE
+    else:
+        (low, high), range_is = rate.seen.interval_per_h(), _WITHIN
+    return Failures(per_h=per_h, low_per_h=low, high_per_h=high, range_is=range_is, source=source)
+
+
+def _times(rate: Rate, gpus: int | None, gpus_per_node: int, step_h: float | None) -> float:
+    if rate.of == "job":
+        return 1.0
+    if rate.of == "step":
+        if step_h is None:
+            raise ConfigError("a rate per step needs the step's time: --step 0.8s")
+        return 1 / step_h
+    if gpus is None:
+        raise ConfigError(f"a rate per {rate.of} needs the number of GPUs: --gpus 64")
+    return gpus if rate.of == "gpu" else gpus / gpus_per_node
+
+
+def needed(value: float | None, flag: str, example: str) -> float:
+    """A number that nobody has measured yet.
+
+    Raises:
+        ConfigError: it was not given either.
+    """
+    if value is None:
+        raise ConfigError(
+            f"{flag} is missing, and no job here has measured it; like {flag} {example}"
+        )
+    return value

@@ -1,0 +1,78 @@
+"""``outlast plan failures``: how often will I be interrupted?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from outlast.cli.plan.answer import Answer, figure, show, shown, span
+from outlast.cli.plan.facts import Failures, failures, own, rate_flags
+from outlast.cli.quantities import DAYS, Rate
+from outlast.plan import rates
+from outlast.plan.distributions import poisson_quantile
+
+
+def answer(known: Failures, *, days: float, gpus: int | None) -> Answer:
+    """How many failures, and how far apart."""
+    count = known.per_h * days * 24
+    low, high = poisson_quantile(0.05, count), poisson_quantile(0.95, count)
+    data: dict[str, Any] = {
+        "days": days,
+        "num_gpus": gpus,
+        **known.as_json(),
+        "num_failures": count,
+        "num_failures_p5": low,
+        "num_failures_p95": high,
+        "no_failure_log10": rates.no_failure_log10(count),
+    }
+    if gpus is not None:
+        per_gpu_day = known.per_h * 24 / gpus
+        data["failures_per_gpu_day"] = per_gpu_day
+        data["num_gpus_mtbf_below_1h"] = rates.smallest_fleet(per_gpu_day, 1.0)
+    on = f" on {gpus:,} GPUs" if gpus else ""
+    headline = [
+        (
+            f"A failure every {span(1 / known.per_h)}{on}: {figure(count)} in {days:g} days "
+            f"({low:,} to {high:,} in nine of ten runs)."
+        )
+    ]
+    lines = [
+        *headline,
+        f"The rate: {known.source}; {figure(known.per_h)} per hour.",
+        (
+            f"Range: {figure(count / known.per_h * known.low_per_h)} to "
+            f"{figure(count / known.per_h * known.high_per_h)} failures {known.range_is}."
+        ),
+    ]
+    if gpus is not None:
+        fleet = data["num_gpus_mtbf_below_1h"]
+        lines.append(f"At this rate, from {fleet:,} GPUs on there is one within the hour.")
+    lines.append("Model: Poisson, independent machines; valid where they do not fail together.")
+    return Answer(
+        question="how often will I be interrupted?",
+        data=data,
+        headline=headline,
+        lines=lines,
+        next=f"outlast plan interval --rate {known.per_h:.4g}/h --checkpoint 1min",
+    )
+
+
+@click.command(name="failures")
+@rate_flags
+@click.option("--days", type=DAYS, default=30.0, show_default=True, help="How long it runs.")
+@shown
+def command(
+    *,
+    rate: Rate | None,
+    gpus: int | None,
+    gpus_per_node: int,
+    days: float,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """How often a job is interrupted, and how many failures a run of some days meets."""
+    measured = own() if rate is None and gpus is None else None
+    known = failures(rate, gpus, gpus_per_node, measured=measured)
+    show(answer(known, days=days, gpus=gpus), as_json=as_json, plot=plot)

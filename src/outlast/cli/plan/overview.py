@@ -1,0 +1,161 @@
+"""All questions at once: each in a line or two, with the command that says more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from outlast.cli.plan import budget, failures, flush, interval, memory, spot
+from outlast.cli.plan.answer import Answer
+from outlast.cli.plan.facts import Own
+from outlast.cli.plan.facts import failures as rate_of
+from outlast.cli.plan.facts import own as measure
+from outlast.cli.quantities import GPUS_PER_NODE, RATE
+from outlast.errors import ConfigError
+from outlast.plan.flush import Flush
+from outlast.plan.interval import Costs, exact_best_h
+from outlast.plan.memory import state_bytes
+
+if TYPE_CHECKING:
+    from outlast.report.chart import Picture
+
+_EXAMPLE: Final[dict[str, Any]] = {
+    "gpus": 4096,
+    "checkpoint_h": 1 / 60,
+    "restore_h": 3 / 60,
+    "days": 60.0,
+    "price": 2.5,
+    "spot_price": 0.7,
+    "on_demand_price": 1.0,
+    "params": 70e9,
+    "nodes": 512,
+    "bandwidth": 1.5e9,
+    "notice_h": 120 / 3600,
+}
+_EXAMPLE_RATE: Final = "0.5%/gpu-day"
+
+
+def overview(given: dict[str, Any], *, as_json: bool, plot: Path | None) -> None:
+    """Answer what can be answered.
+
+    Raises:
+        ConfigError: the flags are enough for nothing.
+    """
+    asked = any(value is not None for name, value in given.items() if name != "gpus_per_node")
+    measured = None if given["rate"] is not None else measure()
+    if asked or measured is not None:
+        title = (
+            "" if measured is None else f"From what the job in {measured.directory} has measured:"
+        )
+        inputs = given | _measured(measured, given)
+    else:
+        title = (
+            "No job here has measured anything, and nothing was given: a worked example, "
+            f"4,096 GPUs at {_EXAMPLE_RATE}."
+        )
+        inputs = given | _EXAMPLE | {"rate": RATE.read(_EXAMPLE_RATE)}
+    answers = _answers(inputs, measured)
+    if not answers:
+        raise ConfigError(
+            "these flags answer no question yet; give --rate or --gpus, with --checkpoint 1min for "
+            "an interval"
+        )
+    if plot is not None:
+        from outlast.report.chart import write
+
+        write(_charts(answers), plot, title="outlast plan")
+    if as_json:
+        click.echo(msgspec.json.encode({name: answer.data for name, answer in answers.items()}))
+        return
+    if title:
+        click.echo(title)
+    for name, answer in answers.items():
+        click.echo(click.style(answer.question[0].upper() + answer.question[1:], bold=True))
+        for line in answer.headline:
+            click.echo(f"  {line}")
+        click.echo(f"  all of it: outlast plan {name} …")
+    if plot is not None:
+        click.echo(f"wrote {plot}")
+    click.echo("Next: outlast plan zones, spares, restarts, replicas or deadline; each has --help")
+
+
+def _measured(measured: Own | None, given: dict[str, Any]) -> dict[str, Any]:
+    if measured is None:
+        return {}
+    names = (
+        "checkpoint_h",
+        "restore_h",
+        "detect_h",
+        "state_bytes",
+        "spot_price",
+        "on_demand_price",
+    )
+    found = {name: getattr(measured, name) for name in names if given[name] is None}
+    if given["params"] is not None:
+        found.pop("state_bytes", None)
+    return found
+
+
+def _answers(inputs: dict[str, Any], measured: Own | None) -> dict[str, Answer]:
+    answers: dict[str, Answer] = {}
+    if inputs["rate"] is not None or inputs["gpus"] is not None or measured is not None:
+        answers |= _about_failures(inputs, measured)
+    size = inputs["state_bytes"]
+    of = "as given"
+    if inputs["params"] is not None:
+        size, of = (
+            state_bytes(inputs["params"]),
+            f"{inputs['params']:,.0f} parameters, 14 bytes each",
+        )
+    nodes = inputs["nodes"] or 1
+    if size is not None and inputs["bandwidth"] and inputs["notice_h"]:
+        one = Flush(
+            state_bytes=size / nodes,
+            bandwidth_bytes_per_s=inputs["bandwidth"],
+            notice_s=inputs["notice_h"] * 3600,
+        )
+        answers["flush"] = flush.answer(one, nodes)
+    if size is not None:
+        answers["memory"] = memory.answer(size, nodes=nodes, buffers=1, memory=None, of=of)
+    return answers
+
+
+def _about_failures(inputs: dict[str, Any], measured: Own | None) -> dict[str, Answer]:
+    gpus, days = inputs["gpus"], inputs["days"] or 30.0
+    per_node = inputs["gpus_per_node"] or GPUS_PER_NODE
+    known = rate_of(inputs["rate"], gpus, per_node, measured=measured)
+    answers = {"failures": failures.answer(known, days=days, gpus=gpus)}
+    lost_h = 0.25
+    if inputs["checkpoint_h"] is not None:
+        costs = Costs(
+            checkpoint_h=inputs["checkpoint_h"],
+            restore_h=inputs["restore_h"] or 0.0,
+            detect_h=inputs["detect_h"] or 0.0,
+        )
+        lost_h = exact_best_h(costs, known.per_h) / 2 + costs.restore_h + costs.detect_h
+        answers["interval"] = interval.answer(known, costs)
+        if inputs["spot_price"] is not None and inputs["on_demand_price"]:
+            answers["spot"] = spot.answer(
+                known,
+                costs,
+                spot_price=inputs["spot_price"],
+                on_demand_price=inputs["on_demand_price"],
+            )
+    if gpus is not None:
+        answers["budget"] = budget.answer(
+            known, gpus=gpus, days=days, price=inputs["price"], lost_h=lost_h
+        )
+    return answers
+
+
+def _charts(answers: dict[str, Answer]) -> list[Picture]:
+    makers: list[Callable[[], list[Picture]]] = [
+        answer.charts for answer in answers.values() if answer.charts is not None
+    ]
+    if not makers:
+        raise ConfigError("there is no picture of this; --plot needs --checkpoint or a flush")
+    return [chart for make in makers for chart in make()]

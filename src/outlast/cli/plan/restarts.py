@@ -1,0 +1,76 @@
+"""``outlast plan restarts``: how long does a number of restarts last?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from outlast.cli.plan.answer import Answer, figure, percent, show, shown, span
+from outlast.cli.plan.facts import Failures, failures, own, rate_flags
+from outlast.cli.quantities import COUNT0, DAYS, Rate
+from outlast.plan.restarts import gives_up, mean_end_h, needed
+
+
+def answer(known: Failures, *, max_restarts: int, days: float) -> Answer:
+    """When the budget is spent, and which one would do."""
+    end_h = mean_end_h(known.per_h, max_restarts)
+    chance = gives_up(known.per_h, days * 24, max_restarts)
+    enough = needed(known.per_h, days * 24, sufficing=0.99)
+    low, high = (mean_end_h(per_h, max_restarts) for per_h in (known.high_per_h, known.low_per_h))
+    data: dict[str, Any] = {
+        **known.as_json(),
+        "max_restarts": max_restarts,
+        "days": days,
+        "spent_after_h": end_h,
+        "spent_after_low_h": low,
+        "spent_after_high_h": high,
+        "spent_after_days": end_h / 24,
+        "gives_up_probability": chance,
+        "needed_restarts_99_percent": enough,
+    }
+    headline = [
+        (
+            f"{max_restarts} restarts are spent after {figure(end_h / 24)} days on average; within "
+            f"{days:g} days with probability {percent(chance)}."
+        )
+    ]
+    lines = [
+        *headline,
+        f"The rate: {figure(known.per_h * 24)} per day; {known.source}.",
+        (
+            f"{enough:,} restarts last {days:g} days with probability 99 %. Every failed "
+            "round spends one, whoever's fault it was (--max-restarts)."
+        ),
+        f"Range: spent after {span(low)} to {span(high)} {known.range_is}.",
+        "Model: P(Poisson(λ·wall) > max restarts).",
+    ]
+    return Answer(
+        question="how many restarts?",
+        data=data,
+        headline=headline,
+        lines=lines,
+        next=f"outlast plan spares --rate {known.per_h:.4g}/h --repair 24h",
+    )
+
+
+@click.command(name="restarts")
+@rate_flags
+@click.option("--max-restarts", type=COUNT0, default=3, show_default=True, help="Of the launcher.")
+@click.option("--days", type=DAYS, default=30.0, show_default=True, help="How long it runs.")
+@shown
+def command(
+    *,
+    rate: Rate | None,
+    gpus: int | None,
+    gpus_per_node: int,
+    max_restarts: int,
+    days: float,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """When a launcher with a fixed number of restarts gives up."""
+    measured = own() if rate is None and gpus is None else None
+    known = failures(rate, gpus, gpus_per_node, measured=measured)
+    show(answer(known, max_restarts=max_restarts, days=days), as_json=as_json, plot=plot)

@@ -1,0 +1,212 @@
+"""``outlast plan spot``: does spot pay, and where does the choice flip?"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outlast.cli.plan.answer import Answer, figure, number, percent, show, shown, span, table
+from outlast.cli.plan.facts import Failures, cost_flags, failures, needed, own, rate_flags
+from outlast.cli.plan.interval import _linear_words
+from outlast.cli.quantities import DISCOUNT, DURATION, PRICE, SHARE, SPAN, Rate
+from outlast.errors import ConfigError
+from outlast.plan.comparison import linear_validity
+from outlast.plan.interval import Costs
+from outlast.plan.spot import Offer, offers, price_of
+
+if TYPE_CHECKING:
+    from outlast.report.chart import Picture
+
+
+def answer(
+    known: Failures,
+    costs: Costs,
+    *,
+    spot_price: float,
+    on_demand_price: float,
+    useful_h: float | None = None,
+) -> Answer:
+    """Each model's price of a useful hour, and where it equals the one on demand."""
+    prices = {"spot_price": spot_price, "on_demand_price": on_demand_price}
+    found = offers(costs, known.per_h, **prices)
+    best = next(offer for offer in found if offer.chosen)
+    low, high = (
+        next(offer for offer in offers(costs, per_h, **prices) if offer.chosen)
+        for per_h in (known.low_per_h, known.high_per_h)
+    )
+    valid = linear_validity(costs, known.per_h, found[0].interval_h)
+    data: dict[str, Any] = {
+        **known.as_json(),
+        "checkpoint_h": costs.checkpoint_h,
+        "restore_h": costs.restore_h,
+        "detect_h": costs.detect_h,
+        "flush_probability": costs.flush_probability,
+        "flush_h": costs.flush_h,
+        "spot_price_per_h": spot_price,
+        "on_demand_price_per_h": on_demand_price,
+        "models": [_as_json(offer) for offer in found],
+        "spot_wins": best.wins,
+        "price_per_useful_h": best.price_per_useful_h,
+        "price_low_per_useful_h": low.price_per_useful_h,
+        "price_high_per_useful_h": high.price_per_useful_h,
+        "break_even_failures_per_h": best.break_even_failures_per_h,
+        "break_even_spot_price_per_h": best.break_even_spot_price,
+        "break_even_discount_fraction": 1 - best.break_even_spot_price / on_demand_price,
+        "linear_failures_per_segment": valid.failures_per_segment,
+        "linear_in_range": valid.in_range,
+        "linear_error_fraction": valid.error,
+    }
+    if useful_h is not None:
+        data["useful_h"] = useful_h
+        data["cost_spot"] = price_of(useful_h, spot_price, best.wall_per_useful)
+        data["cost_on_demand"] = useful_h * on_demand_price
+    headline = _headline(best, on_demand_price)
+    cells = [_cells(offer) for offer in found]
+    lines = [
+        *headline,
+        f"The rate: a failure every {span(1 / known.per_h)}; {known.source}.",
+        *table(
+            ("model", "save every", "price per useful h", "wasted", "spot", "flips at"),
+            cells,
+            [offer.chosen for offer in found],
+        ),
+        (
+            f"Range: {number(low.price_per_useful_h)} to {number(high.price_per_useful_h)} per "
+            f"useful hour {known.range_is}; on demand {number(on_demand_price)}."
+        ),
+        _linear_words(valid.failures_per_segment, valid.in_range, valid.error),
+        "On demand is taken as never interrupted; waiting for spot machines costs nothing here.",
+    ]
+    if useful_h is not None:
+        cost_spot, cost_on_demand = data["cost_spot"], data["cost_on_demand"]
+        lines.append(
+            f"{useful_h:,.0f} useful hours: {cost_spot:,.2f} on spot, "
+            f"{cost_on_demand:,.2f} on demand."
+        )
+    return Answer(
+        question="what will it cost on spot and on demand?",
+        data=data,
+        headline=headline,
+        lines=lines,
+        charts=lambda: [_chart(costs, known.per_h, prices)],
+        next="outlast plan flush --state 640GB --bandwidth 1.5GB/s --notice 120s",
+    )
+
+
+def _headline(best: Offer, on_demand_price: float) -> list[str]:
+    if math.isinf(best.wall_per_useful):
+        flip = best.break_even_failures_per_h
+        return [
+            f"On spot the job makes no progress; spot would pay below {figure(flip)} failures/h."
+        ]
+    choice = "Spot" if best.wins else "On demand"
+    prices = (
+        f"{best.price_per_useful_h:.3f} per useful hour on spot, {on_demand_price:.3f} on demand"
+    )
+    flip = best.break_even_failures_per_h
+    if math.isinf(flip):
+        at = "spot is cheaper at any rate"
+    elif flip == 0:
+        at = "spot is no cheaper at any rate"
+    else:
+        at = f"the choice flips at {figure(flip)} failures per hour (one in {span(1 / flip)})"
+    discount = 1 - best.break_even_spot_price / on_demand_price
+    return [f"{choice} is cheaper: {prices};", f"{at}, or at a discount of {percent(discount)}."]
+
+
+def _cells(offer: Offer) -> tuple[str, ...]:
+    flip = offer.break_even_failures_per_h
+    return (
+        offer.model,
+        span(offer.interval_h),
+        number(offer.price_per_useful_h),
+        percent(offer.wasted),
+        "wins" if offer.wins else "loses",
+        "never" if math.isinf(flip) else f"{flip:.4f}/h",
+    )
+
+
+def _as_json(offer: Offer) -> dict[str, Any]:
+    return {
+        "model": offer.model,
+        "interval_h": offer.interval_h,
+        "wall_h_per_useful_h": offer.wall_per_useful,
+        "wasted_fraction": offer.wasted,
+        "makes_progress": not math.isinf(offer.wall_per_useful),
+        "price_per_useful_h": offer.price_per_useful_h,
+        "spot_wins": offer.wins,
+        "break_even_failures_per_h": offer.break_even_failures_per_h,
+        "break_even_mtbf_h": 1 / offer.break_even_failures_per_h
+        if offer.break_even_failures_per_h
+        else None,
+        "break_even_spot_price_per_h": offer.break_even_spot_price,
+        "chosen": offer.chosen,
+    }
+
+
+def _chart(costs: Costs, per_h: float, prices: dict[str, float]) -> Picture:
+    from outlast.cli.plan.charts import cost_against_rate
+
+    return cost_against_rate(costs, per_h, **prices)
+
+
+@click.command(name="spot")
+@rate_flags
+@cost_flags
+@click.option("--spot", "spot_price", type=PRICE, help="Price per hour.")
+@click.option("--discount", type=DISCOUNT, help="In place of --spot: 30% off on demand.")
+@click.option("--on-demand", "on_demand_price", type=PRICE, help="Price per hour.")
+@click.option("--flush-probability", type=SHARE, default=0.0, help="Notices that end in a save.")
+@click.option("--flush-cost", "flush_h", type=DURATION, default=0.0, help="What such a save takes.")
+@click.option("--useful", "useful_h", type=SPAN, help="Useful hours, for a total.")
+@shown
+def command(
+    *,
+    rate: Rate | None,
+    gpus: int | None,
+    gpus_per_node: int,
+    checkpoint_h: float | None,
+    restore_h: float | None,
+    detect_h: float | None,
+    spot_price: float | None,
+    discount: float | None,
+    on_demand_price: float | None,
+    flush_probability: float,
+    flush_h: float,
+    useful_h: float | None,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
+    """Whether spot pays, what a useful hour costs, and at which rate or discount that flips."""
+    missing = None in (checkpoint_h, on_demand_price) or (spot_price is None and discount is None)
+    measured = own() if missing or (rate is None and gpus is None) else None
+    if measured is not None:
+        checkpoint_h = measured.checkpoint_h if checkpoint_h is None else checkpoint_h
+        restore_h = measured.restore_h if restore_h is None else restore_h
+        spot_price = measured.spot_price if spot_price is None else spot_price
+        if on_demand_price is None:
+            on_demand_price = measured.on_demand_price
+    known = failures(rate, gpus, gpus_per_node, measured=measured)
+    on_demand_price = needed(on_demand_price, "--on-demand", "1.00")
+    if on_demand_price <= 0:
+        raise ConfigError("--on-demand 0: machines on demand for nothing need no plan")
+    if discount is not None:
+        spot_price = on_demand_price * (1 - discount)
+    costs = Costs(
+        checkpoint_h=needed(checkpoint_h, "--checkpoint", "3min"),
+        restore_h=restore_h or 0.0,
+        detect_h=detect_h or 0.0,
+        flush_probability=flush_probability,
+        flush_h=flush_h,
+    )
+    given = answer(
+        known,
+        costs,
+        spot_price=needed(spot_price, "--spot", "0.70"),
+        on_demand_price=on_demand_price,
+        useful_h=useful_h,
+    )
+    show(given, as_json=as_json, plot=plot)

@@ -1,0 +1,230 @@
+"""Numbers with units as people write them: ``3min``, ``0.5%/gpu-day``, ``1.5GB/s``, ``7B``.
+
+Each is a type of click's, so that a value that cannot be read is one line which names the flag and
+an example. Times become hours, sizes bytes. A number without a unit is refused where units differ:
+a guess would be wrong by 60.
+
+A rate with a percent sign is a probability and becomes -ln(1-p) per period; a plain number is a
+rate already. ``3 in 5h`` is what was seen, and keeps its uncertainty.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final, Literal
+
+import click
+import msgspec
+
+from outlast.plan import rates
+from outlast.plan.posterior import Posterior
+from outlast.tiers import nearest
+
+_NUMBER: Final = r"[-+]?(?:[0-9][0-9,_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_HOURS: Final = {
+    **dict.fromkeys(("ms", "millisecond"), 1 / 3.6e6),
+    **dict.fromkeys(("s", "sec", "second"), 1 / 3600),
+    **dict.fromkeys(("m", "min", "minute"), 1 / 60),
+    **dict.fromkeys(("h", "hr", "hour"), 1.0),
+    **dict.fromkeys(("d", "day"), 24.0),
+    **dict.fromkeys(("w", "week"), 168.0),
+    "month": 730.5,
+    **dict.fromkeys(("y", "year"), 8766.0),
+}
+_BYTES: Final = {
+    "b": 1.0,
+    **{f"{letter}b": 1000.0**n for n, letter in enumerate("kmgtp", 1)},
+    **{f"{letter}ib": 1024.0**n for n, letter in enumerate("kmgtp", 1)},
+}
+_THOUSANDS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+_QUANTITY: Final = re.compile(rf"^\s*\$?\s*({_NUMBER})\s*([^\s0-9]*)\s*\Z")
+_RATE: Final = re.compile(
+    rf"^\s*({_NUMBER})\s*(%?)\s*(?:failures?|interruptions?)?\s*(?:/|per\s)\s*({_NUMBER})?\s*"
+    r"(?:(gpu|node|machine|job)[-\s]?)?([a-z]+)\s*\Z",
+    re.IGNORECASE,
+)
+_SEEN: Final = re.compile(r"^\s*([0-9]+)\s*(?:failures?)?\s*in\s+(.+)\Z", re.IGNORECASE)
+_RATE_EXAMPLES: Final = "write 2/h, 1/3.5h, 0.5%/gpu-day, 6.5/1000 node-days, or 3 in 5h as seen"
+
+Of = Literal["job", "gpu", "node", "step"]
+GPUS_PER_NODE: Final = 8
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """How often something fails.
+
+    Attributes:
+        per_h: failures per hour of one GPU, one machine, or the whole job; or per step.
+        of: which of these.
+        source: where the number is from, in words.
+        seen: what it was learnt from, if it was.
+    """
+
+    per_h: float
+    of: Of
+    source: str
+    seen: Posterior | None = None
+
+
+class _Type(click.ParamType):  # type: ignore[type-arg]  # older ones are not generic
+    """Reads text; what is not text is a default and passes."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self.read(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def read(self, text: str) -> Any:
+        raise NotImplementedError
+
+
+class Quantity(_Type):
+    """A number with one of several units.
+
+    Args:
+        name: what it is, for people.
+        units: unit → what a value is multiplied by; in lower case, without the plural's s.
+        example: how it is written.
+        least: what it may not be below; ``open`` if not that either.
+        most: what it may not be above.
+        bare: whether a number alone is taken; 0 always is.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        units: dict[str, float],
+        example: str,
+        *,
+        least: float = 0.0,
+        most: float = math.inf,
+        above: bool = True,
+        bare: bool = False,
+        whole: bool = False,
+    ) -> None:
+        self.name = name
+        self._units = units
+        self._example = example
+        self._least, self._most, self._above = least, most, above
+        self._bare, self._whole = bare, whole
+
+    def read(self, text: str) -> float | int:
+        """The value, in the unit that counts."""
+        match = _QUANTITY.match(text)
+        if not match:
+            raise ValueError(f"{text!r} is not {self.name}; write {self._example}")
+        value = self._scaled(text, _number(match[1]), match[2].lower())
+        low = value <= self._least if self._above else value < self._least
+        if low or not value <= self._most:
+            bounds = f"{'above' if self._above else 'at least'} {self._least:g}"
+            most = "" if math.isinf(self._most) else f" and at most {self._most:g}"
+            raise ValueError(f"{text!r}: {self.name} is {bounds}{most}, like {self._example}")
+        if not self._whole:
+            return value
+        if value != int(value):
+            raise ValueError(f"{text!r} is not a whole number")
+        return int(value)
+
+    def _scaled(self, text: str, number: float, unit: str) -> float:
+        bare = not unit and (self._bare or number == 0)
+        scale = 1.0 if bare else _unit(self._units, unit)
+        if scale is None:
+            hint = "has no unit" if not unit else f"{unit!r} is not a unit of {self.name}"
+            raise ValueError(f"{text!r}: {hint}; write {self._example}")
+        return number * scale
+
+
+class RateType(_Type):
+    """``2/h``, ``1/3.5h``, ``0.5%/gpu-day``, ``6.5/1000 node-days``, ``3 in 5h``, ``llama-3``."""
+
+    name = "rate"
+
+    def read(self, text: str) -> Rate:
+        """The rate, and where it is from."""
+        known = rates.published(text.strip().lower())
+        if known is not None:
+            second_hand = "" if known.primary else " (secondary)"
+            return Rate(
+                per_h=known.per_gpu_day / 24,
+                of="gpu",
+                source=f"{known.source}{second_hand}: {known.per_gpu_day:.3g} per GPU-day",
+            )
+        seen = _SEEN.match(text)
+        if seen:
+            return learnt(int(seen[1]), float(DURATION.read(seen[2])))
+        match = _RATE.match(text)
+        if not match:
+            keys = tuple(rate.key for rate in rates.PUBLISHED)
+            hint = nearest(text, keys) if text.strip()[:1].isalpha() else ""
+            raise ValueError(f"{text!r} is not a rate; {_RATE_EXAMPLES}{hint and ';' + hint}")
+        return _rate(text, match)
+
+
+def learnt(num_failures: int, hours: float) -> Rate:
+    """A rate from failures that were seen, over the prior."""
+    seen = Posterior().after(hours, num_failures)
+    times = "failure" if num_failures == 1 else "failures"
+    return Rate(
+        per_h=seen.mean_per_h,
+        of="job",
+        source=f"{num_failures} {times} in {hours:.3g} h, over the prior of 1 in 10 h",
+        seen=seen,
+    )
+
+
+def _rate(text: str, match: re.Match[str]) -> Rate:
+    value, percent, count, of, unit = match.groups()
+    number, periods = _number(value), _number(count) if count else 1.0
+    if number <= 0 or periods <= 0:
+        raise ValueError(f"{text!r}: a rate is above 0, like 2/h or 0.5%/gpu-day")
+    kind: Of = "job"
+    if of:
+        kind = {"gpu": "gpu", "node": "node", "machine": "node", "job": "job"}[of.lower()]  # type: ignore[assignment]
+    hours = _unit(_HOURS, unit.lower())
+    if hours is None and unit.lower() in ("step", "steps") and not of:
+        kind, hours = "step", 1.0
+    if hours is None:
+        raise ValueError(f"{text!r}: {unit!r} is not a unit of time; {_RATE_EXAMPLES}")
+    source = f"given as {text.strip()}"
+    if percent:
+        if number >= 100:
+            raise ValueError(f"{text!r}: a probability is below 100 %; a plain number is a rate")
+        number = rates.from_probability(number / 100)
+        source += f", a probability: -ln(1-p) = {number:.5g}"
+    return Rate(per_h=number / periods / hours, of=kind, source=source)
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", "").replace("_", ""))
+
+
+def _unit(units: dict[str, float], unit: str) -> float | None:
+    found = units.get(unit)
+    return units.get(unit.removesuffix("s")) if found is None and len(unit) > 1 else found
+
+
+_PERCENT: Final = {"%": 0.01}
+
+DURATION: Final = Quantity("a time", _HOURS, "90s, 3min or 1.5h", above=False)
+SPAN: Final = Quantity("a time", _HOURS, "90s, 3min or 1.5h")
+DAYS: Final = Quantity("a number of days", {"d": 1.0, "day": 1.0}, "60", bare=True)
+RATE: Final = RateType()
+SIZE: Final = Quantity("a size", _BYTES, "640GB or 1.2TB")
+BANDWIDTH: Final = Quantity(
+    "a bandwidth",
+    {
+        **{f"{unit}/s": scale for unit, scale in _BYTES.items()},
+        **{f"{letter}bit/s": 1000.0**n / 8 for n, letter in enumerate("kmgt", 1)},
+    },
+    "1.5GB/s or 100Gbit/s",
+)
+PRICE: Final = Quantity("a price", {}, "2.50", bare=True, above=False)
+GPUS: Final = Quantity("a number", {"": 1.0, "k": 1e3}, "4096", bare=True, whole=True)
+COUNT0: Final = Quantity("a number", {}, "50", bare=True, whole=True, above=False)
+PARAMETERS: Final = Quantity("a number of parameters", _THOUSANDS, "7B or 70B", bare=True)
+SHARE: Final = Quantity("a share", _PERCENT, "0.9 or 90%", above=False, most=1.0, bare=True)
+DISCOUNT: Final = Quantity("a discount", _PERCENT, "0.3 or 30%", above=False, most=1.0, bare=True)

@@ -1,0 +1,341 @@
+"""Judging one machine by itself: memory, limits, stacks, the platform, GPUs, versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from outlast.policy.admission import admit
+from outlast.policy.fitness.finding import Finding, gigabytes
+
+FILES_LEAST: Final = 256  # open files: below this a job of some machines does not start
+FILES_WANTED: Final = 4096
+SHM_WANTED_BYTES: Final = 1 << 30  # data loaders' and NCCL's; containers often have 64 MiB
+HOT_XIDS: Final = "13, 31, 48, 63, 64, 74, 79, 92, 94, 95, 119"
+
+
+class MemoryFacts(msgspec.Struct, kw_only=True):
+    """What can be had.
+
+    Attributes:
+        available_bytes: without swapping, limits of control groups counted.
+        total_bytes: of the machine.
+        shm_bytes: free in /dev/shm, or None where there is none.
+        refused: why a file in memory of the size that is needed cannot be made; "" if it can.
+    """
+
+    available_bytes: int
+    total_bytes: int
+    shm_bytes: int | None = None
+    refused: str = ""
+
+
+def judge_memory(
+    facts: MemoryFacts, *, share_bytes: int | None, buffers: int | None, replicas: int
+) -> Finding:
+    """Whether snapshots fit into memory beside the training.
+
+    Args:
+        facts: what can be had.
+        share_bytes: one snapshot of all workers of this machine, or None where it is not known.
+        buffers: ``checkpoint.buffers``; None: one.
+        replicas: snapshots of other machines that are kept here.
+    """
+    name, available = "memory", facts.available_bytes
+    free = f"{gigabytes(available)} of {gigabytes(facts.total_bytes)} can be had"
+    if buffers == 0:
+        seen = f"{free}; no snapshots are held (checkpoint.buffers = 0)"
+        return Finding(name=name, status="ok", seen=seen, figures={"available_bytes": available})
+    if share_bytes is None:
+        return Finding(
+            name=name,
+            status="skipped",
+            seen=f"{free}; how large the state is, is not known yet",
+            todo="say it with --state, such as 640GB",
+            figures={"available_bytes": available},
+        )
+    wanted = (1 if buffers is None else buffers) + replicas
+    staged = wanted * share_bytes
+    figures = {"available_bytes": available, "staged_bytes": staged}
+    held = f"{wanted} snapshot{'s' * (wanted != 1)} of {gigabytes(share_bytes)}"
+    if replicas:
+        held += f" ({replicas} of another machine)"
+    seen = f"{held} take {gigabytes(staged)}, {free}"
+    if facts.refused:
+        todo = "raise that limit (ulimit, or the container's)"
+        return Finding(
+            name=name,
+            status="failed",
+            seen=f"{held}: the system refuses shared memory of that size: {facts.refused}",
+            todo=todo,
+            figures=figures,
+        )
+    fit = admit(share_bytes, wanted=wanted, available_bytes=available).buffers
+    if fit >= wanted:
+        return Finding(name=name, status="ok", seen=seen, figures=figures)
+    if fit:
+        todo = "free memory, or lower checkpoint.buffers or peer.replicas; fewer will be held"
+        return Finding(name=name, status="warning", seen=seen, todo=todo, figures=figures)
+    todo = "free memory, use more machines, or let saves hold up training: checkpoint.buffers = 0"
+    return Finding(name=name, status="failed", seen=seen, todo=todo, figures=figures)
+
+
+def judge_shm(facts: MemoryFacts) -> Finding | None:
+    """Files in memory (/dev/shm), for data loaders and NCCL; None where there are none."""
+    if facts.shm_bytes is None:
+        return None
+    seen = f"{gigabytes(facts.shm_bytes)} free in /dev/shm"
+    figures = {"free_bytes": facts.shm_bytes}
+    if facts.shm_bytes >= SHM_WANTED_BYTES:
+        return Finding(name="shared memory", status="ok", seen=seen, figures=figures)
+    return Finding(
+        name="shared memory",
+        status="warning",
+        seen=seen,
+        todo="data loaders and NCCL run out of it: docker run --shm-size, or a larger /dev/shm",
+        figures=figures,
+    )
+
+
+def judge_files(soft: int, hard: int) -> Finding:
+    """The limit on open files."""
+    figures = {"soft": soft, "hard": hard}
+    seen = f"{soft:,} open files are allowed"
+    if soft >= FILES_WANTED:
+        return Finding(name="open files", status="ok", seen=seen, figures=figures)
+    todo = f"ulimit -n {max(min(hard, 65536), FILES_WANTED)}"
+    status = "warning" if soft >= FILES_LEAST else "failed"
+    return Finding(
+        name="open files",
+        status=status,  # type: ignore[arg-type]
+        seen=seen,
+        todo=todo,
+        figures=figures,
+    )
+
+
+class StackFacts(msgspec.Struct, kw_only=True):
+    """Whether another process's stack could be read, tried for real.
+
+    Attributes:
+        installed: whether py-spy is there.
+        read: whether it read a stack.
+        error: why not.
+        ptrace_scope: the kernel's setting, or None where it has none.
+    """
+
+    installed: bool
+    read: bool = False
+    error: str = ""
+    ptrace_scope: int | None = None
+
+
+def judge_stacks(facts: StackFacts) -> Finding:
+    """Whether a hang's report will have stacks from outside a process."""
+    name = "stacks"
+    if facts.read:
+        return Finding(name=name, status="ok", seen="py-spy reads another process's stack")
+    if not facts.installed:
+        return Finding(
+            name=name,
+            status="warning",
+            seen="py-spy is not installed: of a rank that hangs in C, no stack can be shown",
+            todo="pip install 'outlast[debug]'",
+        )
+    scope = facts.ptrace_scope
+    todo = "allow ptrace: docker run --cap-add SYS_PTRACE" + (
+        ", or kernel.yama.ptrace_scope = 0" if scope else ""
+    )
+    return Finding(name=name, status="warning", seen=f"py-spy is refused: {facts.error}", todo=todo)
+
+
+class PlatformFacts(msgspec.Struct, kw_only=True):
+    """Who gives notice here.
+
+    Attributes:
+        reason: which sources and why, in words.
+        was_set: whether the owner named the platform.
+        silent: sources that did not answer, with what they said.
+        num_sources: how many there are.
+        notice_s: seconds between a notice and the end; None where nobody says.
+    """
+
+    reason: str
+    was_set: bool = False
+    silent: list[str] = []
+    num_sources: int = 0
+    notice_s: float | None = None
+
+
+def judge_platform(facts: PlatformFacts) -> Finding:
+    """Whether a notice would be heard."""
+    name = "platform"
+    figures = {} if facts.notice_s is None else {"notice_s": facts.notice_s}
+    if not facts.silent:
+        return Finding(name=name, status="ok", seen=facts.reason, figures=figures)
+    return Finding(
+        name=name,
+        status="failed" if facts.was_set else "warning",
+        seen=f"no notice would be heard: {'; '.join(facts.silent)}",
+        todo="let this machine reach its metadata service (in a container: hop limit 2), or set "
+        'notice.platform = "none"',
+        figures=figures,
+    )
+
+
+class GpuFacts(msgspec.Struct, kw_only=True):
+    """One GPU, as NVML knows it; None where it does not say.
+
+    Attributes:
+        index: its number.
+        model: its name.
+        uncorrected: ECC errors that could not be corrected, since the driver was loaded.
+        retired_pending: whether pages wait for a reset to be retired, or rows to be remapped.
+        remap_failed: whether remapping rows has failed.
+        throttled: reasons for which its clocks are down, in words; being idle is none.
+        temperature_c: degrees.
+        links_up: NVLinks that are up.
+        used_bytes: memory that somebody uses already.
+    """
+
+    index: int
+    model: str
+    uncorrected: int | None = None
+    retired_pending: bool | None = None
+    remap_failed: bool | None = None
+    throttled: list[str] = []
+    temperature_c: int | None = None
+    links_up: int = 0
+    used_bytes: int = 0
+
+
+class GpusFacts(msgspec.Struct, kw_only=True):
+    """All GPUs of a machine.
+
+    Attributes:
+        gpus: those that NVML lists.
+        error: why some that should be there are not listed; "" where none are missing.
+        xids: newest of the kernel's Xid lines, as far as they can be read.
+        driver: its version.
+    """
+
+    gpus: list[GpuFacts] = []
+    error: str = ""
+    xids: list[str] = []
+    driver: str = ""
+
+
+def judge_gpus(facts: GpusFacts) -> Finding:
+    """Whether the GPUs are healthy: ECC, retired pages, NVLink, throttling, Xid."""
+    name = "gpu"
+    if not facts.gpus:
+        if facts.error:
+            todo = "nvidia-smi must work first; pip install 'outlast[nvidia]' reads more"
+            return Finding(name=name, status="warning", seen=facts.error, todo=todo)
+        return Finding(name=name, status="skipped", seen="no NVIDIA GPU on this machine")
+    sick = [words for gpu in facts.gpus for words in _sick(gpu)]
+    # How many a machine has depends on its board and bridges: its GPUs are compared.
+    links = max(gpu.links_up for gpu in facts.gpus)
+    sick += [
+        f"GPU {gpu.index} has {gpu.links_up} NVLinks up, others {links}"
+        for gpu in facts.gpus
+        if gpu.links_up < links
+    ]
+    if facts.error:  # one of them, beside others that answer
+        sick.append(facts.error)
+    tired = [words for gpu in facts.gpus for words in _tired(gpu)]
+    models = sorted({gpu.model for gpu in facts.gpus})
+    figures = {"count": len(facts.gpus)}
+    if sick:
+        todo = "reset it (nvidia-smi -r) or drain the machine; if it comes back, have it replaced"
+        return Finding(name=name, status="failed", seen="; ".join(sick), todo=todo, figures=figures)
+    if tired or facts.xids:
+        said = [*tired, *(f"the kernel said {line}" for line in facts.xids[-2:])]
+        todo = f"look at cooling and power (nvidia-smi -q); Xids that count: {HOT_XIDS}"
+        return Finding(
+            name=name, status="warning", seen="; ".join(said), todo=todo, figures=figures
+        )
+    seen = f"{len(facts.gpus)} × {', '.join(models)}, driver {facts.driver}, nothing wrong"
+    return Finding(name=name, status="ok", seen=seen, figures=figures)
+
+
+def _sick(gpu: GpuFacts) -> list[str]:
+    found = []
+    if gpu.uncorrected:
+        found.append(f"GPU {gpu.index} has {gpu.uncorrected} uncorrected ECC errors")
+    if gpu.remap_failed:
+        found.append(f"GPU {gpu.index} could not remap a row of its memory")
+    if gpu.retired_pending:
+        found.append(f"GPU {gpu.index} waits for a reset to retire bad memory")
+    return found
+
+
+def _tired(gpu: GpuFacts) -> list[str]:
+    found = [f"GPU {gpu.index}'s clocks are down: {reason}" for reason in gpu.throttled]
+    if gpu.used_bytes > 2e9:
+        found.append(f"GPU {gpu.index}: somebody uses {gigabytes(gpu.used_bytes)} of its memory")
+    return found
+
+
+def judge_versions_here(
+    here: Mapping[str, str], job: Mapping[str, str] | None, loaded: Mapping[str, str]
+) -> Finding:
+    """Versions on this machine against the job's first start and against what is really loaded.
+
+    Args:
+        here: package → version that is installed.
+        job: what job.json says, or None where there is no job yet.
+        loaded: package → version that the package itself says, as far as known.
+    """
+    seen = ", ".join(f"{name} {version}" for name, version in here.items())
+    torn = [name for name, version in loaded.items() if here.get(name, version) != version]
+    if torn:
+        said = "; ".join(f"{one} {here[one]} is installed, {loaded[one]} is loaded" for one in torn)
+        todo = "two installations are mixed: install it anew, look at PYTHONPATH"
+        return Finding(name="versions", status="failed", seen=said, todo=todo)
+    other = [name for name, version in (job or {}).items() if here.get(name, version) != version]
+    if other:
+        said = "; ".join(
+            f"{one} {here[one]}, the job began with {(job or {})[one]}" for one in other
+        )
+        todo = "fine if that was meant; else install what the job began with"
+        return Finding(name="versions", status="warning", seen=said, todo=todo)
+    return Finding(name="versions", status="ok", seen=seen)
+
+
+def judge_speed(
+    matmul_gflops: float | None, all_reduce_bytes: float | None, device: str, workers: int
+) -> Finding:
+    """A machine's own speed: a figure, good or bad only beside its peers'."""
+    if matmul_gflops is None:
+        return Finding(
+            name="compute",
+            status="failed",
+            seen="a short multiplication of matrices did not come to its end",
+            todo='try: python -c "import torch; torch.ones(9).sum()"',
+        )
+    figures = {"matmul_gflops": round(matmul_gflops, 1)}
+    seen = f"matmul {matmul_gflops:,.0f} GFLOP/s on {device}"
+    if all_reduce_bytes is not None:
+        figures["all_reduce_bytes_per_s"] = round(all_reduce_bytes)
+        seen += f"; all-reduce among {workers} processes {gigabytes(all_reduce_bytes)}/s"
+        return Finding(name="compute", status="ok", seen=seen, figures=figures)
+    return Finding(
+        name="compute",
+        status="failed",
+        seen=f"{seen}; a short all-reduce among {workers} processes did not come to its end",
+        todo="try with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME set to this machine's interface",
+        figures=figures,
+    )
+
+
+def share_of(state_bytes: int | None, machines: int) -> int | None:
+    """What each of the machines has of the whole state, in bytes."""
+    return None if state_bytes is None else -(-state_bytes // max(machines, 1))
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names for people: a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

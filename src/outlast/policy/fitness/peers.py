@@ -1,0 +1,306 @@
+"""Machines compared with each other: who cannot be reached, whose clock or version is the odd one.
+
+All machines have all reports and come to the same conclusion, each for itself. Of what two machines
+differ in, the many are right; where there are no many, both are named. A slow machine is one that
+is both much slower than the middle one and far outside of how the others scatter (median and MAD),
+among machines with the same device; two machines cannot tell who of them is slow. A slow GPU is
+sick. A slow processor is a warning only: whatever else runs there makes it slow, for a while.
+"""
+
+from __future__ import annotations
+
+import collections
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from outlast.policy.fitness.finding import Finding, gigabytes, seconds
+from outlast.policy.fitness.machine import join_names
+
+CLOCK_WARNED_S: Final = 1.0
+CLOCK_FAILED_S: Final = 5.0  # notices say when they end by the clock
+SLOW_FACTOR: Final = 1.5
+SLOW_MADS: Final = 5.0
+MAD_SIGMA: Final = 1.4826
+JUDGED_AMONG: Final = 3
+# A difference in these is one of programs, in others of releases that work together.
+SAME: Final = ("outlast", "torch", "python", "numpy", "cuda", "nccl")
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """What one machine has seen of the way to another.
+
+    Attributes:
+        error: why it was not reached; "" if it was.
+        offset_s: the other's clock minus its own, when the answer was quickest.
+        bound_s: by how much that may be off: half of the time that the answer took.
+        rate_bytes: bytes a second that went there in a sealed stream, None if not tried.
+    """
+
+    error: str = ""
+    offset_s: float | None = None
+    bound_s: float = 0.0
+    rate_bytes: float | None = None
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What one machine tells the others.
+
+    Attributes:
+        node: a name that no other has.
+        machine: its name for people.
+        versions: package → version.
+        device: what it computes on.
+        has_gpu: whether that is a GPU.
+        matmul_gflops, all_reduce_bytes: its speeds, None where they could not be measured.
+        links: node → what was seen of the way there.
+        failed: what it found out about itself for which it should not start, in words.
+    """
+
+    node: str
+    machine: str
+    versions: dict[str, str] = {}
+    device: str = ""
+    has_gpu: bool = False
+    matmul_gflops: float | None = None
+    all_reduce_bytes: float | None = None
+    links: dict[str, Link] = {}
+    failed: list[str] = []
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What all machines conclude.
+
+    Attributes:
+        findings: node → findings of the comparison.
+        sick: node → why it is left out, in words; the others are fit.
+    """
+
+    findings: dict[str, list[Finding]]
+    sick: dict[str, str]
+
+
+def compare(reports: Sequence[Report], missing: Mapping[str, str] | None = None) -> Comparison:
+    """Compare the machines of one round.
+
+    Args:
+        reports: of those that reported.
+        missing: node → name of those that were there and did not report.
+    """
+    missing = missing or {}
+    findings: dict[str, list[Finding]] = {one.node: [] for one in reports}
+    for judge in (_reach, _clocks, _versions, _speeds):
+        for node, finding in judge(reports, missing).items():
+            findings[node].append(finding)
+    sick = dict.fromkeys(missing, "it came and did not report")
+    for one in reports:
+        own = [*one.failed, *(f.seen for f in findings[one.node] if f.status == "failed")]
+        if own:
+            sick[one.node] = "; ".join(own)
+    return Comparison(findings=findings, sick=sick)
+
+
+def _reach(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
+    names = {one.node: one.machine for one in reports} | dict(missing)
+    broken: dict[str, dict[str, str]] = {node: {} for node in names}
+    for one in reports:
+        for node, link in one.links.items():
+            if link.error and node in broken:
+                broken[one.node][node] = link.error
+                broken[node].setdefault(one.node, link.error)
+    out = set(missing)
+    while True:  # the one that most others do not reach, until those that are left reach each other
+        left = {
+            node: [other for other in others if other not in out]
+            for node, others in broken.items()
+            if node not in out
+        }
+        worst = max(left, key=lambda node: (len(left[node]), node), default="")
+        if not worst or not left[worst]:
+            break
+        out.add(worst)
+    found = {}
+    for one in reports:
+        others = broken[one.node]
+        number = len(names) - 1
+        said = join_names([f"{names[node]} ({why})" for node, why in sorted(others.items())])
+        if not others:
+            waits_s = [2 * link.bound_s for link in one.links.values() if not link.error]
+            worst_s = f", an answer takes {seconds(max(waits_s))}" if waits_s else ""
+            seen = f"{number} other machine{'s' * (number != 1)} reached{worst_s}"
+            found[one.node] = Finding(name="peers", status="ok", seen=seen)
+        elif one.node in out:
+            todo = "look at the network and its firewall; name its address with --local-addr"
+            found[one.node] = Finding(
+                name="peers", status="failed", seen=f"does not reach {said}", todo=todo
+            )
+        else:
+            found[one.node] = Finding(
+                name="peers",
+                status="warning",
+                seen=f"does not reach {said}",
+                todo=f"look at {join_names([names[node] for node in sorted(others)])}",
+            )
+    return found
+
+
+def _clocks(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
+    del missing
+    names = {one.node: one.machine for one in reports}
+    ahead: dict[str, list[tuple[float, float, str]]] = {one.node: [] for one in reports}
+    for one in reports:
+        for node, link in one.links.items():
+            if node in ahead and link.offset_s is not None:
+                ahead[node].append((link.offset_s, link.bound_s, names[one.node]))
+                ahead[one.node].append((-link.offset_s, link.bound_s, names[node]))
+    found = {}
+    for node, seen_by in ahead.items():
+        if seen_by:
+            # The lower middle: of two others the one that agrees, so that one odd clock is alone.
+            by_size = sorted(seen_by, key=lambda one: abs(one[0]))
+            offset_s, bound_s, other = by_size[(len(by_size) - 1) // 2]
+            whom = f"those of {len(names) - 1} others" if len(names) > 2 else f"that of {other}"
+            found[node] = judge_clock(offset_s, bound_s, whom)
+    return found
+
+
+def judge_clock(offset_s: float, bound_s: float, whom: str, name: str = "clock") -> Finding:
+    """A clock against another one.
+
+    Args:
+        offset_s: how far it is ahead of the other.
+        bound_s: by how much that may be off.
+        whom: whose clock the other is, such as "that of node-b".
+        name: of the check.
+    """
+    certain_s = max(abs(offset_s) - bound_s, 0.0)
+    figures = {"offset_s": round(offset_s, 6), "bound_s": round(bound_s, 6)}
+    way = "ahead of" if offset_s > 0 else "behind"
+    seen = f"{seconds(abs(offset_s))} (±{seconds(bound_s)}) {way} {whom}"
+    if certain_s <= CLOCK_WARNED_S:
+        return Finding(name=name, status="ok", seen=seen, figures=figures)
+    failed = certain_s > CLOCK_FAILED_S
+    todo = "set it (chronyd or systemd-timesyncd): notices end by the clock, stores refuse by it"
+    return Finding(
+        name=name,
+        status="failed" if failed else "warning",
+        seen=seen,
+        todo=todo,
+        figures=figures,
+    )
+
+
+def _versions(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
+    del missing
+    odd: dict[str, list[str]] = {one.node: [] for one in reports}
+    for package in SAME:
+        has = {one.node: one.versions.get(package, "none") for one in reports}
+        count = collections.Counter(has.values())
+        if len(count) == 1:
+            continue
+        common, number = count.most_common(1)[0]
+        for one in reports:
+            mine = has[one.node]
+            if 2 * number > len(reports):
+                if mine != common:
+                    said = f"{package} {mine} here, {common} on {number} of {len(reports)} machines"
+                    odd[one.node].append(said)
+            else:
+                others = {
+                    f"{version} on {join_names(_with(reports, package, version))}"
+                    for version in count
+                    if version != mine
+                }
+                odd[one.node].append(f"{package} {mine} here, {join_names(sorted(others))}")
+    found = {}
+    for node, words in odd.items():
+        if words:
+            todo = "install the same on every machine (one container image does)"
+            found[node] = Finding(
+                name="versions alike", status="failed", seen="; ".join(words), todo=todo
+            )
+        elif len(reports) > 1:
+            seen = f"the same on {len(reports)} machines"
+            if any(odd.values()):
+                seen = "what most machines have"
+            found[node] = Finding(name="versions alike", status="ok", seen=seen)
+    return found
+
+
+def _with(reports: Sequence[Report], package: str, version: str) -> list[str]:
+    return [one.machine for one in reports if one.versions.get(package, "none") == version]
+
+
+class _Speed(msgspec.Struct, frozen=True, kw_only=True):
+    what: str
+    unit_gflops: bool
+    values: dict[str, float]  # node → the larger the better
+
+
+def _speeds(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
+    del missing
+    slow: dict[str, list[str]] = {}
+    doubted: dict[str, list[str]] = {}
+    for device in {one.device for one in reports}:
+        alike = [one for one in reports if one.device == device]
+        for speed in _measured(alike):
+            for node, (said, is_certain) in _slow(speed).items():
+                is_sick = is_certain and alike[0].has_gpu
+                (slow if is_sick else doubted).setdefault(node, []).append(said)
+    found = {}
+    todo = "look at its cooling, its power limit and who else runs on it; leave it out until then"
+    for one in reports:
+        name, node = "speed alike", one.node
+        if node in slow:
+            seen = "; ".join(slow[node])
+            found[node] = Finding(name=name, status="failed", seen=seen, todo=todo)
+        elif node in doubted:
+            seen = "; ".join(doubted[node])
+            found[node] = Finding(name=name, status="warning", seen=seen, todo=todo)
+        elif len(reports) > 1:
+            found[node] = Finding(name=name, status="ok", seen="as fast as its peers")
+    return found
+
+
+def _measured(alike: Sequence[Report]) -> list[_Speed]:
+    matmul = {one.node: one.matmul_gflops for one in alike if one.matmul_gflops is not None}
+    reduce = {one.node: one.all_reduce_bytes for one in alike if one.all_reduce_bytes is not None}
+    streams: dict[str, float] = {}
+    for one in alike:
+        rates = [link.rate_bytes for link in one.links.values() if link.rate_bytes is not None]
+        if rates:
+            streams[one.node] = min(rates)
+    return [
+        _Speed(what="matmul", unit_gflops=True, values=matmul),
+        _Speed(what="all-reduce", unit_gflops=False, values=reduce),
+        _Speed(what="network", unit_gflops=False, values=streams),
+    ]
+
+
+def _slow(speed: _Speed) -> dict[str, tuple[str, bool]]:
+    """Node → why it is slow in words, and whether that is certain."""
+    values = speed.values
+    if len(values) < 2:
+        return {}
+    if len(values) < JUDGED_AMONG:
+        middle = max(values.values())
+        floor = middle / (2 * SLOW_FACTOR)
+    else:
+        middle = statistics.median(values.values())
+        mad = statistics.median(abs(value - middle) for value in values.values())
+        floor = min(middle / SLOW_FACTOR, middle - SLOW_MADS * MAD_SIGMA * mad)
+    return {
+        node: (
+            f"{speed.what} {_shown(value, speed)}, its peers {_shown(middle, speed)}",
+            # A network's slowness may be the other end's.
+            len(values) >= JUDGED_AMONG and speed.what != "network",
+        )
+        for node, value in values.items()
+        if value < floor
+    }
+
+
+def _shown(value: float, speed: _Speed) -> str:
+    return f"{value:,.0f} GFLOP/s" if speed.unit_gflops else f"{gigabytes(value)}/s"

@@ -1,0 +1,306 @@
+"""One job many times over, side by side: all replications go from failure to failure together.
+
+Between two failures a job with a fixed interval does the same again and again, so what it gets
+done is known without going through its checkpoints: a turn of the loop is one failure of every
+replication, whatever the number of machines. :mod:`outlast.simulate.job` goes through every
+checkpoint with the runtime's own objects and knows fleets, tiers and recovery modes; given the
+same failures both say the same (a test compares them). The ``auto`` cadence is told of its failures
+here and keeps its interval between two of them, where the runtime's may also change it in between.
+
+What is assumed: failures come while a job trains, saves or restores, and none while it is being
+noticed (``detect_s``) that it is down; a checkpoint is worth something once it is durable,
+``lag_s`` after it was taken; with probability ``flush_probability`` a failure was announced in
+time, all work is flushed, and that takes ``flush_s``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Protocol
+
+import msgspec
+import numpy as np
+
+from outlast.plan.interval import Costs, exact_best_h
+from outlast.plan.posterior import PRIOR_EXPOSURE_H, PRIOR_SHAPE
+from outlast.policy.cadence import (
+    AUTO_CHANGE,
+    AUTO_FIRST_S,
+    AUTO_MAX_S,
+    AUTO_MEMORY_H,
+    AUTO_MIN_S,
+    HOUR_S,
+)
+from outlast.simulate.draws import Law, Times
+
+FAILURES_MAX: Final = 50_000_000  # of one replication: no computer gets there
+SAME_S: Final = 1e-5  # moments that are no further apart are one
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One job; exactly one of ``work_s`` and ``horizon_s`` ends it.
+
+    Attributes:
+        cost_s: training is blocked for so long by a checkpoint.
+        restore_s: from the new start to the first step; a failure in it begins it anew.
+        detect_s: from the failure to the new start.
+        lag_s: from the end of a checkpoint until it is durable.
+        flush_probability: share of failures that are announced and end in a flush.
+        flush_s: what that takes.
+        work_s: useful time to be done.
+        horizon_s: wall time after which it is looked at.
+    """
+
+    cost_s: float
+    restore_s: float = 0.0
+    detect_s: float = 0.0
+    lag_s: float = 0.0
+    flush_probability: float = 0.0
+    flush_s: float = 0.0
+    work_s: float = math.inf
+    horizon_s: float = math.inf
+
+
+class Ledger(msgspec.Struct, kw_only=True):
+    """Where the time went, in seconds; one number for each replication.
+
+    Attributes:
+        useful: training that was not lost.
+        stalled: checkpoints and flushes that were not lost.
+        replayed: training, and checkpoints in the making, that failures undid.
+        detecting, restarting: the way back.
+        failures: how many there were (a number, not seconds).
+    """
+
+    useful: Times
+    stalled: Times
+    replayed: Times
+    detecting: Times
+    restarting: Times
+    failures: Times
+
+    def parts(self) -> dict[str, Times]:
+        """By the names of the job's ledger; they add up to the wall time."""
+        return {
+            "productive": self.useful,
+            "replayed": self.replayed,
+            "stalled": self.stalled,
+            "detecting": self.detecting,
+            "restarting": self.restarting,
+        }
+
+    @property
+    def wall(self) -> Times:
+        """All of it."""
+        return np.asarray(sum(self.parts().values()))
+
+
+class Failures(Protocol):
+    """When the next one comes."""
+
+    def gap(self, now_s: Times) -> Times:
+        """Seconds from each job's ``now_s`` to its next failure."""
+
+
+class Renewed:
+    """Each time a job starts, the law begins anew; with a constant hazard that is no assumption.
+
+    Args:
+        law: of the gaps.
+        chance: that they are drawn from.
+        copies: how many times over the same jobs stand there, with the same gaps.
+    """
+
+    def __init__(self, law: Law, chance: np.random.Generator, copies: int = 1) -> None:
+        self._law, self._chance, self._copies = law, chance, copies
+
+    def gap(self, now_s: Times) -> Times:
+        """Drawn."""
+        return np.tile(self._law.draw(self._chance, len(now_s) // self._copies), self._copies)
+
+
+class Replayed:
+    """Moments that were recorded, for each job from another one of them on, and round again.
+
+    Args:
+        moments_s: in order.
+        length_s: of the recording.
+        offsets_s: where each job begins in it; it stands for the job's time 0.
+    """
+
+    def __init__(self, moments_s: list[float], length_s: float, offsets_s: Times) -> None:
+        self._moments_s = np.unique(np.asarray(moments_s))
+        self._length_s, self._offsets_s = length_s, offsets_s
+
+    def gap(self, now_s: Times) -> Times:
+        """To the next moment after it."""
+        at_s = (now_s + self._offsets_s[: len(now_s)]) % self._length_s
+        # A moment that was reached may be a rounding error ahead: it must not come for ever.
+        index = np.searchsorted(self._moments_s, at_s + SAME_S, side="right")
+        round_again = index == len(self._moments_s)
+        moments = self._moments_s[np.where(round_again, 0, index)]
+        return np.asarray(moments + round_again * self._length_s - at_s)
+
+
+class Intervals(Protocol):
+    """The interval of each job, and what changes it."""
+
+    def interval(self, started_s: Times) -> Times:
+        """Seconds from checkpoint to checkpoint, from here to the next failure."""
+
+    def failed(self, ran_s: Times, did: Times) -> None:
+        """Each job ran for so long; and failed where ``did`` is 1."""
+
+
+class Fixed:
+    """The same for ever: one for all jobs, or one for each."""
+
+    def __init__(self, interval_s: float | Times) -> None:
+        self._interval_s = interval_s
+
+    def interval(self, started_s: Times) -> Times:
+        """As it was given."""
+        return np.broadcast_to(self._interval_s, started_s.shape)
+
+    def failed(self, ran_s: Times, did: Times) -> None:
+        """Nothing to learn."""
+
+
+class Automatic:
+    """``Auto`` of many jobs, with the same numbers, told at failures.
+
+    Args:
+        cost_s: of a checkpoint; known once the first one is taken.
+        count: of jobs.
+    """
+
+    _SHARES: Final = np.exp(np.linspace(math.log(1e-9), math.log(1e3), 4000))
+
+    def __init__(self, cost_s: float, count: int) -> None:
+        self._cost_h = max(cost_s / HOUR_S, 1e-9)
+        self._num_seen, self._seen_h = np.zeros(count), np.zeros(count)
+        self._interval_s = np.full(count, AUTO_FIRST_S)
+        self._is_known = np.zeros(count, dtype=bool)
+        best = [exact_best_h(Costs(checkpoint_h=float(share)), 1.0) for share in self._SHARES]
+        self._logs, self._best_logs = np.log(self._SHARES), np.log(best)
+
+    def interval(self, started_s: Times) -> Times:
+        """Chosen anew where it is a sixth off."""
+        mtbf_h = (PRIOR_EXPOSURE_H + self._seen_h) / (PRIOR_SHAPE + self._num_seen)
+        log_share = np.log(self._cost_h / mtbf_h)
+        wanted = HOUR_S * mtbf_h * np.exp(np.interp(log_share, self._logs, self._best_logs))
+        wanted = np.clip(wanted, AUTO_MIN_S, AUTO_MAX_S)
+        ratio = wanted / self._interval_s
+        is_same = self._is_known & (ratio < AUTO_CHANGE) & (ratio > 1 / AUTO_CHANGE)
+        self._interval_s = np.where(is_same, self._interval_s, wanted)
+        self._is_known[:] = True
+        return self._interval_s
+
+    def failed(self, ran_s: Times, did: Times) -> None:
+        """Learn, as :meth:`Posterior.after` does."""
+        kept = np.exp(-ran_s / (AUTO_MEMORY_H * HOUR_S))
+        self._num_seen = self._num_seen * kept + did
+        self._seen_h = self._seen_h * kept + AUTO_MEMORY_H * (1 - kept)
+
+
+def simulate(
+    case: Case,
+    failures: Failures,
+    intervals: Intervals,
+    count: int,
+    chance: np.random.Generator | None = None,
+) -> Ledger:
+    """Go through all of it.
+
+    Args:
+        case: the job.
+        failures: when they come.
+        intervals: how often it saves.
+        count: of replications.
+        chance: which failures are announced; needed where some are.
+    """
+    assert math.isinf(case.work_s) != math.isinf(case.horizon_s)  # noqa: S101 - one of them ends it
+    jobs = _Jobs(case, intervals, count, chance or np.random.default_rng(0))
+    for _ in range(FAILURES_MAX):
+        jobs.until_failure(failures.gap(jobs.now_s))
+        if not jobs.alive.any():
+            break
+        jobs.come_back()
+    return jobs.ledger
+
+
+class _Jobs:
+    """All replications, each at its own moment."""
+
+    def __init__(
+        self, case: Case, intervals: Intervals, count: int, chance: np.random.Generator
+    ) -> None:
+        self._case, self._intervals, self._chance = case, intervals, chance
+        self.ledger = Ledger(**{name: np.zeros(count) for name in Ledger.__struct_fields__})
+        self.now_s = np.zeros(count)
+        self.alive = np.ones(count, dtype=bool)
+        self._restore_s = np.zeros(count)  # nothing to restore at the first start
+
+    def come_back(self) -> None:
+        """From the failure to the new start."""
+        case = self._case
+        down_s = np.where(self.alive, np.minimum(case.detect_s, case.horizon_s - self.now_s), 0.0)
+        self.ledger.detecting += down_s
+        self.now_s += down_s
+        self.alive &= self.now_s < case.horizon_s
+        self._restore_s = np.full(len(self.now_s), case.restore_s)
+
+    def until_failure(self, gap_s: Times) -> None:
+        """From a start to the failure after it, or to the end."""
+        case, ledger, alive = self._case, self.ledger, self.alive
+        to_end_s = np.where(alive, case.horizon_s - self.now_s, 0.0)
+        room_s = np.where(alive, np.minimum(gap_s, to_end_s), 0.0)
+        interval = self._intervals.interval(self.now_s)
+        restoring = np.minimum(self._restore_s, room_s)
+        has_begun = restoring >= self._restore_s
+        left_s = np.where(alive, case.work_s - ledger.useful, 0.0)
+        needed_s = _needed(left_s, interval, case.cost_s)
+        is_done = alive & has_begun & (needed_s <= room_s - restoring)
+        is_over = alive & ~is_done & (gap_s > to_end_s)
+        failed = alive & ~is_done & ~is_over
+        run_s = np.where(is_done, needed_s, room_s - restoring)
+        is_told = failed & has_begun & (self._chance.random(len(run_s)) < case.flush_probability)
+        useful = np.where(
+            is_done,
+            np.where(is_done, left_s, 0.0),
+            np.where(
+                # At the horizon nothing is lost: what is not saved or not durable yet counts.
+                is_over | is_told,
+                _trained(run_s, interval, case.cost_s),
+                _saved(run_s - case.lag_s, interval, case.cost_s) * interval,
+            ),
+        )
+        saves = _saved(run_s - case.lag_s, interval, case.cost_s)
+        stalled = np.where(is_done | is_over, run_s - useful, saves * case.cost_s)
+        flush_s = np.where(is_told, np.minimum(case.flush_s, to_end_s - room_s), 0.0)
+        ledger.useful += useful
+        ledger.stalled += stalled + flush_s
+        ledger.replayed += run_s - useful - stalled
+        ledger.restarting += restoring
+        ledger.failures += failed
+        self._intervals.failed(restoring + run_s, failed.astype(float))
+        self.now_s += restoring + run_s + flush_s
+        self.alive = failed
+
+
+def _saved(run_s: Times, interval: Times, cost_s: float) -> Times:
+    """Checkpoints that are complete after so long."""
+    return np.asarray(np.floor(np.maximum(run_s, 0.0) / (interval + cost_s) * (1 + 1e-15)))
+
+
+def _trained(run_s: Times, interval: Times, cost_s: float) -> Times:
+    """Training that was done in so long, saved or not."""
+    saves = _saved(run_s, interval, cost_s)
+    return np.asarray(saves * interval + np.minimum(run_s - saves * (interval + cost_s), interval))
+
+
+def _needed(left_s: Times, interval: Times, cost_s: float) -> Times:
+    """Time without a failure until the work is done: its last part is saved, too."""
+    with np.errstate(invalid="ignore"):
+        saves = np.ceil(left_s / interval - 1e-9)
+        return np.asarray(np.where(np.isinf(left_s), np.inf, left_s + saves * cost_s))

@@ -1,0 +1,467 @@
+"""``outlast plan`` as a person calls it: the worked numbers, plain refusals, pictures."""
+
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from outlast.cli import cli
+from outlast.errors import ConfigError
+from outlast.ledger.events import Event, encode
+
+
+@pytest.fixture(autouse=True)
+def _nowhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(name="ask")
+def _ask():
+    """``outlast plan …`` → the object that --json prints."""
+
+    def ask(line):
+        result = CliRunner().invoke(
+            cli,
+            ["plan", *shlex.split(line), "--json"],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
+        return json.loads(result.output)
+
+    return ask
+
+
+@pytest.fixture(name="say")
+def _say():
+    """``outlast plan …`` → what it prints."""
+
+    def say(line):
+        result = CliRunner().invoke(
+            cli, ["plan", *shlex.split(line)], catch_exceptions=False, standalone_mode=False
+        )
+        return result.output
+
+    return say
+
+
+@pytest.fixture(name="refused")
+def _refused(outlast):
+    """``outlast plan …`` → the one line that refuses it."""
+
+    def refused(line):
+        code, out, err = outlast("plan", *shlex.split(line))
+        assert (code, out) == (2, ""), err
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in err
+        return err
+
+    return refused
+
+
+def by_model(answer):
+    return {row["model"]: row for row in answer["models"]}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mtbf_h", "failures"),
+    [
+        (1, 4788.0, 0.3),
+        (8, 598.5, 2.4),
+        (64, 74.8, 19.2),
+        (512, 9.4, 154.0),
+        (4096, 1.2, 1231.9),
+        (16384, 0.3, 4927.5),
+    ],
+)
+def test_failures(ask, gpus, mtbf_h, failures):
+    found = ask(f"failures --gpus {gpus} --rate 0.5%/gpu-day --days 60")
+    assert round(found["mtbf_h"], 1) == mtbf_h
+    assert round(found["num_failures"], 1) == failures
+    assert found["num_gpus_mtbf_below_1h"] == 4788
+
+
+def test_a_plain_number_is_a_rate(ask):
+    found = ask("failures --gpus 8 --rate 0.005/gpu-day --days 60")
+    assert found["num_gpus_mtbf_below_1h"] == 4801
+
+
+@pytest.mark.parametrize(
+    ("flags", "mtbf_h"),
+    [
+        ("--gpus 16384 --rate llama-3", 3.093),
+        ("--gpus 16384 --rate llama-3-all", 2.781),
+        ("--gpus 16384 --rate '6.5/1000 node-days'", 1.803),
+        ("--gpus 131072 --rate rsc-1", 0.225),
+        ("--gpus 16384", 3.093),
+        ("--rate 1/90min", 1.5),
+        ("--rate 16/day", 1.5),
+    ],
+)
+def test_rates_as_people_write_them(ask, flags, mtbf_h):
+    found = ask(f"failures {flags}")
+    assert round(found["mtbf_h"], 3) == mtbf_h
+    assert found["rate_source"]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "young", "exact", "wall"),
+    [(1, 11.84, 11.187, 1.1898), (3, 20.51, 18.565, 1.3600), (5, 26.48, 23.260, 1.4962)],
+)
+def test_intervals(ask, minutes, young, exact, wall):
+    found = ask(f"interval --gpus 4096 --rate 0.5%/gpu-day --checkpoint {minutes}min")
+    models = by_model(found)
+    assert list(models) == ["linear at Young", "linear at its optimum", "Daly", "exact"]
+    assert round(60 * models["linear at Young"]["interval_h"], 2) == young
+    assert round(60 * models["exact"]["interval_h"], 3) == exact
+    assert round(models["exact"]["wall_h_per_useful_h"], 4) == wall
+    assert [row["chosen"] for row in found["models"]] == [False, False, False, True]
+    assert found["interval_low_h"] < found["interval_h"] < found["interval_high_h"]
+    assert round(found["waste_ratio_rate_off_2x"], 3) == 1.061
+    assert round(found["waste_ratio_rate_off_10x"], 2) == 1.74
+    assert math.fsum(found["parts_per_useful_h"].values()) == pytest.approx(
+        models["exact"]["wall_h_per_useful_h"]
+    )
+
+
+@pytest.mark.parametrize(("mtbf", "minutes"), [(1440, 116.69), (360, 56.71), (15, 9.14)])
+def test_daly(ask, mtbf, minutes):
+    found = by_model(ask(f"interval --rate 1/{mtbf}min --checkpoint 5min"))
+    assert round(60 * found["Daly"]["interval_h"], 2) == minutes
+
+
+@pytest.mark.parametrize(("lag", "wall"), [("6min", 1.117), ("18min", 1.228)])
+def test_asynchronous(ask, lag, wall):
+    found = by_model(ask(f"interval --rate 1/3.09h --checkpoint 10s --restore 6min --lag {lag}"))
+    assert round(found["asynchronous"]["wall_h_per_useful_h"], 3) == wall
+
+
+def test_without_a_lag_asynchronous_is_young(ask):
+    found = by_model(ask("interval --rate 1/3.09h --checkpoint 10s --restore 6min --lag 0"))
+    assert round(found["linear at Young"]["wall_h_per_useful_h"], 3) == 1.079
+
+
+def test_an_interval_in_steps(ask):
+    per_time = ask("interval --rate 0.1/h --checkpoint 30s --step 0.25s")
+    per_step = ask(f"interval --rate {0.1 / 3600 * 0.25}/step --checkpoint 30s --step 0.25s")
+    steps = by_model(per_time)["linear at Young"]["interval_steps"]
+    assert steps == pytest.approx(math.sqrt(2 * 30 / (0.1 / 3600)) / 0.25)
+    assert per_step["interval_steps"] == pytest.approx(per_time["interval_steps"])
+
+
+def test_what_was_seen(ask):
+    found = ask("interval --rate '3 in 5h' --checkpoint 1min")
+    assert round(found["failures_per_h"], 3) == 0.267
+    assert round(found["failures_low_per_h"], 3) == 0.091
+    assert round(found["failures_high_per_h"], 3) == 0.517
+    assert round(60 * by_model(found)["linear at Young"]["interval_h"]) == 21
+    assert found["range_is"] == "with 90 % probability"
+
+
+@pytest.mark.parametrize(
+    ("per_h", "price", "wasted", "wins", "best_h"),
+    [
+        (0.1, 0.774, 9.5, True, 0.9512),
+        (0.5, 0.876, 20.1, True, 0.4000),
+        (2, 1.103, 36.5, False, 0.1791),
+        (8, 1.833, 61.8, False, 0.0725),
+    ],
+)
+def test_spot(ask, per_h, price, wasted, wins, best_h):
+    found = ask(f"spot --rate {per_h}/h --checkpoint 3min --spot 0.70 --on-demand 1.00")
+    models = by_model(found)
+    young = models["linear at Young"]
+    assert f"{young['price_per_useful_h']:.3f}" == f"{price:.3f}"
+    assert round(100 * young["wasted_fraction"], 1) == wasted
+    assert young["spot_wins"] is wins
+    assert round(young["break_even_failures_per_h"], 4) == 1.2457
+    assert round(60 * young["break_even_mtbf_h"], 1) == 48.2
+    best = models["linear at its optimum"]
+    assert round(best["interval_h"], 4) == best_h
+    assert round(best["break_even_failures_per_h"], 4) == 1.2857
+    assert round(models["exact"]["break_even_failures_per_h"], 4) == 1.1335
+
+
+@pytest.mark.parametrize(
+    ("restore", "young", "exact"), [("0.05h", 0.9, 0.8826), ("0.2h", 0.5256, 0.5561)]
+)
+def test_a_restore_moves_the_break_even(ask, restore, young, exact):
+    found = ask(
+        f"spot --rate 1/h --checkpoint 3min --discount 30% --on-demand 1 --restore {restore}"
+    )
+    models = by_model(found)
+    assert round(models["linear at Young"]["break_even_failures_per_h"], 4) == young
+    assert round(models["exact"]["break_even_failures_per_h"], 4) == exact
+
+
+@pytest.mark.parametrize(
+    ("q", "wall", "price"),
+    [("0", 1.773, 1.241), ("0.5", 1.589, 1.113), ("90%", 1.347, 0.943), ("0.99", 1.220, 0.854)],
+)
+def test_notices(ask, q, wall, price):
+    found = ask(
+        "spot --rate 2/h --checkpoint 3min --restore 3min --flush-cost 1.2min --spot 0.70 "
+        f"--on-demand 1.00 --flush-probability {q}"
+    )
+    best = by_model(found)["linear at its optimum"]
+    assert round(best["wall_h_per_useful_h"], 3) == wall
+    assert round(best["price_per_useful_h"], 3) == price
+
+
+def test_a_budget(ask):
+    found = ask(
+        "budget --gpus 8000 --rate 0.5%/gpu-day --days 30 --price 2.50 --lost 15min "
+        "--local-steps 500 --step 1s --islands 8"
+    )
+    assert round(found["num_failures"], 2) == 1203.01
+    assert round(found["lost_gpu_h"]) == 2_406_020
+    assert round(found["cost_lost"]) == 6_015_050
+    assert round(100 * found["lost_fraction"], 2) == 41.77
+    assert round(found["scratch_lost_fraction"], 1) == 601.5
+    assert round(found["no_failure_log10"], 1) == -522.5
+    assert found["scratch_wall_h"] is None
+    assert round(found["local_lost_per_failure_s"]) == 31
+
+
+def test_from_scratch_against_checkpoints(ask):
+    found = ask("budget --gpus 4096 --rate 0.5%/gpu-day --days 60 --lost 30min")
+    assert round(found["scratch_lost_gpu_h"]) == 3_632_968_665
+    assert round(found["lost_gpu_h"]) == 2_522_895
+    assert round(found["scratch_lost_ratio"]) == 1440
+    assert found["cost_lost"] is None
+
+
+def test_a_flush(ask, say):
+    found = ask("flush --state 640GB --bandwidth 1.5GB/s --notice 180s")
+    assert (round(found["write_s"], 2), found["fits"]) == (426.67, False)
+    assert round(found["needed_bare_bytes_per_s"] / 1e9, 2) == 3.56
+    assert round(found["needed_bytes_per_s"] / 1e9, 2) == 4.18
+    assert round(ask("flush --state 640GB --bandwidth 15GB/s --notice 3min")["write_s"], 2) == 42.67
+    first = say("flush --state 640GB --bandwidth 1.5GB/s --notice 180s").splitlines()[0]
+    assert first == (
+        "640 GB at 1.5 GB/s needs 427 s, the notice is 180 s: it will not fit; "
+        "4.2 GB/s per machine would."
+    )
+
+
+def test_a_flush_of_many_machines_and_of_no_use(ask, say):
+    assert ask("flush --state 640GB --bandwidth 1.5GB/s --notice 180s --nodes 8")["fits"]
+    words = say("flush --state 1GB --bandwidth 1GB/s --notice 15s")
+    assert "it will not fit: waiting and agreeing alone take longer" in words
+
+
+def test_memory(ask):
+    assert ask("memory --params 7B")["staged_bytes"] == 98e9
+    found = ask("memory --params 70B --nodes 16 --memory 60GB")
+    assert round(found["staged_bytes"] / 1e9) == 61
+    assert (found["fits"], found["needed_nodes"]) == (False, 17)
+
+
+@pytest.mark.parametrize(("zones", "variance"), [(1, 194.56), (2, 97.28), (4, 48.64)])
+def test_zones(ask, zones, variance):
+    (found,) = ask(f"zones --machines 64 --reclaim 5%/h --zones {zones}")["zones"]
+    assert round(found["mean_lost_machines_per_h"], 1) == 3.2
+    assert round(found["variance_lost_machines_squared"], 2) == variance
+
+
+def test_the_verdict_on_zones_names_the_mode(ask, say):
+    found = ask("zones --machines 64 --reclaim 5%/h")
+    assert found["best_num_zones_rigid"] == found["best_num_zones_restart"] == 1
+    assert found["best_num_zones_peer"] > 1
+    assert "in other zones' memory" in say("zones --machines 64 --reclaim 5%/h")
+
+
+def test_spares_and_restarts(ask):
+    found = ask("spares --rate 7.76/day --repair 24h")
+    assert [found[f"num_spares_{share}_percent"] for share in ("90", "99", "99_9")] == [11, 15, 18]
+    found = ask("restarts --rate 20.5/day --max-restarts 50 --days 30")
+    assert round(found["spent_after_days"], 1) == 2.5
+    assert found["gives_up_probability"] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "lost", "chance"),
+    [(16, 2, 0.933), (16, 3, 0.80), (16, 4, 0.615), (128, 2, 0.992), (128, 8, 0.793)],
+)
+def test_replicas(ask, nodes, lost, chance):
+    found = ask(f"replicas --nodes {nodes} --lost {lost}")
+    assert round(found["recovers_probability"], 3) == chance
+
+
+def test_a_deadline(ask):
+    line = "deadline --work 48h --deadline 70h --rate 0.5/h --away 2h --spot 0.3 --on-demand 1"
+    found = {row["policy"]: row for row in ask(line)["policies"]}
+    mixed, alone = found["uniform progress"], found["spot alone"]
+    assert mixed["met_fraction"] == 1
+    assert mixed["chosen"]
+    assert alone["met_fraction"] < 0.5
+    assert mixed["cost_p5"] <= mixed["cost_mean"] <= mixed["cost_p95"]
+    assert mixed["cost_mean"] < found["on demand alone"]["cost_mean"]
+    assert ask(line) == ask(line)
+
+
+def test_a_deadline_that_nobody_meets(say):
+    words = say("deadline --work 48h --deadline 40h --rate 1/h --away 1h --spot 1 --on-demand 2")
+    assert words.startswith("No: 2 d 00 h of work and a changeover of 6 min 00 s do not fit into")
+
+
+def test_a_job_that_makes_no_progress_is_told_so(ask, say):
+    line = "spot --rate 400/h --checkpoint 3min --spot 0.70 --on-demand 1.00 --restore 10min"
+    models = by_model(ask(line))
+    assert models["linear at Young"]["makes_progress"] is False
+    assert models["linear at Young"]["wall_h_per_useful_h"] is None
+    assert "no progress" in say(line)
+    assert "The linear model sees no progress" in say(line)
+
+
+def test_the_linear_models_error_is_said_where_it_leaves_its_range(say):
+    words = say("interval --rate 8/h --checkpoint 3min")
+    assert "out of its range (λ(T+C) = 1.29, above 0.3) and off by" in words
+    assert "is in its range" in say("interval --rate 0.01/h --checkpoint 1min")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("failures --rate -2/h", "a rate is above 0"),
+        ("failures --rate 0/h", "a rate is above 0"),
+        ("failures --rate 100%/gpu-day --gpus 8", "a probability is below 100 %"),
+        ("failures --rate 2/fortnight", "'fortnight' is not a unit of time"),
+        ("failures --rate lots", "'lots' is not a rate; write 2/h"),
+        ("failures --rate llama-4 --gpus 8", "did you mean llama-3?"),
+        ("failures --rate 0.5%/gpu-day", "a rate per gpu needs the number of GPUs"),
+        ("failures --rate 1e-5/step", "a rate per step needs the step's time"),
+        ("failures", "no rate is known; give --rate 2/h"),
+        ("failures --gpus 0 --rate 1/h", "a number is above 0"),
+        ("failures --gpus 1.5 --rate 1/h", "is not a whole number"),
+        ("interval --rate 2/h", "--checkpoint is missing"),
+        ("interval --rate 2/h --checkpoint 3", "'3': has no unit; write 90s, 3min or 1.5h"),
+        ("interval --rate 2/h --checkpoint 3lightyears", "is not a unit of a time"),
+        ("interval --rate 2/h --checkpoint -3min", "a time is above 0"),
+        ("interval --rate 2/h --checkpoint nan", "is not a time"),
+        ("spot --rate 2/h --checkpoint 3min --discount 1.3 --on-demand 1", "at most 1, like 0.3"),
+        ("spot --rate 2/h --checkpoint 3min --spot -1 --on-demand 1", "a price is at least 0"),
+        ("spot --rate 2/h --checkpoint 3min --spot 0.7", "--on-demand is missing"),
+        ("spot --rate 2/h --checkpoint 3min --on-demand 1", "--spot is missing"),
+        (
+            "spot --rate 2/h --checkpoint 3min --spot 0.7 --on-demand 1 --flush-probability 2",
+            "a share is at least 0 and at most 1",
+        ),
+        ("flush --state 640 --bandwidth 1GB/s --notice 3min", "'640': has no unit"),
+        ("flush --state 640GB --bandwidth 1GB --notice 3min", "not a unit of a bandwidth"),
+        ("memory", "give one of --params 7B and --state 98GB"),
+        ("replicas --nodes 15", "pairs need an even number"),
+        ("replicas --nodes 4 --lost 5", "there are only 4 machines"),
+        ("zones --machines 8 --reclaim 5%/gpu-day", "--reclaim is of a whole zone"),
+        (
+            "deadline --work 1h --deadline 2h --rate 1/s --away 1s --spot 1 --on-demand 2",
+            "come and go too often",
+        ),
+        ("intervals", "did you mean interval?"),
+        ("--gpus 8 interval", "write outlast plan interval --gpus"),
+        ("--nodes 8", "these flags answer no question yet"),
+        ("failures --rate 2/h --plot x.svg", "there is no picture of this"),
+        ("interval --rate 2/h --checkpoint 1s --plot x.gif", "end it in .svg, .html or .png"),
+    ],
+)
+def test_refusals(refused, line, words):
+    assert words in refused(line)
+
+
+def test_the_worked_example(say, ask):
+    words = say("")
+    assert words.startswith("No job here has measured anything, and nothing was given")
+    assert "How often should I save?" in words
+    assert set(ask("")) == {"failures", "interval", "spot", "budget", "flush", "memory"}
+
+
+def test_flags_answer_what_they_are_enough_for(ask):
+    assert set(ask("--rate 2/h")) == {"failures"}
+    assert set(ask("--gpus 64 --checkpoint 1min")) == {"failures", "interval", "budget"}
+    assert set(ask("--state 640GB --bandwidth 1.5GB/s --notice 120s")) == {"flush", "memory"}
+
+
+def test_the_jobs_own_measurements(ask, say):
+    job = Path("outlast-job")
+    job.mkdir()
+
+    def event(t, name, rank=0, attempt=1, **fields):
+        head = {"t": t, "mono": t, "job": "j", "attempt": attempt, "node": "n", "rank": rank}
+        return encode(Event(**head, event=name, fields=fields))
+
+    lines = [
+        event(0, "attempt_formed", rank=None, world_size=2, nodes=["n"]),
+        event(1, "resumed", step=0),
+        event(100, "snapshot", step=10, blocked_s=2.0),
+        event(101, "commit", step=10, durable_s=5.0, bytes=10**9, tier="local"),
+        event(7000, "step", step=10, seconds=1.0),
+        event(7010, "worker_lost", beat_t=7006.0, exit_code=1),
+        event(7020, "attempt_formed", rank=None, attempt=2, world_size=2, nodes=["n"]),
+        event(7030, "resumed", attempt=2, step=10),
+        event(7040, "step", attempt=2, step=11, seconds=1.0),
+        event(18000, "step", attempt=2, step=12, seconds=1.0),
+    ]
+    (job / "ledger.jsonl").write_bytes(b"".join(lines))
+    found = ask("interval")
+    assert found["rate_source"].startswith("this job's ledger: 1 failure in 5 h")
+    assert found["failures_per_h"] == pytest.approx(2 / 15, rel=0.01)
+    assert found["checkpoint_h"] == pytest.approx(2 / 3600)
+    assert found["lag_h"] == pytest.approx(5 / 3600)
+    assert found["restore_h"] == pytest.approx(30 / 3600)
+    assert say("").startswith("From what the job in ")
+    assert ask("")["memory"]["state_bytes"] == 10**9
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "interval --rate 2/h --checkpoint 3min --every 1h",
+        "spot --rate 2/h --checkpoint 3min --spot 0.7 --on-demand 1",
+        "flush --state 640GB --bandwidth 1.5GB/s --notice 180s",
+        "",
+    ],
+)
+def test_pictures(say, line):
+    say(f"{line} --plot a.svg")
+    picture = Path("a.svg").read_text()
+    assert picture.startswith("<svg")
+    assert "nan" not in picture
+    assert "inf" not in re.sub("inf[a-z]", "", picture)
+    say(f"{line} --plot a.html")
+    page = Path("a.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "<svg" in page
+    assert "<script" not in page
+
+
+def test_the_break_even_is_marked(say):
+    say("spot --rate 0.5/h --checkpoint 3min --spot 0.7 --on-demand 1 --plot a.svg")
+    assert "break-even: 1.13/h" in Path("a.svg").read_text()
+
+
+def test_a_png(say):
+    pytest.importorskip("resvg_py")
+    try:
+        say("flush --state 640GB --bandwidth 1.5GB/s --notice 180s --plot a.png")
+    except ConfigError as error:  # a machine without any font
+        pytest.skip(str(error))
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_is_one_object_and_every_number_has_its_unit(ask):
+    units = ("_h", "_s", "_days", "_day", "_steps", "_bytes", "_log10", "_fraction", "_ratio")
+    units += ("_probability", "_2x", "_10x")
+    counts = ("num_", "cost_", "days", "linear_failures_per_segment")
+    for line in (
+        "failures --rate 2/h --gpus 8",
+        "interval --rate 2/h --checkpoint 1min",
+        "spot --rate 2/h --checkpoint 3min --spot 0.7 --on-demand 1",
+        "budget --gpus 8 --rate 1/day --days 3 --lost 1h",
+        "flush --state 640GB --bandwidth 1.5GB/s --notice 180s",
+    ):
+        for name, value in ask(line).items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                assert name.endswith(units) or name.startswith(counts), name

@@ -1,0 +1,95 @@
+"""Laws: drawn as they say, and found again from times of which some were cut off (lifelines)."""
+
+import lifelines
+import numpy as np
+import pytest
+
+from outlast.errors import ConfigError
+from outlast.simulate import fit
+from outlast.simulate.draws import (
+    HOUR_S,
+    Exponential,
+    Hazard,
+    Recorded,
+    Weibull,
+    bathtub,
+    fleet,
+    zone_reclaims,
+)
+
+
+def chance(seed=1):
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("law", [Exponential(500.0), Weibull(500.0, 0.7), Weibull(500.0, 3.0)])
+def test_the_mean_is_what_was_asked_for(law):
+    drawn = law.draw(chance(), 200_000)
+    assert drawn.mean() == pytest.approx(500.0, abs=4 * drawn.std() / 200_000**0.5)
+
+
+def test_a_hazard_in_pieces():
+    law = Hazard([0.0, 10.0, 20.0], [0.1, 0.0, 1.0])
+    drawn = law.draw(chance(), 100_000)
+    assert (drawn < 10).mean() == pytest.approx(1 - np.exp(-1), abs=0.005)
+    assert not ((drawn >= 10) & (drawn < 20)).any()
+    assert (drawn[drawn >= 20] - 20).mean() == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_bathtub_is_that_of_the_recorded_lifetimes():
+    hours = bathtub().draw(chance(), 200_000) / HOUR_S
+    # shared/traces: mean 8.406 h, median 1.858 h, 24.8 % above 23 h.
+    assert hours.mean() == pytest.approx(8.4, abs=0.3)
+    assert np.median(hours) == pytest.approx(1.86, abs=0.1)
+    assert (hours > 23).mean() == pytest.approx(0.248, abs=0.015)
+    assert hours.max() < 27
+
+
+def test_recorded_lifetimes_come_again():
+    assert set(Recorded([3.0, 7.0]).draw(chance(), 100)) == {3.0, 7.0}
+
+
+def test_a_fleet_is_the_superposition_of_its_machines():
+    at_s, who = fleet(Exponential(1000.0), 50, 10_000.0, chance())
+    assert len(at_s) == pytest.approx(500, abs=4 * 500**0.5)
+    assert (np.diff(at_s) >= 0).all()
+    assert set(who) == set(range(50))
+    assert at_s.max() < 10_000
+
+
+def test_zones_are_reclaimed_each_by_itself():
+    found = zone_reclaims(4, 0.05, 1000 * HOUR_S, chance())
+    assert len(found) == pytest.approx(200, abs=4 * 200**0.5)
+    assert {zone for _, zone in found} == set(range(4))
+    assert found == sorted(found)
+
+
+@pytest.mark.parametrize("shape", [0.6, 1.0, 2.5])
+def test_lifelines_fits_the_same_weibull_to_censored_times(shape):
+    times = Weibull(100.0, shape).draw(chance(7), 800)
+    limits = chance(8).uniform(20.0, 250.0, 800)
+    seen, failed = np.minimum(times, limits), times <= limits
+    ours = fit.weibull(seen, failed)
+    theirs = lifelines.WeibullFitter().fit(seen, failed)
+    assert ours.shape == pytest.approx(theirs.rho_, rel=1e-4)
+    assert ours.scale_s == pytest.approx(theirs.lambda_, rel=1e-4)
+    assert ours.failures + ours.censored == 800
+    assert ours.censored == int((~failed).sum())
+    assert ours.shape == pytest.approx(shape, rel=0.15)
+
+
+def test_lifelines_fits_the_same_exponential():
+    times = Exponential(100.0).draw(chance(9), 500)
+    failed = times < 120
+    seen = np.minimum(times, 120.0)
+    theirs = lifelines.ExponentialFitter().fit(seen, failed)
+    assert fit.exponential_mean_s(seen, failed) == pytest.approx(theirs.lambda_, rel=1e-6)
+    # Leaving out what was cut off makes machines look worse.
+    assert seen[failed].mean() < 0.7 * fit.exponential_mean_s(seen, failed)
+
+
+def test_times_that_tell_nothing():
+    with pytest.raises(ConfigError, match="nothing failed"):
+        fit.weibull([1.0, 2.0], [False, False])
+    with pytest.raises(ConfigError, match="0 s or less"):
+        fit.weibull([0.0, 2.0], [True, True])
