@@ -22,7 +22,7 @@ import msgspec
 from outlast import values
 from outlast.errors import ConfigError
 from outlast.tiers import Tier, nearest, parse_keep, parse_tiers
-from outlast.values import Every
+from outlast.values import Every, Hang
 
 FILE_NAME: Final = values.FILE_NAME
 
@@ -71,6 +71,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         peer_replicas: how many machines keep a copy of another's snapshot; None: one if there are.
         peer_rate_bytes: how fast such copies are sent at most, per second; None: after the cores.
         peer_tls_cert, peer_tls_key, peer_tls_ca: files for TLS between machines; all or none.
+        health_hang: after how long without progress a worker is taken for hung.
+        health_hang_floor_s: no learned limit is below it.
+        health_hang_ceiling_s: the limit of what has not been seen often enough to learn one.
         health_anomaly: what is done about a loss that goes wrong: report, stop, rollback.
         health_window: how many good losses a new one is compared with.
         health_factor: how many times their spread a loss may lie above them.
@@ -111,6 +114,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     peer_tls_cert: Path | None
     peer_tls_key: Path | None
     peer_tls_ca: Path | None
+    health_hang: Hang
+    health_hang_floor_s: float
+    health_hang_ceiling_s: float
     health_anomaly: str
     health_window: int
     health_factor: float
@@ -151,6 +157,9 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "peer.tls_cert": ("peer_tls_cert", "", values.parse_file),
     "peer.tls_key": ("peer_tls_key", "", values.parse_file),
     "peer.tls_ca": ("peer_tls_ca", "", values.parse_file),
+    "health.hang": ("health_hang", "auto", values.parse_hang),
+    "health.hang_floor": ("health_hang_floor_s", "1.5 s", values.parse_hang_limit),
+    "health.hang_ceiling": ("health_hang_ceiling_s", "10 min", values.parse_hang_limit),
     "health.anomaly": ("health_anomaly", "report", values.parse_anomaly),
     "health.window": ("health_window", 100, values.whole_from(10, 10_000)),
     "health.factor": ("health_factor", 20.0, values.parse_factor),

@@ -38,6 +38,8 @@ POLL_MAX_S: Final = 60.0
 LABELS: Final = ("zone", "rack", "pool")  # what machines fail together by, the widest first
 SILENCE_MIN_S: Final = 0.2
 SILENCE_MAX_S: Final = 300.0
+HANG_MIN_S: Final = 1.0
+HANG_MAX_S: Final = 86_400.0
 GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
 REPLICAS_MAX: Final = 2
 _RATE: Final = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([MG])B/s\s*\Z")
@@ -93,6 +95,41 @@ def parse_every(value: object) -> Every:
     if match[2] not in _SECONDS:
         raise ConfigError(problem)
     return Every(seconds=float(match[1]) * _SECONDS[match[2]])
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """After how long without progress a worker hangs: as learned (None), or so many seconds."""
+
+    seconds: float | None = None
+    is_off: bool = False
+
+    def __str__(self) -> str:
+        if self.is_off:
+            return "off"
+        return "auto" if self.seconds is None else f"{self.seconds:g} s"
+
+
+def parse_hang(value: object) -> Hang:
+    """Read ``"auto"``, ``"off"`` or ``"30 s"``."""
+    if value == "auto":
+        return Hang()
+    if value == "off" or value is False:
+        return Hang(is_off=True)
+    seconds = _seconds_within(value, HANG_MIN_S, HANG_MAX_S)
+    if seconds is None:
+        raise ConfigError(
+            f'{value!r} is not how long a worker may be without progress; write "auto", "off" or '
+            '"30 s", from 1 s to a day'
+        )
+    return Hang(seconds=seconds)
+
+
+def parse_hang_limit(value: object) -> float:
+    """Seconds that a limit is not below, or is as long as nothing is known."""
+    seconds = _seconds_within(value, HANG_MIN_S, HANG_MAX_S)
+    if seconds is None:
+        raise ConfigError(f'{value!r} is not a limit; write "10 min", from 1 s to a day')
+    return seconds
 
 
 def parse_buffers(value: object) -> int | None:

@@ -136,6 +136,7 @@ class Floor:
             },
             "OUTLAST_NOTICE_PLATFORM": "none",  # no packet leaves this machine
             "OMP_NUM_THREADS": "1",
+            "OUTLAST_HEALTH_HANG": "60 s",  # tests stop what they like; those of hangs say "auto"
             TAG: self.tag,
         }
         self._started = []

@@ -1,5 +1,6 @@
 """A session in this very process: what it refuses, and what it leaves in the ledger."""
 
+import contextlib
 import threading
 import time
 
@@ -10,7 +11,8 @@ from floor import Job
 
 import outlast
 from outlast.errors import ConfigError, StateMismatch
-from outlast.ledger.file import read_events
+from outlast.ledger.file import Ledger, read_events
+from outlast.policy import cadence
 from outlast.report.facts import facts
 
 
@@ -339,3 +341,30 @@ def test_a_loader_goes_on_in_the_loop_behind_the_one_that_was_over(by, job, monk
     seen += train(job, 99)
     assert seen == undisturbed
     assert ("it is not run again" in capfd.readouterr().err) == (by == "epochs")
+
+
+def test_auto_counts_the_jobs_failures_and_writes_down_its_interval(job, monkeypatch):
+    monkeypatch.setattr(cadence, "AUTO_FIRST_S", 0.1)
+
+    def train():
+        with outlast.session(model=torch.nn.Linear(2, 1), dir=job) as session:
+            for _ in session.steps([0] * 10_000, until=session.step + 10_000):
+                time.sleep(0.01)
+                if [e for e in read_events(job) if e.event == "cadence"][told:]:
+                    break
+        return [event for event in read_events(job) if event.event == "cadence"][told:]
+
+    told = 0
+    (first,) = train()
+    told = 1
+    assert first["before_s"] is None
+    assert first["num_seen"] == 0
+    with contextlib.closing(Ledger(job, job="0123456789ab")) as ledger:
+        for attempt in range(2, 5):
+            ledger.attempt = attempt
+            ledger.append("resumed", step=0)
+            ledger.append("worker_lost", exit_code=-9)
+    (second,) = train()
+    assert second["num_seen"] == pytest.approx(3, rel=0.01)
+    assert second["failures_per_h"] == pytest.approx(0.4, rel=0.01)
+    assert second["reason"] == "the first checkpoint was measured"

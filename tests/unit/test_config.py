@@ -87,6 +87,9 @@ CASES = {
     "peer.tls_cert": ("/a", "/b", "/c", lambda s: str(s.peer_tls_cert)),
     "peer.tls_key": ("/a", "/b", "/c", lambda s: str(s.peer_tls_key)),
     "peer.tls_ca": ("/a", "/b", "/c", lambda s: str(s.peer_tls_ca)),
+    "health.hang": ("1 s", "2 s", "off", lambda s: str(s.health_hang)),
+    "health.hang_floor": ("1 s", "2 s", "4 s", lambda s: f"{s.health_hang_floor_s:g} s"),
+    "health.hang_ceiling": ("1 s", "2 s", "4 s", lambda s: f"{s.health_hang_ceiling_s:g} s"),
     "health.anomaly": ("report", "stop", "rollback", lambda s: s.health_anomaly),
     "health.window": ("30", "40", "50", lambda s: str(s.health_window)),
     "health.factor": ("11.0", "12.0", "13.0", lambda s: str(s.health_factor)),
@@ -418,6 +421,11 @@ BAD = [
         for value in ("zone", "zone=", "=a", "row=1", "zone=a,zone=b", 3)
     ),
     *(
+        ("health.hang", value, 'write "auto", "off" or "30 s", from 1 s to a day')
+        for value in (0, "0 s", "soon", "2 h ago", True, "25 h")
+    ),
+    *(("health.hang_floor", value, "is not a limit") for value in (0, "auto", "off", "25 h")),
+    *(
         ("membership.silence", value, "is not how long a machine may be silent")
         for value in ("auto", "100 ms", "6 min", 3, "soon")
     ),
@@ -469,6 +477,9 @@ def test_rows_for_explain():
         "peer.tls_cert": ("", "default"),
         "peer.tls_key": ("", "default"),
         "peer.tls_ca": ("", "default"),
+        "health.hang": ("auto", "default"),
+        "health.hang_floor": ("1.5", "default"),
+        "health.hang_ceiling": ("600.0", "default"),
         "health.anomaly": ("report", "default"),
         "health.window": ("100", "default"),
         "health.factor": ("20.0", "default"),

@@ -41,7 +41,7 @@ _LOCK: Final = "lock"
 _BEAT: Final = struct.Struct("<qd")
 _PHASE: Final = struct.Struct("<qd")
 _UPDATES: Final = struct.Struct("<qd")
-_PULSE: Final = struct.Struct("<dqq")
+_PULSE: Final = struct.Struct("<dqqq")
 _TIMING: Final = struct.Struct("<qdfffffxxxxq")
 _PHASE_AT: Final = 16
 _UPDATES_AT: Final = 32
@@ -88,11 +88,18 @@ class UpdatesSeen(NamedTuple):
 
 
 class PulseSeen(NamedTuple):
-    """When Python last ran (monotonic seconds), collectives begun and ended; -1: not known."""
+    """What a thread beside the training says.
+
+    Attributes:
+        last_s: monotonic second at which Python last ran something else than the training.
+        begun, ended: collectives; -1: not known.
+        is_evaluating: whether the session's model is in evaluation mode.
+    """
 
     last_s: float
     begun: int
     ended: int
+    is_evaluating: bool = False
 
 
 class Timing(NamedTuple):
@@ -195,10 +202,11 @@ class Beat:
         if self._memory is not None:
             _UPDATES.pack_into(self._memory, _UPDATES_AT, number, time.monotonic())
 
-    def pulse(self, begun: int = -1, ended: int = -1) -> None:
+    def pulse(self, begun: int = -1, ended: int = -1, *, is_evaluating: bool = False) -> None:
         """Say that Python runs; how many collectives were begun and ended, where that is known."""
         if self._memory is not None:
-            _PULSE.pack_into(self._memory, _PULSE_AT, time.monotonic(), begun, ended)
+            said = time.monotonic(), begun, ended, is_evaluating
+            _PULSE.pack_into(self._memory, _PULSE_AT, *said)
 
     def kind(self, number: int) -> None:
         """Say what kind of work this worker does: the same number, the same work."""
@@ -265,8 +273,8 @@ class Heard:
     @property
     def pulse(self) -> PulseSeen | None:
         """The last pulse; None before the first."""
-        seen = PulseSeen(*_PULSE.unpack_from(self._memory, _PULSE_AT))
-        return seen if seen.last_s else None
+        last_s, begun, ended, is_evaluating = _PULSE.unpack_from(self._memory, _PULSE_AT)
+        return PulseSeen(last_s, begun, ended, bool(is_evaluating)) if last_s else None
 
     @property
     def kind(self) -> int:

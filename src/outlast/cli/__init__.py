@@ -20,6 +20,7 @@ _COMMANDS = {
     "init": "write the file with which Slurm, Kubernetes or SkyPilot runs a script",
     "demo": "train through a kill and a preemption notice, and prove nothing changed",
     "plan": "know before you rent: failures, intervals, spot, flush, budget, deadline",
+    "simulate": "what a job would go through, and which policy does best on the same failures",
     "report": "what happened to a job and where its time went",
     "checkpoints": "list, verify, mend, prune and export a job's checkpoints",
     "watch": "tell a job that outlast does not run that its machine will go",

@@ -49,6 +49,7 @@ _RATE_EXAMPLES: Final = "write 2/h, 1/3.5h, 0.5%/gpu-day, 6.5/1000 node-days, or
 
 Of = Literal["job", "gpu", "node", "step"]
 GPUS_PER_NODE: Final = 8
+_SMALLEST: Final = 1e-12  # of any quantity that is not 0: hours, bytes, shares
 
 
 class Rate(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +124,8 @@ class Quantity(_Type):
             bounds = f"{'above' if self._above else 'at least'} {self._least:g}"
             most = "" if math.isinf(self._most) else f" and at most {self._most:g}"
             raise ValueError(f"{text!r}: {self.name} is {bounds}{most}, like {self._example}")
+        if 0 < value < _SMALLEST:
+            raise ValueError(f"{text!r} is too small to plan with; write {self._example}")
         if not self._whole:
             return value
         if value != int(value):
@@ -189,6 +192,8 @@ def _rate(text: str, match: re.Match[str]) -> Rate:
         kind, hours = "step", 1.0
     if hours is None:
         raise ValueError(f"{text!r}: {unit!r} is not a unit of time; {_RATE_EXAMPLES}")
+    if not _SMALLEST <= number / periods / hours <= 1 / _SMALLEST:
+        raise ValueError(f"{text!r} is no rate that can be planned with; {_RATE_EXAMPLES}")
     source = f"given as {text.strip()}"
     if percent:
         if number >= 100:
@@ -209,11 +214,13 @@ def _unit(units: dict[str, float], unit: str) -> float | None:
 
 _PERCENT: Final = {"%": 0.01}
 
-DURATION: Final = Quantity("a time", _HOURS, "90s, 3min or 1.5h", above=False)
-SPAN: Final = Quantity("a time", _HOURS, "90s, 3min or 1.5h")
-DAYS: Final = Quantity("a number of days", {"d": 1.0, "day": 1.0}, "60", bare=True)
+_HOURS_MOST: Final = 8.766e6  # a thousand years
+
+DURATION: Final = Quantity("a time", _HOURS, "90s, 3min or 1.5h", above=False, most=_HOURS_MOST)
+SPAN: Final = Quantity("a time", _HOURS, "90s, 3min or 1.5h", most=_HOURS_MOST)
+DAYS: Final = Quantity("a number of days", {"d": 1.0, "day": 1.0}, "60", bare=True, most=365_250)
 RATE: Final = RateType()
-SIZE: Final = Quantity("a size", _BYTES, "640GB or 1.2TB")
+SIZE: Final = Quantity("a size", _BYTES, "640GB or 1.2TB", most=1e24)
 BANDWIDTH: Final = Quantity(
     "a bandwidth",
     {
@@ -221,10 +228,13 @@ BANDWIDTH: Final = Quantity(
         **{f"{letter}bit/s": 1000.0**n / 8 for n, letter in enumerate("kmgt", 1)},
     },
     "1.5GB/s or 100Gbit/s",
+    most=1e18,
 )
-PRICE: Final = Quantity("a price", {}, "2.50", bare=True, above=False)
-GPUS: Final = Quantity("a number", {"": 1.0, "k": 1e3}, "4096", bare=True, whole=True)
-COUNT0: Final = Quantity("a number", {}, "50", bare=True, whole=True, above=False)
-PARAMETERS: Final = Quantity("a number of parameters", _THOUSANDS, "7B or 70B", bare=True)
+PRICE: Final = Quantity("a price", {}, "2.50", bare=True, above=False, most=1e12)
+GPUS: Final = Quantity("a number", {"": 1.0, "k": 1e3}, "4096", bare=True, whole=True, most=1e9)
+COUNT0: Final = Quantity("a number", {}, "50", bare=True, whole=True, above=False, most=1e9)
+PARAMETERS: Final = Quantity(
+    "a number of parameters", _THOUSANDS, "7B or 70B", bare=True, most=1e18
+)
 SHARE: Final = Quantity("a share", _PERCENT, "0.9 or 90%", above=False, most=1.0, bare=True)
 DISCOUNT: Final = Quantity("a discount", _PERCENT, "0.3 or 30%", above=False, most=1.0, bare=True)

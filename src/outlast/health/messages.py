@@ -7,6 +7,9 @@ agent      ``Begin``       workers have started: watch them
 agent      ``End``         the attempt is over, or is being ended: look away
 watcher    ``Alive``       about once a second; without it for long the watcher is replaced
 watcher    ``Learned``     what a symptom knows and a successor must not lose
+watcher    ``Suspicion``   workers have made no progress for their limit, and this is how they look
+agent      ``Ask``         another machine suspects: how do the workers here look?
+watcher    ``Evidence``    so
 watcher    ``Timings``     what this machine's workers' newest steps were spent on
 =========  ==============  =====================================================================
 
@@ -20,6 +23,9 @@ import socket
 from typing import Final
 
 import msgspec
+
+from outlast.policy.blame import Seen
+from outlast.policy.hang import Set
 
 MAX_BYTES: Final = 1 << 17
 SEND_BUFFER_BYTES: Final = 1 << 20
@@ -47,7 +53,7 @@ class Begin(_Message, frozen=True):
         beats: the agent's private directory.
         world_size: workers of all machines.
         workers: of this machine.
-        settings: name → number, of what the symptoms are set to.
+        hang: how long workers may be without progress; None where nobody wants to know.
         learned: symptom → what it said last.
     """
 
@@ -56,7 +62,7 @@ class Begin(_Message, frozen=True):
     beats: str
     world_size: int
     workers: tuple[Worker, ...]
-    settings: dict[str, float | None] = {}
+    hang: Set | None = None
     learned: dict[str, State] = {}
 
 
@@ -74,6 +80,27 @@ class Learned(_Message, frozen=True):
     symptom: str
     attempt: int
     state: State
+
+
+class Suspicion(_Message, frozen=True):
+    """All workers of this machine, of which some have made no progress for their limit."""
+
+    attempt: int
+    seen: tuple[Seen, ...]
+
+
+class Ask(_Message, frozen=True):
+    """How do the workers look now? ``number`` comes back in the answer."""
+
+    number: int
+
+
+class Evidence(_Message, frozen=True):
+    """All workers of this machine."""
+
+    attempt: int
+    number: int
+    seen: tuple[Seen, ...]
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,8 +133,8 @@ class Timings(_Message, frozen=True):
     ranks: tuple[Times, ...]
 
 
-FromAgent = Begin | End
-FromWatcher = Alive | Learned | Timings
+FromAgent = Begin | End | Ask
+FromWatcher = Alive | Learned | Suspicion | Evidence | Timings
 _encoder = msgspec.msgpack.Encoder()
 
 

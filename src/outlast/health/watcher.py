@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from outlast.attempt.bound import die_with
+from outlast.health.hang import HangWatch
 from outlast.health.messages import Alive, Begin, End, FromAgent, FromWatcher, Voice
 from outlast.health.pace import Pace
 from outlast.health.watched import Watched
@@ -38,7 +39,7 @@ class Symptom(Protocol):
         """The agent asks for something."""
 
 
-SYMPTOMS: Final[list[Callable[[], Symptom]]] = [Pace]
+SYMPTOMS: Final[list[Callable[[], Symptom]]] = [HangWatch, Pace]
 
 
 class Watcher:

@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any, Final
 
 from torch.distributed.elastic.agent.server.api import (
@@ -31,8 +30,11 @@ from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.config import Settings
 from outlast.errors import Exit, StorageError
+from outlast.health.answering import TRACER_VARIABLE
 from outlast.health.messages import Timings
+from outlast.health.proc import catches
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.hangs import Hangs, failure_of, hang_of
 from outlast.launch.health import Health, begin_of
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.sessions import Sessions
@@ -46,6 +48,7 @@ from outlast.ledger.narrator import say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
+from outlast.policy.blame import Named
 from outlast.policy.restart import TOGETHER, Failure, RestartPolicy, Verdict, is_echo
 
 # Workers that drain together leave one after the other; the first must not end the others.
@@ -111,6 +114,11 @@ class Agent(LocalElasticAgent):
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
         self._health = Health(ledger, self._beats.path / "watcher.log", say)
+        self._hangs = Hangs(
+            *(self._health, ledger, settings.dir, self._beats.path),
+            chosen=hang_of(settings),
+            hosts=lambda: self._machines.hosts,
+        )
         self._pace = Judge(ledger, self._machines, settings)
         self._health.hear(Timings, self._pace.heard)
         self._health.open()
@@ -120,6 +128,7 @@ class Agent(LocalElasticAgent):
 
     def close(self) -> None:
         """Remove what this agent left in memory."""
+        self._hangs.end()
         self._pace.close()
         self._health.close()
         self._survivors.close()
@@ -193,7 +202,8 @@ class Agent(LocalElasticAgent):
         os.environ[PAST_VARIABLE] = self._past_of(worker_group)
         os.environ[STORE_VARIABLE] = f"{worker_group.master_addr}:{worker_group.master_port}"
         os.environ[BEATS_VARIABLE] = str(self._beats.path)
-        os.environ[AGENT_VARIABLE] = str(os.getpid())
+        os.environ[AGENT_VARIABLE] = os.environ[TRACER_VARIABLE] = str(os.getpid())
+        self._hangs.set_timeout()
         if self._survivors.address:
             os.environ[LINE_VARIABLE] = self._survivors.address
         if worker_group.group_rank == 0:
@@ -204,13 +214,17 @@ class Agent(LocalElasticAgent):
             )
         with self._starts.in_charge(self._survivors.take()):
             started: dict[int, Any] = super()._start_workers(worker_group)
+        self._hangs.begin(worker_group)
         self._pace.begin(worker_group)
-        self._health.begin(begin_of(worker_group, started, self._ledger, self._beats.path))
+        chosen = self._hangs.chosen
+        self._health.begin(begin_of(worker_group, started, self._ledger, self._beats.path, chosen))
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._watch.wait(handler.proc for handler in self._handlers().values())
         self._machines.look()
+        if self._hangs.named is not None:
+            return self._end_hung(worker_group, self._hangs.named)
         if self._desk.notice is not None:
             if self._leaves_at_once():
                 return RunResult(state=WorkerState.FAILED)
@@ -238,6 +252,19 @@ class Agent(LocalElasticAgent):
             self._judge(worker_group, result)
         return result
 
+    def _end_hung(self, worker_group: WorkerGroup, named: Named) -> RunResult:
+        """Those that hang are ended first: whoever can go on has nothing to wait for then."""
+        handlers = self._handlers()
+        for worker in worker_group.workers:
+            if worker.global_rank in named.ranks:
+                self._ended.add(worker.local_rank)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(handlers[worker.local_rank].proc.pid, signal.SIGKILL)
+        self._keep_or_end()
+        result = RunResult(state=WorkerState.FAILED)
+        self._judge(worker_group, result, hung=named)
+        return result
+
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self._keep_or_end()
         with self._survivors.staying():
@@ -249,7 +276,9 @@ class Agent(LocalElasticAgent):
 
     # --- failures ----------------------------------------------------------------------------
 
-    def _judge(self, worker_group: WorkerGroup, result: RunResult) -> None:
+    def _judge(
+        self, worker_group: WorkerGroup, result: RunResult, hung: Named | None = None
+    ) -> None:
         failures, lost = [], []
         for rank, failure in sorted(result.failures.items(), key=lambda item: item[1].timestamp):
             local_rank = failure.local_rank
@@ -272,13 +301,16 @@ class Agent(LocalElasticAgent):
                 error=one.message,
             )
         self._starts.ended([f.exit_code for f in failures if f.exit_code != Exit.ROLLED_BACK])
+        if hung is not None:
+            failures.append(failure_of(hung))
         common = self._machines.judged(failures)
         verdict = common or self._restarts.judge(
             failures,
             lasted_s=time.monotonic() - self._formed_s,
             leaving=self._desk.notice is not None,
         )
-        if verdict.restart and common is not None and worker_group.group_rank:
+        is_common = common is not None or hung is not None
+        if verdict.restart and is_common and worker_group.group_rank:
             self._remaining_restarts += 1  # rank 0's agent writes it down
         elif verdict.restart:
             self._ledger.append("restart", reason=verdict.reason, restarts=self._restarts.restarts)
@@ -319,6 +351,7 @@ class Agent(LocalElasticAgent):
 
     def _keep_or_end(self) -> None:
         """The attempt is over: whoever of the workers can go on is kept, the others are ended."""
+        self._hangs.end()
         self._health.end()
         self._pace.end()
         self._let_the_dying_die()
@@ -396,7 +429,7 @@ class Agent(LocalElasticAgent):
             if store.check([f"{PREFIX}/session/{worker.global_rank}"]):
                 post(store, 0, {"kind": "ask", "action": "drain", "at": 0, "info": info})
                 self._told.update(one.local_rank for one in worker_group.workers)
-            elif _catches(worker.id, signal.SIGTERM):
+            elif catches(worker.id, signal.SIGTERM):
                 # An unchanged script that wants to hear of it; one that does not goes on.
                 os.kill(worker.id, signal.SIGTERM)
                 self.signalled = True
@@ -407,7 +440,7 @@ class Agent(LocalElasticAgent):
         if not self._machines.notice():
             return False
         group = self._worker_group
-        if any(_catches(worker.id, signal.SIGTERM) for worker in group.workers):
+        if any(catches(worker.id, signal.SIGTERM) for worker in group.workers):
             return False  # a session, or a script that wants to hear of it
         self._give_up(
             Verdict(
@@ -486,14 +519,3 @@ def _failure(rank: int, failure: Any, step: int | None) -> Failure:
     return Failure(
         rank=rank, exit_code=failure.exitcode, traceback=trace, message=message, step=step
     )
-
-
-def _catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal (Linux)."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-    except (OSError, ValueError):
-        pass
-    return False

@@ -28,12 +28,14 @@ from outlast.health.messages import (
     FromAgent,
     FromWatcher,
     Learned,
+    State,
     Voice,
     Worker,
     pair,
 )
 from outlast.launch.warm.wire import readable
 from outlast.ledger.file import Ledger
+from outlast.policy.hang import Set
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,8 @@ class Health:
         self._lock = threading.Lock()
         self._voice: Voice | None = None
         self._begin: Begin | None = None  # of the attempt that is watched
-        self._learned: dict[str, Any] = {}
+        self._learned: dict[str, State] = {}
+        self._taught: set[str] = set()
         self._missing: tuple[str, float] | None = None  # nobody watches: why, and since when
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outlast-health", daemon=True)
@@ -85,6 +88,7 @@ class Health:
         """Workers have started; what was learned of earlier ones is added."""
         with self._lock:
             self._begin = begin
+            self._taught.clear()
             self._tell(self._with_learned(begin))
 
     def end(self) -> None:
@@ -98,6 +102,15 @@ class Health:
         """Ask a symptom for something; whether there is a watcher that may hear it."""
         with self._lock:
             return self._tell(message)
+
+    def learned(self, symptom: str) -> State:
+        """What a symptom has said last that it has learned."""
+        return self._learned.get(symptom, {})
+
+    def teach(self, symptom: str, state: State) -> None:
+        """Have the next attempt's watcher know this, whatever this one's still says."""
+        self._learned[symptom] = state
+        self._taught.add(symptom)
 
     def close(self) -> None:
         """End the watcher."""
@@ -118,7 +131,10 @@ class Health:
         )
 
     def _learned_more(self, learned: Learned) -> None:
-        self._learned[learned.symptom] = learned.state
+        begin = self._begin
+        is_of_now = begin is not None and begin.attempt == learned.attempt
+        if is_of_now and learned.symptom not in self._taught:
+            self._learned[learned.symptom] = learned.state
 
     # --- the thread ------------------------------------------------------------------------------
 
@@ -217,7 +233,9 @@ def note_gap(ledger: Ledger, what: str, reason: str, seconds: float) -> None:
     ledger.append("watch_gap", what=what, reason=reason, from_t=from_t, seconds=round(seconds, 3))
 
 
-def begin_of(group: Any, pids: dict[int, int], ledger: Ledger, beats: Path) -> Begin:
+def begin_of(
+    group: Any, pids: dict[int, int], ledger: Ledger, beats: Path, hang: Set | None
+) -> Begin:
     """What the watcher is to know of the workers ``group``, just started with these process ids."""
     return Begin(
         attempt=ledger.attempt,
@@ -228,6 +246,7 @@ def begin_of(group: Any, pids: dict[int, int], ledger: Ledger, beats: Path) -> B
             Worker(local_rank=one.local_rank, rank=one.global_rank, pid=pids[one.local_rank])
             for one in group.workers
         ),
+        hang=hang,
     )
 
 

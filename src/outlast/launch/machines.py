@@ -68,6 +68,12 @@ class Machines:
         now = self._membership.attempt if self._membership is not None else None
         return [member.workers for member in now.members] if now is not None else []
 
+    @property
+    def hosts(self) -> list[str]:
+        """Names of the attempt's machines, by rank; empty where nobody says."""
+        now = self._membership.attempt if self._membership is not None else None
+        return [member.host for member in now.members] if now is not None else []
+
     def lost(self) -> list[tuple[str, str]]:
         """Names of the machines that the attempt now has lost since the last one, and how.
 

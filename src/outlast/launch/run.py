@@ -34,6 +34,7 @@ from outlast.launch.preflight import preflight, record
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
 from outlast.launch.together import introduce, membership
+from outlast.launch.variables import unread
 from outlast.launch.warm.client import Server
 from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger, read_events
@@ -103,6 +104,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         introduce(rendezvous, keeper, settings)
     workers = launch.config.nproc_per_node
     say(f"job {job.id} in {place(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
+    for word in unread(os.environ):
+        say(word)
     narrator.start()
     desk = NoticeDesk(settings, ledger, foresight)
     try:

@@ -27,6 +27,7 @@ from typing import Any, Final, NoReturn
 from outlast.attempt import trackers
 from outlast.attempt.bound import die_with
 from outlast.errors import OutlastError
+from outlast.health import answering, pulse
 
 AGENT_VARIABLE: Final = "OUTLAST_AGENT_PID"
 
@@ -40,6 +41,8 @@ def main() -> NoReturn:
     del sys.argv[: 2 if as_module else 1]
     _die_with_agent()
     trackers.export_here()
+    answering.be_ready()
+    pulse.start()
     code = 1
     try:
         if as_module:

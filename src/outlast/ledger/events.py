@@ -17,6 +17,8 @@ step               step, seconds, stalled_s, scalars   (sampled; since the sampl
 snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), timings
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
 save_skipped       step, reason, tier (of one tier only, if it is there)
+cadence            interval_s, before_s (null for the first), cost_s, failures_per_h, num_seen,
+                   seen_h (what the rate rests on), reason: another interval between checkpoints
 tier_copied        step, tier, seconds, bytes
 verify_failed      step, file, reason, tier (of one file; without them the whole step)
 repaired           step, file, tier, source (of `checkpoints repair`)
@@ -28,10 +30,11 @@ node_lost          node, reason (how, in words that go on from its name; "" if u
 left_out           node (a machine), reason, until_t, for_s, spare_only (only if another waits for
                    a place), goes (false: too few others, it stays)
 let_in             node (a machine that takes part again at its owner's word)
+hang               rank, ranks, nodes (of the culprits), step (completed), phase, place, sentence,
+                   proven, beat_t, silent_s, limit_s, longest_s, begun {rank: collectives}, stacks
 straggler          node, ranks (of that machine), cause (compute, loader, burst), of (which of
                    the first two, of a burst too), factor, since_step, step (the newest judged),
                    own_s, others_s, lost_s (of each step), saving, over (it has recovered), action
-hang
 anomaly            step, first (the first step that it may have begun in), what ("loss"), kind
                    ("nan", "infinity", "spike"), value, usual, limit, ranks, action
 rollback           step (to go on from; 0: the start), first, batches {loop, first, last} that are
@@ -63,6 +66,7 @@ EventName = Literal[
     "snapshot",
     "commit",
     "save_skipped",
+    "cadence",
     "tier_copied",
     "verify_failed",
     "repaired",

@@ -335,8 +335,12 @@ def _notice_words(notice: Event) -> str:
 def _loss(event: Event) -> _Loss:
     if event.event == "node_lost":  # read from disk, the field has taken the head's place
         return _Loss(event.attempt, None, f"machine {event.get('node') or event.node}", _LOST)
-    how = ("made no more progress",) * 2 if event.event == "hang" else _cause(event)
-    return _Loss(event.attempt, event.rank, "a worker", how)
+    if event.event != "hang":
+        return _Loss(event.attempt, event.rank, "a worker", _cause(event))
+    place = f", in {event.get('place')}" if event.get("place") else ""
+    nobody = event.get("ranks") == [] and not event.get("nodes")
+    who = "every worker" if nobody else "a worker"
+    return _Loss(event.attempt, event.rank, who, (f"made no more progress{place}",) * 2)
 
 
 _LOST: Final = ("was lost", "were lost")

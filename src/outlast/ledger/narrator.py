@@ -181,6 +181,17 @@ def _notice(event: Event) -> str:
     return f"{text}; draining"
 
 
+def _cadence(event: Event) -> str:
+    names = ("interval_s", "before_s", "failures_per_h", "cost_s")
+    interval_s, before_s, per_h, cost_s = (event.get(name) or 0.0 for name in names)
+    if not before_s:
+        return ""  # the first of an attempt
+    return (
+        f"saving every {interval_s:.0f} s in place of {before_s:.0f} s: {event.get('reason')} "
+        f"({per_h:.3g} failures an hour, {cost_s:.3g} s a checkpoint)"
+    )
+
+
 def _to_tier(event: Event) -> str:
     return f" to {event.get('tier')}" if event.get("tier") else ""
 
@@ -193,6 +204,7 @@ _ANSWERS: Final = {
 _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "preflight": _examined,
     "attempt_formed": _formed,
+    "cadence": _cadence,
     "resumed": _resumed,
     "worker_lost": _lost,
     "survived": _survived,
@@ -220,6 +232,10 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
         f"{event.get('file')} in tier {event.get('tier')} is damaged: {event.get('reason')}"
         if event.get("tier")
         else ""  # a whole step that was passed over is told by the resume
+    ),
+    "hang": lambda event: (
+        f"{event.get('sentence') or 'a worker makes no more progress'}; "
+        f"stacks of all ranks: {event.get('stacks') or 'none'}"
     ),
     "watch_gap": lambda event: (
         f"the {event.get('what')} was away for {event.get('seconds', 0.0):.1f} s, because "

@@ -3,11 +3,15 @@
 The agent keeps count and hands it to its workers, with the place up to which it has read: a restart
 after months reads what the last attempt has written, not the months.
 
+How often the job failed is a fold over the same lines: it runs from ``resumed`` to the first loss,
+to a drain or to its end, or, where a machine vanished without a word, to its last sample.
+
 What can go wrong: a ledger that was replaced by a shorter one is read anew.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -18,6 +22,8 @@ import msgspec
 from outlast.errors import StorageError
 from outlast.ledger.events import Event, decode
 from outlast.ledger.file import FILE_NAME
+from outlast.plan.posterior import Posterior
+from outlast.policy.cadence import AUTO_MEMORY_H
 from outlast.policy.rollbacks import Batches, Rollback, is_undone
 
 VARIABLE: Final = "OUTLAST_PAST"  # set by our agent for its workers
@@ -25,10 +31,12 @@ CHUNK_BYTES: Final = 4 << 20
 _FULL: Final = "full"
 # A line's head as it is written: what most lines are needed for is seen without decoding them.
 _HEAD: Final = re.compile(
-    rb'\{"t":[^,{]+,"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
+    rb'\{"t":([^,{]+),"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
     rb'"rank":[^,{]+,"event":"(\w+)"'
 )
-_ENTIRE: Final = frozenset({b"commit", b"healthy", b"rollback", b"left_out", b"let_in"})
+_ENTIRE: Final = frozenset(
+    {b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"job_started"}
+)
 REMEMBERED: Final = 64  # of the newest commits, and of those that were seen to be healthy
 
 
@@ -41,6 +49,49 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     commits: list[int] = []
     healthy: list[int] = []
     rollbacks: list[Rollback] = []
+    num_failures: float = 0.0
+    ran_h: float = 0.0
+    since_t: float = 0.0
+
+
+_LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
+_LOSSES: Final = ("worker_lost", "node_lost", "hang")
+_ENDS: Final = ("drained", "job_finished", "attempt_formed")
+
+
+class Failures:
+    """How often the job failed while it ran; forgotten with the time, as its cadence does.
+
+    Attributes:
+        known: what that says of its rate.
+        since_t: time up to which running was counted; 0 while it does not run.
+    """
+
+    def __init__(self, known: Posterior | None = None, since_t: float = 0.0) -> None:
+        self.known, self.since_t = known or Posterior(), since_t
+
+    def see(self, event: str, t: float) -> None:
+        """The next line of the ledger."""
+        if not 0 < t < _LATEST_T:
+            return
+        if event in ("resumed", "step"):
+            self._ran(t)
+            self.since_t = t
+        elif not self.since_t:
+            return
+        elif event in _LOSSES:
+            self._ran(t, 1)
+            self.since_t = 0.0
+        elif event in _ENDS:
+            self._ran(t)
+            self.since_t = 0.0
+        elif event == "job_started":  # the one before ended without a word
+            self._ran(self.since_t, 1)
+            self.since_t = 0.0
+
+    def _ran(self, t: float, failures: int = 0) -> None:
+        hours = max(t - self.since_t, 0.0) / 3600 if self.since_t else 0.0
+        self.known = self.known.after(hours, failures, AUTO_MEMORY_H)
 
 
 class Past:
@@ -53,6 +104,7 @@ class Past:
     Attributes:
         attempt: the largest number of an attempt; 0 for none.
         promised: the newest step that was committed and can be resumed from; 0 for none.
+        failures: how often it failed.
         commits: the newest such steps, those that a rollback has undone left out.
         healthy: those of them, and of the ones before, that were seen to be healthy.
         rollbacks: oldest first.
@@ -63,10 +115,15 @@ class Past:
     def __init__(self, directory: Path, word: str = "") -> None:
         self._path = directory / FILE_NAME
         self.left_out: dict[str, Event] = {}
-        try:
-            self._known = msgspec.json.decode(word, type=_Known)
-        except msgspec.MsgspecError:
-            self._known = _Known(offset=0)
+        self._forget()
+        with contextlib.suppress(msgspec.MsgspecError):
+            self._known = known = msgspec.json.decode(word, type=_Known)
+            seen = Posterior(num_seen=known.num_failures, seen_h=known.ran_h)
+            self.failures = Failures(seen, known.since_t)
+
+    def _forget(self) -> None:
+        self._known = _Known(offset=0)
+        self.failures = Failures()
 
     @property
     def attempt(self) -> int:
@@ -96,7 +153,10 @@ class Past:
     @property
     def word(self) -> str:
         """What was found so far, for another process."""
-        return msgspec.json.encode(self._known).decode()
+        known, seen = self._known, self.failures.known
+        known.num_failures, known.ran_h = seen.num_seen, seen.seen_h
+        known.since_t = self.failures.since_t
+        return msgspec.json.encode(known).decode()
 
     def look(self) -> Past:
         """Read what is new, as far as its lines are whole; returns this one.
@@ -117,7 +177,7 @@ class Past:
 
     def _read(self, file: BinaryIO) -> None:
         if file.seek(0, os.SEEK_END) < self._known.offset:
-            self._known = _Known(offset=0)
+            self._forget()
         file.seek(self._known.offset)
         rest = b""
         while chunk := file.read(CHUNK_BYTES):
@@ -129,14 +189,17 @@ class Past:
     def _take(self, line: bytes) -> None:
         known = self._known
         head = _HEAD.match(line)
-        if head is not None and head[2] not in _ENTIRE:
-            known.attempt = max(known.attempt, int(head[1]))
+        if head is not None and head[3] not in _ENTIRE:
+            known.attempt = max(known.attempt, int(head[2]))
+            self.failures.see(head[3].decode(), _time(head[1]))
             return
         event = decode(line)
         if event is not None:
             known.attempt = max(known.attempt, event.attempt)
             self._checkpoint(event)
             self._machine(event)
+            if not event.get("joins"):  # another machine of the same attempt
+                self.failures.see(event.event, event.t)
 
     def _machine(self, event: Event) -> None:
         host = str(event.get("node") or event.node)  # read from disk, the field is the head's
@@ -186,3 +249,10 @@ def rollback_of(event: Event) -> Rollback | None:
 
 def _with(steps: list[int], step: int) -> list[int]:
     return sorted({*steps, step})[-REMEMBERED:]
+
+
+def _time(text: bytes) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

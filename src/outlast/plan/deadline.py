@@ -8,7 +8,7 @@ start and a changeover of d hours that each switch costs:
 3. exploitation: a job that runs on spot stays there until it is preempted, behind or not;
 4. uniform progress: idle, and behind c_p(t) < t·C₀/R₀: on demand;
 5. taking risks: idle, and spot is to be had: take it;
-6. hysteresis: from on-demand back to spot only once c_p(t) ≥ (t + 2d)·C₀/R₀.
+6. hysteresis: from on-demand back only once c_p(t) ≥ (t + 2d)·C₀/R₀.
 
 It needs no knowledge of the market and meets the deadline whenever on-demand machines can be had
 and C₀ + 2d ≤ R₀. :func:`choose` is the decision, and nothing but that; :func:`play` runs it through
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -43,6 +43,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def due_h(self, at_h: float) -> float:
         """Work that uniform progress has done by ``at_h``: t·C₀/R₀."""
         return at_h * self.work_h / self.deadline_h
+
+    @property
+    def ahead_h(self) -> float:
+        """Hours to be ahead of uniform progress before on-demand machines are let go: 2d.
+
+        With no changeover to fear it is a thousandth of the time, or a policy that is asked at
+        every moment would come and go without end.
+        """
+        return max(2 * self.changeover_h, self.deadline_h / 1000)
 
     def must_hurry(self, at_h: float, done_h: float) -> bool:
         """Whether the safety net applies: R(t) < C(t) + 2d."""
@@ -70,13 +79,54 @@ def choose(task: Task, at_h: float, done_h: float, place: Place, *, spot: bool) 
     if task.must_hurry(at_h, done_h):
         return "on_demand"
     if place == "on_demand":
-        ahead = done_h >= task.due_h(at_h + 2 * task.changeover_h) - _ROUNDING_H
+        ahead = done_h >= task.due_h(at_h + task.ahead_h) - _ROUNDING_H
         if not ahead:
             return "on_demand"
     if spot:
         return "spot"
     behind = done_h < task.due_h(at_h) + _ROUNDING_H
     return "on_demand" if behind else "idle"
+
+
+def choose_greedily(task: Task, at_h: float, done_h: float, place: Place, *, spot: bool) -> Place:
+    """The policy to beat: spot whenever there is any, on demand to the end once it must be.
+
+    Args:
+        task: what is to be done.
+        at_h: t.
+        done_h: c_p(t).
+        place: where the job is.
+        spot: whether spot machines can be had.
+    """
+    if done_h >= task.work_h - _ROUNDING_H:
+        return "idle"
+    if place == "spot" and spot:
+        return "spot"
+    if place == "on_demand" or task.must_hurry(at_h, done_h):
+        return "on_demand"
+    return "spot" if spot else "idle"
+
+
+def choose_spot(task: Task, at_h: float, done_h: float, place: Place, *, spot: bool) -> Place:
+    """Spot alone, deadline or not.
+
+    Args:
+        task: what is to be done.
+        at_h: t.
+        done_h: c_p(t).
+        place: where the job is.
+        spot: whether spot machines can be had.
+    """
+    return "spot" if spot and done_h < task.work_h - _ROUNDING_H else "idle"
+
+
+class Policy(Protocol):
+    """Decides; see :func:`choose`."""
+
+    def __call__(
+        self, task: Task, at_h: float, done_h: float, place: Place, *, spot: bool
+    ) -> Place:
+        """Where to be now."""
 
 
 class Spell(NamedTuple):
@@ -93,12 +143,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         ended_h: when the work was done.
         spot_h: hours for which spot machines were paid.
         on_demand_h: hours for which others were.
+        spot_work_h: hours of work done on spot.
         num_switches: changeovers that were paid for.
     """
 
     ended_h: float
     spot_h: float
     on_demand_h: float
+    spot_work_h: float
     num_switches: int
 
     def cost(self, spot_price: float, on_demand_price: float) -> float:
@@ -107,14 +159,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def play(
-    task: Task, spells: Iterable[Spell], *, on_demand: bool = True, at_most_h: float = math.inf
+    task: Task,
+    spells: Iterable[Spell],
+    *,
+    policy: Policy = choose,
+    at_most_h: float = math.inf,
 ) -> Outcome:
     """Go through spells until the work is done.
 
     Args:
         task: what is to be done.
         spells: one after the other, endless or long enough.
-        on_demand: False never takes any: what spot alone would do, deadline or not.
+        policy: which decides.
         at_most_h: hours after which it is given up.
     """
     run = _Run(task)
@@ -123,11 +179,8 @@ def play(
             break
         left_h = spell.hours
         while left_h > 0:
-            if on_demand:
-                run.move(choose(task, run.at_h, run.done_h, run.place, spot=spell.spot))
-            else:
-                run.move("spot" if spell.spot else "idle")
-            took_h = min(left_h, run.until_next_h() if on_demand else run.until_done_h())
+            run.move(policy(task, run.at_h, run.done_h, run.place, spot=spell.spot))
+            took_h = min(left_h, run.until_next_h())
             left_h -= took_h
             if run.pass_by(took_h):
                 return run.outcome(run.at_h)
@@ -145,6 +198,7 @@ class _Run:
         self.warming_h = 0.0  # until there is new work
         self._paid_h = {"spot": 0.0, "on_demand": 0.0, "idle": 0.0}
         self._num_switches = 0
+        self._spot_work_h = 0.0
 
     def move(self, place: Place) -> None:
         if place not in (self.place, "idle"):
@@ -157,17 +211,17 @@ class _Run:
         return math.inf if self.place == "idle" else self.warming_h + self.task.work_h - self.done_h
 
     def until_next_h(self) -> float:
-        """Hours until :func:`choose` may say something else, if the market stays as it is."""
+        """Hours until any policy may say something else, if the market stays as it is."""
         task, pace = self.task, self.task.work_h / self.task.deadline_h
         if self.place == "idle":
-            behind_h = self.done_h / pace - self.at_h
-            hurry_h = task.hurry_at_h(self.done_h) - self.at_h
-            return max(min(behind_h, hurry_h), 2 * _ROUNDING_H)
+            moments_h = (self.done_h / pace, task.hurry_at_h(self.done_h))
+            ahead_h = [moment_h - self.at_h for moment_h in moments_h]
+            return min((h for h in ahead_h if h > 0), default=math.inf) + 2 * _ROUNDING_H
         done_h = self.until_done_h()
         if self.place == "spot" or task.must_hurry(self.at_h, self.done_h) or pace >= 1:
             return done_h
         # On demand, work grows by one an hour once it has begun, and what is due by the pace.
-        short_h = task.due_h(self.at_h + self.warming_h + 2 * task.changeover_h) - self.done_h
+        short_h = task.due_h(self.at_h + self.warming_h + task.ahead_h) - self.done_h
         return max(min(done_h, self.warming_h + short_h / (1 - pace)), 2 * _ROUNDING_H)
 
     def pass_by(self, hours: float) -> bool:
@@ -175,7 +229,9 @@ class _Run:
         self.at_h += hours
         self._paid_h[self.place] += hours
         if self.place != "idle":
-            self.done_h += max(hours - self.warming_h, 0.0)
+            worked_h = max(hours - self.warming_h, 0.0)
+            self.done_h += worked_h
+            self._spot_work_h += worked_h if self.place == "spot" else 0.0
             self.warming_h = max(self.warming_h - hours, 0.0)
         return self.done_h >= self.task.work_h - _ROUNDING_H
 
@@ -184,6 +240,7 @@ class _Run:
             ended_h=ended_h,
             spot_h=self._paid_h["spot"],
             on_demand_h=self._paid_h["on_demand"],
+            spot_work_h=self._spot_work_h,
             num_switches=self._num_switches,
         )
 

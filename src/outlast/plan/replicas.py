@@ -8,8 +8,6 @@ this is what placement buys, and not less.
 
 from __future__ import annotations
 
-import math
-
 
 def recovers_in_pairs(num_nodes: int, num_lost: int) -> float:
     """Probability that no pair is lost whole.
@@ -21,5 +19,9 @@ def recovers_in_pairs(num_nodes: int, num_lost: int) -> float:
     pairs = num_nodes // 2
     if num_lost > pairs:
         return 0.0
-    whole = math.comb(pairs, num_lost) << num_lost
-    return whole / math.comb(num_nodes, num_lost)
+    chance = 1.0
+    for i in range(num_lost):  # the next one must not be the other half of one that is lost
+        chance *= 2 * (pairs - i) / (num_nodes - i)
+        if chance == 0:
+            break
+    return chance

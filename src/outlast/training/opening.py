@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast import config
+from outlast.health import pulse
 from outlast.notice.desk import checked
 from outlast.training import excepthook
 from outlast.training.objects import Objects, refuse_misspelt
@@ -38,4 +39,6 @@ def session(
     arguments = {"dir": dir, "checkpoint.every": every, "checkpoint.keep": keep}
     with excepthook.one_line_errors():
         refuse_misspelt(named)
-        return Session(checked(config.load(arguments)), Objects(named))
+        objects = Objects(named)
+        pulse.watch_model(objects.model)
+        return Session(checked(config.load(arguments)), objects)

@@ -47,6 +47,7 @@ from outlast.ledger.queued import PATIENCE_S, QueuedLedger
 from outlast.notice import Notice
 from outlast.notice.foresight import Foresight
 from outlast.notice.record import fields_of
+from outlast.policy.cadence import Change
 from outlast.storage import Directory
 from outlast.tiers import PEER
 from outlast.training import attempts, regain, resume
@@ -111,7 +112,9 @@ class Rig:
         self.samples = Samples(self._ledger, self.link.rank)
         self._memory: Memory | None = None  # that was looked at to resume
         self._notes: collections.deque[dict[str, Any]] = collections.deque()
-        self.turns = Turns(settings, self.engine, self.skipped)
+        self.turns = Turns(
+            settings, self.engine, self.skipped, on_change=self._note_cadence, known=self._known
+        )
         self._step = 0
         self.agreement: Agreement | None = None
         self._completed_s = time.monotonic()
@@ -125,6 +128,7 @@ class Rig:
             undo.callback(self._lock.release)
         past = attempts.look_back(self.link, self._settings.dir)
         self._promised = {past.promised} if past is not None and past.promised else set()
+        self._known = past.failures.known if past is not None else None
         attempt = attempts.agree_on_attempt(self.link, past)
         self.judging = Judging(settings, self.link, past)
         self.timeline = attempt  # a line of steps that goes on in the next one keeps its number
@@ -456,6 +460,9 @@ class Rig:
             self._on_written(written.step, written.error)
             self.judging.committed(self.engine.committed_step)
         self._changed()
+
+    def _note_cadence(self, change: Change) -> None:
+        self._ledger.append("cadence", durable=False, **msgspec.structs.asdict(change))
 
     def _changed(self) -> None:
         """In another thread: what the training thread left to be written down, and a poke."""

@@ -38,6 +38,7 @@ from outlast.attempt import trackers
 from outlast.attempt.line import Go, Line, Over, Prepared, Stays, Unwound, dial
 from outlast.attempt.over import AttemptOver, over
 from outlast.data import random_state
+from outlast.health import pulse
 from outlast.ledger.narrator import say
 from outlast.training import breaking, living
 
@@ -145,7 +146,8 @@ class _Survivor:
         self._unwound.set()
         self._line.send(Unwound())
         try:
-            self._groups.take_down()
+            with pulse.held_back():
+                self._groups.take_down()
         except RuntimeError as error:
             self._line.send(Stays(reason=f"its process groups do not go: {error}"))
             raise SystemExit(1) from None

@@ -14,7 +14,8 @@ from typing import Any, Final
 from outlast.checkpoint.manifest import FULL, WEIGHTS
 from outlast.config import Settings
 from outlast.ledger.narrator import say
-from outlast.policy.cadence import Cadence, Hurried, cadence
+from outlast.plan.posterior import Posterior
+from outlast.policy.cadence import Auto, Cadence, Change, Hurried, cadence
 from outlast.training.engine import Engine
 
 STUCK_S: Final = 120.0  # no save takes that long, unless it waits for storage that does not answer
@@ -29,16 +30,26 @@ class Turns:
         settings: the job's.
         engine: whether a snapshot could be taken.
         on_skipped: told (step, reason) of each save that was due and is not taken.
+        on_change: told of each other interval that was found better.
+        known: what the job's past says of its failures.
     """
 
     def __init__(
-        self, settings: Settings, engine: Engine, on_skipped: Callable[[int, str], None]
+        self,
+        settings: Settings,
+        engine: Engine,
+        on_skipped: Callable[[int, str], None],
+        *,
+        on_change: Callable[[Change], None],
+        known: Posterior | None,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._on_skipped = on_skipped
         every = settings.checkpoint_every
-        self._cadence: Cadence = cadence(every.steps, every.seconds, time.monotonic())
+        self._cadence: Cadence = cadence(every.steps, every.seconds, time.monotonic(), known)
+        self._auto = self._cadence if isinstance(self._cadence, Auto) else None
+        self._on_change = on_change
         self._saves = 0  # that came due by the cadence
         self._asking = False
         self._again = False
@@ -74,6 +85,9 @@ class Turns:
         """A snapshot was begun, and blocked the loop for so long."""
         self._cadence.taken(step, now_s, blocked_s)
         self._taken_s = now_s
+        change = self._auto.changed() if self._auto is not None else None
+        if change is not None:
+            self._on_change(change)
 
     def pays(self) -> bool:
         """Whether the end of a loop is worth a save of its own: not where loops are short."""

@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import resource
 import signal
 import threading
@@ -35,6 +36,7 @@ def descriptors():
         except OSError:
             continue
         if not target.startswith("/proc/"):
+            target = re.sub("outlast-beats-[^/]*", "outlast-beats", target)  # each agent's own
             found[int(entry.name)] = target.partition(":")[0]
     return found
 

@@ -85,7 +85,9 @@ def test_each_part_says_its_own(spoken):
     assert heard.beat is None
     assert heard.phase.phase is Phase.LOADING
     assert heard.updates.updates == 7
-    assert heard.pulse[1:] == (12, 11)
+    assert heard.pulse[1:] == (12, 11, False)
+    beat.pulse(12, is_evaluating=True)
+    assert heard.pulse[1:] == (12, -1, True)
     assert heard.phase.since_s <= heard.updates.last_s <= heard.pulse.last_s
 
 

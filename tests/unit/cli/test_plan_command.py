@@ -6,8 +6,11 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from outlast.cli import cli
 from outlast.errors import ConfigError
@@ -142,6 +145,17 @@ def test_asynchronous(ask, lag, wall):
 def test_without_a_lag_asynchronous_is_young(ask):
     found = by_model(ask("interval --rate 1/3.09h --checkpoint 10s --restore 6min --lag 0"))
     assert round(found["linear at Young"]["wall_h_per_useful_h"], 3) == 1.079
+
+
+def test_several_tiers(ask, say):
+    line = "interval --tier 9s,7.78e-6/s --tier 50s,5.19e-7/s,50s --tier 438s,3e-8/s"
+    found = ask(line)
+    rates = (7.78e-6, 5.19e-7, 3e-8)
+    for row, cost_s, per_s in zip(found["tiers"], (9, 50, 438), rates, strict=True):
+        assert 3600 * row["interval_h"] == pytest.approx(math.sqrt(2 * cost_s / per_s))
+    parts = [math.sqrt(2 * c * r) for c, r in zip((9, 50, 438), rates, strict=True)]
+    assert found["waste_fraction"] == pytest.approx(sum(parts) + 50 * 5.19e-7)
+    assert "Model: additive" in say(line)
 
 
 def test_an_interval_in_steps(ask):
@@ -352,6 +366,9 @@ def test_the_linear_models_error_is_said_where_it_leaves_its_range(say):
         ),
         ("flush --state 640 --bandwidth 1GB/s --notice 3min", "'640': has no unit"),
         ("flush --state 640GB --bandwidth 1GB --notice 3min", "not a unit of a bandwidth"),
+        ("interval --tier 9s", "is not a tier; write what a save blocks"),
+        ("interval --tier 9s,1e-5/gpu-day", "a tier's rate is the whole job's"),
+        ("interval --tier 9s,1/h --rate 2/h", "--rate and --tier do not go together"),
         ("memory", "give one of --params 7B and --state 98GB"),
         ("replicas --nodes 15", "pairs need an even number"),
         ("replicas --nodes 4 --lost 5", "there are only 4 machines"),
@@ -369,6 +386,73 @@ def test_the_linear_models_error_is_said_where_it_leaves_its_range(say):
 )
 def test_refusals(refused, line, words):
     assert words in refused(line)
+
+
+NUMBERS = (
+    "0",
+    "1",
+    "-1",
+    "1e-300",
+    "1e300",
+    "nan",
+    "abc",
+    "",
+    "3",
+    "64",
+    "0.01",
+    "1,000",
+    "5e-324",
+)
+UNITS = (
+    "s",
+    "min",
+    "h",
+    "year",
+    "",
+    "x",
+    "%/h",
+    "/h",
+    "%/gpu-day",
+    "/1e9 h",
+    " in 5h",
+    "GB",
+    "GB/s",
+)
+AMOUNTS = st.builds(str.__add__, st.sampled_from(NUMBERS), st.sampled_from(UNITS)) | st.text(
+    max_size=6
+)
+FLAGS = {
+    "failures": ("gpus", "rate", "days"),
+    "interval": ("gpus", "rate", "checkpoint", "restore", "lag", "every", "step", "tier"),
+    "spot": ("rate", "checkpoint", "spot", "on-demand", "flush-probability", "discount", "useful"),
+    "budget": ("gpus", "rate", "days", "lost", "price", "local-steps", "step"),
+    "flush": ("state", "bandwidth", "notice", "nodes", "poll"),
+    "memory": ("params", "nodes", "buffers", "memory"),
+    "zones": ("machines", "reclaim", "zones", "back"),
+    "spares": ("rate", "repair"),
+    "restarts": ("rate", "max-restarts", "days"),
+    "replicas": ("nodes", "lost"),
+    "deadline": ("work", "deadline", "rate", "away", "spot", "on-demand", "changeover"),
+}
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_planless_input_is_refused_in_words(data):
+    question = data.draw(st.sampled_from(sorted(FLAGS)))
+    line = ["plan", question, "--json"]
+    line += [f"--{flag}={data.draw(AMOUNTS)}" for flag in FLAGS[question]]
+    try:
+        CliRunner().invoke(cli, line, catch_exceptions=False, standalone_mode=False)
+    except (ConfigError, click.ClickException) as error:
+        words = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        assert words
+
+
+def test_a_billion_machines(ask, refused):
+    assert ask("replicas --nodes 1000000000 --lost 2")["recovers_probability"] == pytest.approx(1)
+    assert "at most 1e+09" in refused("replicas --nodes 1e12")
+    assert "are no place" in refused("zones --machines 8 --reclaim 1e6/h")
 
 
 def test_the_worked_example(say, ask):

@@ -22,6 +22,8 @@ def agent(monkeypatch):
     made = object.__new__(Agent)
     made._told, made._told_of, made._told_early = set(), None, None
     made._machines = types.SimpleNamespace(is_broken=False)
+    made._hangs = types.SimpleNamespace(named=None, end=lambda: None)
+    made._health = types.SimpleNamespace(end=lambda: None)
     made.ended = []
     monkeypatch.setattr(made, "_end_workers", lambda: made.ended.append(True), raising=False)
     return made

@@ -62,6 +62,8 @@ def test_it_is_what_reading_everything_gives(tmp_path_factory, written, turn):
         free = {name: v for name, v in fields.items() if name not in ("attempt", "event")}
         ledger.append(event, durable=False, **free)
     assert found(past.look()) == by_reading_all(directory)
+    whole = Past(directory).look().failures
+    assert (past.failures.known, past.failures.since_t) == (whole.known, whole.since_t)
     ledger.close()
 
 
@@ -135,7 +137,10 @@ def test_a_node_of_any_name_and_fields_that_look_like_heads(ledger, tmp_path):
     assert found(Past(tmp_path).look()) == (7, 3)
 
 
-@pytest.mark.parametrize("word", ["", "x", "1 2", "1 2 3 4", "-1 2 3", "99999 5 6"])
+@pytest.mark.parametrize(
+    "word",
+    ["", "x", "1 2", "1 2 3 4", "-1 2 3 0.0 0.0 0.0", "9 2 3 x 0.0 0.0", "99999 5 6 1.0 1.0 1e9"],
+)
 def test_a_word_that_does_not_fit_is_no_harm(ledger, tmp_path, word):
     ledger.attempt = 2
     ledger.append("commit", step=40)
@@ -167,3 +172,44 @@ def test_a_follower_may_begin_near_the_end(ledger, tmp_path, tail_bytes):
     assert [event["restarts"] for event in follower.poll()] == expected
     ledger.append("restart", reason="", restarts=9)
     assert [event["restarts"] for event in follower.poll()] == [9]
+
+
+STORIES = {
+    # event, t … → failures, hours of running
+    "a worker is lost": ("resumed 0, step 1800, worker_lost 3600, restart 3610", 1, 1.0),
+    "several are lost at once": ("resumed 0, worker_lost 3600, node_lost 3700, hang 3800", 1, 1.0),
+    "down is no running": ("resumed 0, hang 3600, resumed 7200, step 9000, hang 10800", 2, 2.0),
+    "a drain is no failure": ("resumed 0, drained 3600, job_finished 3601, resumed 7200", 0, 1.0),
+    "an end is none": ("resumed 0, job_finished 3600", 0, 1.0),
+    "a new membership is none": (
+        "resumed 0, step 1800, attempt_formed 1900, worker_lost 1901",
+        0,
+        0.53,
+    ),
+    "without a word": ("resumed 0, step 3600, job_started 9999, resumed 9999", 1, 1.0),
+    "it has begun": ("job_started 0, attempt_formed 1, resumed 2, step 3602", 0, 1.0),
+    "a clock that steps back": ("resumed 3600, step 1800, worker_lost 5400", 1, 1.0),
+    "a loss before it ran": ("worker_lost 5, worker_lost 6", 0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(STORIES))
+def test_how_often_it_failed_while_it_ran(tmp_path, name):
+    words, failures, hours = STORIES[name]
+    lines = []
+    for one in words.split(", "):
+        event, t = one.split()
+        head = {"t": 1e6 + float(t), "mono": 0.0, "job": "j", "attempt": 1, "node": "n"}
+        lines.append(json.dumps({**head, "rank": 0, "event": event}, separators=(",", ":")))
+    (tmp_path / FILE_NAME).write_text("\n".join(lines) + "\n")
+    known = Past(tmp_path).look().failures.known
+    assert known.num_seen == pytest.approx(failures, rel=0.01)
+    assert known.seen_h == pytest.approx(hours, rel=0.01)
+
+
+def test_another_machine_that_joins_is_no_failure(ledger, tmp_path):
+    ledger.append("resumed", step=0)
+    ledger.append("job_started", joins=True)
+    assert Past(tmp_path).look().failures.known.num_seen == 0
+    ledger.append("job_started")
+    assert Past(tmp_path).look().failures.known.num_seen == 1

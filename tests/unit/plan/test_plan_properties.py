@@ -222,15 +222,20 @@ def test_more_spares_leave_less_short(per_h, repair_h, sufficing):
     assert restarts.needed(per_h, repair_h, sufficing=sufficing) == count
 
 
-@given(st.integers(0, 10_000), st.floats(0.2, 20), st.floats(0.2, 20), st.floats(1.02, 3))
-def test_uniform_progress_meets_every_deadline(seed, up_h, down_h, slack):
-    changeover_h = 0.1
+changeovers_h = st.sampled_from((0.0, 0.05, 0.1, 0.5))
+
+
+@given(
+    st.integers(0, 10_000), st.floats(0.2, 20), st.floats(0.2, 20), st.floats(1.0, 3), changeovers_h
+)
+@example(0, 1.0, 1.0, 1.5, 0.0)
+@example(0, 1.0, 1.0, 1.0, 0.0)
+def test_uniform_progress_meets_every_deadline(seed, up_h, down_h, slack, changeover_h):
     task = deadline.Task(
         work_h=20, deadline_h=20 * slack + 2 * changeover_h, changeover_h=changeover_h
     )
     spells = deadline.drawn_spells(up_h, down_h, random.Random(seed).random)
     outcome = deadline.play(task, spells)
-    # One preemption that comes just when the safety net is drawn costs one changeover more.
     assert outcome.ended_h <= task.deadline_h + 1e-6
     assert outcome.spot_h + outcome.on_demand_h >= 20 - 1e-6
 
@@ -246,7 +251,23 @@ def test_on_demand_alone_when_spot_is_never_to_be_had():
 def test_spot_alone_takes_as_long_as_it_takes():
     task = deadline.Task(work_h=10, deadline_h=10.5, changeover_h=0.5)
     spells = [deadline.Spell(4.0, True), deadline.Spell(6.0, False), deadline.Spell(100.0, True)]
-    outcome = deadline.play(task, spells, on_demand=False)
+    outcome = deadline.play(task, spells, policy=deadline.choose_spot)
     assert outcome.ended_h == pytest.approx(4 + 6 + 0.5 + 6.5)
     assert (outcome.on_demand_h, outcome.num_switches) == (0, 2)
-    assert deadline.play(task, spells[:2], on_demand=False).ended_h == math.inf
+    assert deadline.play(task, spells[:2], policy=deadline.choose_spot).ended_h == math.inf
+
+
+def test_uniform_progress_uses_more_of_the_market_than_greed():
+    # Wu et al., table 3: 48 h of work in 60 h, changeover 0.2 h, eight markets: 22.9 h of work on
+    # spot against 17.2 h. Their markets are not here; drawn ones have the same order.
+    task = deadline.Task(work_h=48, deadline_h=60, changeover_h=0.2)
+    worked_h = {deadline.choose: 0.0, deadline.choose_greedily: 0.0}
+    for i, share in enumerate((0.05, 0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.8)):
+        for seed in range(10):
+            for policy in worked_h:
+                drawn = random.Random(100 * i + seed).random
+                spells = deadline.drawn_spells(6 * share, 6 * (1 - share), drawn)
+                outcome = deadline.play(task, spells, policy=policy)
+                assert outcome.ended_h <= task.deadline_h + 1e-6
+                worked_h[policy] += outcome.spot_work_h / 80
+    assert worked_h[deadline.choose] > 1.1 * worked_h[deadline.choose_greedily]

@@ -29,6 +29,7 @@ _COMMANDS = {
     "restarts": "how many restarts?",
     "replicas": "should the state be replicated?",
     "deadline": "will I meet the deadline?",
+    "simulate": "what would the job go through? (outlast simulate)",
 }
 
 

@@ -7,6 +7,9 @@ Text is made of the same numbers. What is endless is null in JSON and a word in 
 from __future__ import annotations
 
 import math
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from outlast.report.chart import Picture
 
 _CHOSEN: Final = "→ "
-_WIDTH: Final = 100
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -71,11 +73,24 @@ def show(answer: Answer, *, as_json: bool, plot: Path | None) -> None:
         click.echo(msgspec.json.encode(answer.data))
         return
     for line in answer.lines:
-        click.echo(click.style(line, bold=True) if line.startswith(_CHOSEN) else line)
+        if line.startswith(_CHOSEN):
+            click.echo(click.style(line, bold=True))
+        else:
+            _say(line)
     if plot is not None:
         click.echo(f"wrote {plot}")
     if answer.next:
         click.echo(f"Next: {answer.next}")
+
+
+def _say(line: str) -> None:
+    """A line; on a terminal broken between words, tables excepted."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    if not columns or line.startswith(" "):
+        click.echo(line)
+        return
+    for part in textwrap.wrap(line, columns, subsequent_indent="  ") or [""]:
+        click.echo(part)
 
 
 def table(

@@ -6,7 +6,6 @@ wide range); where there is no job, a published rate over the given number of GP
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -26,6 +25,7 @@ from outlast.errors import ConfigError
 from outlast.plan import rates
 
 _DEFAULT: Final = rates.PUBLISHED[0]  # where none is given: Llama 3's
+_LEAST_PER_H, _MOST_PER_H = 1e-9, 1e6
 NEWEST: Final = 20  # saves and incidents that are looked at
 _WITHIN: Final = "with 90 % probability"
 _HALF_OR_TWICE: Final = "if the rate is half or twice that"
@@ -188,8 +188,11 @@ def failures(
             "for a published rate"
         )
     per_h = rate.per_h * _times(rate, gpus, gpus_per_node, step_h)
-    if not 0 < per_h < math.inf:
-        raise ConfigError(f"{per_h:g} failures an hour are no rate; {rate.source}")
+    if not _LEAST_PER_H <= per_h <= _MOST_PER_H:
+        raise ConfigError(
+            f"{per_h:.3g} failures per hour of the whole job are beyond what can be planned for, "
+            f"{_LEAST_PER_H:g} to {_MOST_PER_H:g}; {rate.source}"
+        )
     source = rate.source
     if rate.of in ("gpu", "node") and gpus is not None:
         source += f", times {gpus:,} GPUs" + (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outlast.cli.plan import tiers as several
 from outlast.cli.plan.answer import Answer, figure, number, percent, show, shown, span, table
 from outlast.cli.plan.facts import Failures, cost_flags, failures, needed, own, rate_flags
 from outlast.cli.quantities import DURATION, SPAN, Rate
@@ -19,6 +20,7 @@ from outlast.plan.interval import (
     exact_parts,
     wrong_rate_ratio,
 )
+from outlast.plan.tiers import TierCosts
 
 if TYPE_CHECKING:
     from outlast.report.chart import Picture
@@ -151,6 +153,13 @@ def _chart(costs: Costs, per_h: float, rows: list[Row]) -> Picture:
 @click.option("--lag", "lag_h", type=DURATION, help="From a snapshot until it is durable.")
 @click.option("--every", "every_h", type=SPAN, help="Another interval to look at.")
 @click.option("--step", "step_h", type=SPAN, help="Of a step: the interval in steps, too.")
+@click.option(
+    "--tier",
+    "tiers",
+    type=several.TierType(),
+    multiple=True,
+    help="Several places to save: 50s,5.19e-7/s[,RESTORE] for each.",
+)
 @shown
 def command(
     *,
@@ -163,10 +172,15 @@ def command(
     lag_h: float | None,
     every_h: float | None,
     step_h: float | None,
+    tiers: tuple[TierCosts, ...],
     as_json: bool,
     plot: Path | None,
 ) -> None:
     """How often to save: linear at Young and at its optimum, Daly, and the exact model, marked."""
+    if tiers:
+        several.only_tiers(rate=rate, gpus=gpus, checkpoint=checkpoint_h, every=every_h)
+        show(several.answer(tiers), as_json=as_json, plot=plot)
+        return
     ask = checkpoint_h is None or (rate is None and gpus is None)
     measured = own() if ask else None
     known = failures(rate, gpus, gpus_per_node, measured=measured, step_h=step_h)

@@ -16,7 +16,7 @@ from outlast.plan.replicas import recovers_in_pairs
 def answer(nodes: int, lost: int) -> Answer:
     """What copies in pairs survive."""
     chance = recovers_in_pairs(nodes, lost)
-    several = sorted({1, 2, 3, 4, 8, lost} & set(range(nodes + 1)))
+    several = sorted(k for k in {1, 2, 3, 4, 8, lost} if k <= nodes)
     data: dict[str, Any] = {
         "num_nodes": nodes,
         "num_lost": lost,

@@ -114,7 +114,10 @@ def _headline(best: Offer, on_demand_price: float) -> list[str]:
     else:
         at = f"the choice flips at {figure(flip)} failures per hour (one in {span(1 / flip)})"
     discount = 1 - best.break_even_spot_price / on_demand_price
-    return [f"{choice} is cheaper: {prices};", f"{at}, or at a discount of {percent(discount)}."]
+    return [
+        f"{choice} is cheaper: {prices};",
+        f"{at}, or, at this rate, at a discount of {percent(discount)}.",
+    ]
 
 
 def _cells(offer: Offer) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from outlast.plan.rates import to_probability
 from outlast.plan.zones import MODES, Mode, Recovery, Spread, throughput
 
 _TRIED = (1, 2, 4, 8)
+_RATE_MOST_PER_H = 10.0  # of a zone
 
 
 def answer(machines: int, rate: Rate, recovery: Recovery, tried: tuple[int, ...]) -> Answer:
@@ -107,6 +108,8 @@ def command(
     """Spreading over zones, by how the job recovers."""
     if rate.of not in ("job", "node"):
         raise ConfigError("--reclaim is of a whole zone; write 5%/h or 0.05/h")
+    if rate.per_h > _RATE_MOST_PER_H:
+        raise ConfigError(f"zones that are reclaimed {rate.per_h:.3g} times an hour are no place")
     recovery = Recovery(back_h=back_h, restore_h=restore_h, interval_h=interval_h, pause_h=pause_h)
     tried = tuple(sorted(set(given))) or _TRIED
     show(answer(machines, rate, recovery, tried), as_json=as_json, plot=plot)

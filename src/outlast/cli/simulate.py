@@ -1,0 +1,328 @@
+"""``outlast simulate``: what a job would go through, policies compared on the same failures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+import msgspec
+
+from outlast.cli.plan.answer import figure, percent, span, table
+from outlast.cli.plan.facts import cost_flags, failures, rate_flags
+from outlast.cli.quantities import COUNT0, DAYS, DURATION, GPUS, PRICE, SHARE, Rate
+from outlast.errors import ConfigError
+from outlast.report import humanise
+from outlast.tiers import nearest
+
+if TYPE_CHECKING:
+    from outlast.simulate.setup import Level
+    from outlast.simulate.study import Result, Scenario
+    from outlast.simulate.traces import Trace
+
+HOUR_S: Final = 3600.0
+DEFAULT_DAYS: Final = 30.0
+NO_PROGRESS: Final = 1e-3  # of the time was useful
+CHECKPOINT_H: Final = 10 / HOUR_S
+LAWS: Final = "constant, weibull:0.8, bathtub, zones:4"
+TIER_EXAMPLE: Final = "memory,cost=1s,restore=2s,survives=process"
+_TIER_KEYS: Final = ("cost", "lag", "restore", "every", "keep", "survives")
+_SURVIVES: Final = ("process", "holders", "all")
+_PARTS: Final = {
+    "productive": "productive",
+    "replayed": "replayed",
+    "stalled": "saving",
+    "detecting": "detecting",
+    "restarting": "restarting",
+    "waiting": "waiting",
+}
+
+
+@click.command(name="simulate")
+@click.argument("trace", required=False, type=click.Path(path_type=Path))
+@rate_flags
+@cost_flags
+@click.option("--lag", "lag_h", type=DURATION, help="From a snapshot until it is durable.")
+@click.option(
+    "--tier", "tiers", multiple=True, metavar="NAME,…", help=f"In place of these: {TIER_EXAMPLE}."
+)
+@click.option("--days", type=DAYS, help="How long it runs; a trace's own length without it.")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    help='When to save: auto, "30 min", "200 steps", young, daly, exact, young20, best (the best '
+    "fixed interval in hindsight). Several are compared.",
+)
+@click.option("--machines", type=GPUS, help="That can be lost; a fleet's trace brings its own.")
+@click.option(
+    "--mode", default="rigid", show_default=True, help="rigid, restart, elastic, peer, local."
+)
+@click.option("--law", default="constant", show_default=True, help=f"How failures come: {LAWS}.")
+@click.option("--replace", "replace_h", type=DURATION, help="Until a lost machine's successor.")
+@click.option("--spares", type=COUNT0, default=0, help="Machines that stand by.")
+@click.option("--least", type=GPUS, default=1, help="Machines without which nothing goes on.")
+@click.option("--notice", "notice_h", type=DURATION, help="Each loss is announced so long before.")
+@click.option("--flush-probability", type=SHARE, default=1.0, help="Of a notice to come in time.")
+@click.option("--step", "step_h", type=DURATION, help="Of a step.")
+@click.option("--sync-steps", type=GPUS, default=500, help="Of local updates: between two syncs.")
+@click.option("--price", type=PRICE, help="Per machine and hour.")
+@click.option("--replications", type=GPUS, help="How many; 1,000 where they are cheap, else 50.")
+@click.option("--seed", type=COUNT0, default=0, show_default=True, help="Replays all of it.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, nothing else.")
+def command(*, trace: Path | None, as_json: bool, policies: tuple[str, ...], **given: Any) -> None:
+    """What a job would go through, and how policies compare on the very same failures.
+
+    TRACE is a recording: a spot fleet (time_ms,add|remove,node or SkyPilot's JSON), failures
+    (t_hours,node,downtime_min) or lifetimes. Without it failures are drawn.
+    """
+    from outlast.simulate.study import compare
+    from outlast.simulate.traces import read
+
+    recording = None if trace is None else read(trace)
+    scenario, source = _scenario(recording, **given)
+    count = given["replications"] or (1000 if scenario.is_simple and recording is None else 50)
+    results = compare(scenario, list(policies or ("auto", "young")), count)
+    if as_json:
+        click.echo(msgspec.json.encode(_as_json(scenario, source, results, count)))
+        return
+    for line in _lines(scenario, source, results, count):
+        click.echo(click.style(line, bold=True) if line.startswith("→") else line)
+    click.echo(f"Again, to the digit: the same with --seed {scenario.seed}")
+
+
+def _scenario(
+    trace: Trace | None,
+    *,
+    rate: Rate | None,
+    gpus: int | None,
+    gpus_per_node: int,
+    days: float | None,
+    machines: int | None,
+    law: str,
+    mode: str,
+    seed: int,
+    **given: Any,
+) -> tuple[Scenario, str]:
+    """What is simulated, and where its rate is from."""
+    from outlast.simulate.setup import MODES, Setup
+    from outlast.simulate.study import Scenario
+
+    if mode not in MODES:
+        raise ConfigError(f"--mode {mode} is not a way to recover;{nearest(mode, MODES)}")
+    if trace is not None and (rate is not None or law != "constant"):
+        raise ConfigError("a trace brings its own failures: leave out --rate and --law")
+    if trace is not None:
+        known, source = None, f"replayed from {trace.name}"
+        machines = trace.machines if trace.kind == "fleet" else machines
+        length_h = trace.length_s / HOUR_S if trace.kind != "lifetimes" else 24 * DEFAULT_DAYS
+    else:
+        known = failures(rate, gpus, gpus_per_node)
+        source, length_h = known.source, 24 * DEFAULT_DAYS
+    machines = machines or max((gpus or gpus_per_node) // gpus_per_node, 1)
+    name, value = _law(law)
+    setup = Setup(
+        machines=machines,
+        levels=_levels(**given),
+        mode=mode,
+        horizon_s=HOUR_S * (length_h if days is None else 24 * days),
+        step_s=HOUR_S * (given["step_h"] or (1 / HOUR_S if mode == "local" else 0.0)),
+        detect_s=HOUR_S * (given["detect_h"] or 0.0),
+        rejoin_s=HOUR_S * (given["restore_h"] or 0.0) if mode in ("elastic", "peer") else 0.0,
+        spares=given["spares"],
+        least=given["least"],
+        notice_s=HOUR_S * (given["notice_h"] or 0.0),
+        flush_probability=given["flush_probability"],
+        sync_steps=given["sync_steps"],
+        price_per_h=given["price"],
+    )
+    scenario = Scenario(
+        setup=setup,
+        law="trace" if trace is not None else name,  # type: ignore[arg-type]  # looked at in _law
+        failures_per_h=known.per_h if known is not None else 0.0,
+        shape=value if name == "weibull" else 1.0,
+        zones=int(value) if name == "zones" else 1,
+        replace_s=HOUR_S * (given["replace_h"] or 0.0),
+        notice_share=1.0 if given["notice_h"] else 0.0,
+        trace=trace,
+        seed=seed,
+    )
+    return scenario, source
+
+
+def _law(text: str) -> tuple[str, float]:
+    name, _, number = text.partition(":")
+    numbered = name in ("weibull", "zones")
+    try:
+        value = float(number) if numbered else 1.0
+    except ValueError:
+        value = math.nan
+    is_whole = name != "zones" or value == int(value if math.isfinite(value) else 0)
+    if name not in ("constant", "weibull", "bathtub", "zones") or not 0 < value < 1e6:
+        raise ConfigError(f"--law {text} is none; known are {LAWS}")
+    if not is_whole or (number and not numbered):
+        raise ConfigError(f"--law {text}: {number} is no number of zones; known are {LAWS}")
+    return name, value
+
+
+def _levels(*, tiers: tuple[str, ...], **given: Any) -> tuple[Level, ...]:
+    from outlast.simulate.setup import Level
+
+    if tiers:
+        return tuple(_tier(text) for text in tiers)
+    checkpoint_h = CHECKPOINT_H if given["checkpoint_h"] is None else given["checkpoint_h"]
+    return (
+        Level(
+            cost_s=HOUR_S * checkpoint_h,
+            lag_s=HOUR_S * (given["lag_h"] or 0.0),
+            restore_s=HOUR_S * (given["restore_h"] or 0.0),
+        ),
+    )
+
+
+def _tier(text: str) -> Level:
+    from outlast.simulate.setup import Level
+
+    name, *pairs = [part.strip() for part in text.split(",")]
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key not in _TIER_KEYS or not value:
+            hint = nearest(key, _TIER_KEYS)
+            raise ConfigError(f"--tier {text}: {pair!r} is not KEY=VALUE;{hint}")
+        try:
+            if key in ("every", "keep"):
+                found[key] = int(GPUS.read(value))
+            elif key != "survives":
+                found[f"{key}_s"] = HOUR_S * float(DURATION.read(value))
+            elif value in _SURVIVES:
+                found[key] = value
+            else:
+                raise ValueError(f"{value!r} survives nothing known; {', '.join(_SURVIVES)}")
+        except ValueError as error:
+            raise ConfigError(f"--tier {text}: {error}") from None
+    return Level(name=name, **found)
+
+
+# --- answers ------------------------------------------------------------------------------------
+
+
+def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -> list[str]:
+    from outlast.simulate.setup import MODE_WORDS
+
+    setup = scenario.setup
+    best = max(results, key=lambda one: one.mean)
+    machines = humanise.count(setup.machines, "machine")
+    lines = [
+        *_about(scenario.trace),
+        (
+            f"{machines} for {span(setup.horizon_s / HOUR_S)}, "
+            f"{humanise.count(count, 'replication')} from seed {scenario.seed}; "
+            f"the job {MODE_WORDS[setup.mode]}."
+        ),
+        f"The failures: {source}.",
+    ]
+    header = ["policy", "save every", "useful", "wall/useful p50", "p95", "failures"]
+    rows = [
+        [
+            one.policy,
+            "as it learns" if one.interval_s is None else span(one.interval_s / HOUR_S),
+            percent(one.mean),
+            _wall(one.quantile(0.5)),
+            _wall(one.quantile(0.05)),  # what is useful is least where the wall is longest
+            f"{one.failures:,.1f}",
+        ]
+        for one in results
+    ]
+    if setup.price_per_h is not None:
+        header += ["cost", "per useful h"]
+        for row, one in zip(rows, results, strict=True):
+            row += [f"{one.cost or 0.0:,.2f}", f"{one.cost_per_useful_h() or math.inf:,.2f}"]
+    lines += table(header, rows, [one is best for one in results])
+    lines.append("Where the time went:")
+    parts = [part for part in _PARTS if any(one.parts.get(part) for one in results)]
+    cells = [
+        [one.policy, *(percent(one.parts.get(part, 0.0)) for part in parts)] for one in results
+    ]
+    lines += table(["policy", *(_PARTS[part] for part in parts)], cells)
+    return lines + _against(results)
+
+
+def _against(results: list[Result]) -> list[str]:
+    from outlast.simulate.study import difference
+
+    lines = []
+    for other in results[1:]:
+        mean, error = difference(results[0], other)
+        doubt = "" if math.isnan(error) else f" ± {200 * error:.2f}"
+        lines.append(
+            f"{results[0].policy} against {other.policy}: {100 * mean:+.2f}{doubt} points of "
+            "useful time, on the same failures."
+        )
+    return lines
+
+
+def _about(trace: Trace | None) -> list[str]:
+    """What a recording holds, with the law that its times are most likely under."""
+    from outlast.simulate import fit
+
+    if trace is None:
+        return []
+    if trace.kind == "lifetimes":
+        mean_s = sum(trace.lifetimes_s) / len(trace.lifetimes_s)
+        return [f"{trace.name}: {trace.machines:,} lifetimes, {span(mean_s / HOUR_S)} at the mean."]
+    moments = sorted(set(trace.losses))
+    gaps = [after - before for before, after in itertools.pairwise(moments)]
+    words = (
+        f"{trace.name}: up to {trace.machines:,} machines over {span(trace.length_s / HOUR_S)}, "
+        f"losses at {len(moments):,} moments"
+    )
+    if len(gaps) < 2:
+        return [f"{words}."]
+    rest_s = trace.length_s - moments[-1]  # nothing failed in it: a time that was cut off
+    cut = [rest_s] if rest_s > 0 else []
+    law = fit.weibull([*gaps, *cut], [True] * len(gaps) + [False] * len(cut))
+    shape = f"Weibull, shape {figure(law.shape)}; 1 would be chance alone"
+    return [f"{words}, one each {span(law.mean_s / HOUR_S)} ({shape})."]
+
+
+def _wall(useful_share: float) -> str:
+    return "no progress" if useful_share < NO_PROGRESS else f"{1 / useful_share:.3f}"
+
+
+def _as_json(scenario: Scenario, source: str, results: list[Result], count: int) -> dict[str, Any]:
+    from outlast.simulate.study import difference
+
+    setup = scenario.setup
+    return {
+        "seed": scenario.seed,
+        "num_replications": count,
+        "num_machines": setup.machines,
+        "mode": setup.mode,
+        "horizon_h": setup.horizon_s / HOUR_S,
+        "failures_per_h": scenario.known_per_h,
+        "rate_source": source,
+        "policies": [
+            {
+                "policy": one.policy,
+                "interval_h": None if one.interval_s is None else one.interval_s / HOUR_S,
+                "useful_fraction": one.mean,
+                "useful_fraction_p5": one.quantile(0.05),
+                "useful_fraction_p50": one.quantile(0.5),
+                "useful_fraction_p95": one.quantile(0.95),
+                "num_failures": one.failures,
+                "parts_fraction": one.parts,
+                "cost": one.cost,
+                "cost_per_useful_h": one.cost_per_useful_h(),
+                "useful_fraction_less_first": difference(one, results[0])[0],
+                "standard_error": _number(difference(one, results[0])[1]),
+            }
+            for one in results
+        ],
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value

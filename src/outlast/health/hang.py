@@ -1,0 +1,285 @@
+"""The symptom of a hang: workers that show no sign of progress for longer than they are given.
+
+A sign is any change of what a worker says: its steps, its phase, its optimizer's updates, the
+collectives that it has begun. The time between two signs is what the limits are learned from
+(``policy.hang``). Where one is over, all workers of the machine are looked at twice, and their
+stacks are taken; who is to blame is judged by the agent, which knows of the other machines too.
+
+What can go wrong: the watcher itself is not run for a while (the machine was suspended). Time that
+it has not seen is not counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from outlast.attempt.beat import Heard, Phase
+from outlast.health.answering import stacks_path
+from outlast.health.messages import (
+    Ask,
+    Begin,
+    Evidence,
+    FromAgent,
+    FromWatcher,
+    Learned,
+    Suspicion,
+    Worker,
+)
+from outlast.health.proc import Look, look_at, moved, state_of
+from outlast.health.pulse import ask_path, recorder_path
+from outlast.health.stacks import Stacks, take
+from outlast.health.watched import Watched
+from outlast.policy.blame import STOPPED_S, Seen
+from outlast.policy.hang import FRESH_STEPS, Kind, Limits, Set
+
+NAME: Final = "hang"
+LATE_S: Final = 1.0  # between two looks, of which there are ten a second
+BETWEEN_S: Final = 0.3  # two looks at a process
+AGAIN_S: Final = 1.0  # after a suspicion of which nothing came, and a fifth of its age
+LEARNED_S: Final = 5.0
+RECORDED: Final = 3  # collectives
+AT_ONCE: Final = 16
+_KINDS: Final = {
+    Phase.STARTING: Kind.START,
+    Phase.SAVING: Kind.SAVE,
+    Phase.EVALUATING: Kind.EVALUATE,
+    Phase.OUTSIDE: Kind.OUTSIDE,
+    Phase.ENDED: Kind.OUTSIDE,
+}
+
+
+class Track:
+    """What one worker was last seen to do.
+
+    Attributes:
+        kind: what it does.
+        changed_s: monotonic second of its last sign of progress.
+        step: completed steps, or None.
+        is_session: whether it says what it does.
+    """
+
+    def __init__(self, worker: Worker, now_s: float) -> None:
+        self.worker = worker
+        self.kind = Kind.START
+        self.changed_s = now_s
+        self.step: int | None = None
+        self.is_session = False
+        self.begun = -1
+        self.pulse_s: float | None = None
+        self._sign: tuple[Any, ...] | None = None
+        self._first: int | None = None
+
+    def look(self, heard: Heard, now_s: float) -> tuple[Kind, float] | None:
+        """See what it says; the kind of thing that it did, and how long, once it goes on."""
+        beat, phase, updates, pulse = heard.beat, heard.phase, heard.updates, heard.pulse
+        evaluates = pulse is not None and pulse.is_evaluating
+        self.step = beat.step if beat is not None else None
+        self.begun = pulse.begun if pulse is not None else -1
+        self.pulse_s = pulse.last_s if pulse is not None else None
+        self.is_session = phase is not None
+        count = updates.updates if updates is not None else 0
+        sign = (self.step, phase, count, self.begun, evaluates)
+        kind = self._kind(phase.phase if phase is not None else None, count, evaluates)
+        if sign == self._sign:
+            return None
+        before, was_known = self.kind, self._sign is not None
+        gap_s = now_s - self.changed_s
+        self._sign, self.kind, self.changed_s = sign, kind, now_s
+        return (before, gap_s) if was_known else None
+
+    def _kind(self, phase: Phase | None, updates: int, evaluates: bool) -> Kind:
+        number = updates if phase is None else self.step
+        if self._first is None and number is not None:
+            self._first = number
+        is_fresh = number is None or self._first is None or number < self._first + FRESH_STEPS
+        if phase is None:
+            return Kind.START if is_fresh else Kind.STEP
+        kind = _KINDS.get(phase, Kind.STEP)
+        if kind is Kind.STEP and evaluates:
+            kind = Kind.EVALUATE
+        return Kind.START if is_fresh and kind is not Kind.OUTSIDE else kind
+
+
+class HangWatch:
+    """Looks for workers that make no progress."""
+
+    def __init__(self) -> None:
+        self._watched: Watched | None = None
+        self._limits = Limits(Set())
+        self._tracks: dict[int, Track] = {}
+        self._gathering: Gathering | None = None
+        self._again_s = self._looked_s = self._said_s = 0.0
+        self._known_late: frozenset[int] = frozenset()
+
+    def begin(self, watched: Watched) -> Iterable[FromWatcher]:
+        """An attempt begins."""
+        begin, now_s = watched.begin, time.monotonic()
+        self._watched = watched if begin.hang is not None else None
+        self._limits = Limits(begin.hang or Set(), begin.learned.get(NAME))
+        self._tracks = {one.rank: Track(one, now_s) for one in watched.workers}
+        self._gathering = None
+        self._again_s, self._looked_s, self._said_s = 0.0, now_s, now_s
+        self._known_late = frozenset()
+        return ()
+
+    def look(self, now_s: float) -> Iterable[FromWatcher]:
+        """Once."""
+        if self._watched is None:
+            return
+        self._follow(self._watched, now_s)
+        if now_s - self._said_s >= LEARNED_S:
+            self._said_s = now_s
+            yield self._learned(self._watched)
+        yield from self._gathered(now_s)
+        late = frozenset(rank for rank, one in self._tracks.items() if self._is_late(one, now_s))
+        is_due = now_s >= self._again_s or late - self._known_late
+        if late and is_due and self._gathering is None:
+            self._known_late = late
+            self._gathering = Gathering(self._watched.begin, None)
+
+    def hear(self, message: FromAgent) -> Iterable[FromWatcher]:
+        """The agent asks for evidence."""
+        if isinstance(message, Ask) and self._watched is not None:
+            if self._gathering is None or self._gathering.is_done:
+                self._gathering = Gathering(self._watched.begin, None)
+            self._gathering.number = message.number
+        return ()
+
+    def _follow(self, watched: Watched, now_s: float) -> None:
+        unseen_s = now_s - self._looked_s
+        self._looked_s = now_s
+        for rank, track in self._tracks.items():
+            if unseen_s > LATE_S:
+                track.changed_s += unseen_s
+            if rank in watched.heard:
+                gap = track.look(watched.heard[rank], now_s)
+                if gap is not None:
+                    self._limits.saw(*gap)
+
+    def _is_late(self, track: Track, now_s: float) -> bool:
+        age_s, limit_s = now_s - track.changed_s, self._limits.limit_s(track.kind)
+        if age_s >= limit_s:
+            return True
+        return age_s >= STOPPED_S and state_of(track.worker.pid) == "T"
+
+    def _gathered(self, now_s: float) -> Iterable[FromWatcher]:
+        gathering = self._gathering
+        if gathering is None or not gathering.is_done or self._watched is None:
+            return
+        self._gathering = None
+        seen = tuple(
+            self._seen(track, gathering, now_s)
+            for rank, track in sorted(self._tracks.items())
+            if rank in gathering.found
+        )
+        attempt = self._watched.begin.attempt
+        if gathering.number is not None:
+            yield Evidence(attempt=attempt, number=gathering.number, seen=seen)
+        elif any(self._is_late(track, now_s) for track in self._tracks.values()):
+            oldest_s = max(one.age_s for one in seen)
+            self._again_s = now_s + max(AGAIN_S, oldest_s / 5)
+            yield self._learned(self._watched)
+            yield Suspicion(attempt=attempt, seen=seen)
+
+    def _learned(self, watched: Watched) -> Learned:
+        return Learned(symptom=NAME, attempt=watched.begin.attempt, state=self._limits.state())
+
+    def _seen(self, track: Track, gathering: Gathering, now_s: float) -> Seen:
+        before, after, stacks, recorded = gathering.found[track.worker.rank]
+        what = moved(before, after)
+        in_backward = bool(stacks.frames) and stacks.frames[0].function == "_engine_run_backward"
+        assert self._watched is not None  # noqa: S101 - asked while watching
+        return Seen(
+            rank=track.worker.rank,
+            node=self._watched.begin.node,
+            kind=track.kind,
+            is_session=track.is_session,
+            step=track.step,
+            age_s=now_s - track.changed_s,
+            limit_s=self._limits.limit_s(track.kind),
+            slow_s=self._limits.limit_s(Kind.EVALUATE),
+            begun=track.begun,
+            pulse_age_s=None if track.pulse_s is None else now_s - track.pulse_s,
+            state=after.state,
+            # The threads of the backward pass compute while the one that began it waits.
+            moves=what.main or (in_backward and what.whole),
+            moves_below=what.below,
+            is_starved=what.starved,
+            holds_gil=stacks.holds_gil,
+            call=after.call if after.call == before.call else "",
+            frames=stacks.frames,
+            recorded=recorded,
+        )
+
+
+class Gathering:
+    """Evidence of all workers of a machine, taken in threads: it takes some tenths of a second.
+
+    Args:
+        begin: which workers.
+        number: of who has asked, or None.
+
+    Attributes:
+        number: the same.
+        found: rank → two looks, stacks, and names of its last collectives; once it is done.
+    """
+
+    def __init__(self, begin: Begin, number: int | None) -> None:
+        self.number = number
+        self.found: dict[int, tuple[Look, Look, Stacks, tuple[str, ...]]] = {}
+        self._begin = begin
+        self._beats = Path(begin.beats)
+        self._thread = threading.Thread(target=self._run, name="outlast-evidence", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is all there."""
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        workers = self._begin.workers
+        before = {one.rank: look_at(one.pid) for one in workers}
+        with contextlib.suppress(OSError):
+            ask_path(self._beats).touch()
+        time.sleep(BETWEEN_S)
+        with ThreadPoolExecutor(min(len(workers), AT_ONCE) or 1, "outlast-stacks") as pool:
+            found = pool.map(self._of_one, workers)
+            self.found = {
+                one.rank: (before[one.rank], *rest)
+                for one, rest in zip(workers, found, strict=True)
+            }
+
+    def _of_one(self, worker: Worker) -> tuple[Look, Stacks, tuple[str, ...]]:
+        after = look_at(worker.pid)
+        is_there = after.state not in ("", "Z")
+        answer = stacks_path(self._beats, worker.local_rank)
+        stacks = take(worker.pid, answer) if is_there else Stacks()
+        with contextlib.suppress(OSError):
+            text = stacks.text or "no stack could be taken\n"
+            text_path(self._beats, worker.local_rank).write_text(text)
+        return after, stacks, _recorded(recorder_path(self._beats, worker.local_rank))
+
+
+def text_path(directory: Path, local_rank: int) -> Path:
+    """Where a worker's stacks are left for people."""
+    return directory / f"evidence-{local_rank}"
+
+
+def _recorded(path: Path) -> tuple[str, ...]:
+    """The last collectives that a worker's flight recorder has, the newest first."""
+    try:
+        entries = json.loads(path.read_bytes())["entries"][-RECORDED:]
+        return tuple(
+            f"{one['profiling_name']} #{one['collective_seq_id']} of {one['input_sizes']}"
+            for one in reversed(entries)
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()

@@ -1,0 +1,158 @@
+"""What the kernel knows of a process: its state, what it waits in, and whether anything moves."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+_TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
+_BUSY: Final = 0.15  # of a core
+_STARVED: Final = 0.3  # of the time spent waiting for a core
+_FED: Final = 0.5  # of a core is enough to get on with
+_MOVED_BYTES_PER_S: Final = 65536
+_CALLS: Final[dict[str, dict[int, str]]] = {
+    "x86_64": {
+        **dict.fromkeys((0, 17, 19, 45, 47), "read"),
+        **dict.fromkeys((1, 18, 20, 44, 46, 74, 75), "write"),
+        **dict.fromkeys((2, 257), "open"),
+        **dict.fromkeys((35, 230), "sleep"),
+        202: "lock",
+    },
+    "aarch64": {
+        **dict.fromkeys((63, 67, 65, 207, 212), "read"),
+        **dict.fromkeys((64, 68, 66, 206, 211, 82, 83), "write"),
+        **dict.fromkeys((101, 115), "sleep"),
+        56: "open",
+        98: "lock",
+    },
+}
+_NAMES: Final = _CALLS.get(platform.machine(), {})
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at a process.
+
+    Attributes:
+        at_s: monotonic second.
+        state: R, S, D, T, t or Z; "" when it has gone.
+        call: the system call that its main thread is in: read, write, open, sleep, lock; or "".
+        main_s, whole_s, below_s: seconds of a core used by its main thread, by all of its threads,
+            and by the processes that it has started.
+        delayed_s: that its main thread has waited for a core.
+        main_bytes, below_bytes: read and written, by its main thread and those processes.
+    """
+
+    at_s: float
+    state: str = ""
+    call: str = ""
+    main_s: float = 0.0
+    whole_s: float = 0.0
+    below_s: float = 0.0
+    delayed_s: float = 0.0
+    main_bytes: int = 0
+    below_bytes: int = 0
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened between two looks."""
+
+    main: bool
+    whole: bool
+    below: bool
+    starved: bool
+
+
+def look_at(pid: int) -> Look:
+    """See what there is to see; what the kernel does not tell is left out."""
+    now_s = time.monotonic()
+    place = Path(f"/proc/{pid}")
+    main = place / "task" / str(pid)
+    state, whole_s = _stat(place)
+    if not state:
+        return Look(at_s=now_s)
+    below = _children(main)
+    return Look(
+        at_s=now_s,
+        state=state,
+        call=_call(main),
+        main_s=_stat(main)[1],
+        whole_s=whole_s,
+        below_s=sum(_stat(Path(f"/proc/{one}"))[1] for one in below),
+        delayed_s=_delayed_s(main),
+        main_bytes=_bytes(main),
+        below_bytes=sum(_bytes(Path(f"/proc/{one}")) for one in below),
+    )
+
+
+def moved(before: Look, after: Look) -> Moved:
+    """Compare two looks."""
+    s = max(after.at_s - before.at_s, 0.001)
+
+    def much(seconds: float, number: int = 0) -> bool:
+        return seconds / s > _BUSY or number / s > _MOVED_BYTES_PER_S
+
+    return Moved(
+        main=much(after.main_s - before.main_s, after.main_bytes - before.main_bytes),
+        whole=much(after.whole_s - before.whole_s),
+        below=much(after.below_s - before.below_s, after.below_bytes - before.below_bytes),
+        starved=(after.delayed_s - before.delayed_s) / s > _STARVED
+        and (after.main_s - before.main_s) / s < _FED,
+    )
+
+
+def state_of(pid: int) -> str:
+    """The state alone, by one read."""
+    return _stat(Path(f"/proc/{pid}"))[0]
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+def _stat(place: Path) -> tuple[str, float]:
+    try:
+        fields = (place / "stat").read_text().rpartition(")")[2].split()
+        return fields[0], (int(fields[11]) + int(fields[12])) * _TICK_S
+    except (OSError, ValueError, IndexError):
+        return "", 0.0
+
+
+def _call(main: Path) -> str:
+    try:
+        return _NAMES.get(int((main / "syscall").read_text().split()[0]), "")
+    except (OSError, ValueError, IndexError):  # it runs, or we may not know
+        return ""
+
+
+def _delayed_s(main: Path) -> float:
+    try:
+        return int((main / "schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _bytes(place: Path) -> int:
+    try:
+        lines = (place / "io").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines[:2])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _children(main: Path) -> list[int]:
+    try:
+        return [int(one) for one in (main / "children").read_text().split()]
+    except (OSError, ValueError):
+        return []

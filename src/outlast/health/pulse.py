@@ -1,0 +1,171 @@
+"""A worker's pulse: a thread beside the training that says five times a second that Python runs.
+
+It runs in each worker of our agent, also of scripts that know nothing of outlast, and says what the
+training thread does not: how many collectives were begun, how many times an optimizer has updated
+weights, whether the session's model is in evaluation mode. A pulse that does not come from a living
+process is evidence in itself: it is stopped, or one thread keeps the interpreter for itself.
+
+It never imports anything that the script has not imported, and never keeps a process alive. Where
+the agent asks for it, it writes down what torch's flight recorder has (as JSON, never as a pickle).
+
+What can go wrong: for the microseconds of a look it holds a process group that is just being
+destroyed. Whoever takes groups down in a running process does so ``held_back``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from outlast.attempt.beat import VARIABLE, Beat, beat_path
+
+EVERY_S: Final = 0.2
+TIMEOUT_VARIABLE: Final = "OUTLAST_COLLECTIVE_TIMEOUT_S"  # set by our agent
+RECORDER_VARIABLE: Final = "TORCH_FR_BUFFER_SIZE"
+RECORDED: Final = "64"  # collectives; a recorder is there to say what the last ones were
+_ASK: Final = "recorder-ask"
+_model: list[weakref.ref[Any]] = []  # at most one
+_looking = threading.Lock()
+
+
+def ask_path(directory: Path) -> Path:
+    """A file that is touched when flight recorders are to be written down."""
+    return directory / _ASK
+
+
+def recorder_path(directory: Path, local_rank: int) -> Path:
+    """Where a worker writes what its flight recorder has."""
+    return directory / f"recorder-{local_rank}"
+
+
+def watch_model(model: Any) -> None:
+    """Take this for the training's model: in evaluation mode, what is done with it takes its time.
+
+    One, and not all that a session has: a teacher is in evaluation mode for good.
+    """
+    with contextlib.suppress(TypeError):
+        _model[:] = [] if model is None else [weakref.ref(model)]
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Within, no process group is looked at."""
+    with _looking:
+        yield
+
+
+def start() -> None:
+    """Begin, where an agent listens; in a worker, before its script."""
+    directory = os.environ.get(VARIABLE)
+    if directory:
+        os.environ.setdefault(RECORDER_VARIABLE, RECORDED)
+        _give_torch_our_timeout()
+        threading.Thread(
+            target=_Pulse(Path(directory)).run, name="outlast-pulse", daemon=True
+        ).start()
+
+
+class _Pulse:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._beat = Beat()
+        self._seen = _identity(directory)
+        self._updates = 0
+        self._is_hooked = self._has_timeout = False
+        self._asked = 0.0
+        self._pause = threading.Event()
+
+    def run(self) -> None:
+        while not self._pause.wait(EVERY_S):
+            try:
+                self._once()
+            except Exception:  # noqa: BLE001 - what observes never stops training
+                self._pause.wait(10 * EVERY_S)
+
+    def _once(self) -> None:
+        if _identity(self._directory) != self._seen:  # another attempt, in the same process
+            self._beat = Beat()
+            self._seen = _identity(self._directory)
+        with _looking:
+            begun = _begun()
+        self._beat.pulse(begun, is_evaluating=_evaluates())
+        if not self._is_hooked:
+            self._is_hooked = self._hook()
+        if not self._has_timeout:
+            self._has_timeout = _give_torch_our_timeout()
+        self._record()
+
+    def _hook(self) -> bool:
+        torchs = sys.modules.get("torch.optim.optimizer")
+        register = getattr(torchs, "register_optimizer_step_post_hook", None)
+        if register is None:
+            return False
+        register(self._updated)
+        return True
+
+    def _updated(self, *_: Any) -> None:
+        """In the training thread, after an optimizer's step."""
+        self._updates += 1
+        self._beat.updates(self._updates)
+
+    def _record(self) -> None:
+        try:
+            asked = ask_path(self._directory).stat().st_mtime
+        except OSError:
+            return
+        if asked == self._asked:
+            return
+        self._asked = asked
+        torchs = sys.modules.get("torch._C._distributed_c10d")
+        dump = getattr(torchs, "_dump_fr_trace_json", None)
+        if dump is not None:
+            rank = int(os.environ.get("LOCAL_RANK", "0"))
+            path = recorder_path(self._directory, rank)
+            unfinished = path.with_suffix(".tmp")
+            unfinished.write_bytes(dump(includeCollectives=True, onlyActive=False))
+            unfinished.replace(path)
+
+
+def _begun() -> int:
+    """Collectives begun in all groups of this process; -1 without groups."""
+    torchs = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(torchs, "_world", None)
+    if world is None or not world.pg_map:
+        return -1
+    total = 0
+    for group in list(world.pg_map):
+        with contextlib.suppress(Exception):  # its backend does not count
+            total += group._get_sequence_number_for_group()
+    return total
+
+
+def _evaluates() -> bool:
+    return any(getattr(ref(), "training", True) is False for ref in list(_model))
+
+
+def _give_torch_our_timeout() -> bool:
+    """Have groups that are made without a time-out of their own end theirs behind our limits."""
+    given = os.environ.get(TIMEOUT_VARIABLE)
+    torchs = sys.modules.get("torch.distributed.distributed_c10d")
+    if given is None or not hasattr(torchs, "_get_default_timeout"):
+        return given is None
+    ours = timedelta(seconds=float(given))
+    for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+        if isinstance(getattr(torchs, name, None), timedelta):
+            setattr(torchs, name, ours)
+    return True
+
+
+def _identity(directory: Path) -> int:
+    try:
+        path = beat_path(directory, int(os.environ.get("LOCAL_RANK", "0")))
+        return path.stat().st_ino
+    except (OSError, ValueError):
+        return 0

@@ -1,0 +1,438 @@
+"""Who is to blame that a job makes no progress, in one sentence, from what was seen of all ranks.
+
+All ranks of a synchronous job stop together: those who wait for the culprit look as stuck as the
+culprit does. What tells them apart, in the order in which it decides:
+
+1. a machine whose agent says nothing;
+2. a process that is stopped, or has left;
+3. a rank that neither computes inside of a collective nor waits in one: the one that has come least
+   far, by completed steps and collectives begun;
+4. where all wait: the few that have begun fewer collectives, or are in another step: they have
+   passed one by that the others wait in;
+5. else nobody: a message was lost.
+
+A rank is only named once it has been given the time that is its own: one that evaluates, compiles
+or saves while the others wait for it is slow by right. Where that time is not over yet, the answer
+is when to look again.
+
+What can go wrong: an unchanged script does not say what it does, so one that computes is given a
+minute at least.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from outlast.policy.hang import Kind
+
+STOPPED_S: Final = 10.0  # nobody is stopped by right for longer
+PLAIN_S: Final = 60.0  # an unchanged script that computes, or a loader whose processes do
+STARVED: Final = 4.0  # times as long for one that the machine does not let run
+NOBODY: Final = 3.0  # times as long where nobody is to blame
+AGAIN_MIN_S: Final = 0.5
+_PULSE_LOST_S: Final = 1.0
+_LIBRARY: Final = re.compile(
+    r"site-packages/|dist-packages/|/lib/python3|^<"
+    r"|outlast/(attempt|checkpoint|data|health|keeper|launch|ledger|notice|reduce|training)/"
+)
+_BY_RIGHT: Final = re.compile(
+    r"torch/(_dynamo|_inductor|_functorch|export|serialization|distributed/checkpoint)\b"
+    r"|/triton/|/safetensors/|importlib"
+)
+_EVALUATES: Final = re.compile(
+    r"^(eval|evaluate|validate|validation|test)(_|$)|_(eval|validation)$"
+)
+_WAITS_IN: Final = re.compile(
+    r"torch/(distributed|cuda)/|torch/nn/parallel/|outlast/(attempt|training|reduce|keeper)/"
+)
+_COLLECTIVE: Final = re.compile(r"torch/distributed/(?!c10d_logger)")
+
+
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One frame of a stack."""
+
+    function: str
+    file: str
+    line: int
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of one rank.
+
+    Attributes:
+        rank: its rank.
+        node: its machine.
+        kind: what it does.
+        is_session: whether it says what it does.
+        step: completed steps, or None.
+        age_s: seconds since its last sign of progress.
+        limit_s: that it is given for what it does.
+        slow_s: that an evaluation is given.
+        begun: collectives begun, or -1.
+        pulse_age_s: seconds since its interpreter last ran something else, or None.
+        state: its process as the kernel has it: R, S, D, T, t, Z; "" when it has gone.
+        moves: whether it used a core, or moved bytes, between two looks.
+        moves_below: whether processes that it started did.
+        is_starved: whether it was mostly waiting for a core.
+        holds_gil: whether its main thread holds the interpreter's lock, or None.
+        call: the system call that its main thread is in, or "".
+        frames: of its main thread, innermost first.
+        recorded: its last collectives, the newest first.
+    """
+
+    rank: int
+    node: str
+    kind: Kind
+    is_session: bool = False
+    step: int | None = None
+    age_s: float = 0.0
+    limit_s: float = 0.0
+    slow_s: float = 0.0
+    begun: int = -1
+    pulse_age_s: float | None = None
+    state: str = "S"
+    moves: bool = False
+    moves_below: bool = False
+    is_starved: bool = False
+    holds_gil: bool | None = None
+    call: str = ""
+    frames: tuple[Frame, ...] = ()
+    recorded: tuple[str, ...] = ()
+
+
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """The culprits, and why.
+
+    Attributes:
+        ranks: of the culprits; empty where nobody is to blame.
+        nodes: their machines.
+        sentence: for people, without a full stop.
+        is_proven: whether it cannot just have been slow.
+        kind: what it did.
+        given_s: seconds that it was given.
+        step: the step in which it is, or None.
+        place: where it is: "f() at file.py:41", or "".
+    """
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    sentence: str
+    is_proven: bool
+    kind: Kind
+    given_s: float
+    step: int | None = None
+    place: str = ""
+
+
+class NotYet(msgspec.Struct, frozen=True, kw_only=True):
+    """Nobody's time is over; look again after so many seconds."""
+
+    again_s: float
+
+
+def judge(seen: Sequence[Seen], silent: Sequence[str] = ()) -> Named | NotYet:
+    """Who is to blame.
+
+    Args:
+        seen: all ranks of which something was seen; some have made no progress for their limit.
+        silent: machines whose agents have said nothing, though asked.
+    """
+    if silent:
+        return _silent(seen, silent)
+    gone = [one for one in seen if one.state in ("", "Z")]
+    stopped = [one for one in seen if one.state in ("T", "t")]
+    waiting = [one for one in seen if one not in gone and one not in stopped and _waits(one)]
+    busy = [one for one in seen if one not in gone and one not in stopped and one not in waiting]
+    for certain in (stopped, gone if waiting else []):
+        late = [one for one in certain if one.age_s >= _given_s(one)]
+        if late:
+            return _name(_least_far(late), waiting, seen, is_proven=True)
+    if busy:
+        return _of_busy(busy, waiting, seen)
+    return _of_waiting(waiting, seen) if waiting else _soonest(seen)
+
+
+def _of_busy(busy: list[Seen], waiting: list[Seen], seen: Sequence[Seen]) -> Named | NotYet:
+    late = [one for one in busy if one.age_s >= _given_s(one)]
+    if late:
+        culprit = _least_far(late)
+        others = [one for one in busy if one not in late and _far(one) <= _far(culprit)]
+        if others and not culprit.moves:
+            return _soonest(others)  # it may be one of them that all wait for
+        return _name(culprit, waiting, seen, is_proven=_is_proven(culprit))
+    left = [one for one in waiting if one.age_s >= one.limit_s and one.step is not None]
+    for one in busy:
+        if left and one.step is not None and one.step > max(w.step or 0 for w in left) + 1:
+            return _passed_by([one], left, seen)
+    return _soonest(busy)
+
+
+def _of_waiting(waiting: list[Seen], seen: Sequence[Seen]) -> Named | NotYet:
+    if any(one.age_s < one.limit_s for one in waiting):
+        return _soonest(waiting)
+    steps = [one.step for one in waiting if one.step is not None]
+    if steps and len(steps) == len(waiting) and min(steps) != max(steps):
+        ahead = [one for one in waiting if one.step == max(steps)]
+        behind = [one for one in waiting if one.step != max(steps)]
+        # Whoever is behind has not come to where the others are, unless it waits in a collective
+        # that the others have passed by.
+        few, rest = (ahead, behind) if len(ahead) <= len(behind) else (behind, ahead)
+        return _passed_by(few, rest, seen) if few is ahead else _name(few[0], rest, seen)
+    begun = [one.begun for one in waiting]
+    if min(begun) >= 0 and min(begun) != max(begun):
+        few = [one for one in waiting if one.begun == min(begun)]
+        rest = [one for one in waiting if one.begun != min(begun)]
+        if len(few) <= len(rest):
+            return _passed_by(few, rest, seen)
+        few, rest = rest, few
+        return _passed_by(few, rest, seen, more=True)
+    last = {one.recorded[0].partition(" of ")[0] if one.recorded else "" for one in waiting}
+    if len(last) > 1 and "" not in last:
+        return _in_different(waiting, seen)
+    longest = min(waiting, key=lambda one: one.age_s)
+    if longest.age_s < NOBODY * longest.limit_s:
+        return NotYet(again_s=max(NOBODY * longest.limit_s - longest.age_s, AGAIN_MIN_S))
+    where = _where(longest)
+    number = "the only rank waits" if len(seen) == 1 else f"all {len(seen)} ranks wait"
+    return Named(
+        ranks=(),
+        nodes=(),
+        sentence=f"{number} in {where}, and none of them has not entered it: a message was lost",
+        is_proven=False,
+        kind=longest.kind,
+        given_s=NOBODY * longest.limit_s,
+        step=_step(longest),
+        place=_place(longest),
+    )
+
+
+# --- one rank ------------------------------------------------------------------------------------
+
+
+def _waits(one: Seen) -> bool:
+    """Whether it waits for others, and has nothing to do itself."""
+    if one.moves or not one.frames:
+        return False
+    top = one.frames[0]
+    if top.function == "_engine_run_backward":
+        return True
+    return any(_WAITS_IN.search(frame.file) for frame in one.frames[:3])
+
+
+def _is_proven(one: Seen) -> bool:
+    if one.state in ("T", "t", "D"):
+        return True
+    still = not one.moves and not one.moves_below and not one.is_starved
+    return still and (_has_lost_its_pulse(one) or one.call not in ("", "sleep"))
+
+
+def _has_lost_its_pulse(one: Seen) -> bool:
+    """Whether one thread keeps the interpreter for itself."""
+    lost = one.pulse_age_s is not None and one.pulse_age_s > _PULSE_LOST_S
+    return lost and one.holds_gil is not False
+
+
+def _given_s(one: Seen) -> float:
+    """Seconds that it is given, seen what it does."""
+    if one.state in ("T", "t"):
+        return min(one.limit_s, STOPPED_S)
+    given_s = one.limit_s
+    if one.is_starved:
+        given_s *= STARVED
+    if not (one.moves or one.moves_below or one.is_starved):
+        return given_s
+    if one.kind in (Kind.START, Kind.OUTSIDE):
+        return float("inf")
+    if any(_BY_RIGHT.search(frame.file) for frame in one.frames):
+        return max(given_s, one.slow_s)
+    if any(_EVALUATES.search(frame.function) for frame in one.frames):
+        return max(given_s, one.slow_s)
+    is_known = one.is_session and (one.moves or not one.moves_below)
+    return given_s if is_known else max(given_s, PLAIN_S)
+
+
+def _far(one: Seen) -> tuple[int, int]:
+    return (one.step if one.step is not None else 0, one.begun)
+
+
+def _least_far(some: list[Seen]) -> Seen:
+    return min(some, key=lambda one: (*_far(one), -one.age_s, one.rank))
+
+
+def _soonest(some: Sequence[Seen]) -> NotYet:
+    left_s = [_given_s(one) - one.age_s for one in some]
+    return NotYet(again_s=max(min(left_s, default=1.0), AGAIN_MIN_S))
+
+
+# --- words ---------------------------------------------------------------------------------------
+
+
+def _name(
+    culprit: Seen, waiting: Sequence[Seen], seen: Sequence[Seen], *, is_proven: bool = False
+) -> Named:
+    words = [_who([culprit], seen)]
+    if waiting:
+        there = _least_far(list(waiting))
+        if (culprit.step or 0) < (there.step or 0):
+            words.append(f"has not finished step {_step(culprit)};")
+        else:
+            words.append(f"has not entered {_where(there)};")
+    else:
+        words.append(f"has made no progress{_in_step(culprit)} for {culprit.age_s:.1f} s;")
+    words.append(_does(culprit))
+    return Named(
+        ranks=(culprit.rank,),
+        nodes=(culprit.node,),
+        sentence=" ".join(words) + _others_wait(waiting),
+        is_proven=is_proven,
+        kind=culprit.kind,
+        given_s=_given_s(culprit) if _given_s(culprit) < float("inf") else culprit.age_s,
+        step=_step(culprit),
+        place=_place(culprit),
+    )
+
+
+def _passed_by(
+    few: Sequence[Seen], rest: Sequence[Seen], seen: Sequence[Seen], *, more: bool = False
+) -> Named:
+    """Some have not taken part in a collective that the others wait in, or in one too many."""
+    there, one = _least_far(list(rest)), few[0]
+    what = "has begun more collectives than" if more else "has passed by"
+    has = what if len(few) == 1 else what.replace("has", "have", 1)
+    counts = ""
+    if one.begun >= 0 and there.begun >= 0 and one.begun != there.begun:
+        counts = f" ({one.begun} collectives begun, {there.begun} by the others)"
+    whom = "the others" if more else _where(there)
+    last = ""
+    if one.recorded and there.recorded:
+        last = f"; its last was {one.recorded[0]}, theirs {there.recorded[0]}"
+    return Named(
+        ranks=tuple(each.rank for each in few),
+        nodes=tuple(dict.fromkeys(each.node for each in few)),
+        sentence=f"{_who(few, seen)} {has} {whom}{counts}; {_does(one)}{_others_wait(rest)}{last}",
+        is_proven=True,
+        kind=one.kind,
+        given_s=there.limit_s,
+        step=_step(one),
+        place=_place(one),
+    )
+
+
+def _in_different(waiting: Sequence[Seen], seen: Sequence[Seen]) -> Named:
+    """All have begun as many collectives, and not the same ones."""
+    groups: dict[str, list[Seen]] = {}
+    for one in sorted(waiting, key=lambda one: one.rank):
+        groups.setdefault(one.recorded[0].partition(" of ")[0], []).append(one)
+    few = min(reversed(groups.values()), key=len)
+    there = next(group[0] for group in groups.values() if group is not few)
+    one = few[0]
+    return Named(
+        ranks=tuple(each.rank for each in few),
+        nodes=tuple(dict.fromkeys(each.node for each in few)),
+        sentence=(
+            f"{_who(few, seen)} {'is' if len(few) == 1 else 'are'} in {one.recorded[0]}, and "
+            f"rank {there.rank} in {there.recorded[0]}{_in_step(there)}: they have parted; "
+            f"{_does(one)}"
+        ),
+        is_proven=True,
+        kind=one.kind,
+        given_s=there.limit_s,
+        step=_step(one),
+        place=_place(one),
+    )
+
+
+def _silent(seen: Sequence[Seen], silent: Sequence[str]) -> Named:
+    names = " and ".join(silent)
+    verb = "says" if len(silent) == 1 else "say"
+    oldest = max(seen, key=lambda one: one.age_s, default=None)
+    waiting = f"; the {len(seen)} ranks elsewhere wait{_in_step(oldest)}" if oldest else ""
+    return Named(
+        ranks=(),
+        nodes=tuple(silent),
+        sentence=f"the agent on {names} {verb} nothing, though asked{waiting}",
+        is_proven=True,
+        kind=oldest.kind if oldest else Kind.OUTSIDE,
+        given_s=oldest.limit_s if oldest else 0.0,
+        step=_step(oldest) if oldest else None,
+    )
+
+
+def _who(some: Sequence[Seen], seen: Sequence[Seen]) -> str:
+    ranks = [str(one.rank) for one in some]
+    listed = " and ".join(filter(None, (", ".join(ranks[:-1]), ranks[-1])))
+    words = f"rank{'s' * (len(some) > 1)} {listed}"
+    nodes = dict.fromkeys(one.node for one in some)
+    return words + (f" on {' and '.join(nodes)}" if len({one.node for one in seen}) > 1 else "")
+
+
+def _step(one: Seen) -> int | None:
+    return None if one.step is None or not one.is_session else one.step + 1
+
+
+def _in_step(one: Seen) -> str:
+    number = _step(one)
+    return "" if number is None else f" in step {number}"
+
+
+def _where(one: Seen) -> str:
+    """What a rank waits in: "step 812's gradient sum"."""
+    what = "a collective"
+    if any(frame.function in ("backward", "_engine_run_backward") for frame in one.frames):
+        what = "gradient sum"
+    elif any("outlast/attempt/" in frame.file for frame in one.frames):
+        what = "agreement at its end"
+    else:
+        ours = [frame for frame in one.frames if _COLLECTIVE.search(frame.file)]
+        if ours:
+            what = f"{ours[-1].function}()"
+    number = _step(one)
+    if number is None:
+        return f"the {what}" if what == "gradient sum" else what
+    return f"step {number}'s {what.removeprefix('a ')}"
+
+
+def _does(one: Seen) -> str:
+    """What it is doing, and where."""
+    at = _place(one)
+    place = f" in {at}" if at else ""
+    if one.state in ("", "Z"):
+        return "it has left"
+    if one.state in ("T", "t"):
+        return f"it is stopped{place}"
+    if one.state == "D":
+        return f"the kernel does not let it go (state D){place}"
+    if _waits(one):
+        return f"it waits in {_where(one)}{f', {at}' if at else ''}"
+    if _has_lost_its_pulse(one):
+        return f"it holds the interpreter's lock{place}"
+    doing = {
+        "lock": "it waits for a lock",
+        "read": "it is blocked in a read",
+        "open": "it is blocked in an open",
+        "write": "it is blocked in a write",
+        "sleep": "it sleeps",
+    }.get("" if one.moves else one.call)
+    return f"{doing or 'it is'}{place}" if place or doing else "where it is could not be seen"
+
+
+def _place(one: Seen) -> str:
+    """The innermost place that is the script's own."""
+    own = next((frame for frame in one.frames if not _LIBRARY.search(frame.file)), None)
+    frame = own or (one.frames[0] if one.frames else None)
+    if frame is None:
+        return ""
+    name = frame.function if frame.function.startswith("<") else f"{frame.function}()"
+    return f"{name} at {frame.file.rpartition('/')[2]}:{frame.line}"
+
+
+def _others_wait(waiting: Sequence[Seen]) -> str:
+    if not waiting:
+        return ""
+    if len(waiting) == 1:
+        return f", rank {waiting[0].rank} waits for it"
+    return f", the other {len(waiting)} ranks wait for it"

@@ -1,0 +1,96 @@
+"""A rank that hangs is named with place and stack, and the job ends as if it had not hung."""
+
+import json
+from pathlib import Path
+
+import pytest
+from floor import Job
+
+SCRIPT = Path(__file__).with_name("hanging.py")
+STEPS, AT = 60, 40
+KINDS = {  # how → (what is said of it, where it is)
+    "stop": ("it is stopped", "stop() at hanging.py:"),
+    "loop": ("it is in", "loop() at hanging.py:"),
+    "hold": ("it holds the interpreter's lock", "hold() at hanging.py:"),
+    "regex": ("it holds the interpreter's lock", "regex() at hanging.py:"),
+    "lock": ("it waits for a lock", "lock() at hanging.py:"),
+    "read": ("it is blocked in a read", "read() at hanging.py:"),
+    "vfork": ("the kernel does not let it go (state D)", "vfork() at hanging.py:"),
+    "skip": ("step 40's barrier()", "step() at hanging.py:"),
+}
+
+
+def run(floor, directory, kind, *, ranks=2, culprit=1, plain=False, env=None):
+    job = Job(directory / "job", ranks)
+    agent = floor.outlast(
+        *("run", "--nproc-per-node", ranks, "--dir", job.directory, SCRIPT),
+        *(job.records, STEPS, kind, culprit, AT, *["--plain"] * plain),
+        env={"OUTLAST_HEALTH_HANG": "auto", **(env or {})},
+    )
+    assert agent.wait() == 0, agent.text
+    return job, agent
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    """Number of ranks → what the script ends with when nothing happens to it."""
+    import floor as real
+
+    found = {}
+
+    def of(ranks):
+        if ranks not in found:
+            directory = tmp_path_factory.mktemp("calm")
+            floor = real.Floor(directory)
+            job, _ = run(floor, directory, "calm", ranks=ranks)
+            floor.close()
+            assert not job.events("hang")
+            found[ranks] = job.final()
+        return found[ranks]
+
+    return of
+
+
+def check(job, kind, *, ranks, culprit, step):
+    (event,) = job.events("hang")
+    does, place = KINDS[kind]
+    assert event["ranks"] == [culprit] == [event.rank]
+    assert does in event["sentence"]
+    assert f"rank {culprit} has" in event["sentence"]
+    assert event["place"].startswith(place)
+    assert event["step"] == step
+    folder = job.directory / event["stacks"]
+    stacks = [(folder / f"rank-{rank:05d}.txt").read_text() for rank in range(ranks)]
+    assert place.partition("(")[0] in stacks[culprit]
+    assert all("hanging.py" in text for text in stacks)
+    return event
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"regex"}))
+def test_named_and_gone_on(floor, tmp_path, calm, kind):
+    ranks, culprit = (4, 2) if kind == "stop" else (2, 1)
+    job, agent = run(floor, tmp_path, kind, ranks=ranks, culprit=culprit)
+    check(job, kind, ranks=ranks, culprit=culprit, step=AT if kind == "skip" else AT - 1)
+    assert [event["world_size"] for event in job.events("attempt_formed")] == [ranks] * 2
+    assert job.finals() == [calm(ranks)] * ranks  # bit for bit
+    assert f"rank {culprit} has" in agent.err
+    assert not [event for event in job.events("worker_lost") if event.rank == culprit]
+
+
+@pytest.mark.parametrize("kind", ["lock", "hold"])
+def test_a_script_that_knows_nothing_of_it(floor, tmp_path, calm, kind):
+    job, _ = run(floor, tmp_path, kind, plain=True)
+    check(job, kind, ranks=2, culprit=1, step=None)
+    assert job.finals() == [calm(2)] * 2
+
+
+@pytest.mark.parametrize("kind", ["regex", "read"])
+def test_without_py_spy(floor, tmp_path, kind):
+    job, _ = run(floor, tmp_path, kind, env={"OUTLAST_NO_SPY": "1"})
+    check(job, kind, ranks=2, culprit=1, step=AT - 1)
+
+
+def test_nobody_is_watched_where_the_owner_says_so(floor, tmp_path):
+    job, _ = run(floor, tmp_path, "calm", env={"OUTLAST_HEALTH_HANG": "off"})
+    assert job.final()["hash"] == json.loads((job.records / "final-1.json").read_text())["hash"]
+    assert not job.events("hang")

@@ -1,0 +1,142 @@
+"""``outlast simulate`` as a person calls it: answers, a seed that replays them, plain refusals."""
+
+import json
+import shlex
+
+import pytest
+from click.testing import CliRunner
+
+from outlast.cli import cli
+from outlast.errors import ConfigError
+
+SPOT = "0,add,a\n0,add,b\n3600000,remove,a\n5400000,add,c\n9000000,remove,b\n10800000,add,d\n"
+FAILURES = "t_hours,node,downtime_min\n" + "".join(f"{7 * n + n % 5},{n},30\n" for n in range(60))
+
+
+@pytest.fixture(autouse=True)
+def _traces(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spot.csv").write_text(SPOT)
+    (tmp_path / "failures.csv").write_text(FAILURES)
+    (tmp_path / "lives.csv").write_text("name,lifetime_s\na,3000\nb,9000\n")
+    (tmp_path / "sky.json").write_text('{"gap_seconds": 600, "data": [1,1,1,0,1,1,0,0,1,1]}')
+    (tmp_path / "back.csv").write_text("5000,add,a\n4000,remove,a\n")
+
+
+def called(line):
+    return (
+        CliRunner()
+        .invoke(cli, shlex.split(line), catch_exceptions=False, standalone_mode=False)
+        .output
+    )
+
+
+def asked(line):
+    return json.loads(called(f"simulate {line} --json"))
+
+
+def test_a_job_in_words():
+    said = called(
+        "simulate --rate 2/h --checkpoint 3min --restore 3min --days 5 --price 2 --replications 50 "
+        "--policy auto --policy '30 min' --policy exact"
+    )
+    assert "50 replications from seed 0; the job waits for all its machines" in said
+    assert "The failures: given as 2/h." in said
+    assert "→ exact" in said or "→ auto" in said
+    assert "auto against 30 min: +" in said
+    assert "per useful h" in said
+    assert said.rstrip().endswith("--seed 0")
+
+
+def test_numbers_with_their_units_and_a_seed_that_replays_them():
+    line = "--rate 2/h --checkpoint 3min --days 5 --price 2 --replications 20"
+    first = asked(line)
+    assert first == asked(f"{line} --seed 0")
+    assert first != asked(f"{line} --seed 1")
+    assert first["failures_per_h"] == pytest.approx(2.0)
+    auto, young = first["policies"]
+    assert young["interval_h"] == pytest.approx((2 * 0.05 / 2) ** 0.5)
+    assert auto["interval_h"] is None
+    assert auto["useful_fraction_p5"] <= auto["useful_fraction_p50"] <= auto["useful_fraction_p95"]
+    assert sum(auto["parts_fraction"].values()) == pytest.approx(1.0)
+    assert auto["cost"] == pytest.approx(2 * 24 * 5)
+    assert auto["cost_per_useful_h"] == pytest.approx(2 / auto["useful_fraction"])
+    assert auto["useful_fraction_less_first"] == 0.0
+
+
+def test_also_as_a_question_of_the_plan():
+    line = "simulate --rate 2/h --days 1 --replications 5 --json"
+    assert called(f"plan {line}") == called(line)
+
+
+@pytest.mark.parametrize("mode", ["rigid", "restart", "elastic", "peer", "local"])
+@pytest.mark.parametrize("trace", ["spot.csv", "sky.json", "failures.csv", "lives.csv"])
+def test_every_trace_with_every_way_to_recover(trace, mode):
+    found = asked(
+        f"{trace} --mode {mode} --machines 4 --checkpoint 5s --restore 30s --replace 5min "
+        "--days 1 --policy '10 min' --replications 3 --step 2s --notice 2min"
+    )
+    (policy,) = found["policies"]
+    assert 0 <= policy["useful_fraction"] <= 1
+    assert sum(policy["parts_fraction"].values()) == pytest.approx(1.0)
+
+
+def test_what_is_known_of_a_trace_is_said():
+    said = called("simulate failures.csv --policy best --replications 2")
+    assert "losses at 60 moments, one each 7 h" in said
+    assert "(Weibull, shape" in said
+    assert "2 lifetimes, 1 h 40 min at the mean" in called("simulate lives.csv --replications 1")
+
+
+@pytest.mark.parametrize("law", ["weibull:0.7", "bathtub", "zones:2"])
+def test_laws(law):
+    found = asked(f"--rate 1/2h --law {law} --machines 4 --days 2 --replications 3 --mode restart")
+    assert found["policies"][0]["num_failures"] > 0
+
+
+def test_tiers():
+    both = asked(
+        "--rate 1/h --machines 4 --days 2 --replications 3 --tier memory,cost=1s,survives=process "
+        "--tier s3,lag=60s,restore=2min,every=4,keep=2"
+    )
+    assert both["policies"][0]["parts_fraction"]["stalled"] > 0
+
+
+REFUSED = {
+    "--rate -2/h": "a rate is above 0",
+    "--rate 2/fortnight": "is not a unit of time",
+    "": "no rate is known",
+    "--rate 2/h --mode lokal": "--mode lokal is not a way to recover; did you mean local?",
+    "--rate 2/h --law zone:3": "--law zone:3 is none; known are constant",
+    "--rate 2/h --law zones:2.5": "2.5 is no number of zones",
+    "--rate 2/h --law weibull:x": "--law weibull:x is none",
+    "--rate 2/h --law bathtub:3": "--law bathtub:3",
+    "--rate 2/h --policy often": "'often' is not a policy; known are auto",
+    "--rate 2/h --policy '20 steps'": "say how long one takes with --step",
+    "--rate 2/h --policy young20": "young20 needs a trace",
+    "--rate 2/h --tier a,cst=3s": "'cst=3s' is not KEY=VALUE; did you mean cost?",
+    "--rate 2/h --tier a,cost=3": "'3': has no unit",
+    "--rate 2/h --tier a,survives=me": "'me' survives nothing known; process, holders, all",
+    "--rate 2/h --checkpoint 3": "has no unit",
+    "failures.csv --rate 2/h": "a trace brings its own failures",
+    "none.csv": "none.csv cannot be read: No such file",
+    "back.csv": "back.csv: row 2 is at 4 s, before 5 s",
+}
+
+
+@pytest.mark.parametrize("line", sorted(REFUSED))
+def test_what_cannot_be_is_one_line(line):
+    from click import ClickException
+
+    with pytest.raises((ConfigError, ClickException)) as error:
+        called(f"simulate {line}")
+    words = getattr(error.value, "format_message", lambda: str(error.value))()
+    assert REFUSED[line] in words
+    assert "\n" not in words
+
+
+def test_a_job_that_gets_nowhere_is_said_to():
+    said = called(
+        "simulate --rate 30/h --checkpoint 30min --days 1 --policy '1 h' --replications 2"
+    )
+    assert "no progress" in said

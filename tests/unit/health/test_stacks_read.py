@@ -1,0 +1,59 @@
+"""What the kernel, py-spy and faulthandler say, read."""
+
+import faulthandler
+import os
+
+from outlast.health import stacks
+from outlast.health.proc import Look, look_at, moved
+from outlast.health.stacks import _parsed
+
+
+def test_faulthandlers_words(tmp_path):
+    path = tmp_path / "answer"
+
+    def somewhere():
+        with path.open("w") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+
+    somewhere()
+    found = _parsed(path.read_text())
+    assert found.frames[0].function == "somewhere"
+    assert found.frames[0].file == __file__
+    assert found.frames[0].line > 1
+    assert _parsed("no such thing").frames == ()
+
+
+def test_a_process_that_waits_does_not_move_and_one_that_computes_does():
+    before = Look(at_s=10.0, state="S", main_s=1.0, whole_s=2.0)
+    still = Look(at_s=10.5, state="S", main_s=1.01, whole_s=2.01)
+    busy = Look(at_s=10.5, state="R", main_s=1.4, whole_s=2.5)
+    assert not moved(before, still).main
+    assert moved(before, busy).main
+    assert moved(before, busy).whole
+
+
+def test_who_gets_no_core_is_starved_and_who_gets_half_of_one_is_not():
+    before = Look(at_s=10.0)
+    assert moved(before, Look(at_s=11.0, delayed_s=0.8, main_s=0.2)).starved
+    assert not moved(before, Look(at_s=11.0, delayed_s=0.4, main_s=0.6)).starved
+
+
+def test_bytes_that_move_are_movement():
+    before = Look(at_s=10.0)
+    assert moved(before, Look(at_s=11.0, main_bytes=1 << 20)).main
+    assert moved(before, Look(at_s=11.0, below_bytes=1 << 20)).below
+
+
+def test_this_process_is_seen():
+    found = look_at(os.getpid())
+    assert found.state in "RS"
+    assert found.whole_s >= found.main_s > 0
+    assert look_at(2**30).state == ""
+
+
+def test_a_process_that_does_not_answer_signals_is_not_sent_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(stacks, "_spy", lambda: "")
+    sent = []
+    monkeypatch.setattr(stacks.os, "kill", lambda *what: sent.append(what))
+    assert stacks.take(os.getpid(), tmp_path / "answer").frames == ()
+    assert sent == []

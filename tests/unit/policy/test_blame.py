@@ -1,0 +1,187 @@
+"""Who is to blame, in one sentence."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outlast.policy.blame import Frame, Named, NotYet, Seen, judge
+from outlast.policy.hang import Kind
+
+SUM = (
+    Frame("_engine_run_backward", "/x/site-packages/torch/autograd/graph.py", 979),
+    Frame("backward", "/x/site-packages/torch/autograd/__init__.py", 395),
+    Frame("train_step", "/home/a/train.py", 20),
+)
+BARRIER = (
+    Frame("barrier", "/x/site-packages/torch/distributed/distributed_c10d.py", 5356),
+    Frame("wrapper", "/x/site-packages/torch/distributed/c10d_logger.py", 83),
+    Frame("train_step", "/home/a/train.py", 25),
+)
+COLLATE = (
+    Frame("sleep", "/usr/lib/python3.11/time.py", 3),
+    Frame("collate", "/home/a/data.py", 41),
+    Frame("<module>", "/home/a/train.py", 99),
+)
+
+
+def rank(number, frames=SUM, **fields):
+    """A rank of a job with a session, in step 812, over its limit."""
+    usual = {"kind": Kind.STEP, "is_session": True, "step": 811, "age_s": 3.0, "limit_s": 2.0}
+    usual |= {"slow_s": 600.0, "begun": 40, "pulse_age_s": 0.1, "node": "a", "frames": frames}
+    return Seen(rank=number, **(usual | fields))
+
+
+def culprit(number=1, **fields):
+    return rank(number, **({"frames": COLLATE, "begun": 38} | fields))
+
+
+OTHERS = [rank(0), rank(2), rank(3)]
+
+
+def test_the_sentence_of_the_documents():
+    others = [msgspec.structs.replace(one, node="a") for one in OTHERS]
+    found = judge([*others, culprit(node="b")])
+    assert found.sentence == (
+        "rank 1 on b has not entered step 812's gradient sum; it is in collate() at data.py:41, "
+        "the other 3 ranks wait for it"
+    )
+    assert (found.ranks, found.nodes, found.step) == ((1,), ("b",), 812)
+    assert found.place == "collate() at data.py:41"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words", "is_proven"),
+    [
+        ({"state": "T"}, "it is stopped in collate()", True),
+        ({"moves": True, "state": "R"}, "it is in collate()", False),
+        ({"pulse_age_s": 3.0, "holds_gil": True}, "it holds the interpreter's lock in", True),
+        ({"call": "lock"}, "it waits for a lock in collate()", True),
+        ({"call": "read"}, "it is blocked in a read in collate()", True),
+        ({"state": "D"}, "the kernel does not let it go (state D) in collate()", True),
+        ({"call": "sleep"}, "it sleeps in collate()", False),
+        ({"frames": ()}, "where it is could not be seen", False),
+    ],
+    ids=["stopped", "loops", "holds-the-lock", "lock", "read", "kernel", "sleeps", "no-stack"],
+)
+def test_what_it_does(fields, words, is_proven):
+    found = judge([*OTHERS, culprit(**fields)])
+    assert found.ranks == (1,)
+    assert words in found.sentence
+    assert found.is_proven is is_proven
+
+
+def test_a_rank_alone_just_makes_no_progress():
+    found = judge([culprit(0)])
+    assert found.sentence.startswith("rank 0 has made no progress in step 812 for 3.0 s;")
+
+
+def test_who_has_come_least_far_is_the_one_that_all_wait_for():
+    found = judge([rank(0, BARRIER), culprit(1, step=810), culprit(2)])
+    assert found.ranks == (1,)
+    assert "has not finished step 811" in found.sentence
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"kind": Kind.EVALUATE, "limit_s": 600.0},
+        {"frames": (Frame("f", "/x/site-packages/torch/_inductor/compile.py", 1),)},
+        {"frames": (Frame("save", "/x/site-packages/torch/serialization.py", 1),)},
+        {"frames": (Frame("validate", "/home/a/train.py", 1),)},
+        {"is_session": False},
+        {"is_starved": True},
+        {"moves": False, "moves_below": True},
+        {"kind": Kind.OUTSIDE, "age_s": 1e6},
+    ],
+    ids=[
+        *("evaluates", "compiles", "saves", "validates", "plain", "starved", "loader"),
+        "after-the-loop",
+    ],
+)
+def test_one_that_is_slow_by_right_is_not_named_and_nobody_else_is(fields):
+    found = judge([*OTHERS, culprit(**({"moves": True} | fields))])
+    assert isinstance(found, NotYet)
+    assert found.again_s > 0
+
+
+def test_who_waits_for_a_lock_may_wait_for_one_that_is_slow_by_right():
+    evaluates = culprit(3, kind=Kind.EVALUATE, limit_s=600.0, moves=True)
+    assert isinstance(judge([rank(0), culprit(1, call="lock"), evaluates]), NotYet)
+    assert judge([rank(0), culprit(1, call="lock"), rank(3)]).ranks == (1,)
+
+
+def test_one_that_passed_a_collective_by_is_ahead_of_those_that_wait_in_it():
+    found = judge([rank(0, BARRIER, step=59, begun=125), rank(1, SUM, step=60, begun=124)])
+    assert found.ranks == (1,)
+    assert found.sentence == (
+        "rank 1 has passed by step 60's barrier() (124 collectives begun, 125 by the others); it "
+        "waits in step 61's gradient sum, train_step() at train.py:20, rank 0 waits for it"
+    )
+
+
+def test_one_that_goes_on_without_the_others_is_found_too():
+    waiting = [rank(one, BARRIER, step=59) for one in (0, 2)]
+    busy = rank(1, COLLATE, step=75, age_s=0.0, moves=True)
+    assert judge([*waiting, busy]).ranks == (1,)
+
+
+def test_fewer_collectives_in_the_same_step():
+    found = judge([*OTHERS, rank(1, BARRIER, begun=39)])
+    assert found.ranks == (1,)
+    assert "(39 collectives begun, 40 by the others)" in found.sentence
+
+
+def test_other_collectives_in_the_same_place():
+    parted = rank(1, BARRIER, recorded=("gloo:barrier #40 of []",))
+    others = [rank(one, recorded=("gloo:all_reduce #40 of [[280]]",)) for one in (0, 2)]
+    assert judge([*others, parted]).ranks == (1,)
+
+
+def test_nobody_is_to_blame_for_a_lost_message_and_it_takes_longer():
+    assert isinstance(judge(OTHERS), NotYet)
+    found = judge([msgspec.structs.replace(one, age_s=6.1) for one in OTHERS])
+    assert found.ranks == ()
+    assert "all 3 ranks wait in step 812's gradient sum" in found.sentence
+    assert not found.is_proven
+
+
+def test_a_machine_that_says_nothing_is_named():
+    found = judge(OTHERS, ["b"])
+    assert found.nodes == ("b",)
+    assert found.sentence == (
+        "the agent on b says nothing, though asked; the 3 ranks elsewhere wait in step 812"
+    )
+
+
+seen = st.builds(
+    Seen,
+    rank=st.integers(0, 9),
+    node=st.sampled_from("ab"),
+    kind=st.sampled_from(Kind),
+    is_session=st.booleans(),
+    step=st.none() | st.integers(0, 3),
+    age_s=st.floats(0, 100),
+    limit_s=st.floats(1.5, 50),
+    slow_s=st.floats(1.5, 600),
+    begun=st.integers(-1, 3),
+    pulse_age_s=st.none() | st.floats(0, 9),
+    state=st.sampled_from(["R", "S", "D", "T", "Z", ""]),
+    moves=st.booleans(),
+    moves_below=st.booleans(),
+    is_starved=st.booleans(),
+    call=st.sampled_from(["", "lock", "read", "sleep"]),
+    frames=st.sampled_from([(), SUM, BARRIER, COLLATE]),
+)
+
+
+@given(st.lists(seen, min_size=1, max_size=6, unique_by=lambda one: one.rank))
+def test_whatever_was_seen_there_is_an_answer_and_nobody_is_named_before_its_time(found):
+    verdict = judge(found)
+    if isinstance(verdict, NotYet):
+        assert 0 < verdict.again_s < float("inf") or verdict.again_s == float("inf")
+        return
+    assert isinstance(verdict, Named)
+    assert verdict.sentence
+    assert verdict.given_s < float("inf")
+    assert any(one.age_s >= min(one.limit_s, 10.0) for one in found)
