@@ -128,7 +128,7 @@ def main() -> None:
     began = time.perf_counter()
     machines = 256 if options.quick else options.machines
     print("costs:", ", ".join(f"{k} {v:g}" for k, v in vars_of(Costs()).items()))
-    print(f"Llama 3: {LLAMA_3:g} stops per GPU-day, 8 GPUs a machine;", end=" ")
+    print(f"Llama 3: {LLAMA_3:.3g} stops per GPU-day, 8 GPUs a machine;", end=" ")
     print(f"racks of {PER_RACK}, zones of {PER_ZONE}")
     by_kind(machines)
     load([64, 256] if options.quick else [64, 1024, machines])

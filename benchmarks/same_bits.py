@@ -32,12 +32,12 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 import outlast
 from bench import tables
 from bench.ports import free_port
+from outlast.drill.demo_train import Gpt
 from outlast.reduce.buckets import Bucket, group
 from outlast.reduce.exchange import open_exchange
 from outlast.reduce.tree import Plan
@@ -145,7 +145,7 @@ class Turns:
 
 def measure_sum(plan: Plan, turns: int) -> dict[str, Any]:
     """The exchange alone, beside an all-reduce of the same size."""
-    parameters = list(Gpt().parameters())
+    parameters = list(gpt().parameters())
     buckets = [Bucket([parameters[i] for i in indices], plan) for indices in group(parameters)]
     exchange = open_exchange(plan, buckets, None)
     whole = torch.zeros(sum(parameter.numel() for parameter in parameters))
@@ -168,7 +168,7 @@ def measure_sum(plan: Plan, turns: int) -> dict[str, Any]:
 
 def measure_step(plan: Plan, turns: int) -> dict[str, Any]:
     """The whole step, beside DDP's and beside one that exchanges nothing."""
-    same, theirs = outlast.SameBits(Gpt(), shards=plan.num_shards), Gpt()
+    same, theirs = outlast.SameBits(gpt(), shards=plan.num_shards), gpt()
     ddp = nn.parallel.DistributedDataParallel(theirs)
     our_optimizer = torch.optim.AdamW(same.parameters(), lr=1e-3)
     their_optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
@@ -202,39 +202,9 @@ def measure_step(plan: Plan, turns: int) -> dict[str, Any]:
     }
 
 
-class Block(nn.Module):  # type: ignore[misc]
-    """A transformer block with dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: (batch, time, WIDTH) → the same."""
-        batch, time_, _ = x.shape
-        split = self.qkv(self.norm_1(x)).view(batch, time_, 3, HEADS, WIDTH // HEADS)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), 0.1, self.training)
-        return x + F.dropout(self.down(F.gelu(self.up(self.norm_2(x)))), 0.1, self.training)
-
-
-class Gpt(nn.Module):  # type: ignore[misc]
+def gpt() -> Gpt:
     """Predicts the next byte; 4.9 million parameters."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
-
-    def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Mean loss over (batch, CONTEXT + 1) bytes."""
-        x = self.bytes(text[:, :-1]) + self.places.weight
-        logits = self.head(self.norm(self.blocks(x)))
-        return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+    return Gpt(WIDTH, HEADS, LAYERS, CONTEXT)
 
 
 # --- tables --------------------------------------------------------------------------------------

@@ -29,16 +29,17 @@ WARM_UP_STEPS = 20
 class Block(nn.Module):
     """A transformer block with dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm_1, self.norm_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: (batch, time, WIDTH) → the same."""
-        batch, time_, _ = x.shape
-        split = self.qkv(self.norm_1(x)).view(batch, time_, 3, HEADS, WIDTH // HEADS)
+        """Shapes: (batch, time, width) → the same."""
+        batch, time_, width = x.shape
+        split = self.qkv(self.norm_1(x)).view(batch, time_, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + F.dropout(self.out(mixed.transpose(1, 2).flatten(2)), 0.1, self.training)
@@ -48,14 +49,16 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Predicts the next byte."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, width: int = WIDTH, heads: int = HEADS, layers: int = LAYERS, window: int = WINDOW
+    ) -> None:
         super().__init__()
-        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(WINDOW, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
+        self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(window, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Mean loss over (batch, WINDOW + 1) bytes."""
+        """Mean loss over (batch, window + 1) bytes."""
         x = self.bytes(text[:, :-1]) + self.places.weight
         logits = self.head(self.norm(self.blocks(x)))
         return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())

@@ -25,11 +25,12 @@ sums of whole numbers (they need a common scale, and lose bits).
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import weakref
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import torch.distributed as dist
@@ -49,6 +50,13 @@ from outlast.reduce.tree import Plan
 
 _TAG: Final = 0x5A4D
 _FACTS_BYTES: Final = 4096
+# What holds on to one model's parameters, or belongs to the step that it is in: no copy's.
+_OF_ONE: Final = frozenset(
+    {
+        *("_named", "_held", "_plan", "_layout", "_gradients", "_is_open", "_number", "_losses"),
+        "_compared",
+    }
+)
 EXAMPLE: Final = "for shard in model.shards(batch): … model.backward(loss)"
 
 
@@ -100,8 +108,12 @@ class SameBits(torch.nn.Module):
         self._threads = threads if self._device.type == "cpu" else None
         if self._threads is not None:
             torch.set_num_threads(self._threads)
-        self._named = dict(module.named_parameters())
-        self._held = Buffers(module)
+        self._wrap()
+        self._same_start()
+
+    def _wrap(self) -> None:
+        self._named = dict(self.module.named_parameters())
+        self._held = Buffers(self.module)
         self._plan: Plan | None = None
         self._layout: Any = None  # what the gradients were laid out for
         self._gradients: Gradients
@@ -110,8 +122,20 @@ class SameBits(torch.nn.Module):
         self._losses: list[torch.Tensor] = []
         self._compared: Plan | None = None  # the workers whose facts were compared
         self._prepare()
-        self._same_start()
         _guard(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy of the model, wrapped like it; what is under way here is not copied.
+
+        Nothing is sent, so that one worker alone may copy. The process group is shared.
+        """
+        made = memo[id(self)] = type(self).__new__(type(self))
+        memo[id(self._group)] = self._group
+        for name, value in vars(self).items():
+            if name not in _OF_ONE:
+                made.__dict__[name] = copy.deepcopy(value, memo)
+        made._wrap()
+        return made
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's; outside of :meth:`shards` nothing is seeded and no gradient may arise."""

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from outlast.plan.rates import PUBLISHED
 from outlast.simulate.traces import Trace, read
 
 DAY_S: Final = 86_400.0
-LLAMA_3: Final = 4.74e-4  # unexpected stops per GPU-day: 419 in 54 days on 16,384 GPUs
-RSC_1: Final = 8.1e-4  # Meta's RSC-1, per GPU-day: 6.5 per 1000 node-days of 8 GPUs
+LLAMA_3: Final = PUBLISHED[0].per_gpu_day  # unexpected stops
 
 
 class Loss(NamedTuple):

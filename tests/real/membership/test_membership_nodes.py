@@ -1,5 +1,6 @@
 """Several agents' memberships in one process, over real sockets and a real directory."""
 
+import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -156,7 +157,8 @@ def test_an_end_that_is_said_while_nobody_coordinates_is_kept(job, who):
     by_node = {agent.me.node: agent for agent in job.agents}
     first, second, third = (by_node[member.node] for member in go.members)
     ends, other = (second, third) if who == "an heir" else (third, second)
-    ends._hub.call(ends._node._peer.close)  # it has not noticed that it follows nobody
+    # It follows nobody, and nobody has noticed: the others would go on without it, in an attempt
+    # that its word does not end.
     ends._hub.call(lambda: setattr(ends._node, "_peer", None))
     ends.finish(76, "a bug in the script")
     job.crash(first)
@@ -164,9 +166,12 @@ def test_an_end_that_is_said_while_nobody_coordinates_is_kept(job, who):
     assert ends.wait_until_over(LIMIT_S)
     job.agents.remove(ends)
     ends.shutdown()
-    with pytest.raises(JobOver, match="a bug in the script"):
+    # One that takes over may form an attempt before it has read in storage that the job has ended.
+    with contextlib.suppress(JobOver):
         other.next_rendezvous()
+    assert other.wait_until_over(LIMIT_S)
     assert other.over.exit_code == 76
+    assert "a bug in the script" in other.over.reason
 
 
 @ONE_WAY

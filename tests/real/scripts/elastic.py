@@ -8,15 +8,13 @@ this process has completed; the end is RECORDS/final-RANK.json.
 import argparse
 import hashlib
 import json
-import os
-import socket
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from train import Points, update
+from train import Points, update, whose
 
 import outlast
 
@@ -85,13 +83,7 @@ def main():
     loader = loader_of(options, rank, world)
     named = {"model": model, "optimizer": optimizer, "loader": loader}
     records = (options.records / f"steps-{rank}.jsonl").open("a", buffering=1)
-    head = {
-        "pid": os.getpid(),
-        "node": socket.gethostname(),
-        "rank": rank,
-        "world": world,
-        "attempt": int(os.environ.get("OUTLAST_ATTEMPT", "0")),
-    }
+    head = whose(rank, world)
     with outlast.session(every=options.every, **named) as session:
         for ids, samples in session.steps(loader, until=options.steps):
             loss = optimizer.step(samples)

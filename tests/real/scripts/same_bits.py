@@ -8,7 +8,6 @@ import argparse
 import hashlib
 import json
 import os
-import socket
 import time
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.data import Dataset
-from train import update
+from train import update, whose
 
 import outlast
 
@@ -114,13 +113,7 @@ def main():
     )
     named = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
     records = (options.records / f"steps-{rank}.jsonl").open("a", buffering=1)
-    head = {
-        "pid": os.getpid(),
-        "node": socket.gethostname(),
-        "rank": rank,
-        "world": world,
-        "attempt": int(os.environ.get("OUTLAST_ATTEMPT", "0")),
-    }
+    head = whose(rank, world)
     with outlast.session(every=options.every, **named) as session:
         for batch in session.steps(loader, until=options.steps):
             ids = []

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import random
+import socket
 import time
 from pathlib import Path
 
@@ -146,6 +147,17 @@ def wait_for(gate, rank):
     deadline = time.monotonic() + 100
     while not gate.exists() and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+def whose(rank, world):
+    """What says of a record who has written it."""
+    return {
+        "pid": os.getpid(),
+        "node": socket.gethostname(),
+        "rank": rank,
+        "world": world,
+        "attempt": int(os.environ.get("OUTLAST_ATTEMPT", "0")),
+    }
 
 
 def fingerprint(named):

@@ -379,7 +379,7 @@ def test_the_linear_models_error_is_said_where_it_leaves_its_range(say):
         ),
         ("intervals", "did you mean interval?"),
         ("--gpus 8 interval", "write outlast plan interval --gpus"),
-        ("--nodes 8", "these flags answer no question yet"),
+        ("--nodes 7", "these flags answer no question yet"),
         ("failures --rate 2/h --plot x.svg", "there is no picture of this"),
         ("interval --rate 2/h --checkpoint 1s --plot x.gif", "end it in .svg, .html or .png"),
     ],
@@ -455,11 +455,17 @@ def test_a_billion_machines(ask, refused):
     assert "are no place" in refused("zones --machines 8 --reclaim 1e6/h")
 
 
+def test_simulate_is_a_question_too(say):
+    assert "outlast simulate" in say("--help")
+    assert "TRACE" in say("simulate --help")
+
+
 def test_the_worked_example(say, ask):
     words = say("")
     assert words.startswith("No job here has measured anything, and nothing was given")
     assert "How often should I save?" in words
-    assert set(ask("")) == {"failures", "interval", "spot", "budget", "flush", "memory"}
+    every = {"failures", "interval", "spot", "budget", "flush", "memory"}
+    assert set(ask("")) == every | {"spares", "restarts", "replicas"}
 
 
 def test_flags_answer_what_they_are_enough_for(ask):

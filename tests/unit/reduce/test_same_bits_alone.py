@@ -1,5 +1,6 @@
 """One worker: what a step is made of, and every misuse in one clear line."""
 
+import copy
 import random
 
 import numpy as np
@@ -444,3 +445,40 @@ def test_parameters_that_come_after_the_wrapping_are_refused():
     model.module.append(torch.nn.Linear(1, 1))
     with pytest.raises(ConfigError, match="other parameters since it was wrapped"):
         step(model, batch(position=1))
+
+
+def trained(model, positions):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for position in positions:
+        step(model, batch(position=position))
+        optimizer.step()
+    return [bits(tensor) for tensor in model.state_dict().values()]
+
+
+def test_a_copy_trains_as_the_model_does_and_for_itself():
+    model = SameBits(net(torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.2)), shards=4, seed=5)
+    trained(model, [0])
+    found = copy.deepcopy(model)
+    expected = trained(model, [1, 2])
+    assert trained(found, [1, 2]) == expected
+    assert trained(model, [3]) != expected
+    assert [bits(tensor) for tensor in found.state_dict().values()] == expected
+
+
+def test_an_average_of_a_model_may_be_made_in_the_middle_of_a_step():
+    model = SameBits(net(), shards=4)
+    for x in model.shards(batch()):
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        model.backward(model(x).square().mean())
+    assert averaged.module.loss is None
+    averaged.update_parameters(model)
+    torch.testing.assert_close(averaged(torch.ones(1, 3)), model(torch.ones(1, 3)))
+
+
+def test_a_copy_shares_the_process_group():
+    class Group:
+        def __deepcopy__(self, memo):
+            raise TypeError("cannot pickle a process group")
+
+    model = SameBits(net(), shards=4, process_group=Group())
+    assert copy.deepcopy(model)._group is model._group

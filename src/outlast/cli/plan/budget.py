@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, percent, show, shown, span
+from outlast.cli.plan.answer import Answer, figure, percent, show, shown, span
 from outlast.cli.plan.facts import Failures, failures, rate_flags
 from outlast.cli.quantities import DAYS, GPUS, PRICE, SPAN, Rate
 from outlast.errors import ConfigError
@@ -57,7 +57,7 @@ def answer(
     of = "" if price is None else f" of {with_them.cost_total:,.0f}"
     headline = [
         (
-            f"{with_them.num_failures:,.2f} failures cost {with_them.lost_gpu_h:,.0f} GPU-hours"
+            f"{figure(with_them.num_failures)} failures cost {with_them.lost_gpu_h:,.0f} GPU-hours"
             f"{money}, {100 * with_them.fraction_lost:.2f} %{of}."
         )
     ]

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from outlast.cli.plan import budget, failures, flush, interval, memory, spot
+from outlast.cli.plan import (
+    budget,
+    failures,
+    flush,
+    interval,
+    memory,
+    replicas,
+    restarts,
+    spares,
+    spot,
+)
 from outlast.cli.plan.answer import Answer
 from outlast.cli.plan.facts import Own
 from outlast.cli.plan.facts import failures as rate_of
@@ -36,6 +46,7 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "bandwidth": 1.5e9,
     "notice_h": 120 / 3600,
 }
+_REPAIR_H: Final = 24.0  # where nobody says how long a machine is away
 _EXAMPLE_RATE: Final = "0.5%/gpu-day"
 
 
@@ -80,7 +91,7 @@ def overview(given: dict[str, Any], *, as_json: bool, plot: Path | None) -> None
         click.echo(f"  all of it: outlast plan {name} …")
     if plot is not None:
         click.echo(f"wrote {plot}")
-    click.echo("Next: outlast plan zones, spares, restarts, replicas or deadline; each has --help")
+    click.echo("Next: outlast plan zones or deadline, or simulate; each has --help")
 
 
 def _measured(measured: Own | None, given: dict[str, Any]) -> dict[str, Any]:
@@ -121,6 +132,8 @@ def _answers(inputs: dict[str, Any], measured: Own | None) -> dict[str, Answer]:
         answers["flush"] = flush.answer(one, nodes)
     if size is not None:
         answers["memory"] = memory.answer(size, nodes=nodes, buffers=1, memory=None, of=of)
+    if nodes > 1 and nodes % 2 == 0:
+        answers["replicas"] = replicas.answer(nodes, 2)
     return answers
 
 
@@ -149,6 +162,9 @@ def _about_failures(inputs: dict[str, Any], measured: Own | None) -> dict[str, A
         answers["budget"] = budget.answer(
             known, gpus=gpus, days=days, price=inputs["price"], lost_h=lost_h
         )
+    if inputs["nodes"] is not None:
+        answers["spares"] = spares.answer(known, _REPAIR_H)
+        answers["restarts"] = restarts.answer(known, max_restarts=3, days=days)
     return answers
 
 

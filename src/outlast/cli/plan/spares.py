@@ -32,7 +32,12 @@ def answer(known: Failures, repair_h: float) -> Answer:
         "num_spares_99_percent_low": low,
         "num_spares_99_percent_high": high,
     }
-    headline = [f"Hold {counts[1]} machines in reserve: they suffice 99 % of the time."]
+    headline = [
+        (
+            f"Hold {counts[1]} machines in reserve: they suffice 99 % of the time, where a "
+            f"repair takes {span(repair_h)}."
+        )
+    ]
     rows = [
         (f"{100 * share:g} %", str(count), f"{100 * gap:.2g} %")
         for share, count, gap in zip(_SUFFICING, counts, short, strict=True)
@@ -40,8 +45,8 @@ def answer(known: Failures, repair_h: float) -> Answer:
     lines = [
         *headline,
         (
-            f"The rate: {figure(known.per_h * 24)} per day; {known.source}. A repair takes "
-            f"{span(repair_h)}: {figure(known.per_h * repair_h)} machines are away on average."
+            f"The rate: {figure(known.per_h * 24)} per day; {known.source}; "
+            f"{figure(known.per_h * repair_h)} machines are away on average."
         ),
         *table(("suffice", "spares", "too few"), rows, [False, True, False]),
         f"Range: {low} to {high} for 99 % {known.range_is}.",
