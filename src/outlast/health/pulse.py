@@ -18,6 +18,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from datetime import timedelta
@@ -74,25 +75,29 @@ def start() -> None:
 
 class _Pulse:
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._recorder = recorder_path(directory, rank)
+        # As text: looked at five times a second.
+        self._ask = str(ask_path(directory))
+        self._place = str(beat_path(directory, rank))
         self._beat = Beat()
-        self._seen = _identity(directory)
+        self._seen = _identity(self._place)
         self._updates = 0
         self._is_hooked = self._has_timeout = False
         self._asked = 0.0
-        self._pause = threading.Event()
 
     def run(self) -> None:
-        while not self._pause.wait(EVERY_S):
+        while True:  # a daemon: it ends with its process
+            time.sleep(EVERY_S)
             try:
                 self._once()
             except Exception:  # noqa: BLE001 - what observes never stops training
-                self._pause.wait(10 * EVERY_S)
+                time.sleep(10 * EVERY_S)
 
     def _once(self) -> None:
-        if _identity(self._directory) != self._seen:  # another attempt, in the same process
+        if _identity(self._place) != self._seen:  # another attempt, in the same process
             self._beat = Beat()
-            self._seen = _identity(self._directory)
+            self._seen = _identity(self._place)
         with _looking:
             begun = _begun()
         self._beat.pulse(begun, is_evaluating=_evaluates())
@@ -117,7 +122,7 @@ class _Pulse:
 
     def _record(self) -> None:
         try:
-            asked = ask_path(self._directory).stat().st_mtime
+            asked = os.stat(self._ask).st_mtime  # noqa: PTH116 - see there
         except OSError:
             return
         if asked == self._asked:
@@ -126,11 +131,9 @@ class _Pulse:
         torchs = sys.modules.get("torch._C._distributed_c10d")
         dump = getattr(torchs, "_dump_fr_trace_json", None)
         if dump is not None:
-            rank = int(os.environ.get("LOCAL_RANK", "0"))
-            path = recorder_path(self._directory, rank)
-            unfinished = path.with_suffix(".tmp")
+            unfinished = self._recorder.with_suffix(".tmp")
             unfinished.write_bytes(dump(includeCollectives=True, onlyActive=False))
-            unfinished.replace(path)
+            unfinished.replace(self._recorder)
 
 
 def _begun() -> int:
@@ -163,9 +166,8 @@ def _give_torch_our_timeout() -> bool:
     return True
 
 
-def _identity(directory: Path) -> int:
+def _identity(place: str) -> int:
     try:
-        path = beat_path(directory, int(os.environ.get("LOCAL_RANK", "0")))
-        return path.stat().st_ino
-    except (OSError, ValueError):
+        return os.stat(place).st_ino  # noqa: PTH116 - five times a second
+    except OSError:
         return 0

@@ -96,7 +96,7 @@ class Hangs:
         self._lock = threading.Condition()
         self._own: tuple[float, tuple[Seen, ...]] | None = None  # our newest suspicion, and when
         self._answer: Evidence | None = None
-        self._attempt = 0
+        self._attempt = self._settled = 0
         self._group: Any = None
         self._exchange: _Exchange | None = None
         health.hear(Suspicion, self._suspected)
@@ -138,12 +138,17 @@ class Hangs:
         elif self._group.group_world_size == 1:
             found = judge(suspicion.seen)
             if isinstance(found, Named):
-                self.settle(found, suspicion.seen)
+                self.settle(suspicion.attempt, found, suspicion.seen)
 
     def _answered(self, evidence: Evidence) -> None:
         with self._lock:
             self._answer = evidence
             self._lock.notify_all()
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt that is watched."""
+        return self._attempt
 
     # --- for the exchange ------------------------------------------------------------------------
 
@@ -170,18 +175,25 @@ class Hangs:
         answer = self._answer
         return answer is not None and (answer.number, answer.attempt) == (number, self._attempt)
 
-    def settle(self, named: Named, seen: Sequence[Seen]) -> None:
-        """It is known who hangs: the agent ends the attempt, and the ledger has it."""
+    def settle(self, attempt: int, named: Named, seen: Sequence[Seen]) -> None:
+        """It is known who hangs: the agent ends the attempt, and the ledger has it.
+
+        Nothing happens where that attempt is over already.
+        """
+        with self._lock:
+            if attempt != self._attempt or self._settled == attempt:
+                return
+            self._settled, group = attempt, self._group
         if not named.is_proven and self.chosen is not None:
             limits = Limits(self.chosen, self._health.learned(NAME))
             limits.too_soon(named.kind, named.given_s)
             self._health.teach(NAME, limits.state())
-        place = Path(FOLDER) / f"attempt-{self._attempt:05d}"
-        if self._group.group_rank == 0:
+        place = Path(FOLDER) / f"attempt-{attempt:05d}"
+        if group.group_rank == 0:
             self._write_down(named, seen, place)
-        self.named = named
+        self.named = named  # not before: the agent goes on to the next attempt
         with contextlib.suppress(OSError):  # a disk that is full costs the stacks, and no more
-            self._leave_stacks(self._directory / place)
+            self._leave_stacks(group, self._directory / place)
 
     def _write_down(self, named: Named, seen: Sequence[Seen], place: Path) -> None:
         age_s = max((one.age_s for one in seen), default=0.0)
@@ -206,9 +218,9 @@ class Hangs:
     def _longest_s(self, kind: Kind) -> float:
         return Limits(self.chosen or Set(), self._health.learned(NAME)).longest_s(kind)
 
-    def _leave_stacks(self, folder: Path) -> None:
+    def _leave_stacks(self, group: Any, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        for worker in self._group.workers:
+        for worker in group.workers:
             with contextlib.suppress(OSError):
                 text = text_path(self._beats, worker.local_rank).read_text()
                 (folder / f"rank-{worker.global_rank:05d}.txt").write_text(text)
@@ -243,6 +255,7 @@ class _Exchange:
         self.wake = threading.Event()
         self._hangs = hangs
         self._group = group
+        self._attempt = hangs.attempt
         self._stopping = False
         self._store: Any = None
         self._thread = threading.Thread(target=self._run, name="outlast-hang", daemon=True)
@@ -287,8 +300,8 @@ class _Exchange:
         else:
             found = self._wait(self._key(number, "verdict"), Verdict, VERDICT_S)
             verdict = found or self._judge(number, 0.0)
-        if verdict.named is not None and not self._stopping:
-            hangs.settle(verdict.named, verdict.seen)
+        if verdict.named is not None:
+            hangs.settle(self._attempt, verdict.named, verdict.seen)
 
     def _judge(self, number: int, wait_s: float) -> Verdict:
         deadline_s = time.monotonic() + wait_s

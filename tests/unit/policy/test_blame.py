@@ -77,8 +77,8 @@ def test_a_rank_alone_just_makes_no_progress():
 
 
 def test_who_has_come_least_far_is_the_one_that_all_wait_for():
-    found = judge([rank(0, BARRIER), culprit(1, step=810), culprit(2)])
-    assert found.ranks == (1,)
+    found = judge([rank(0, BARRIER), culprit(1), culprit(2, step=810)])
+    assert found.ranks == (2,)
     assert "has not finished step 811" in found.sentence
 
 
@@ -89,13 +89,23 @@ def test_who_has_come_least_far_is_the_one_that_all_wait_for():
         {"frames": (Frame("f", "/x/site-packages/torch/_inductor/compile.py", 1),)},
         {"frames": (Frame("save", "/x/site-packages/torch/serialization.py", 1),)},
         {"frames": (Frame("validate", "/home/a/train.py", 1),)},
-        {"is_session": False},
+        {"is_session": False, "age_s": 300.0},
         {"is_starved": True},
+        {"is_session": False, "is_starved": True, "moves": False, "age_s": 20.0},
         {"moves": False, "moves_below": True},
         {"kind": Kind.OUTSIDE, "age_s": 1e6},
     ],
     ids=[
-        *("evaluates", "compiles", "saves", "validates", "plain", "starved", "loader"),
+        *(
+            "evaluates",
+            "compiles",
+            "saves",
+            "validates",
+            "plain",
+            "starved",
+            "plain-starved",
+            "loader",
+        ),
         "after-the-loop",
     ],
 )
