@@ -4,8 +4,8 @@ What is heard is passed on in a thread of its own, message by message; the agent
 held up. A watcher that is gone, or says nothing for ``SILENT_S``, is ended and another one takes
 its place with what its predecessor had learned; the ledger has the gap.
 
-What can go wrong: watchers cannot live here (no memory left, say): after ``YOUNG_MAX`` in a row that
-die young nobody watches any more, one line says so, and training goes on.
+What can go wrong: watchers cannot live here (no memory left, say): after ``YOUNG_MAX`` in a row
+that die young nobody watches any more, one line says so, and training goes on.
 """
 
 from __future__ import annotations
