@@ -50,12 +50,8 @@ from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
 from outlast.policy.blame import Named
-<<<<<<< HEAD
-from outlast.policy.restart import TOGETHER, Failure, RestartPolicy, Verdict, is_echo
-=======
 from outlast.policy.failures import Failure, is_echo
-from outlast.policy.restart import RestartPolicy, Verdict
->>>>>>> main
+from outlast.policy.restart import TOGETHER, RestartPolicy, Verdict
 
 # Workers that drain together leave one after the other; the first must not end the others.
 LEAVE_TOGETHER_S: Final = 10.0

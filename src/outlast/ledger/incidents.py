@@ -21,11 +21,8 @@ import msgspec
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import in_order, number, whole
-<<<<<<< HEAD
 from outlast.ledger.losses import back, wrong
-=======
 from outlast.policy.failures import title_of
->>>>>>> main
 
 _LAPSES_AFTER_S: Final = 60.0  # a machine may outlive its deadline by a little
 _UNDATED_DEADLINE_S: Final = 600.0

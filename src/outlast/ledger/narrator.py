@@ -17,11 +17,8 @@ from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.ledger.losses import back, wrong
 from outlast.ledger.slow import sentence as slow_sentence
-<<<<<<< HEAD
-from outlast.policy.restart import ROLLED_BACK
-=======
 from outlast.policy.failures import title_of
->>>>>>> main
+from outlast.policy.restart import ROLLED_BACK
 
 POLL_S: Final = 0.2
 SAID_S: Final = 0.05  # shorter waits are not worth a word
@@ -158,6 +155,8 @@ def _lost(event: Event) -> str:
 
 
 def _restart(event: Event) -> str:
+    if event.get("reason") == ROLLED_BACK:
+        return ""  # what is gone back to was said
     text = f"restarting: {event.get('reason')}"
     kind, action, wait_s = event.get("kind"), event.get("action"), event.get("wait_s") or 0.0
     if kind is not None:
@@ -232,13 +231,7 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "rollback": _rolled_back,
     "notice": _notice,
     "straggler": slow_sentence,
-<<<<<<< HEAD
-    "restart": lambda event: (
-        "" if event.get("reason") == ROLLED_BACK else f"restarting: {event.get('reason')}"
-    ),
-=======
     "restart": _restart,
->>>>>>> main
     "drained": lambda event: (
         f"drained after step {event.get('step')}"
         + (", committed" if event.get("committed") else ", not committed")

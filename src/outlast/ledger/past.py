@@ -34,10 +34,10 @@ _HEAD: Final = re.compile(
     rb'\{"t":([^,{]+),"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
     rb'"rank":[^,{]+,"event":"(\w+)"'
 )
-<<<<<<< HEAD
 _ENTIRE: Final = frozenset(
-    {b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"job_started"}
+    {b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"restart", b"job_started"}
 )
+_FAILURES_MAX: Final = 100  # of a machine
 REMEMBERED: Final = 64  # of the newest commits, and of those that were seen to be healthy
 
 
@@ -55,12 +55,6 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     since_t: float = 0.0
 
 
-=======
-_READ: Final = (b"commit", b"left_out", b"let_in", b"restart", b"job_started")
-_FAILURES_MAX: Final = 100  # of a machine
-_FLOAT: Final = r"(\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
-_WORD: Final = re.compile(rf"(\d+) (\d+) (\d+) {_FLOAT} {_FLOAT} {_FLOAT}")
->>>>>>> main
 _LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
 _LOSSES: Final = ("worker_lost", "node_lost", "hang")
 _ENDS: Final = ("drained", "job_finished", "attempt_formed")

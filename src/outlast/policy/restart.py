@@ -3,8 +3,6 @@
 What kind of failure it was is the business of :mod:`outlast.policy.failures`; its table says what
 is done about each. Here is what bounds that, in order; the first that holds decides:
 
-<<<<<<< HEAD
-=============================================  =======  ==================================
 what the workers left behind                   action   exit code of ``outlast run``
 =============================================  =======  ==================================
 a worker left with 2 (usage, configuration)    stop     2
@@ -24,7 +22,10 @@ anything else                                  restart
 what has happened                                    action              exit code
 ===================================================  ==================  =========================
 a worker left on purpose (2, 77, 78, 75)             stop                that one
+workers left with 76: their loss went wrong          stop                76
 a notice was heard and a worker failed               stop                75
+workers left with 79: they have rolled back          restart, which is   (none)
+                                                     not counted
 a kind that may be a bug: the same traceback at the  stop                76
 same step, twice in a row
 ``without_progress`` attempts in a row without any   stop                76
@@ -33,7 +34,6 @@ this machine's own failures within the window are    leave the machine   (none)
 as many as it may have                               out
 anything else                                        the table's         (none)
 ===================================================  ==================  =========================
->>>>>>> main
 
 Progress is a new step; of a script that does not tell its steps, an attempt of over a minute.
 Restarts with progress are bounded by ``max_restarts``, which counts all; those without it also by
@@ -74,18 +74,8 @@ SHORT_ATTEMPT_S: Final = 60.0
 BACK_OFF_S: Final = 1.0  # the first wait
 REASON_MAX: Final = 300  # characters of an exception
 ON_PURPOSE: Final = (Exit.USAGE, Exit.STORAGE, Exit.REFUSED)
-<<<<<<< HEAD
 # All workers leave so at the same step: none of them is lost.
 TOGETHER: Final = (Exit.DRAINED, Exit.ROLLED_BACK, Exit.GAVE_UP)
-_ECHOES: Final = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "broken pipe",
-    "remote process exited",
-    "communicator was aborted",
-)
-=======
->>>>>>> main
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\bpid \d+")
 _NO_SIGNS: Final = Signs()
 _Bug = tuple[str, int | None]
@@ -192,29 +182,22 @@ class RestartPolicy:
             if code in codes:
                 return _stop(code, _message(failures, code), kind=_purpose(failures, code))
         if Exit.DRAINED in codes:
-<<<<<<< HEAD
-            return _stop(Exit.DRAINED, "drained; start me again")
+            return _stop(Exit.DRAINED, "drained; start me again", kind=Kind.DRAINED)
         if Exit.GAVE_UP in codes:
             return _stop(Exit.GAVE_UP, "the loss went wrong; the line above says how")
-=======
-            return _stop(Exit.DRAINED, "drained; start me again", kind=Kind.DRAINED)
->>>>>>> main
         if leaving:
             return _stop(
                 Exit.DRAINED,
                 "the workers ended before they drained; the newest commit, if any, stands",
             )
-<<<<<<< HEAD
         if Exit.ROLLED_BACK in codes:  # how many of these there may be is decided where they are
-            return Verdict(restart=True, exit_code=int(Exit.FINISHED), reason=ROLLED_BACK)
-        return self._judge_crash(failures, lasted_s)
-=======
+            fine = int(Exit.FINISHED)
+            return Verdict(restart=True, exit_code=fine, reason=ROLLED_BACK, action=Action.RESTART)
         case = _Case(failures, signs, echoes=echoes)
         verdict = self._judge_crash(case, lasted_s)
         if not verdict.restart:
             return verdict
         return self._act(verdict, now_s, chance, elsewhere)
->>>>>>> main
 
     def _judge_crash(self, case: _Case, lasted_s: float) -> Verdict:
         furthest = max((f.step for f in case.failures if f.step is not None), default=None)
