@@ -78,12 +78,12 @@ def command(
     local_addr: str | None,
     wait_s: float,
 ) -> int:
-    r"""Look whether this machine, and those it works with, are fit for the job.
+    """Look whether this machine, and those it works with, are fit for the job.
 
     \b
     outlast doctor --dir /mnt/job --state 640GB
     outlast doctor --dir /mnt/job --nnodes 2:4      on each machine
-    """
+    """  # noqa: D301 - the letter that click wants, no backslash
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # removes what was written
     state_bytes = None if state is None else _bytes(state)
     nodes = _machines(nnodes)
