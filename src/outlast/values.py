@@ -37,6 +37,7 @@ POLL_MAX_S: Final = 60.0
 LABELS: Final = ("zone", "rack", "pool")  # what machines fail together by, the widest first
 SILENCE_MIN_S: Final = 0.2
 SILENCE_MAX_S: Final = 300.0
+SPAN_MAX_S: Final = 30 * 86_400.0
 HANG_MIN_S: Final = 1.0
 HANG_MAX_S: Final = 86_400.0
 GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
@@ -242,6 +243,35 @@ def parse_grace(value: object) -> float | None:
     if every.seconds is None or every.seconds > GRACE_MAX_S:
         raise ConfigError(f'{value!r} is not a grace period; write "auto" or "30 s", up to a day')
     return every.seconds
+
+
+def parse_span(value: object) -> float:
+    """Seconds of a stretch of time, from one second to thirty days."""
+    try:
+        seconds = parse_every(value).seconds
+    except ConfigError:
+        seconds = None
+    if seconds is None or not 1.0 <= seconds <= SPAN_MAX_S:
+        raise ConfigError(f'{value!r} is not a stretch of time; write "5 min", from 1 s to 720 h')
+    return seconds
+
+
+def parse_attempts(value: object) -> int:
+    """How many attempts may end without progress."""
+    attempts = parse_whole(value, least=1)
+    if attempts is None:
+        raise ConfigError(f"{value!r} is not a number of attempts; write a whole number from 1")
+    return attempts
+
+
+def parse_failures(value: object) -> int:
+    """How many failures of its own a machine may have; 0 for any number."""
+    failures = parse_whole(value, least=0)
+    if failures is None:
+        raise ConfigError(
+            f"{value!r} is not a number of failures; write a whole number, 0 for any number"
+        )
+    return failures
 
 
 def parse_early(value: object) -> str:

@@ -96,6 +96,12 @@ CASES = {
     "health.notify": ("a", "b", "c", lambda s: " ".join(s.health_notify)),
     "workers.warm": ("true", "false", "true", lambda s: str(s.workers_warm).lower()),
     "workers.in_process": ("true", "false", "true", lambda s: str(s.workers_in_process).lower()),
+    "restart.without_progress": ("2", "3", "4", lambda s: str(s.restart_without_progress)),
+    "restart.failures": ("0", "1", "2", lambda s: str(s.restart_failures)),
+    "restart.window": ("1 s", "2 s", "4 s", lambda s: f"{s.restart_window_s:g} s"),
+    "restart.leave_out": ("1 s", "2 s", "4 s", lambda s: f"{s.restart_leave_out_s:g} s"),
+    "restart.back_off": ("1 s", "2 s", "4 s", lambda s: f"{s.restart_back_off_s:g} s"),
+    "restart.let_in": ("true", "false", "true", lambda s: str(s.restart_let_in).lower()),
 }
 
 
@@ -475,6 +481,12 @@ def test_rows_for_explain():
         "health.notify": ("", "default"),
         "workers.warm": ("true", "default"),
         "workers.in_process": ("false", "default"),
+        "restart.without_progress": ("5", "default"),
+        "restart.failures": ("3", "default"),
+        "restart.window": ("3600.0", "default"),
+        "restart.leave_out": ("3600.0", "default"),
+        "restart.back_off": ("300.0", "default"),
+        "restart.let_in": ("false", "default"),
         "tier.local": ("/tier, every 1, keep 3", "outlast.toml"),
         "tier.object": ("s3://b, every 5, keep 9", "outlast.toml"),
     }

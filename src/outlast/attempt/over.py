@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from outlast.policy.restart import reads_as_echo
+from outlast.policy.failures import reads_as_echo
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _SIZE: Final = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kMGTP]?)i?B?\s*\Z")
 _POWERS: Final = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+TERMINATED: Final = 128 + signal.SIGTERM
 WIDTH: Final = 100  # where the output is no terminal
 _NODES: Final = re.compile(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?\Z")
 
@@ -76,12 +78,13 @@ def command(
     local_addr: str | None,
     wait_s: float,
 ) -> int:
-    r"""Look whether this machine, and those it works with, are fit for the job.
+    """Look whether this machine, and those it works with, are fit for the job.
 
     \b
     outlast doctor --dir /mnt/job --state 640GB
     outlast doctor --dir /mnt/job --nnodes 2:4      on each machine
-    """
+    """  # noqa: D301 - the letter that click wants, no backslash
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # removes what was written
     state_bytes = None if state is None else _bytes(state)
     nodes = _machines(nnodes)
     from outlast import config

@@ -14,7 +14,13 @@ from outlast.cli.paper import Paper
 from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
 from outlast.report.facts import facts, to_json
-from outlast.report.text import incident_lines, slow_line, summary_lines, where_time_went
+from outlast.report.text import (
+    forecast_lines,
+    incident_lines,
+    slow_line,
+    summary_lines,
+    where_time_went,
+)
 
 
 @click.command(name="report")
@@ -53,4 +59,8 @@ def command(directory: str | None, as_json: bool) -> None:
             job.workers, machines=job.machines, price=job.price, bar_width=width
         ):
             console.print(Text("  ").append(line))
+    if job.forecast is not None:
+        console.print("[bold]predicted and measured[/]")
+        for line in forecast_lines(job):
+            console.print(line)
     console.print(f"Next: outlast checkpoints list {Path(directory or settings.dir)}")

@@ -36,6 +36,7 @@ from outlast.health.proc import catches
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.hangs import Hangs, failure_of, hang_of
 from outlast.launch.health import Health, begin_of
+from outlast.launch.judging import Judging, worker_failure
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.sessions import Sessions
 from outlast.launch.stragglers import Judge
@@ -49,7 +50,8 @@ from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
 from outlast.policy.blame import Named
-from outlast.policy.restart import Failure, RestartPolicy, Verdict, is_echo
+from outlast.policy.failures import Failure, is_echo
+from outlast.policy.restart import RestartPolicy, Verdict
 
 # Workers that drain together leave one after the other; the first must not end the others.
 LEAVE_TOGETHER_S: Final = 10.0
@@ -97,13 +99,15 @@ class Agent(LocalElasticAgent):
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
         self._machines = Machines(spec.rdzv_handler)
         self._machines.write_down(ledger)
+        self._judging = Judging(
+            policy, ledger, past, self._machines, lambda: self._desk.notice is not None
+        )
         self._watch = Watch(spec.monitor_interval, self._machines.news)
         spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
         self.verdict: Verdict | None = None
         self.signalled = False
         self._ledger = ledger
         self._past = past
-        self._restarts = policy
         self._desk = desk
         self._starts = starts
         self._told: set[int] = set()  # workers that know of the notice
@@ -134,6 +138,7 @@ class Agent(LocalElasticAgent):
         self._survivors.close()
         self._beats.close()
         self._watch.close()
+        self._judging.close()
 
     # --- torch's hooks -----------------------------------------------------------------------
 
@@ -194,6 +199,7 @@ class Agent(LocalElasticAgent):
         self._formed_s = time.monotonic()
         self._beats.clear()
         self._sessions.begin()
+        self._judging.begin()
         for host, how in self._machines.lost():
             if worker_group.group_rank == 0:
                 self._ledger.append("node_lost", node=host, reason=how)
@@ -232,6 +238,7 @@ class Agent(LocalElasticAgent):
         elif self._desk.early is not self._told_early:
             self._pass_on_early(worker_group)
         self._sessions.look(worker_group)
+        self._judging.look()
         if self._machines.asks_gently:
             self._ask_gently(worker_group)
         codes = self._exit_codes()
@@ -285,11 +292,12 @@ class Agent(LocalElasticAgent):
             if local_rank in self._ended:
                 continue
             seen = read_beat(self._beats.path, local_rank)
-            one = _failure(rank, failure, seen.step if seen else None)
+            one = worker_failure(rank, failure, seen.step if seen else None)
             failures.append(one)
             if one.exit_code != Exit.DRAINED:
                 lost.append((one, failure, seen))
-        for one, failure, seen in self._causes(lost):
+        causes = self._causes(lost)
+        for one, failure, seen in causes:
             self._ledger.append(
                 "worker_lost",
                 rank=one.rank,
@@ -299,21 +307,23 @@ class Agent(LocalElasticAgent):
                 step=one.step,
                 beat_t=seen.t if seen else None,
                 error=one.message,
+                kind=self._judging.kind_of(one).value,
             )
         self._starts.ended([one.exit_code for one in failures])
         if hung is not None:
             failures.append(failure_of(hung))
-        common = self._machines.judged(failures)
-        verdict = common or self._restarts.judge(
-            failures,
-            lasted_s=time.monotonic() - self._formed_s,
-            leaving=self._desk.notice is not None,
-        )
-        is_common = common is not None or hung is not None
-        if verdict.restart and is_common and worker_group.group_rank:
-            self._remaining_restarts += 1  # rank 0's agent writes it down
-        elif verdict.restart:
-            self._ledger.append("restart", reason=verdict.reason, restarts=self._restarts.restarts)
+        verdict = self._machines.judged(failures)
+        is_first = not worker_group.group_rank  # what all have alike is written down once
+        if verdict is None:
+            lasted_s = time.monotonic() - self._formed_s
+            verdict = self._judging.judge(failures, lasted_s, echoes=causes != lost)
+            if verdict.restart:
+                if hung is None or is_first:
+                    self._judging.write_down(verdict)
+                verdict = self._judging.act(verdict)
+        elif verdict.restart and is_first:
+            self._judging.write_down(verdict)
+        if verdict.restart:
             self._remaining_restarts += 1  # the policy counts them, not torch
         else:
             self._machines.stopped(verdict)
@@ -506,16 +516,3 @@ class Agent(LocalElasticAgent):
             with contextlib.suppress(StorageError):  # it finds out, and says so, itself
                 return self._past.look().word
         return ""
-
-
-def _failure(rank: int, failure: Any, step: int | None) -> Failure:
-    message, trace = "", ""
-    data = failure.error_file_data
-    if isinstance(data, dict) and isinstance(data.get("message"), dict):
-        message = str(data["message"].get("message", ""))
-        trace = str(data["message"].get("extraInfo", {}).get("py_callstack", ""))
-    if not message and failure.exitcode < 0:
-        message = f"ended by {failure.signal_name()}"
-    return Failure(
-        rank=rank, exit_code=failure.exitcode, traceback=trace, message=message, step=step
-    )

@@ -32,8 +32,8 @@ from outlast.health.pulse import TIMEOUT_VARIABLE
 from outlast.launch.health import Health
 from outlast.ledger.file import Ledger
 from outlast.policy.blame import Named, NotYet, Seen, judge
+from outlast.policy.failures import Failure
 from outlast.policy.hang import Kind, Limits, Set, collective_timeout_s
-from outlast.policy.restart import Failure
 
 logger = logging.getLogger(__name__)
 

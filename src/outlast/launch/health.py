@@ -4,8 +4,8 @@ What is heard is passed on in a thread of its own, message by message; the agent
 held up. A watcher that is gone, or says nothing for ``SILENT_S``, is ended and another one takes
 its place with what its predecessor had learned; the ledger has the gap.
 
-What can go wrong: watchers cannot live here (no memory left, say): after ``STARTS_MAX`` of them
-nobody watches any more, one line says so, and training goes on.
+What can go wrong: watchers cannot live here (no memory left, say): after ``YOUNG_MAX`` in a row
+that die young nobody watches any more, one line says so, and training goes on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 SILENT_S: Final = 5.0  # five times as long as a watcher is ever silent
 FIRST_S: Final = 30.0  # the same of one that is being started
-STARTS_MAX: Final = 20
+YOUNG_MAX: Final = 20  # watchers in a row that die young
 PAUSE_S: Final = 0.2  # before a watcher is started again, doubled each time that it dies young
 PAUSE_MAX_S: Final = 30.0
 YOUNG_S: Final = 60.0
@@ -139,8 +139,8 @@ class Health:
     # --- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pause_s = PAUSE_S
-        for number in range(STARTS_MAX):
+        pause_s, young = PAUSE_S, 0
+        while young < YOUNG_MAX:
             begun_s = time.monotonic()
             try:
                 reason, last_s = self._one_life()
@@ -148,8 +148,10 @@ class Health:
                 reason, last_s = f"it cannot be started: {error.strerror}", time.monotonic()
             if self._closing.is_set():
                 return
-            pause_s = PAUSE_S if last_s - begun_s > YOUNG_S else min(pause_s * 2, PAUSE_MAX_S)
-            logger.warning("watcher %d has gone: %s", number + 1, reason)
+            is_young = last_s - begun_s <= YOUNG_S
+            young = young + 1 if is_young else 0
+            pause_s = min(pause_s * 2, PAUSE_MAX_S) if is_young else PAUSE_S
+            logger.warning("a watcher has gone: %s", reason)
             self._missing = self._missing or (reason, last_s)
             if self._closing.wait(pause_s):
                 return

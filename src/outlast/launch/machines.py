@@ -24,7 +24,8 @@ from outlast.launch.membership.handler import REASON_MAX
 from outlast.launch.membership.messages import Go, LeftOut
 from outlast.ledger.file import Ledger
 from outlast.policy.exclusion import Exclusion
-from outlast.policy.restart import ON_PURPOSE, Failure, Verdict
+from outlast.policy.failures import Failure
+from outlast.policy.restart import ON_PURPOSE, Verdict
 
 TROUBLE_S: Final = 0.5
 BARRIER_S: Final = 0.5  # between two looks at what a machine that is done waits for
@@ -204,6 +205,11 @@ class Machines:
                 )
 
         membership.hear_of_left_out(told)
+
+    def workers_ended(self) -> None:
+        """The workers here have ended, and this machine will be ready in a while."""
+        if self._membership is not None:
+            self._membership.ended()
 
     def need(self, seconds: float) -> None:
         """Workers that stop at a step's end were seen to need so long for it."""

@@ -28,12 +28,13 @@ from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.health import note_gap
+from outlast.launch.judging import restart_policy
 from outlast.launch.membership import JobOver, Membership
 from outlast.launch.place import BACKEND
 from outlast.launch.preflight import preflight, record
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
-from outlast.launch.together import introduce, membership
+from outlast.launch.together import introduce, let_in, membership
 from outlast.launch.variables import unread
 from outlast.launch.warm.client import Server
 from outlast.launch.warm.starts import Starts
@@ -46,7 +47,7 @@ from outlast.ledger.queued import QueuedLedger
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.desk import checked
 from outlast.notice.foresight import Foresight, standing
-from outlast.policy.restart import RestartPolicy, Verdict
+from outlast.policy.restart import Verdict
 from outlast.values import GRACE_MAX_S
 
 EXIT_BARRIER_S: Final = 300.0
@@ -102,6 +103,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     keeper = _start_keeper(settings, job, rendezvous, ledger)
     if isinstance(rendezvous, Membership):
         introduce(rendezvous, keeper, settings)
+    if settings.restart_let_in:
+        let_in(rendezvous, ledger)
     workers = launch.config.nproc_per_node
     say(f"job {job.id} in {place(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
     for word in unread(os.environ):
@@ -118,7 +121,12 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         desk.close()  # not before: a signal while copies are made must not hide how the job ended
     others_go_on = isinstance(rendezvous, Membership) and rendezvous.others_go_on
     if not others_go_on:
-        ledger.append("job_finished", exit_code=verdict.exit_code, reason=verdict.reason)
+        ledger.append(
+            "job_finished",
+            exit_code=verdict.exit_code,
+            reason=verdict.reason,
+            kind=verdict.kind.value if verdict.kind else None,
+        )
     ledger.close()
     lock.release()
     if verdict.exit_code == Exit.DRAINED:
@@ -201,7 +209,7 @@ def _attempts(
         conf.logs_specs,
         ledger=ledger,
         past=past,
-        policy=RestartPolicy(conf.max_restarts),
+        policy=restart_policy(conf.max_restarts, settings, past),
         desk=desk,
         starts=starts,
         in_process=settings.workers_in_process,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from typing import Final
 
 import msgspec
+from torch.distributed.elastic.rendezvous import RendezvousHandler
 from torch.distributed.launcher.api import LaunchConfig
 
 from outlast import config
@@ -18,6 +20,7 @@ from outlast.launch.membership import Membership
 from outlast.launch.membership.messages import Go
 from outlast.launch.place import own_address, place_of
 from outlast.launch.survivors import TAKE_DOWN_S, UNWIND_S
+from outlast.ledger.file import Ledger
 from outlast.ledger.goodput import number
 from outlast.ledger.job import Job
 from outlast.ledger.narrator import say
@@ -79,11 +82,11 @@ def wait_s_of(conf: LaunchConfig) -> float:
 
 
 def left_out(past: Past, now_t: float) -> list[Exclusion]:
-    """Machines that are still left out, as the ledger says."""
+    """Machines that are still left out, or would be if they were not needed, as the ledger says."""
     found = []
     for host, word in past.left_out.items():
         until_t, for_s = number(word, "until_t"), number(word, "for_s")
-        if until_t is None or for_s is None or now_t >= until_t or not word.get("goes"):
+        if until_t is None or for_s is None or now_t >= until_t:
             continue
         found.append(
             Exclusion(
@@ -94,6 +97,14 @@ def left_out(past: Past, now_t: float) -> list[Exclusion]:
             )
         )
     return found
+
+
+def let_in(rendezvous: RendezvousHandler, ledger: Ledger) -> None:
+    """The owner's word: this machine takes part again, whatever was before."""
+    host = socket.gethostname()
+    ledger.append("let_in", node=host)
+    if isinstance(rendezvous, Membership):
+        rendezvous.let_in(host)
 
 
 def introduce(member: Membership, keeper: Supervisor, settings: config.Settings) -> None:

@@ -25,7 +25,7 @@ repaired           step, file, tier, source (of `checkpoints repair`)
 notice             source, action, deadline_t, detail
 drain_agreed       step, ranks
 drained            step, committed
-worker_lost        rank's pid, exit_code, signal, step, beat_t, error
+worker_lost        rank's pid, exit_code, signal, step, beat_t, error, kind
 node_lost          node, reason (how, in words that go on from its name; "" if unknown)
 left_out           node (a machine), reason, until_t, for_s, spare_only (only if another waits for
                    a place), goes (false: too few others, it stays)
@@ -37,13 +37,14 @@ straggler          node, ranks (of that machine), cause (compute, loader, burst)
                    own_s, others_s, lost_s (of each step), saving, over (it has recovered), action
 anomaly, rollback
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
-restart            reason, restarts
+restart            reason, restarts, kind (of the failure, see docs/failures.md), action, own
+                   (it counts against this machine), wait_s, without_progress (attempts in a row)
 storage_error      operation (save, claim, copy, prune), path, error, step, tier
 replicated         step, machine (that keeps the copy), bytes, seconds
 replica_failed     step, machine, reason (of the first failure; it is tried again)
 replica_refused    peer (its address), reason: traffic between machines that was not believed
 watch_gap          what (watcher, keeper), reason, from_t, seconds: nobody watched for so long
-job_finished       exit_code, reason
+job_finished       exit_code, reason, kind (of the failure that ended it, or null)
 =================  ============================================================================
 """
 

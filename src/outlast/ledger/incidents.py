@@ -21,6 +21,7 @@ import msgspec
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import in_order, number, whole
+from outlast.policy.failures import title_of
 
 _LAPSES_AFTER_S: Final = 60.0  # a machine may outlive its deadline by a little
 _UNDATED_DEADLINE_S: Final = 600.0
@@ -103,6 +104,7 @@ class _Open(msgspec.Struct):
     notice: Event | None = None
     losses: list[_Loss] = []
     stop: str = ""
+    judged: str = ""
     standing_step: int | None = None
     resumed_step: int | None = None
     resumed_t: float | None = None
@@ -234,10 +236,14 @@ class _Watch:
         self.running = False
 
     def _restart(self, event: Event) -> None:
+        kind = event.get("kind")
+        told = f"judged: {title_of(kind)}; {event.get('action')}" if kind else ""
         if self.running and event.attempt == self.attempt:
             opened = self._trouble(event, "restart", event.t)
             opened.stop = f"restarted: {event.get('reason') or 'for an unknown reason'}"
             self.running = False
+        if self.open is not None and told:
+            self.open.judged = told
 
     def _notice(self, event: Event) -> None:
         if event.get("early"):  # a recommendation: what follows from it has events of its own
@@ -363,7 +369,7 @@ def _clauses(incident: _Open) -> list[str]:
             words = f"attempt {attempt} failed before its first step: {words}"
         told = attempt
         clauses.append(words)
-    return clauses + ([incident.stop] if incident.stop else [])
+    return clauses + [words for words in (incident.stop, incident.judged) if words]
 
 
 def _subject(losses: list[_Loss]) -> str:

@@ -16,8 +16,10 @@ from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.ledger.slow import sentence as slow_sentence
+from outlast.policy.failures import title_of
 
 POLL_S: Final = 0.2
+SAID_S: Final = 0.05  # shorter waits are not worth a word
 
 
 class Narrator:
@@ -150,6 +152,18 @@ def _lost(event: Event) -> str:
     return f"rank {event.rank} was lost{after}: {str(how).splitlines()[-1] if how else ''}"
 
 
+def _restart(event: Event) -> str:
+    text = f"restarting: {event.get('reason')}"
+    kind, action, wait_s = event.get("kind"), event.get("action"), event.get("wait_s") or 0.0
+    if kind is not None:
+        text += f" [{title_of(kind)}: {action}]"
+    count = event.get("without_progress") or 0
+    if wait_s >= SAID_S:
+        since = f", {count} attempts in a row without progress" if count > 1 else ""
+        text += f"; it waits {wait_s:.1f} s{since}"
+    return text
+
+
 def _survived(event: Event) -> str:
     ranks = [str(rank) for rank in event.get("ranks") or []]
     words = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} survived"] if ranks else []
@@ -202,7 +216,7 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "let_in": lambda event: f"machine {event.get('node') or event.node} takes part again",
     "notice": _notice,
     "straggler": slow_sentence,
-    "restart": lambda event: f"restarting: {event.get('reason')}",
+    "restart": _restart,
     "drained": lambda event: (
         f"drained after step {event.get('step')}"
         + (", committed" if event.get("committed") else ", not committed")

@@ -30,7 +30,8 @@ _HEAD: Final = re.compile(
     rb'\{"t":([^,{]+),"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
     rb'"rank":[^,{]+,"event":"(\w+)"'
 )
-_READ: Final = (b"commit", b"left_out", b"let_in", b"job_started")
+_READ: Final = (b"commit", b"left_out", b"let_in", b"restart", b"job_started")
+_FAILURES_MAX: Final = 100  # of a machine
 _FLOAT: Final = r"(\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
 _WORD: Final = re.compile(rf"(\d+) (\d+) (\d+) {_FLOAT} {_FLOAT} {_FLOAT}")
 _LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
@@ -86,11 +87,13 @@ class Past:
         failures: how often it failed.
         left_out: machines that were left out, and the newest word on each; known only to a Past
             that has read the whole ledger.
+        own_failures: machine → when its newest failures of its own were, and their kinds; the same.
     """
 
     def __init__(self, directory: Path, word: str = "") -> None:
         self._path = directory / FILE_NAME
         self.left_out: dict[str, Event] = {}
+        self.own_failures: dict[str, list[tuple[float, str]]] = {}
         self._forget()
         known = _WORD.fullmatch(word)
         if known:
@@ -155,8 +158,13 @@ class Past:
         host = str(event.get("node") or event.node)  # read from disk, the field is the head's
         if event.event == "let_in":
             self.left_out.pop(host, None)
+            self.own_failures.pop(host, None)  # mended, says its owner
         elif event.event == "left_out":
             self.left_out[host] = event
+        elif event.event == "restart" and event.get("own") is True:
+            known = self.own_failures.setdefault(host, [])
+            known.append((event.t, str(event.get("kind"))))
+            del known[:-_FAILURES_MAX]
 
     def _commit(self, event: Event) -> None:
         step = event.get("step")

@@ -15,8 +15,8 @@ A rank is only named once it has been given the time that is its own: one that e
 or saves while the others wait for it is slow by right. Where that time is not over yet, the answer
 is when to look again.
 
-What can go wrong: an unchanged script does not say what it does, so one that computes is given a
-minute at least.
+What can go wrong: an unchanged script does not say what it does. One that computes is given an
+evaluation's time: a restart may cost it all since its own last checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import msgspec
 from outlast.policy.hang import Kind
 
 STOPPED_S: Final = 10.0  # nobody is stopped by right for longer
-PLAIN_S: Final = 60.0  # an unchanged script that computes, or a loader whose processes do
+LOADER_S: Final = 60.0  # a loader whose processes compute
 STARVED: Final = 4.0  # times as long for one that the machine does not let run
 NOBODY: Final = 3.0  # times as long where nobody is to blame
 AGAIN_MIN_S: Final = 0.5
@@ -251,8 +251,9 @@ def _given_s(one: Seen) -> float:
         return max(given_s, one.slow_s)
     if any(_EVALUATES.search(frame.function) for frame in one.frames):
         return max(given_s, one.slow_s)
-    is_known = one.is_session and (one.moves or not one.moves_below)
-    return given_s if is_known else max(given_s, PLAIN_S)
+    if not one.is_session:
+        return max(given_s, one.slow_s)
+    return given_s if one.moves else max(given_s, LOADER_S)
 
 
 def _far(one: Seen) -> tuple[int, int]:

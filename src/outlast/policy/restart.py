@@ -1,22 +1,28 @@
-"""Whether a failed attempt is worth another.
+"""Whether a failed attempt is worth another, where, and after how long.
 
-The rules, in order; the first that holds decides:
+What kind of failure it was is the business of :mod:`outlast.policy.failures`; its table says what
+is done about each. Here is what bounds that, in order; the first that holds decides:
 
-=============================================  =======  ==================================
-what the workers left behind                   action   exit code of ``outlast run``
-=============================================  =======  ==================================
-a worker left with 2 (usage, configuration)    stop     2
-a worker left with 77 (storage unusable)       stop     77
-a worker left with 78 (refuses to resume)      stop     78
-a worker left with 75 (drained and committed)  stop     75
-a notice was heard and a worker failed         stop     75
-the same traceback at the same step, twice     stop     76 (a bug in the script)
-k attempts in a row without progress           stop     76
-the budget of restarts is spent                stop     76
-anything else                                  restart
-=============================================  =======  ==================================
+===================================================  ==================  =========================
+what has happened                                    action              exit code
+===================================================  ==================  =========================
+a worker left on purpose (2, 77, 78, 75)             stop                that one
+a notice was heard and a worker failed               stop                75
+a kind that may be a bug: the same traceback at the  stop                76
+same step, twice in a row
+``without_progress`` attempts in a row without any   stop                76
+the budget of restarts is spent                      stop                76
+this machine's own failures within the window are    leave the machine   (none)
+as many as it may have                               out
+anything else                                        the table's         (none)
+===================================================  ==================  =========================
 
 Progress is a new step; of a script that does not tell its steps, an attempt of over a minute.
+Restarts with progress are bounded by ``max_restarts``, which counts all; those without it also by
+``without_progress``, which counts them in a row: progress sets it to 0 again.
+
+A wait grows with the attempts in a row without progress, twofold each, up to a limit, and a part
+of it is drawn by chance: machines that wait for the same server do not ask it at once.
 
 Without a rule for bugs a typo would burn every restart; without one for progress a job that dies
 during start-up would do so for ever.
@@ -25,49 +31,75 @@ during start-up would do so for ever.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from outlast.errors import Exit
+from outlast.policy.failures import (
+    AS_SET,
+    ROWS,
+    Action,
+    Failure,
+    Kind,
+    Signs,
+    is_echo,
+    kind_of,
+    most_telling,
+    signal_of,
+)
 
 WITHOUT_PROGRESS_MAX: Final = 5
 SHORT_ATTEMPT_S: Final = 60.0
+BACK_OFF_S: Final = 1.0  # the first wait
+REASON_MAX: Final = 300  # characters of an exception
 ON_PURPOSE: Final = (Exit.USAGE, Exit.STORAGE, Exit.REFUSED)
-_ECHOES: Final = (
-    "connection closed by peer",
-    "connection reset by peer",
-    "broken pipe",
-    "remote process exited",
-    "communicator was aborted",
-)
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\bpid \d+")
+_NO_SIGNS: Final = Signs()
+_Bug = tuple[str, int | None]
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker left behind.
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner allows; times in seconds.
 
     Attributes:
-        rank: its rank.
-        exit_code: its exit code; negative is the signal that ended it.
-        traceback: the exception as text, or "" when there was none.
-        message: the exception's last line, or what is known instead.
-        step: the last step it completed, or None.
+        without_progress: attempts in a row that may end without progress.
+        failures: of a machine's own, within the window, before it is left out.
+        window_s: how long they count.
+        leave_out_s: how long a machine is left out.
+        back_off_max_s: the longest wait before an attempt.
     """
 
-    rank: int
-    exit_code: int
-    traceback: str = ""
-    message: str = ""
-    step: int | None = None
+    without_progress: int = WITHOUT_PROGRESS_MAX
+    failures: int = 3
+    window_s: float = 3600.0
+    leave_out_s: float = 3600.0
+    back_off_max_s: float = 300.0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do: restart, or stop with an exit code; and why, in words."""
+    """What to do: restart, or stop with an exit code; and why, in words.
+
+    Attributes:
+        restart: whether there is another attempt.
+        exit_code: what ``outlast run`` leaves with, where there is none.
+        reason: why.
+        kind: of the failure that decided, or None.
+        action: what is done.
+        own: whether it counts against this machine.
+        wait_s: before the next attempt.
+        without_progress: attempts in a row without progress, this one included.
+    """
 
     restart: bool
     exit_code: int
     reason: str
+    kind: Kind | None = None
+    action: Action = Action.STOP
+    own: bool = False
+    wait_s: float = 0.0
+    without_progress: int = 0
 
 
 class RestartPolicy:
@@ -75,92 +107,175 @@ class RestartPolicy:
 
     Args:
         max_restarts: how many restarts the job has in all.
-        without_progress_max: how many attempts in a row may end without progress.
+        without_progress_max: as in ``limits``, if given.
+        limits: what the owner allows.
+        own: when this machine has failed by itself before, by the clock of ``now_s``.
     """
 
-    def __init__(self, max_restarts: int, without_progress_max: int = WITHOUT_PROGRESS_MAX) -> None:
+    def __init__(
+        self,
+        max_restarts: int,
+        without_progress_max: int | None = None,
+        *,
+        limits: Limits | None = None,
+        own: Iterable[float] = (),
+    ) -> None:
         self.max_restarts = max_restarts
         self.restarts = 0
-        self._without_progress_max = without_progress_max
+        limits = limits or Limits()
+        if without_progress_max is not None:
+            limits = msgspec.structs.replace(limits, without_progress=without_progress_max)
+        self.limits = limits
+        self._own = sorted(own)
         self._without_progress = 0
         self._furthest = -1
-        self._last_bug: tuple[str, int | None] | None = None
+        self._last_bugs: frozenset[_Bug] = frozenset()
 
-    def judge(self, failures: list[Failure], *, lasted_s: float, leaving: bool = False) -> Verdict:
+    def judge(
+        self,
+        failures: Sequence[Failure],
+        *,
+        lasted_s: float,
+        leaving: bool = False,
+        signs: Signs = _NO_SIGNS,
+        now_s: float = 0.0,
+        chance: float = 0.5,
+        elsewhere: Collection[str] = (),
+        echoes: bool = True,
+    ) -> Verdict:
         """Decide what follows an attempt in which ``failures`` happened.
 
         Args:
-            failures: of this machine's workers, the first to fail first.
+            failures: of this machine's workers, in any order.
             lasted_s: how long the attempt lasted.
             leaving: a notice was heard, so that this machine is not worth another attempt.
+            signs: what this machine has seen.
+            now_s: now, on a clock that outlives this process.
+            chance: drawn evenly from 0 to 1.
+            elsewhere: kinds of failures that other machines had of their own within the window.
+            echoes: whether connections that broke are the echo of a loss elsewhere; False where it
+                is known that nobody else has trouble.
         """
         codes = {failure.exit_code for failure in failures}
         for code in ON_PURPOSE:
             if code in codes:
-                return _stop(code, _message(failures, code))
+                return _stop(code, _message(failures, code), kind=_purpose(failures, code))
         if Exit.DRAINED in codes:
-            return _stop(Exit.DRAINED, "drained; start me again")
+            return _stop(Exit.DRAINED, "drained; start me again", kind=Kind.DRAINED)
         if leaving:
             return _stop(
                 Exit.DRAINED,
                 "the workers ended before they drained; the newest commit, if any, stands",
             )
-        return self._judge_crash(failures, lasted_s)
+        case = _Case(failures, signs, echoes=echoes)
+        verdict = self._judge_crash(case, lasted_s)
+        if not verdict.restart:
+            return verdict
+        return self._act(verdict, now_s, chance, elsewhere)
 
-    def _judge_crash(self, failures: list[Failure], lasted_s: float) -> Verdict:
-        furthest = max((f.step for f in failures if f.step is not None), default=None)
+    def _judge_crash(self, case: _Case, lasted_s: float) -> Verdict:
+        furthest = max((f.step for f in case.failures if f.step is not None), default=None)
         unknown = furthest is None and lasted_s >= SHORT_ATTEMPT_S
         # Of a long attempt that told no step, an equal traceback proves nothing.
-        bug = None if unknown else _bug(failures)
-        repeated = bug is not None and bug == self._last_bug
-        self._last_bug = bug
+        bugs = frozenset() if unknown else case.bugs
+        repeated = bool(bugs & self._last_bugs)
+        self._last_bugs = bugs
         if repeated:
             return _stop(
-                Exit.GAVE_UP, "the same failure at the same step twice: a bug in the script"
+                Exit.GAVE_UP,
+                "the same failure at the same step twice: a bug in the script",
+                kind=case.kind,
             )
         progress = unknown or (furthest is not None and furthest > self._furthest)
         self._without_progress = 0 if progress else self._without_progress + 1
         self._furthest = max(furthest or 0, self._furthest)
-        if self._without_progress >= self._without_progress_max:
-            return _stop(
-                Exit.GAVE_UP, f"{self._without_progress} attempts in a row without progress"
-            )
+        count = self._without_progress
+        if count >= self.limits.without_progress:
+            reason = f"{count} attempts in a row without progress"
+            if case.failures:
+                reason += f"; the last one: {case.reason}"
+            return _stop(Exit.GAVE_UP, reason, kind=case.kind)
         if self.restarts >= self.max_restarts:
-            return _stop(Exit.GAVE_UP, f"all {self.max_restarts} restarts are spent")
+            reason = f"all {self.max_restarts} restarts are spent"
+            return _stop(Exit.GAVE_UP, reason, kind=case.kind)
         self.restarts += 1
-        return Verdict(restart=True, exit_code=Exit.FINISHED, reason=_reason(failures))
+        return Verdict(
+            restart=True,
+            exit_code=Exit.FINISHED,
+            reason=case.reason,
+            kind=case.kind,
+            action=ROWS[case.kind].action,
+            without_progress=count,
+        )
+
+    def _act(
+        self, verdict: Verdict, now_s: float, chance: float, elsewhere: Collection[str]
+    ) -> Verdict:
+        """What the table says, with how long to wait, and whether this machine is worth it."""
+        assert verdict.kind is not None  # noqa: S101 - each restart has one
+        row, limits = ROWS[verdict.kind], self.limits
+        action, count = row.action, verdict.without_progress
+        # What fails everywhere in the same way is not this machine's fault.
+        own = row.own_after != 0 and not (row.alone and verdict.kind.value in elsewhere)
+        if own:
+            self._own = [t for t in self._own if now_s - t < limits.window_s] + [now_s]
+            enough = limits.failures if row.own_after == AS_SET else row.own_after
+            if limits.failures and len(self._own) >= enough:
+                action = Action.LEAVE_OUT
+        waits = action in (Action.BACK_OFF, Action.LEAVE_OUT)
+        doublings = max(count - 1, 0) if waits else count - 2
+        wait_s = 0.0
+        if doublings >= 0 and verdict.kind not in (Kind.PEER, Kind.HANG):
+            longest_s = min(BACK_OFF_S * 2.0 ** min(doublings, 60), limits.back_off_max_s)
+            wait_s = longest_s * (0.5 + 0.5 * chance)
+        return msgspec.structs.replace(verdict, action=action, own=own, wait_s=wait_s)
 
 
-def _bug(failures: list[Failure]) -> tuple[str, int | None] | None:
-    """The first traceback that is not an echo of another worker's death, and its step."""
-    for failure in failures:
-        if failure.traceback and not is_echo(failure):
-            return _ADDRESS.sub("…", failure.traceback), failure.step
-    return None
+class _Case:
+    """The failures of one attempt, whichever came first."""
+
+    def __init__(self, failures: Sequence[Failure], signs: Signs, *, echoes: bool) -> None:
+        self.failures = failures
+        self._kinds = [_kind(failure, signs, echoes=echoes) for failure in failures]
+        self.kind = most_telling(self._kinds) if failures else Kind.PEER
+
+    @property
+    def bugs(self) -> frozenset[_Bug]:
+        """What would prove a bug, if it came again: tracebacks and where they happened."""
+        if not ROWS[self.kind].bug:
+            return frozenset()
+        return frozenset(
+            (_ADDRESS.sub("…", failure.traceback), failure.step)
+            for failure, kind in zip(self.failures, self._kinds, strict=True)
+            if ROWS[kind].bug and failure.traceback
+        )
+
+    @property
+    def reason(self) -> str:
+        """Which worker failed, and how."""
+        found = [f for f, k in zip(self.failures, self._kinds, strict=True) if k is self.kind]
+        if self.kind is Kind.PEER:
+            return "a peer was lost"
+        cause = min(found, key=lambda failure: (failure.rank, failure.message))
+        number = signal_of(cause)
+        how = f"signal {number}" if number else f"exit code {cause.exit_code}"
+        words = cause.message.strip().splitlines()
+        return f"rank {cause.rank} failed ({words[0][:REASON_MAX] if words else how})"
 
 
-def is_echo(failure: Failure) -> bool:
-    """Whether it is what torch raises in a survivor when its peer's process goes."""
-    return reads_as_echo(failure.message)
+def _kind(failure: Failure, signs: Signs, *, echoes: bool) -> Kind:
+    if is_echo(failure):
+        return Kind.PEER if echoes else Kind.NETWORK
+    return kind_of(failure, signs)
 
 
-def reads_as_echo(message: str) -> bool:
-    """Whether these words are such an error's."""
-    text = message.lower()
-    return any(sign in text for sign in _ECHOES)
+def _purpose(failures: Sequence[Failure], code: int) -> Kind:
+    return next(kind_of(failure) for failure in failures if failure.exit_code == code)
 
 
-def _reason(failures: list[Failure]) -> str:
-    cause = next((f for f in failures if not is_echo(f)), None)
-    if cause is None:
-        return "a peer was lost"
-    how = f"signal {-cause.exit_code}" if cause.exit_code < 0 else f"exit code {cause.exit_code}"
-    return f"rank {cause.rank} failed ({cause.message or how})"
-
-
-def _message(failures: list[Failure], code: int) -> str:
+def _message(failures: Sequence[Failure], code: int) -> str:
     return next((f.message for f in failures if f.exit_code == code and f.message), "")
 
 
-def _stop(code: int, reason: str) -> Verdict:
-    return Verdict(restart=False, exit_code=int(code), reason=reason)
+def _stop(code: int, reason: str, kind: Kind | None = None) -> Verdict:
+    return Verdict(restart=False, exit_code=int(code), reason=reason, kind=kind)

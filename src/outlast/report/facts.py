@@ -18,6 +18,7 @@ from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, goodput, in_order, whole
 from outlast.ledger.incidents import Incident, incidents
 from outlast.ledger.slow import Slow, lost_to_waiting_s, slow_ranks
+from outlast.report.forecast import Forecast, forecast
 
 State = Literal[
     "not started",
@@ -56,6 +57,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         last_event_t: wall-clock time of the newest event, or None.
         price: per machine and hour, or None.
         priced_as: "spot" or "on demand".
+        forecast: predicted and measured, where it trained and saved.
         unfit: machines that the doctor found unfit before the last start, with why.
     """
 
@@ -73,6 +75,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     price: float | None
     priced_as: str
     unfit: dict[str, str] = {}
+    forecast: Forecast | None = None
 
     @property
     def cost(self) -> float | None:
@@ -107,6 +110,7 @@ def facts(
         price_on_demand: per machine and hour.
     """
     ordered = in_order(events)
+    machines, found = goodput(ordered, now, count="machines"), incidents(ordered)
     state, end = _state(ordered)
     exit_code = None if end is None else end.get("exit_code")
     slow = slow_ranks(ordered)
@@ -117,8 +121,9 @@ def facts(
         exit_code=exit_code if isinstance(exit_code, int) else None,
         reason="" if end is None else str(end.get("reason") or ""),
         workers=goodput(ordered, now),
-        machines=goodput(ordered, now, count="machines"),
-        incidents=incidents(ordered),
+        machines=machines,
+        incidents=found,
+        forecast=forecast(ordered, machines, found),
         slow_ranks=slow,
         waited_s=lost_to_waiting_s(slow),
         committed_step=max(committed, default=None),
@@ -165,7 +170,22 @@ def to_json(
         "waited_for_slow_ranks_s": job.waited_s,
         "slow_ranks": msgspec.to_builtins(job.slow_ranks),
         "unfit": job.unfit,
+        "forecast": None if job.forecast is None else _forecast_json(job, job.forecast),
         "incidents": [_incident_json(incident) for incident in job.incidents],
+    }
+
+
+def _forecast_json(job: Facts, found: Forecast) -> dict[str, Any]:
+    return {
+        "interruptions_predicted": found.interruptions_predicted,
+        "num_interruptions": found.interruptions,
+        "fraction_productive_predicted": found.productive_predicted,
+        "fraction_productive_measured": found.productive,
+        "cost_predicted": found.cost_predicted(job.cost),
+        "cost_measured": job.cost,
+        "interval_s": found.interval_s,
+        "best_interval_s": found.best_interval_s,
+        "regret_fraction": found.regret,
     }
 
 

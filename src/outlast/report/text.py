@@ -156,6 +156,36 @@ def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
     return lines
 
 
+def forecast_lines(job: Facts) -> list[Text]:
+    """What a plan would have said, what was measured, and what the intervals cost."""
+    found = job.forecast
+    if found is None:
+        return []
+    lines = [
+        _line(
+            "goodput",
+            f"{found.productive_predicted * 100:.1f} % predicted, {found.productive * 100:.1f} % "
+            "measured, of the time that machines were held",
+        ),
+        _line(
+            "failures",
+            f"{found.interruptions_predicted:.1f} predicted at one in 10 h, {found.interruptions} "
+            "measured",
+        ),
+    ]
+    predicted = found.cost_predicted(job.cost)
+    if predicted is not None:
+        lines.append(_line("cost", f"{predicted:,.2f} predicted, {job.cost:,.2f} measured"))
+    if found.regret is not None and found.best_interval_s is not None:
+        words = (
+            f"{humanise.seconds(found.interval_s)} between checkpoints; of fixed intervals "
+            f"{humanise.seconds(found.best_interval_s)} would have done best on these failures, by "
+            f"{found.regret * 100:.1f} % of the time"
+        )
+        lines.append(_line("interval", words))
+    return lines
+
+
 def _headline(job: Facts, now: float | None) -> Text:
     line = Text("job ").append(job.job, style="bold").append(": ")
     line.append(job.state, style=_STATE_STYLES.get(job.state, "red"))

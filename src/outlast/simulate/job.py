@@ -22,7 +22,8 @@ from typing import Final, Literal
 from outlast.ledger.goodput import PARTS, Part
 from outlast.policy import drain, regain, replicas, retention
 from outlast.policy.cadence import Cadence
-from outlast.policy.restart import Failure, RestartPolicy
+from outlast.policy.failures import Failure
+from outlast.policy.restart import RestartPolicy
 from outlast.simulate.clock import Clock
 from outlast.simulate.failures import Loss
 from outlast.simulate.setup import Level, Outcome, Setup

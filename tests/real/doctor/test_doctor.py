@@ -8,9 +8,11 @@ import sys
 import time
 
 import pytest
-from floor import until
+from floor import free_port, until
 
+from outlast.drill.metadata_server import AwsMetadataServer
 from outlast.health.doctor.child import Child
+from outlast.policy.fitness.machine import PlatformFacts, judge_platform
 
 TIERS = """
 [notice]
@@ -109,11 +111,39 @@ def test_doctor_finds_what_is_written_wrong_and_mixed_installations(floor, tmp_p
     assert "torch 2.12.0 is installed" in findings["versions"]["seen"]
 
 
+def test_a_metadata_service_is_asked_for_real():
+    def asked(url):
+        wanted = {"platform": "aws", "base_url": url, "file": "", "command": [], "grace_s": None}
+        child = Child("platform", wanted, 60.0)
+        try:
+            until(child.is_over, "its end")
+            return judge_platform(child.answer(PlatformFacts))
+        finally:
+            child.close()
+
+    deaf = asked(f"http://127.0.0.1:{free_port()}")
+    assert deaf.status == "failed"
+    assert "no notice would be heard" in deaf.seen
+    with AwsMetadataServer() as service:
+        heard = asked(service.url)
+    assert heard.status == "ok"
+    assert heard.figures == {"notice_s": 120.0}
+
+
 def test_doctor_refuses_what_cannot_be_meant(floor):
     for arguments in (["--state", "much"], ["--nnodes", "4:2"], ["--nnodes", "x"], ["--no-flag"]):
         process = floor.outlast("doctor", *arguments, cold=True)
         assert process.wait() == 2
         assert len(process.err.strip().splitlines()) == 1, process.err
+
+
+def test_a_doctor_that_is_stopped_leaves_nothing(floor, tmp_path):
+    job = tmp_path / "job"
+    process = floor.outlast("doctor", "--dir", job, cold=True)
+    until(lambda: list(tmp_path.glob("job/**/doctor-*")), "something written", running=process)
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 143, process.text
+    assert not job.exists()
 
 
 @pytest.fixture

@@ -25,12 +25,23 @@ class ElasticJob:
         script: what it runs, with the command line and the records of ``scripts/elastic.py``.
         options: more of that command line.
         pause_s: in each step.
+        num_least: machines that it needs.
     """
 
     rendezvous = ("--rdzv-backend", "outlast")
 
-    def __init__(self, hosts, directory: Path, env=None, script=ELASTIC, options=(), pause_s=0.03):
+    def __init__(
+        self,
+        hosts,
+        directory: Path,
+        env=None,
+        script=ELASTIC,
+        options=(),
+        pause_s=0.03,
+        num_least=1,
+    ):
         self.hosts = hosts
+        self._num_least = num_least
         self._env = env
         self.script, self.options, self._pause_s = script, options, pause_s
         self.job = Job(directory / "job", len(hosts))
@@ -40,18 +51,19 @@ class ElasticJob:
 
     # --- what the test does ----------------------------------------------------------------------
 
-    def start(self, *hosts, script=None, arguments=None):
-        """Start the agents of ``hosts``."""
+    def start(self, *hosts, script=None, arguments=None, num_most=None, env=None):
+        """Start the agents of ``hosts``; ``num_most``: machines that train at once."""
+        num_most = num_most or len(self.hosts)
         script = script or self.script
         if arguments is None:
             arguments = (STEPS, "--every", "3 steps", "--pause", self._pause_s, "--end", self._end)
             arguments += tuple(self.options)
         for host in hosts:
             self.agents[host.name] = host.outlast(
-                *("run", "--nnodes", f"1:{len(self.hosts)}", "--nproc-per-node", 1),
+                *("run", "--nnodes", f"{self._num_least}:{num_most}", "--nproc-per-node", 1),
                 *(*self.rendezvous, "--local-addr", host.address),
                 *("--dir", self.job.directory, script, self.job.records, *arguments),
-                env=self._env,
+                env=env or self._env,
             )
 
     def until_trained(self, *hosts, steps=5):

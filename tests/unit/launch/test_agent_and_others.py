@@ -7,7 +7,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 
 from outlast.launch.agent import Agent
 from outlast.notice import Notice
-from outlast.policy.restart import Failure
+from outlast.policy.failures import Failure
 
 
 class Gone:

@@ -6,8 +6,9 @@ import pytest
 
 from outlast.launch.machines import Machines
 from outlast.launch.membership.handler import Mailbox
-from outlast.launch.membership.messages import Departs, Go, Halt, Member, Over
-from outlast.policy.restart import Failure
+from outlast.launch.membership.messages import Departs, Go, Halt, LeftOut, Member, Over
+from outlast.policy.exclusion import Exclusion
+from outlast.policy.failures import Failure
 
 
 class Others:
@@ -103,3 +104,36 @@ def test_trouble_elsewhere_is_waited_for(machines, others):
     others.halt = Halt(reason="b was lost")
     assert machines.have_trouble(0.0)
     assert not Machines(None).have_trouble(0.0)
+
+
+def test_whoever_asks_for_a_machine_to_be_left_out(machines, others):
+    asked = []
+    others.me = types.SimpleNamespace(host="A", node="a")
+    others.leave_out = lambda out, gentle: asked.append((out, gentle))
+    members = tuple(
+        Member(node=name, host=name.upper(), address="", workers=workers)
+        for name, workers in [("a", 2), ("b", 1), ("c", 2)]
+    )
+    others.attempt = Go(attempt=1, members=members, store="")
+    hosts = [machines.host_of(rank) for rank in range(6)]
+    assert hosts == ["A", "A", "B", "C", "C", None]
+    assert machines.leave_out("it is slow", for_s=9.0, host="B", gentle=True, spare_only=True)
+    assert machines.leave_out("it failed", for_s=5.0)
+    b = Exclusion(host="B", reason="it is slow", for_s=9.0, spare_only=True, asker="a")
+    a = Exclusion(host="A", reason="it failed", for_s=5.0, asker="a")
+    assert asked == [(b, True), (a, False)]
+    assert not Machines(None).leave_out("it failed", for_s=5.0)
+    assert Machines(None).host_of(0) is None
+
+
+def test_what_comes_of_asking_is_written_down_by_who_asked(machines, others):
+    others.me = types.SimpleNamespace(host="A", node="a")
+    others.hear_of_left_out = lambda told: setattr(others, "told", told)
+    written = []
+    machines.write_down(types.SimpleNamespace(append=lambda name, **more: written.append(more)))
+    for asker in "ab":
+        out = Exclusion(host="B", reason="it failed", for_s=5.0, asker=asker)
+        others.told(LeftOut(out=out, goes=False))
+    (event,) = written
+    assert (event["node"], event["goes"], event["for_s"]) == ("B", False, 5.0)
+    assert not event["durable"]

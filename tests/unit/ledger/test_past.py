@@ -143,6 +143,23 @@ def test_a_follower_may_begin_near_the_end(ledger, tmp_path, tail_bytes):
     assert [event["restarts"] for event in follower.poll()] == [9]
 
 
+def test_machines_that_are_left_out_and_their_failures(ledger, tmp_path):
+    for kind, own in [("killed", True), ("peer", False), ("crash", True)]:
+        ledger.append("restart", reason="", restarts=1, kind=kind, own=own)
+    here = ledger.node
+    ledger.append("left_out", node="b", reason="it failed", until_t=9.0, for_s=3.0, goes=True)
+    past = Past(tmp_path).look()
+    assert [kind for _, kind in past.own_failures[here]] == ["killed", "crash"]
+    assert past.left_out["b"]["reason"] == "it failed"
+    ledger.append("let_in", node="b")
+    ledger.append("let_in", node=here)
+    past.look()
+    assert (past.left_out, past.own_failures) == ({}, {})
+    for _ in range(150):
+        ledger.append("restart", reason="", restarts=1, kind="killed", own=True)
+    assert len(past.look().own_failures[here]) == 100  # bounded
+
+
 STORIES = {
     # event, t … → failures, hours of running
     "a worker is lost": ("resumed 0, step 1800, worker_lost 3600, restart 3610", 1, 1.0),

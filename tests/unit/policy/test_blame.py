@@ -89,7 +89,7 @@ def test_who_has_come_least_far_is_the_one_that_all_wait_for():
         {"frames": (Frame("f", "/x/site-packages/torch/_inductor/compile.py", 1),)},
         {"frames": (Frame("save", "/x/site-packages/torch/serialization.py", 1),)},
         {"frames": (Frame("validate", "/home/a/train.py", 1),)},
-        {"is_session": False},
+        {"is_session": False, "age_s": 300.0},
         {"is_starved": True},
         {"is_session": False, "is_starved": True, "moves": False, "age_s": 20.0},
         {"moves": False, "moves_below": True},

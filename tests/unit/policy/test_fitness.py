@@ -89,6 +89,13 @@ def test_a_place_that_fails_says_where_and_what_to_do(number, todo):
     assert todo in found.todo
 
 
+def test_a_bucket_that_fails_is_not_looked_for_in_the_kernels_log():
+    facts = PlaceFacts(stage="small", error="the server cannot be reached", number=errno.EIO)
+    found = judge_place("storage bucket", "s3://bucket/job", facts)
+    assert found.seen == "s3://bucket/job takes no small file: the server cannot be reached"
+    assert "endpoint" in found.todo
+
+
 def test_a_place_where_two_can_win_is_refused_and_a_slow_or_lockless_one_is_not():
     assert judge_place("s", "w", place(put_new=False)).status == "failed"
     assert judge_place("s", "w", place(small_s=9.0)).status == "warning"
@@ -101,6 +108,7 @@ def test_space_counts_what_checkpoints_take_already():
     tight = judge_space("local", place(free_bytes=250 * GB), 100 * GB, 3)
     assert (tight.status, tight.todo) == ("warning", "keep = 1 would fit; or free some space")
     assert judge_space("local", place(free_bytes=150 * GB), 100 * GB, 3).status == "failed"
+    assert judge_space("local", place(free_bytes=350 * GB), 100 * GB, 3).status == "warning"
     held = place(free_bytes=150 * GB, held_steps=3)
     assert judge_space("local", held, 100 * GB, 3).status == "ok"
     assert judge_space("local", place(free_bytes=10), None, 3).status == "warning"

@@ -4,7 +4,8 @@ import itertools
 
 import pytest
 
-from outlast.policy.restart import SHORT_ATTEMPT_S, WITHOUT_PROGRESS_MAX, Failure, RestartPolicy
+from outlast.policy.failures import Failure
+from outlast.policy.restart import SHORT_ATTEMPT_S, WITHOUT_PROGRESS_MAX, RestartPolicy
 
 
 def crash(step=None, *, rank=0, text="Traceback: boom", message="ValueError: boom", code=1):

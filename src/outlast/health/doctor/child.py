@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+ASKED_S: Final = 1.0  # to remove what it has written
 KILLED_S: Final = 0.5  # for a killed process to be gone; one in the kernel's hands never is
 ERROR_BYTES: Final = 4000
 Kind = TypeVar("Kind")
@@ -103,8 +104,17 @@ class Child:
                 os.close(fd)
         self._out = self._err = -1
 
+    def ask_to_end(self) -> None:
+        """Let it remove what it has written, and end; nothing is waited for."""
+        if self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                self._process.terminate()
+
     def _end(self) -> None:
         """A process that the kernel holds is left behind."""
+        self.ask_to_end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(ASKED_S)
         if self._process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, signal.SIGKILL)

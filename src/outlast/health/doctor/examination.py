@@ -187,6 +187,8 @@ class _Examination:
     def close(self) -> None:
         """Whatever still runs is ended."""
         for child in self._children:
+            child.ask_to_end()
+        for child in self._children:
             child.close()
 
     # --- this machine ------------------------------------------------------------------------

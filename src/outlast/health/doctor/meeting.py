@@ -185,7 +185,7 @@ class Meeting:
     ) -> tuple[int, list[Here]] | str:
         """The round's number and members, or how it is otherwise: "alone", "joins"."""
         until_s, said = time.monotonic() + wait_s, ""
-        alive = self._alive()
+        alive: bytes | None = None
         known = max(self._rounds(), default=0)
         while True:
             here = self._here()
@@ -199,8 +199,9 @@ class Meeting:
                     return number, members
                 company.taken(one.node for one in members)
                 known = number
-            if alive is not None and self._alive() not in (None, alive):
-                return "joins"  # its coordinator's sign of life goes on
+            before, alive = alive, self._alive() or alive
+            if before is not None and alive != before:
+                return "joins"  # the coordinator's sign of life goes on
             proposed = company.proposal(now_s)
             if proposed and all(node in here for node in proposed):
                 wanted = Round(members=[here[node] for node in proposed])

@@ -33,7 +33,8 @@ BIGGEST_BYTES: Final = {True: 1 << 30, False: 128 << 20}  # a directory's, a buc
 WRITERS: Final = 2
 TRIES: Final = 3
 OLD_S: Final = 3600.0
-PATIENCE: Final = Patience(connect_s=3, stall_s=8, request_s=20, retry_s=6)
+PATIENCE: Final = Patience(connect_s=3, stall_s=8, request_s=20, retry_s=4)
+_URL_FIRST: Final = re.compile(r"^\w+ [a-z0-9]+://\S+: ")
 _OURS: Final = re.compile(r"doctor-[0-9a-f]{12}\Z")
 
 
@@ -77,14 +78,16 @@ def _try(storage: Storage, facts: PlaceFacts, *, writes: bool, locks: bool) -> N
         for stage, act in parts:
             doing = stage
             act()
-    except OSError as error:
-        _failed(facts, doing, error)
-        with contextlib.suppress(OSError):
-            storage.remove_tree(folder)
-    else:
+        doing = ""
         _space(root, facts)
         with contextlib.suppress(OSError):
             _tidy(storage, root, facts)
+    except OSError as error:
+        _failed(facts, doing, error)
+    finally:
+        if doing:  # it failed, or was asked to end
+            with contextlib.suppress(OSError):
+                storage.remove_tree(folder)
 
 
 def _failed(facts: PlaceFacts, stage: str, error: Exception) -> PlaceFacts:
@@ -92,6 +95,7 @@ def _failed(facts: PlaceFacts, stage: str, error: Exception) -> PlaceFacts:
     number = getattr(error, "errno", None)
     facts.number = number if isinstance(number, int) else 0
     words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    words = _URL_FIRST.sub("", words)  # where it was is said by whoever shows it
     facts.error = words[:1].lower() + words[1:] if words[1:2].islower() else words
     return facts
 
@@ -163,7 +167,7 @@ def _conditional(storage: Storage, folder: str, facts: PlaceFacts) -> None:
 
 
 def _lock(root: Path, folder: str, facts: PlaceFacts) -> None:
-    fd = os.open(root / folder / "new", os.O_RDWR | os.O_CLOEXEC)
+    fd = os.open(root / folder / "small-0", os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         facts.locks = True

@@ -263,6 +263,7 @@ Message = (
     | Superseded
     | Waits
 )
+OF_WORKERS: Final = (Ready, Ended, Done)  # what is outdated once their machine is ready again
 _decoder = msgspec.json.Decoder(Message)
 
 

@@ -30,6 +30,7 @@ from outlast.launch.membership.heirs import Inheritance, Ways
 from outlast.launch.membership.hub import HANGS, Hub, Peer
 from outlast.launch.membership.mesh import Mesh
 from outlast.launch.membership.messages import (
+    OF_WORKERS,
     Apart,
     Departs,
     Finish,
@@ -38,6 +39,7 @@ from outlast.launch.membership.messages import (
     GoOn,
     Halt,
     Join,
+    LeaveOut,
     Leaving,
     LeftOut,
     LetIn,
@@ -116,12 +118,11 @@ class Node:
         self._fixed = 0  # the number of machines that the job's data are tied to
         self._departing: set[str] = set()
         self._said: list[Any] = []  # what a new coordinator has to know, too
-        self._warming = False
+        self._warming = self._is_over = False
         self._sign = Sign()
         self._seeking: Seeking | None = None
         self._sought_s = 0.0  # since when
         self._round = 0  # of questions to storage: of two that overlap the newer counts
-        self._is_over = False
         self._over: Over | None = None
         self._ways = Ways(
             dial=lambda heir, failed: self._dial(heir.node, heir.address, failed),
@@ -142,7 +143,7 @@ class Node:
     def ready(self, attempt: int) -> None:
         """Its workers up to those of ``attempt`` have ended, or there never were any."""
         self._warming = False
-        self._said = [one for one in self._said if isinstance(one, _LASTING)]
+        self._said = [one for one in self._said if not isinstance(one, OF_WORKERS)]
         self.say(Ready(attempt=attempt))
 
     def say(self, message: Any) -> None:
@@ -387,6 +388,7 @@ class Node:
                 self._superseded()
             case LeftOut(out=out):
                 self.out.put(out, time.monotonic())
+                self._said = [one for one in self._said if not isinstance(one, LeaveOut)]
                 self._tell(message)
             case LetIn(host=host):
                 self.out.bring_back(host)

@@ -88,6 +88,8 @@ def judge_place(name: str, where: str, facts: PlaceFacts) -> Finding:
     """
     if facts.stage:
         todo = _TODO.get(facts.number, "mend that, or name another place")
+        if "://" in where and facts.number in {errno.EIO, errno.EACCES}:
+            todo = "look at the endpoint, the region and the credentials in the environment"
         seen = f"{where} {_STAGES[facts.stage]}: {facts.error}"
         return Finding(name=name, status="failed", seen=seen, todo=todo, figures=_figures(facts))
     if facts.put_new is False:

@@ -1,0 +1,194 @@
+"""What is made of a failed attempt on this machine: judged, written down, waited for.
+
+The agent gives what its workers left behind. What the machine has seen is asked of
+:mod:`outlast.launch.witness`, what other machines have had of the ledger; the policy decides. Then
+the machine asks to be left out, or backs off, before it says that it is ready again.
+
+A wait is over at once when a notice comes or when the job ends elsewhere. The other machines are
+told that the workers here have ended: they wait a few seconds, then go on without this one where
+enough of them stay, and take it in again when it is ready.
+
+What can go wrong: the ledger cannot be read, so that failures on other machines are not known; then
+each machine judges by its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from outlast.config import Settings
+from outlast.errors import StorageError
+from outlast.launch.machines import Machines
+from outlast.launch.witness import Witness
+from outlast.ledger.file import Ledger
+from outlast.ledger.narrator import say
+from outlast.ledger.past import Past
+from outlast.policy.failures import Action, Failure, Kind, kind_of
+from outlast.policy.restart import Limits, RestartPolicy, Verdict
+
+POLL_S: Final = 0.1
+SAY_S: Final = 30.0  # between two words about a long wait
+
+
+class Judging:
+    """Of one machine's agent.
+
+    Args:
+        policy: decides.
+        ledger: the job's.
+        past: what is known of it.
+        machines: the others.
+        must_leave: whether this machine has had notice.
+    """
+
+    def __init__(
+        self,
+        policy: RestartPolicy,
+        ledger: Ledger,
+        past: Past,
+        machines: Machines,
+        must_leave: Callable[[], bool],
+    ) -> None:
+        self._policy = policy
+        self._ledger = ledger
+        self._past = past
+        self._machines = machines
+        self._must_leave = must_leave
+        self._witness = Witness()
+        self._host = socket.gethostname()
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        self._witness.close()
+
+    def begin(self) -> None:
+        """An attempt begins."""
+        self._witness.begin()
+
+    def look(self) -> None:
+        """At each look at the workers, while nothing fails."""
+        self._witness.look()
+
+    def kind_of(self, failure: Failure) -> Kind:
+        """Of one worker's failure, by itself."""
+        return kind_of(failure, self._witness.signs())
+
+    def judge(self, failures: Sequence[Failure], lasted_s: float, *, echoes: bool) -> Verdict:
+        """What follows an attempt in which these happened; a restart is written down.
+
+        Args:
+            failures: of this machine's workers.
+            lasted_s: how long the attempt lasted.
+            echoes: whether connections that broke may be the echo of a loss elsewhere.
+        """
+        now_t = time.time()
+        return self._policy.judge(
+            failures,
+            lasted_s=lasted_s,
+            leaving=self._must_leave(),
+            signs=self._witness.signs(),
+            now_s=now_t,
+            chance=random.random(),  # noqa: S311 - so that machines do not come back together
+            elsewhere=self._elsewhere(now_t),
+            echoes=echoes,
+        )
+
+    def write_down(self, verdict: Verdict) -> None:
+        """A restart, for people and for the next agent on this machine."""
+        self._ledger.append(
+            "restart",
+            reason=verdict.reason,
+            restarts=self._policy.restarts,
+            kind=verdict.kind.value if verdict.kind else None,
+            action=verdict.action.value if verdict.kind else None,
+            own=verdict.own,
+            wait_s=round(verdict.wait_s, 3),
+            without_progress=verdict.without_progress,
+        )
+
+    def act(self, verdict: Verdict) -> Verdict:
+        """Do what is to be done before the next attempt; what follows in the end."""
+        self._ask_others(verdict)
+        if verdict.wait_s and not self._back_off(verdict.wait_s) and not self._machines.are_many:
+            return self._policy.judge([], lasted_s=0.0, leaving=True)
+        return verdict  # where there are others, the rendezvous finds that this machine must go
+
+    def _ask_others(self, verdict: Verdict) -> None:
+        limits = self._policy.limits
+        if verdict.action is Action.LEAVE_OUT:
+            reason = f"its own failures, the last one: {verdict.reason}"
+            asked = self._machines.leave_out(reason, for_s=limits.leave_out_s)
+        elif verdict.action is Action.ELSEWHERE:
+            asked = self._machines.leave_out(
+                verdict.reason, for_s=limits.leave_out_s, spare_only=True
+            )
+        else:
+            return
+        if not asked and verdict.action is Action.LEAVE_OUT:
+            say("there is no other machine that could go on: this one is tried again")
+
+    def _back_off(self, wait_s: float) -> bool:
+        """Wait; whether this machine stays."""
+        self._machines.workers_ended()
+        until_s = time.monotonic() + wait_s
+        say_s = time.monotonic() + SAY_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            if self._must_leave():
+                return False
+            if self._machines.ends_now is not None:
+                return True  # the rendezvous says so
+            if time.monotonic() > say_s:
+                say_s += SAY_S
+                say(f"the next attempt begins in {left_s:.0f} s")
+            time.sleep(min(left_s, POLL_S))
+        return not self._must_leave()
+
+    def _elsewhere(self, now_t: float) -> set[str]:
+        """Kinds of failures of their own that other machines have had within the window."""
+        with contextlib.suppress(StorageError):
+            self._past.look()
+        window_s = self._policy.limits.window_s
+        return {
+            kind
+            for host, failures in self._past.own_failures.items()
+            for t, kind in failures
+            if host != self._host and now_t - t < window_s
+        }
+
+
+def restart_policy(max_restarts: int, settings: Settings, past: Past) -> RestartPolicy:
+    """As the owner wants it, with what this machine has had before."""
+    limits = Limits(
+        without_progress=settings.restart_without_progress,
+        failures=settings.restart_failures,
+        window_s=settings.restart_window_s,
+        leave_out_s=settings.restart_leave_out_s,
+        back_off_max_s=settings.restart_back_off_s,
+    )
+    host = socket.gethostname()
+    own = [t for t, _ in past.own_failures.get(host, [])] if not settings.restart_let_in else []
+    return RestartPolicy(max_restarts, limits=limits, own=own)
+
+
+def worker_failure(rank: int, failure: Any, step: int | None) -> Failure:
+    """What torch's agent knows of a worker that has ended, in our words."""
+    message, trace = "", ""
+    data = failure.error_file_data
+    if isinstance(data, dict) and isinstance(data.get("message"), dict):
+        message = str(data["message"].get("message", ""))
+        trace = str(data["message"].get("extraInfo", {}).get("py_callstack", ""))
+    if not message and failure.exitcode < 0:
+        message = f"ended by {failure.signal_name()}"
+    return Failure(
+        rank=rank,
+        exit_code=failure.exitcode,
+        traceback=trace,
+        message=message,
+        step=step,
+        pid=failure.pid,
+    )

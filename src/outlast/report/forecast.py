@@ -1,0 +1,120 @@
+"""How far off a plan would have been: predicted against measured, and what the intervals cost.
+
+Predicted is by the exact model (:mod:`outlast.plan.interval`) from what saves, losses and resumes
+of this job took, at the rate that is believed in before anything is known (one failure in 10 h).
+The regret is found by replaying the job's own failures: what the best fixed interval would have
+gained over the mean one that it had. Both are for a job of one kind of machine that saves to one
+tier.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from outlast.ledger.events import Event
+from outlast.ledger.goodput import Goodput, in_order
+from outlast.ledger.incidents import Incident
+from outlast.plan.interval import Costs, exact_wall
+from outlast.plan.posterior import Posterior
+
+HOUR_S: Final = 3600.0
+POINTS: Final = 41
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted and measured, side by side.
+
+    Attributes:
+        interruptions_predicted, interruptions: of the time that it ran.
+        productive_predicted, productive: share of the time that machines were held.
+        interval_s: mean time from checkpoint to checkpoint.
+        best_interval_s: the fixed one that would have done best on the same failures.
+        regret: share of the time that it would have gained.
+    """
+
+    interruptions_predicted: float
+    interruptions: int
+    productive_predicted: float
+    productive: float
+    interval_s: float
+    best_interval_s: float | None = None
+    regret: float | None = None
+
+    def cost_predicted(self, cost: float | None) -> float | None:
+        """What the same steps would have cost as predicted."""
+        if cost is None or not self.productive_predicted:
+            return None
+        return cost * self.productive / self.productive_predicted
+
+
+def forecast(
+    events: Iterable[Event], machines: Goodput, incidents: Iterable[Incident]
+) -> Forecast | None:
+    """Compare; None where the job has not trained or has not saved."""
+    ordered = in_order(events)
+    held = machines.total - machines.waiting
+    blocked = [event.get("blocked_s") for event in ordered if event.event == "snapshot"]
+    blocked_s = [float(one) for one in blocked if isinstance(one, int | float) and one >= 0]
+    if held <= 0 or not machines.productive or not blocked_s:
+        return None
+    lost = [one for one in incidents if one.kind not in ("drain", "preemption notice")]
+    down = [one.back_t - one.detected_t for one in lost if one.back_t is not None]
+    late = [one.detected_t - one.began_t for one in lost]
+    lags = [event.get("durable_s") for event in ordered if event.event == "commit"]
+    costs = Costs(
+        checkpoint_h=statistics.fmean(blocked_s) / HOUR_S,
+        restore_h=_middle(down) / HOUR_S,
+        detect_h=_middle(late) / HOUR_S,
+        lag_h=_middle([one for one in lags if isinstance(one, int | float)]) / HOUR_S,
+    )
+    share = held / machines.total
+    trained_s = machines.wall_s * share * (machines.productive + machines.replayed) / held
+    interval_s = trained_s / len(blocked_s)
+    ran_h = machines.wall_s * share / HOUR_S
+    rate_per_h = Posterior().mean_per_h
+    found = Forecast(
+        interruptions_predicted=rate_per_h * ran_h,
+        interruptions=len(lost),
+        productive_predicted=1 / exact_wall(costs, rate_per_h, interval_s / HOUR_S),
+        productive=machines.productive / held,
+        interval_s=interval_s,
+    )
+    if not lost or trained_s <= 0:
+        return found
+    start_t, length_s = ordered[0].t, machines.wall_s
+    moments_s = [min(max(one.detected_t - start_t, 0.0), length_s) for one in lost]
+    best_s, regret = _regret(costs, moments_s, length_s, interval_s)
+    return msgspec.structs.replace(found, best_interval_s=best_s, regret=regret)
+
+
+def _regret(
+    costs: Costs, moments_s: list[float], length_s: float, interval_s: float
+) -> tuple[float, float]:
+    """The best fixed interval on these failures, and what it gains over the one that was had."""
+    import numpy as np
+
+    from outlast.simulate.many import Case, Fixed, Replayed, simulate
+
+    # A thousandth to a thousand times as long, the interval that it had in the middle.
+    tried = interval_s * np.exp(np.linspace(-np.log(1000), np.log(1000), POINTS))
+    case = Case(
+        cost_s=costs.checkpoint_h * HOUR_S,
+        restore_s=costs.restore_h * HOUR_S,
+        detect_s=costs.detect_h * HOUR_S,
+        lag_s=costs.lag_h * HOUR_S,
+        horizon_s=length_s,
+    )
+    failures = Replayed(moments_s, 2 * length_s, np.zeros(POINTS))
+    ledger = simulate(case, failures, Fixed(tried), POINTS)
+    useful = ledger.useful / ledger.wall
+    index = int(np.argmax(useful))
+    return float(tried[index]), float(useful[index] - useful[POINTS // 2])
+
+
+def _middle(values: list[float]) -> float:
+    known = [value for value in values if value >= 0]
+    return float(statistics.median(known)) if known else 0.0

@@ -1,0 +1,85 @@
+"""What a plan would have said, against what a ledger tells."""
+
+import pytest
+
+from outlast.ledger.events import Event
+from outlast.report.facts import facts, to_json
+from outlast.report.text import forecast_lines
+
+STEP_S = 10.0
+
+
+def story(saves_every, losses=(), until=1000):
+    """Steps of 10 s, a save of 1 s every so often, losses after which 20 s pass."""
+    t, attempt, events = 1e6, 0, []
+
+    def tell(name, rank=0, **fields):
+        events.append(
+            Event(
+                t=t, mono=t, job="j", attempt=attempt, node="n", rank=rank, event=name,
+                fields=fields,
+            )
+        )  # fmt: skip
+
+    tell("job_started", rank=None)
+    attempt = 1
+    tell("attempt_formed", rank=None, world_size=2, nodes=1)
+    tell("resumed", step=0)
+    step = saved = 0
+    lost = list(losses)
+    while step < until:
+        step, t = step + 1, t + STEP_S
+        if lost and step >= lost[0]:
+            lost.pop(0)
+            tell("worker_lost", exit_code=-9, step=step - 1, beat_t=t - STEP_S)
+            t, attempt, step = t + 20, attempt + 1, saved
+            tell("attempt_formed", rank=None, world_size=2, nodes=1)
+            tell("resumed", step=saved)
+            continue
+        stalled = 0.0
+        if step % saves_every == 0:
+            t, saved, stalled = t + 1, step, 1.0
+            tell("snapshot", step=step, blocked_s=1.0, kind="full")
+            tell("commit", step=step, durable_s=2.0, tier="local", kind="full")
+        tell("step", step=step, seconds=STEP_S + stalled, stalled_s=stalled)
+    tell("job_finished", rank=None, exit_code=0)
+    return events
+
+
+def test_a_quiet_job_did_a_little_better_than_predicted():
+    job = facts(story(10), price_spot=2.0)
+    found = job.forecast
+    assert found.interruptions == 0
+    assert found.interruptions_predicted == pytest.approx(0.1 * 10100 / 3600, rel=0.01)
+    assert found.interval_s == pytest.approx(100.0, rel=0.02)
+    assert found.productive > found.productive_predicted > 0.95
+    assert found.regret is None
+    assert found.cost_predicted(job.cost) == pytest.approx(
+        job.cost * found.productive / found.productive_predicted
+    )
+
+
+def test_one_that_saved_too_seldom_is_told_so():
+    often = facts(story(5, [60, 160, 260, 360])).forecast
+    seldom = facts(story(50, [90, 140, 190, 240, 290, 340, 390, 440])).forecast
+    assert seldom.interruptions == 8
+    assert seldom.productive < seldom.productive_predicted
+    assert seldom.best_interval_s < 0.7 * seldom.interval_s
+    assert seldom.regret > 0.05
+    assert often.regret < 0.02
+
+
+def test_it_is_in_words_and_in_numbers():
+    events = story(50, [90, 190])
+    lines = [line.plain for line in forecast_lines(facts(events, price_spot=2.0))]
+    assert [line.split()[0] for line in lines] == ["goodput", "failures", "cost", "interval"]
+    assert "predicted at one in 10 h, 2 measured" in lines[1]
+    numbers = to_json(events, price_spot=2.0)["forecast"]
+    assert numbers["num_interruptions"] == 2
+    assert numbers["cost_measured"] > 0
+    assert 0 <= numbers["regret_fraction"] < 1
+
+
+def test_without_training_or_saves_there_is_none():
+    assert facts([]).forecast is None
+    assert to_json(story(2000, until=20))["forecast"] is None
