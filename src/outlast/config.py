@@ -74,6 +74,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         health_hang: after how long without progress a worker is taken for hung.
         health_hang_floor_s: no learned limit is below it.
         health_hang_ceiling_s: the limit of what has not been seen often enough to learn one.
+        health_anomaly: what is done about a loss that goes wrong: report, stop, rollback.
+        health_window: how many good losses a new one is compared with.
+        health_factor: how many times their spread a loss may lie above them.
+        health_settle: steps without a sign after which a checkpoint counts as healthy.
+        health_skip: batches that the first rollback of a stretch leaves out.
+        health_rollbacks: how many rollbacks there may be in a stretch.
+        health_stretch: steps of a stretch.
         price_spot: price of a spot machine per hour, or None.
         price_on_demand: price of an on-demand machine per hour, or None.
         health_straggler: what is done about a slow rank: report, notify, replace, leave out.
@@ -116,6 +123,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     health_hang: Hang
     health_hang_floor_s: float
     health_hang_ceiling_s: float
+    health_anomaly: str
+    health_window: int
+    health_factor: float
+    health_settle: int
+    health_skip: int
+    health_rollbacks: int
+    health_stretch: int
     price_spot: float | None
     price_on_demand: float | None
     health_straggler: str
@@ -158,6 +172,13 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "health.hang": ("health_hang", "auto", values.parse_hang),
     "health.hang_floor": ("health_hang_floor_s", "1.5 s", values.parse_hang_limit),
     "health.hang_ceiling": ("health_hang_ceiling_s", "10 min", values.parse_hang_limit),
+    "health.anomaly": ("health_anomaly", "report", values.parse_anomaly),
+    "health.window": ("health_window", 100, values.whole_from(10, 10_000)),
+    "health.factor": ("health_factor", 20.0, values.parse_factor),
+    "health.settle": ("health_settle", 10, values.whole_from(1)),
+    "health.skip": ("health_skip", 1, values.whole_from(1)),
+    "health.rollbacks": ("health_rollbacks", 3, values.whole_from(0)),
+    "health.stretch": ("health_stretch", 1000, values.whole_from(1)),
     "price.spot": ("price_spot", None, values.parse_price),
     "price.on_demand": ("price_on_demand", None, values.parse_price),
     "health.straggler": ("health_straggler", "report", values.parse_straggler),

@@ -21,7 +21,10 @@ import enum
 
 
 class Exit(enum.IntEnum):
-    """Exit codes of ``outlast run``, and of a worker that leaves on purpose."""
+    """Exit codes of ``outlast run``, and of a worker that leaves on purpose.
+
+    ``ROLLED_BACK`` is a worker's word to its agent alone: the next attempt goes on from before.
+    """
 
     FINISHED = 0
     USAGE = 2
@@ -29,6 +32,7 @@ class Exit(enum.IntEnum):
     GAVE_UP = 76
     STORAGE = 77
     REFUSED = 78
+    ROLLED_BACK = 79
 
 
 class OutlastError(Exception):

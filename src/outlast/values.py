@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -307,6 +308,39 @@ def parse_rate(value: object) -> float | None:
     if rate < 1e6:
         raise ConfigError(f'{value!r} is not a rate; write "auto", "200 MB/s" or "1.5 GB/s"')
     return rate
+
+
+def parse_anomaly(value: object) -> str:
+    """What is done about a loss that goes wrong."""
+    known = ("report", "stop", "rollback")
+    if value not in known:
+        raise ConfigError(
+            f"{value!r} is no answer to a loss that goes wrong;{nearest(str(value), known)}"
+        )
+    return str(value)
+
+
+def parse_factor(value: object) -> float:
+    """Times a spread."""
+    try:
+        factor = 0.0 if isinstance(value, bool) else float(str(value))
+    except ValueError:
+        factor = 0.0
+    if not 1 <= factor < float("inf"):
+        raise ConfigError(f"{value!r} is not a factor from 1 on; write a number like 20")
+    return factor
+
+
+def whole_from(least: int, most: int = 10**9) -> Callable[[object], int]:
+    """A reader of whole numbers from ``least`` on."""
+
+    def parse(value: object) -> int:
+        found = parse_whole(value, least=least, most=most)
+        if found is None:
+            raise ConfigError(f"{value!r} is not a whole number from {least} to {most}")
+        return found
+
+    return parse
 
 
 def parse_bool(value: object) -> bool:

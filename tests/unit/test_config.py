@@ -90,6 +90,13 @@ CASES = {
     "health.hang": ("1 s", "2 s", "off", lambda s: str(s.health_hang)),
     "health.hang_floor": ("1 s", "2 s", "4 s", lambda s: f"{s.health_hang_floor_s:g} s"),
     "health.hang_ceiling": ("1 s", "2 s", "4 s", lambda s: f"{s.health_hang_ceiling_s:g} s"),
+    "health.anomaly": ("report", "stop", "rollback", lambda s: s.health_anomaly),
+    "health.window": ("30", "40", "50", lambda s: str(s.health_window)),
+    "health.factor": ("11.0", "12.0", "13.0", lambda s: str(s.health_factor)),
+    "health.settle": ("1", "2", "4", lambda s: str(s.health_settle)),
+    "health.skip": ("2", "3", "4", lambda s: str(s.health_skip)),
+    "health.rollbacks": ("0", "1", "2", lambda s: str(s.health_rollbacks)),
+    "health.stretch": ("10", "20", "40", lambda s: str(s.health_stretch)),
     "price.spot": ("1.5", "2.5", "3.5", lambda s: str(s.price_spot)),
     "price.on_demand": ("1.5", "2.5", "3.5", lambda s: str(s.price_on_demand)),
     "health.straggler": ("replace", "leave out", "report", lambda s: s.health_straggler),
@@ -428,6 +435,10 @@ BAD = [
         ("membership.silence", value, "is not how long a machine may be silent")
         for value in ("auto", "100 ms", "6 min", 3, "soon")
     ),
+    *(("health.anomaly", value, "no answer to a loss that goes wrong") for value in ("x", 1)),
+    *(("health.window", value, "from 10 to 10000") for value in (9, 1.5, True, "x")),
+    *(("health.settle", value, "from 1 to") for value in (0, -1, "2 steps")),
+    *(("health.factor", value, "a factor from 1 on") for value in (0.5, "x", "nan", "inf", True)),
     *(("price.spot", value, "write a number like 0.70") for value in (-1, "x", "nan", "inf", True)),
 ]
 
@@ -475,6 +486,13 @@ def test_rows_for_explain():
         "health.hang": ("auto", "default"),
         "health.hang_floor": ("1.5", "default"),
         "health.hang_ceiling": ("600.0", "default"),
+        "health.anomaly": ("report", "default"),
+        "health.window": ("100", "default"),
+        "health.factor": ("20.0", "default"),
+        "health.settle": ("10", "default"),
+        "health.skip": ("1", "default"),
+        "health.rollbacks": ("3", "default"),
+        "health.stretch": ("1000", "default"),
         "price.spot": ("0.5", "argument"),
         "price.on_demand": ("", "default"),
         "health.straggler": ("report", "default"),

@@ -7,6 +7,7 @@ passed it. Ranks answer from a thread, while the training thread computes; it wa
 reaches its pledge before the decision has come, which takes milliseconds.
 
 A drain for which there is no time is decided without pledges: everybody leaves at once ("leave").
+A drain and a rollback are the last thing that an attempt agrees on.
 Deadlines travel as seconds left: clocks of two machines are not comparable.
 
 Prior art: torchft asks a lighthouse for a quorum at each step, which costs each step a round trip
@@ -29,6 +30,8 @@ from outlast.attempt.link import Link, Message
 logger = logging.getLogger(__name__)
 
 DECISION_TIMEOUT_S: Final = 120.0
+_COORDINATED: Final = ("ask", "pledge", "poke")
+LAST: Final = ("drain", "rollback")  # nothing is agreed after one of them
 _HELD: Final = 0  # rounds count from 1; this pledge is the asking rank's own
 
 
@@ -36,7 +39,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Something that all ranks do once ``step`` is complete.
 
     Attributes:
-        kind: "save", "drain", or "leave": at once, wherever a rank is, without saving.
+        kind: "save", "drain", "rollback" (to another step's state, which ends the attempt), or
+            "leave": at once, wherever a rank is, without saving.
         step: completed steps at which it is done, the same on all ranks; 0 for "leave".
         info: what the one who asked said: reason, left_s (seconds from now, or None).
     """
@@ -71,6 +75,7 @@ class Agreement:
         may_drain: on rank 0, whether there is time for a drain; it may add to its info.
         on_hurry: on rank 0, told of an early notice.
         on_deadline: told that the machine goes sooner than was said when a drain was agreed.
+        on_other: told of messages that are for somebody else, in the answering thread.
     """
 
     def __init__(
@@ -83,8 +88,10 @@ class Agreement:
         may_drain: Callable[[dict[str, Any]], bool] = lambda _: True,
         on_hurry: Callable[[dict[str, Any]], None] = lambda _: None,
         on_deadline: Callable[[float], None] = lambda _: None,
+        on_other: Callable[[Message], None] = lambda _: None,
     ) -> None:
         self._link = link
+        self._on_other = on_other
         self._progress = _Progress(completed)
         self._on_decision = on_decision
         self._on_hurry = on_hurry
@@ -115,7 +122,7 @@ class Agreement:
         action then happens exactly there, unless another rank is further.
         """
         with self._progress.changed:
-            if kind != "drain" and any(a.kind == "drain" for a in self._progress.due):
+            if kind != "drain" and any(a.kind in LAST for a in self._progress.due):
                 return  # nothing is agreed after a drain; another one may know of less time
             if hold:
                 self._progress.pledges[_HELD] = not_before
@@ -154,7 +161,7 @@ class Agreement:
             progress.completed = completed
             progress.in_step = False
             self._wait_for_decisions(completed)
-            due = self._take(completed, [a for a in progress.due if a.kind != "drain"])
+            due = self._take(completed, [a for a in progress.due if a.kind not in LAST])
             progress.in_step = False
             return due
 
@@ -164,7 +171,7 @@ class Agreement:
         with progress.changed:
             progress.completed = completed
             progress.in_step = False
-            late = [a for a in progress.due if a.kind != "drain" and a.step <= completed]
+            late = [a for a in progress.due if a.kind not in LAST and a.step <= completed]
             progress.due = [action for action in progress.due if action not in late]
             if progress.acted >= completed:
                 return False
@@ -222,8 +229,11 @@ class Agreement:
             self._on_deadline(float(message["left_s"]))
         elif kind == "hurry":
             self._on_hurry(message["info"])
-        elif self._coordinator is not None:
-            self._coordinator.handle(message)
+        elif kind in _COORDINATED:
+            if self._coordinator is not None:
+                self._coordinator.handle(message)
+        else:
+            self._on_other(message)
 
     def _pledge(self, number: int) -> None:
         progress = self._progress
@@ -242,7 +252,7 @@ class Agreement:
                 return
             # A second save of a step: a rank that had not acted yet would take both as one, and
             # this rank would wait in vain for the others' part of another.
-            if action.kind == "drain" or action.step > self._progress.acted:
+            if action.kind in LAST or action.step > self._progress.acted:
                 self._progress.due.append(action)
             self._on_decision(action)
             self._progress.changed.notify_all()
@@ -283,9 +293,9 @@ class _Coordinator:
         ask = self._next()
         if self._asked is not None or ask is None:
             return
-        self._draining = ask["action"] == "drain"
+        self._draining = ask["action"] in LAST
         self._waiting = [] if self._draining else [w for w in self._waiting if w is not ask]
-        if self._draining and not self._may_drain(_as_of_now(ask)):
+        if ask["action"] == "drain" and not self._may_drain(_as_of_now(ask)):
             self._tell({"round": 0, "action": "leave", "at": 0, "info": ask["info"]})
             return
         self._asked = ask
@@ -295,19 +305,22 @@ class _Coordinator:
             self._link.send(rank, {"kind": "pledge?", "round": self._round})
 
     def _next(self) -> Message | None:
-        """A drain overtakes everything, and is the last thing that is agreed."""
+        """A drain overtakes everything but a rollback, and both are the last that is agreed."""
         if self._draining:
             return None
-        drain = next((ask for ask in self._waiting if ask["action"] == "drain"), None)
-        if drain is not None or not self._waiting or not self._may_save():
-            return drain
+        for kind in reversed(LAST):
+            last = next((ask for ask in self._waiting if ask["action"] == kind), None)
+            if last is not None:
+                return last
+        if not self._waiting or not self._may_save():
+            return None
         return self._waiting[0]
 
     def _decide(self, ask: Message) -> None:
         self._asked = None
         step = max(*self._pledges.values(), ask["at"], 0)
         # Whoever asked for this step or an earlier one is served by this decision.
-        self._waiting = [w for w in self._waiting if w["action"] == "drain" or w["at"] > step]
+        self._waiting = [w for w in self._waiting if w["action"] in LAST or w["at"] > step]
         info = _as_of_now(ask)
         self._tell({"round": self._round, "action": ask["action"], "at": step, "info": info})
 

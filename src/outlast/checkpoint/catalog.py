@@ -12,8 +12,10 @@ from collections.abc import Collection
 import msgspec
 
 from outlast.checkpoint.manifest import FULL, MANIFEST, STEP_NAME, decode, step_name
+from outlast.checkpoint.standing import stands
 from outlast.errors import CheckpointInvalid
 from outlast.policy.retention import removable
+from outlast.policy.rollbacks import Rollback
 from outlast.storage import Storage
 
 
@@ -51,6 +53,18 @@ def remove_step(storage: Storage, step: int) -> None:
     storage.remove_tree(step_name(step))
 
 
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the checkpoints besides what lies in them.
+
+    Attributes:
+        healthy: steps that were seen to be healthy; None where nobody watches.
+        rollbacks: what they have undone counts as not valid.
+    """
+
+    healthy: frozenset[int] | None = None
+    rollbacks: tuple[Rollback, ...] = ()
+
+
 class Expendable(msgspec.Struct, frozen=True):
     """What retention allows to remove.
 
@@ -64,7 +78,12 @@ class Expendable(msgspec.Struct, frozen=True):
 
 
 def expendable(
-    storage: Storage, *, keep: int, invalid: Collection[int] = (), in_use: Collection[int] = ()
+    storage: Storage,
+    *,
+    keep: int,
+    invalid: Collection[int] = (),
+    in_use: Collection[int] = (),
+    health: Health = Health(),  # noqa: B008 - frozen
 ) -> Expendable:
     """The steps that may go; see ``policy.retention``. Manifests are read, data is not.
 
@@ -73,6 +92,7 @@ def expendable(
         keep: how many that a job can be resumed from stay, at least 1.
         invalid: steps that are known not to verify, besides those whose manifests do not.
         in_use: steps that somebody writes or reads now; they stay.
+        health: which were seen to be healthy, and which were undone.
 
     Raises:
         OSError: the storage cannot be listed.
@@ -84,7 +104,10 @@ def expendable(
         if step in rotten:
             continue
         try:
-            if decode(storage.read(f"{step_name(step)}/{MANIFEST}"), step).kind != FULL:
+            manifest = decode(storage.read(f"{step_name(step)}/{MANIFEST}"), step)
+            if not stands(manifest, health.rollbacks):
+                rotten.add(step)
+            elif manifest.kind != FULL:
                 weights_only.add(step)
         except CheckpointInvalid:
             rotten.add(step)
@@ -101,12 +124,18 @@ def expendable(
         invalid=rotten,
         weights_only=weights_only,
         in_use=left,
+        healthy=health.healthy,
     )
     return Expendable(tuple(found), unreadable)
 
 
 def prune(
-    storage: Storage, *, keep: int, invalid: Collection[int], in_use: Collection[int] = ()
+    storage: Storage,
+    *,
+    keep: int,
+    invalid: Collection[int],
+    in_use: Collection[int] = (),
+    health: Health = Health(),  # noqa: B008 - frozen
 ) -> list[int]:
     """Remove what retention allows; returns the steps removed.
 
@@ -114,7 +143,7 @@ def prune(
         OSError: the first step that could not be read or removed; all others were tried, so that
             one that cannot go does not fill the storage with those after it.
     """
-    found = expendable(storage, keep=keep, invalid=invalid, in_use=in_use)
+    found = expendable(storage, keep=keep, invalid=invalid, in_use=in_use, health=health)
     removed = []
     failure = found.unreadable
     for step in found.steps:

@@ -26,6 +26,7 @@ from outlast.data.order import places_of
 from outlast.data.trail import MISSING, Finding, Record, Stretch, add, digest, expected, merged
 
 CHUNK: Final = 1 << 18
+IDS_MAX: Final = 256
 _OF_BATCHES: Final = frozenset({"global_batch", "since"})  # of an order: what may change
 _MASK: Final = (1 << 64) - 1
 
@@ -49,6 +50,20 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     sample: int | None = None
 
 
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Samples that were left out on purpose, after a rollback.
+
+    Attributes:
+        step: the step before which they would have come.
+        samples: how many.
+        ids: which, the first ``IDS_MAX`` of them.
+    """
+
+    step: int
+    samples: int
+    ids: list[int]
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit found.
 
@@ -58,6 +73,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         proved: every sample came at its place, and at no other.
         faults: why not.
         stretches: attempts, or several of them together.
+        left_out: what was left out on purpose; it is no fault.
     """
 
     steps: int
@@ -65,6 +81,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     proved: bool
     faults: list[Fault]
     stretches: list[Stretch]
+    left_out: list[LeftOut] = []
 
 
 class History:
@@ -129,6 +146,7 @@ class History:
             proved=not faults and bool(self.stretches),
             faults=faults,
             stretches=self.stretches,
+            left_out=[_left_out(stretch) for stretch in self.stretches if stretch.left_out],
         )
 
     def _within(self, first: int, last: int) -> list[Finding]:
@@ -143,7 +161,9 @@ class History:
         for stretch in self.stretches:
             if stretch.step != reached:
                 yield self._not_covered(reached, stretch.step)
-            elif (end := ends.get(_whose(stretch), stretch.position)) != stretch.position:
+            elif (
+                end := ends.get(_whose(stretch), stretch.position - stretch.left_out)
+            ) != stretch.position - stretch.left_out:
                 yield Fault(
                     what="uncounted",
                     step=stretch.step + 1,
@@ -303,6 +323,13 @@ class _Explained:
                 inside = (position - stretch.position) // stretch.global_batch
                 return f"step {stretch.step + 1 + inside}"
         return "later" if position >= self._stretches[-1].samples_end else "earlier"
+
+
+def _left_out(stretch: Stretch) -> LeftOut:
+    shown = min(stretch.left_out, IDS_MAX)
+    first = stretch.position - stretch.left_out
+    ids = expected(stretch.order, np.arange(first, first + shown, dtype=np.int64)).tolist()
+    return LeftOut(step=stretch.step + 1, samples=stretch.left_out, ids=ids)
 
 
 def _steps(first: int, last: int) -> str:

@@ -146,6 +146,18 @@ class EpochFeed(abc.ABC):
             self.batches += 1
             return batch
 
+    def pass_over(self, step: int) -> None:
+        """Leave out the next batch, and what loading it draws from the random streams.
+
+        What an epoch's start draws stays drawn: the order of all its batches follows from it.
+        """
+        del step  # no record is kept of these samples
+        epoch, is_inside = self.epoch, self._iterator is not None
+        before = random_state.capture()
+        next(self)
+        if is_inside and self.epoch == epoch:
+            random_state.restore(before)
+
     def _begin_epoch(self) -> Iterator[Any]:
         if self.max_epochs is not None and self._next_epoch >= self.max_epochs:
             raise StopIteration

@@ -57,6 +57,9 @@ class Feed(Protocol):
 
     def __next__(self) -> Any: ...
 
+    def pass_over(self, step: int) -> None:
+        """Leave out the next batch; ``step`` are completed. As ``next``, without its batch."""
+
     def state(self) -> dict[str, Any]:
         """The position after the batches handed out: plain values and tensors."""
 
@@ -130,27 +133,37 @@ class OutlastFeed:
 
     def __next__(self) -> Any:
         """The next batch; an epoch's last one may reach into the next epoch."""
-        epoch = self.loader.epoch or 0
-        if self._max_epochs is not None and epoch >= self._max_epochs:
-            raise StopIteration
-        if self._iterator is None:
-            self._iterator = self._start()
-        batch = next(self._iterator)
+        batch, epoch = self._take()
         self._trail.took(self.loader.handed)
         self.epoch = epoch
         return batch
 
-    def _start(self) -> Iterator[Any]:
+    def pass_over(self, step: int) -> None:
+        """Leave out the next batch: it is loaded, and noted as left out on purpose."""
+        _, self.epoch = self._take()
+        self._begin(step, left_out=self.loader.global_batch)
+
+    def _take(self) -> tuple[Any, int]:
+        """The next batch, and the epoch of its first sample."""
+        epoch = self.loader.epoch or 0
+        if self._max_epochs is not None and epoch >= self._max_epochs:
+            raise StopIteration
+        if self._iterator is None:
+            self._begin(self._step)
+            self._iterator = iter(self.loader)
+        return next(self._iterator), epoch
+
+    def _begin(self, step: int, left_out: int = 0) -> None:
         loader = self.loader
         self._trail.begin(
-            step=self._step,
+            step=step,
             position=loader.position,
             global_batch=loader.global_batch,
             world_size=loader.world_size,
             slice_of_batch=loader.slice_of_batch,
             order=loader.order(),
+            left_out=left_out,
         )
-        return iter(loader)
 
     def state(self) -> dict[str, Any]:
         """The loader's state, the epoch and the number of workers."""

@@ -55,6 +55,7 @@ class Stretch(msgspec.Struct, kw_only=True):
         order: what the ids follow from.
         samples: how many were handed out.
         digest: over those, 128 bits in hexadecimal.
+        left_out: samples just before ``position`` that were left out on purpose, after a rollback.
     """
 
     number: int
@@ -67,6 +68,7 @@ class Stretch(msgspec.Struct, kw_only=True):
     order: dict[str, Any]
     samples: int = 0
     digest: str = "0" * 32
+    left_out: int = 0
 
 
 class Finding(msgspec.Struct, kw_only=True, frozen=True):
@@ -151,6 +153,7 @@ class Trail:
         world_size: int,
         slice_of_batch: tuple[int, int],
         order: Mapping[str, Any],
+        left_out: int = 0,
     ) -> None:
         """Batches follow, one for each step.
 
@@ -163,7 +166,10 @@ class Trail:
             world_size: number of workers.
             slice_of_batch: (first, behind the last) of this worker's samples in each batch.
             order: what the ids follow from; see :func:`expected`.
+            left_out: samples before ``position`` that are left out on purpose.
         """
+        if self._open is not None and not self._open.steps:
+            left_out += self._open.left_out  # one batch after the other
         self._close(step)
         self._number += 1
         self._open = Stretch(
@@ -175,6 +181,7 @@ class Trail:
             global_batch=global_batch,
             world_size=world_size,
             order=dict(order),
+            left_out=left_out,
         )
         self._first, self._count = slice_of_batch[0], slice_of_batch[1] - slice_of_batch[0]
         self._noted = 0

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from outlast.checkpoint.catalog import prune
+from outlast.checkpoint.catalog import Health, prune
 from outlast.checkpoint.manifest import (
     FULL,
     MANIFEST,
@@ -73,6 +73,7 @@ class Copier:
         sources: name → storage of all durable tiers.
         record: puts an event into the ledger.
         invalid: steps that a resume has rejected.
+        health: says what is known of the checkpoints besides.
         in_use: says which steps of a tier somebody writes or reads.
         on_copied: told of the tier that a copy was taken from.
         on_due: told what this tier has yet to get, and when it no longer has.
@@ -85,6 +86,7 @@ class Copier:
         *,
         record: Callable[..., None],
         invalid: set[int],
+        health: Callable[[], Health],
         in_use: Callable[[str], set[int]],
         on_copied: Callable[[str], None],
         on_due: Callable[[str, Due, bool], None],
@@ -97,6 +99,7 @@ class Copier:
         self._sources = sources
         self._record = record
         self._invalid = invalid
+        self._health = health
         self._in_use = in_use
         self._on_copied = on_copied
         self._on_due = on_due
@@ -298,7 +301,13 @@ class Copier:
         tier = self.tier
         in_use = self._in_use(tier.name)
         try:
-            prune(tier.storage, keep=tier.keep, invalid=set(self._invalid), in_use=in_use)
+            prune(
+                tier.storage,
+                keep=tier.keep,
+                invalid=set(self._invalid),
+                in_use=in_use,
+                health=self._health(),
+            )
         except OSError as error:
             logger.warning("old checkpoints could not be removed: %s", error)
             self._record(
@@ -368,6 +377,7 @@ class Copies:
         on_due: Callable[[str, Due, bool], None] = lambda *_: None,
     ) -> None:
         self.invalid: set[int] = set()
+        self.health = Health()
         self._in_flight = in_flight
         self._copiers: dict[str, Copier] = {}
         self._lock = threading.Lock()
@@ -380,6 +390,7 @@ class Copies:
                 sources,
                 record=record,
                 invalid=self.invalid,
+                health=lambda: self.health,
                 in_use=self._in_use,
                 on_copied=self._copied_from,
                 on_due=on_due,

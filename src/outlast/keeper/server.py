@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from outlast.checkpoint.catalog import Health
 from outlast.keeper import wire
 from outlast.keeper.connection import Connection
 from outlast.keeper.copies import Copies, Tier
@@ -148,8 +149,8 @@ class Keeper:
                 self._start_recall(peer, peer.hello)
             case wire.Reserve():
                 self._reserve(peer, peer.hello, message)
-            case wire.Rejected():
-                self._copies.invalid.update(message.steps)
+            case wire.Rejected() | wire.Judged():
+                self._told(message)
             case wire.Layout():
                 peer.layouts[message.number] = message
             case wire.Fetch():
@@ -157,6 +158,14 @@ class Keeper:
                 pool.put(lambda: self._fetch(peer, message))
             case _:
                 raise ValueError(f"{type(message).__name__} is not for a keeper")
+
+    def _told(self, message: wire.Rejected | wire.Judged) -> None:
+        """What a worker knows of the checkpoints that are there."""
+        if isinstance(message, wire.Rejected):
+            self._copies.invalid.update(message.steps)
+            return
+        healthy = None if message.healthy is None else frozenset(message.healthy)
+        self._copies.health = Health(healthy=healthy, rollbacks=message.rollbacks)
 
     def _supervised(self, peer: Connection, message: Any, blob: bytes, listener: int) -> None:
         match message:

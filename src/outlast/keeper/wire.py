@@ -18,6 +18,7 @@ import msgspec
 
 from outlast.checkpoint.manifest import TensorEntry
 from outlast.keeper import descriptors
+from outlast.policy.rollbacks import Rollback
 
 _HEAD: Final = struct.Struct("<III")
 MAX_FRAME: Final = 1 << 30
@@ -94,6 +95,18 @@ class Rejected(_Message):
     """Steps that a resume has found not to be valid."""
 
     steps: tuple[int, ...]
+
+
+class Judged(_Message):
+    """What is known of the job's checkpoints; it replaces what was said before.
+
+    Attributes:
+        healthy: steps that were seen to be healthy; None where nobody watches.
+        rollbacks: what was undone.
+    """
+
+    healthy: tuple[int, ...] | None
+    rollbacks: tuple[Rollback, ...] = ()
 
 
 class Layout(_Message):
@@ -280,6 +293,7 @@ Message = (
     | Told
     | Reserve
     | Rejected
+    | Judged
     | Layout
     | Begin
     | Ready

@@ -51,7 +51,7 @@ from outlast.ledger.past import Past
 from outlast.notice import Notice
 from outlast.policy.blame import Named
 from outlast.policy.failures import Failure, is_echo
-from outlast.policy.restart import RestartPolicy, Verdict
+from outlast.policy.restart import TOGETHER, RestartPolicy, Verdict
 
 # Workers that drain together leave one after the other; the first must not end the others.
 LEAVE_TOGETHER_S: Final = 10.0
@@ -294,7 +294,7 @@ class Agent(LocalElasticAgent):
             seen = read_beat(self._beats.path, local_rank)
             one = worker_failure(rank, failure, seen.step if seen else None)
             failures.append(one)
-            if one.exit_code != Exit.DRAINED:
+            if one.exit_code not in TOGETHER:
                 lost.append((one, failure, seen))
         causes = self._causes(lost)
         for one, failure, seen in causes:
@@ -309,7 +309,7 @@ class Agent(LocalElasticAgent):
                 error=one.message,
                 kind=self._judging.kind_of(one).value,
             )
-        self._starts.ended([one.exit_code for one in failures])
+        self._starts.ended([f.exit_code for f in failures if f.exit_code != Exit.ROLLED_BACK])
         if hung is not None:
             failures.append(failure_of(hung))
         verdict = self._machines.judged(failures)
@@ -494,7 +494,7 @@ class Agent(LocalElasticAgent):
 
     def _are_leaving_together(self, codes: dict[int, int | None]) -> bool:
         """Whether workers that still run are to be given time to leave, as the first ones did."""
-        if any(code not in (None, 0, Exit.DRAINED) for code in codes.values()):
+        if any(code not in (None, 0, *TOGETHER) for code in codes.values()):
             return False
         now = time.monotonic()
         self._leaving_since_s = self._leaving_since_s or now

@@ -35,7 +35,11 @@ hang               rank, ranks, nodes (of the culprits), step (completed), phase
 straggler          node, ranks (of that machine), cause (compute, loader, burst), of (which of
                    the first two, of a burst too), factor, since_step, step (the newest judged),
                    own_s, others_s, lost_s (of each step), saving, over (it has recovered), action
-anomaly, rollback
+anomaly            step, first (the first step that it may have begun in), what ("loss"), kind
+                   ("nan", "infinity", "spike"), value, usual, limit, ranks, action
+rollback           step (to go on from; 0: the start), first, batches {loop, first, last} that are
+                   left out from now on (null: the job is stopped), reason, seen (steps completed)
+healthy            step (of a checkpoint: so many steps have passed without a sign, see settings)
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts, kind (of the failure, see docs/failures.md), action, own
                    (it counts against this machine), wait_s, without_progress (attempts in a row)
@@ -78,6 +82,7 @@ EventName = Literal[
     "straggler",
     "anomaly",
     "rollback",
+    "healthy",
     "survived",
     "restart",
     "storage_error",

@@ -13,7 +13,8 @@ part        what is counted
 ==========  ===================================================================================
 productive  steps that the job had never completed before, from sample to sample of rank 0
 replayed    steps done again: not above the highest step completed before (the mark). A piece
-            that crosses the mark is split in proportion to its steps
+            that crosses the mark is split in proportion to its steps. After a rollback, too:
+            what it undid was productive when it was done
 stalled     blocked by checkpoints: a sample's ``stalled_s``; in a drain, everything from the
             sample of the agreed step (without one: from the agreement) until it is drained; where
             a session left without an agreed step, nothing
@@ -320,6 +321,14 @@ class _Line:
         self._reach(step)
         self.training, self.over, self.part = False, True, "restarting"
 
+    def _rolled_back(self, event: Event) -> None:
+        if not self._lives(event):
+            return
+        if self.training:  # also what is undone was trained: doing it again is what is replayed
+            self._train(event.t, max(whole(event, "seen") or 0, self.step))
+        self._pass(event.t, "stalled" if self._draining else "detecting")
+        self.training, self.over, self.part = False, True, "restarting"
+
     def _drain_agreed(self, event: Event) -> None:
         if self.agreed is None and self.training and event.attempt == self.attempt:
             step = whole(event)
@@ -355,6 +364,7 @@ _ACTS: Final[dict[str, Callable[[_Line, Event], None]]] = {
     "node_lost": _Line._lost,
     "hang": _Line._lost,
     "restart": _Line._lost,
+    "rollback": _Line._rolled_back,
     "drain_agreed": _Line._drain_agreed,
     "drained": _Line._drained,
     "job_finished": _Line._job_finished,

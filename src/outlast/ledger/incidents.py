@@ -21,6 +21,7 @@ import msgspec
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import in_order, number, whole
+from outlast.ledger.losses import back, wrong
 from outlast.policy.failures import title_of
 
 _LAPSES_AFTER_S: Final = 60.0  # a machine may outlive its deadline by a little
@@ -34,8 +35,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One incident.
 
     Attributes:
-        kind: the first sign: "worker lost", "machine lost", "hang", "preemption notice", "drain",
-            "restart" or "ended without a word".
+        kind: the first sign: "worker lost", "machine lost", "hang", "anomaly", "preemption notice",
+            "drain", "restart" or "ended without a word".
         attempt: the attempt it began in.
         began_t: when the lost worker passed its last step boundary, or when the notice came.
         detected_t: when it was noticed.
@@ -245,6 +246,23 @@ class _Watch:
         if self.open is not None and told:
             self.open.judged = told
 
+    def _anomaly(self, event: Event) -> None:
+        if event.attempt < self.attempt:
+            return
+        if event.get("action") != "report":
+            self._trouble(event, "anomaly", event.t).stop = wrong(event)
+        elif self.open is None:  # training goes on: nothing is waited for
+            self._trouble(event, "anomaly", event.t).stop = f"{wrong(event)}; reported only"
+            self._close(back_t=event.t)
+
+    def _rollback(self, event: Event) -> None:
+        if event.attempt < self.attempt:
+            return
+        opened = self._trouble(event, "anomaly", event.t)
+        opened.stop = "; ".join(filter(None, (opened.stop, back(event))))
+        opened.from_step = max(whole(event, "seen") or 0, opened.from_step or 0)
+        self.running = False
+
     def _notice(self, event: Event) -> None:
         if event.get("early"):  # a recommendation: what follows from it has events of its own
             return
@@ -290,6 +308,8 @@ _ACTS: Final[dict[str, Callable[[_Watch, Event], None]]] = {
     "node_lost": _Watch._lost,
     "hang": _Watch._lost,
     "restart": _Watch._restart,
+    "anomaly": _Watch._anomaly,
+    "rollback": _Watch._rollback,
     "notice": _Watch._notice,
     "drain_agreed": _Watch._drain_agreed,
     "drained": _Watch._drained,

@@ -15,8 +15,10 @@ from typing import Final, TextIO
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
+from outlast.ledger.losses import back, wrong
 from outlast.ledger.slow import sentence as slow_sentence
 from outlast.policy.failures import title_of
+from outlast.policy.restart import ROLLED_BACK
 
 POLL_S: Final = 0.2
 SAID_S: Final = 0.05  # shorter waits are not worth a word
@@ -153,6 +155,8 @@ def _lost(event: Event) -> str:
 
 
 def _restart(event: Event) -> str:
+    if event.get("reason") == ROLLED_BACK:
+        return ""  # what is gone back to was said
     text = f"restarting: {event.get('reason')}"
     kind, action, wait_s = event.get("kind"), event.get("action"), event.get("wait_s") or 0.0
     if kind is not None:
@@ -172,6 +176,15 @@ def _survived(event: Event) -> str:
         for rank, why in (event.get("ended") or {}).items()
     ]
     return "; ".join(words)
+
+
+def _anomaly(event: Event) -> str:
+    words = wrong(event)
+    return f"{words}; reported only (health.anomaly)" if event.get("action") == "report" else words
+
+
+def _rolled_back(event: Event) -> str:
+    return f"{back(event)} ({event.get('reason')})" if event.get("step") is not None else ""
 
 
 def _notice(event: Event) -> str:
@@ -214,6 +227,8 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "node_lost": _machine_lost,
     "left_out": _left_out,
     "let_in": lambda event: f"machine {event.get('node') or event.node} takes part again",
+    "anomaly": _anomaly,
+    "rollback": _rolled_back,
     "notice": _notice,
     "straggler": slow_sentence,
     "restart": _restart,

@@ -11,16 +11,20 @@ What can go wrong: a ledger that was replaced by a shorter one is read anew.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
 from typing import BinaryIO, Final
+
+import msgspec
 
 from outlast.errors import StorageError
 from outlast.ledger.events import Event, decode
 from outlast.ledger.file import FILE_NAME
 from outlast.plan.posterior import Posterior
 from outlast.policy.cadence import AUTO_MEMORY_H
+from outlast.policy.rollbacks import Batches, Rollback, is_undone
 
 VARIABLE: Final = "OUTLAST_PAST"  # set by our agent for its workers
 CHUNK_BYTES: Final = 4 << 20
@@ -30,10 +34,27 @@ _HEAD: Final = re.compile(
     rb'\{"t":([^,{]+),"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
     rb'"rank":[^,{]+,"event":"(\w+)"'
 )
-_READ: Final = (b"commit", b"left_out", b"let_in", b"restart", b"job_started")
+_ENTIRE: Final = frozenset(
+    {b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"restart", b"job_started"}
+)
 _FAILURES_MAX: Final = 100  # of a machine
-_FLOAT: Final = r"(\d+(?:\.\d*)?(?:e[-+]?\d+)?)"
-_WORD: Final = re.compile(rf"(\d+) (\d+) (\d+) {_FLOAT} {_FLOAT} {_FLOAT}")
+REMEMBERED: Final = 64  # of the newest commits, and of those that were seen to be healthy
+
+
+class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What was found so far; see :class:`Past`."""
+
+    offset: int
+    attempt: int = 0
+    promised: int = 0
+    commits: list[int] = []
+    healthy: list[int] = []
+    rollbacks: list[Rollback] = []
+    num_failures: float = 0.0
+    ran_h: float = 0.0
+    since_t: float = 0.0
+
+
 _LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
 _LOSSES: Final = ("worker_lost", "node_lost", "hang")
 _ENDS: Final = ("drained", "job_finished", "attempt_formed")
@@ -85,6 +106,9 @@ class Past:
         attempt: the largest number of an attempt; 0 for none.
         promised: the newest step that was committed and can be resumed from; 0 for none.
         failures: how often it failed.
+        commits: the newest such steps, those that a rollback has undone left out.
+        healthy: those of them, and of the ones before, that were seen to be healthy.
+        rollbacks: oldest first.
         left_out: machines that were left out, and the newest word on each; known only to a Past
             that has read the whole ledger.
         own_failures: machine → when its newest failures of its own were, and their kinds; the same.
@@ -95,22 +119,47 @@ class Past:
         self.left_out: dict[str, Event] = {}
         self.own_failures: dict[str, list[tuple[float, str]]] = {}
         self._forget()
-        known = _WORD.fullmatch(word)
-        if known:
-            self._offset, self.attempt, self.promised = map(int, known.groups()[:3])
-            num_seen, seen_h, since_t = map(float, known.groups()[3:])
-            self.failures = Failures(Posterior(num_seen=num_seen, seen_h=seen_h), since_t)
+        with contextlib.suppress(msgspec.MsgspecError):
+            self._known = known = msgspec.json.decode(word, type=_Known)
+            seen = Posterior(num_seen=known.num_failures, seen_h=known.ran_h)
+            self.failures = Failures(seen, known.since_t)
 
     def _forget(self) -> None:
-        self._offset = self.attempt = self.promised = 0
+        self._known = _Known(offset=0)
         self.failures = Failures()
+
+    @property
+    def attempt(self) -> int:
+        """The largest number of an attempt."""
+        return self._known.attempt
+
+    @property
+    def promised(self) -> int:
+        """The newest step that was committed and stands."""
+        return self._known.promised
+
+    @property
+    def commits(self) -> list[int]:
+        """The newest steps that were committed and stand."""
+        return list(self._known.commits)
+
+    @property
+    def healthy(self) -> list[int]:
+        """The newest steps that were seen to be healthy and stand."""
+        return list(self._known.healthy)
+
+    @property
+    def rollbacks(self) -> list[Rollback]:
+        """All rollbacks, oldest first."""
+        return list(self._known.rollbacks)
 
     @property
     def word(self) -> str:
         """What was found so far, for another process."""
-        seen, since_t = self.failures.known, self.failures.since_t
-        counts = f"{self._offset} {self.attempt} {self.promised}"
-        return f"{counts} {seen.num_seen!r} {seen.seen_h!r} {since_t!r}"
+        known, seen = self._known, self.failures.known
+        known.num_failures, known.ran_h = seen.num_seen, seen.seen_h
+        known.since_t = self.failures.since_t
+        return msgspec.json.encode(known).decode()
 
     def look(self) -> Past:
         """Read what is new, as far as its lines are whole; returns this one.
@@ -130,26 +179,27 @@ class Past:
         return self
 
     def _read(self, file: BinaryIO) -> None:
-        if file.seek(0, os.SEEK_END) < self._offset:
+        if file.seek(0, os.SEEK_END) < self._known.offset:
             self._forget()
-        file.seek(self._offset)
+        file.seek(self._known.offset)
         rest = b""
         while chunk := file.read(CHUNK_BYTES):
             whole, newline, rest = (rest + chunk).rpartition(b"\n")
-            self._offset += len(whole) + len(newline)
+            self._known.offset += len(whole) + len(newline)
             for line in whole.split(b"\n"):
                 self._take(line)
 
     def _take(self, line: bytes) -> None:
+        known = self._known
         head = _HEAD.match(line)
-        if head is not None and head[3] not in _READ:
-            self.attempt = max(self.attempt, int(head[2]))
+        if head is not None and head[3] not in _ENTIRE:
+            known.attempt = max(known.attempt, int(head[2]))
             self.failures.see(head[3].decode(), _time(head[1]))
             return
         event = decode(line)
         if event is not None:
-            self.attempt = max(self.attempt, event.attempt)
-            self._commit(event)
+            known.attempt = max(known.attempt, event.attempt)
+            self._checkpoint(event)
             self._machine(event)
             if not event.get("joins"):  # another machine of the same attempt
                 self.failures.see(event.event, event.t)
@@ -166,10 +216,47 @@ class Past:
             known.append((event.t, str(event.get("kind"))))
             del known[:-_FAILURES_MAX]
 
-    def _commit(self, event: Event) -> None:
+    def _checkpoint(self, event: Event) -> None:
+        known = self._known
         step = event.get("step")
-        if event.event == "commit" and event.get("kind", _FULL) == _FULL and isinstance(step, int):
-            self.promised = max(self.promised, step)
+        if isinstance(step, bool) or not isinstance(step, int):
+            return
+        if event.event == "rollback":
+            self._roll_back(event)
+        elif not is_undone(known.rollbacks, event.attempt, step):
+            if event.event == "commit" and event.get("kind", _FULL) == _FULL:
+                known.promised = max(known.promised, step)
+                known.commits = _with(known.commits, step)
+            elif event.event == "healthy":
+                known.healthy = _with(known.healthy, step)
+
+    def _roll_back(self, event: Event) -> None:
+        """What was committed behind it counts no more, and neither what is committed late."""
+        rollback = rollback_of(event)
+        if rollback is None:
+            return
+        known = self._known
+        known.rollbacks = [*known.rollbacks, rollback]
+        known.commits = [step for step in known.commits if step <= rollback.step]
+        known.healthy = [step for step in known.healthy if step <= rollback.step]
+        known.promised = min(known.promised, rollback.step)
+
+
+def rollback_of(event: Event) -> Rollback | None:
+    """What an event of that name says, if it can be understood."""
+    try:
+        return Rollback(
+            attempt=event.attempt,
+            step=msgspec.convert(event.get("step"), int),
+            first=msgspec.convert(event.get("first"), int),
+            batches=msgspec.convert(event.get("batches"), Batches | None),
+        )
+    except msgspec.ValidationError:
+        return None
+
+
+def _with(steps: list[int], step: int) -> list[int]:
+    return sorted({*steps, step})[-REMEMBERED:]
 
 
 def _time(text: bytes) -> float:

@@ -15,6 +15,8 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
+from outlast.policy.rollbacks import Rollback, is_undone
+
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
     """That somebody knows the own state of a rank at a step.
@@ -75,14 +77,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     committed: int = 0
 
 
-def decide(offers: Sequence[Offer], promised: Collection[int]) -> Plan:
+def decide(
+    offers: Sequence[Offer], promised: Collection[int], rollbacks: Sequence[Rollback] = ()
+) -> Plan:
     """Choose.
 
     Args:
         offers: of the new attempt's ranks, in order.
         promised: steps that the ledger says were committed.
+        rollbacks: what they have undone is not gone on from, whoever survives with it.
     """
-    found = {rank: offer for rank, offer in enumerate(offers) if offer.step}
+    found = {
+        rank: offer
+        for rank, offer in enumerate(offers)
+        if offer.step and not is_undone(rollbacks, offer.timeline, offer.step)
+    }
     if not found:
         return Plan()
     timeline, step = max((one.timeline, one.step or 0) for one in found.values())

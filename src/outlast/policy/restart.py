@@ -3,11 +3,29 @@
 What kind of failure it was is the business of :mod:`outlast.policy.failures`; its table says what
 is done about each. Here is what bounds that, in order; the first that holds decides:
 
+what the workers left behind                   action   exit code of ``outlast run``
+=============================================  =======  ==================================
+a worker left with 2 (usage, configuration)    stop     2
+a worker left with 77 (storage unusable)       stop     77
+a worker left with 78 (refuses to resume)      stop     78
+a worker left with 75 (drained and committed)  stop     75
+a worker left with 76 (the loss went wrong)    stop     76
+a notice was heard and a worker failed         stop     75
+a worker left with 79 (rolled back)            restart  (it is not counted)
+the same traceback at the same step, twice     stop     76 (a bug in the script)
+k attempts in a row without progress           stop     76
+the budget of restarts is spent                stop     76
+anything else                                  restart
+=============================================  =======  ==================================
+=======
 ===================================================  ==================  =========================
 what has happened                                    action              exit code
 ===================================================  ==================  =========================
 a worker left on purpose (2, 77, 78, 75)             stop                that one
+workers left with 76: their loss went wrong          stop                76
 a notice was heard and a worker failed               stop                75
+workers left with 79: they have rolled back          restart, which is   (none)
+                                                     not counted
 a kind that may be a bug: the same traceback at the  stop                76
 same step, twice in a row
 ``without_progress`` attempts in a row without any   stop                76
@@ -50,11 +68,14 @@ from outlast.policy.failures import (
     signal_of,
 )
 
+ROLLED_BACK: Final = "rolled back"
 WITHOUT_PROGRESS_MAX: Final = 5
 SHORT_ATTEMPT_S: Final = 60.0
 BACK_OFF_S: Final = 1.0  # the first wait
 REASON_MAX: Final = 300  # characters of an exception
 ON_PURPOSE: Final = (Exit.USAGE, Exit.STORAGE, Exit.REFUSED)
+# All workers leave so at the same step: none of them is lost.
+TOGETHER: Final = (Exit.DRAINED, Exit.ROLLED_BACK, Exit.GAVE_UP)
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\bpid \d+")
 _NO_SIGNS: Final = Signs()
 _Bug = tuple[str, int | None]
@@ -162,11 +183,16 @@ class RestartPolicy:
                 return _stop(code, _message(failures, code), kind=_purpose(failures, code))
         if Exit.DRAINED in codes:
             return _stop(Exit.DRAINED, "drained; start me again", kind=Kind.DRAINED)
+        if Exit.GAVE_UP in codes:
+            return _stop(Exit.GAVE_UP, "the loss went wrong; the line above says how")
         if leaving:
             return _stop(
                 Exit.DRAINED,
                 "the workers ended before they drained; the newest commit, if any, stands",
             )
+        if Exit.ROLLED_BACK in codes:  # how many of these there may be is decided where they are
+            fine = int(Exit.FINISHED)
+            return Verdict(restart=True, exit_code=fine, reason=ROLLED_BACK, action=Action.RESTART)
         case = _Case(failures, signs, echoes=echoes)
         verdict = self._judge_crash(case, lasted_s)
         if not verdict.restart:

@@ -3,6 +3,10 @@
 Guarantee: the newest valid checkpoint that a job can be resumed from is never among them, nor is
 any of the ``keep`` newest ones. What cannot be resumed from counts for nothing: if it did, ``keep``
 rotten ones, or ``keep`` that hold weights only, would push out the last that a job can go on from.
+
+Where the loss is watched, the newest checkpoint that was seen to be healthy stays besides, however
+old: a loss that goes wrong is noticed when newer ones have been committed already. Before any was
+seen to be healthy, the oldest stays.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ def removable(
     invalid: Collection[int],
     weights_only: Collection[int] = (),
     in_use: Collection[int] = (),
+    healthy: Collection[int] | None = None,
 ) -> Sequence[int]:
     """Steps whose directories may be removed, oldest first.
 
@@ -28,11 +33,13 @@ def removable(
         invalid: committed steps that are known not to verify.
         weights_only: committed steps that cannot be resumed from.
         in_use: steps that somebody writes or reads now; they stay.
+        healthy: steps that were seen to be healthy; None where nobody watches.
 
     Returns:
-        Valid steps beyond ``keep``; those of weights only that are older than the oldest kept one
-        (without any to keep: beyond the ``keep`` newest); and invalid or unfinished ones older than
-        the newest valid step (a newer unfinished one may be in the making).
+        Valid steps beyond ``keep``, but for the one to roll back to; those of weights only that are
+        older than the oldest of the ``keep`` (without any to keep: beyond the ``keep`` newest); and
+        invalid or unfinished ones older than the newest valid step (a newer unfinished one may be
+        in the making).
     """
     keep = max(keep, 1)
     valid = set(committed) - set(invalid)
@@ -48,4 +55,6 @@ def removable(
         *(step for step in weights if step < oldest_kept),
         *(step for step in useless if step < newest),
     }
+    if healthy is not None:
+        gone.discard(max(set(restartable) & set(healthy), default=restartable[0]))
     return sorted(gone - set(in_use))

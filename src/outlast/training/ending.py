@@ -35,6 +35,7 @@ class _Word(msgspec.Struct, frozen=True):
 
     agreed: dict[str, Any] | None  # with what was said with it, a save that was agreed before
     saves_end: bool
+    back: dict[str, Any] | None = None  # all go back to before a sign of trouble
 
 
 class Ending:
@@ -58,13 +59,16 @@ class Ending:
         """Another loop begins."""
         self._marks = None
 
-    def act(self, loop: int, step: int, agreement: Agreement) -> None:
+    def act(self, loop: int, step: int, agreement: Agreement) -> dict[str, Any] | None:
         """A loop has come to its end: do what is due, and have the end saved if that pays.
+
+        Returns what was decided where the loop's last losses are wrong, on all ranks.
 
         What was agreed for this step may come to a rank when its loop is over. So rank 0 says what
         it has done, and all do the same: one that saved alone would wait for the others' parts.
         """
         agreed = None
+        self._rig.judging.hasten()
         if self._rig.link.rank == 0:
             for action in agreement.last_boundary(step)[:1]:
                 agreed = action.info
@@ -72,8 +76,9 @@ class Ending:
         word = self._rank_0s_word(loop, step, agreed)
         if self._rig.link.rank and word.agreed is not None and agreement.follow(step):
             self._snapshot(word.agreed)
-        if word.saves_end:
+        if word.saves_end and word.back is None:
             self._save_end()
+        return word.back
 
     def may_save(self, step: int) -> bool:
         """On rank 0, whether the state at the end of a loop is saved now.
@@ -93,7 +98,7 @@ class Ending:
         link, key = self._rig.link, f"end/{loop}/{step}"
         try:
             if link.rank == 0:
-                word = _Word(agreed, self.may_save(step))
+                word = _Word(agreed, self.may_save(step), self._rig.judging.at_end(step))
                 link.publish(key, msgspec.json.encode(word))
                 return word
             return msgspec.json.decode(link.fetch(key, END_TIMEOUT_S), type=_Word)

@@ -64,6 +64,7 @@ class Line:
         self._starter: threading.Thread | None = None
         self._not_started = ""
         self._closing = False
+        self._judged: wire.Judged | None = None
 
     # --- beginning and end ----------------------------------------------------------------------
 
@@ -129,6 +130,11 @@ class Line:
         if steps:
             self.send_quietly(wire.Rejected(steps=steps))
 
+    def judge(self, judged: wire.Judged) -> None:
+        """Tell the keeper, and whichever takes its place, what is known of the checkpoints."""
+        self._judged = judged
+        self.send_quietly(judged)
+
     def send(self, message: Any, blob: bytes = b"") -> None:
         """Tell the keeper.
 
@@ -174,6 +180,8 @@ class Line:
         )
         if self._closing:
             self.client.leave()
+        elif self._judged is not None:
+            self.send_quietly(self._judged)
 
     def _lost(self) -> None:
         if self._closing:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +21,7 @@ from outlast.attempt.link import Link
 from outlast.attempt.own import Record, read_own
 from outlast.checkpoint.tree import DTYPE_OF, unflatten
 from outlast.policy.regain import Known, Offer, Plan, decide
+from outlast.policy.rollbacks import Rollback
 from outlast.training import living
 from outlast.training.living import Moment
 from outlast.training.parcel import as_bytes, unpack
@@ -66,7 +67,13 @@ class Regained(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def find(link: Link, promised: Collection[int], *, takes_part: bool) -> Regained | str:
+def find(
+    link: Link,
+    promised: Collection[int],
+    *,
+    takes_part: bool,
+    rollbacks: Sequence[Rollback] = (),
+) -> Regained | str:
     """What survivors hold, for this rank; or why that is not used ("" where nobody holds any).
 
     All ranks call it.
@@ -75,6 +82,7 @@ def find(link: Link, promised: Collection[int], *, takes_part: bool) -> Regained
         link: the other ranks.
         promised: steps that the ledger says were committed (rank 0 needs them).
         takes_part: on rank 0, whether workers recover in their processes.
+        rollbacks: what they have undone is not gone on from.
 
     Raises:
         OSError, RuntimeError: another rank is gone.
@@ -85,7 +93,7 @@ def find(link: Link, promised: Collection[int], *, takes_part: bool) -> Regained
     if link.fetch("living", TIMEOUT_S) != b"1":
         return ""
     moment, records = living.kept(), read_own()
-    plan = _agree(link, promised, moment, records)
+    plan = _agree(link, promised, rollbacks, moment, records)
     if plan.step is None:
         living.forget()
         return plan.why_not
@@ -105,7 +113,11 @@ def find(link: Link, promised: Collection[int], *, takes_part: bool) -> Regained
 
 
 def _agree(
-    link: Link, promised: Collection[int], moment: Moment | None, records: list[Record]
+    link: Link,
+    promised: Collection[int],
+    rollbacks: Sequence[Rollback],
+    moment: Moment | None,
+    records: list[Record],
 ) -> Plan:
     offer = msgspec.json.encode(_offer(moment, records))
     link.publish(f"living/{link.rank}", offer)
@@ -114,7 +126,7 @@ def _agree(
             msgspec.json.decode(link.fetch(f"living/{rank}", TIMEOUT_S), type=Offer)
             for rank in range(link.world_size)
         ]
-        link.publish("living/plan", msgspec.json.encode(decide(offers, promised)))
+        link.publish("living/plan", msgspec.json.encode(decide(offers, promised, rollbacks)))
     return msgspec.json.decode(link.fetch("living/plan", TIMEOUT_S), type=Plan)
 
 

@@ -34,10 +34,11 @@ from outlast.attempt.link import (
 from outlast.checkpoint.load import Checkpoint
 from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.places import Place
+from outlast.checkpoint.standing import standing
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
 from outlast.data.trail import Trail
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, Exit
 from outlast.keeper.memory import Memory
 from outlast.keeper.remote import Remote
 from outlast.ledger.job import JobLock, open_job, versions
@@ -52,6 +53,7 @@ from outlast.tiers import PEER
 from outlast.training import attempts, regain, resume
 from outlast.training.engine import Engine
 from outlast.training.flight import Written
+from outlast.training.judging import Judging
 from outlast.training.outlook import Outlook, info_of
 from outlast.training.regain import Regained
 from outlast.training.restore import Restore
@@ -128,6 +130,7 @@ class Rig:
         self._promised = {past.promised} if past is not None and past.promised else set()
         self._known = past.failures.known if past is not None else None
         attempt = attempts.agree_on_attempt(self.link, past)
+        self.judging = Judging(settings, self.link, past)
         self.timeline = attempt  # a line of steps that goes on in the next one keeps its number
         # Steps go on while the job's directory does not answer.
         self._ledger = QueuedLedger(
@@ -167,7 +170,12 @@ class Rig:
             return None
         key = f"session/{self.link.rank}"
         self.link.publish(key, str(os.getpid()).encode())  # the agent sees: it drains itself
-        found = regain.find(self.link, self._promised, takes_part=LINE_VARIABLE in os.environ)
+        found = regain.find(
+            self.link,
+            self._promised,
+            takes_part=LINE_VARIABLE in os.environ,
+            rollbacks=self.judging.rollbacks,
+        )
         if isinstance(found, str):
             if found and self.link.rank == 0:
                 say(f"the state of the workers that survived is not used: {found}")
@@ -229,7 +237,7 @@ class Rig:
                 places.append(Place(tier.name, Directory(Path(tier.url))))
             elif tier.kind == "object" and client is not None:
                 places.append(Place(tier.name, Remote(client, tier.name, tier.url)))
-        return places
+        return standing(places, self.judging.rollbacks)
 
     def _damaged(self, step: int, file: str, place: Place, reason: str) -> None:
         tier = place.name
@@ -248,7 +256,10 @@ class Rig:
             may_drain=self._may_drain,
             on_hurry=self.turns.hurry,
             on_deadline=self._on_deadline,
+            on_other=self.judging.heard,
         )
+        judge = self.engine.line.judge
+        self.judging.start(step, self._ledger.attempt, self.agreement, self._ledger, judge)
         self.agreement.start()
         self._completed_s = time.monotonic()
         self._step = step
@@ -270,6 +281,7 @@ class Rig:
             self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
             self._changed()
             self.samples.write(force=True)
+            self.judging.stop()
             if self.agreement is not None:
                 self.agreement.stop()
         finally:  # also when somebody does not want to wait for slower tiers
@@ -296,12 +308,27 @@ class Rig:
 
     # --- at each step ------------------------------------------------------------------------
 
-    def completed(self, step: int) -> None:
-        """A step is done: beat, and about once a second sample."""
+    def completed(self, step: int, *of: int) -> None:
+        """A step is done, with this batch of this loop: beat, and about once a second sample."""
+        self.judging.completed(step, *of)
         self.beat.beat(step)
         self._step = step
         self._completed_s = time.monotonic()
         self.samples.completed(step)
+
+    def log(self, scalars: dict[str, Any]) -> None:
+        """Numbers of the step in progress."""
+        self.judging.log(scalars)
+        self.samples.log(scalars)
+
+    def code_of_rollback(self, *, stops: bool) -> int:
+        """What this worker leaves with, so that the next attempt goes on from before.
+
+        Our agent starts it at once; whoever else starts workers knows what 75 means.
+        """
+        if stops:
+            return int(Exit.GAVE_UP)
+        return int(Exit.ROLLED_BACK if self._under_agent else Exit.DRAINED)
 
     def meter(self) -> Meter:
         """What measures this worker's steps."""
@@ -431,6 +458,7 @@ class Rig:
             if self.link.rank == 0 and not written.told:
                 self.skipped(written.step, written.error)
             self._on_written(written.step, written.error)
+            self.judging.committed(self.engine.committed_step)
         self._changed()
 
     def _note_cadence(self, change: Change) -> None:

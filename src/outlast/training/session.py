@@ -26,10 +26,7 @@ from outlast.attempt.agreement import Action, Agreement
 from outlast.attempt.over import over
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
-from outlast.data import Feed, random_state
-from outlast.data.feed import OutlastFeed
-from outlast.data.handover import place, take_over
-from outlast.data.trail import Trail
+from outlast.data import random_state
 from outlast.errors import ConfigError, Exit, OutlastError, StorageError, exit_code_of
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
@@ -44,6 +41,7 @@ from outlast.training.keeping import Keeping
 from outlast.training.leaving import NO_COMMIT, Leaving, Where
 from outlast.training.objects import Objects
 from outlast.training.pending import PendingSave, Saves
+from outlast.training.position import Position
 from outlast.training.rig import Rig
 from outlast.training.streams import Streams
 
@@ -73,16 +71,11 @@ class Session:
         self._desk = PlatformDesk(settings, self._on_notice, self._on_platform)
         self._leaving: Leaving
         self._ending: Ending
-        self._data: dict[str, Any] | None = None  # position of the loader, once there is one
-        self._trail = Trail()
-        self._feed: Feed | None = None
-        self._feed_loop = 0  # the loop that it belongs to
-        self._pending: dict[str, Any] | None = None  # the position at the end of this step
+        self._position = Position()
         self._keeping: Keeping | None = None  # where this process may go on into another attempt
         self._end_random: dict[str, Any] | None = None  # as the loop left them, for the last save
         self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
         self._thread = threading.get_ident()
-        self._loop = 0  # how many times steps() was called: a position belongs to one of them
         self._hook: Any = None
         self._heard: Notice | None = None  # here, not from another rank
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
@@ -103,6 +96,7 @@ class Session:
             self._meter = self._rig.meter()
             try:
                 self._resume()
+                self._position.leave_out(self._rig.judging.rollbacks)
                 self._rig.start(self.step)
             except BaseException as error:
                 # Refused before it began: another one can take its place in this process.
@@ -133,9 +127,7 @@ class Session:
         self.step, self.resumed = own["step"], True
         self._streams.resumed(own["random"], saved_by, any_size=bits.any_size)
         bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
-        self._data, self._trail = take_over(
-            lambda rank: own_of(rank)["data"], saved_by, link.rank, link.world_size
-        )
+        self._position.take_over(own_of, saved_by, link)
 
     def __exit__(
         self,
@@ -155,7 +147,7 @@ class Session:
         clean = kind is None or code == Exit.DRAINED
         try:
             ended = kind is None and self._at_boundary
-            if ended and self._ending.is_due(self._loop, self.step, COMMIT_TIMEOUT_S):
+            if ended and self._ending.is_due(self._position.loop, self.step, COMMIT_TIMEOUT_S):
                 self._final_save()
         except OutlastError as failure:
             code, clean = int(failure.exit_code), False
@@ -165,12 +157,11 @@ class Session:
             self._hook.remove()
             if self._keeping is not None:
                 self._keeping.close()
-            if self._feed is not None:
-                self._feed.close()
+            self._position.close()
             timeout_s = self._leaving.seconds_for_saving(
                 COMMIT_TIMEOUT_S if kind is None else OTHERS_S
             )
-            if over.is_over:  # others are gone, and what is in memory stays there
+            if over.is_over or code == Exit.ROLLED_BACK:  # what is in memory stays there
                 timeout_s, clean = 0.0, False
             copying_s = self._leaving.seconds_for_copying()
             try:
@@ -207,17 +198,17 @@ class Session:
             raise ConfigError("the session is over; call steps() inside its with block")
         if until is not None and until < 0:
             raise ConfigError(f"until={until} is no number of steps; count from 0")
-        self._loop += 1
+        self._position.loop += 1
         epochs = epochs if epochs or until is not None else 1
         if self._was_over(until):
-            if self._saved_loop == self._loop:  # as if it had just ended here
+            if self._position.saved_loop == self._position.loop:  # as if it had just ended here
                 with excepthook.one_line_errors():
                     self._open(loader, epochs, is_over=True)
-            elif self._saved_loop > self._loop:
+            elif self._position.saved_loop > self._position.loop:
                 self._streams.restore(self.step)
             return
         with excepthook.one_line_errors():
-            feed = self._open(loader, epochs)
+            self._open(loader, epochs)
         self._in_loop, self._end_random = True, None
         meter = self._meter
         meter.open(self._objects.stateful.values())
@@ -228,7 +219,7 @@ class Session:
                 self._boundary()
                 meter.loading()
                 try:
-                    batch = next(feed)
+                    batch = self._position.next(self.step)
                 except StopIteration:
                     break
                 self._at_boundary = False
@@ -237,8 +228,8 @@ class Session:
                 self.step += 1
                 meter.ended(self.step)
                 self._at_boundary = True
-                self._data = None  # it is the feed's to tell from here on
-                self._rig.completed(self.step)
+                self._position.completed()
+                self._rig.completed(self.step, *self._position.batch)
                 self._keep()
                 if not self._is_prepared:
                     self._prepare()
@@ -254,7 +245,7 @@ class Session:
 
         A tensor is read only when its step is kept, so that a GPU isn't waited for.
         """
-        self._rig.samples.log(scalars)
+        self._rig.log(scalars)
 
     def save(self) -> PendingSave:
         """Ask for a checkpoint at the next step boundary; returns at once.
@@ -271,41 +262,28 @@ class Session:
 
     # --- inside ------------------------------------------------------------------------------
 
-    @property
-    def _saved_loop(self) -> int:
-        """The loop whose position the checkpoint has that was resumed from; 0 for none."""
-        return int(self._data["loop"]) if self._data else 0
-
     def _was_over(self, until: int | None) -> bool:
         """Whether this loop had ended when the checkpoint that was resumed from was written."""
         if until is not None:
             return self.step >= until
-        if self._loop >= self._saved_loop:
+        loop, saved_loop = self._position.loop, self._position.saved_loop
+        if loop >= saved_loop:
             return False
         if self._rig.link.rank == 0:
             say(
-                f"loop {self._loop} had ended at step {self.step}, in loop {self._saved_loop}: "
+                f"loop {loop} had ended at step {self.step}, in loop {saved_loop}: "
                 "it is not run again"
             )
         return True
 
-    def _open(self, loader: Iterable[Any], epochs: int | None, *, is_over: bool = False) -> Feed:
-        if self._feed is not None:
-            self._feed.close()
-        feed = self._rig.open_feed(loader, self._trail, self.step)
-        feed.max_epochs = epochs
-        self._objects.forget_loader(loader)
-        if self._data and self._saved_loop == self._loop:
-            if not is_over or feed.kind != "iterable":  # which would be read up to its end
-                feed.restore(self._data["position"])
-            # Not before: what the script draws ahead of its loop (a list of data, say) it must
-            # draw as in the undisturbed run, from its own seeds.
-            self._streams.restore(self.step)
-        elif self._data and self._saved_loop > self._loop and isinstance(feed, OutlastFeed):
-            feed.restore(self._data["position"])  # the loops before are not there any more
-        self._streams.forget()
-        self._feed, self._feed_loop = feed, self._loop
-        return feed
+    def _open(self, loader: Iterable[Any], epochs: int | None, *, is_over: bool = False) -> None:
+        self._position.open(
+            *(loader, epochs, self.step),
+            rig=self._rig,
+            objects=self._objects,
+            streams=self._streams,
+            is_over=is_over,
+        )
 
     def _boundary(self) -> None:
         while actions := self._agreement.boundary(self.step):
@@ -323,9 +301,14 @@ class Session:
         """
         for pending in self._saves.open():
             pending.decide(self.step)
-        self._ending.act(self._loop, self.step, self._agreement)
+        back = self._ending.act(self._position.loop, self.step, self._agreement)
+        if back is not None:
+            self._roll_back(back)
 
     def _act(self, actions: list[Action]) -> None:
+        for action in actions:
+            if action.kind == "rollback":
+                self._roll_back(action.info)
         drain = next((action for action in actions if action.kind == "drain"), None)
         if drain is not None:
             self._drain(drain)
@@ -356,10 +339,10 @@ class Session:
 
     def _state(self) -> dict[str, Any]:
         state = self._objects.capture()
-        state[OWN] = self._own(self.step, self._data_state())
+        state[OWN] = self._own(self.step, self._position.state())
         return state
 
-    def _own(self, step: int, data: dict[str, Any]) -> dict[str, Any]:
+    def _own(self, step: int, data: Mapping[str, Any]) -> dict[str, Any]:
         random = self._end_random or random_state.capture()
         return {"step": step, "random": random, "data": data, "bits": self._objects.bits.facts()}
 
@@ -425,16 +408,14 @@ class Session:
 
     def _keep(self) -> None:
         """A step has ended, or the first one begins: this moment can be gone on from."""
-        self._pending = None
+        self._position.forget_ahead()
         if self._keeping is not None:
             of = self._objects.stateful
             self._keeping.keep(lambda: self._rig.states.of(self.step, of, self._state()))
 
     def _own_end(self, step: int) -> dict[str, Any]:
         """This rank's own state, as if ``step``, which is in progress, had just ended."""
-        if self._pending is None and self._feed is not None:
-            self._pending = place(self._feed_loop, self._feed, self._trail, ahead=True)
-        return self._own(step, self._data_state() if self._pending is None else self._pending)
+        return self._own(step, self._position.ahead())
 
     def _let_go(self) -> None:
         """In another thread: the attempt is over, and nothing is to be waited for any more."""
@@ -442,10 +423,9 @@ class Session:
         self._rig.engine.give_up()
         self._saves.give_up(self.step)
 
-    def _data_state(self) -> dict[str, Any]:
-        if self._data is not None or self._feed is None:
-            return self._data or {}
-        return place(self._feed_loop, self._feed, self._trail)
+    def _roll_back(self, info: Mapping[str, Any]) -> None:
+        """Leave without saving; all ranks do, and the next attempt goes on from before."""
+        raise SystemExit(self._rig.code_of_rollback(stops=bool(info["stops"])))
 
     def _drain(self, action: Action) -> None:
         """Commit this step and leave; the other ranks do the same."""
@@ -497,9 +477,9 @@ class Session:
         self._rig.foresight.found(chosen)
 
     def _on_decision(self, action: Action) -> None:
-        if action.kind != "save":
+        if action.kind in ("drain", "leave"):
             self._leaving.decided(action)
-        if action.kind == "leave":
+        if action.kind in ("leave", "rollback"):
             return
         self._saves.decided(action.step)
         if action.step and action.step == self._rig.engine.committed_step:

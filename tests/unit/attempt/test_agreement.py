@@ -555,3 +555,44 @@ def test_threads_that_run_as_they_like(world_size, seed):
     assert isinstance(results[0], list), results
     assert all(result == results[0] for result in results)
     assert [kind for _, kind in results[0]].count("drain") == 1
+
+
+def test_a_rollback_does_not_wait_for_a_save_and_is_the_last():
+    world = World(2)
+    world.may_save = False
+    for rank in world.ranks:
+        in_step(world, rank.rank, 7)
+    world.ranks[0].ask("save")
+    world.ranks[0].agreement.request("rollback", not_before=0, stops=False)
+    world.settle()
+    world.ranks[1].ask("save")
+    world.may_save = True
+    world.ranks[0].agreement.poke()
+    world.settle()
+    for rank in world.ranks:
+        assert [(one.kind, one.step) for one in rank.decided] == [("rollback", 8)]
+        rank.agreement.leave(8)
+        (action,) = rank.agreement.boundary(8)
+        assert (action.kind, action.info) == ("rollback", {"stops": False})
+
+
+def test_a_rollback_overtakes_a_drain_that_still_waits():
+    world = World(1)
+    in_step(world, 0, 3)
+    agreement = world.ranks[0].agreement
+    agreement._coordinator._asked = {"action": "save"}  # a round is in progress
+    agreement.request("drain", not_before=0, reason="", left_s=None)
+    agreement.request("rollback", not_before=0)
+    world.settle()
+    agreement._coordinator._asked = None
+    agreement._coordinator._begin()
+    world.settle()
+    assert [one.kind for one in world.ranks[0].decided] == ["rollback"]
+
+
+def test_messages_for_others_are_passed_on():
+    world = World(1)
+    heard = []
+    world.ranks[0].agreement._on_other = heard.append
+    world.ranks[0].agreement._handle({"kind": "values", "rank": 1})
+    assert heard == [{"kind": "values", "rank": 1}]

@@ -53,6 +53,7 @@ def test_every_state_in_every_tier(job, outlast):
         "world_size": 1,
         "kind": "full",
         "exact": True,
+        "health": "unknown",
         "tiers": None,
     }
     assert rows[500]["reason"] == "manifest.json is empty"
@@ -269,3 +270,25 @@ def test_memory_is_not_reached_from_here(job, outlast):
     code, _, err = outlast("checkpoints", "show", "--tier", "memory")
     assert code == 2
     assert "tier memory is memory, which only the running job reaches; choose fast or slow" in err
+
+
+def test_which_were_seen_to_be_healthy_and_which_were_undone(job, outlast):
+    job.save(100, 200, 300, 400)
+    job.ledger.append("healthy", step=100)
+    job.ledger.append("healthy", step=200)
+    job.ledger.append("rollback", step=200, first=250, batches=None)
+    code, out, _ = outlast("checkpoints", "list", "--json")
+    rows = {row["step"]: row["health"] for row in json.loads(out)["checkpoints"]}
+    assert rows == {100: "healthy", 200: "healthy", 300: "unhealthy", 400: "unhealthy"}
+    code, out, _ = outlast("checkpoints", "list")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[1].endswith("yes   yes   healthy")
+    assert lines[3].endswith("yes   yes   unhealthy")
+    code, out, _ = outlast("checkpoints", "show")
+    assert out.startswith("step 200 of job"), "the newest that stands"
+    assert "seen to be healthy" in out
+    code, out, _ = outlast("checkpoints", "show", "--step", "300", "--json")
+    assert json.loads(out)["health"] == "unhealthy"
+    code, out, _ = outlast("checkpoints", "verify")
+    assert code == 0, "verifying is about bytes"

@@ -362,3 +362,30 @@ def test_machines_that_all_vanished_were_waited_for():
         "restarting": 1.0,
         "other": 3.0,
     }
+
+
+def rolled_back():
+    """In step 32 the loss is no number; it is seen at 7.5 s, after step 45; 20 is gone back to."""
+    return [
+        *undisturbed()[:-1],
+        ev(7.4, "anomaly", 1, 0, step=32, what="loss", kind="nan", action="rollback", ranks=[1]),
+        ev(7.5, "rollback", 1, 0, step=20, first=32, batches=None, seen=45, reason="loss"),
+        sample(7.6, 46),
+        ev(7.7, "restart", 1, reason="rolled back", restarts=0),
+        formed(8.0, 2),
+        resumed(9.0, 20, 2),
+        sample(10.0, 40, 2),
+        sample(11.0, 60, 2),
+    ]
+
+
+def test_what_a_rollback_undoes_is_done_again():
+    # What was trained up to the sign counts as it did; 26 steps of 40 come a second time.
+    assert lanes(rolled_back()) == {
+        "productive": 2.75 + 1.5 + 1 - 0.3,
+        "replayed": 1 + 0.3,
+        "stalled": 0.25,
+        "restarting": 1.5,
+        "other": 3.0,
+    }
+    assert goodput(rolled_back()).steps_replayed == 26

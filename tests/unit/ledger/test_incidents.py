@@ -344,3 +344,43 @@ def test_a_machine_that_joins_is_no_incident():
     assert incidents([*start(), joins, sample(5.0, 60)]) == []
     (vanished,) = incidents([*start(), joins, formed(8.0, 2), resumed(9.0, 50, 2)])
     assert vanished.kind == "ended without a word"
+
+
+def wrong(action, **fields):
+    told = {"step": 52, "first": 52, "what": "loss", "kind": "nan", "value": None, "ranks": [1]}
+    return ev(5.0, "anomaly", 1, 0, **{**told, "usual": 2.125, "action": action, **fields})
+
+
+def test_a_loss_that_goes_wrong_and_is_undone():
+    batches = {"loop": 1, "first": 52, "last": 53}
+    back = ev(5.1, "rollback", 1, 0, step=40, first=52, batches=batches, seen=60, reason="x")
+    restart = ev(5.5, "restart", reason="rolled back", restarts=0)
+    events = [*start(), wrong("rollback"), back, restart, formed(6.0, 2), resumed(7.0, 40, 2)]
+    (incident,) = incidents([*events, sample(8.0, 45, 2)])
+    assert incident.kind == "anomaly"
+    assert incident.what == (
+        "the loss of step 52 is no number, usually 2.125 on rank 1; "
+        "rolling back to step 40, leaving out 2 batches"
+    )
+    assert (incident.from_step, incident.resumed_step, incident.lost_steps) == (60, 40, 20)
+    assert (incident.detected_t, incident.back_t, incident.closed) == (5.0, 8.0, True)
+
+
+def test_a_loss_that_is_only_reported_is_over_at_once():
+    spike = wrong("report", kind="spike", value=31.0)
+    (incident,) = incidents([*start(), spike, sample(6.0, 70)])
+    assert incident.what == (
+        "the loss of step 52 jumped to 31, usually 2.125 on rank 1; reported only"
+    )
+    assert incident.closed
+    assert incident.lost_steps is None
+    held = [*start(), notice(4.5, 124.5), spike]
+    assert [one.kind for one in incidents(held)] == ["preemption notice"]
+
+
+def test_a_loss_that_stops_the_job():
+    stop = ev(5.1, "rollback", 1, 0, step=40, first=52, batches=None, seen=60, reason="x")
+    ends = [wrong("stop"), stop, ev(6.0, "job_finished", exit_code=76)]
+    (incident,) = incidents([*start(), *ends])
+    assert incident.what.endswith("stopping; step 40 stands, what came after it is undone")
+    assert not incident.closed

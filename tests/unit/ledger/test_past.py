@@ -10,6 +10,7 @@ from outlast.errors import StorageError
 from outlast.ledger.events import EVENT_NAMES
 from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
+from outlast.policy.rollbacks import Batches
 
 
 @pytest.fixture
@@ -85,6 +86,36 @@ def test_weights_alone_are_no_promise(ledger, tmp_path):
     ledger.append("commit", step=30, kind="full")
     ledger.append("commit", step=None)
     assert Past(tmp_path).look().promised == 30
+
+
+def test_a_rollback_undoes_what_was_committed_behind_it(ledger, tmp_path):
+    ledger.attempt = 1
+    for step in (10, 20, 30):
+        ledger.append("commit", step=step)
+    ledger.append("healthy", step=10)
+    ledger.append("healthy", step=20)
+    batches = {"loop": 1, "first": 16, "last": 17}
+    ledger.append("rollback", step=10, first=16, batches=batches)
+    ledger.append("commit", step=35)  # late, of the attempt that is undone
+    ledger.append("healthy", step=35)
+    word = Past(tmp_path).look().word
+    ledger.attempt = 2
+    ledger.append("commit", step=15)
+    ledger.append("healthy", step=15)
+    ledger.append("rollback", step="x", first=3)  # is not understood
+    for past in (Past(tmp_path), Past(tmp_path, word)):
+        past.look()
+        assert found(past) == (2, 15)
+        assert (past.commits, past.healthy) == ([10, 15], [10, 15])
+        (rollback,) = past.rollbacks
+        assert (rollback.attempt, rollback.step, rollback.first) == (1, 10, 16)
+        assert rollback.batches == Batches(loop=1, first=16, last=17)
+
+
+def test_a_rollback_to_the_start_leaves_no_promise(ledger, tmp_path):
+    ledger.append("commit", step=30)
+    ledger.append("rollback", step=0, first=16, batches=None)
+    assert Past(tmp_path).look().promised == 0
 
 
 def test_a_line_that_is_not_whole_yet_is_read_when_it_is(ledger, tmp_path):

@@ -167,3 +167,21 @@ def test_the_budget_of_restarts():
     assert policy.restarts == 3
     assert policy.judge([killed(9)], lasted_s=1.0).reason == "all 3 restarts are spent"
     assert judge(RestartPolicy(0), killed(1)) == 76
+
+
+def test_a_rollback_is_a_restart_that_is_not_counted():
+    policy = RestartPolicy(1)
+    back = [Failure(rank=rank, exit_code=79, step=40) for rank in range(2)]
+    for _ in range(10):
+        assert judge(policy, *back) == "restart"
+    assert policy.restarts == 0
+    assert judge(policy, killed(41), *back) == "restart"
+    assert judge(policy, *back, leaving=True) == 75
+
+
+def test_workers_that_stop_for_their_loss_stop_the_job():
+    policy = RestartPolicy(10)
+    assert judge(policy, Failure(rank=0, exit_code=76), Failure(rank=1, exit_code=76)) == 76
+    assert (
+        "the loss went wrong" in policy.judge([Failure(rank=0, exit_code=76)], lasted_s=1.0).reason
+    )

@@ -46,6 +46,41 @@ def test_what_may_go(committed, unfinished, invalid, weights_only, in_use, keep)
     assert set(gone) == (set(full[:-keep]) | older) - in_use
 
 
+@given(
+    committed=steps,
+    invalid=steps,
+    weights_only=steps,
+    in_use=steps,
+    healthy=steps,
+    keep=st.integers(1, 4),
+)
+@settings(max_examples=1000, deadline=None)
+def test_one_to_roll_back_to_stays(committed, invalid, weights_only, in_use, healthy, keep):
+    known = {"keep": keep, "invalid": invalid, "weights_only": weights_only, "in_use": in_use}
+    gone = set(removable(committed, [], **known, healthy=healthy))
+    full = sorted(committed - invalid - weights_only)
+    if full:
+        stays = max(set(full) & healthy, default=full[0])
+        assert stays not in gone
+        assert gone == set(removable(committed, [], **known)) - {stays}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=60), st.integers(1, 3))
+def test_however_the_loss_goes_there_is_one_from_before_the_sign(story, keep):
+    """Commits follow each other; each turns out healthy a little later, or never."""
+    committed, healthy, first_bad = set(), set(), None
+    for step, (is_bad, is_noticed) in enumerate(story, 1):
+        committed.add(step)
+        first_bad = first_bad or (step if is_bad else None)
+        if first_bad is None and step > 1:
+            healthy.add(step - 1)
+        if first_bad is not None and is_noticed and min(committed) < first_bad:
+            assert max(s for s in committed if s < first_bad) <= first_bad - 1
+        committed -= set(removable(committed, [], keep=keep, invalid=(), healthy=healthy))
+        if first_bad != 1:
+            assert min(committed) < (first_bad or step + 1)
+
+
 def test_weights_do_not_push_out_what_can_be_resumed_from():
     gone = removable([100, 200, 300, 400], [], keep=2, invalid=[], weights_only=[200, 300, 400])
     assert list(gone) == []

@@ -47,14 +47,14 @@ def _bad(row: dict[str, Any]) -> bool:
 def _print(rows: list[dict[str, Any]], found: Survey) -> None:
     if len(found.tiers) == 1:
         for row in rows:
-            click.echo(f"step {row['step']:>9,}  {_about(row)}".rstrip())
+            click.echo(f"step {row['step']:>9,}  {_about(row):<45}  {_seen(row)}".rstrip())
         return
-    widths = [max(4, len(tier)) for tier in found.tiers]
-    lines = [[f"{'step':>9}  {'state':<12}{'size':>10}  {'committed (UTC)':<19}", *found.tiers]]
+    widths = [*(max(4, len(tier)) for tier in found.tiers), 0]
+    lines = [[f"{'step':>9}  {'state':<12}{'size':>10}  {'committed (UTC)':<19}", *found.tiers, ""]]
     for row in rows:
         about = _about(row).removesuffix(" UTC")
         cells = [_CELLS[row["tiers"][tier]["state"]] for tier in found.tiers]
-        lines.append([f"{row['step']:>9,}  {about:<43}", *cells])
+        lines.append([f"{row['step']:>9,}  {about:<43}", *cells, _seen(row)])
     for first, *cells in lines if rows else []:
         columns = (f"  {cell:<{width}}" for cell, width in zip(cells, widths, strict=True))
         click.echo(f"{first}{''.join(columns)}".rstrip())
@@ -64,6 +64,10 @@ def _about(row: dict[str, Any]) -> str:
     size = humanise.size(row["bytes"]) if "bytes" in row else ""
     made = when(row["created_t"]) if "created_t" in row else ""
     return f"{row['state']:<12}{size:>10}  {made}"
+
+
+def _seen(row: dict[str, Any]) -> str:
+    return "" if row["health"] == "unknown" else str(row["health"])
 
 
 def as_row(step: int, found: Survey) -> dict[str, Any]:
@@ -79,6 +83,7 @@ def as_row(step: int, found: Survey) -> dict[str, Any]:
     reasons = {tier: copy.reason for tier, copy in copies.items() if copy.reason}
     if reasons and not manifests:
         row["reason"] = next(iter(reasons.values()))
+    row["health"] = found.health(step)
     row["tiers"] = {
         tier: {
             "state": copies[tier].state,

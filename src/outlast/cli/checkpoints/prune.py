@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import click
 import msgspec
 
-from outlast.checkpoint.catalog import expendable, remove_step
+from outlast.checkpoint.catalog import Health, expendable, remove_step
 from outlast.checkpoint.manifest import step_name
 from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import Survey, survey
@@ -159,8 +159,13 @@ def _plan(at: JobAt, found: Survey, tier: str, keep: int | None) -> Plan:
     storage = found.places[tier].storage
     copies = found.at(tier)
     invalid = {step for step, copy in copies.items() if copy.state == "invalid"}
-    full = [step for step, copy in copies.items() if copy.restartable]
-    if not expendable(storage, keep=keep, invalid=invalid).steps:
+    full = [s for s, one in copies.items() if one.restartable and found.health(s) != "unhealthy"]
+    past = found.past
+    health = Health(
+        healthy=frozenset(past.healthy) if past.healthy or past.rollbacks else None,
+        rollbacks=tuple(past.rollbacks),
+    )
+    if not expendable(storage, keep=keep, invalid=invalid, health=health).steps:
         return Plan(tier, keep, [], None)
     verified = None
     for step in reversed(full):
@@ -173,7 +178,7 @@ def _plan(at: JobAt, found: Survey, tier: str, keep: int | None) -> Plan:
     if full and verified is None:
         return Plan(tier, keep, [], None)
     going = []
-    for step in expendable(storage, keep=keep, invalid=invalid).steps:
+    for step in expendable(storage, keep=keep, invalid=invalid, health=health).steps:
         copy = copies.get(step)
         state = copy.state if copy is not None and step not in invalid else "invalid"
         if copy is not None and copy.manifest and not copy.restartable:

@@ -102,6 +102,12 @@ def _lines(verdict: Verdict, manifest: Manifest) -> list[str]:
     times = humanise.count(max(one.number for one in verdict.stretches), "attempt")
     head = f"step {manifest.step:,} of job {manifest.job}: {verdict.samples:,} samples in "
     lines = [f"{head}{humanise.count(verdict.steps, 'step')}, by {workers} workers in {times}"]
+    for one in verdict.left_out:
+        ids = " ".join(map(str, one.ids[:SHOWN_MAX])) + (" …" if one.samples > SHOWN_MAX else "")
+        lines.append(
+            f"  left out on purpose before step {one.step:,}, after a rollback: "
+            f"{humanise.count(one.samples, 'sample')} ({ids})"
+        )
     if verdict.proved:
         return [*lines, "proved: each came exactly when it was its turn, none lost, none repeated"]
     lines += [f"  {fault.text}" for fault in verdict.faults[:SHOWN_MAX]]

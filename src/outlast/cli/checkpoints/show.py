@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -11,6 +11,12 @@ from outlast.checkpoint.manifest import FULL, Manifest
 from outlast.cli.checkpoints.survey import pick, size_of, survey
 from outlast.cli.checkpoints.where import DIRECTORY, JSON, TIER, find_job, when
 from outlast.report import humanise
+
+HEALTH: Final = {
+    "healthy": "seen to be healthy: its loss and what came of it showed no sign of trouble",
+    "unhealthy": "undone by a rollback: no job is resumed from it",
+    "unknown": "not known to be healthy: no loss was logged, or not for long enough after it",
+}
 
 
 @click.command(name="show")
@@ -47,10 +53,12 @@ def command(
         return
     also = [name for name in manifests if name != where]
     if as_json:
-        click.echo(msgspec.json.encode(_as_json(manifest, where, also)))
+        shown = _as_json(manifest, where, also)
+        click.echo(msgspec.json.encode({**shown, "health": found.health(picked)}))
         return
     for line in _lines(manifest, where, also):
         click.echo(line)
+    click.echo(HEALTH[found.health(picked)])
     click.echo(at.next("verify", "--step", str(picked)))
 
 

@@ -10,10 +10,13 @@ import click
 from outlast.checkpoint.catalog import find_steps
 from outlast.checkpoint.manifest import FULL, MANIFEST, Manifest, decode, step_name
 from outlast.checkpoint.places import Place
+from outlast.checkpoint.standing import stands
 from outlast.cli.checkpoints.where import JobAt, in_words, places_of, tiers_of
 from outlast.config import Settings
 from outlast.errors import CheckpointInvalid, ConfigError, StorageError
 from outlast.ledger.file import read_events
+from outlast.ledger.past import Past
+from outlast.policy.rollbacks import is_undone
 from outlast.storage import Storage
 
 
@@ -50,6 +53,7 @@ class Survey(NamedTuple):
     """What there is.
 
     Attributes:
+        past: what the ledger says besides: which were seen to be healthy, which were undone.
         tiers: names of the tiers that were asked for, in order of speed.
         places: tier → place, of those that could be listed.
         unreadable: tier → why it could not be listed.
@@ -60,6 +64,7 @@ class Survey(NamedTuple):
     places: dict[str, Place]
     unreadable: dict[str, str]
     copies: dict[int, dict[str, Copy]]
+    past: Past
 
     def manifests(self, step: int) -> dict[str, Manifest]:
         """Tier → manifest of ``step``, of those that verify."""
@@ -80,6 +85,13 @@ class Survey(NamedTuple):
             return "committed" if manifest.kind == FULL else "weights only"
         states = {copy.state for copy in self.copies[step].values()}
         return "invalid" if "invalid" in states else "unfinished"
+
+    def health(self, step: int) -> str:
+        """What is known of the loss behind ``step``: "healthy", "unhealthy" or "unknown"."""
+        manifests = self.manifests(step).values()
+        if manifests and not any(stands(one, self.past.rollbacks) for one in manifests):
+            return "unhealthy"
+        return "healthy" if manifests and step in self.past.healthy else "unknown"
 
     def places_in_words(self) -> str:
         """The places that could be listed, as a person would write them."""
@@ -111,7 +123,8 @@ def survey(settings: Settings, only: str | None = None) -> Survey:
         reasons = "; ".join(unreadable.values())
         raise StorageError(f"{reasons}. Look at the disk, the network and its permissions")
     names = tuple(tier.name for tier in tiers_of(settings, only))
-    return Survey(names, places, unreadable, dict(sorted(found.items())))
+    past = Past(settings.dir).look()
+    return Survey(names, places, unreadable, dict(sorted(found.items())), past)
 
 
 def _copies(storage: Storage) -> Iterator[tuple[int, Copy]]:
@@ -138,16 +151,17 @@ def promised(settings: Settings) -> dict[str, int]:
     """Tier → the newest step that the ledger says was committed there."""
     first = next(tier.name for tier in settings.tiers if tier.kind != "memory")
     newest: dict[str, int] = {}
+    rollbacks = Past(settings.dir).look().rollbacks
     for event in read_events(settings.dir):
         if event.event in ("commit", "tier_copied"):
             tier, step = str(event.get("tier") or first), event.get("step")
-            if isinstance(step, int):
+            if isinstance(step, int) and not is_undone(rollbacks, event.attempt, step):
                 newest[tier] = max(newest.get(tier, 0), step)
     return newest
 
 
 def pick(at: JobAt, found: Survey, step: int | None) -> int:
-    """``step`` if some tier has it committed, the newest by default.
+    """``step`` if some tier has it committed; by default the newest that was not undone.
 
     Raises:
         ConfigError: there is no such step.
@@ -155,7 +169,7 @@ def pick(at: JobAt, found: Survey, step: int | None) -> int:
     """
     steps = found.steps()
     if step is None and steps:
-        return steps[-1]
+        return max((one for one in steps if found.health(one) != "unhealthy"), default=steps[-1])
     if step in steps:
         return step
     if step is None:

@@ -1,0 +1,229 @@
+"""Losses that go wrong are seen at their first step, and healthy ones never."""
+
+import math
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from outlast.policy.anomaly import (
+    Decision,
+    Judge,
+    Reading,
+    Rules,
+    Series,
+    Sign,
+    decide,
+)
+from outlast.policy.rollbacks import Batches, Rollback, is_left_out, is_undone
+
+STEPS = 3000
+
+
+def see(judge, step, value, what="loss"):
+    return judge.see(step, {what: Reading(value=value, worst=(0,))})
+
+
+def signs(losses, rules=Rules(), what="loss"):  # noqa: B008 - frozen
+    judge = Judge(rules, 0)
+    found = [see(judge, step, loss, what) for step, loss in enumerate(losses, 1)]
+    return [sign for sign in found if sign is not None]
+
+
+def student(rng, freedom):
+    """Noise with heavy tails: Student's t."""
+    return rng.gauss(0, 1) / math.sqrt(rng.gammavariate(freedom / 2, 2) / freedom)
+
+
+def curve(rng, step, noise):
+    """A loss that falls as losses do: from 11, after a warm-up, as a power of the step."""
+    level = 1.8 + 9.2 * (1 + step / 40) ** -0.45
+    if step > 2000:  # the learning rate drops
+        level -= 0.15
+    return max(level * (1 + noise(rng)), 1e-3)
+
+
+NOISES = {
+    "normal, 2 %": lambda rng: 0.02 * rng.gauss(0, 1),
+    "normal, 15 %": lambda rng: 0.15 * rng.gauss(0, 1),
+    "heavy tails, 3 %": lambda rng: 0.03 * student(rng, 4),
+    "heavy tails, 10 %": lambda rng: 0.10 * student(rng, 5),
+    "skewed, 40 %": lambda rng: math.exp(0.4 * rng.gauss(0, 1)) - 1,
+}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_no_false_alarm_on_healthy_curves(noise):
+    alarms = {}
+    for seed in range(20):
+        rng = random.Random(seed)
+        losses = [curve(rng, step, NOISES[noise]) for step in range(STEPS)]
+        found = signs(losses)
+        if found:
+            alarms[seed] = found
+    assert not alarms
+
+
+def test_no_false_alarm_on_norms_of_gradients():
+    for seed in range(20):
+        rng = random.Random(seed)
+        norms = [
+            (0.3 + 5 * math.exp(-step / 60)) * math.exp(0.5 * rng.gauss(0, 1))
+            for step in range(STEPS)
+        ]
+        assert not signs(norms, what="grad_norm"), seed
+
+
+def test_losses_near_zero_and_below_it_may_move():
+    rng = random.Random(1)
+    assert not signs([rng.expovariate(1) * 1e-4 for _ in range(STEPS)])
+    assert not signs([-3 + rng.gauss(0, 0.5) for _ in range(STEPS)])
+    assert not signs([0.0] * 500 + [1e-9] * 500)
+
+
+@pytest.mark.parametrize("noise", ["normal, 2 %", "heavy tails, 3 %"])
+@pytest.mark.parametrize("at", [30, 400, 2500])
+def test_a_spike_of_ten_is_seen_at_its_step(noise, at):
+    for seed in range(20):
+        rng = random.Random(seed)
+        losses = [curve(rng, step, NOISES[noise]) for step in range(at)]
+        (sign,) = signs([*losses, losses[-1] * 10, *losses[-20:]])
+        assert (sign.first, sign.step, sign.kind) == (at + 1, at + 1, "spike")
+        assert sign.limit < sign.value
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"), [(math.nan, "nan"), (math.inf, "infinity"), (-math.inf, "infinity")]
+)
+@pytest.mark.parametrize("at", [0, 5, 200])
+def test_no_number_is_wrong_from_the_first_step_on(value, kind, at):
+    (sign,) = signs([2.0] * at + [value, value, value])
+    assert (sign.first, sign.kind) == (at + 1, kind)
+
+
+def test_what_stays_is_the_new_level_and_is_said_once():
+    rules = Rules(window=50)
+    found = signs([2 + 0.01 * (i % 3) for i in range(200)] + [9.0] * 400 + [80.0], rules)
+    assert [(sign.step, sign.kind) for sign in found] == [(201, "spike"), (601, "spike")]
+
+
+def test_a_loss_that_is_logged_now_and_then_may_have_gone_wrong_since():
+    judge = Judge(Rules(), 100)
+    for step in range(110, 400, 10):
+        assert see(judge, step, 2.0) is None
+        assert judge.see(step + 1, {}) is None
+    sign = see(judge, 400, math.nan)
+    assert (sign.first, sign.step) == (391, 400)
+    decision = decide(Rules(action="rollback"), sign, commits=[350, 395], healthy=[], rollbacks=[])
+    assert decision == Decision(action="rollback", step=350, num_batches=10)
+
+
+def test_the_loss_is_named_before_what_follows_from_it():
+    nan = Reading(value=math.nan, worst=(1,))
+    assert Judge(Rules(), 0).see(1, {"grad_norm": nan, "loss": nan}).what == "loss"
+    one = Judge(Rules(), 0)
+    one.see(1, {"loss": Reading(value=1.0)})
+    assert one.see(2, {"grad_norm": nan, "loss": Reading(value=1.0)}).what == "grad_norm"
+
+
+def test_healthy_once_so_many_steps_have_passed():
+    judge = Judge(Rules(settle=3), 0)
+    judge.committed(4)
+    found = {}
+    for step in range(1, 12):
+        see(judge, step, 1.0)
+        for one in judge.healthy():
+            found[one] = step
+    assert found == {4: 7}
+    see(judge, 12, math.nan)
+    judge.committed(8)  # late
+    judge.committed(9)
+    assert judge.healthy() == [8], "the steps until 11 were all right"
+    judge.committed(10)
+    judge.committed(12)
+    assert judge.healthy() == []
+    for step in range(13, 17):
+        see(judge, step, 1.0)
+    assert judge.healthy() == [12], "after it there was no sign"
+    for step in range(17, 30):
+        see(judge, step, 1.0)
+    assert judge.healthy() == [], "what went wrong behind 9 and 10 stays so"
+
+
+def sign_at(first):
+    return Sign(first=first, step=first, what="loss", kind="nan", value=math.nan)
+
+
+def back(step, first, attempt=1, num=1):
+    batches = Batches(loop=1, first=first, last=first + num - 1) if num else None
+    return Rollback(attempt=attempt, step=step, first=first, batches=batches)
+
+
+ROLLS = Rules(action="rollback", rollbacks=2, stretch=100)
+
+
+@pytest.mark.parametrize(
+    ("commits", "healthy", "step"),
+    [([10, 20, 30], [10, 20], 20), ([10, 20, 30], [], 20), ([30], [], 0), ([], [], 0)],
+)
+def test_where_it_goes_back_to(commits, healthy, step):
+    found = decide(ROLLS, sign_at(25), commits=commits, healthy=healthy, rollbacks=[])
+    assert found == Decision(action="rollback", step=step, num_batches=1)
+    stop = Rules(action="stop")
+    found = decide(stop, sign_at(25), commits=commits, healthy=healthy, rollbacks=[])
+    assert found == Decision(action="stop", step=step)
+
+
+def test_twice_as_many_each_time_and_then_it_gives_up():
+    known = {"commits": [10], "healthy": [10]}
+    rollbacks = [back(10, 25)]
+    found = decide(ROLLS, sign_at(25), **known, rollbacks=rollbacks)
+    assert (found.action, found.num_batches) == ("rollback", 2)
+    rollbacks.append(back(10, 25, 2, 2))
+    found = decide(ROLLS, sign_at(25), **known, rollbacks=rollbacks)
+    assert (found.action, found.step) == ("stop", 10)
+    assert found.why == "2 rollbacks within 100 steps did not help"
+    assert decide(ROLLS, sign_at(125), **known, rollbacks=rollbacks).num_batches == 1
+
+
+def test_a_checkpoint_that_led_straight_into_a_sign_is_not_trusted_again():
+    rollbacks = [back(20, 25)]
+    known = {"commits": [10, 20], "healthy": [10, 20]}
+    assert decide(ROLLS, sign_at(21), **known, rollbacks=rollbacks).step == 10
+    assert decide(ROLLS, sign_at(22), **known, rollbacks=rollbacks).step == 20
+
+
+@given(
+    rollbacks=st.lists(
+        st.builds(back, st.integers(0, 50), st.integers(1, 60), st.integers(1, 5)), max_size=4
+    ),
+    sign=st.integers(1, 60),
+    commits=st.sets(st.integers(1, 60)),
+    healthy=st.sets(st.integers(1, 60)),
+)
+def test_never_to_the_sign_or_behind_it(rollbacks, sign, commits, healthy):
+    found = decide(ROLLS, sign_at(sign), commits=commits, healthy=healthy, rollbacks=rollbacks)
+    assert 0 <= found.step < sign
+    assert (found.action == "rollback") == (found.num_batches > 0)
+    assert found.step == 0 or found.step in commits | healthy
+
+
+@given(st.integers(1, 9), st.integers(0, 99), st.integers(1, 9), st.integers(0, 99))
+def test_what_is_undone(attempt, step, rolled_back, to):
+    undone = is_undone([back(to, to + 1, rolled_back)], attempt, step)
+    assert undone == (attempt <= rolled_back and step > to)
+
+
+def test_batches_are_left_out_in_their_loop_alone():
+    ranges = [Batches(loop=2, first=3, last=4)]
+    assert [n for n in range(9) if is_left_out(ranges, 2, n)] == [3, 4]
+    assert not any(is_left_out(ranges, 1, n) for n in range(9))
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=80))
+def test_whatever_is_logged_is_taken(values):
+    series = Series(10, 20.0)
+    for value in values:
+        kind = series.see(value)
+        assert (kind in ("nan", "infinity")) == (not math.isfinite(value))
