@@ -32,7 +32,7 @@ def trained(floor, tmp_path):
         job = Job(tmp_path / "job")
         gate = tmp_path / "gate"
         agent = floor.outlast(
-            *("run", "--nproc-per-node", 1, "--dir", job.directory, TRAIN, job.records, 200),
+            *("run", "--nproc-per-node", 1, "--dir", job.directory, TRAIN, job.records, 10**6),
             *("--pause", 0.05, "--light", "--no-group", "--gate", gate),
         )
         until(floor.workers, "a worker", running=agent)
@@ -40,7 +40,10 @@ def trained(floor, tmp_path):
         until(job.lines, "a step", running=agent)
         happens()
         until(lambda: job.events("watch_gap"), "the gap is in the ledger", running=agent)
-        assert agent.wait() == 0, agent.text
+        begun = job.begun()
+        until(lambda: job.begun() > begun + 5, "training goes on", running=agent)
+        agent.signal(signal.SIGTERM)
+        assert agent.wait() == 75, agent.text
         (gap,) = job.events("watch_gap")
         assert gap["what"] == what
         assert 0 < gap["seconds"] < 60
