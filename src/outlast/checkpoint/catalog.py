@@ -7,11 +7,13 @@ among those that are kept.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Sequence
 
 import msgspec
 
 from outlast.checkpoint.manifest import FULL, MANIFEST, STEP_NAME, decode, step_name
+from outlast.checkpoint.places import Place
 from outlast.checkpoint.standing import stands
 from outlast.errors import CheckpointInvalid
 from outlast.policy.retention import removable
@@ -41,6 +43,15 @@ def find_steps(storage: Storage) -> Steps:
             found = committed if storage.exists(f"{name}/{MANIFEST}") else unfinished
             found.append(int(match[1]))
     return Steps(committed, unfinished)
+
+
+def find_standing(places: Sequence[Place]) -> set[int] | None:
+    """The committed steps of all places together; None where no place can be listed."""
+    found: list[Steps] = []
+    for place in places:
+        with contextlib.suppress(OSError):
+            found.append(find_steps(place.storage))
+    return {step for steps in found for step in steps.committed} if found else None
 
 
 def remove_step(storage: Storage, step: int) -> None:

@@ -121,6 +121,9 @@ class EpochFeed(abc.ABC):
         self.max_epochs: int | None = None
         self._world_size = world_size
         self._has_started = False
+        self._passed: list[
+            int
+        ] = []  # of the epoch's batches, from 1, those whose draws were undone
         self._next_epoch = 0
         self._iterator: Iterator[Any] | None = None
 
@@ -157,12 +160,14 @@ class EpochFeed(abc.ABC):
         next(self)
         if is_inside and self.epoch == epoch:
             random_state.restore(before)
+            self._passed.append(self.batches)
 
     def _begin_epoch(self) -> Iterator[Any]:
         if self.max_epochs is not None and self._next_epoch >= self.max_epochs:
             raise StopIteration
         self._mark_start()
         self.epoch, self.batches, self._has_started = self._next_epoch, 0, True
+        self._passed = []
         set_epoch(self.loader, self.epoch)
         self._iterator = self._open()
         return self._iterator
@@ -250,7 +255,7 @@ class ReplayFeed(EpochFeed):
         are the caller's to save.
         """
         start = self._start or {"generators": generator_states(self.loader)}
-        return {**super().state(), "start": start}
+        return {**super().state(), "start": start, "passed": list(self._passed)}
 
     def _resume(self, state: Mapping[str, Any]) -> None:
         start = state["start"]
@@ -258,6 +263,7 @@ class ReplayFeed(EpochFeed):
             restore_generators(self.loader, start["generators"])
             return
         self._start = dict(start)
+        self._passed = [int(number) for number in state.get("passed", ())]
         self._replay()
 
     @abc.abstractmethod

@@ -13,6 +13,7 @@ position, and exact as far as what it yields depends on the random numbers at th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +27,7 @@ from outlast.data.epochs import (
     set_epoch,
 )
 from outlast.data.loader import Loader
+from outlast.data.random_state import preserved
 from outlast.data.stock import StockFeed, is_stock
 from outlast.data.stream import Stream
 from outlast.data.trail import Trail
@@ -255,6 +257,7 @@ class IterableFeed(ReplayFeed):
         self._iterator = self._open()
         for number in range(self.batches):
             try:
-                next(self._iterator)
+                with preserved() if number + 1 in self._passed else nullcontext():
+                    next(self._iterator)
             except StopIteration:
                 raise self._too_short(number) from None

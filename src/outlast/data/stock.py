@@ -18,12 +18,14 @@ Rejected: saving the list of indices (as large as the data set, in every checkpo
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from outlast.data.epochs import ReplayFeed, check_kind, check_world_size
+from outlast.data.random_state import preserved
 from outlast.errors import ConfigError
 
 
@@ -97,7 +99,7 @@ class StockFeed(ReplayFeed):
             self._open()
             self._indices.is_empty = False
         self._rewind()
-        self._indices.num_skipped = self.batches
+        self._indices.num_skipped, self._indices.passed = self.batches, self._passed
         try:
             self._iterator = self._open()
             if not self._iterated.num_workers:
@@ -117,18 +119,22 @@ class _TooShort(Exception):
 
 
 class _Skippable:
-    """A sampler that leaves out its first ``num_skipped`` items."""
+    """A sampler that leaves out its first ``num_skipped`` items.
+
+    What it draws for those in ``passed``, counted from 1, leaves no trace, as it left none then.
+    """
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.num_skipped = 0
+        self.passed: Collection[int] = ()
         self.is_empty = False
-        self._latest = _SkippingIterator(iter(()), 0)
+        self._latest = _SkippingIterator(iter(()), 0, ())
 
     def __iter__(self) -> Iterator[Any]:
         if self.is_empty:
             return iter(())
-        self._latest = _SkippingIterator(iter(self.sampler), self.num_skipped)
+        self._latest = _SkippingIterator(iter(self.sampler), self.num_skipped, self.passed)
         return self._latest
 
     def __len__(self) -> int:
@@ -142,9 +148,10 @@ class _Skippable:
 class _SkippingIterator:
     """Skips at the first item, not before: torch draws another seed between the two."""
 
-    def __init__(self, items: Iterator[Any], num_skipped: int) -> None:
+    def __init__(self, items: Iterator[Any], num_skipped: int, passed: Collection[int]) -> None:
         self._items = items
         self._num_skipped = num_skipped
+        self._passed = passed
         self._held: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
@@ -159,7 +166,8 @@ class _SkippingIterator:
         wanted, self._num_skipped = self._num_skipped, 0
         for number in range(wanted):
             try:
-                next(self._items)
+                with preserved() if number + 1 in self._passed else nullcontext():
+                    next(self._items)
             except StopIteration:
                 raise _TooShort(number) from None
 

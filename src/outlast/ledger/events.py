@@ -38,8 +38,10 @@ straggler          node, ranks (of that machine), cause (compute, loader, burst)
 anomaly            step, first (the first step that it may have begun in), what ("loss"), kind
                    ("nan", "infinity", "spike"), value, usual, limit, ranks, action
 rollback           step (to go on from; 0: the start), first, batches {loop, first, last} that are
-                   left out from now on (null: the job is stopped), reason, seen (steps completed)
-healthy            step (of a checkpoint: so many steps have passed without a sign, see settings)
+                   left out from now on (null: the job is stopped), reason, seen (steps completed),
+                   windows (as in healthy)
+healthy            step (of a checkpoint: so many steps have passed without a sign, see settings),
+                   windows {what: good values up to there} that the next attempt compares with
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts, kind (of the failure, see docs/failures.md), action, own
                    (it counts against this machine), wait_s, without_progress (attempts in a row)

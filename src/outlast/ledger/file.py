@@ -63,6 +63,12 @@ class Ledger:
         self.write(entry, durable=durable)
         return entry
 
+    def record(self, event: EventName, **fields: Any) -> bool:
+        """Append an event that others will rely on; whether it is on disk."""
+        lost = self.lost_events
+        self.append(event, **fields)
+        return self.lost_events == lost
+
     def entry(self, event: EventName, rank: int | None, fields: dict[str, Any]) -> Event:
         """An event of this process, now."""
         return Event(

@@ -23,6 +23,7 @@ from outlast.errors import StorageError
 from outlast.ledger.events import Event, decode
 from outlast.ledger.file import FILE_NAME
 from outlast.plan.posterior import Posterior
+from outlast.policy.anomaly import CARRIED_MAX, WATCHED
 from outlast.policy.cadence import AUTO_MEMORY_H
 from outlast.policy.rollbacks import Batches, Rollback, is_undone
 
@@ -50,6 +51,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     commits: list[int] = []
     healthy: list[int] = []
     rollbacks: list[Rollback] = []
+    windows: dict[str, list[float]] = {}
     num_failures: float = 0.0
     ran_h: float = 0.0
     since_t: float = 0.0
@@ -109,6 +111,7 @@ class Past:
         commits: the newest such steps, those that a rollback has undone left out.
         healthy: those of them, and of the ones before, that were seen to be healthy.
         rollbacks: oldest first.
+        windows: good values up to the newest healthy step, or to the newest rollback's.
         left_out: machines that were left out, and the newest word on each; known only to a Past
             that has read the whole ledger.
         own_failures: machine → when its newest failures of its own were, and their kinds; the same.
@@ -152,6 +155,11 @@ class Past:
     def rollbacks(self) -> list[Rollback]:
         """All rollbacks, oldest first."""
         return list(self._known.rollbacks)
+
+    @property
+    def windows(self) -> dict[str, list[float]]:
+        """Good values of what is watched, oldest first."""
+        return dict(self._known.windows)
 
     @property
     def word(self) -> str:
@@ -229,6 +237,7 @@ class Past:
                 known.commits = _with(known.commits, step)
             elif event.event == "healthy":
                 known.healthy = _with(known.healthy, step)
+                known.windows = _windows_of(event) or known.windows
 
     def _roll_back(self, event: Event) -> None:
         """What was committed behind it counts no more, and neither what is committed late."""
@@ -240,6 +249,7 @@ class Past:
         known.commits = [step for step in known.commits if step <= rollback.step]
         known.healthy = [step for step in known.healthy if step <= rollback.step]
         known.promised = min(known.promised, rollback.step)
+        known.windows = _windows_of(event) or known.windows
 
 
 def rollback_of(event: Event) -> Rollback | None:
@@ -253,6 +263,14 @@ def rollback_of(event: Event) -> Rollback | None:
         )
     except msgspec.ValidationError:
         return None
+
+
+def _windows_of(event: Event) -> dict[str, list[float]]:
+    try:
+        found = msgspec.convert(event.get("windows", {}), dict[str, list[float]])
+    except msgspec.ValidationError:
+        return {}
+    return {what: values[-CARRIED_MAX:] for what, values in found.items() if what in WATCHED}
 
 
 def _with(steps: list[int], step: int) -> list[int]:

@@ -72,6 +72,12 @@ class QueuedLedger(Ledger):
             self._is_behind = not self.flush(self._patience_s)
         return entry
 
+    def record(self, event: EventName, **fields: Any) -> bool:
+        """Append an event that others will rely on; whether it is on disk, in some seconds."""
+        lost = self.lost_events
+        self.append(event, **fields)
+        return (not self._thread.is_alive() or self.flush(CLOSE_S)) and self.lost_events == lost
+
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Wait until all that was appended is written; whether it is, in this time."""
         written = threading.Event()

@@ -9,14 +9,21 @@ values by more than each of three measures, so that no single one of them raises
 - twice the distance of the largest of them: noise with heavy tails has shown what it does.
 
 Only what goes up is a spike. Wrong values stay out of the window, and a level that lasts for a
-whole window is the new one: a curriculum that gets harder is reported once.
+whole window is the new one: a curriculum that gets harder is reported once. The window outlives an
+attempt: what is behind a rollback is compared with what was before it.
+
+A spike of the gradients' norm alone is reported and nothing else: before clipping such peaks are
+ordinary and harmless. One that is no number, or infinite, is a sign as the loss's is.
 
 A state counts as seen to be healthy once ``settle`` further steps have passed without a sign: the
 loss of the next step is the first that is computed from it. A rollback goes to the newest such
 checkpoint from before the first sign (without any: to the newest commit before it, or to the
 start), leaves out batches from the one of the first sign on, and at each further rollback within
 ``stretch`` steps twice as many. How many does not depend on when somebody noticed: the same data
-give the same run.
+give the same run. Only what is there is gone back to, as far as that is known: what the ledger
+remembers may have been removed since. One that was seen to be healthy stays the target also where
+the step behind it goes wrong at once: ``settle`` good steps speak for it, and the machine is as
+likely the cause. Only what was not is passed over then, while there is another.
 
 Rejected: leaving out all batches up to the last that was seen bad. After the first bad one the
 weights are bad: what later batches show says nothing about them, and how many there are depends on
@@ -46,6 +53,7 @@ RELATIVE: Final = 0.5
 ABSOLUTE: Final = 1e-6
 BEYOND: Final = 2.0
 DOUBLINGS_MAX: Final = 16
+CARRIED_MAX: Final = 100  # good values of a kind that an attempt hands on
 CLEAN_MAX: Final = 16  # stretches without a sign that are remembered
 
 
@@ -135,6 +143,22 @@ class Series:
         self._factor = factor
         self._good: collections.deque[float] = collections.deque(maxlen=window)
         self._strange: list[float] = []
+        # with their steps, some more of them: a checkpoint is known to be healthy later
+        self._history: collections.deque[tuple[int, float]] = collections.deque(maxlen=2 * window)
+
+    def begin(self, values: Sequence[float], step: int) -> None:
+        """Go on from the good values of before ``step``."""
+        for value in values:
+            self._good.append(value)
+            self._history.append((step, value))
+
+    def until(self, step: int) -> list[float]:
+        """The newest good values of up to ``step``; all that are known where these are too few."""
+        known = [value for at, value in self._history if at <= step]
+        if len(known) < LEAST:
+            known = [value for _, value in self._history]
+        newest = known[-min(CARRIED_MAX, self._good.maxlen or LEAST) :]
+        return [float(f"{value:.7g}") for value in newest]
 
     @property
     def usual(self) -> float | None:
@@ -154,18 +178,20 @@ class Series:
             self._factor * spread, RELATIVE * abs(median), ABSOLUTE, BEYOND * furthest
         )
 
-    def see(self, value: float) -> str:
+    def see(self, value: float, step: int = 0) -> str:
         """Take the next value: "nan", "infinity" or "spike", or "" where it is good."""
         if not math.isfinite(value):
             return "nan" if math.isnan(value) else "infinity"
         limit = self.limit
         if limit is None or value <= limit:
             self._good.append(value)
+            self._history.append((step, value))
             self._strange.clear()
             return ""
         self._strange.append(value)
         if len(self._strange) >= (self._good.maxlen or LEAST):
             self._good.extend(self._strange)
+            self._history.extend((step, one) for one in self._strange)
             self._strange.clear()
             return ""
         return "spike"
@@ -177,11 +203,18 @@ class Judge:
     Args:
         rules: the owner's.
         step: completed steps at the attempt's beginning.
+        windows: good values of before, as :meth:`windows` gave them.
     """
 
-    def __init__(self, rules: Rules, step: int) -> None:
+    def __init__(
+        self, rules: Rules, step: int, windows: Mapping[str, Sequence[float]] | None = None
+    ) -> None:
         self._rules = rules
-        self._series: dict[str, Series] = {}
+        self._series = {what: Series(rules.window, rules.factor) for what in WATCHED}
+        for what, values in (windows or {}).items():
+            if what in self._series:
+                self._series[what].begin(values, step)
+        self._had_peak = False
         self._last_good = step
         self._is_clean = True
         # (first, last) of steps in a row without a sign, the newest stretch last
@@ -192,35 +225,45 @@ class Judge:
     def see(self, step: int, readings: Mapping[str, Reading]) -> Sign | None:
         """Take what ``step`` has shown; the sign, where trouble begins with it."""
         found: Sign | None = None
+        peak: Sign | None = None
         for what in WATCHED:  # the loss says more than what follows from it
             reading = readings.get(what)
             if reading is None:
                 continue
-            series = self._series.get(what)
-            if series is None:
-                series = self._series[what] = Series(self._rules.window, self._rules.factor)
+            series = self._series[what]
             usual, limit = series.usual, series.limit
-            kind = series.see(reading.value)
-            if kind and found is None:
-                found = Sign(
-                    first=self._last_good + 1,
-                    step=step,
-                    what=what,
-                    kind=kind,
-                    value=reading.value,
-                    usual=usual,
-                    limit=limit,
-                    ranks=reading.worst,
-                )
+            kind = series.see(reading.value, step)
+            if not kind or found is not None:
+                continue
+            sign = Sign(
+                first=self._last_good + 1,
+                step=step,
+                what=what,
+                kind=kind,
+                value=reading.value,
+                usual=usual,
+                limit=limit,
+                ranks=reading.worst,
+            )
+            if is_peak(sign):
+                peak = sign
+            else:
+                found = sign
         if not readings:
             return None
         was_clean, self._is_clean = self._is_clean, found is None
         if found is not None:
             return found if was_clean else None
+        had_peak, self._had_peak = self._had_peak, peak is not None
         since = self._clean.pop()[0] if was_clean else step
         self._clean.append((since, step))
         self._last_good = step
-        return None
+        return None if had_peak else peak
+
+    def windows(self, step: int) -> dict[str, list[float]]:
+        """The good values of up to ``step``, for the attempt that goes on from there."""
+        found = {what: series.until(step) for what, series in self._series.items()}
+        return {what: values for what, values in found.items() if values}
 
     def committed(self, step: int) -> None:
         """There is a checkpoint of ``step``."""
@@ -245,6 +288,7 @@ def decide(
     commits: Collection[int],
     healthy: Collection[int],
     rollbacks: Sequence[Rollback],
+    there: Collection[int] | None = None,
 ) -> Decision:
     """What is done about ``sign``.
 
@@ -254,10 +298,11 @@ def decide(
         commits: steps that are committed and stand.
         healthy: those of them that were seen to be healthy.
         rollbacks: of before, oldest first.
+        there: steps that lie somewhere and stand; None where that is not known.
     """
-    if rules.action == "report":
+    if rules.action == "report" or is_peak(sign):
         return Decision(action="report")
-    step = _target(sign, commits, healthy, rollbacks)
+    step = _target(sign, commits, healthy, rollbacks, there)
     if rules.action == "stop":
         return Decision(action="stop", step=step)
     recent = [
@@ -276,19 +321,27 @@ def decide(
     )
 
 
-def _target(
-    sign: Sign, commits: Collection[int], healthy: Collection[int], rollbacks: Sequence[Rollback]
-) -> int:
-    """The step to go back to.
+def is_peak(sign: Sign) -> bool:
+    """Whether it is said and no more: a norm of gradients that is large, and a number."""
+    return sign.what != WATCHED[0] and sign.kind == "spike"
 
-    One from which the last rollback went on, straight into the next sign, is not trusted again.
-    """
+
+def _target(
+    sign: Sign,
+    commits: Collection[int],
+    healthy: Collection[int],
+    rollbacks: Sequence[Rollback],
+    there: Collection[int] | None,
+) -> int:
+    """The step to go back to."""
     last = rollbacks[-1].step if rollbacks else None
-    distrusted = last if last is not None and sign.first == last + 1 else None
-    for among in (healthy, commits):
-        found = [step for step in among if step < sign.first and step != distrusted]
-        if found:
-            return max(found)
+    suspect = last if last is not None and sign.first == last + 1 else None
+    places = [*([there] if there is not None else []), {*commits, *healthy}]
+    for known in places:  # where nothing is there that counts, the ledger's word has to do
+        for among in (healthy, set(commits) - {suspect}, commits):
+            found = [step for step in among if step < sign.first and step in known]
+            if found:
+                return max(found)
     return 0
 
 

@@ -6,7 +6,8 @@ rotten ones, or ``keep`` that hold weights only, would push out the last that a 
 
 Where the loss is watched, the newest checkpoint that was seen to be healthy stays besides, however
 old: a loss that goes wrong is noticed when newer ones have been committed already. Before any was
-seen to be healthy, the oldest stays.
+seen to be healthy, the oldest stays. And so does the next one behind it: where commits are closer
+than what it takes to be seen to be healthy, none would live to be.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ def removable(
         healthy: steps that were seen to be healthy; None where nobody watches.
 
     Returns:
-        Valid steps beyond ``keep``, but for the one to roll back to; those of weights only that are
-        older than the oldest of the ``keep`` (without any to keep: beyond the ``keep`` newest); and
-        invalid or unfinished ones older than the newest valid step (a newer unfinished one may be
-        in the making).
+        Valid steps beyond ``keep``, but for the one to roll back to and the next; those of weights
+        only that are older than the oldest of the ``keep`` (without any to keep: beyond the
+        ``keep`` newest); and invalid or unfinished ones older than the newest valid step (a newer
+        unfinished one may be in the making).
     """
     keep = max(keep, 1)
     valid = set(committed) - set(invalid)
@@ -56,5 +57,8 @@ def removable(
         *(step for step in useless if step < newest),
     }
     if healthy is not None:
-        gone.discard(max(set(restartable) & set(healthy), default=restartable[0]))
+        proven = set(restartable) & set(healthy)
+        gone.discard(max(proven, default=restartable[0]))
+        if proven:
+            gone.discard(min((step for step in restartable if step > max(proven)), default=-1))
     return sorted(gone - set(in_use))

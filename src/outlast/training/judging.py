@@ -13,8 +13,10 @@ loop that logs neither has no thread. A norm of the gradients is not computed he
 all of them once more; ``clip_grad_norm_`` returns it.
 
 What can go wrong: a rank that tells nothing (it hangs, or its GPU does) leaves the judgement
-waiting, never the loop; who sees to hangs ends that. A sign at the very end of a loop is waited
-for there, for at most ``END_S``.
+waiting, never the loop; who sees to hangs ends that. A word that cannot be sent now is sent later.
+A sign at the very end of a loop is waited for there, for at most ``END_S``, and not at each further
+one where that was in vain. A rollback that cannot be written down is none: the next attempt would
+not know of it, and go on from behind the sign. All leave with 77 then, in words.
 
 Rejected: an all-reduce of the loss a step later (a process group of our own, which recovery in the
 process would have to take down and build, and one more collective that can hang); judging each
@@ -29,7 +31,8 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -41,8 +44,9 @@ from outlast.config import Settings
 from outlast.keeper import wire
 from outlast.ledger.file import Ledger
 from outlast.ledger.past import Past
-from outlast.policy.anomaly import WATCHED, Decision, Judge, Reading, Rules, Sign, decide
+from outlast.policy.anomaly import WATCHED, Decision, Judge, Rules, Sign, decide
 from outlast.policy.rollbacks import Batches, Rollback
+from outlast.training.bench import Bench, word_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +57,9 @@ END_S: Final = 30.0
 FETCH_S: Final = 600.0
 STOP_S: Final = 2.0
 REMEMBERED: Final = 10_000  # steps of which it is known which batch they had
-TOLD_MAX: Final = 100_000  # values that wait for a rank that tells nothing
+LOGGED_MAX: Final = 20_000  # values that wait to be told; what is logged beyond is not watched
+UNSENT_MAX: Final = 10_000
+LOOK_S: Final = 5.0  # for the places to say which checkpoints they have
 
 
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,12 +91,16 @@ class Judging:
         self.rollbacks = known.rollbacks
         self._healthy = set(known.healthy)
         self._is_watched = known.is_watched
+        self._windows = past.windows if past is not None else {}
+        self._find_there: Callable[[], Collection[int] | None] = lambda: None
+        self._unsent: list[tuple[int, Message]] = []
+        self._patience_s = END_S
         self._logged: collections.deque[tuple[int, str, _Value]] = collections.deque()
         self._held: list[tuple[int, str, _Value]] = []  # drained from there, and not told yet
         self._completed = self._told = 0
         self._batches: dict[int, tuple[int, int]] = {}  # step → loop, number of its batch
         self._heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._bench: _Bench | None = None
+        self._bench: Bench | None = None
         self._decided: dict[str, Any] | None = None
         self._wake = threading.Event()
         self._changed = threading.Condition()
@@ -118,6 +128,8 @@ class Judging:
         agreement: Agreement,
         ledger: Ledger,
         tell_keeper: Callable[[wire.Judged], None],
+        *,
+        find_there: Callable[[], Collection[int] | None] = lambda: None,
     ) -> None:
         """Training starts after ``step``.
 
@@ -127,13 +139,18 @@ class Judging:
             agreement: by which a rollback is agreed on.
             ledger: what rank 0 writes its findings to.
             tell_keeper: tells this machine's keeper what is known of the checkpoints.
+            find_there: gives the steps that lie somewhere and stand; None where that cannot be
+                told. It may hang.
         """
+        self._find_there = find_there
         self._attempt, self._agreement, self._ledger = attempt, agreement, ledger
         self._tell_keeper = tell_keeper
         self._completed = self._told = step
         if self._link.rank == 0:
             self._commits.add(step)
-            self._bench = _Bench(Judge(self._rules, step), step, self._link.world_size)
+            self._bench = Bench(
+                Judge(self._rules, step, self._windows), step, self._link.world_size
+            )
             for committed in self._commits - {0}:
                 self._bench.judge.committed(committed)
         self._tell()
@@ -152,7 +169,7 @@ class Judging:
     def log(self, scalars: Mapping[str, Any]) -> None:
         """The step in progress has these numbers."""
         for what in WATCHED:
-            if what not in scalars:
+            if what not in scalars or self._is_stopping or len(self._logged) >= LOGGED_MAX:
                 continue
             value = _value_of(scalars[what])
             if value is None:
@@ -182,8 +199,10 @@ class Judging:
         self._wake.set()
         with self._changed:
             is_judged = self._changed.wait_for(
-                lambda: self._is_stopping or self._decided is not None or bench.next > step, END_S
+                lambda: self._is_stopping or self._decided is not None or bench.next > step,
+                self._patience_s,
             )
+        self._patience_s = END_S if is_judged else 0.0
         if not is_judged:
             logger.warning("not all ranks have told their loss of step %d", step)
         return self._decided
@@ -250,45 +269,50 @@ class Judging:
         """Tell rank 0 what is new; on rank 0, judge what all have told."""
         until = self._completed  # before the values are taken: those of its steps are all there
         with contextlib.suppress(IndexError):
-            while True:
+            while len(self._held) < LOGGED_MAX:
                 self._held.append(self._logged.popleft())
         late = next((step for step, _, value in self._held if not value.is_there), until + 1)
         until = min(until, late - 1)
         told = [entry for entry in self._held if entry[0] <= until]
         self._held = [entry for entry in self._held if entry[0] > until]
         if until > self._told:
-            self._told = until
-            values = [[step, what, repr(value.number)] for step, what, value in told]
-            message = {"kind": "values", "rank": self._link.rank, "until": until, "of": values}
-            if self._bench is None:
-                self._link.send(0, message)
-            else:
+            values = [(step, what, value.number) for step, what, value in told]
+            message = word_of(self._link.rank, until, values)
+            if self._bench is not None:
                 self._heard.put(message)
+                self._told = until
+            elif self._send(0, message):
+                self._told = until
+            else:
+                self._held = told + self._held  # it is told at the next period
+        unsent, self._unsent = self._unsent, []
+        for rank, message in unsent:
+            self._send(rank, message, keep=True)
         if self._bench is not None:
             self._judge(self._bench)
 
-    def _judge(self, bench: _Bench) -> None:
+    def _judge(self, bench: Bench) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 bench.take(self._heard.get_nowait())
         while self._decided is None and (sign := bench.judge_next()) is not None:
             if isinstance(sign, Sign):
                 self._mark(bench)  # those that had turned out to be so before the sign
-                self._act(sign)
+                self._act(sign, bench)
         if self._decided is None:
             self._mark(bench)
         with self._changed:
             self._changed.notify_all()
 
-    def _mark(self, bench: _Bench) -> None:
+    def _mark(self, bench: Bench) -> None:
         """Say which checkpoints have turned out to be healthy."""
         for step in bench.judge.healthy():
-            self._ledger.append("healthy", step=step)
+            self._ledger.append("healthy", step=step, windows=bench.judge.windows(step))
             self._healthy.add(step)
             self._tell()
             self._send_all({"kind": "healthy", "step": step})
 
-    def _act(self, sign: Sign) -> None:
+    def _act(self, sign: Sign, bench: Bench) -> None:
         """The first sign of trouble: write it down, decide, and have all ranks act."""
         decision = decide(
             self._rules,
@@ -296,6 +320,7 @@ class Judging:
             commits=self._commits - {0},
             healthy=self._healthy,
             rollbacks=self.rollbacks,
+            there=None if self._rules.action == "report" else self._there(),
         )
         found = msgspec.structs.asdict(sign)
         found["value"] = sign.value if math.isfinite(sign.value) else None
@@ -311,58 +336,53 @@ class Judging:
             attempt=self._attempt, step=decision.step, first=sign.first, batches=batches
         )
         # Before anybody leaves: whatever dies from here on, the next attempt finds it.
-        self._ledger.append(
+        is_known = self._ledger.record(
             "rollback",
             step=rollback.step,
             first=rollback.first,
             batches=None if batches is None else msgspec.to_builtins(batches),
             reason=_reason(sign, decision),
             seen=self._completed,
+            windows=bench.judge.windows(rollback.step),
         )
-        info = {"stops": batches is None}
-        self._send_all({"kind": "undone", "rollback": msgspec.to_builtins(rollback)})
-        self.heard({"kind": "undone", "rollback": msgspec.to_builtins(rollback)})
+        info: dict[str, Any] = {"stops": batches is None}
+        if is_known:
+            self._send_all({"kind": "undone", "rollback": msgspec.to_builtins(rollback)})
+            self.heard({"kind": "undone", "rollback": msgspec.to_builtins(rollback)})
+        else:
+            info["unknown"] = unwritten(self._ledger.path, rollback.step)
         with self._changed:
             self._decided = info
             self._changed.notify_all()
         self._agreement.request("rollback", not_before=0, **info)
 
+    def _there(self) -> Collection[int] | None:
+        """Steps that lie somewhere and stand; None where storage does not say so in time."""
+        answer: list[Collection[int] | None] = []
+
+        def look() -> None:
+            with contextlib.suppress(OSError, RuntimeError):
+                answer.append(self._find_there())
+
+        looking = threading.Thread(target=look, name="outlast-there", daemon=True)
+        looking.start()
+        looking.join(LOOK_S)
+        return answer[0] if answer else None
+
     def _send_all(self, message: Message) -> None:
         for rank in range(1, self._link.world_size):
+            self._send(rank, message, keep=True)
+
+    def _send(self, rank: int, message: Message, *, keep: bool = False) -> bool:
+        """Send it, or keep it for the next period; whether it was sent."""
+        try:
             self._link.send(rank, message)
-
-
-class _Bench:
-    """Rank 0's table of what the ranks have told.
-
-    Attributes:
-        next: the step that is judged next.
-    """
-
-    def __init__(self, judge: Judge, step: int, world_size: int) -> None:
-        self.judge = judge
-        self.next = step + 1
-        self._until = [step] * world_size
-        self._told: dict[int, dict[str, list[tuple[int, float]]]] = {}
-
-    def take(self, message: Message) -> None:
-        """One rank's word, or that of a commit."""
-        if message["kind"] == "committed":
-            self.judge.committed(int(message["step"]))
-            return
-        rank = int(message["rank"])
-        self._until[rank] = max(self._until[rank], int(message["until"]))
-        for step, what, value in message["of"]:
-            if step >= self.next and len(self._told) < TOLD_MAX:
-                self._told.setdefault(step, {}).setdefault(what, []).append((rank, float(value)))
-
-    def judge_next(self) -> Sign | bool | None:
-        """Judge one step: its sign, or True for a good one; None while not all have told it."""
-        if self.next > min(self._until):
-            return None
-        step, self.next = self.next, self.next + 1
-        found = self._told.pop(step, {})
-        return self.judge.see(step, {w: reading_of(values) for w, values in found.items()}) or True
+        except (OSError, RuntimeError) as error:
+            logger.warning("rank %d is not told now (it is tried again): %s", rank, error)
+            if keep and len(self._unsent) < UNSENT_MAX:
+                self._unsent.append((rank, message))
+            return False
+        return True
 
 
 class _Value:
@@ -400,14 +420,6 @@ def rules_of(settings: Settings) -> Rules:
     )
 
 
-def reading_of(values: list[tuple[int, float]]) -> Reading:
-    """What several ranks have logged as one: (rank, value), a rank perhaps more than once."""
-    wrong = tuple(sorted({rank for rank, value in values if not math.isfinite(value)}))
-    mean = sum(value for _, value in values) / len(values)
-    largest = max(values, key=lambda one: -math.inf if math.isnan(one[1]) else one[1])[0]
-    return Reading(value=mean, worst=wrong or (largest,))
-
-
 def _value_of(value: Any) -> _Value | None:
     """What was logged, as something that can be read later; None for what is no number."""
     try:
@@ -438,3 +450,13 @@ def _reason(sign: Sign, decision: Decision) -> str:
     ranks = f" on rank {', '.join(map(str, sign.ranks))}" if sign.ranks else ""
     words = f"{sign.what} of step {sign.step} is {found}{usual}{ranks}"
     return f"{words}; {decision.why}" if decision.why else words
+
+
+def unwritten(ledger: Path, step: int) -> str:
+    """What a person is told where a rollback cannot be written down."""
+    behind = f"step {step}" if step else "the start"
+    return (
+        f"the loss went wrong, and the rollback to {behind} cannot be written to {ledger}: the "
+        "next attempt would not know of it. Make the disk writable, move away the checkpoints "
+        f"behind {behind}, and run the same command again"
+    )

@@ -31,6 +31,7 @@ from outlast.attempt.link import (
     Link,
     open_link,
 )
+from outlast.checkpoint.catalog import find_standing
 from outlast.checkpoint.load import Checkpoint
 from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.places import Place
@@ -232,6 +233,11 @@ class Rig:
             peers = Remote(client, PEER, "other machines' memory")
             places.append(Place(PEER, peers, in_memory=True))
         self._memory = memory
+        return [*standing(places, self.judging.rollbacks), *self._tiers()]
+
+    def _tiers(self) -> list[Place]:
+        """What outlives the machines' memory."""
+        places, client = [], self.engine.line.client
         for tier in self._settings.tiers:
             if tier.kind == "directory":
                 places.append(Place(tier.name, Directory(Path(tier.url))))
@@ -259,7 +265,11 @@ class Rig:
             on_other=self.judging.heard,
         )
         judge = self.engine.line.judge
-        self.judging.start(step, self._ledger.attempt, self.agreement, self._ledger, judge)
+        tiers = self._tiers()
+        self.judging.start(
+            *(step, self._ledger.attempt, self.agreement, self._ledger, judge),
+            find_there=lambda: find_standing(tiers),
+        )
         self.agreement.start()
         self._completed_s = time.monotonic()
         self._step = step
@@ -321,11 +331,16 @@ class Rig:
         self.judging.log(scalars)
         self.samples.log(scalars)
 
-    def code_of_rollback(self, *, stops: bool) -> int:
+    def code_of_rollback(self, *, stops: bool, unknown: str = "") -> int:
         """What this worker leaves with, so that the next attempt goes on from before.
 
-        Our agent starts it at once; whoever else starts workers knows what 75 means.
+        Our agent starts it at once; whoever else starts workers knows what 75 means. Where the
+        next attempt would not know of it (``unknown`` says why), there is to be none.
         """
+        if unknown:
+            if self.link.rank == 0:
+                say(unknown)
+            return int(Exit.STORAGE)
         if stops:
             return int(Exit.GAVE_UP)
         return int(Exit.ROLLED_BACK if self._under_agent else Exit.DRAINED)

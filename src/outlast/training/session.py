@@ -425,7 +425,8 @@ class Session:
 
     def _roll_back(self, info: Mapping[str, Any]) -> None:
         """Leave without saving; all ranks do, and the next attempt goes on from before."""
-        raise SystemExit(self._rig.code_of_rollback(stops=bool(info["stops"])))
+        unknown = str(info.get("unknown", ""))
+        raise SystemExit(self._rig.code_of_rollback(stops=bool(info["stops"]), unknown=unknown))
 
     def _drain(self, action: Action) -> None:
         """Commit this step and leave; the other ranks do the same."""

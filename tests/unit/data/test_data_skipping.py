@@ -1,11 +1,13 @@
 """Batches that were left out: passed over once, and proved to be left out on purpose."""
 
+import random
+
 import msgspec
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from outlast.data import Loader, Stream, open_feed
+from outlast.data import Loader, Stream, open_feed, random_state
 from outlast.data.audit import History
 from outlast.data.handover import place, take_over
 from outlast.data.skipping import Skipping
@@ -79,6 +81,60 @@ def test_what_loading_them_draws_leaves_no_trace():
         return torch.cat(numbers(feed, skipping, count))
 
     assert torch.equal(run(OUT, 9), run([], 9))
+
+
+class Drawn(torch.utils.data.Sampler):
+    """Draws from the script's stream as it goes."""
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        left = list(range(20))
+        while left:
+            yield left.pop(random.randrange(len(left)))
+
+
+class Shuffled:
+    """A shuffle buffer."""
+
+    def __iter__(self):
+        return iter(Drawn())
+
+
+@pytest.mark.filterwarnings("ignore:.*set_vital")
+@pytest.mark.parametrize("ranges", [[], OUT], ids=["none", "left-out"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Shuffled, id="iterable"),
+        pytest.param(lambda: DataLoader(range(20), sampler=Drawn(), batch_size=1), id="stock"),
+        pytest.param(lambda: DataLoader(range(20), sampler=Drawn(), batch_size=None), id="single"),
+    ],
+)
+def test_an_interruption_behind_them_changes_no_order(make, ranges):
+    def run(cuts):
+        random.seed(7)
+        torch.manual_seed(0)
+        feed, skipping, got = open_feed(make(), rank=0, world_size=1), Skipping(ranges), []
+        feed.max_epochs = 1
+        skipping.begin(1, 0)
+        for done in range(20):
+            if done in cuts:
+                state, drawn = feed.state(), random_state.capture()
+                feed.close()
+                feed = open_feed(make(), rank=0, world_size=1)
+                feed.max_epochs = 1
+                feed.restore(state)
+                random_state.restore(drawn)
+            try:
+                got.append(int(skipping.next(feed, done)))
+            except StopIteration:
+                break
+        feed.close()
+        return got
+
+    assert run({7, 12}) == run(())
 
 
 def audited(world_size, stints, save_at=()):

@@ -1,10 +1,11 @@
 """Appending without waiting for the disk."""
 
 import threading
+from pathlib import Path
 
 import pytest
 
-from outlast.ledger.file import FILE_NAME, read_events
+from outlast.ledger.file import FILE_NAME, Ledger, read_events
 from outlast.ledger.queued import QueuedLedger
 
 
@@ -100,3 +101,23 @@ def test_a_disk_that_fails_is_counted(ledger, tmp_path):
     ledger.append("restart", reason="", restarts=1)
     assert ledger.flush()
     assert ledger.lost_events == 1
+
+
+def test_what_others_rely_on_is_on_disk_or_said_not_to_be(ledger, tmp_path, monkeypatch):
+    assert ledger.record("rollback", step=5, first=6, batches=None)
+    assert [event.event for event in read_events(tmp_path)] == ["rollback"]
+    let_go = threading.Event()
+    monkeypatch.setattr("outlast.ledger.queued.CLOSE_S", 0.05)
+    monkeypatch.setattr("os.fsync", lambda _: let_go.wait(60))
+    ledger._patience_s = 0.01
+    assert not ledger.record("rollback", step=5, first=7, batches=None), "the disk hangs"
+    let_go.set()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
+@pytest.mark.parametrize("kind", [Ledger, QueuedLedger])
+def test_on_a_full_disk_it_is_said_not_to_be(tmp_path, kind):
+    (tmp_path / FILE_NAME).symlink_to("/dev/full")
+    ledger = kind(tmp_path, job="j")
+    assert not ledger.record("rollback", step=5, first=6, batches=None)
+    ledger.close()

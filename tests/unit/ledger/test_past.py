@@ -230,3 +230,16 @@ def test_another_machine_that_joins_is_no_failure(ledger, tmp_path):
     assert Past(tmp_path).look().failures.known.num_seen == 0
     ledger.append("job_started")
     assert Past(tmp_path).look().failures.known.num_seen == 1
+
+
+def test_what_losses_were_like_is_handed_on(ledger, tmp_path):
+    ledger.append("healthy", step=10, windows={"loss": [2.0, 3.0], "other": [1.0]})
+    past = Past(tmp_path, Past(tmp_path).look().word)
+    assert past.windows == {"loss": [2.0, 3.0]}
+    ledger.append("healthy", step=20)
+    ledger.append("healthy", step=30, windows={"loss": ["x"]})
+    assert past.look().windows == {"loss": [2.0, 3.0]}
+    ledger.append("rollback", step=10, first=31, batches=None, windows={"loss": [4.0] * 300})
+    assert past.look().windows == {"loss": [4.0] * 100}
+    ledger.append("healthy", step=20, windows={"loss": [9.0]})
+    assert past.look().windows == {"loss": [4.0] * 100}, "of an attempt that was undone"

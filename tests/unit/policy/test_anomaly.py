@@ -17,6 +17,7 @@ from outlast.policy.anomaly import (
     Sign,
     decide,
 )
+from outlast.policy.retention import removable
 from outlast.policy.rollbacks import Batches, Rollback, is_left_out, is_undone
 
 STEPS = 3000
@@ -189,11 +190,132 @@ def test_twice_as_many_each_time_and_then_it_gives_up():
     assert decide(ROLLS, sign_at(125), **known, rollbacks=rollbacks).num_batches == 1
 
 
-def test_a_checkpoint_that_led_straight_into_a_sign_is_not_trusted_again():
-    rollbacks = [back(20, 25)]
+def test_a_healthy_checkpoint_stays_the_target_where_its_next_step_goes_wrong():
+    """The state has good steps behind it: a GPU that gives NaN for ever is not its fault."""
     known = {"commits": [10, 20], "healthy": [10, 20]}
-    assert decide(ROLLS, sign_at(21), **known, rollbacks=rollbacks).step == 10
-    assert decide(ROLLS, sign_at(22), **known, rollbacks=rollbacks).step == 20
+    rollbacks = [back(20, 25)]
+    assert decide(ROLLS, sign_at(21), **known, rollbacks=rollbacks).step == 20
+    rollbacks.append(back(20, 21, 2))
+    found = decide(ROLLS, sign_at(21), **known, rollbacks=rollbacks)
+    assert (found.action, found.step) == ("stop", 20)
+
+
+def test_one_that_was_not_seen_to_be_healthy_is_passed_over_while_there_is_another():
+    rollbacks = [back(20, 25)]
+    found = decide(ROLLS, sign_at(21), commits=[10, 20], healthy=[], rollbacks=rollbacks)
+    assert found.step == 10
+    found = decide(ROLLS, sign_at(21), commits=[20], healthy=[], rollbacks=rollbacks)
+    assert found.step == 20, "rather than anew from the start"
+
+
+@pytest.mark.parametrize(
+    ("there", "step"),
+    [({20, 40}, 20), ({10, 20, 30}, 30), ({12, 40}, 12), ({13}, 30), (set(), 30), (None, 30)],
+    ids=str,
+)
+def test_what_was_removed_is_not_gone_back_to(there, step):
+    known = {"commits": [10, 12, 20, 30, 40], "healthy": [10, 20, 30]}
+    assert decide(ROLLS, sign_at(35), **known, rollbacks=[], there=there).step == step
+
+
+@pytest.mark.parametrize("keep", [1, 3, 5])
+@pytest.mark.parametrize("every", [5, 20, 100])
+def test_a_machine_that_gives_nan_from_some_moment_on_costs_no_checkpoint(keep, every):
+    """Real decisions and retention: what stands at the end is there, and is a healthy one."""
+    rules, broken_at = Rules(action="rollback"), 905
+    disk, commits, healthy, rollbacks, step = {}, [], [], [], 0
+    for attempt in range(1, 9):
+        judge = Judge(rules, step)
+        for one in commits:
+            judge.committed(one)
+        sign = None
+        while sign is None:
+            step += 1
+            is_broken = attempt > 1 or step >= broken_at
+            sign = see(judge, step, math.nan if is_broken else 2.0)
+            healthy += judge.healthy()
+            if sign is None and step % every == 0:
+                disk[step] = attempt
+                commits.append(step)
+                judge.committed(step)
+                invalid = {at for at, by in disk.items() if is_undone(rollbacks, by, at)}
+                for old in removable(list(disk), [], keep=keep, invalid=invalid, healthy=healthy):
+                    del disk[old]
+        there = {at for at, by in disk.items() if not is_undone(rollbacks, by, at)}
+        found = decide(
+            rules, sign, commits=commits, healthy=healthy, rollbacks=rollbacks, there=there
+        )
+        assert found.step in there
+        if found.action == "stop":
+            break
+        rollbacks.append(back(found.step, sign.first, attempt))
+        commits = [one for one in commits if one <= found.step]
+        healthy = [one for one in healthy if one <= found.step]
+        step = found.step
+    assert found.action == "stop"
+    assert found.step in healthy
+    assert found.step >= broken_at - 1 - rules.settle - every
+
+
+def test_the_window_outlives_an_attempt():
+    """A bad batch just behind a rollback is seen, and does not become what is usual."""
+    rng = random.Random(3)
+    losses = [2 + 0.05 * rng.gauss(0, 1) for _ in range(900)]
+    before = Judge(Rules(), 0)
+    for step, loss in enumerate(losses, 1):
+        see(before, step, loss)
+    windows = before.windows(890)
+    assert windows["loss"] == pytest.approx(losses[790:890], rel=1e-6)
+    after = Judge(Rules(), 890, windows)
+    assert see(after, 891, 20.0).kind == "spike", "with its first value"
+    after = Judge(Rules(), 890, windows)
+    signs_of = [see(after, step, 20.0 if step in (906, 950) else 2.0) for step in range(891, 990)]
+    assert [sign.step for sign in signs_of if sign] == [906, 950]
+
+
+def test_what_is_handed_on_is_bounded_and_never_too_little():
+    judge = Judge(Rules(window=10_000), 0)
+    for step in range(1, 500):
+        see(judge, step, 2.0)
+    assert len(judge.windows(499)["loss"]) == 100
+    assert len(judge.windows(3)["loss"]) == 100, "good values, if later ones"
+
+
+def test_a_large_norm_is_reported_and_no_more():
+    judge = Judge(Rules(settle=3), 0)
+
+    def both(step, loss, norm):
+        readings = {"loss": Reading(value=loss), "grad_norm": Reading(value=norm)}
+        return judge.see(step, readings)
+
+    for step in range(1, 41):
+        assert both(step, 2.0, 1.0 + 0.1 * (step % 3)) is None
+    judge.committed(40)
+    peak = both(41, 2.0, 8.0)
+    assert (peak.what, peak.kind) == ("grad_norm", "spike")
+    known = {"commits": [30], "healthy": [30], "rollbacks": []}
+    for action in ("stop", "rollback"):
+        assert decide(Rules(action=action), peak, **known) == Decision(action="report")
+    assert both(42, 2.0, 8.0) is None, "said once"
+    sign = both(43, math.nan, 8.0)
+    assert (sign.what, sign.first) == ("loss", 43), "a peak does not hide what follows it"
+    assert judge.healthy() == []
+    judge.committed(39)
+    assert judge.healthy() == [39]
+
+
+def test_norms_with_harmless_peaks_never_stop_a_job():
+    rng = random.Random(5)
+    judge, acted = Judge(Rules(), 0), []
+    for step in range(1, 10_000):
+        norm = math.exp(0.3 * rng.gauss(0, 1)) * (rng.uniform(4, 8) if rng.random() < 0.003 else 1)
+        sign = see(judge, step, norm, "grad_norm")
+        if sign is not None:
+            known = {"commits": [], "healthy": [], "rollbacks": []}
+            acted.append(decide(Rules(action="rollback"), sign, **known).action)
+    assert set(acted) <= {"report"}
+    sign = see(judge, 10_000, math.inf, "grad_norm")
+    assert decide(Rules(action="stop"), sign, commits=[], healthy=[], rollbacks=[]).action == "stop"
 
 
 @given(

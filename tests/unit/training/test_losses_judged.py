@@ -3,23 +3,32 @@
 import math
 import queue
 import threading
+import time
 
+import msgspec
 import pytest
 import torch
 from unit_fakes import Hub
 
 from outlast import config
 from outlast.ledger.past import Past
+from outlast.policy.anomaly import Judge, Rules
 from outlast.training import judging as room
-from outlast.training.judging import Judging, reading_of
+from outlast.training.bench import STEPS_MAX, Bench, word_of
+from outlast.training.judging import Judging
 
 
 class Books:
     def __init__(self):
         self.events = queue.Queue()
+        self.path, self.is_full = "ledger.jsonl", False
 
     def append(self, event, **fields):
         self.events.put((event, fields))
+
+    def record(self, event, **fields):
+        self.append(event, **fields)
+        return not self.is_full
 
     def until(self, name):
         while True:
@@ -39,12 +48,12 @@ class Asked:
 class Crew:
     """Judgings of several ranks, each with a thread that hands it its messages."""
 
-    def __init__(self, tmp_path, world_size, **settings):
+    def __init__(self, tmp_path, world_size, *, word="", at=0, there=lambda: None, **settings):
         hub = Hub(world_size)
         given = {f"health.{name}": value for name, value in settings.items()}
         read = config.load({"dir": str(tmp_path / "job"), **given}, environ={})
         self.links = [hub.link(rank) for rank in range(world_size)]
-        past = Past(tmp_path / "job")
+        past = Past(tmp_path / "job", word)
         self.ranks = [Judging(read, link, None if link.rank else past) for link in self.links]
         self.books, self.agreement, self.keepers = Books(), Asked(), [[] for _ in self.links]
         self._threads = [
@@ -52,7 +61,9 @@ class Crew:
             for rank in range(world_size)
         ]
         for rank, one in enumerate(self.ranks):
-            one.start(0, 1, self.agreement, self.books, self.keepers[rank].append)
+            one.start(
+                at, 1, self.agreement, self.books, self.keepers[rank].append, find_there=there
+            )
             self._threads[rank].start()
 
     def _pass_on(self, rank):
@@ -164,8 +175,190 @@ def test_what_is_no_number_is_passed_by(crew, value):
     assert not job.ranks[0]._logged
 
 
+class Seen:
+    """A judge that notes what it is shown."""
+
+    def __init__(self):
+        self.readings = {}
+
+    def see(self, step, readings):
+        self.readings[step] = readings
+
+
+def told(*values, world_size=3, until=1):
+    """What is shown of steps that these are of: (rank, step, what, value)."""
+    seen = Seen()
+    bench = Bench(seen, 0, world_size)
+    for rank in range(world_size):
+        words = [(step, what, value) for one, step, what, value in values if one == rank]
+        bench.take(word_of(rank, until, words))
+    while bench.judge_next():
+        pass
+    return seen.readings
+
+
 def test_several_values_are_one():
-    assert reading_of([(0, 1.0), (1, 3.0)]).value == 2.0
-    assert reading_of([(0, 1.0), (1, 3.0)]).worst == (1,)
-    assert reading_of([(0, 1.0), (2, math.inf), (1, math.nan)]).worst == (1, 2)
-    assert math.isnan(reading_of([(0, math.inf), (1, -math.inf)]).value)
+    one = told((0, 1, "loss", 1.0), (1, 1, "loss", 3.0))[1]["loss"]
+    assert (one.value, one.worst) == (2.0, (1,))
+    one = told((0, 1, "loss", 1.0), (2, 1, "loss", math.inf), (1, 1, "loss", math.nan))[1]["loss"]
+    assert one.worst == (1, 2)
+    one = told((0, 1, "loss", math.inf), (1, 1, "loss", -math.inf))[1]["loss"]
+    assert math.isnan(one.value)
+
+
+def test_a_value_that_is_logged_twice_counts_twice_and_the_largest_is_found():
+    one = told((0, 1, "loss", 9.0), (0, 1, "loss", 1.0), (1, 1, "loss", 5.0))[1]["loss"]
+    assert (one.value, one.worst) == (5.0, (0,))
+
+
+def test_steps_are_kept_apart_and_a_place_is_used_again():
+    losses = [(rank, step, "loss", float(step)) for step in (1, 3) for rank in range(2)]
+    seen = told(*losses, (1, 2, "grad_norm", 7.0), world_size=2, until=4)
+    assert {step: sorted(found) for step, found in seen.items()} == {
+        1: ["loss"],
+        2: ["grad_norm"],
+        3: ["loss"],
+        4: [],
+    }
+    assert seen[3]["loss"].value == 3.0
+    judge = Seen()
+    bench = Bench(judge, 0, 1)
+    for step in (1, 1 + STEPS_MAX):
+        bench.take(word_of(0, step, [(step, "loss", float(step))]))
+        while bench.judge_next():
+            pass
+    assert judge.readings[1 + STEPS_MAX]["loss"].value == 1 + STEPS_MAX
+
+
+def test_what_a_silent_rank_holds_up_is_bounded():
+    bench = Bench(Judge(Rules(), 0), 0, 2)
+    for step in range(1, 3 * STEPS_MAX, 100):
+        bench.take(word_of(0, step, [(step, "loss", math.nan)]))
+    assert len(bench._columns["loss"]._wrong) <= STEPS_MAX // 100 + 1
+    assert bench.judge_next() is None
+
+
+def test_a_word_that_cannot_be_sent_is_sent_later(crew, monkeypatch):
+    job = crew(2)
+    link, is_down = job.links[1], threading.Event()
+    send = link.send
+
+    def failing(rank, message):
+        if is_down.is_set():
+            raise RuntimeError("the store does not answer")
+        send(rank, message)
+
+    monkeypatch.setattr(link, "send", failing)
+    job.step(1, [1.0, 1.0])
+    is_down.set()
+    job.step(2, [1.0, math.nan])
+    with pytest.raises(queue.Empty):
+        job.books.events.get(timeout=0.2)
+    is_down.clear()
+    assert job.books.until("anomaly")["step"] == 2
+
+
+def test_rank_0s_word_that_cannot_be_sent_is_sent_later(crew, monkeypatch):
+    job = crew(2)
+    link, fails = job.links[0], [True] * 3
+    send = link.send
+
+    def failing(rank, message):
+        if fails:
+            fails.pop()
+            raise OSError("the store does not answer")
+        send(rank, message)
+
+    monkeypatch.setattr(link, "send", failing)
+    job.step(1, [math.nan, None])  # rank 1 logs nothing: it tells so when it is asked
+    assert job.books.until("anomaly")["step"] == 1
+
+
+def test_who_is_not_judged_any_more_keeps_nothing(crew):
+    job = crew(1)
+    job.step(1, [1.0])
+    job.ranks[0].stop()
+    for number in range(2, 50):
+        job.step(number, [1.0])
+    assert len(job.ranks[0]._logged) <= 1
+
+
+def test_nobody_waits_at_each_loops_end_for_a_rank_that_tells_nothing(crew, monkeypatch):
+    monkeypatch.setattr(room, "END_S", 0.2)
+    job = crew(2)
+    job.ranks[0].log({"loss": 1.0})
+    job.ranks[0].completed(1, 1, 1)
+    job.ranks[0].at_end(1)
+    assert job.ranks[0]._patience_s == 0.0
+    job.ranks[1].completed(1, 1, 1)
+    job.step(2, [1.0, 1.0])
+    for _ in range(2000):
+        if job.ranks[0].at_end(2) is None and job.ranks[0]._patience_s:
+            break
+        threading.Event().wait(0.005)
+    assert job.ranks[0]._patience_s == 0.2, "they tell again, and are waited for again"
+
+
+def test_a_rollback_that_is_not_written_down_is_none(crew):
+    job = crew(1, anomaly="rollback")
+    job.books.is_full = True
+    job.step(1, [math.nan])
+    kind, info = job.agreement.asked.get(timeout=20)
+    assert kind == "rollback"
+    assert "cannot be written to ledger.jsonl" in info["unknown"]
+    assert not job.ranks[0].rollbacks, "nobody is told that anything was undone"
+
+
+def test_it_goes_back_to_what_is_there(crew):
+    job = crew(1, anomaly="rollback", settle=2, there=lambda: {4})
+    for number in range(1, 9):
+        job.step(number, [1.0])
+    for step in (2, 4):
+        job.ranks[0].committed(step)
+        job.books.until("healthy")
+    job.ranks[0].committed(6)
+    assert job.books.until("healthy")["step"] == 6
+    job.step(9, [math.nan])
+    assert job.books.until("rollback")["step"] == 4, "6 was removed"
+
+
+def test_places_that_do_not_answer_hold_nobody_up(crew, monkeypatch):
+    monkeypatch.setattr(room, "LOOK_S", 0.05)
+    never = threading.Event()
+    job = crew(1, anomaly="rollback", there=never.wait)
+    job.step(1, [math.nan])
+    assert job.books.until("rollback")["step"] == 0
+    never.set()
+
+
+def test_the_window_outlives_the_attempt(crew):
+    job = crew(1, settle=2)
+    for number in range(1, 31):
+        job.step(number, [2.0 + 0.01 * (number % 3)])
+    job.ranks[0].committed(25)
+    windows = job.books.until("healthy")["windows"]
+    assert len(windows["loss"]) == 25
+    known = {"offset": 0, "commits": [25], "healthy": [25], "windows": windows}
+    after = crew(1, word=msgspec.json.encode(known).decode(), at=25)
+    for number in (26, 27):
+        after.step(number, [20.0 if number == 27 else 2.0])
+    sign = after.books.until("anomaly")
+    assert (sign["step"], sign["kind"]) == (27, "spike")
+
+
+def test_a_thousand_ranks_cost_rank_0_little():
+    """How much is printed; it is no matter of taste only where it is a list per value again."""
+    bench, steps = Bench(Judge(Rules(), 0), 0, 1000), range(1, 41)
+    words = [
+        msgspec.json.encode(
+            word_of(rank, 40, [(step, what, 2.0) for step in steps for what in room.WATCHED])
+        )
+        for rank in range(1000)
+    ]
+    begun_s = time.thread_time()
+    for word in words:
+        bench.take(msgspec.json.decode(word))
+    while bench.judge_next():
+        pass
+    print(f"{1e3 * (time.thread_time() - begun_s) / len(steps):.2f} ms a step")
+    assert bench.next == 41
