@@ -3,20 +3,6 @@
 What kind of failure it was is the business of :mod:`outlast.policy.failures`; its table says what
 is done about each. Here is what bounds that, in order; the first that holds decides:
 
-what the workers left behind                   action   exit code of ``outlast run``
-=============================================  =======  ==================================
-a worker left with 2 (usage, configuration)    stop     2
-a worker left with 77 (storage unusable)       stop     77
-a worker left with 78 (refuses to resume)      stop     78
-a worker left with 75 (drained and committed)  stop     75
-a worker left with 76 (the loss went wrong)    stop     76
-a notice was heard and a worker failed         stop     75
-a worker left with 79 (rolled back)            restart  (it is not counted)
-the same traceback at the same step, twice     stop     76 (a bug in the script)
-k attempts in a row without progress           stop     76
-the budget of restarts is spent                stop     76
-anything else                                  restart
-=============================================  =======  ==================================
 =======
 ===================================================  ==================  =========================
 what has happened                                    action              exit code
@@ -37,7 +23,8 @@ anything else                                        the table's         (none)
 
 Progress is a new step; of a script that does not tell its steps, an attempt of over a minute.
 Restarts with progress are bounded by ``max_restarts``, which counts all; those without it also by
-``without_progress``, which counts them in a row: progress sets it to 0 again.
+``without_progress``, which counts them in a row: progress sets it to 0 again. An attempt that was
+ended because a worker hung, without proof of it, is not counted there.
 
 A wait grows with the attempts in a row without progress, twofold each, up to a limit, and a part
 of it is drawn by chance: machines that wait for the same server do not ask it at once.
@@ -213,7 +200,10 @@ class RestartPolicy:
                 kind=case.kind,
             )
         progress = unknown or (furthest is not None and furthest > self._furthest)
-        self._without_progress = 0 if progress else self._without_progress + 1
+        # Ended on a suspicion only, an attempt says nothing about what it would have come to. Those
+        # who ended it give more time from then on.
+        if progress or all(failure.proven for failure in case.failures):
+            self._without_progress = 0 if progress else self._without_progress + 1
         self._furthest = max(furthest or 0, self._furthest)
         count = self._without_progress
         if count >= self.limits.without_progress:
