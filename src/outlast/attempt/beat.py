@@ -141,9 +141,11 @@ class BeatsDirectory:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def clear(self) -> None:
-        """Forget the workers of an attempt that is over."""
-        for stale in self.path.glob("beat-*"):
-            stale.unlink()
+        """Forget the workers of an attempt that is over, and what others have left of them."""
+        # Not stacks-*: workers that stay have them open, and they are emptied at each use.
+        for name in ("beat-*", "evidence-*", "recorder-*"):
+            for stale in self.path.glob(name):
+                stale.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove it."""

@@ -232,6 +232,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         message: the exception's last line, or what is known instead.
         step: the last step it completed, or None.
         pid: its process, 0 if unknown.
+        proven: whether it was one for certain: a worker called hung may have been slow.
     """
 
     rank: int
@@ -240,6 +241,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     step: int | None = None
     pid: int = 0
+    proven: bool = True
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,8 @@ one before is none. A minute alone proves nothing: imports and an index of the d
 rollback takes the job back, so what was reached before it counts no more.
 
 Restarts with progress are bounded by ``max_restarts``, which counts all; those without it also by
-``without_progress``, which counts them in a row: progress sets it to 0 again.
+``without_progress``, which counts them in a row: progress sets it to 0 again. An attempt that was
+ended because a worker hung, without proof of it, is not counted there.
 
 A wait grows with the attempts in a row without progress, twofold each, up to a limit, and a part
 of it is drawn by chance: machines that wait for the same server do not ask it at once.
@@ -220,7 +221,10 @@ class RestartPolicy:
             progress = works and lasted_s >= SHORT_ATTEMPT_S and not alike
         else:
             progress = furthest > self._furthest
-        self._without_progress = 0 if progress else self._without_progress + 1
+        # Ended on a suspicion only, an attempt says nothing about what it would have come to. Those
+        # who ended it give more time from then on.
+        if progress or all(failure.proven for failure in case.failures):
+            self._without_progress = 0 if progress else self._without_progress + 1
         self._furthest = max(furthest or 0, self._furthest)
         count = self._without_progress
         if count >= self.limits.without_progress:

@@ -135,6 +135,17 @@ def test_failures_from_before_this_agent_count():
     assert judge(policy, failed(Kind.KILLED, 1), now_s=110.0).action is Action.LEAVE_OUT
 
 
+def test_a_hang_without_proof_is_not_counted_as_without_progress():
+    policy = RestartPolicy(1000)
+    hung = Failure(rank=1, exit_code=-9, message="hang: rank 1", step=7, proven=False)
+    verdicts = [policy.judge([hung], lasted_s=9.0) for _ in range(20)]
+    assert all(verdict.restart for verdict in verdicts)
+    assert policy.restarts == 20
+    sure = Failure(rank=1, exit_code=-9, message="hang: rank 1", step=7)
+    ends = [policy.judge([sure], lasted_s=9.0).restart for _ in range(5)]
+    assert ends == [True] * 4 + [False]
+
+
 def test_a_hang_is_nobodys_failure_and_is_not_waited_for():
     policy = RestartPolicy(99, limits=Limits(failures=1, without_progress=9))
     hung = Failure(rank=1, exit_code=-9, message="hang: rank 1 has not entered step 8's sum")
