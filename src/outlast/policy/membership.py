@@ -191,6 +191,10 @@ class Roster(Presence):
                 self._is_hard = self._is_hard or not is_leaving
             if not is_leaving and not left:
                 self._intake.lost(host, now_s)
+        if self._late and now_s >= self._until_s:
+            # We may have hung ourselves, and hear now who has gone, one by one: not before the
+            # last of them is it known who is here. The next tick decides.
+            return []
         return self._decide(now_s)
 
     def leaving(self, node: str, now_s: float) -> list[Order]:
@@ -259,6 +263,8 @@ class Roster(Presence):
         goes = self.out.can_do_without(
             out.host, able, members=num_members, least=least, now_s=now_s
         )
+        if not goes:
+            self.out.stays(out.host)
         orders: list[Order] = [Excludes(out=out, goes=goes)]
         theirs = [n for n, seat in self._seats.items() if seat.host == out.host] if goes else []
         for node in theirs:
