@@ -57,6 +57,7 @@ BURST_STEPS: Final = 1.25  # that a burst must have cost, in steps
 BURST_REST: Final = 200  # steps between two bursts of one rank that are told
 WARM_UP: Final = 5  # steps of an attempt: caches, compilation
 EVERY: Final = 2  # steps between two looks
+NOISE_RANKS: Final = 512  # of thousands
 NOISE_EVERY: Final = 16  # steps between two looks at what is usual
 OPEN_MAX: Final = 1024  # steps that some ranks have told
 _MAD: Final = 1.4826  # of a normal distribution, in standard deviations
@@ -101,6 +102,7 @@ class _Row(msgspec.Struct):
     others: dict[str, Array]  # the others' medians of the same
     base: Array  # the others' median of both, together
     excess: dict[str, Array]
+    is_high: dict[str, Array]  # whether the excess is above the floor
     lag: Array  # how much longer the others waited
     saving: bool
 
@@ -163,6 +165,7 @@ class Stragglers:
             others={"compute": others[1], "loader": others[2]},
             base=base,
             excess={"compute": excess[0], "loader": excess[1]},
+            is_high={"compute": excess[0] > RELATIVE, "loader": excess[1] > RELATIVE},
             lag=others[3] - wait,
             saving=saving,
         )
@@ -173,15 +176,14 @@ class Stragglers:
         rows = list(self._rows)
         news = self._recovered(rows)
         for of in ("compute", "loader"):
-            excess = np.array([row.excess[of] for row in rows])
             if self._num_seen % NOISE_EVERY == 0:
-                now = _noise(excess[-WINDOW:])
+                now = _noise(_sample(rows, of))
                 before = self._noise.get(of, now)
                 self._noise[of] = before + (now - before) / 8
-            if not self._is_any(of, excess):  # as in nearly all looks
+            if not self._is_any(of, rows):  # as in nearly all looks
                 continue
-            usual = self._noise.get(of, 0.0)
-            long = _Window(rows[-WINDOW:], of, self._kinds, max(usual, _noise(excess[-WINDOW:])))
+            noise = max(self._noise.get(of, 0.0), _noise(_sample(rows, of)))
+            long = _Window(rows[-WINDOW:], of, self._kinds, noise)
             lasting = long.lasting()
             if of == "loader" and len(rows) == CLUMPED:
                 lasting |= _Window(rows, of, self._kinds, long.noise).clumped()
@@ -191,12 +193,24 @@ class Stragglers:
             news += self._bursting(rows, of, long.noise)
         return news
 
-    def _is_any(self, of: str, excess: Array) -> bool:
-        """Whether anybody could be above a limit, which is never below the floor."""
-        most = max(_median(excess[-WINDOW:]).max(), _median(excess[-SHORT:]).max())
+    def _is_any(self, of: str, rows: list[_Row]) -> bool:
+        """Whether anybody not named yet could be above a limit, which is never below the floor.
+
+        Whose median is above it is so in half of the steps; counting them is far cheaper.
+        """
+        if any(which == of for _, which in self._suspects):
+            return True
+        high = np.zeros(len(rows[0].base), dtype=bool)
+        for steps in (rows[-WINDOW:], rows[-SHORT:]):
+            times = np.sum([row.is_high[of] for row in steps], axis=0, dtype=np.int16)
+            high |= 2 * times >= len(steps)
         if of == "loader":
-            most = max(most, (excess.clip(-1, 1).sum(axis=0) / len(excess)).max())
-        return bool(most > RELATIVE) or any(which == of for _, which in self._suspects)
+            total = np.zeros(len(high))
+            for row in rows:
+                total += np.minimum(np.maximum(row.excess[of], -1), 1)
+            high |= total > RELATIVE * len(rows)
+        high[list(self._named)] = False
+        return bool(high.any())
 
     def _name(self, rank: int, of: str, rows: list[_Row], limit: float) -> Finding:
         found = _finding(rank, of, of, rows)
@@ -252,6 +266,7 @@ class Steps:
     def __init__(self, world_size: int) -> None:
         self.kinds = [0] * world_size
         self._world_size = world_size
+        self._said: dict[bytes, list[tuple[int, bytes]]] = {}  # numbers of steps → by whom
         self._open: dict[int, tuple[Array, Array]] = {}  # step → seconds, and who has told them
         self._done = -1  # the newest step that was complete
 
@@ -261,22 +276,20 @@ class Steps:
         Raises:
             ValueError: the times do not fit the steps.
         """
-        if not 0 <= rank < self._world_size:
-            return
-        self.kinds[rank] = kind
-        numbers = np.frombuffer(steps, dtype=np.int64)
-        times = np.frombuffer(seconds, dtype=np.float32).reshape(len(numbers), 4)
-        for step, row in zip(numbers.tolist(), times, strict=True):
-            if step > self._done:
-                if step not in self._open:
-                    told = np.zeros(self._world_size, dtype=bool)
-                    self._open[step] = np.zeros((4, self._world_size)), told
-                found, told = self._open[step]
-                found[:, rank] = np.nan_to_num(row, posinf=0.0, neginf=0.0)
-                told[rank] = True
+        if len(steps) % 8 or len(seconds) != 2 * len(steps):
+            raise ValueError(f"rank {rank} tells times that do not fit its steps")
+        if 0 <= rank < self._world_size:
+            self.kinds[rank] = kind
+            said = self._said.get(steps)
+            if said is None:
+                said = self._said[steps] = []
+            said.append((rank, seconds))
 
     def complete(self) -> list[tuple[int, Array]]:
         """Steps that all ranks have told, in order, each once; older ones are given up."""
+        for steps, said in self._said.items():
+            self._open_all(np.frombuffer(steps, dtype=np.int64), said)
+        self._said = {}
         whole = sorted(step for step, (_, told) in self._open.items() if told.all())
         if whole:
             self._done = whole[-1]
@@ -284,6 +297,24 @@ class Steps:
         newest = sorted(self._open)[-OPEN_MAX:]
         self._open = {step: self._open[step] for step in newest if step > self._done}
         return found
+
+    def _open_all(self, numbers: Array, said: list[tuple[int, bytes]]) -> None:
+        """Ranks that have told the same steps, all at once: there are thousands of them."""
+        first = int(np.searchsorted(numbers, self._done, side="right"))
+        new = numbers[first:].tolist()
+        if not new:
+            return
+        ranks = np.array([rank for rank, _ in said])
+        raw = b"".join([seconds[16 * first :] for _, seconds in said])
+        times = np.frombuffer(raw, dtype=np.float32).reshape(len(said), len(new), 4)
+        by_step = np.nan_to_num(times.transpose(1, 2, 0), posinf=0.0, neginf=0.0)
+        for step, rows in zip(new, by_step, strict=True):
+            if step not in self._open:
+                told = np.zeros(self._world_size, dtype=bool)
+                self._open[step] = np.zeros((4, self._world_size)), told
+            found, told = self._open[step]
+            found[:, ranks] = rows
+            told[ranks] = True
 
 
 class _Groups(msgspec.Struct):
@@ -347,6 +378,12 @@ class _Window:
         return (seconds >= ABSOLUTE_S) & (self._lag >= WAITED_FOR * seconds)
 
 
+def _sample(rows: list[_Row], of: str) -> Array:
+    """The window's excesses, of as many ranks as are enough to know the noise by."""
+    every = -(-len(rows[0].base) // NOISE_RANKS)
+    return np.array([row.excess[of][::every] for row in rows[-WINDOW:]])
+
+
 def _noise(excess: Array) -> float:
     """Of one rank in one step, as a standard deviation: that of the rank in the middle."""
     return _MAD * float(np.median(_median(np.abs(excess - _median(excess)))))
@@ -363,15 +400,12 @@ def _medians_of_others(values: Array) -> Array:
     count = values.shape[1]
     if count < 2:
         return values.copy()
-    order = np.argsort(values, axis=1, kind="stable")
-    inorder = np.take_along_axis(values, order, axis=1)
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(count)[None, :], axis=1)
     low, high = (count - 2) // 2, (count - 1) // 2  # of those that are left
+    inorder = np.partition(values, sorted({low, high, low + 1, high + 1}), axis=1)
 
     def at(index: int) -> Array:
-        after = inorder[:, min(index + 1, count - 1), None]
-        return np.where(place <= index, after, inorder[:, index, None])
+        here, after = inorder[:, index, None], inorder[:, index + 1, None]
+        return np.where(values <= here, after, here)  # of equals it does not matter which goes
 
     return (at(low) + at(high)) / 2
 

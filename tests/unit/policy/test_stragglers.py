@@ -261,5 +261,5 @@ def test_a_rank_that_is_silent_does_not_fill_the_memory():
     assert steps.complete() == []
     assert len(steps._open) <= 1024
     steps.add(7, 0, *_told([1], 1.0))  # of another attempt, or wrong
-    with pytest.raises(ValueError, match="reshape"):
+    with pytest.raises(ValueError, match="do not fit"):
         steps.add(1, 0, b"12345678", b"1234")
