@@ -103,6 +103,7 @@ class _Row(msgspec.Struct):
     base: Array  # the others' median of both, together
     excess: dict[str, Array]
     is_high: dict[str, Array]  # whether the excess is above the floor
+    clump: Array  # the loader's excess, within a step
     lag: Array  # how much longer the others waited
     saving: bool
 
@@ -118,6 +119,7 @@ class Stragglers:
         self._kinds = _groups(kinds)
         self._rows: deque[_Row] = deque(maxlen=CLUMPED)
         self._num_seen = 0
+        self._clumps = np.zeros(len(kinds))  # what the rows' clumps come to
         self._set_aside = 0  # of the last steps, in a row that forgets
         self._named: dict[int, Finding] = {}
         self._limits: dict[int, float] = {}  # of those named: what they were above
@@ -147,10 +149,16 @@ class Stragglers:
         )
         if saving and self._set_aside < WINDOW // 2:
             return []
-        self._rows.append(self._row(step, compute, wait, data, saving=saving))
+        self._append(self._row(step, compute, wait, data, saving=saving))
         if len(self._rows) < LEAST or self._num_seen % EVERY:
             return []
         return self._look()
+
+    def _append(self, row: _Row) -> None:
+        if len(self._rows) == CLUMPED:
+            self._clumps -= self._rows[0].clump
+        self._clumps += row.clump
+        self._rows.append(row)
 
     def _row(self, step: int, compute: Array, wait: Array, data: Array, *, saving: bool) -> _Row:
         every = np.stack((compute + data, compute, data, wait))
@@ -165,6 +173,7 @@ class Stragglers:
             others={"compute": others[1], "loader": others[2]},
             base=base,
             excess={"compute": excess[0], "loader": excess[1]},
+            clump=excess[1].clip(-1, 1),
             is_high={"compute": excess[0] > RELATIVE, "loader": excess[1] > RELATIVE},
             lag=others[3] - wait,
             saving=saving,
@@ -202,13 +211,10 @@ class Stragglers:
             return True
         high = np.zeros(len(rows[0].base), dtype=bool)
         for steps in (rows[-WINDOW:], rows[-SHORT:]):
-            times = np.sum([row.is_high[of] for row in steps], axis=0, dtype=np.int16)
-            high |= 2 * times >= len(steps)
+            times = np.sum([row.is_high[of] for row in steps], axis=0, dtype=np.uint8)
+            high |= times >= (len(steps) + 1) // 2
         if of == "loader":
-            total = np.zeros(len(high))
-            for row in rows:
-                total += np.minimum(np.maximum(row.excess[of], -1), 1)
-            high |= total > RELATIVE * len(rows)
+            high |= self._clumps > RELATIVE * len(rows)
         high[list(self._named)] = False
         return bool(high.any())
 
@@ -266,24 +272,24 @@ class Steps:
     def __init__(self, world_size: int) -> None:
         self.kinds = [0] * world_size
         self._world_size = world_size
-        self._said: dict[bytes, list[tuple[int, bytes]]] = {}  # numbers of steps → by whom
+        self._said: dict[
+            bytes, list[tuple[Sequence[int], bytes]]
+        ] = {}  # numbers of steps → by whom
         self._open: dict[int, tuple[Array, Array]] = {}  # step → seconds, and who has told them
         self._done = -1  # the newest step that was complete
 
-    def add(self, rank: int, kind: int, steps: bytes, seconds: bytes) -> None:
-        """What a rank tells: numbers of steps (int64), and four times for each (float32).
+    def add(self, ranks: Sequence[int], kinds: Sequence[int], steps: bytes, seconds: bytes) -> None:
+        """What ranks tell: numbers of steps (int64), and each rank's four times of each (float32).
 
         Raises:
             ValueError: the times do not fit the steps.
         """
-        if len(steps) % 8 or len(seconds) != 2 * len(steps):
-            raise ValueError(f"rank {rank} tells times that do not fit its steps")
-        if 0 <= rank < self._world_size:
-            self.kinds[rank] = kind
-            said = self._said.get(steps)
-            if said is None:
-                said = self._said[steps] = []
-            said.append((rank, seconds))
+        if len(steps) % 8 or len(seconds) != 2 * len(steps) * len(ranks):
+            raise ValueError(f"ranks {list(ranks)} tell times that do not fit their steps")
+        if ranks and min(ranks) >= 0 and max(ranks) < self._world_size:
+            for rank, kind in zip(ranks, kinds, strict=True):
+                self.kinds[rank] = kind
+            self._said.setdefault(steps, []).append((ranks, seconds))
 
     def complete(self) -> list[tuple[int, Array]]:
         """Steps that all ranks have told, in order, each once; older ones are given up."""
@@ -298,16 +304,16 @@ class Steps:
         self._open = {step: self._open[step] for step in newest if step > self._done}
         return found
 
-    def _open_all(self, numbers: Array, said: list[tuple[int, bytes]]) -> None:
+    def _open_all(self, numbers: Array, said: list[tuple[Sequence[int], bytes]]) -> None:
         """Ranks that have told the same steps, all at once: there are thousands of them."""
         first = int(np.searchsorted(numbers, self._done, side="right"))
         new = numbers[first:].tolist()
         if not new:
             return
-        ranks = np.array([rank for rank, _ in said])
-        raw = b"".join([seconds[16 * first :] for _, seconds in said])
-        times = np.frombuffer(raw, dtype=np.float32).reshape(len(said), len(new), 4)
-        by_step = np.nan_to_num(times.transpose(1, 2, 0), posinf=0.0, neginf=0.0)
+        ranks = np.array([rank for some, _ in said for rank in some])
+        raw = b"".join([seconds for _, seconds in said])
+        times = np.frombuffer(raw, dtype=np.float32).reshape(len(ranks), len(numbers), 4)
+        by_step = np.nan_to_num(times[:, first:].transpose(1, 2, 0), posinf=0.0, neginf=0.0)
         for step, rows in zip(new, by_step, strict=True):
             if step not in self._open:
                 told = np.zeros(self._world_size, dtype=bool)
@@ -407,7 +413,7 @@ def _medians_of_others(values: Array) -> Array:
         here, after = inorder[:, index, None], inorder[:, index + 1, None]
         return np.where(values <= here, after, here)  # of equals it does not matter which goes
 
-    return (at(low) + at(high)) / 2
+    return at(low) if low == high else (at(low) + at(high)) / 2
 
 
 def _onset(excess: Sequence[float]) -> int:
