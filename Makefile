@@ -61,13 +61,14 @@ system-packages:
 	  echo "Slurm is not here and is not installed: its tests will be skipped"
 
 # Tests run side by side, but those that are marked "alone": they are judged by what is saved within
-# milliseconds, or look at the whole machine. PYTEST_ARGS may choose tests that not all three have.
+# milliseconds, or look at the whole machine. Of the others that run real processes, up to five that
+# failed are run once more, alone. PYTEST_ARGS may choose tests that not all three have.
 TEST_PROCESSES ?= 2
 CHOSEN := $(if $(strip $(PYTEST_ARGS)),|| [ $$? -eq 5 ])
 test: $(VENV)/.installed-test system-packages
 	$(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS) $(CHOSEN)
-	$(BIN)/python -m pytest tests/real -m "not alone" -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
 	$(BIN)/python -m pytest tests/real -m alone -p no:xdist $(PYTEST_ARGS) $(CHOSEN)
+	$(BIN)/python tests/second_chance.py tests/real -m "not alone" -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
 
 unit: $(VENV)/.installed-test
 	$(BIN)/python -m pytest tests/unit -q

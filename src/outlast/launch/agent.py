@@ -57,7 +57,6 @@ from outlast.policy.restart import TOGETHER, RestartPolicy, Verdict
 LEAVE_TOGETHER_S: Final = 10.0
 # How long a worker may take to die of what has hit it already.
 DYING_S: Final = 0.05
-# Until another machine's trouble is known here, once our workers have heard its echo.
 # What is kept of a notice's time to end workers that did not end themselves.
 MARGIN_S: Final = 1.0
 LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
@@ -252,10 +251,9 @@ class Agent(LocalElasticAgent):
             if over.exit_code == Exit.DRAINED and self._are_leaving_together(codes):
                 return RunResult(state=WorkerState.HEALTHY)
             return self._give_up(over)
+        self._pcontext.is_settled = bool(failed) or None not in codes.values()
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
-            if not failed:  # they have failed since; torch then sends the others SIGTERM
-                self._note_ended_by_torch(result)
             self._judge(worker_group, result)
         return result
 
@@ -297,18 +295,7 @@ class Agent(LocalElasticAgent):
             if one.exit_code not in TOGETHER:
                 lost.append((one, failure, seen))
         causes = self._causes(lost)
-        for one, failure, seen in causes:
-            self._ledger.append(
-                "worker_lost",
-                rank=one.rank,
-                pid=failure.pid,
-                exit_code=max(failure.exitcode, 0),
-                signal=failure.signal_name() if failure.exitcode < 0 else None,
-                step=one.step,
-                beat_t=seen.t if seen else None,
-                error=one.message,
-                kind=self._judging.kind_of(one).value,
-            )
+        self._judging.note_lost(causes)
         self._starts.ended([f.exit_code for f in failures if f.exit_code != Exit.ROLLED_BACK])
         if hung is not None:
             failures.append(failure_of(hung))
@@ -347,11 +334,6 @@ class Agent(LocalElasticAgent):
         self._survivors.end()
         self._end_workers()
         return RunResult(state=WorkerState.FAILED)
-
-    def _note_ended_by_torch(self, result: RunResult) -> None:
-        others = [one for one in result.failures.values() if one.exitcode == -signal.SIGTERM]
-        if len(others) < len(result.failures):
-            self._ended.update(one.local_rank for one in others)
 
     def _exit_codes(self) -> dict[int, int | None]:
         return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}

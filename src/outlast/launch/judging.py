@@ -18,9 +18,10 @@ import contextlib
 import random
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from outlast.attempt.beat import BeatSeen
 from outlast.config import Settings
 from outlast.errors import StorageError
 from outlast.launch.machines import Machines
@@ -97,6 +98,21 @@ class Judging:
             elsewhere=self._elsewhere(now_t),
             echoes=echoes,
         )
+
+    def note_lost(self, lost: Iterable[tuple[Failure, Any, BeatSeen | None]]) -> None:
+        """Write down workers that were lost: our view of each, torch's, and its last beat."""
+        for one, failure, seen in lost:
+            self._ledger.append(
+                "worker_lost",
+                rank=one.rank,
+                pid=failure.pid,
+                exit_code=max(failure.exitcode, 0),
+                signal=failure.signal_name() if failure.exitcode < 0 else None,
+                step=one.step,
+                beat_t=seen.t if seen else None,
+                error=one.message,
+                kind=self.kind_of(one).value,
+            )
 
     def write_down(self, verdict: Verdict) -> None:
         """A restart, for people and for the next agent on this machine."""

@@ -3,9 +3,10 @@
 import types
 
 import pytest
-from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 
 from outlast.launch.agent import Agent
+from outlast.launch.warm.context import ColdContext
 from outlast.notice import Notice
 from outlast.policy.failures import Failure
 
@@ -88,3 +89,69 @@ def test_survivors_whose_connections_ended_are_not_called_lost(
     assert [failure.rank for failure, _, _ in found] == recorded
     all_echo = bool(messages) and all(message == ECHO for message in messages)
     assert bool(asked) == all_echo  # nobody else is waited for in vain
+
+
+class Scripted:
+    """A process that is asked for its end again and again, and its handler at once."""
+
+    def __init__(self, rank, codes):
+        self.pid, self.codes, self.told = 100 + rank, codes, []
+        self.proc = self
+
+    def poll(self):
+        return self.codes.pop(0) if len(self.codes) > 1 else self.codes[0]
+
+    def wait(self, _):
+        return self.codes[-1]
+
+    def close(self, death_sig=None):
+        self.told.append(death_sig)
+
+
+def watching(agent, handlers):
+    """The agent of an attempt with these workers."""
+    context = agent._pcontext = object.__new__(ColdContext)
+    context.is_settled, context.nprocs = False, len(handlers)
+    context._running_local_ranks, context._failures = set(handlers), {}
+    context.subprocess_handlers = handlers
+    context._tail_logs, context.entrypoint = [], "python"
+    context.filtered_stdout = context.filtered_stderr = None
+    context.error_files = dict.fromkeys(handlers, "/nowhere")
+    context.stdouts = context.stderrs = dict.fromkeys(handlers, "")
+    nothing = types.SimpleNamespace(
+        wait=lambda _: None, look=lambda *_: None, notice=None, early=None, asks_gently=""
+    )
+    nothing.ends_now = None
+    agent._watch = agent._machines = agent._desk = agent._sessions = agent._judging = nothing
+    agent._uninterruptible_state_timeout = 0.0
+    agent._leaving_since_s = None
+    found = group()
+    found.spec = types.SimpleNamespace(role="")
+    found.workers = [
+        types.SimpleNamespace(local_rank=rank, global_rank=rank, id=one.pid)
+        for rank, one in handlers.items()
+    ]
+    return found
+
+
+def test_what_fails_between_our_look_and_torchs_is_left_to_our_next_one(agent, monkeypatch):
+    """torch would send the others SIGTERM at once, and nobody would be asked to go on."""
+    handlers = {0: Scripted(0, [None]), 1: Scripted(1, [None, -9])}
+    workers = watching(agent, handlers)
+    done = []
+
+    def keep_or_end():
+        done.append("kept")
+        handlers[0].codes = [0]
+
+    monkeypatch.setattr(agent, "_keep_or_end", keep_or_end, raising=False)
+    monkeypatch.setattr(agent, "_judge", lambda *_: done.append("judged"), raising=False)
+    assert agent._monitor_workers(workers).state == WorkerState.HEALTHY
+    assert (done, handlers[0].told) == ([], [])
+    assert agent._monitor_workers(workers).is_failed()
+    assert (done, handlers[0].told) == (["kept", "judged"], [])
+
+
+def test_workers_that_have_all_ended_well_are_seen_at_once(agent):
+    workers = watching(agent, {rank: Scripted(rank, [0]) for rank in range(2)})
+    assert agent._monitor_workers(workers).state == WorkerState.SUCCEEDED

@@ -2,6 +2,8 @@
 
 ``SubprocessContext`` is kept whole: log files, ``--tee``, error files, polling, closing. Only how a
 process comes into being is another one: forked from the server, or kept from the attempt before.
+And nothing is judged that the agent has not seen: torch, whose look comes a moment later, would
+send SIGTERM to all the others for a worker that has died in between, and wait 30 s for them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.multiprocessing.api import RunProcsResult, SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 
 from outlast.launch.survivors import Kept
@@ -28,11 +30,18 @@ class ColdContext(SubprocessContext):
     Args:
         kept: local rank → a worker that goes on from the attempt before.
         asked: what torch's ``start_processes`` was asked for.
+
+    Attributes:
+        is_settled: whether the agent has seen the attempt's end: nobody is left who could go on.
     """
 
     def __init__(self, kept: Mapping[int, Kept], **asked: Any) -> None:
         super().__init__(**asked)
         self._kept = kept
+        self.is_settled = False
+
+    def _poll(self) -> RunProcsResult | None:
+        return super()._poll() if self.is_settled else None
 
     def _start(self) -> None:
         missing = [rank for rank in range(self.nprocs) if rank not in self._kept]

@@ -85,10 +85,8 @@ class Starts:
         """
         original = torchs.start_processes
 
-        def start(**asked: Any) -> Any:
-            found: Any = self._start_warm(asked, kept)
-            if found is None:
-                found = _start_cold(asked, kept) if kept else original(**asked)
+        def start(**asked: Any) -> ColdContext:
+            found = self._start_warm(asked, kept) or _start_cold(asked, kept)
             self._num_started += 1
             self._started_s = time.monotonic()
             return found

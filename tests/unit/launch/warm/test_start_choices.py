@@ -57,7 +57,7 @@ def clock(monkeypatch, tmp_path):
     monkeypatch.setattr(starts.time, "monotonic", lambda: now.s)
     monkeypatch.setattr(starts, "Server", FakeServer)
     monkeypatch.setattr(starts, "WarmContext", FakeContext)
-    monkeypatch.setattr(starts.torchs, "start_processes", lambda **_: "cold")
+    monkeypatch.setattr(starts, "ColdContext", FakeCold)
     FakeServer.made, FakeServer.outcomes = [], []
     return now
 
@@ -86,8 +86,7 @@ def start(one, environ=None, kept=()):
 
 def started(one, environ=None):
     """ "cold", or the server that was asked."""
-    found = start(one, environ)
-    return getattr(found, "server", found)
+    return start(one, environ).server
 
 
 def make(said, **changes):
@@ -248,8 +247,7 @@ def test_no_server_where_the_setting_says_so(monkeypatch):
 
 
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])
-def test_those_that_are_kept_are_handed_on_however_others_start(clock, monkeypatch, cold):
-    monkeypatch.setattr(starts, "ColdContext", FakeCold)
+def test_those_that_are_kept_are_handed_on_however_others_start(clock, cold):
     one = make([])
     if cold:
         FakeServer.outcomes.append(StartRefused("so it is"))
