@@ -30,6 +30,7 @@ import shutil
 import struct
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -140,9 +141,11 @@ class BeatsDirectory:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def clear(self) -> None:
-        """Forget the workers of an attempt that is over."""
-        for stale in self.path.glob("beat-*"):
-            stale.unlink()
+        """Forget the workers of an attempt that is over, and what others have left of them."""
+        # Not stacks-*: workers that stay have them open, and they are emptied at each use.
+        for name in ("beat-*", "evidence-*", "recorder-*"):
+            for stale in self.path.glob(name):
+                stale.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Remove it."""
@@ -289,6 +292,18 @@ class Heard:
             for fields in _TIMING.iter_unpack(self._memory[_TIMINGS_AT:_BYTES])
             if fields[0] == fields[-1] and fields[0] > after_step and fields[1]
         )
+
+
+def most_updates(directory: Path, local_ranks: Iterable[int]) -> int:
+    """Optimizer updates of the worker that has made most; 0 where none has told any."""
+    most = 0
+    for local_rank in local_ranks:
+        with (
+            contextlib.suppress(OSError, ValueError),
+            contextlib.closing(Heard(directory, local_rank)) as heard,
+        ):
+            most = max(most, heard.updates.updates if heard.updates else 0)
+    return most
 
 
 def read_beat(directory: Path, local_rank: int) -> BeatSeen | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -39,12 +40,15 @@ from outlast.health.watched import Watched
 from outlast.policy.blame import STOPPED_S, Seen
 from outlast.policy.hang import FRESH_STEPS, Kind, Limits, Set
 
+logger = logging.getLogger(__name__)
+
 NAME: Final = "hang"
 LATE_S: Final = 1.0  # between two looks, of which there are ten a second
 BETWEEN_S: Final = 0.3  # two looks at a process
 AGAIN_S: Final = 1.0  # after a suspicion of which nothing came, and a fifth of its age
 LEARNED_S: Final = 5.0
 RECORDED: Final = 3  # collectives
+RECORDED_MAX: Final = 200  # characters of each: sizes of hundreds of tensors tell nobody anything
 AT_ONCE: Final = 16
 _KINDS: Final = {
     Phase.STARTING: Kind.START,
@@ -166,7 +170,8 @@ class HangWatch:
     def _is_late(self, track: Track, now_s: float) -> bool:
         age_s, limit_s = now_s - track.changed_s, self._limits.limit_s(track.kind)
         if age_s >= limit_s:
-            return True
+            # Who has left is not late; whether others wait for it shows by their being so.
+            return state_of(track.worker.pid) not in ("", "Z")
         return age_s >= STOPPED_S and state_of(track.worker.pid) == "T"
 
     def _gathered(self, now_s: float) -> Iterable[FromWatcher]:
@@ -182,7 +187,7 @@ class HangWatch:
         attempt = self._watched.begin.attempt
         if gathering.number is not None:
             yield Evidence(attempt=attempt, number=gathering.number, seen=seen)
-        elif any(self._is_late(track, now_s) for track in self._tracks.values()):
+        elif seen and any(self._is_late(track, now_s) for track in self._tracks.values()):
             oldest_s = max(one.age_s for one in seen)
             self._again_s = now_s + max(AGAIN_S, oldest_s / 5)
             yield self._learned(self._watched)
@@ -205,12 +210,14 @@ class HangWatch:
             age_s=now_s - track.changed_s,
             limit_s=self._limits.limit_s(track.kind),
             slow_s=self._limits.limit_s(Kind.EVALUATE),
+            outside_s=self._limits.limit_s(Kind.OUTSIDE),
             begun=track.begun,
             pulse_age_s=None if track.pulse_s is None else now_s - track.pulse_s,
             state=after.state,
             # The threads of the backward pass compute while the one that began it waits.
             moves=what.main or (in_backward and what.whole),
             moves_below=what.below,
+            is_still=what.still,
             is_starved=what.starved,
             holds_gil=stacks.holds_gil,
             call=after.call if after.call == before.call else "",
@@ -245,9 +252,17 @@ class Gathering:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._gather()
+        except Exception:  # no thread can be started, say: it is tried again, with the next look
+            logger.exception("evidence was not taken")
+
+    def _gather(self) -> None:
         workers = self._begin.workers
         before = {one.rank: look_at(one.pid) for one in workers}
         with contextlib.suppress(OSError):
+            for one in workers:  # what an earlier look has left is not of now
+                recorder_path(self._beats, one.local_rank).unlink(missing_ok=True)
             ask_path(self._beats).touch()
         time.sleep(BETWEEN_S)
         with ThreadPoolExecutor(min(len(workers), AT_ONCE) or 1, "outlast-stacks") as pool:
@@ -264,7 +279,9 @@ class Gathering:
         stacks = take(worker.pid, answer) if is_there else Stacks()
         with contextlib.suppress(OSError):
             text = stacks.text or "no stack could be taken\n"
-            text_path(self._beats, worker.local_rank).write_text(text)
+            text_path(self._beats, worker.local_rank).write_text(
+                text, encoding="utf-8", errors="replace"
+            )
         return after, stacks, _recorded(recorder_path(self._beats, worker.local_rank))
 
 
@@ -278,7 +295,9 @@ def _recorded(path: Path) -> tuple[str, ...]:
     try:
         entries = json.loads(path.read_bytes())["entries"][-RECORDED:]
         return tuple(
-            f"{one['profiling_name']} #{one['collective_seq_id']} of {one['input_sizes']}"
+            f"{one['profiling_name']} #{one['collective_seq_id']} of {one['input_sizes']}"[
+                :RECORDED_MAX
+            ]
             for one in reversed(entries)
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,8 @@ _BUSY: Final = 0.15  # of a core
 _STARVED: Final = 0.3  # of the time spent waiting for a core
 _FED: Final = 0.5  # of a core is enough to get on with
 _MOVED_BYTES_PER_S: Final = 65536
+_OFTEN_PER_S: Final = 15.0  # times that a thread was let run: a pulse is 5 to 7
+_THREADS_MAX: Final = 2000  # looked at, of a process and all that it has started
 _CALLS: Final[dict[str, dict[int, str]]] = {
     "x86_64": {
         **dict.fromkeys((0, 17, 19, 45, 47), "read"),
@@ -42,7 +46,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
         state: R, S, D, T, t or Z; "" when it has gone.
         call: the system call that its main thread is in: read, write, open, sleep, lock; or "".
         main_s, whole_s, below_s: seconds of a core used by its main thread, by all of its threads,
-            and by the processes that it has started.
+            and by the processes that it has started, and that these have started.
+        pid: of the process.
+        runs, below_runs: thread → how many times it was let run, of it and of those processes.
         delayed_s: that its main thread has waited for a core.
         main_bytes, below_bytes: read and written, by its main thread and those processes.
     """
@@ -56,14 +62,26 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     delayed_s: float = 0.0
     main_bytes: int = 0
     below_bytes: int = 0
+    pid: int = 0
+    runs: dict[int, int] = {}
+    below_runs: dict[int, int] = {}
 
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened between two looks."""
+    """What happened between two looks.
+
+    Attributes:
+        main: its main thread used a core, moved bytes, or was let run often.
+        whole: it used a core.
+        below: processes that it has started did one of these.
+        still: nothing of this, in no thread.
+        starved: its main thread mostly waited for a core.
+    """
 
     main: bool
     whole: bool
     below: bool
+    still: bool
     starved: bool
 
 
@@ -75,7 +93,7 @@ def look_at(pid: int) -> Look:
     state, whole_s = _stat(place)
     if not state:
         return Look(at_s=now_s)
-    below = _children(main)
+    below = _descendants(pid)
     return Look(
         at_s=now_s,
         state=state,
@@ -86,6 +104,9 @@ def look_at(pid: int) -> Look:
         delayed_s=_delayed_s(main),
         main_bytes=_bytes(main),
         below_bytes=sum(_bytes(Path(f"/proc/{one}")) for one in below),
+        pid=pid,
+        runs=_runs([pid]),
+        below_runs=_runs(below),
     )
 
 
@@ -96,10 +117,25 @@ def moved(before: Look, after: Look) -> Moved:
     def much(seconds: float, number: int = 0) -> bool:
         return seconds / s > _BUSY or number / s > _MOVED_BYTES_PER_S
 
+    def often(earlier: dict[int, int], later: dict[int, int]) -> set[int]:
+        # A connection's bytes are not counted, but whoever serves it is let run for each piece.
+        return {
+            thread
+            for thread, number in later.items()
+            if (number - earlier.get(thread, number)) / s > _OFTEN_PER_S
+        }
+
+    own = often(before.runs, after.runs)
+    main = much(after.main_s - before.main_s, after.main_bytes - before.main_bytes)
+    whole = much(after.whole_s - before.whole_s)
+    below = much(after.below_s - before.below_s, after.below_bytes - before.below_bytes) or bool(
+        often(before.below_runs, after.below_runs)
+    )
     return Moved(
-        main=much(after.main_s - before.main_s, after.main_bytes - before.main_bytes),
-        whole=much(after.whole_s - before.whole_s),
-        below=much(after.below_s - before.below_s, after.below_bytes - before.below_bytes),
+        main=main or after.pid in own,
+        whole=whole,
+        below=below,
+        still=not (main or whole or below or own),
         starved=(after.delayed_s - before.delayed_s) / s > _STARVED
         and (after.main_s - before.main_s) / s < _FED,
     )
@@ -151,8 +187,33 @@ def _bytes(place: Path) -> int:
         return 0
 
 
-def _children(main: Path) -> list[int]:
+def _runs(pids: Iterable[int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for pid in pids:
+        for thread in _threads(pid)[: _THREADS_MAX - len(found)]:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                text = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text()
+                found[thread] = int(text.split()[2])
+    return found
+
+
+def _threads(pid: int) -> list[int]:
     try:
-        return [int(one) for one in (main / "children").read_text().split()]
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]  # noqa: PTH208 - only names
     except (OSError, ValueError):
         return []
+
+
+def _descendants(pid: int) -> list[int]:
+    """All processes that this one has started, by whichever thread, and those that they have."""
+    found: list[int] = []
+    left = [pid]
+    while left and len(found) < _THREADS_MAX:
+        parent = left.pop()
+        for thread in _threads(parent):
+            with contextlib.suppress(OSError, ValueError):
+                text = Path(f"/proc/{parent}/task/{thread}/children").read_text()
+                children = [int(one) for one in text.split()]
+                found += children
+                left += children
+    return found

@@ -110,6 +110,8 @@ def _as_text(thread: dict[str, Any]) -> str:
 def _by_signal(pid: int, answer: Path) -> Stacks:
     if not catches(pid, SIGNAL):  # it would die of it
         return Stacks()
+    with contextlib.suppress(OSError):
+        os.truncate(answer, 0)  # it is in memory, and would grow for weeks; the other end appends
     before = _size(answer)
     with contextlib.suppress(OSError):
         os.kill(pid, SIGNAL)

@@ -25,11 +25,11 @@ from torch.distributed.elastic.agent.server.api import (
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
-from outlast.attempt.beat import BeatsDirectory, read_beat
+from outlast.attempt.beat import BeatsDirectory, most_updates, read_beat
 from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.config import Settings
-from outlast.errors import Exit, StorageError
+from outlast.errors import Exit
 from outlast.health.answering import TRACER_VARIABLE
 from outlast.health.messages import Timings
 from outlast.health.proc import catches
@@ -106,7 +106,6 @@ class Agent(LocalElasticAgent):
         self.verdict: Verdict | None = None
         self.signalled = False
         self._ledger = ledger
-        self._past = past
         self._desk = desk
         self._starts = starts
         self._told: set[int] = set()  # workers that know of the notice
@@ -204,7 +203,7 @@ class Agent(LocalElasticAgent):
                 self._ledger.append("node_lost", node=host, reason=how)
         self._ledger.attempt = self._agree_on_attempt(worker_group)
         os.environ[ATTEMPT_VARIABLE] = str(self._ledger.attempt)
-        os.environ[PAST_VARIABLE] = self._past_of(worker_group)
+        os.environ[PAST_VARIABLE] = "" if worker_group.group_rank else self._judging.word()
         os.environ[STORE_VARIABLE] = f"{worker_group.master_addr}:{worker_group.master_port}"
         os.environ[BEATS_VARIABLE] = str(self._beats.path)
         os.environ[AGENT_VARIABLE] = os.environ[TRACER_VARIABLE] = str(os.getpid())
@@ -303,7 +302,10 @@ class Agent(LocalElasticAgent):
         is_first = not worker_group.group_rank  # what all have alike is written down once
         if verdict is None:
             lasted_s = time.monotonic() - self._formed_s
-            verdict = self._judging.judge(failures, lasted_s, echoes=causes != lost)
+            updates = most_updates(self._beats.path, self._handlers())
+            verdict = self._judging.judge(
+                failures, lasted_s, echoes=causes != lost, updates=updates
+            )
             if verdict.restart:
                 if hung is None or is_first:
                     self._judging.write_down(verdict)
@@ -489,12 +491,5 @@ class Agent(LocalElasticAgent):
             return self._machines.attempt
         store = worker_group.store
         if worker_group.group_rank == 0:
-            store.set(f"{PREFIX}/attempt", str(self._past.look().attempt + 1))
+            store.set(f"{PREFIX}/attempt", str(self._judging.next_attempt()))
         return int(store.get(f"{PREFIX}/attempt"))
-
-    def _past_of(self, worker_group: WorkerGroup) -> str:
-        """Rank 0 need not read again what was read here."""
-        if worker_group.group_rank == 0:
-            with contextlib.suppress(StorageError):  # it finds out, and says so, itself
-                return self._past.look().word
-        return ""

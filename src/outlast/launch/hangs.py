@@ -2,11 +2,15 @@
 
 On one machine its watcher's suspicion is judged where it arrives. On several each agent shows what
 its own watcher has seen through the attempt's store, under a number that grows with each suspicion;
-the agent of rank 0 judges, all learn of it. A machine that shows nothing within a second is named
-for that. Where the verdict of rank 0's agent does not come, each agent judges by what it finds.
+the agent of rank 0 judges, all learn of it. Each says at once that it is there, and then what it
+has seen; one that does not even say that, twice in a row, is silent. While a machine does not show
+its ranks, nobody is named but a process that is stopped. Where the verdict of rank 0's agent does
+not come, each agent judges by what it finds.
 
 Guarantees: the agent's own loop only ever reads ``named``; nothing here waits for long, and nothing
-that fails here stops training.
+that fails here stops training. A verdict is of one attempt, and ends no other. It stands before it
+is written down: the hang may be that nothing can be written. A store that fails is connected to
+again, as long as the attempt lasts.
 """
 
 from __future__ import annotations
@@ -40,8 +44,10 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.2  # between two looks whether another machine suspects
 FRESH_S: Final = 1.0  # a suspicion of ours that is no older is our evidence
 GATHER_S: Final = 2.5  # until our own watcher has answered
-OTHERS_S: Final = 1.0  # after ours is there, until the others' must be
-VERDICT_S: Final = 3.0  # until the verdict of rank 0's agent must be there
+OTHERS_S: Final = GATHER_S + 1.0  # after ours is there, until the others' must be
+VERDICT_S: Final = GATHER_S + OTHERS_S + 1.0  # until that of rank 0's agent must be there
+AGAIN_S: Final = 1.0  # until a store that has failed is tried again
+WRITTEN_S: Final = 1.0  # that the end of an attempt waits for what is written down of a hang
 STORE_S: Final = 5.0
 JOIN_S: Final = 1.0
 FOLDER: Final = "hangs"
@@ -97,6 +103,9 @@ class Hangs:
         self._own: tuple[float, tuple[Seen, ...]] | None = None  # our newest suspicion, and when
         self._answer: Evidence | None = None
         self._attempt = self._settled = 0
+        self._unproven: tuple[Kind, int | None] | None = None  # the last one
+        self._written = threading.Event()
+        self._written.set()
         self._group: Any = None
         self._exchange: _Exchange | None = None
         health.hear(Suspicion, self._suspected)
@@ -121,6 +130,7 @@ class Hangs:
 
     def end(self) -> None:
         """They are being ended."""
+        self._written.wait(WRITTEN_S)  # the ledger has the hang before what comes of it
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.stop()
@@ -184,46 +194,65 @@ class Hangs:
             if attempt != self._attempt or self._settled == attempt:
                 return
             self._settled, group = attempt, self._group
-        if not named.is_proven and self.chosen is not None:
-            limits = Limits(self.chosen, self._health.learned(NAME))
-            limits.too_soon(named.kind, named.given_s)
-            self._health.teach(NAME, limits.state())
-        place = Path(FOLDER) / f"attempt-{attempt:05d}"
-        if group.group_rank == 0:
-            self._write_down(named, seen, place)
-        self.named = named  # not before: the agent goes on to the next attempt
+            self._written.clear()
+            self._learn(named)
+            stacks = self._stacks(group)  # the next attempt's are left in the same place
+            age_s = max((one.age_s for one in seen), default=0.0)
+            beat_t = time.time() - age_s
+            self.named = named
+        try:
+            place = Path(FOLDER) / f"attempt-{attempt:05d}"
+            if group.group_rank == 0:
+                fields = self._told(named, seen, place) | {"beat_t": beat_t}
+                rank = named.ranks[0] if named.ranks else None
+                entry = self._ledger.entry("hang", rank, fields)
+                entry = msgspec.structs.replace(entry, attempt=attempt)
+                self._ledger.write(entry, durable=True)
+        finally:
+            self._written.set()
         with contextlib.suppress(OSError):  # a disk that is full costs the stacks, and no more
-            self._leave_stacks(group, self._directory / place)
+            _leave(stacks, self._directory / place)
 
-    def _write_down(self, named: Named, seen: Sequence[Seen], place: Path) -> None:
-        age_s = max((one.age_s for one in seen), default=0.0)
-        self._ledger.append(
-            "hang",
-            rank=named.ranks[0] if named.ranks else None,
-            ranks=list(named.ranks),
-            nodes=list(named.nodes),
-            step=None if named.step is None else named.step - 1,
-            phase=named.kind.value,
-            place=named.place,
-            sentence=named.sentence,
-            proven=named.is_proven,
-            beat_t=time.time() - age_s,
-            silent_s=round(age_s, 3),
-            limit_s=round(named.given_s, 3),
-            longest_s=round(self._longest_s(named.kind), 3),
-            begun={str(one.rank): one.begun for one in seen},
-            stacks=str(place),
-        )
+    def _learn(self, named: Named) -> None:
+        if named.is_proven or self.chosen is None:
+            return
+        here = named.kind, named.step
+        limits = Limits(self.chosen, self._health.learned(NAME))
+        limits.too_soon(named.kind, named.given_s, again=here == self._unproven)
+        self._unproven = here
+        self._health.teach(NAME, limits.state())
+
+    def _told(self, named: Named, seen: Sequence[Seen], place: Path) -> dict[str, Any]:
+        return {
+            "ranks": list(named.ranks),
+            "nodes": list(named.nodes),
+            "step": None if named.step is None else named.step - 1,
+            "phase": named.kind.value,
+            "place": named.place,
+            "sentence": named.sentence,
+            "proven": named.is_proven,
+            "silent_s": round(max((one.age_s for one in seen), default=0.0), 3),
+            "limit_s": round(named.given_s, 3),
+            "longest_s": round(self._longest_s(named.kind), 3),
+            "begun": {str(one.rank): one.begun for one in seen},
+            "stacks": str(place),
+        }
 
     def _longest_s(self, kind: Kind) -> float:
         return Limits(self.chosen or Set(), self._health.learned(NAME)).longest_s(kind)
 
-    def _leave_stacks(self, group: Any, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+    def _stacks(self, group: Any) -> dict[int, bytes]:
+        found = {}
         for worker in group.workers:
             with contextlib.suppress(OSError):
-                text = text_path(self._beats, worker.local_rank).read_text()
-                (folder / f"rank-{worker.global_rank:05d}.txt").write_text(text)
+                found[worker.global_rank] = text_path(self._beats, worker.local_rank).read_bytes()
+        return found
+
+
+def _leave(stacks: dict[int, bytes], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank, text in stacks.items():
+        (folder / f"rank-{rank:05d}.txt").write_bytes(text)
 
 
 def hang_of(settings: Settings) -> Set | None:
@@ -245,6 +274,7 @@ def failure_of(named: Named) -> Failure:
         exit_code=-signal.SIGKILL,
         message=f"hang: {named.sentence}",
         step=None if named.step is None else named.step - 1,
+        proven=named.is_proven,
     )
 
 
@@ -258,6 +288,8 @@ class _Exchange:
         self._attempt = hangs.attempt
         self._stopping = False
         self._store: Any = None
+        self._number = 0  # of the next suspicion
+        self._silent: set[int] = set()  # machines that did not answer the last one
         self._thread = threading.Thread(target=self._run, name="outlast-hang", daemon=True)
         self._thread.start()
 
@@ -269,34 +301,44 @@ class _Exchange:
 
     def _run(self) -> None:
         address, port = self._group.master_addr, int(self._group.master_port)
-        try:
-            self._store = connect(address, port, timedelta(seconds=STORE_S))
-            number = 0
-            while not self._stopping:
-                self.wake.wait(LOOK_S)
+        while not self._stopping:
+            try:
+                self._talk(connect(address, port, timedelta(seconds=STORE_S)))
+            except Exception:  # the attempt may be over, or the store's machine slow for once
+                logger.info("the others are not heard for now", exc_info=True)
                 self.wake.clear()
-                if self._stopping:
-                    return
-                if self._hangs.suspects:
-                    self._store.set(self._key(number, "asked"), "")
-                elif not self._store.check([self._key(number, "asked")]):
-                    continue
-                self._one(number)
-                number += 1
-        except RuntimeError:
-            return  # the store is gone: so is the attempt
+                self.wake.wait(AGAIN_S)
+
+    def _talk(self, store: Any) -> None:
+        self._store = store
+        while not self._stopping:
+            self.wake.wait(LOOK_S)
+            self.wake.clear()
+            if self._stopping:
+                return
+            if self._hangs.suspects and not store.check([self._key(self._number, "asked")]):
+                store.set(self._key(self._number, "asked"), "")
+            elif not store.check([self._key(self._number, "asked")]):
+                continue
+            while store.check([self._key(self._number + 1, "asked")]):
+                self._number += 1  # where we have missed some, nobody waits for them
+            number, self._number = self._number, self._number + 1
+            self._one(number)
 
     def _one(self, number: int) -> None:
         """One suspicion, from showing what we have to the verdict."""
         hangs, group = self._hangs, self._group
+        self._store.set(self._key(number, f"{group.group_rank}/here"), "")
         seen = hangs.evidence(number)
         if self._stopping:
             return
         report = Report(node=hangs._ledger.node, seen=seen)
         self._put(self._key(number, group.group_rank), report)
+        self._store.delete_key(self._key(number - 2, group.group_rank))  # else it grows for weeks
         if group.group_rank == 0:
             verdict = self._judge(number, OTHERS_S)
             self._put(self._key(number, "verdict"), verdict)
+            self._store.delete_key(self._key(number - 2, "verdict"))
         else:
             found = self._wait(self._key(number, "verdict"), Verdict, VERDICT_S)
             verdict = found or self._judge(number, 0.0)
@@ -306,18 +348,24 @@ class _Exchange:
     def _judge(self, number: int, wait_s: float) -> Verdict:
         deadline_s = time.monotonic() + wait_s
         seen: list[Seen] = []
-        silent: list[str] = []
+        blind: list[int] = []
         for rank in range(self._group.group_world_size):
             left_s = max(deadline_s - time.monotonic(), 0.01)
             report = self._wait(self._key(number, rank), Report, left_s)
-            if report is None:
-                hosts = self._hangs.hosts()
-                silent.append(hosts[rank] if rank < len(hosts) else f"machine {rank}")
+            if report is None or not report.seen:  # or its watcher is just being replaced
+                blind.append(rank)
             else:
                 seen += report.seen
-        found = judge(seen, silent)
+        silent = {one for one in blind if not self._store.check([self._key(number, f"{one}/here")])}
+        is_for_long = silent == set(blind) and silent <= self._silent
+        self._silent = silent
+        found = judge(seen, self._names(blind), is_silent_for_long=is_for_long)
         named = None if isinstance(found, NotYet) else found
-        return Verdict(named=named, seen=tuple(seen))
+        return Verdict(named=named, seen=tuple(seen) if named is not None else ())
+
+    def _names(self, ranks: Sequence[int]) -> list[str]:
+        hosts = self._hangs.hosts()
+        return [hosts[one] if one < len(hosts) else f"machine {one}" for one in ranks]
 
     def _key(self, number: int, what: str | int) -> str:
         return f"{PREFIX}/hang/{number}/{what}"

@@ -8,8 +8,8 @@ A wait is over at once when a notice comes or when the job ends elsewhere. The o
 told that the workers here have ended: they wait a few seconds, then go on without this one where
 enough of them stay, and take it in again when it is ready.
 
-What can go wrong: the ledger cannot be read, so that failures on other machines are not known; then
-each machine judges by its own.
+What can go wrong: the ledger cannot be read, or not within a second, so that failures on other
+machines are not known; then each machine judges by its own, and a rollback is a counted restart.
 """
 
 from __future__ import annotations
@@ -24,12 +24,21 @@ from typing import Any, Final
 from outlast.attempt.beat import BeatSeen
 from outlast.config import Settings
 from outlast.errors import StorageError
-from outlast.launch.machines import Machines
+from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.witness import Witness
 from outlast.ledger.file import Ledger
+from outlast.ledger.glance import Glance, Seen
 from outlast.ledger.narrator import say
 from outlast.ledger.past import Past
-from outlast.policy.failures import Action, Failure, Kind, kind_of
+from outlast.policy.failures import (
+    CONSEQUENCES,
+    Action,
+    Failure,
+    Kind,
+    is_echo,
+    kind_of,
+    most_telling,
+)
 from outlast.policy.restart import Limits, RestartPolicy, Verdict
 
 POLL_S: Final = 0.1
@@ -57,7 +66,7 @@ class Judging:
     ) -> None:
         self._policy = policy
         self._ledger = ledger
-        self._past = past
+        self._glance = Glance(past)
         self._machines = machines
         self._must_leave = must_leave
         self._witness = Witness()
@@ -79,15 +88,20 @@ class Judging:
         """Of one worker's failure, by itself."""
         return kind_of(failure, self._witness.signs())
 
-    def judge(self, failures: Sequence[Failure], lasted_s: float, *, echoes: bool) -> Verdict:
+    def judge(
+        self, failures: Sequence[Failure], lasted_s: float, *, echoes: bool, updates: int = 0
+    ) -> Verdict:
         """What follows an attempt in which these happened; a restart is written down.
 
         Args:
             failures: of this machine's workers.
             lasted_s: how long the attempt lasted.
             echoes: whether connections that broke may be the echo of a loss elsewhere.
+            updates: optimizer updates that one of them was seen to make.
         """
         now_t = time.time()
+        seen = self._look_back()
+        attempt = self._ledger.attempt
         return self._policy.judge(
             failures,
             lasted_s=lasted_s,
@@ -95,9 +109,24 @@ class Judging:
             signs=self._witness.signs(),
             now_s=now_t,
             chance=random.random(),  # noqa: S311 - so that machines do not come back together
-            elsewhere=self._elsewhere(now_t),
+            elsewhere=self._elsewhere(seen, now_t),
             echoes=echoes,
+            updates=updates,
+            rolled_back=any(one.attempt == attempt for one in seen.rollbacks),
+            follows=self._follows(failures),
         )
+
+    def next_attempt(self) -> int:
+        """The number of the next attempt, where nobody else says it.
+
+        Raises:
+            StorageError: the ledger cannot be read.
+        """
+        return max(self._glance.look().attempt, self._ledger.attempt) + 1
+
+    def word(self) -> str:
+        """What is known of the past, for a worker that need not read it again."""
+        return self._look_back().word
 
     def note_lost(self, lost: Iterable[tuple[Failure, Any, BeatSeen | None]]) -> None:
         """Write down workers that were lost: our view of each, torch's, and its last beat."""
@@ -130,6 +159,7 @@ class Judging:
     def act(self, verdict: Verdict) -> Verdict:
         """Do what is to be done before the next attempt; what follows in the end."""
         self._ask_others(verdict)
+        self._machines.workers_ended()  # at once: others ask whether their own losses come of it
         if verdict.wait_s and not self._back_off(verdict.wait_s) and not self._machines.are_many:
             return self._policy.judge([], lasted_s=0.0, leaving=True)
         return verdict  # where there are others, the rendezvous finds that this machine must go
@@ -150,7 +180,6 @@ class Judging:
 
     def _back_off(self, wait_s: float) -> bool:
         """Wait; whether this machine stays."""
-        self._machines.workers_ended()
         until_s = time.monotonic() + wait_s
         say_s = time.monotonic() + SAY_S
         while (left_s := until_s - time.monotonic()) > 0:
@@ -164,14 +193,27 @@ class Judging:
             time.sleep(min(left_s, POLL_S))
         return not self._must_leave()
 
-    def _elsewhere(self, now_t: float) -> set[str]:
+    def _look_back(self) -> Seen:
+        with contextlib.suppress(StorageError):  # rank 0 finds out, and says so, itself
+            return self._glance.look()
+        return self._glance.seen
+
+    def _follows(self, failures: Sequence[Failure]) -> bool:
+        """Whether they may come of another machine's trouble; waits a while for word of it."""
+        kinds = [self.kind_of(one) for one in failures if not is_echo(one)]
+        return (
+            bool(kinds)
+            and not self._must_leave()
+            and most_telling(kinds) in CONSEQUENCES
+            and self._machines.have_trouble(TROUBLE_S)
+        )
+
+    def _elsewhere(self, seen: Seen, now_t: float) -> set[str]:
         """Kinds of failures of their own that other machines have had within the window."""
-        with contextlib.suppress(StorageError):
-            self._past.look()
         window_s = self._policy.limits.window_s
         return {
             kind
-            for host, failures in self._past.own_failures.items()
+            for host, failures in seen.own_failures.items()
             for t, kind in failures
             if host != self._host and now_t - t < window_s
         }

@@ -93,7 +93,7 @@ def left_out(past: Past, now_t: float) -> list[Exclusion]:
                 host=host,
                 reason=str(word.get("reason")),
                 for_s=min(until_t - now_t, for_s),  # another machine's clock may be wrong
-                spare_only=bool(word.get("spare_only")),
+                spare_only=bool(word.get("spare_only")) or not word.get("goes", True),
             )
         )
     return found

@@ -3,20 +3,27 @@
 All ranks of a synchronous job stop together: those who wait for the culprit look as stuck as the
 culprit does. What tells them apart, in the order in which it decides:
 
-1. a machine whose agent says nothing;
-2. a process that is stopped, or has left;
-3. a rank that neither computes inside of a collective nor waits in one: the one that has come least
-   far, by completed steps and collectives begun;
-4. where all wait: the few that have begun fewer collectives, or are in another step: they have
-   passed one by that the others wait in;
-5. else nobody: a message was lost.
+1. a process that is stopped;
+2. a rank that does not wait for others: the one that has come least far, by completed steps and
+   collectives begun;
+3. where all of whom something was seen wait: a machine whose agent says nothing, once asked twice;
+   the few that have begun fewer collectives, or are in another step: they have passed one by that
+   the others wait in; a rank that has left;
+4. else nobody: a message was lost.
 
-A rank is only named once it has been given the time that is its own: one that evaluates, compiles
-or saves while the others wait for it is slow by right. Where that time is not over yet, the answer
-is when to look again.
+A rank is only named once it has been given the time that is its own, and while nobody who has come
+no further still has some: one that evaluates, compiles or saves while the others wait for it is
+slow by right, and those who wait may spin as if they computed. Where that time is not over yet, the
+answer is when to look again. Whoever is being debugged is left alone, and the others with it.
+
+A name is not a proof: a file system that answers after a minute looks like one that never does.
+``is_proven`` is kept for what time does not mend, and what is not proven costs the job no more than
+one restart (see ``Limits.too_soon``, and ``policy.restart``).
 
 What can go wrong: an unchanged script does not say what it does. One that computes is given an
-evaluation's time: a restart may cost it all since its own last checkpoint.
+evaluation's time: a restart may cost it all since its own last checkpoint. On GPUs a rank in
+``loss.item()`` waits inside of CUDA without a frame of torch's; it is known for one that waits only
+by having come further than the one it waits for.
 """
 
 from __future__ import annotations
@@ -31,6 +38,7 @@ from outlast.policy.hang import Kind
 
 STOPPED_S: Final = 10.0  # nobody is stopped by right for longer
 LOADER_S: Final = 60.0  # a loader whose processes compute
+DEBUGGED_S: Final = 60.0  # until the next look at one that a person has in a debugger
 STARVED: Final = 4.0  # times as long for one that the machine does not let run
 NOBODY: Final = 3.0  # times as long where nobody is to blame
 AGAIN_MIN_S: Final = 0.5
@@ -47,8 +55,13 @@ _EVALUATES: Final = re.compile(
     r"^(eval|evaluate|validate|validation|test)(_|$)|_(eval|validation)$"
 )
 _WAITS_IN: Final = re.compile(
-    r"torch/(distributed|cuda)/|torch/nn/parallel/|outlast/(attempt|training|reduce|keeper)/"
+    r"torch/distributed/(?!checkpoint/)|torch/cuda/|torch/nn/parallel/"
+    r"|outlast/(attempt|training|reduce|keeper)/"
 )
+_SPINS_IN: Final = re.compile(  # it uses a core, and waits nevertheless
+    r"torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives)\.py$|torch/cuda/"
+)
+_DEBUGGED: Final = re.compile(r"/python3[^/]*/(pdb|bdb|code)\.py$|/(debugpy|pydevd|ipdb)/")
 _COLLECTIVE: Final = re.compile(r"torch/distributed/(?!c10d_logger)")
 
 
@@ -75,8 +88,10 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         begun: collectives begun, or -1.
         pulse_age_s: seconds since its interpreter last ran something else, or None.
         state: its process as the kernel has it: R, S, D, T, t, Z; "" when it has gone.
-        moves: whether it used a core, or moved bytes, between two looks.
-        moves_below: whether processes that it started did.
+        outside_s: that is given before and after loops.
+        moves: whether it used a core, moved bytes, or was let run often, between two looks.
+        moves_below: whether processes that it started did, and those that these have started.
+        is_still: whether no thread of all these did anything worth mentioning.
         is_starved: whether it was mostly waiting for a core.
         holds_gil: whether its main thread holds the interpreter's lock, or None.
         call: the system call that its main thread is in, or "".
@@ -92,11 +107,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float = 0.0
     limit_s: float = 0.0
     slow_s: float = 0.0
+    outside_s: float = 0.0
     begun: int = -1
     pulse_age_s: float | None = None
     state: str = "S"
     moves: bool = False
     moves_below: bool = False
+    is_still: bool = False
     is_starved: bool = False
     holds_gil: bool | None = None
     call: str = ""
@@ -134,36 +151,53 @@ class NotYet(msgspec.Struct, frozen=True, kw_only=True):
     again_s: float
 
 
-def judge(seen: Sequence[Seen], silent: Sequence[str] = ()) -> Named | NotYet:
+def judge(
+    seen: Sequence[Seen], silent: Sequence[str] = (), *, is_silent_for_long: bool = True
+) -> Named | NotYet:
     """Who is to blame.
 
     Args:
         seen: all ranks of which something was seen; some have made no progress for their limit.
-        silent: machines whose agents have said nothing, though asked.
+        silent: machines that have not shown how their ranks look, though asked.
+        is_silent_for_long: whether their agents did not answer at all, more than once in a row.
     """
-    if silent:
-        return _silent(seen, silent)
+    if any(_is_debugged(one) for one in seen):
+        return NotYet(again_s=DEBUGGED_S)
     gone = [one for one in seen if one.state in ("", "Z")]
-    stopped = [one for one in seen if one.state in ("T", "t")]
+    if gone:  # the others finish: what a script does in the end is like what it does before a loop
+        seen = [_finishing(one) for one in seen]
+        gone = [one for one in seen if one.state in ("", "Z")]
+    stopped = [one for one in seen if one.state == "T"]
     waiting = [one for one in seen if one not in gone and one not in stopped and _waits(one)]
     busy = [one for one in seen if one not in gone and one not in stopped and one not in waiting]
-    for certain in (stopped, gone if waiting else []):
-        late = [one for one in certain if one.age_s >= _given_s(one)]
-        if late:
-            return _name(_least_far(late), waiting, seen, is_proven=True)
+    late = [one for one in stopped if _is_late(one)]
+    if late:
+        return _name(_least_far(late), waiting, seen)
+    if silent and not is_silent_for_long:
+        return NotYet(again_s=AGAIN_MIN_S)
     if busy:
         return _of_busy(busy, waiting, seen)
-    return _of_waiting(waiting, seen) if waiting else _soonest(seen)
+    if not waiting:
+        return _soonest(seen)
+    if silent:
+        late = [one for one in waiting if one.age_s >= one.limit_s]
+        return _silent(seen, silent) if len(late) == len(waiting) else _soonest(waiting)
+    inside = any(
+        "torch/distributed/distributed_c10d.py" in f.file for w in waiting for f in w.frames[:2]
+    )
+    if gone and inside and all(_is_late(one) for one in waiting):
+        return _name(_least_far(gone), waiting, seen)
+    return _of_waiting(waiting, seen)
 
 
 def _of_busy(busy: list[Seen], waiting: list[Seen], seen: Sequence[Seen]) -> Named | NotYet:
-    late = [one for one in busy if one.age_s >= _given_s(one)]
+    late = [one for one in busy if _is_late(one)]
     if late:
         culprit = _least_far(late)
-        others = [one for one in busy if one not in late and _far(one) <= _far(culprit)]
-        if others and not culprit.moves:
-            return _soonest(others)  # it may be one of them that all wait for
-        return _name(culprit, waiting, seen, is_proven=_is_proven(culprit))
+        # It may be one of these that all wait for, also those who seem to compute.
+        able = [*busy, *(one for one in waiting if one.moves)]
+        others = [one for one in able if not _is_late(one) and _far(one) <= _far(culprit)]
+        return _soonest(others) if others else _name(culprit, waiting, seen)
     left = [one for one in waiting if one.age_s >= one.limit_s and one.step is not None]
     for one in busy:
         if left and one.step is not None and one.step > max(w.step or 0 for w in left) + 1:
@@ -215,19 +249,37 @@ def _of_waiting(waiting: list[Seen], seen: Sequence[Seen]) -> Named | NotYet:
 
 def _waits(one: Seen) -> bool:
     """Whether it waits for others, and has nothing to do itself."""
-    if one.moves or not one.frames:
+    if not one.frames:
         return False
-    top = one.frames[0]
-    if top.function == "_engine_run_backward":
+    top = one.frames[:3]
+    if one.moves:
+        return any(_SPINS_IN.search(frame.file) for frame in top)
+    if top[0].function == "_engine_run_backward":
         return True
-    return any(_WAITS_IN.search(frame.file) for frame in one.frames[:3])
+    if any("torch/distributed/checkpoint/" in frame.file for frame in top):
+        return bool(_SPINS_IN.search(top[0].file))  # else it writes or reads
+    return any(_WAITS_IN.search(frame.file) for frame in top)
+
+
+def _is_debugged(one: Seen) -> bool:
+    """Whether a person has it in a debugger."""
+    return one.state == "t" or any(_DEBUGGED.search(frame.file) for frame in one.frames)
+
+
+def _finishing(one: Seen) -> Seen:
+    most_s = max(one.limit_s, one.outside_s)
+    return msgspec.structs.replace(one, limit_s=most_s, slow_s=max(one.slow_s, most_s))
 
 
 def _is_proven(one: Seen) -> bool:
-    if one.state in ("T", "t", "D"):
+    """Whether no time will mend it."""
+    if one.state == "T":
         return True
-    still = not one.moves and not one.moves_below and not one.is_starved
-    return still and (_has_lost_its_pulse(one) or one.call not in ("", "sleep"))
+    if one.moves or one.moves_below or one.is_starved or one.state == "D":
+        return False
+    if one.call == "lock":
+        return one.is_still
+    return _has_lost_its_pulse(one) and one.call not in ("read", "write", "open")
 
 
 def _has_lost_its_pulse(one: Seen) -> bool:
@@ -236,21 +288,24 @@ def _has_lost_its_pulse(one: Seen) -> bool:
     return lost and one.holds_gil is not False
 
 
+def _is_late(one: Seen) -> bool:
+    return one.age_s >= _given_s(one)
+
+
 def _given_s(one: Seen) -> float:
     """Seconds that it is given, seen what it does."""
-    if one.state in ("T", "t"):
+    if one.state == "T":
         return min(one.limit_s, STOPPED_S)
     given_s = one.limit_s
     if one.is_starved:
         given_s *= STARVED
+    # A disk or a network that keeps one of these waiting shows nothing that moves.
+    if any(_BY_RIGHT.search(at.file) or _EVALUATES.search(at.function) for at in one.frames):
+        given_s = max(given_s, one.slow_s)
     if not (one.moves or one.moves_below or one.is_starved):
         return given_s
     if one.kind in (Kind.START, Kind.OUTSIDE):
         return float("inf")
-    if any(_BY_RIGHT.search(frame.file) for frame in one.frames):
-        return max(given_s, one.slow_s)
-    if any(_EVALUATES.search(frame.function) for frame in one.frames):
-        return max(given_s, one.slow_s)
     if not one.is_session:
         return max(given_s, one.slow_s)
     return given_s if one.moves else max(given_s, LOADER_S)
@@ -272,9 +327,7 @@ def _soonest(some: Sequence[Seen]) -> NotYet:
 # --- words ---------------------------------------------------------------------------------------
 
 
-def _name(
-    culprit: Seen, waiting: Sequence[Seen], seen: Sequence[Seen], *, is_proven: bool = False
-) -> Named:
+def _name(culprit: Seen, waiting: Sequence[Seen], seen: Sequence[Seen]) -> Named:
     words = [_who([culprit], seen)]
     if waiting:
         there = _least_far(list(waiting))
@@ -289,7 +342,7 @@ def _name(
         ranks=(culprit.rank,),
         nodes=(culprit.node,),
         sentence=" ".join(words) + _others_wait(waiting),
-        is_proven=is_proven,
+        is_proven=_is_proven(culprit),
         kind=culprit.kind,
         given_s=_given_s(culprit) if _given_s(culprit) < float("inf") else culprit.age_s,
         step=_step(culprit),
@@ -315,7 +368,7 @@ def _passed_by(
         ranks=tuple(each.rank for each in few),
         nodes=tuple(dict.fromkeys(each.node for each in few)),
         sentence=f"{_who(few, seen)} {has} {whom}{counts}; {_does(one)}{_others_wait(rest)}{last}",
-        is_proven=True,
+        is_proven=bool(counts),
         kind=one.kind,
         given_s=there.limit_s,
         step=_step(one),
@@ -339,7 +392,7 @@ def _in_different(waiting: Sequence[Seen], seen: Sequence[Seen]) -> Named:
             f"rank {there.rank} in {there.recorded[0]}{_in_step(there)}: they have parted; "
             f"{_does(one)}"
         ),
-        is_proven=True,
+        is_proven=False,
         kind=one.kind,
         given_s=there.limit_s,
         step=_step(one),
@@ -356,7 +409,7 @@ def _silent(seen: Sequence[Seen], silent: Sequence[str]) -> Named:
         ranks=(),
         nodes=tuple(silent),
         sentence=f"the agent on {names} {verb} nothing, though asked{waiting}",
-        is_proven=True,
+        is_proven=False,
         kind=oldest.kind if oldest else Kind.OUTSIDE,
         given_s=oldest.limit_s if oldest else 0.0,
         step=_step(oldest) if oldest else None,
@@ -403,7 +456,7 @@ def _does(one: Seen) -> str:
     place = f" in {at}" if at else ""
     if one.state in ("", "Z"):
         return "it has left"
-    if one.state in ("T", "t"):
+    if one.state == "T":
         return f"it is stopped{place}"
     if one.state == "D":
         return f"the kernel does not let it go (state D){place}"

@@ -4,8 +4,9 @@ A machine that fails again and again costs every other one a restart each time. 
 the name of its host, so that a new agent on the same machine is left out as well, and comes back
 after a while: most causes pass, or are mended.
 
-A job is never ended for it. Where too few others are there, it takes part all the same. Where it is
-only to be replaced (``spare_only``), it takes part unless another machine waits for a place.
+A job is never ended for it. Where too few others are there, it takes part all the same: it is then
+only to be replaced (``spare_only``), and takes part unless another machine waits for a place. So
+nobody who was left out before comes in for one that was told to stay.
 
 Rejected: leaving a machine out for good. Whoever is wrong about it once has lost it for the job.
 """
@@ -59,6 +60,17 @@ class Exclusions:
         self._out[out.host] = (out, until_s)
         return True
 
+    def stays(self, host: str) -> None:
+        """A machine that was put here is needed: it is only to be replaced."""
+        out, until_s = self._out[host]
+        self._out[host] = (msgspec.structs.replace(out, spare_only=True), until_s)
+
+    def hear(self, out: Exclusion, now_s: float, *, goes: bool) -> None:
+        """What came of asking for a machine to be left out, as the coordinator says."""
+        self.put(out, now_s)
+        if not goes and self.holds(out.host, now_s):
+            self.stays(out.host)
+
     def bring_back(self, host: str) -> None:
         """It may take part again."""
         self._out.pop(host, None)
@@ -95,8 +107,10 @@ class Exclusions:
             least: the fewest of an attempt.
             now_s: now.
         """
-        count = sum(not self.holds(one, now_s) for one in others)
-        return count >= max(least, members if self._out[host][0].spare_only else 0)
+        if self._out[host][0].spare_only:
+            free = sum(not self.holds(one, now_s) for one in others)
+            return free >= max(least, members)
+        return sum(not self.bars(one, now_s) for one in others) >= least
 
     def pick(
         self, ready: Sequence[tuple[str, str]], *, least: int, most: int, now_s: float

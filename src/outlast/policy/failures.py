@@ -137,6 +137,7 @@ TABLE: Final = (
         action=Action.RESTART,
         bug=True,
         own_after=AS_SET,
+        alone=True,
     ),
     Row(
         kind=Kind.STORAGE,
@@ -188,6 +189,7 @@ TABLE: Final = (
         signs="NCCL error: unhandled system or CUDA error, internal error",
         action=Action.RESTART,
         own_after=AS_SET,
+        alone=True,
     ),
     Row(
         kind=Kind.ABORT,
@@ -214,6 +216,8 @@ TABLE: Final = (
     ),
 )
 ROWS: Final = {row.kind: row for row in TABLE}
+# What healthy survivors of a loss elsewhere may end in.
+CONSEQUENCES: Final = frozenset({Kind.NCCL, Kind.ABORT, Kind.NETWORK})
 _PLACES: Final = {row.kind: place for place, row in enumerate(TABLE)}
 _ON_PURPOSE: Final = {2: Kind.USAGE, 75: Kind.DRAINED, 77: Kind.STORAGE_GONE, 78: Kind.REFUSED}
 
@@ -228,6 +232,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         message: the exception's last line, or what is known instead.
         step: the last step it completed, or None.
         pid: its process, 0 if unknown.
+        proven: whether it was one for certain: a worker called hung may have been slow.
     """
 
     rank: int
@@ -236,6 +241,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     step: int | None = None
     pid: int = 0
+    proven: bool = True
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,8 +17,9 @@ ones half of what it exceeds them by. Until a kind has been seen a few times its
 ceiling: compiling, and the first evaluation, are slow by right. No limit is below the floor. A
 setting of so many seconds takes the place of what is learned for step, save and evaluate.
 
-A rank that merely computed for long may have been about to finish: after it was called hung, the
-limit of that kind is at least twice what it was given, for the rest of the job.
+A rank that was called hung without proof may have been about to go on: the limit of that kind is
+then at least twice what it was given, for the rest of the job, and the ceiling where it comes again
+in the same step.
 
 Rejected: a mean and its spread (one step in a hundred that takes ten times as long is no outlier to
 be restarted for), and one limit for everything (it would be that of the slowest).
@@ -103,10 +104,17 @@ class Limits:
         else:
             known.longest_s -= (known.longest_s - gap_s) * (1 - 0.5 ** (1 / HALF_AFTER))
 
-    def too_soon(self, kind: Kind, given_s: float) -> None:
-        """A worker was called hung after ``given_s`` seconds, and there is no proof of it."""
+    def too_soon(self, kind: Kind, given_s: float, *, again: bool = False) -> None:
+        """A worker was called hung after ``given_s`` seconds, and there is no proof of it.
+
+        Args:
+            kind: what it did.
+            given_s: what it was given.
+            again: whether it was in the step in which the last such one was.
+        """
         known = self._known[kind]
-        known.least_s = max(known.least_s, 2 * given_s)
+        least_s = max(2 * given_s, self._set.ceiling_s if again else 0.0)
+        known.least_s = max(known.least_s, least_s)
 
     def longest_s(self, kind: Kind) -> float:
         """The longest gap that is remembered; 0 before the first."""

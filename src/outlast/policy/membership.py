@@ -259,6 +259,8 @@ class Roster(Presence):
         goes = self.out.can_do_without(
             out.host, able, members=num_members, least=least, now_s=now_s
         )
+        if not goes:
+            self.out.stays(out.host)
         orders: list[Order] = [Excludes(out=out, goes=goes)]
         theirs = [n for n, seat in self._seats.items() if seat.host == out.host] if goes else []
         for node in theirs:

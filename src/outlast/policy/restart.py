@@ -3,41 +3,32 @@
 What kind of failure it was is the business of :mod:`outlast.policy.failures`; its table says what
 is done about each. Here is what bounds that, in order; the first that holds decides:
 
-what the workers left behind                   action   exit code of ``outlast run``
-=============================================  =======  ==================================
-a worker left with 2 (usage, configuration)    stop     2
-a worker left with 77 (storage unusable)       stop     77
-a worker left with 78 (refuses to resume)      stop     78
-a worker left with 75 (drained and committed)  stop     75
-a worker left with 76 (the loss went wrong)    stop     76
-a notice was heard and a worker failed         stop     75
-a worker left with 79 (rolled back)            restart  (it is not counted)
-the same traceback at the same step, twice     stop     76 (a bug in the script)
-k attempts in a row without progress           stop     76
-the budget of restarts is spent                stop     76
-anything else                                  restart
-=============================================  =======  ==================================
-=======
 ===================================================  ==================  =========================
 what has happened                                    action              exit code
 ===================================================  ==================  =========================
 a worker left on purpose (2, 77, 78, 75)             stop                that one
 workers left with 76: their loss went wrong          stop                76
 a notice was heard and a worker failed               stop                75
-workers left with 79: they have rolled back          restart, which is   (none)
-                                                     not counted
+workers left with 79, and the ledger has their       restart, which is   (none)
+rollback                                             not counted
 a kind that may be a bug: the same traceback at the  stop                76
 same step, twice in a row
-``without_progress`` attempts in a row without any   stop                76
+``without_progress`` attempts in a row without       stop                76
+progress
 the budget of restarts is spent                      stop                76
 this machine's own failures within the window are    leave the machine   (none)
 as many as it may have                               out
 anything else                                        the table's         (none)
 ===================================================  ==================  =========================
 
-Progress is a new step; of a script that does not tell its steps, an attempt of over a minute.
+Progress is a new step. Of a script that does not tell its steps it is an attempt of over a minute
+that has updated weights, or that somebody else ended; one that ends in the same traceback as the
+one before is none. A minute alone proves nothing: imports and an index of the data take longer. A
+rollback takes the job back, so what was reached before it counts no more.
+
 Restarts with progress are bounded by ``max_restarts``, which counts all; those without it also by
-``without_progress``, which counts them in a row: progress sets it to 0 again.
+``without_progress``, which counts them in a row: progress sets it to 0 again. An attempt that was
+ended because a worker hung, without proof of it, is not counted there.
 
 A wait grows with the attempts in a row without progress, twofold each, up to a limit, and a part
 of it is drawn by chance: machines that wait for the same server do not ask it at once.
@@ -57,6 +48,7 @@ import msgspec
 from outlast.errors import Exit
 from outlast.policy.failures import (
     AS_SET,
+    CONSEQUENCES,
     ROWS,
     Action,
     Failure,
@@ -78,7 +70,9 @@ ON_PURPOSE: Final = (Exit.USAGE, Exit.STORAGE, Exit.REFUSED)
 TOGETHER: Final = (Exit.DRAINED, Exit.ROLLED_BACK, Exit.GAVE_UP)
 _ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\bpid \d+")
 _NO_SIGNS: Final = Signs()
-_Bug = tuple[str, int | None]
+# Such an end, after a while, says nothing against what the workers did until then.
+_ENDED_BY_OTHERS: Final = (Kind.KILLED, Kind.PEER)
+_Bug = tuple[str, int]  # a traceback; its step, or -1 - updates where no step is known
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,6 +157,9 @@ class RestartPolicy:
         chance: float = 0.5,
         elsewhere: Collection[str] = (),
         echoes: bool = True,
+        updates: int = 0,
+        rolled_back: bool = True,
+        follows: bool = False,
     ) -> Verdict:
         """Decide what follows an attempt in which ``failures`` happened.
 
@@ -176,6 +173,11 @@ class RestartPolicy:
             elsewhere: kinds of failures that other machines had of their own within the window.
             echoes: whether connections that broke are the echo of a loss elsewhere; False where it
                 is known that nobody else has trouble.
+            updates: optimizer updates that a worker here was seen to make in the attempt.
+            rolled_back: whether the ledger has a rollback of this attempt; without one, workers
+                that say so are not believed.
+            follows: whether another machine has trouble, so that what can be the consequence of
+                that is not this machine's own.
         """
         codes = {failure.exit_code for failure in failures}
         for code in ON_PURPOSE:
@@ -190,21 +192,23 @@ class RestartPolicy:
                 Exit.DRAINED,
                 "the workers ended before they drained; the newest commit, if any, stands",
             )
-        if Exit.ROLLED_BACK in codes:  # how many of these there may be is decided where they are
+        if Exit.ROLLED_BACK in codes and rolled_back:  # how many there may be is decided there
+            self._furthest, self._without_progress = -1, 0
+            self._last_bugs = frozenset()  # other batches come now
             fine = int(Exit.FINISHED)
             return Verdict(restart=True, exit_code=fine, reason=ROLLED_BACK, action=Action.RESTART)
         case = _Case(failures, signs, echoes=echoes)
-        verdict = self._judge_crash(case, lasted_s)
+        verdict = self._judge_crash(case, lasted_s, updates)
         if not verdict.restart:
             return verdict
-        return self._act(verdict, now_s, chance, elsewhere)
+        excused = follows and verdict.kind in CONSEQUENCES
+        return self._act(verdict, now_s, chance, elsewhere, excused=excused)
 
-    def _judge_crash(self, case: _Case, lasted_s: float) -> Verdict:
+    def _judge_crash(self, case: _Case, lasted_s: float, updates: int) -> Verdict:
         furthest = max((f.step for f in case.failures if f.step is not None), default=None)
-        unknown = furthest is None and lasted_s >= SHORT_ATTEMPT_S
-        # Of a long attempt that told no step, an equal traceback proves nothing.
-        bugs = frozenset() if unknown else case.bugs
+        bugs = case.bugs(updates)
         repeated = bool(bugs & self._last_bugs)
+        alike = {text for text, _ in bugs} & {text for text, _ in self._last_bugs}
         self._last_bugs = bugs
         if repeated:
             return _stop(
@@ -212,8 +216,15 @@ class RestartPolicy:
                 "the same failure at the same step twice: a bug in the script",
                 kind=case.kind,
             )
-        progress = unknown or (furthest is not None and furthest > self._furthest)
-        self._without_progress = 0 if progress else self._without_progress + 1
+        if furthest is None:
+            works = updates > 0 or case.kind in _ENDED_BY_OTHERS
+            progress = works and lasted_s >= SHORT_ATTEMPT_S and not alike
+        else:
+            progress = furthest > self._furthest
+        # Ended on a suspicion only, an attempt says nothing about what it would have come to. Those
+        # who ended it give more time from then on.
+        if progress or all(failure.proven for failure in case.failures):
+            self._without_progress = 0 if progress else self._without_progress + 1
         self._furthest = max(furthest or 0, self._furthest)
         count = self._without_progress
         if count >= self.limits.without_progress:
@@ -235,14 +246,21 @@ class RestartPolicy:
         )
 
     def _act(
-        self, verdict: Verdict, now_s: float, chance: float, elsewhere: Collection[str]
+        self,
+        verdict: Verdict,
+        now_s: float,
+        chance: float,
+        elsewhere: Collection[str],
+        *,
+        excused: bool,
     ) -> Verdict:
         """What the table says, with how long to wait, and whether this machine is worth it."""
         assert verdict.kind is not None  # noqa: S101 - each restart has one
         row, limits = ROWS[verdict.kind], self.limits
         action, count = row.action, verdict.without_progress
         # What fails everywhere in the same way is not this machine's fault.
-        own = row.own_after != 0 and not (row.alone and verdict.kind.value in elsewhere)
+        excused = excused or (row.alone and verdict.kind.value in elsewhere)
+        own = row.own_after != 0 and not excused
         if own:
             self._own = [t for t in self._own if now_s - t < limits.window_s] + [now_s]
             enough = limits.failures if row.own_after == AS_SET else row.own_after
@@ -265,13 +283,15 @@ class _Case:
         self._kinds = [_kind(failure, signs, echoes=echoes) for failure in failures]
         self.kind = most_telling(self._kinds) if failures else Kind.PEER
 
-    @property
-    def bugs(self) -> frozenset[_Bug]:
+    def bugs(self, updates: int) -> frozenset[_Bug]:
         """What would prove a bug, if it came again: tracebacks and where they happened."""
         if not ROWS[self.kind].bug:
             return frozenset()
         return frozenset(
-            (_ADDRESS.sub("…", failure.traceback), failure.step)
+            (
+                _ADDRESS.sub("…", failure.traceback),
+                -1 - updates if failure.step is None else failure.step,
+            )
             for failure, kind in zip(self.failures, self._kinds, strict=True)
             if ROWS[kind].bug and failure.traceback
         )

@@ -91,6 +91,18 @@ def test_each_part_says_its_own(spoken):
     assert heard.phase.since_s <= heard.updates.last_s <= heard.pulse.last_s
 
 
+def test_the_most_updates_of_any_worker_are_found(tmp_path, monkeypatch):
+    monkeypatch.setenv(module.VARIABLE, str(tmp_path))
+    assert module.most_updates(tmp_path, range(3)) == 0
+    for rank, number in enumerate([4, 0, 9]):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        said = Beat()
+        if number:
+            said.updates(number)
+    assert module.most_updates(tmp_path, range(4)) == 9
+    assert module.most_updates(tmp_path, [0, 1]) == 4
+
+
 def test_of_timings_the_newest_are_there_in_order(spoken):
     beat, heard = spoken
     for step in range(1, NUM_TIMINGS + 51):

@@ -2,6 +2,10 @@
 
 import faulthandler
 import os
+import signal
+import subprocess
+import sys
+import time
 
 from outlast.health import stacks
 from outlast.health.proc import Look, look_at, moved
@@ -57,3 +61,34 @@ def test_a_process_that_does_not_answer_signals_is_not_sent_one(tmp_path, monkey
     monkeypatch.setattr(stacks.os, "kill", lambda *what: sent.append(what))
     assert stacks.take(os.getpid(), tmp_path / "answer").frames == ()
     assert sent == []
+
+
+def test_who_is_let_run_often_moves_and_its_pulse_does_not_count():
+    before = Look(at_s=10.0, pid=7, runs={7: 10, 8: 100}, below_runs={9: 0})
+    pulse = Look(at_s=10.4, pid=7, runs={7: 10, 8: 103, 30: 500}, below_runs={9: 1})
+    sends = Look(at_s=10.4, pid=7, runs={7: 30, 8: 103}, below_runs={9: 0})
+    other = Look(at_s=10.4, pid=7, runs={7: 10, 8: 130}, below_runs={9: 0})
+    below = Look(at_s=10.4, pid=7, runs={7: 10, 8: 103}, below_runs={9: 40})
+    assert (moved(before, pulse).main, moved(before, pulse).still) == (False, True)
+    assert (moved(before, sends).main, moved(before, sends).still) == (True, False)
+    assert (moved(before, other).main, moved(before, other).still) == (False, False)
+    assert (moved(before, below).below, moved(before, below).still) == (True, False)
+
+
+def test_what_was_started_by_what_was_started_counts():
+    # Two shells deep, as a compiler behind its driver.
+    inner = f"{sys.executable} -c 'while True: pass'"
+    with subprocess.Popen(
+        ["sh", "-c", f'sh -c "{inner}; true"; true'], start_new_session=True
+    ) as p:
+        try:
+            deadline_s = time.monotonic() + 20
+            while time.monotonic() < deadline_s:
+                before = look_at(p.pid)
+                time.sleep(0.1)
+                if moved(before, look_at(p.pid)).below:
+                    break
+            else:
+                raise AssertionError("the grandchild was not seen")
+        finally:
+            os.killpg(p.pid, signal.SIGKILL)

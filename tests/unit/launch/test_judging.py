@@ -1,5 +1,6 @@
 """What is done between two attempts, and how a wait ends."""
 
+import threading
 import types
 
 import pytest
@@ -9,10 +10,12 @@ from outlast.errors import StorageError
 from outlast.launch import judging
 from outlast.launch.judging import Judging, restart_policy, worker_failure
 from outlast.launch.together import left_out
+from outlast.ledger import glance
 from outlast.ledger.events import Event
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.failures import Action, Failure, Kind
 from outlast.policy.restart import RestartPolicy, Verdict
+from outlast.policy.rollbacks import Rollback
 
 
 class Clock:
@@ -39,8 +42,13 @@ class Others:
     are_many = True
     ends_now = None
 
-    def __init__(self, asked=True):
+    def __init__(self, asked=True, trouble=False):
         self.asked, self.asks, self.told = asked, [], 0
+        self.trouble, self.waits = trouble, []
+
+    def have_trouble(self, wait_s):
+        self.waits.append(wait_s)
+        return self.trouble
 
     def leave_out(self, reason, **more):
         self.asks.append((reason, more))
@@ -51,13 +59,17 @@ class Others:
 
 
 class Past:
-    def __init__(self, own_failures=None, broken=False):
-        self.own_failures = own_failures or {}
+    attempt, word = 3, "word"
+
+    def __init__(self, own_failures=None, broken=False, rollbacks=()):
+        self.rollbacks = list(rollbacks)
+        self.own_failures = {} if broken else own_failures or {}
         self._broken = broken
 
     def look(self):
         if self._broken:
             raise StorageError("gone")
+        return self
 
 
 @pytest.fixture
@@ -75,7 +87,7 @@ def said(monkeypatch):
 
 
 def made(others, past=None, policy=None, notice=lambda: False):
-    ledger = types.SimpleNamespace(append=lambda *_, **__: None)
+    ledger = types.SimpleNamespace(append=lambda *_, **__: None, attempt=5)
     return Judging(policy or RestartPolicy(9), ledger, past or Past(), others, notice)
 
 
@@ -149,6 +161,46 @@ def test_what_other_machines_had_in_the_window_counts(clock):
     assert made(Others(), Past(broken=True)).judge([killed], 1.0, echoes=True).own
 
 
+@pytest.mark.parametrize("attempts", [[], [4], [4, 5]], ids=str)
+def test_a_rollback_is_believed_where_the_ledger_has_it_of_this_attempt(clock, attempts):
+    past = Past(rollbacks=[Rollback(attempt=one, step=1, first=2) for one in attempts])
+    policy = RestartPolicy(1)
+    one = made(Others(), past, policy)
+    left = [Failure(rank=0, exit_code=79, step=9)]
+    found = [one.judge(left, 1.0, echoes=True).restart for _ in range(3)]
+    assert found == ([True] * 3 if 5 in attempts else [True, False, False])
+
+
+def test_survivors_of_a_loss_elsewhere_are_not_blamed(clock):
+    aborted = Failure(rank=0, exit_code=-6, message="ended by SIGABRT", step=1)
+    crashed = Failure(rank=0, exit_code=-11, step=2)
+    for trouble in (False, True):
+        others = Others(trouble=trouble)
+        one = made(others)
+        assert one.judge([aborted], 1.0, echoes=True).own == (not trouble)
+        assert len(others.waits) == 1
+        assert one.judge([crashed], 1.0, echoes=True).own
+        assert len(others.waits) == 1  # it is its own, whatever the others have
+
+
+def test_a_ledger_that_hangs_is_not_waited_for(clock, monkeypatch):
+    """The agent hears notices and keeps deadlines meanwhile: it is not in the read."""
+    monkeypatch.setattr(glance, "WAIT_S", 0.01)
+    goes_on = threading.Event()
+    past = Past({"b": [(clock.now_s, "killed")]})
+    past.look = goes_on.wait
+    one = made(Others(), past)
+    killed = Failure(rank=0, exit_code=-9, step=1)
+    assert not one.judge([killed], 1.0, echoes=True).own  # what was known before holds
+    assert (one.next_attempt(), one.word()) == (6, "word")
+    threads = [each for each in threading.enumerate() if each.name == "outlast-glance"]
+    assert len(threads) == 1
+    past.own_failures = {}
+    goes_on.set()
+    threads[0].join()
+    assert one.judge([killed], 1.0, echoes=True).own
+
+
 def test_the_owners_limits_and_what_was_before():
     settings = load({"restart.failures": "2", "restart.window": "10 s"}, environ={})
     past = Past({judging.socket.gethostname(): [(5.0, "killed")]})
@@ -184,5 +236,5 @@ def test_machines_that_are_still_left_out_when_an_agent_starts():
     )
     assert left_out(past, 40.0) == [
         Exclusion(host="b", reason="r", for_s=10.0, spare_only=True),
-        Exclusion(host="d", reason="r", for_s=30.0),
+        Exclusion(host="d", reason="r", for_s=30.0, spare_only=True),
     ]

@@ -56,13 +56,17 @@ def test_the_sentence_of_the_documents():
         ({"state": "T"}, "it is stopped in collate()", True),
         ({"moves": True, "state": "R"}, "it is in collate()", False),
         ({"pulse_age_s": 3.0, "holds_gil": True}, "it holds the interpreter's lock in", True),
-        ({"call": "lock"}, "it waits for a lock in collate()", True),
-        ({"call": "read"}, "it is blocked in a read in collate()", True),
-        ({"state": "D"}, "the kernel does not let it go (state D) in collate()", True),
+        ({"call": "lock", "is_still": True}, "it waits for a lock in collate()", True),
+        ({"call": "lock"}, "it waits for a lock in collate()", False),
+        ({"call": "read", "is_still": True}, "it is blocked in a read in collate()", False),
+        ({"state": "D"}, "the kernel does not let it go (state D) in collate()", False),
         ({"call": "sleep"}, "it sleeps in collate()", False),
         ({"frames": ()}, "where it is could not be seen", False),
     ],
-    ids=["stopped", "loops", "holds-the-lock", "lock", "read", "kernel", "sleeps", "no-stack"],
+    ids=[
+        *("stopped", "loops", "holds-the-lock", "lock", "lock-while-others-work", "read"),
+        *("kernel", "sleeps", "no-stack"),
+    ],
 )
 def test_what_it_does(fields, words, is_proven):
     found = judge([*OTHERS, culprit(**fields)])
@@ -156,9 +160,78 @@ def test_nobody_is_to_blame_for_a_lost_message_and_it_takes_longer():
     assert not found.is_proven
 
 
-def test_a_machine_that_says_nothing_is_named():
+def test_ranks_that_spin_while_they_wait_are_not_named_for_one_that_is_slow_by_right():
+    evaluates = rank(0, COLLATE, kind=Kind.EVALUATE, limit_s=600.0, moves=True, begun=39)
+    spin = [rank(one, BARRIER, moves=True, state="R") for one in (1, 2)]
+    assert isinstance(judge([evaluates, *spin]), NotYet)
+    loader = rank(3, COLLATE, moves_below=True, begun=39)
+    item = [rank(one, (Frame("main", "/home/a/train.py", 3),), moves=True) for one in (0, 1)]
+    assert isinstance(judge([loader, *item]), NotYet)
+    # And they are not in the way of one whose time is over.
+    assert judge([culprit(0, moves=True), *spin]).ranks == (0,)
+    assert judge([culprit(3, moves=True), *item]).ranks == (3,)
+
+
+TORCH = "/x/site-packages/torch"
+WRITES = (
+    Frame("_write_files", f"{TORCH}/distributed/checkpoint/filesystem.py", 472),
+    Frame("save", f"{TORCH}/distributed/checkpoint/state_dict_saver.py", 100),
+    Frame("main", "/home/a/train.py", 3),
+)
+GATHERS = (Frame("gather_object", f"{TORCH}/distributed/distributed_c10d.py", 3000), *WRITES[1:])
+SAVES = (Frame("save", f"{TORCH}/serialization.py", 9), Frame("main", "/home/a/train.py", 3))
+COMPILES = (
+    Frame("wait", "/usr/lib/python3.11/threading.py", 327),
+    Frame("result", f"{TORCH}/_inductor/codecache.py", 4000),
+    Frame("main", "/home/a/train.py", 3),
+)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"frames": SAVES, "state": "D"},
+        {"frames": SAVES, "call": "write"},
+        {"frames": WRITES, "state": "D", "call": "write"},
+        {"frames": COMPILES, "call": "lock"},
+        {"frames": (Frame("evaluate", "/home/a/train.py", 3),), "call": "read"},
+    ],
+    ids=["save-in-the-kernel", "save", "dcp", "compiles", "evaluates"],
+)
+def test_slow_by_right_is_who_shows_nothing_that_moves_too(fields):
+    slow = culprit(1, **fields)
+    assert isinstance(judge([*OTHERS, slow]), NotYet)
+    assert isinstance(judge([rank(0, GATHERS, begun=41), slow]), NotYet)
+    assert isinstance(judge([msgspec.structs.replace(slow, age_s=9.0)]), NotYet)
+    late = judge([*OTHERS, msgspec.structs.replace(slow, age_s=601.0)])
+    assert late.ranks == (1,)
+    assert not late.is_proven
+
+
+def test_who_is_being_debugged_is_left_alone_and_the_others_with_it():
+    prompt = (Frame("cmdloop", "/usr/lib/python3.11/pdb.py", 2), *COLLATE)
+    assert isinstance(judge([*OTHERS, culprit(frames=prompt, call="read")]), NotYet)
+    assert isinstance(judge([*OTHERS, culprit(state="t", age_s=1e6)]), NotYet)
+
+
+def test_the_last_of_a_job_may_take_its_time_once_another_has_left():
+    left = rank(1, (), state="Z", age_s=1e4, outside_s=600.0)
+    upload = culprit(0, is_session=False, call="write", outside_s=600.0)
+    assert isinstance(judge([left, upload]), NotYet)
+    assert isinstance(judge([left, rank(0, BARRIER, outside_s=600.0)]), NotYet)
+    found = judge([left, rank(0, BARRIER, outside_s=600.0, age_s=601.0)])
+    assert found.sentence.startswith("rank 1 has not entered step 812's barrier(); it has left")
+
+
+def test_a_machine_that_says_nothing_is_named_where_all_others_wait_and_are_late():
+    assert isinstance(judge(OTHERS, ["b"], is_silent_for_long=False), NotYet)
+    assert isinstance(judge([rank(0, age_s=0.1), rank(2)], ["b"]), NotYet)
+    evaluates = rank(0, COLLATE, kind=Kind.EVALUATE, limit_s=600.0, moves=True)
+    assert isinstance(judge([evaluates, rank(2)], ["b"]), NotYet)
+    assert judge([*OTHERS, culprit(state="T", age_s=10.0)], ["b"]).ranks == (1,)
     found = judge(OTHERS, ["b"])
     assert found.nodes == ("b",)
+    assert not found.is_proven
     assert found.sentence == (
         "the agent on b says nothing, though asked; the 3 ranks elsewhere wait in step 812"
     )
@@ -176,18 +249,26 @@ seen = st.builds(
     slow_s=st.floats(1.5, 600),
     begun=st.integers(-1, 3),
     pulse_age_s=st.none() | st.floats(0, 9),
-    state=st.sampled_from(["R", "S", "D", "T", "Z", ""]),
+    state=st.sampled_from(["R", "S", "D", "T", "t", "Z", ""]),
     moves=st.booleans(),
     moves_below=st.booleans(),
+    is_still=st.booleans(),
+    outside_s=st.floats(1.5, 600),
     is_starved=st.booleans(),
     call=st.sampled_from(["", "lock", "read", "sleep"]),
-    frames=st.sampled_from([(), SUM, BARRIER, COLLATE]),
+    frames=st.sampled_from([(), SUM, BARRIER, COLLATE, WRITES, GATHERS]),
 )
 
 
-@given(st.lists(seen, min_size=1, max_size=6, unique_by=lambda one: one.rank))
-def test_whatever_was_seen_there_is_an_answer_and_nobody_is_named_before_its_time(found):
-    verdict = judge(found)
+@given(
+    st.lists(seen, min_size=1, max_size=6, unique_by=lambda one: one.rank),
+    st.sampled_from([(), ("c",)]),
+    st.booleans(),
+)
+def test_whatever_was_seen_there_is_an_answer_and_nobody_is_named_before_its_time(
+    found, silent, is_for_long
+):
+    verdict = judge(found, silent, is_silent_for_long=is_for_long)
     if isinstance(verdict, NotYet):
         assert 0 < verdict.again_s < float("inf") or verdict.again_s == float("inf")
         return

@@ -74,6 +74,31 @@ def test_whoever_comes_later_takes_the_place_of_one_that_stayed():
     assert formed(all_ready(roster, "ab", 131.0)).members == ("a", "c")
 
 
+def test_who_is_told_that_it_stays_trains_and_who_is_left_out_does_not():
+    """All machines ask in one attempt; half of them are needed."""
+    hosts = "abcdefgh"
+    roster = roster_of(hosts, min_nodes=4, max_nodes=8)
+    told = {host: said(roster.left_out(out(host), 110.0)) for host in hosts}
+    stay = [host for host in hosts if told[host] == [False]]
+    assert [host for host in hosts if told[host] == [True]] == list("abcd")
+    assert formed_late(roster, hosts).members == tuple(stay)
+
+
+def formed_late(roster, hosts):
+    return formed([*all_ready(roster, hosts, 111.0), *roster.tick(200.0)])
+
+
+def test_what_an_agent_hears_holds_as_it_was_decided():
+    """So a new coordinator has the same machines left out, and the same ones stay."""
+    heard = Exclusions()
+    heard.hear(out("a"), 0.0, goes=True)
+    heard.hear(out("b"), 0.0, goes=False)
+    heard.hear(out("c"), 0.0, goes=True)
+    heard.hear(out("c"), 1.0, goes=False)  # it asks again, and is needed by now
+    assert [heard.bars(host, 2.0) for host in "abc"] == [True, False, False]
+    assert all(heard.holds(host, 2.0) for host in "abc")
+
+
 def test_one_that_is_to_be_replaced_stays_unless_another_waits():
     roster = roster_of("abc", max_nodes=3)
     orders = roster.left_out(out(spare_only=True), 110.0)

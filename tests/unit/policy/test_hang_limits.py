@@ -54,6 +54,13 @@ def test_a_false_alarm_cannot_repeat_with_the_same_limit():
     assert again.limit_s(Kind.STEP) == 6.4
 
 
+def test_one_that_comes_again_in_the_same_step_goes_to_the_ceiling():
+    known = limits(*[0.1] * 10)
+    known.too_soon(Kind.STEP, 1.6, again=True)
+    assert known.limit_s(Kind.STEP) == 600.0
+    assert known.limit_s(Kind.SAVE) == 600.0
+
+
 def test_what_was_set_takes_the_place_of_what_is_learned_but_not_of_starting():
     known = limits(*[100.0] * 9, chosen=Set(fixed_s=30.0))
     assert known.limit_s(Kind.STEP) == known.limit_s(Kind.SAVE) == 30.0

@@ -20,8 +20,8 @@ def echo(step=None, *, rank=1, message="RuntimeError: Connection closed by peer 
     return crash(step, rank=rank, text=f"Traceback: {message}", message=message)
 
 
-def judge(policy, *failures, lasted_s=1.0, leaving=False):
-    verdict = policy.judge(list(failures), lasted_s=lasted_s, leaving=leaving)
+def judge(policy, *failures, lasted_s=1.0, leaving=False, **more):
+    verdict = policy.judge(list(failures), lasted_s=lasted_s, leaving=leaving, **more)
     return verdict.exit_code if not verdict.restart else "restart"
 
 
@@ -147,10 +147,45 @@ def test_the_furthest_of_any_rank_counts():
 
 def test_a_script_that_tells_no_steps_makes_progress_by_lasting():
     policy = RestartPolicy(100, without_progress_max=2)
-    for _ in range(10):
-        assert judge(policy, crash(None), lasted_s=SHORT_ATTEMPT_S) == "restart"
-    assert judge(policy, crash(None), lasted_s=SHORT_ATTEMPT_S - 1) == "restart"
+    for number in range(10):
+        one = crash(None, text=f"Traceback: {number}")
+        assert judge(policy, one, lasted_s=SHORT_ATTEMPT_S, updates=7) == "restart"
+        assert judge(policy, killed(None), lasted_s=SHORT_ATTEMPT_S) == "restart"
+    assert judge(policy, killed(None), lasted_s=SHORT_ATTEMPT_S - 1) == "restart"
     assert judge(policy, crash(None), lasted_s=SHORT_ATTEMPT_S - 1) == 76
+
+
+def test_a_bug_behind_minutes_of_loading_is_a_bug():
+    """A minute without a step and without an update is loading, not progress."""
+    policy = RestartPolicy(1000)
+    assert [judge(policy, crash(None), lasted_s=180.0) for _ in range(2)] == ["restart", 76]
+    policy = RestartPolicy(1000)
+    hung = [Failure(rank=0, exit_code=-9, message="hang: nobody moves")]
+    found = [judge(policy, *hung, lasted_s=600.0) for _ in range(WITHOUT_PROGRESS_MAX)]
+    assert found == ["restart"] * (WITHOUT_PROGRESS_MAX - 1) + [76]
+    away = crash(None, message="ConnectionRefusedError: [Errno 111] Connection refused")
+    policy = RestartPolicy(1000)
+    waits = [policy.judge([away], lasted_s=180.0, chance=1.0).wait_s for _ in range(4)]
+    assert waits == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_an_evaluation_that_raises_after_hours_is_a_bug_in_a_script_without_steps():
+    policy = RestartPolicy(1000)
+    assert [judge(policy, crash(None), lasted_s=7200.0, updates=500) for _ in range(2)] == [
+        "restart",
+        76,
+    ]
+    # Elsewhere each time, it proves less, but it is not progress for ever.
+    policy = RestartPolicy(1000)
+    found = [judge(policy, crash(None), lasted_s=7200.0, updates=500 + k) for k in range(6)]
+    assert found == ["restart"] * 5 + [76]
+
+
+def test_a_script_without_steps_that_hangs_after_hours_of_updates_goes_on():
+    policy = RestartPolicy(1000)
+    hung = Failure(rank=0, exit_code=-9, message="hang: nobody moves")
+    for k in range(9):
+        assert judge(policy, hung, lasted_s=7200.0, updates=500 + k) == "restart"
 
 
 def test_a_long_attempt_that_tells_its_steps_still_has_to_make_some():
@@ -177,6 +212,29 @@ def test_a_rollback_is_a_restart_that_is_not_counted():
     assert policy.restarts == 0
     assert judge(policy, killed(41), *back) == "restart"
     assert judge(policy, *back, leaving=True) == 75
+
+
+def test_after_a_rollback_what_was_reached_before_counts_no_more():
+    policy = RestartPolicy(100)
+    back = Failure(rank=0, exit_code=79, step=50_010)
+    assert judge(policy, crash(50_000)) == "restart"
+    assert judge(policy, back) == "restart"
+    for step in range(40_000, 48_000, 1000):
+        verdict = policy.judge([killed(step)], lasted_s=3600.0)
+        assert (verdict.restart, verdict.without_progress) == (True, 0)
+    policy = RestartPolicy(100)
+    assert [judge(policy, one) for one in (crash(9), back, crash(9), crash(9))] == [
+        *["restart"] * 3,  # another batch came at that step
+        76,
+    ]
+
+
+def test_a_rollback_that_the_ledger_does_not_know_is_not_believed():
+    policy = RestartPolicy(3)
+    left = Failure(rank=0, exit_code=79)
+    found = [judge(policy, left, rolled_back=False) for _ in range(4)]
+    assert found == ["restart"] * 3 + [76]
+    assert policy.restarts == 3
 
 
 def test_workers_that_stop_for_their_loss_stop_the_job():

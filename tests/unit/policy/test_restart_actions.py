@@ -116,13 +116,34 @@ def test_what_fails_on_other_machines_too_is_not_this_ones_fault():
     verdict = judge(policy, failed(Kind.KILLED, 1), elsewhere={"killed"})
     assert (verdict.own, verdict.action) == (False, Action.RESTART)
     assert judge(policy, failed(Kind.CRASH, 2), elsewhere={"killed"}).action is Action.LEAVE_OUT
+    for kind in (Kind.NCCL, Kind.CUDA):  # a switch that flickers hits all machines at once
+        policy = RestartPolicy(99, limits=Limits(failures=1))
+        assert not judge(policy, failed(kind, 1), elsewhere={kind.value}).own
+
+
+@pytest.mark.parametrize("kind", CRASHES, ids=[kind.value for kind in CRASHES])
+def test_what_can_come_of_a_loss_elsewhere_is_not_this_ones_fault_where_there_is_one(kind):
     policy = RestartPolicy(99, limits=Limits(failures=1))
-    assert judge(policy, failed(Kind.NCCL, 1), elsewhere={"nccl"}).own
+    verdict = judge(policy, failed(kind, 1), follows=True)
+    is_excused = kind in (Kind.NCCL, Kind.ABORT, Kind.NETWORK)
+    assert verdict.own == (ROWS[kind].own_after != 0 and not is_excused)
+    assert verdict.action is not Action.LEAVE_OUT or verdict.own
 
 
 def test_failures_from_before_this_agent_count():
     policy = RestartPolicy(99, limits=Limits(failures=3, window_s=100.0), own=[5.0, 60.0, 70.0])
     assert judge(policy, failed(Kind.KILLED, 1), now_s=110.0).action is Action.LEAVE_OUT
+
+
+def test_a_hang_without_proof_is_not_counted_as_without_progress():
+    policy = RestartPolicy(1000)
+    hung = Failure(rank=1, exit_code=-9, message="hang: rank 1", step=7, proven=False)
+    verdicts = [policy.judge([hung], lasted_s=9.0) for _ in range(20)]
+    assert all(verdict.restart for verdict in verdicts)
+    assert policy.restarts == 20
+    sure = Failure(rank=1, exit_code=-9, message="hang: rank 1", step=7)
+    ends = [policy.judge([sure], lasted_s=9.0).restart for _ in range(5)]
+    assert ends == [True] * 4 + [False]
 
 
 def test_a_hang_is_nobodys_failure_and_is_not_waited_for():
@@ -166,6 +187,7 @@ attempts = st.lists(
         st.floats(0, 1),
         st.sets(st.sampled_from([kind.value for kind in CRASHES]), max_size=2),
         st.floats(0, 2000),
+        st.sampled_from([0, 7]),
     ),
     max_size=40,
 )
@@ -173,7 +195,7 @@ attempts = st.lists(
 
 def run(policy, attempts, order=lambda failures: failures):
     found, now_s = [], 0.0
-    for failures, lasted_s, chance, elsewhere, later_s in attempts:
+    for failures, lasted_s, chance, elsewhere, later_s, updates in attempts:
         now_s += later_s
         found.append(
             policy.judge(
@@ -182,6 +204,7 @@ def run(policy, attempts, order=lambda failures: failures):
                 chance=chance,
                 elsewhere=elsewhere,
                 now_s=now_s,
+                updates=updates,
             )
         )
     return found
@@ -205,7 +228,9 @@ def test_it_never_restarts_without_end(attempts, most, without):
     furthest, row = -1, 0
     for (failures, lasted_s, *_), verdict in zip(attempts, verdicts, strict=True):
         step = max((f.step for f in failures if f.step is not None), default=None)
-        new = (step is None and lasted_s > 60) or (step is not None and step > furthest)
+        # Which long attempts without a step are progress is said in test_restart.py.
+        is_long = lasted_s > 60 and not verdict.without_progress
+        new = is_long if step is None else step > furthest
         # An end for another reason leaves the count alone: nothing follows it.
         row = 0 if new else row + 1
         furthest = max(furthest, step or 0)

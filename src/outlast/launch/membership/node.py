@@ -386,8 +386,8 @@ class Node:
                 self._end(message)
             case Superseded():
                 self._superseded()
-            case LeftOut(out=out):
-                self.out.put(out, time.monotonic())
+            case LeftOut(out=out, goes=goes):
+                self.out.hear(out, time.monotonic(), goes=goes)
                 self._said = [one for one in self._said if not isinstance(one, LeaveOut)]
                 self._tell(message)
             case LetIn(host=host):

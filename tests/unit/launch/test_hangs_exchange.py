@@ -1,0 +1,172 @@
+"""What agents make of suspicions: of this attempt only, and never of a machine's first silence."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from outlast.health.messages import Suspicion
+from outlast.launch import hangs as rooms
+from outlast.launch.hangs import Hangs, Report, Verdict
+from outlast.ledger.file import Ledger, read_events
+from outlast.policy.blame import Frame, Named, Seen
+from outlast.policy.hang import Kind, Set
+
+BARRIER = (Frame("barrier", "/x/torch/distributed/distributed_c10d.py", 1),)
+NAMED = Named(
+    ranks=(0,),
+    nodes=("a",),
+    sentence="rank 0",
+    is_proven=False,
+    kind=Kind.STEP,
+    given_s=2.0,
+    step=8,
+)
+
+
+def waits(rank, **fields):
+    usual = {"kind": Kind.STEP, "age_s": 3.0, "limit_s": 2.0, "frames": BARRIER, "node": "a"}
+    return Seen(rank=rank, **(usual | fields))
+
+
+class Store:
+    """As much of torch's store as is needed; may fail now and then."""
+
+    def __init__(self):
+        self.values = {}
+        self.failures = 0
+
+    def __call__(self, *address):
+        return self
+
+    def check(self, keys):
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("the store did not answer")
+        return all(key in self.values for key in keys)
+
+    def set(self, key, value):
+        self.values[key] = value if isinstance(value, bytes) else value.encode()
+
+    def get(self, key):
+        return self.values[key]
+
+    def delete_key(self, key):
+        return self.values.pop(key, None) is not None
+
+
+def health():
+    taught = {}
+    return SimpleNamespace(
+        hear=lambda kind, hearer: None,
+        learned=lambda name: taught.get(name, {}),
+        teach=taught.__setitem__,
+        tell=lambda message: False,
+        taught=taught,
+    )
+
+
+@pytest.fixture
+def ours(tmp_path, monkeypatch):
+    monkeypatch.setattr(rooms, "OTHERS_S", 0.05)
+    ledger = Ledger(tmp_path, job="j", attempt=5)
+    beats = tmp_path / "beats"
+    beats.mkdir()
+    (beats / "evidence-0").write_text("stack")
+    found = Hangs(health(), ledger, tmp_path, beats, chosen=Set(), hosts=lambda: ["a", "b"])
+    yield found
+    found.end()
+
+
+def group(size):
+    worker = SimpleNamespace(local_rank=0, global_rank=0)
+    return SimpleNamespace(
+        group_world_size=size, group_rank=0, workers=[worker], master_addr="x", master_port=1
+    )
+
+
+def test_a_verdict_ends_its_own_attempt_only(ours, monkeypatch):
+    ours.begin(group(1))
+    writing, go_on = threading.Event(), threading.Event()
+    write = ours._ledger.write
+
+    def slow(entry, *, durable):
+        writing.set()
+        go_on.wait(10)
+        write(entry, durable=durable)
+
+    monkeypatch.setattr(ours._ledger, "write", slow)
+    monkeypatch.setattr(rooms, "WRITTEN_S", 0.01)
+    thread = threading.Thread(target=lambda: ours.settle(5, NAMED, [waits(0)]))
+    thread.start()
+    writing.wait(10)
+    assert ours.named is NAMED  # before it is written down: that may take for ever
+    ours._ledger.attempt = 6
+    ours.begin(group(1))
+    go_on.set()
+    thread.join(10)
+    assert ours.named is None
+    (event,) = read_events(ours._directory)
+    assert (event.event, event.attempt) == ("hang", 5)
+    folder = ours._directory / "hangs" / "attempt-00005"
+    assert (folder / "rank-00000.txt").read_text() == "stack"
+    ours.settle(5, NAMED, [waits(0)])
+    assert ours.named is None
+
+
+def test_what_is_not_proven_gets_more_time_and_the_ceiling_when_it_comes_again(ours):
+    for attempt, least_s in ((5, 4.0), (6, 600.0)):
+        ours._ledger.attempt = attempt
+        ours.begin(group(1))
+        ours.settle(attempt, NAMED, [waits(0)])
+        assert ours._health.taught["hang"]["step"][2] == least_s
+
+
+def until(what):
+    deadline_s = time.monotonic() + 10
+    while not what():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def verdicts(store):
+    found = [key for key in store.values if key.endswith("verdict")]
+    return [msgspec.json.decode(store.values[key], type=Verdict) for key in sorted(found)]
+
+
+def test_a_machine_is_silent_when_it_has_not_answered_twice(ours, monkeypatch):
+    store = Store()
+    monkeypatch.setattr(rooms, "connect", store)
+    ours.begin(group(2))
+    ours._suspected(Suspicion(attempt=5, seen=(waits(0),)))
+    until(lambda: verdicts(store))
+    assert verdicts(store)[0].named is None
+    ours._suspected(Suspicion(attempt=5, seen=(waits(0),)))
+    until(lambda: ours.named)
+    assert ours.named.nodes == ("b",)
+
+
+def test_a_machine_that_says_that_it_is_there_is_not_silent(ours, monkeypatch):
+    store = Store()
+    monkeypatch.setattr(rooms, "connect", store)
+    for number in range(3):
+        store.set(f"outlast/hang/{number}/1/here", "")
+    store.set("outlast/hang/1/1", msgspec.json.encode(Report(node="b", seen=())))
+    ours.begin(group(2))
+    for number in range(3):
+        ours._suspected(Suspicion(attempt=5, seen=(waits(0),)))
+        until(lambda number=number: f"outlast/hang/{number}/verdict" in store.values)
+    assert ours.named is None
+    assert "outlast/hang/0/0" not in store.values  # nobody reads it any more
+
+
+def test_a_store_that_fails_once_is_asked_again(ours, monkeypatch):
+    store = Store()
+    store.failures = 1
+    monkeypatch.setattr(rooms, "connect", store)
+    monkeypatch.setattr(rooms, "AGAIN_S", 0.01)
+    store.set("outlast/hang/0/asked", "")
+    ours.begin(group(2))
+    until(lambda: verdicts(store))
