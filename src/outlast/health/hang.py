@@ -47,6 +47,7 @@ LATE_S: Final = 1.0  # between two looks, of which there are ten a second
 BETWEEN_S: Final = 0.3  # two looks at a process
 AGAIN_S: Final = 1.0  # after a suspicion of which nothing came, and a fifth of its age
 LEARNED_S: Final = 5.0
+SAVED_S: Final = 1.0  # a boundary that takes less has saved nothing, or teaches nothing
 RECORDED: Final = 3  # collectives
 RECORDED_MAX: Final = 200  # characters of each: sizes of hundreds of tensors tell nobody anything
 AT_ONCE: Final = 16
@@ -164,7 +165,7 @@ class HangWatch:
                 track.changed_s += unseen_s
             if rank in watched.heard:
                 gap = track.look(watched.heard[rank], now_s)
-                if gap is not None:
+                if gap is not None and (gap[0] is not Kind.SAVE or gap[1] >= SAVED_S):
                     self._limits.saw(*gap)
 
     def _is_late(self, track: Track, now_s: float) -> bool:
@@ -185,11 +186,12 @@ class HangWatch:
             if rank in gathering.found
         )
         attempt = self._watched.begin.attempt
+        oldest_s = max((one.age_s for one in seen), default=0.0)
+        # Also where another machine has asked: else each of a thousand would raise its own.
+        self._again_s = now_s + max(AGAIN_S, oldest_s / 5)
         if gathering.number is not None:
             yield Evidence(attempt=attempt, number=gathering.number, seen=seen)
         elif seen and any(self._is_late(track, now_s) for track in self._tracks.values()):
-            oldest_s = max(one.age_s for one in seen)
-            self._again_s = now_s + max(AGAIN_S, oldest_s / 5)
             yield self._learned(self._watched)
             yield Suspicion(attempt=attempt, seen=seen)
 

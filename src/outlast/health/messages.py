@@ -11,6 +11,7 @@ watcher    ``Suspicion``   workers have made no progress for their limit, and th
 agent      ``Ask``         another machine suspects: how do the workers here look?
 watcher    ``Evidence``    so
 watcher    ``Timings``     what this machine's workers' newest steps were spent on
+watcher    ``Gap``         a symptom has failed, and was not looked for
 =========  ==============  =====================================================================
 
 Every message is a struct whose class's name is its tag; unknown ones are refused.
@@ -19,7 +20,10 @@ Every message is a struct whose class's name is its tag; unknown ones are refuse
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import socket
+import zlib
 from typing import Final
 
 import msgspec
@@ -27,7 +31,12 @@ import msgspec
 from outlast.policy.blame import Seen
 from outlast.policy.hang import Set
 
-MAX_BYTES: Final = 1 << 17
+logger = logging.getLogger(__name__)
+
+MAX_BYTES: Final = 1 << 20  # as they come; the kernel takes some 400 KiB at once
+PACK_BYTES: Final = 1 << 14  # from here on they are packed: stacks of many ranks are much alike
+UNPACKED_MAX: Final = 1 << 26
+_PACKED: Final = b"z"  # no struct's encoding begins so
 SEND_BUFFER_BYTES: Final = 1 << 20
 State = dict[str, list[float]]
 
@@ -133,8 +142,16 @@ class Timings(_Message, frozen=True):
     ranks: tuple[Times, ...]
 
 
+class Gap(_Message, frozen=True):
+    """For so long, up to now, nobody has looked for ``symptom``."""
+
+    symptom: str
+    reason: str
+    seconds: float
+
+
 FromAgent = Begin | End | Ask
-FromWatcher = Alive | Learned | Suspicion | Evidence | Timings
+FromWatcher = Alive | Learned | Suspicion | Evidence | Timings | Gap
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -161,9 +178,15 @@ class Voice:
 
     def send(self, message: FromAgent | FromWatcher) -> bool:
         """Say it; whether the other end is there, and has room."""
+        data = _encoder.encode(message)
+        if len(data) >= PACK_BYTES:
+            data = _PACKED + zlib.compress(data, 1)
         try:
-            self.sock.send(_encoder.encode(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-        except OSError:
+            self.sock.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except OSError as error:
+            if error.errno in (errno.EMSGSIZE, errno.EAGAIN):
+                name, size = type(message).__name__, len(data)
+                logger.warning("%s of %d bytes was lost: %s", name, size, error.strerror)
             return False
         return True
 
@@ -171,8 +194,10 @@ class Voice:
         """The next message, waited for; None once the other end is gone or not understood."""
         try:
             data = self.sock.recv(MAX_BYTES)
+            if data.startswith(_PACKED):
+                data = zlib.decompressobj().decompress(data[1:], UNPACKED_MAX)
             return self._decoder.decode(data) if data else None
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, zlib.error, msgspec.MsgspecError):
             return None
 
     def close(self) -> None:

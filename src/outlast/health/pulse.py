@@ -161,7 +161,9 @@ def _give_torch_our_timeout() -> bool:
         return given is None
     ours = timedelta(seconds=float(given))
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
-        if isinstance(getattr(torchs, name, None), timedelta):
+        theirs = getattr(torchs, name, None)
+        # Never a shorter one: others may wait for a rank that downloads before the loop.
+        if isinstance(theirs, timedelta) and theirs < ours:
             setattr(torchs, name, ours)
     return True
 

@@ -27,7 +27,7 @@ from outlast.policy.blame import Frame
 
 SPY_S: Final = 1.5
 ANSWER_S: Final = 0.5
-MAX_FRAMES: Final = 40
+MAX_FRAMES: Final = 24
 MAX_TEXT: Final = 50_000
 _LOOK_S: Final = 0.01
 _LINE: Final = re.compile(r'^\s*File "(.*)", line (\d+) in (.*)$')

@@ -1,7 +1,7 @@
 """The watcher's process: it hears of attempts, looks, and says what it has found.
 
 It looks about ten times a second while there is something to watch, and not at all in between. A
-symptom that raises is dropped for the rest of the attempt, and the others go on.
+symptom that raises begins anew after ``PAUSE_S``; the agent is told, and the others go on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from outlast.attempt.bound import die_with
 from outlast.health.hang import HangWatch
-from outlast.health.messages import Alive, Begin, End, FromAgent, FromWatcher, Voice
+from outlast.health.messages import Alive, Begin, End, FromAgent, FromWatcher, Gap, Voice
 from outlast.health.pace import Pace
 from outlast.health.watched import Watched
 
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.1
 ALIVE_S: Final = 1.0
+PAUSE_S: Final = 30.0
 
 
 class Symptom(Protocol):
@@ -54,6 +55,7 @@ class Watcher:
         self._voice = Voice(sock, FromAgent)
         self._all = list(symptoms)
         self._symptoms: list[Symptom] = []
+        self._failed: list[tuple[float, Symptom, str]] = []  # when, which, and how
         self._watched: Watched | None = None
         self._said_s = 0.0
 
@@ -82,6 +84,7 @@ class Watcher:
                 self._watched.close()
             self._watched = Watched(message) if isinstance(message, Begin) else None
             self._symptoms = list(self._all) if self._watched is not None else []
+            self._failed = []
         watched = self._watched
         if watched is None:
             return
@@ -93,6 +96,7 @@ class Watcher:
     def _look(self) -> None:
         if self._watched is not None:
             self._watched.look()
+            self._take_back(self._watched, time.monotonic())
             self._each(lambda symptom: symptom.look(time.monotonic()))
 
     def _each(self, ask: Callable[[Symptom], Iterable[FromWatcher]]) -> None:
@@ -100,9 +104,23 @@ class Watcher:
             try:
                 for message in ask(symptom):
                     self._voice.send(message)
-            except Exception:
-                logger.exception("%s is not looked for any more", type(symptom).__name__)
+            except Exception as error:
+                logger.exception("%s is not looked for now", type(symptom).__name__)
                 self._symptoms.remove(symptom)
+                reason = f"{type(error).__name__}: {error}"
+                self._failed.append((time.monotonic(), symptom, reason))
+
+    def _take_back(self, watched: Watched, now_s: float) -> None:
+        """Those that have failed a while ago begin anew."""
+        due = [one for one in self._failed if now_s - one[0] >= PAUSE_S]
+        for at_s, symptom, reason in due:
+            self._failed.remove((at_s, symptom, reason))
+            self._symptoms.append(symptom)
+            name = type(symptom).__name__
+            self._voice.send(Gap(symptom=name, reason=reason, seconds=now_s - at_s))
+        if due:
+            again = {id(symptom) for _, symptom, _ in due}
+            self._each(lambda one: one.begin(watched) if id(one) in again else ())
 
 
 def main() -> None:

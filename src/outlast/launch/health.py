@@ -27,6 +27,7 @@ from outlast.health.messages import (
     End,
     FromAgent,
     FromWatcher,
+    Gap,
     Learned,
     State,
     Voice,
@@ -66,7 +67,10 @@ class Health:
         self._ledger = ledger
         self._log = log
         self._say = say
-        self._hearers: dict[type, Callable[[Any], None]] = {Learned: self._learned_more}
+        self._hearers: dict[type, Callable[[Any], None]] = {
+            Learned: self._learned_more,
+            Gap: lambda gap: note_gap(ledger, gap.symptom, gap.reason, gap.seconds),
+        }
         self._lock = threading.Lock()
         self._voice: Voice | None = None
         self._begin: Begin | None = None  # of the attempt that is watched

@@ -47,7 +47,7 @@ storage_error      operation (save, claim, copy, prune), path, error, step, tier
 replicated         step, machine (that keeps the copy), bytes, seconds
 replica_failed     step, machine, reason (of the first failure; it is tried again)
 replica_refused    peer (its address), reason: traffic between machines that was not believed
-watch_gap          what (watcher, keeper), reason, from_t, seconds: nobody watched for so long
+watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: nobody watched
 job_finished       exit_code, reason, kind (of the failure that ended it, or null)
 =================  ============================================================================
 """

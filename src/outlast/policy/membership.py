@@ -191,6 +191,10 @@ class Roster(Presence):
                 self._is_hard = self._is_hard or not is_leaving
             if not is_leaving and not left:
                 self._intake.lost(host, now_s)
+        if self._late and now_s >= self._until_s:
+            # We may have hung ourselves, and hear now who has gone, one by one: not before the
+            # last of them is it known who is here. The next tick decides.
+            return []
         return self._decide(now_s)
 
     def leaving(self, node: str, now_s: float) -> list[Order]:

@@ -200,6 +200,11 @@ class Engine:
         """This rank cannot take part in a save that all have agreed on."""
         self._absent(self._take_off(step), reason)
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether a snapshot has not copied everything yet."""
+        return self._copiers.current is not None
+
     def before_optimizer(self) -> None:
         """What the snapshot in progress has not copied yet is copied now: it is about to change."""
         capture = self._copiers.current

@@ -136,6 +136,7 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         self._is_over = True
+        self._meter.close()  # a loop that was left may still be held: what comes now is no step
         code = exit_code_of(error)
         if error is not None:
             over.explains(error)  # waits for the agent's word, on which it depends what is done
@@ -330,6 +331,8 @@ class Session:
 
     def _before_optimizer(self) -> None:
         start_s = time.monotonic()
+        if self._rig.engine.is_copying:
+            self._meter.saving()
         self._rig.engine.before_optimizer()
         stalled_s = time.monotonic() - start_s
         self._rig.samples.stalled(stalled_s)

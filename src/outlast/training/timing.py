@@ -91,6 +91,11 @@ class Meter:
             except Exception:  # noqa: BLE001 - nothing that observes may stop training
                 self._switch_off()
 
+    def saving(self) -> None:
+        """An optimizer waits for a snapshot's rest: state of tens of GB takes its time."""
+        if self._in_loop:
+            self._beat.phase(Phase.SAVING)
+
     def updating(self, stalled_s: float) -> None:
         """An optimizer begins to change the weights; a snapshot's rest has held it up."""
         if self._in_loop:

@@ -141,6 +141,18 @@ def test_suspicion_comes_once_the_limit_is_over(clock):
     assert 1.5 <= clock.gathered[0] - last_s < 2.0
 
 
+def test_boundaries_that_save_nothing_do_not_make_a_save_short(clock):
+    for _ in range(20):
+        clock.beat.phase(Phase.SAVING)
+        clock.pass_s(0.2, steps=True)
+    assert clock.watch._limits.limit_s(Kind.SAVE) == 600.0
+    for _ in range(3):
+        clock.beat.phase(Phase.SAVING)
+        clock.pass_s(2)
+        clock.pass_s(0.2, steps=True)
+    assert clock.watch._limits.limit_s(Kind.SAVE) == pytest.approx(36, abs=1)
+
+
 def test_starting_takes_its_time(clock):
     clock.pass_s(300)
     assert clock.gathered == []

@@ -87,5 +87,8 @@ def test_a_time_out_of_ours_is_torchs_default_and_nobodys_own(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", torchs)
     monkeypatch.setenv(pulse.TIMEOUT_VARIABLE, "960")
     assert pulse._give_torch_our_timeout()
-    assert torchs.default_pg_timeout == timedelta(seconds=960)
+    assert torchs.default_pg_timeout == timedelta(minutes=30)  # never made shorter
     assert torchs.default_pg_nccl_timeout is None
+    torchs.default_pg_nccl_timeout = timedelta(minutes=10)
+    assert pulse._give_torch_our_timeout()
+    assert torchs.default_pg_nccl_timeout == timedelta(seconds=960)

@@ -98,3 +98,13 @@ def test_one_that_has_left_others_to_go_on_counts_no_hanging_machine():
     roster.hung("c", 180.0, heard_s=HEARD_S)
     (leaves,) = roster.leaving("b", 190.0)
     assert not leaves.goes_on
+
+
+def test_after_a_hang_of_its_own_nothing_forms_before_all_losses_are_heard():
+    roster = roster_of("abc")
+    assert stops(roster.ready("a", 101.0, attempt=roster.attempt))
+    late_s = 101.0 + roster.rules.stop_s + 1.0  # meanwhile the others have turned away
+    assert roster.lost("b", late_s, "has ended", certain=True) == []
+    form = formed(roster.lost("c", late_s, "has ended", certain=True) + roster.tick(late_s))
+    assert form.members == ("a",)
+    assert form.required  # by itself it is no majority
