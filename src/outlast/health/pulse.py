@@ -33,6 +33,7 @@ RECORDER_VARIABLE: Final = "TORCH_FR_BUFFER_SIZE"
 RECORDED: Final = "64"  # collectives; a recorder is there to say what the last ones were
 _ASK: Final = "recorder-ask"
 _model: list[weakref.ref[Any]] = []  # at most one
+_trains = threading.Event()  # that model was seen in training mode
 _looking = threading.Lock()
 
 
@@ -49,10 +50,13 @@ def recorder_path(directory: Path, local_rank: int) -> Path:
 def watch_model(model: Any) -> None:
     """Take this for the training's model: in evaluation mode, what is done with it takes its time.
 
-    One, and not all that a session has: a teacher is in evaluation mode for good.
+    One, and not all that a session has: a teacher is in evaluation mode for good. Should it be just
+    the one that was taken, it says nothing: only a model that was seen to train can evaluate.
     """
+    _trains.clear()
     with contextlib.suppress(TypeError):
         _model[:] = [] if model is None else [weakref.ref(model)]
+    _evaluates()
 
 
 @contextlib.contextmanager
@@ -150,7 +154,10 @@ def _begun() -> int:
 
 
 def _evaluates() -> bool:
-    return any(getattr(ref(), "training", True) is False for ref in list(_model))
+    modes = [getattr(ref(), "training", None) for ref in list(_model)]
+    if True in modes:
+        _trains.set()
+    return _trains.is_set() and False in modes
 
 
 def _give_torch_our_timeout() -> bool:

@@ -44,6 +44,16 @@ def test_a_model_in_evaluation_mode(beating):
     assert not beating().is_evaluating
 
 
+def test_a_model_that_never_trains_does_not_evaluate(beating):
+    model = nn.Linear(2, 2).eval()
+    pulse.watch_model(model)
+    assert not beating().is_evaluating
+    model.train()
+    beating()
+    model.eval()
+    assert beating().is_evaluating
+
+
 def test_collectives_of_all_groups_are_counted(beating, monkeypatch):
     groups = [SimpleNamespace(_get_sequence_number_for_group=lambda n=n: n) for n in (3, 4)]
 
