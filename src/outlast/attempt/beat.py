@@ -195,10 +195,11 @@ class Beat:
         if self._memory is not None:
             _BEAT.pack_into(self._memory, 0, step, time.time())
 
-    def phase(self, phase: Phase) -> None:
-        """Say what the training thread does from now on."""
+    def phase(self, phase: int, now_s: float | None = None) -> None:
+        """Say what the training thread does from now on: a ``Phase``, or its number."""
         if self._memory is not None:
-            _PHASE.pack_into(self._memory, _PHASE_AT, phase, time.monotonic())
+            since_s = time.monotonic() if now_s is None else now_s
+            _PHASE.pack_into(self._memory, _PHASE_AT, phase, since_s)
 
     def updates(self, number: int) -> None:
         """Say that an optimizer has updated the weights so many times in this process."""

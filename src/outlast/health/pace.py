@@ -1,18 +1,19 @@
 """What this machine's workers' steps were spent on, read from their memory and said to the agent.
 
-It says the newest ``KEPT`` steps each time, also those that it has said before: whoever passes them
-on overwrites what was there, and nothing is lost if a word is. In a job of many machines it speaks
-less often, so that all of them together say no more than ``WORDS_S`` a second; where so many steps
-go by in between that ``KEPT`` would not overlap with those of the other machines, it tells every
-second, fourth, eighth … step, by their numbers: machines that choose different strides still have
-steps in common.
+It says the newest steps each time, ``KEPT`` at most, also those that it has said before: whoever
+passes them on overwrites what was there, and nothing is lost if a word is. In a job of many
+machines it speaks less often, so that all of them together say no more than ``WORDS_S`` a second;
+where so many steps go by in between that ``KEPT`` would not overlap with those of the other
+machines, it tells every second, fourth, eighth … step, by their numbers: machines that choose
+different strides still have steps in common.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from outlast.attempt.beat import Timing
@@ -20,6 +21,7 @@ from outlast.health.messages import FromAgent, FromWatcher, Times, Timings
 from outlast.health.watched import Watched
 
 KEPT: Final = 64
+LEAST: Final = 16  # steps in a word, if there were so many
 EVERY_S: Final = 0.25
 WORDS_S: Final = 200.0  # of all machines
 READ: Final = 4096  # steps that are remembered
@@ -66,32 +68,47 @@ class Pace:
         if not self._has_news or now_s < self._say_s:
             return ()
         self._say_s, self._has_news = now_s + self._interval_s, False
-        ranks = tuple(
-            times_of(rank, watched.heard[rank].kind, read, self._interval_s)
-            for rank, read in sorted(self._read.items())
-            if read
-        )
+        kinds = {rank: watched.heard[rank].kind for rank, read in self._read.items() if read}
+        ranks = tuple(times_of(self._read, kinds, self._interval_s))
         return (Timings(attempt=watched.begin.attempt, node=watched.begin.node, ranks=ranks),)
 
 
-def times_of(rank: int, kind: int, read: Sequence[Timing], word_s: float) -> Times:
-    """What is said of a worker's newest steps."""
-    each = stride(read, word_s)
-    kept = [one for one in read if one.step % each == 0][-KEPT:]
-    return Times(
-        rank=rank,
-        kind=kind,
-        steps=array("q", [one.step for one in kept]).tobytes(),
-        seconds=array(
+def times_of(
+    read: Mapping[int, Sequence[Timing]], kinds: Mapping[int, int], word_s: float
+) -> Iterable[Times]:
+    """What is said of workers' newest steps: together of those that tell the same ones."""
+    alike: dict[bytes, list[tuple[int, bytes]]] = {}
+    for rank in sorted(kinds):
+        kept = told(read[rank], word_s)
+        steps = array("q", [one.step for one in kept]).tobytes()
+        seconds = array(
             "f",
             [x for one in kept for x in (one.compute_s, one.wait_s, one.data_s, one.stall_s)],
-        ).tobytes(),
-    )
+        ).tobytes()
+        alike.setdefault(steps, []).append((rank, seconds))
+    for steps, said in alike.items():
+        yield Times(
+            ranks=tuple(rank for rank, _ in said),
+            kinds=tuple(kinds[rank] for rank, _ in said),
+            steps=steps,
+            seconds=b"".join(seconds for _, seconds in said),
+        )
 
 
-def stride(read: Sequence[Timing], word_s: float) -> int:
+def told(read: Sequence[Timing], word_s: float) -> list[Timing]:
+    """Those that are told: of the time of ``OVERLAP`` words."""
+    step_s = _step_s(read)
+    each = stride(step_s, word_s)
+    count = min(max(math.ceil(OVERLAP * word_s / (step_s * each)), LEAST), KEPT)
+    return [one for one in read if one.step % each == 0][-count:]
+
+
+def _step_s(read: Sequence[Timing]) -> float:
+    return max(sum(one.whole_s for one in read) / len(read), 1e-6)
+
+
+def stride(step_s: float, word_s: float) -> int:
     """Every how many steps one is told, a power of two."""
-    step_s = max(sum(one.whole_s for one in read) / len(read), 1e-6)
     each = 1
     while OVERLAP * word_s / step_s > KEPT * each:
         each *= 2

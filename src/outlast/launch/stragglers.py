@@ -252,8 +252,8 @@ class _Round:
     def _take(self, timings: Timings) -> None:
         if timings.attempt == self._attempt:
             for times in timings.ranks:
-                self._hosts[times.rank] = timings.node
-                self._steps.add(times.rank, times.kind, times.steps, times.seconds)
+                self._hosts.update(dict.fromkeys(times.ranks, timings.node))
+                self._steps.add(times.ranks, times.kinds, times.steps, times.seconds)
 
     def _judged(self) -> list[Finding]:
         news: list[Finding] = []

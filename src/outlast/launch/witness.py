@@ -84,15 +84,16 @@ class Witness:
     def signs(self) -> Signs:
         """What has been seen since five to ten seconds before now."""
         self._log.read()
-        kills, errors = self._now()
+        (kills_before, errors_before), (kills, errors) = self._before, self._now()
+        is_known = errors is not None and errors_before is not None
         return Signs(
-            oom_kills=max(kills - self._before[0], 0),
+            oom_kills=max(kills - kills_before, 0),
             oom_pids=frozenset(self._log.killed),
             xids=(*self._log.xids, *self._gpus.xids),
-            ecc_errors=max(errors - self._before[1], 0),
+            ecc_errors=max((errors or 0) - (errors_before or 0), 0) if is_known else 0,
         )
 
-    def _now(self) -> tuple[int, int]:
+    def _now(self) -> tuple[int, int | None]:
         return self._counter(), self._gpus.errors()
 
 
@@ -198,7 +199,7 @@ class Gpus:
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []
-        self._errors = 0
+        self._errors: int | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         if importlib.util.find_spec("pynvml") is not None:
@@ -211,8 +212,11 @@ class Gpus:
         if self._thread is not None:
             self._thread.join(timeout=CLOSE_S)
 
-    def errors(self) -> int:
-        """Uncorrectable ECC errors that all GPUs had counted when they were asked last."""
+    def errors(self) -> int | None:
+        """Uncorrectable ECC errors that all GPUs had counted when they were asked last.
+
+        None before the first answer: what they had counted long ago is not to look new.
+        """
         return self._errors
 
     @property

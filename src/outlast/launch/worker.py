@@ -56,8 +56,8 @@ def main() -> NoReturn:
         _record(error, "")
         code = int(error.exit_code)
     except BaseException as error:  # noqa: BLE001 - the interpreter's own last resort
-        error.__traceback__ = _without_us(error.__traceback__)
-        _record(error, "".join(traceback.format_exception(error)))
+        error, text = _in_words(error)
+        _record(error, text)
         sys.excepthook(type(error), error, error.__traceback__)
         code = 130 if isinstance(error, KeyboardInterrupt) else 1
     _leave(code)
@@ -86,6 +86,19 @@ def _exit_code(error: SystemExit) -> int:
         return error.code
     print(error.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
     return 1
+
+
+def _in_words(error: BaseException) -> tuple[BaseException, str]:
+    """What is told, with its traceback.
+
+    A handler of signals may raise while that is written: torch's does when a data worker was
+    killed. Then this is what happened, and it has the first one in its own traceback.
+    """
+    error.__traceback__ = _without_us(error.__traceback__)
+    try:
+        return error, "".join(traceback.format_exception(error))
+    except Exception as later:  # noqa: BLE001 - whatever it is
+        return later, "".join(traceback.format_exception(later))
 
 
 def _without_us(trace: types.TracebackType | None) -> types.TracebackType | None:

@@ -363,6 +363,9 @@ _TEXTS: Final = (
         ),
     ),
 )
+_NOT_NETWORK: Final = re.compile(
+    r"subprocess\.TimeoutExpired|(Assertion|Attribute|Index|Key|Name|Type|Value)Error\b"
+)
 _LONGEST: Final = 20_000  # characters of a traceback that are looked at: its end
 
 
@@ -395,7 +398,7 @@ def kind_of(failure: Failure, signs: Signs = Signs()) -> Kind:  # noqa: B008 - i
     if number:
         return _of_signal(number, failure, signs)
     for kind, pattern in _patterns():
-        if pattern.search(said):
+        if pattern.search(_of_network(said) if kind is Kind.NETWORK else said):
             return _grave(kind, signs)
     if is_echo(failure):
         return Kind.PEER
@@ -436,6 +439,11 @@ def _grave(kind: Kind, signs: Signs) -> Kind:
         return Kind.MEMORY if signs.oom_kills else kind
     broken = signs.ecc_errors or not XIDS_OF_HARDWARE.isdisjoint(signs.xids)
     return Kind.GPU if broken and kind in (Kind.CUDA, Kind.NCCL, Kind.ABORT) else kind
+
+
+def _of_network(said: str) -> str:
+    """Without exceptions whose class says that it was not the network, whatever they tell."""
+    return "\n".join(line for line in said.splitlines() if not _NOT_NETWORK.match(line))
 
 
 def _is_exception(message: str) -> bool:

@@ -57,6 +57,7 @@ BURST_STEPS: Final = 1.25  # that a burst must have cost, in steps
 BURST_REST: Final = 200  # steps between two bursts of one rank that are told
 WARM_UP: Final = 5  # steps of an attempt: caches, compilation
 EVERY: Final = 2  # steps between two looks
+NOISE_RANKS: Final = 512  # of thousands
 NOISE_EVERY: Final = 16  # steps between two looks at what is usual
 OPEN_MAX: Final = 1024  # steps that some ranks have told
 _MAD: Final = 1.4826  # of a normal distribution, in standard deviations
@@ -101,6 +102,8 @@ class _Row(msgspec.Struct):
     others: dict[str, Array]  # the others' medians of the same
     base: Array  # the others' median of both, together
     excess: dict[str, Array]
+    is_high: dict[str, Array]  # whether the excess is above the floor
+    clump: Array  # the loader's excess, within a step
     lag: Array  # how much longer the others waited
     saving: bool
 
@@ -116,6 +119,7 @@ class Stragglers:
         self._kinds = _groups(kinds)
         self._rows: deque[_Row] = deque(maxlen=CLUMPED)
         self._num_seen = 0
+        self._clumps = np.zeros(len(kinds))  # what the rows' clumps come to
         self._set_aside = 0  # of the last steps, in a row that forgets
         self._named: dict[int, Finding] = {}
         self._limits: dict[int, float] = {}  # of those named: what they were above
@@ -145,10 +149,16 @@ class Stragglers:
         )
         if saving and self._set_aside < WINDOW // 2:
             return []
-        self._rows.append(self._row(step, compute, wait, data, saving=saving))
+        self._append(self._row(step, compute, wait, data, saving=saving))
         if len(self._rows) < LEAST or self._num_seen % EVERY:
             return []
         return self._look()
+
+    def _append(self, row: _Row) -> None:
+        if len(self._rows) == CLUMPED:
+            self._clumps -= self._rows[0].clump
+        self._clumps += row.clump
+        self._rows.append(row)
 
     def _row(self, step: int, compute: Array, wait: Array, data: Array, *, saving: bool) -> _Row:
         every = np.stack((compute + data, compute, data, wait))
@@ -163,6 +173,8 @@ class Stragglers:
             others={"compute": others[1], "loader": others[2]},
             base=base,
             excess={"compute": excess[0], "loader": excess[1]},
+            clump=excess[1].clip(-1, 1),
+            is_high={"compute": excess[0] > RELATIVE, "loader": excess[1] > RELATIVE},
             lag=others[3] - wait,
             saving=saving,
         )
@@ -173,15 +185,14 @@ class Stragglers:
         rows = list(self._rows)
         news = self._recovered(rows)
         for of in ("compute", "loader"):
-            excess = np.array([row.excess[of] for row in rows])
             if self._num_seen % NOISE_EVERY == 0:
-                now = _noise(excess[-WINDOW:])
+                now = _noise(_sample(rows, of))
                 before = self._noise.get(of, now)
                 self._noise[of] = before + (now - before) / 8
-            if not self._is_any(of, excess):  # as in nearly all looks
+            if not self._is_any(of, rows):  # as in nearly all looks
                 continue
-            usual = self._noise.get(of, 0.0)
-            long = _Window(rows[-WINDOW:], of, self._kinds, max(usual, _noise(excess[-WINDOW:])))
+            noise = max(self._noise.get(of, 0.0), _noise(_sample(rows, of)))
+            long = _Window(rows[-WINDOW:], of, self._kinds, noise)
             lasting = long.lasting()
             if of == "loader" and len(rows) == CLUMPED:
                 lasting |= _Window(rows, of, self._kinds, long.noise).clumped()
@@ -191,12 +202,21 @@ class Stragglers:
             news += self._bursting(rows, of, long.noise)
         return news
 
-    def _is_any(self, of: str, excess: Array) -> bool:
-        """Whether anybody could be above a limit, which is never below the floor."""
-        most = max(_median(excess[-WINDOW:]).max(), _median(excess[-SHORT:]).max())
+    def _is_any(self, of: str, rows: list[_Row]) -> bool:
+        """Whether anybody not named yet could be above a limit, which is never below the floor.
+
+        Whose median is above it is so in half of the steps; counting them is far cheaper.
+        """
+        if any(which == of for _, which in self._suspects):
+            return True
+        high = np.zeros(len(rows[0].base), dtype=bool)
+        for steps in (rows[-WINDOW:], rows[-SHORT:]):
+            times = np.sum([row.is_high[of] for row in steps], axis=0, dtype=np.uint8)
+            high |= times >= (len(steps) + 1) // 2
         if of == "loader":
-            most = max(most, (excess.clip(-1, 1).sum(axis=0) / len(excess)).max())
-        return bool(most > RELATIVE) or any(which == of for _, which in self._suspects)
+            high |= self._clumps > RELATIVE * len(rows)
+        high[list(self._named)] = False
+        return bool(high.any())
 
     def _name(self, rank: int, of: str, rows: list[_Row], limit: float) -> Finding:
         found = _finding(rank, of, of, rows)
@@ -252,31 +272,30 @@ class Steps:
     def __init__(self, world_size: int) -> None:
         self.kinds = [0] * world_size
         self._world_size = world_size
+        self._said: dict[
+            bytes, list[tuple[Sequence[int], bytes]]
+        ] = {}  # numbers of steps → by whom
         self._open: dict[int, tuple[Array, Array]] = {}  # step → seconds, and who has told them
         self._done = -1  # the newest step that was complete
 
-    def add(self, rank: int, kind: int, steps: bytes, seconds: bytes) -> None:
-        """What a rank tells: numbers of steps (int64), and four times for each (float32).
+    def add(self, ranks: Sequence[int], kinds: Sequence[int], steps: bytes, seconds: bytes) -> None:
+        """What ranks tell: numbers of steps (int64), and each rank's four times of each (float32).
 
         Raises:
             ValueError: the times do not fit the steps.
         """
-        if not 0 <= rank < self._world_size:
-            return
-        self.kinds[rank] = kind
-        numbers = np.frombuffer(steps, dtype=np.int64)
-        times = np.frombuffer(seconds, dtype=np.float32).reshape(len(numbers), 4)
-        for step, row in zip(numbers.tolist(), times, strict=True):
-            if step > self._done:
-                if step not in self._open:
-                    told = np.zeros(self._world_size, dtype=bool)
-                    self._open[step] = np.zeros((4, self._world_size)), told
-                found, told = self._open[step]
-                found[:, rank] = np.nan_to_num(row, posinf=0.0, neginf=0.0)
-                told[rank] = True
+        if len(steps) % 8 or len(seconds) != 2 * len(steps) * len(ranks):
+            raise ValueError(f"ranks {list(ranks)} tell times that do not fit their steps")
+        if ranks and min(ranks) >= 0 and max(ranks) < self._world_size:
+            for rank, kind in zip(ranks, kinds, strict=True):
+                self.kinds[rank] = kind
+            self._said.setdefault(steps, []).append((ranks, seconds))
 
     def complete(self) -> list[tuple[int, Array]]:
         """Steps that all ranks have told, in order, each once; older ones are given up."""
+        for steps, said in self._said.items():
+            self._open_all(np.frombuffer(steps, dtype=np.int64), said)
+        self._said = {}
         whole = sorted(step for step, (_, told) in self._open.items() if told.all())
         if whole:
             self._done = whole[-1]
@@ -284,6 +303,24 @@ class Steps:
         newest = sorted(self._open)[-OPEN_MAX:]
         self._open = {step: self._open[step] for step in newest if step > self._done}
         return found
+
+    def _open_all(self, numbers: Array, said: list[tuple[Sequence[int], bytes]]) -> None:
+        """Ranks that have told the same steps, all at once: there are thousands of them."""
+        first = int(np.searchsorted(numbers, self._done, side="right"))
+        new = numbers[first:].tolist()
+        if not new:
+            return
+        ranks = np.array([rank for some, _ in said for rank in some])
+        raw = b"".join([seconds for _, seconds in said])
+        times = np.frombuffer(raw, dtype=np.float32).reshape(len(ranks), len(numbers), 4)
+        by_step = np.nan_to_num(times[:, first:].transpose(1, 2, 0), posinf=0.0, neginf=0.0)
+        for step, rows in zip(new, by_step, strict=True):
+            if step not in self._open:
+                told = np.zeros(self._world_size, dtype=bool)
+                self._open[step] = np.zeros((4, self._world_size)), told
+            found, told = self._open[step]
+            found[:, ranks] = rows
+            told[ranks] = True
 
 
 class _Groups(msgspec.Struct):
@@ -347,6 +384,12 @@ class _Window:
         return (seconds >= ABSOLUTE_S) & (self._lag >= WAITED_FOR * seconds)
 
 
+def _sample(rows: list[_Row], of: str) -> Array:
+    """The window's excesses, of as many ranks as are enough to know the noise by."""
+    every = -(-len(rows[0].base) // NOISE_RANKS)
+    return np.array([row.excess[of][::every] for row in rows[-WINDOW:]])
+
+
 def _noise(excess: Array) -> float:
     """Of one rank in one step, as a standard deviation: that of the rank in the middle."""
     return _MAD * float(np.median(_median(np.abs(excess - _median(excess)))))
@@ -363,17 +406,14 @@ def _medians_of_others(values: Array) -> Array:
     count = values.shape[1]
     if count < 2:
         return values.copy()
-    order = np.argsort(values, axis=1, kind="stable")
-    inorder = np.take_along_axis(values, order, axis=1)
-    place = np.empty_like(order)
-    np.put_along_axis(place, order, np.arange(count)[None, :], axis=1)
     low, high = (count - 2) // 2, (count - 1) // 2  # of those that are left
+    inorder = np.partition(values, sorted({low, high, low + 1, high + 1}), axis=1)
 
     def at(index: int) -> Array:
-        after = inorder[:, min(index + 1, count - 1), None]
-        return np.where(place <= index, after, inorder[:, index, None])
+        here, after = inorder[:, index, None], inorder[:, index + 1, None]
+        return np.where(values <= here, after, here)  # of equals it does not matter which goes
 
-    return (at(low) + at(high)) / 2
+    return at(low) if low == high else (at(low) + at(high)) / 2
 
 
 def _onset(excess: Sequence[float]) -> int:

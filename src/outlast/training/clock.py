@@ -1,60 +1,18 @@
-"""Marks in a worker's time, and the seconds between two of them.
+"""Marks in a device's time, and the seconds between two of them.
 
-On the host a mark is a monotonic time. On a GPU it is an event on the stream that trains: there the
-host runs ahead, and what it waits for says nothing about what the device does. An event's time is
-read when it has passed, and never waited for.
+A mark is an event on the stream that trains: the host runs ahead, and what it waits for says
+nothing about what the device does. An event's time is read when it has passed, and never waited
+for.
 
-What can go wrong on a GPU: work on other streams that the training stream does not wait for is not
+What can go wrong: work on other streams that the training stream does not wait for is not
 seen; in a CUDA graph nothing is marked.
 """
 
 from __future__ import annotations
 
-import time
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-
-
-class Clock(Protocol):
-    """Makes marks."""
-
-    def anchor(self) -> None:
-        """A step begins, on the stream of this moment."""
-
-    def mark(self) -> Any:
-        """This moment, or None where none can be marked."""
-
-    def between(self, first: Any, last: Any) -> float:
-        """Seconds between two marks that have passed."""
-
-    def has_passed(self, mark: Any) -> bool:
-        """Whether what was queued before the mark is done."""
-
-    def give_back(self, marks: list[Any]) -> None:
-        """These are needed no more."""
-
-
-class HostClock:
-    """Monotonic time."""
-
-    def anchor(self) -> None:
-        """Nothing: there is one time."""
-
-    def mark(self) -> float:
-        """Now."""
-        return time.monotonic()
-
-    def between(self, first: float, last: float) -> float:
-        """Seconds."""
-        return last - first
-
-    def has_passed(self, mark: float) -> bool:
-        """It has."""
-        return True
-
-    def give_back(self, marks: list[Any]) -> None:
-        """Nothing is held."""
 
 
 class DeviceClock:

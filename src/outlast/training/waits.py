@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
@@ -34,34 +35,43 @@ import torch.distributed as dist
 
 from outlast.attempt.beat import Beat, Phase
 from outlast.reduce import waiting
-from outlast.training.clock import Clock, DeviceClock
+from outlast.training.clock import DeviceClock
 
 MAX_MODELS: Final = 4
 MAX_WAITS: Final = 64  # in a step; what comes after counts as computing
 _FSDP2: Final = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 _FSDP2_WAITS: Final = ("wait_for_unshard", "finalize_backward")  # of a stream, for another one
+_REDUCING, _STEPPING = int(Phase.REDUCING), int(Phase.STEPPING)
+_queue_callback: Final = torch.autograd.Variable._execution_engine.queue_callback
 
 
 class Waits:
     """The waits of one thread.
 
+    On the host their seconds are added up, and nothing else: what runs in each step runs with cold
+    caches, and costs by its length.
+
     Args:
-        clock: makes marks.
+        clock: makes marks where a device's time counts; None: the host's does.
         beat: is told the phase.
 
     Attributes:
-        found: marks at the beginning and the end of each wait, since it was emptied last.
+        spent_s: on the host, since a step began.
+        found: on a device, marks at each wait's beginning and end, since it was emptied last.
+        unsure: whether hooks have to be looked after, at a step's end.
     """
 
-    def __init__(self, clock: Clock, beat: Beat) -> None:
+    def __init__(self, clock: DeviceClock | None, beat: Beat) -> None:
+        self.spent_s = 0.0
         self.found: list[tuple[Any, Any]] = []
+        self.unsure: list[_Probe] = []
         self._clock = clock
         self._beat = beat
         self._thread = 0
         self._depth = 0
         self._since: Any = None
+        self._since_s = 0.0
         self._undo = contextlib.ExitStack()
-        self._probes: list[_Probe] = []
 
     def open(self, models: Iterable[torch.nn.Module]) -> None:
         """Watch this thread; ``models`` are those whose gradients are summed."""
@@ -72,29 +82,34 @@ class Waits:
         if dist.is_available():
             self._undo.enter_context(self._patched(torch._C._distributed_c10d.Work, "wait"))
         module = sys.modules.get(_FSDP2)
-        if module is not None and isinstance(self._clock, DeviceClock):
+        if module is not None and self._clock is not None:
             for name in _FSDP2_WAITS:
                 self._undo.enter_context(self._patched(module.FSDPParamGroup, name))
         for model in list(models)[:MAX_MODELS]:
             probe = _Probe(model, self._own_are_there)
-            self._probes.append(probe)
+            self.unsure.append(probe)
             self._undo.callback(probe.close)
 
     def close(self) -> None:
         """Leave everything as it was."""
         self._undo.close()
-        self._probes = []
+        self.unsure = []
+
+    def begin_step(self) -> None:
+        """What was found so far was outside of the step's body."""
+        self._depth = 0  # a wait that ended with an error may have left it
+        self.spent_s = 0.0
 
     def take(self) -> list[tuple[Any, Any]]:
-        """What was found since the last time."""
-        self._depth = 0  # a wait that ended with an error may have left it
+        """What was found since the last time, on a device."""
         found, self.found = self.found, []
         return found
 
     def look(self) -> None:
-        """A step is over: see whether the hooks are of use."""
-        for probe in self._probes:
-            probe.look()
+        """A step is over: see whether the hooks are of use; those that are need no more looks."""
+        self.unsure = [probe for probe in self.unsure if not probe.has_fired]
+        for probe in self.unsure:
+            probe.try_next()
 
     # --- what is watched -----------------------------------------------------------------------
 
@@ -108,25 +123,37 @@ class Waits:
     def end(self) -> None:
         """It has what it waited for."""
         self._depth -= 1
-        if self._depth == 0 and self._since is not None:
-            mark = self._clock.mark()
-            if mark is not None and len(self.found) < MAX_WAITS:
-                self.found.append((self._since, mark))
+        if self._depth == 0:
+            now_s = time.monotonic()
+            if self._clock is None:
+                self.spent_s += now_s - self._since_s
+            elif self._since is None:
+                return
             else:
-                self._clock.give_back([self._since, mark])
-            self._beat.phase(Phase.STEPPING)
+                self._found(self._clock)
+            self._beat.phase(_STEPPING, now_s)
 
     def _enter(self) -> None:
         self._depth += 1
         if self._depth == 1:
-            self._since = self._clock.mark()
-            if self._since is not None:
-                self._beat.phase(Phase.REDUCING)
+            if self._clock is not None:
+                self._since = self._clock.mark()
+                if self._since is None:
+                    return
+            self._since_s = time.monotonic()
+            self._beat.phase(_REDUCING, self._since_s)
+
+    def _found(self, clock: DeviceClock) -> None:
+        mark = clock.mark()
+        if mark is not None and len(self.found) < MAX_WAITS:
+            self.found.append((self._since, mark))
+        else:
+            clock.give_back([self._since, mark])
 
     def _own_are_there(self) -> None:
         """Backward has this worker's gradients; DDP's callback comes next."""
         self._enter()
-        torch.autograd.Variable._execution_engine.queue_callback(self.end)
+        _queue_callback(self.end)
 
     @contextlib.contextmanager
     def _patched(self, owner: Any, name: str) -> Iterator[None]:
@@ -158,26 +185,19 @@ class _Probe:
         # are not leaves of the graph, and their hooks cost it a synchronisation.
         self._left = [p for p in model.parameters() if p.requires_grad and type(p) in _PLAIN]
         self._hook: Any = None
-        self._has_fired = self._has_ever_fired = False
-        self._next()
+        self.has_fired = False
+        self.try_next()
 
-    def _next(self) -> None:
+    def try_next(self) -> None:
+        """Another parameter: the one before gets no gradient."""
         self.close()
         if self._left:
             parameter = self._left.pop()
             self._hook = parameter.register_post_accumulate_grad_hook(self._called)
 
     def _called(self, _: torch.Tensor) -> None:
-        self._has_fired = True
-        torch.autograd.Variable._execution_engine.queue_callback(self._ready)
-
-    def look(self) -> None:
-        """A step is over: a parameter that never gets a gradient is given up for another."""
-        if self._has_fired:
-            self._has_ever_fired = True
-        elif not self._has_ever_fired and self._hook is not None:
-            self._next()
-        self._has_fired = False
+        self.has_fired = True
+        _queue_callback(self._ready)
 
     def close(self) -> None:
         """Take it away."""

@@ -110,7 +110,10 @@ def timings(ranks, node, slow=(), steps=80, attempt=1):
         rows = np.stack((own, 0.05 - own, 0 * own, 0 * own), axis=1).astype(np.float32)
         found.append(
             Times(
-                rank=rank, kind=1, steps=numbers.astype(np.int64).tobytes(), seconds=rows.tobytes()
+                ranks=(rank,),
+                kinds=(1,),
+                steps=numbers.astype(np.int64).tobytes(),
+                seconds=rows.tobytes(),
             )
         )
     return Timings(attempt=attempt, node=node, ranks=tuple(found))

@@ -96,3 +96,16 @@ def test_a_log_that_nobody_may_read(tmp_path):
     log.read()
     assert not log.xids
     log.close()
+
+
+def test_errors_that_a_gpu_had_counted_before_it_was_asked_first_are_not_new(tmp_path, now):
+    witness = Witness(tmp_path, lambda: now[0])
+    answers = iter([None, 3, 3, 3, 5])
+    witness._gpus.errors = lambda: next(answers)
+    witness.begin()
+    assert witness.signs().ecc_errors == 0  # the driver has answered in between
+    for _ in range(2):
+        now[0] += EACH_S
+        witness.look()
+    assert witness.signs().ecc_errors == 2
+    witness.close()

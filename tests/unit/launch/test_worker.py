@@ -98,3 +98,21 @@ def test_telling_the_agent_never_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     worker._record(OSError(2, "No such file", "/data/\udcff"), "Traceback \udcff")
     assert json.loads((tmp_path / "error.json").read_text())
+
+
+def test_what_a_handler_raises_while_an_exception_is_told_is_told(monkeypatch):
+    format_exception = worker.traceback.format_exception
+
+    def interrupted(error):
+        if isinstance(error, RuntimeError):
+            return format_exception(error)
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    monkeypatch.setattr(worker.traceback, "format_exception", interrupted)
+    try:
+        raise ConnectionResetError("reset")
+    except ConnectionResetError as first:
+        error, text = worker._in_words(first)
+    assert isinstance(error, RuntimeError)
+    assert "ConnectionResetError: reset" in text
+    assert "is killed by signal: Killed." in text

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given
 
@@ -265,3 +266,19 @@ def test_whatever_a_worker_leaves_behind_has_a_kind(message, trace, code, signs)
     kind = kind_of(failure, signs)
     assert kind in ROWS
     assert kind_of(failure, signs) is kind
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "subprocess.TimeoutExpired: Command '['ffmpeg']' timed out after 30 seconds",
+        "ValueError: expected connection refused flag",
+    ],
+    ids=["a command", "a value"],
+)
+def test_a_class_that_is_not_the_networks_is_the_scripts_whatever_it_tells(message):
+    traceback = f"Traceback (most recent call last):\n  x\n{message}"
+    one = Failure(rank=0, exit_code=1, message=message, traceback=traceback)
+    assert kind_of(one) is Kind.SCRIPT
+    cause = f"ConnectionRefusedError: [Errno 111] Connection refused\n\n{traceback}"
+    assert kind_of(msgspec.structs.replace(one, traceback=cause)) is Kind.NETWORK

@@ -465,7 +465,7 @@ class Membership(RuleBasedStateMachine):
         coordinator = next(iter(self.seats))
         for pair in list(self.cuts.get(coordinator, ())):
             self.are_together(*sorted(pair), coordinator)
-        for _ in range(100):
+        for _ in range(800):  # a machine that was lost again and again waits for ten minutes
             for name in usable:
                 self.connects(name, coordinator)
                 if self.machines[name].runs is None or name in self.stopping:

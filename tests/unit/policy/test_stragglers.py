@@ -244,22 +244,34 @@ def _told(steps, value):
 
 def test_steps_are_given_once_all_ranks_have_told_them():
     steps = Steps(2)
-    steps.add(0, 5, *_told([1, 2, 3], 0.5))
+    steps.add([0], [5], *_told([1, 2, 3], 0.5))
     assert steps.complete() == []
-    steps.add(1, 6, *_told([2, 3, 4], 0.25))
+    steps.add([1], [6], *_told([2, 3, 4], 0.25))
     (two, three) = steps.complete()
     assert (two[0], three[0]) == (2, 3)
     assert two[1].tolist() == [[0.5, 0.25]] * 4
     assert steps.kinds == [5, 6]
-    steps.add(0, 5, *_told([2, 3, 4], 0.5))
+    steps.add([0], [5], *_told([2, 3, 4], 0.5))
     assert [step for step, _ in steps.complete()] == [4]
+
+
+def test_ranks_of_a_machine_tell_together_and_others_a_step_later():
+    steps = Steps(4)
+    numbers, seconds = _told([1, 2], 0.5)
+    steps.add([2, 0], [8, 9], numbers, seconds + _told([1, 2], 0.25)[1])
+    steps.add([1], [7], *_told([2], 0.125))
+    steps.add([3], [7], *_told([1, 2, 3], np.nan))
+    ((step, times),) = steps.complete()
+    assert step == 2
+    assert times[0].tolist() == [0.25, 0.125, 0.5, 0.0]
+    assert steps.kinds == [9, 7, 8, 7]
 
 
 def test_a_rank_that_is_silent_does_not_fill_the_memory():
     steps = Steps(2)
-    steps.add(0, 0, *_told(list(range(5000)), 1.0))
+    steps.add([0], [0], *_told(list(range(5000)), 1.0))
     assert steps.complete() == []
     assert len(steps._open) <= 1024
-    steps.add(7, 0, *_told([1], 1.0))  # of another attempt, or wrong
-    with pytest.raises(ValueError, match="reshape"):
-        steps.add(1, 0, b"12345678", b"1234")
+    steps.add([7], [0], *_told([1], 1.0))  # of another attempt, or wrong
+    with pytest.raises(ValueError, match="do not fit"):
+        steps.add([1], [0], b"12345678", b"1234")

@@ -7,7 +7,7 @@ import torch
 
 from outlast.attempt.beat import UNDER_WAY_S, VARIABLE, Beat, Heard, Phase
 from outlast.reduce.waiting import listeners, waiting
-from outlast.training import clock, timing
+from outlast.training import clock, timing, waits
 from outlast.training.timing import Meter, kind_of
 
 
@@ -17,7 +17,7 @@ def now(monkeypatch):
     time = types.SimpleNamespace(s=100.0)
     fake = types.SimpleNamespace(monotonic=lambda: time.s)
     monkeypatch.setattr(timing, "time", fake)
-    monkeypatch.setattr(clock, "time", fake)
+    monkeypatch.setattr(waits, "time", fake)
     return time
 
 
@@ -115,7 +115,7 @@ def test_phases_are_said(loop, now):
 def test_what_fails_is_switched_off_and_the_loop_goes_on(loop, monkeypatch, caplog):
     loop.meter.open([torch.nn.Linear(2, 2)])
     loop.make()
-    monkeypatch.setattr(loop.meter._clock, "mark", lambda: 1 / 0)
+    monkeypatch.setattr(loop.meter._waits, "begin_step", lambda: 1 / 0)
     for _ in range(3):
         loop.make()
     assert loop.heard.timings(-1) == []
@@ -133,38 +133,38 @@ def test_a_worker_alone_or_unheard_measures_nothing(tmp_path, monkeypatch):
     assert listeners == []
 
 
-def test_backwards_end_is_a_wait_and_hooks_go(loop):
+def backward(model, now):
+    """One second of computing, and four for others' gradients, as DDP waits for them."""
+
+    def last_is_ready(_):
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: spend(now, 4.0))
+
+    first = next(model.parameters())
+    hook = first.register_post_accumulate_grad_hook(last_is_ready)
+    loss = model(torch.ones(1, 2)).sum()
+    spend(now, 1.0)
+    loss.backward()
+    hook.remove()
+
+
+def test_backwards_end_is_a_wait_and_hooks_go(loop, now):
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     model[1].bias.requires_grad_(False)
-    ends = []
     loop.meter.open([model])
-    find = loop.meter._waits._clock.mark
-
-    def body():
-        before = len(loop.meter._waits.found)
-        model(torch.ones(1, 2)).sum().backward()
-        ends.append(len(loop.meter._waits.found) - before)
-
-    assert find() is not None
-    loop.make(body=body)
-    loop.make(body=body)
-    assert ends == [1, 1]
+    for _ in range(3):
+        loop.make(body=lambda: backward(model, now))
+    assert [one[3:5] for one in loop.heard.timings(-1)] == [(1.0, 4.0)] * 2
     loop.meter.close()
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
-def test_a_parameter_without_a_gradient_is_given_up_for_another(loop):
+def test_a_parameter_without_a_gradient_is_given_up_for_another(loop, now):
     model = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])  # one: unused
     loop.meter.open([model])
-    found = []
-
-    def body():
-        model[0](torch.ones(1, 2)).sum().backward()
-        found.append(len(loop.meter._waits.found))
-
-    for _ in range(4):
-        loop.make(body=body)
-    assert found == [0, 0, 1, 1]
+    for _ in range(5):
+        loop.make(body=lambda: backward(model[0], now))
+    assert [one.wait_s for one in loop.heard.timings(-1)] == [0.0, 4.0, 4.0, 4.0]
+    assert loop.meter._waits.unsure == []
 
 
 def test_work_wait_is_watched_in_the_loop_alone(loop):
@@ -200,7 +200,7 @@ def test_on_a_device_its_own_time_counts_and_nothing_is_waited_for(loop, now, mo
     monkeypatch.setattr(torch.cuda, "Event", Event)
     loop.meter.open([])
     on_device = clock.DeviceClock(torch.device("cuda"))
-    loop.meter._clock = loop.meter._waits._clock = on_device
+    loop.meter._device, loop.meter._waits._clock = timing._Device(on_device), on_device
 
     def body():
         Event.now_ms += 20.0
