@@ -97,7 +97,7 @@ class Judging:
         self._patience_s = END_S
         self._logged: collections.deque[tuple[int, str, _Value]] = collections.deque()
         self._held: list[tuple[int, str, _Value]] = []  # drained from there, and not told yet
-        self._completed = self._told = 0
+        self._completed = self._told = self._next = 0
         self._batches: dict[int, tuple[int, int]] = {}  # step → loop, number of its batch
         self._heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._bench: Bench | None = None
@@ -199,7 +199,7 @@ class Judging:
         self._wake.set()
         with self._changed:
             is_judged = self._changed.wait_for(
-                lambda: self._is_stopping or self._decided is not None or bench.next > step,
+                lambda: self._is_stopping or self._decided is not None or self._next > step,
                 self._patience_s,
             )
         self._patience_s = END_S if is_judged else 0.0
@@ -302,6 +302,7 @@ class Judging:
         if self._decided is None:
             self._mark(bench)
         with self._changed:
+            self._next = bench.next  # not before: what is decided of a step's sign takes a while
             self._changed.notify_all()
 
     def _mark(self, bench: Bench) -> None:
