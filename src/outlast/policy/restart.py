@@ -303,6 +303,8 @@ class _Case:
         if self.kind is Kind.PEER:
             return "a peer was lost"
         cause = min(found, key=lambda failure: (failure.rank, failure.message))
+        if self.kind is Kind.HANG:
+            return f"rank {cause.rank} hung"  # the event of the hang says where, and why
         number = signal_of(cause)
         how = f"signal {number}" if number else f"exit code {cause.exit_code}"
         words = cause.message.strip().splitlines()
