@@ -191,9 +191,7 @@ class Roster(Presence):
                 self._is_hard = self._is_hard or not is_leaving
             if not is_leaving and not left:
                 self._intake.lost(host, now_s)
-        if self._late and now_s >= self._until_s:
-            # We may have hung ourselves, and hear now who has gone, one by one: not before the
-            # last of them is it known who is here. The next tick decides.
+        if self._late and now_s >= self._until_s:  # we may have hung: more losses are to be heard
             return []
         return self._decide(now_s)
 
