@@ -16,11 +16,9 @@ be read is that an error. Memory is not reached from here: it belongs to a job t
 
 from __future__ import annotations
 
-import importlib
-
 import click
 
-from outlast.tiers import nearest
+from outlast.cli.group import LazyGroup
 
 _COMMANDS = {
     "list": ("listing", "every step, and which tier has it"),
@@ -32,33 +30,6 @@ _COMMANDS = {
 }
 
 
-class _Commands(click.Group):
-    """Loads a command's module when it is called: most of them do without torch."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module = importlib.import_module(f"{__name__}.{_COMMANDS[cmd_name][0]}")
-        found: click.Command = module.command
-        return found
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS:
-            raise click.UsageError(
-                f"checkpoints {args[0]} is not a command;{nearest(args[0], tuple(_COMMANDS))}"
-            )
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
-
-
-@click.group(name="checkpoints", cls=_Commands)
+@click.group(name="checkpoints", cls=LazyGroup, package=__name__, listed=_COMMANDS, noun="command")
 def command() -> None:
     """What checkpoints a job has, whether they can be believed, and mending them."""

@@ -6,16 +6,15 @@ Nothing here imports torch, scipy or rich: an answer takes less than half a seco
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import click
 
+from outlast.cli.group import LazyGroup
 from outlast.cli.plan.answer import shown
 from outlast.cli.plan.facts import cost_flags, rate_flags
 from outlast.cli.quantities import BANDWIDTH, DAYS, GPUS, PARAMETERS, PRICE, SIZE, SPAN
-from outlast.tiers import nearest
 
 _COMMANDS = {
     "failures": "how often will I be interrupted?",
@@ -33,33 +32,14 @@ _COMMANDS = {
 }
 
 
-class _Questions(click.Group):
-    """Loads a question's module when it is asked."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        found: click.Command = importlib.import_module(f"{__name__}.{cmd_name}").command
-        return found
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS:
-            raise click.UsageError(
-                f"plan {args[0]} is not a question;{nearest(args[0], tuple(_COMMANDS))}"
-            )
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Questions"):
-            formatter.write_dl(list(_COMMANDS.items()))
-
-
-@click.group(name="plan", cls=_Questions, invoke_without_command=True)
+@click.group(
+    name="plan",
+    cls=LazyGroup,
+    package=__name__,
+    listed={name: (name, text) for name, text in _COMMANDS.items()},
+    noun="question",
+    invoke_without_command=True,
+)
 @rate_flags
 @cost_flags
 @click.option("--days", type=DAYS, help="How long it runs.")

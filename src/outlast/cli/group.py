@@ -1,0 +1,56 @@
+"""A command that has others, each loaded when it is called: most of them do without torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from outlast.tiers import nearest
+
+
+class LazyGroup(click.Group):
+    """Commands by name.
+
+    Args:
+        package: where their modules lie; each has a ``command``.
+        listed: name → module, and what it is for.
+        noun: what one of them is called.
+        options: click's.
+    """
+
+    def __init__(
+        self, *, package: str, listed: Mapping[str, tuple[str, str]], noun: str, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._package = package
+        self._listed = listed
+        self._noun = noun
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, in order."""
+        return list(self._listed)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of them, or None."""
+        if cmd_name not in self._listed:
+            return None
+        module = importlib.import_module(f"{self._package}.{self._listed[cmd_name][0]}")
+        found: click.Command = module.command
+        return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, but for what is said when there is none of that name."""
+        if args and args[0] not in self._listed:
+            close = nearest(args[0], tuple(self._listed))
+            raise click.UsageError(f"{self.name} {args[0]} is not a {self._noun};{close}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Without loading them."""
+        with formatter.section(f"{self._noun.capitalize()}s"):
+            formatter.write_dl([(name, text) for name, (_, text) in self._listed.items()])
