@@ -42,6 +42,9 @@ from outlast.policy.hang import Kind, Limits, Set, collective_timeout_s
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.2  # between two looks whether another machine suspects
+PER_MACHINE_S: Final = (
+    0.001  # the same of very many: rank 0's store hears a thousand looks a second
+)
 FRESH_S: Final = 1.0  # a suspicion of ours that is no older is our evidence
 GATHER_S: Final = 2.5  # until our own watcher has answered
 OTHERS_S: Final = GATHER_S + 1.0  # after ours is there, until the others' must be
@@ -311,8 +314,9 @@ class _Exchange:
 
     def _talk(self, store: Any) -> None:
         self._store = store
+        look_s = max(LOOK_S, self._group.group_world_size * PER_MACHINE_S)
         while not self._stopping:
-            self.wake.wait(LOOK_S)
+            self.wake.wait(look_s)
             self.wake.clear()
             if self._stopping:
                 return
