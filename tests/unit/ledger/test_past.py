@@ -4,13 +4,14 @@ import json
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from outlast.errors import StorageError
 from outlast.ledger.events import EVENT_NAMES
 from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
 from outlast.policy.rollbacks import Batches
+from thorough import examples
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ events = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(events, max_size=12), st.integers(0, 12))
 def test_it_is_what_reading_everything_gives(tmp_path_factory, written, turn):
     directory = tmp_path_factory.mktemp("job")
