@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from outlast.cli.plan.answer import Answer, percent, show, shown, span, table
+from outlast.cli.plan.answer import Answer, answered, percent, span, table
 from outlast.cli.quantities import COUNT0, DURATION, PRICE, RATE, SPAN, Rate
 from outlast.errors import ConfigError
 from outlast.plan.deadline import (
@@ -167,7 +166,7 @@ def _row(
     help="From machines to new work, with what is rewound.",
 )
 @click.option("--seed", type=COUNT0, default=0, show_default=True, help="Of the drawn markets.")
-@shown
+@answered
 def command(
     *,
     work_h: float,
@@ -178,9 +177,7 @@ def command(
     on_demand_price: float,
     changeover_h: float,
     seed: int,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """Whether a deadline is met with spot, and what on-demand machines must add."""
     if rate.of != "job":
         raise ConfigError("--rate is of the whole fleet here; write 0.5/h")
@@ -190,7 +187,7 @@ def command(
             f"and go too often within {span(deadline_h)}; plan with machines on demand"
         )
     task = Task(work_h=work_h, deadline_h=deadline_h, changeover_h=changeover_h)
-    given = answer(
+    return answer(
         task,
         up_h=1 / rate.per_h,
         down_h=away_h,
@@ -199,4 +196,3 @@ def command(
         source=rate.source,
         seed=seed,
     )
-    show(given, as_json=as_json, plot=plot)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, figure, number, percent, show, shown, span, table
-from outlast.cli.plan.facts import Failures, cost_flags, failures, needed, own, rate_flags
-from outlast.cli.plan.interval import _linear_words
+from outlast.cli.plan.answer import Answer, answered, figure, number, percent, span, table
+from outlast.cli.plan.facts import Failures, cost_flags, costs_of, failures, needed, own, rate_flags
+from outlast.cli.plan.interval import linear_words
 from outlast.cli.quantities import DISCOUNT, DURATION, PRICE, SHARE, SPAN, Rate
 from outlast.errors import ConfigError
 from outlast.plan.comparison import linear_validity
@@ -77,7 +76,7 @@ def answer(
             f"Range: {number(low.price_per_useful_h)} to {number(high.price_per_useful_h)} per "
             f"useful hour {known.range_is}; on demand {number(on_demand_price)}."
         ),
-        _linear_words(valid.failures_per_segment, valid.in_range, valid.error),
+        linear_words(valid.failures_per_segment, valid.in_range, valid.error),
         "On demand is taken as never interrupted; waiting for spot machines costs nothing here.",
     ]
     if useful_h is not None:
@@ -165,7 +164,7 @@ def _chart(costs: Costs, per_h: float, prices: dict[str, float]) -> Picture:
 @click.option("--flush-probability", type=SHARE, default=0.0, help="Notices that end in a save.")
 @click.option("--flush-cost", "flush_h", type=DURATION, default=0.0, help="What such a save takes.")
 @click.option("--useful", "useful_h", type=SPAN, help="Useful hours, for a total.")
-@shown
+@answered
 def command(
     *,
     rate: Rate | None,
@@ -180,15 +179,11 @@ def command(
     flush_probability: float,
     flush_h: float,
     useful_h: float | None,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """Whether spot pays, what a useful hour costs, and at which rate or discount that flips."""
     missing = None in (checkpoint_h, on_demand_price) or (spot_price is None and discount is None)
     measured = own() if missing or (rate is None and gpus is None) else None
     if measured is not None:
-        checkpoint_h = measured.checkpoint_h if checkpoint_h is None else checkpoint_h
-        restore_h = measured.restore_h if restore_h is None else restore_h
         spot_price = measured.spot_price if spot_price is None else spot_price
         if on_demand_price is None:
             on_demand_price = measured.on_demand_price
@@ -198,18 +193,18 @@ def command(
         raise ConfigError("--on-demand 0: machines on demand for nothing need no plan")
     if discount is not None:
         spot_price = on_demand_price * (1 - discount)
-    costs = Costs(
-        checkpoint_h=needed(checkpoint_h, "--checkpoint", "3min"),
-        restore_h=restore_h or 0.0,
-        detect_h=detect_h or 0.0,
+    costs = costs_of(
+        measured,
+        checkpoint_h=checkpoint_h,
+        restore_h=restore_h,
+        detect_h=detect_h,
         flush_probability=flush_probability,
         flush_h=flush_h,
     )
-    given = answer(
+    return answer(
         known,
         costs,
         spot_price=needed(spot_price, "--spot", "0.70"),
         on_demand_price=on_demand_price,
         useful_h=useful_h,
     )
-    show(given, as_json=as_json, plot=plot)
