@@ -61,21 +61,12 @@ def answer(
         data["step_h"] = step_h
         data["interval_steps"] = best.interval_h / step_h
     headline = [_headline(best, step_h)]
-    cells = [
-        (
-            row.model,
-            span(row.interval_h),
-            number(row.wall_per_useful, 4),
-            number(row.exact_wall_per_useful, 4),
-        )
-        for row in rows
-    ]
     lines = [
         *headline,
         f"The rate: a failure every {span(1 / known.per_h)}; {known.source}.",
         *table(
             ("model", "save every", "wall h per useful h", "by the exact model"),
-            cells,
+            [_cells(row) for row in rows],
             [row.chosen for row in rows],
         ),
         (
@@ -97,6 +88,15 @@ def answer(
         charts=lambda: [_chart(costs, known.per_h, rows)],
         next=f"outlast plan spot --rate {known.per_h:.4g}/h --checkpoint "
         f"{costs.checkpoint_h * 3600:.4g}s --spot 0.70 --on-demand 1.00",
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.model,
+        span(row.interval_h),
+        number(row.wall_per_useful, 4),
+        number(row.exact_wall_per_useful, 4),
     )
 
 
