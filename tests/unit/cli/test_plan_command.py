@@ -501,6 +501,9 @@ def test_the_jobs_own_measurements(ask, say):
     assert found["checkpoint_h"] == pytest.approx(2 / 3600)
     assert found["lag_h"] == pytest.approx(5 / 3600)
     assert found["restore_h"] == pytest.approx(30 / 3600)
+    assert ask("spot --spot 0.7 --on-demand 1")["detect_h"] == found["detect_h"] > 0
+    assert ask("interval --checkpoint 1min")["restore_h"] == found["restore_h"]
+    assert ask("interval --checkpoint 1min --restore 9s")["restore_h"] == pytest.approx(9 / 3600)
     assert say("").startswith("From what the job in ")
     assert ask("")["memory"]["state_bytes"] == 10**9
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from outlast.cli.plan.answer import Answer, show, shown
+from outlast.cli.plan.answer import Answer, answered
 from outlast.cli.quantities import BANDWIDTH, DURATION, GPUS, SIZE, SPAN
 from outlast.plan.flush import Flush
 from outlast.report import humanise
@@ -102,17 +101,15 @@ def _chart(flush: Flush) -> Picture:
 @click.option("--step", "step_h", type=DURATION, help="Until the step is over: 10 s.")
 @click.option("--fsync", "fsync_h", type=DURATION, help="Until it is durable: 0 s.")
 @click.option("--margin", "margin_h", type=DURATION, help="Kept for the rest: 10 s.")
-@shown
+@answered
 def command(
     *,
     state_bytes: float,
     bandwidth: float,
     notice_h: float,
     nodes: int,
-    as_json: bool,
-    plot: Path | None,
     **terms_h: float | None,
-) -> None:
+) -> Answer:
     """Whether the state can be written between a notice and the machine's end."""
     given = {
         f"{name.removesuffix('_h')}_s": value * 3600
@@ -126,4 +123,4 @@ def command(
         notice_s=notice_h * 3600,
         **given,
     )
-    show(answer(flush, nodes), as_json=as_json, plot=plot)
+    return answer(flush, nodes)

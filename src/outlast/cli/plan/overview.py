@@ -141,7 +141,7 @@ def _about_failures(inputs: dict[str, Any], measured: Own | None) -> dict[str, A
     gpus, days = inputs["gpus"], inputs["days"] or 30.0
     per_node = inputs["gpus_per_node"] or GPUS_PER_NODE
     known = rate_of(inputs["rate"], gpus, per_node, measured=measured)
-    answers = {"failures": failures.answer(known, days=days, gpus=gpus)}
+    answers = {"failures": failures.answer(known, days=days)}
     lost_h = 0.25
     if inputs["checkpoint_h"] is not None:
         costs = Costs(
