@@ -77,7 +77,7 @@ def _called(arguments: list[str] | None) -> int:
     except OutlastError as error:
         return _failed(str(error), int(error.exit_code))
     except click.ClickException as error:
-        return _failed(f"{error.format_message()} See: outlast --help", 2)
+        return _failed(_usage(error), 2)
     except click.Abort:
         return _failed("stopped", 130)
     except _NobodyReadsError:
@@ -86,6 +86,14 @@ def _called(arguments: list[str] | None) -> int:
         hint = "look at the disk, or give another directory"
         return _failed(f"{error}; {hint}", int(Exit.STORAGE))
     return int(code or 0)
+
+
+def _usage(error: click.ClickException) -> str:
+    """What is wrong with a command line, and where it is explained."""
+    words = error.format_message()
+    found = getattr(error, "ctx", None)
+    path = found.command_path if isinstance(found, click.Context) else "outlast"
+    return f"{words.rstrip()}{'' if words.rstrip()[-1:] in '.?!' else '.'} See: {path} --help"
 
 
 def _failed(text: str, code: int) -> int:
