@@ -235,13 +235,16 @@ class Floor:
         """End what is left; fails when something outlived the processes that the test ended."""
         for started in self._started:
             started.kill()
-        deadline = time.monotonic() + 30
+        # A keeper stays 20 s when its agent was killed; on a busy machine its end takes a while.
+        deadline = time.monotonic() + 90
         while (left := self.offspring()) and time.monotonic() < deadline:
             time.sleep(0.05)
+        names = []
         for process in left:
             with contextlib.suppress(psutil.Error):
+                names.append(f"{process.pid} {process.status()}: {' '.join(process.cmdline())}")
                 process.kill()
-        assert not left, f"left running: {left}"
+        assert not left, f"left running: {names}"
 
     def _environ(self, extra):
         return {**self.environ, **{name: str(value) for name, value in (extra or {}).items()}}

@@ -53,11 +53,12 @@ def test_a_save_asked_for_outside_of_the_loop_is_the_final_one(job):
 def test_misuse_is_named(job):
     with pytest.raises(ConfigError, match="did you mean every"):
         outlast.session(model=torch.nn.Linear(2, 1), dir=job, evry="5 steps")
-    with (
-        outlast.session(model=torch.nn.Linear(2, 1), dir=job) as session,
-        pytest.raises(ConfigError, match="until=-3"),
-    ):
-        next(session.steps([0], until=-3))
+    with outlast.session(model=torch.nn.Linear(2, 1), dir=job) as session:
+        assert not list(session.steps([0], epochs=0))
+        with pytest.raises(ConfigError, match="epochs=-1"):
+            next(session.steps([0], epochs=-1))
+        with pytest.raises(ConfigError, match="until=-3"):
+            next(session.steps([0], until=-3))
     with pytest.raises(ConfigError, match="the session is over"):
         next(session.steps([0], until=3))
 
@@ -311,7 +312,7 @@ class Points(torch.utils.data.Dataset):
         return index
 
 
-@pytest.mark.parametrize("by", ["steps", "epochs"])
+@pytest.mark.parametrize("by", ["steps", "epochs", "passes"])
 def test_a_loader_goes_on_in_the_loop_behind_the_one_that_was_over(by, job, monkeypatch, capfd):
     """Several loops over one loader; the run ends at the ends of loops, and within them."""
     monkeypatch.setattr("outlast.training.turns.END_AFTER_S", 0.0)
@@ -322,7 +323,7 @@ def test_a_loader_goes_on_in_the_loop_behind_the_one_that_was_over(by, job, monk
         model = torch.nn.Linear(1, 1)
         with outlast.session(model=model, dir=directory) as session:
             for part in (1, 2, 3, 4):
-                limit = {"until": 5 * part} if by == "steps" else {"epochs": part}
+                limit = {"steps": {"until": 5 * part}, "epochs": {"epochs": part}, "passes": {}}[by]
                 for batch in session.steps(loader, **limit):
                     seen.append((session.step, sorted(batch.tolist())))
                     if len(seen) == stop and stop % 5:
@@ -340,7 +341,42 @@ def test_a_loader_goes_on_in_the_loop_behind_the_one_that_was_over(by, job, monk
         seen += train(job, stop)
     seen += train(job, 99)
     assert seen == undisturbed
-    assert ("it is not run again" in capfd.readouterr().err) == (by == "epochs")
+    assert ("it is not run again" in capfd.readouterr().err) == (by != "steps")
+
+
+@pytest.mark.parametrize("by", ["steps", "passes"])
+def test_a_script_that_counts_epochs_for_its_sampler_gets_them(by, job):
+    """A loop for each epoch, as people write them for a DistributedSampler; ended in the third."""
+
+    def build():
+        sampler = torch.utils.data.DistributedSampler(Points(20), 1, 0, seed=3)
+        return sampler, torch.utils.data.DataLoader(Points(20), 4, sampler=sampler)
+
+    def train(stop):
+        seen, pending = [], None
+        sampler, loader = build()
+        with outlast.session(model=torch.nn.Linear(1, 1), dir=job, every="1 h") as session:
+            for epoch in range(4):
+                sampler.set_epoch(epoch)
+                limit = {"until": 5 * (epoch + 1)} if by == "steps" else {}
+                for batch in session.steps(loader, **limit):
+                    seen.append((session.step, batch.tolist()))
+                    time.sleep(0.01)
+                    if session.step == stop:
+                        pending = session.save()
+                    elif pending and pending.step is not None and pending.wait(60):
+                        return [line for line in seen if line[0] < pending.step]
+                assert sampler.epoch == epoch
+        return seen
+
+    expected = []
+    sampler, loader = build()
+    for epoch in range(4):
+        sampler.set_epoch(epoch)
+        expected += [batch.tolist() for batch in loader]
+    seen = train(11)
+    assert 11 <= len(seen) < 20
+    assert seen + train(99) == list(enumerate(expected))
 
 
 def test_auto_counts_the_jobs_failures_and_writes_down_its_interval(job, monkeypatch):

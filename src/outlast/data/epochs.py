@@ -86,18 +86,39 @@ def restore_generators(loader: Any, states: list[Any]) -> None:
         generator.set_state(saved.cpu())
 
 
-def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell the samplers which epoch begins, those that want to know."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    samplers: tuple[Any, ...] = (
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-    )
-    for sampler in {id(sampler): sampler for sampler in samplers}.values():
-        tell = getattr(sampler, "set_epoch", None)
-        if callable(tell):
-            tell(epoch)
+class Samplers:
+    """A loader's samplers that want to know which epoch begins.
+
+    A script with a loop for each epoch tells them itself, before each loop. So a loop counts from
+    the epoch that it finds, and leaves them as it found them.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        some: tuple[Any, ...] = (
+            getattr(loader, "sampler", None),
+            batch_sampler,
+            getattr(batch_sampler, "sampler", None),
+        )
+        listening = {id(one): one for one in some if callable(getattr(one, "set_epoch", None))}
+        self._found = [(one, _epoch_of(one)) for one in listening.values()]
+
+    def tell(self, epoch: int) -> None:
+        """This loop's epoch of this number, from 0, begins."""
+        for sampler, found in self._found:
+            sampler.set_epoch((found or 0) + epoch)
+
+    def leave(self) -> None:
+        """The loop is over."""
+        for sampler, found in self._found:
+            if found is not None:
+                sampler.set_epoch(found)
+
+
+def _epoch_of(sampler: Any) -> int | None:
+    """Where it stands, as torch's DistributedSampler says it; None where it does not say."""
+    epoch = getattr(sampler, "epoch", None)
+    return epoch if isinstance(epoch, int) else None
 
 
 class EpochFeed(abc.ABC):
@@ -116,6 +137,7 @@ class EpochFeed(abc.ABC):
     def __init__(self, loader: Any, *, world_size: int) -> None:
         self.loader = loader
         self._iterated = loader
+        self._samplers = Samplers(loader)
         self.epoch = 0
         self.batches = 0
         self.max_epochs: int | None = None
@@ -168,7 +190,7 @@ class EpochFeed(abc.ABC):
         self._mark_start()
         self.epoch, self.batches, self._has_started = self._next_epoch, 0, True
         self._passed = []
-        set_epoch(self.loader, self.epoch)
+        self._samplers.tell(self.epoch)
         self._iterator = self._open()
         return self._iterator
 
@@ -226,6 +248,10 @@ class EpochFeed(abc.ABC):
     def _resume(self, state: Mapping[str, Any]) -> None:
         """If an epoch had started: open it again, and go to ``self.batches``."""
 
+    def leave(self) -> None:
+        """The loop is over: samplers stand as the script had left them."""
+        self._samplers.leave()
+
     def close(self) -> None:
         """End the loader's processes; the position stays readable."""
         iterator, self._iterator = self._iterator, None
@@ -274,7 +300,7 @@ class ReplayFeed(EpochFeed):
         """Put all random-number states back to the epoch's start."""
         random_state.restore(self._start["random"])
         restore_generators(self.loader, self._start["generators"])
-        set_epoch(self.loader, self.epoch)
+        self._samplers.tell(self.epoch)
 
     def _too_short(self, num_batches: int) -> ConfigError:
         return ConfigError(

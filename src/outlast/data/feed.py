@@ -24,7 +24,6 @@ from outlast.data.epochs import (
     check_kind,
     generator_states,
     restore_generators,
-    set_epoch,
 )
 from outlast.data.loader import Loader
 from outlast.data.random_state import preserved
@@ -64,6 +63,9 @@ class Feed(Protocol):
 
     def state(self) -> dict[str, Any]:
         """The position after the batches handed out: plain values and tensors."""
+
+    def leave(self) -> None:
+        """The loop is over; what the script tells the loader's samplers is its own again."""
 
     def close(self) -> None:
         """End the loader's processes."""
@@ -187,6 +189,9 @@ class OutlastFeed:
         self.loader.load_state_dict(state)
         self.epoch = int(state["epoch"])
 
+    def leave(self) -> None:
+        """Nothing: there is no sampler."""
+
     def close(self) -> None:
         """End the loader's processes; the position stays readable."""
         iterator, self._iterator = self._iterator, None
@@ -230,7 +235,7 @@ class StatefulFeed(EpochFeed):
 
     def _resume(self, state: Mapping[str, Any]) -> None:
         if state["loader"] is not None:
-            set_epoch(self.loader, self.epoch)
+            self._samplers.tell(self.epoch)
             self.loader.load_state_dict(state["loader"])
         if self._has_started:
             self._iterator = self._open()

@@ -37,8 +37,9 @@ from outlast.health.proc import Look, look_at, moved, state_of
 from outlast.health.pulse import ask_path, recorder_path
 from outlast.health.stacks import Stacks, take
 from outlast.health.watched import Watched
-from outlast.policy.blame import STOPPED_S, Seen
+from outlast.policy.blame import STOPPED_S
 from outlast.policy.hang import FRESH_STEPS, Kind, Limits, Set
+from outlast.policy.seen import Seen
 
 logger = logging.getLogger(__name__)
 
@@ -216,6 +217,7 @@ class HangWatch:
             begun=track.begun,
             pulse_age_s=None if track.pulse_s is None else now_s - track.pulse_s,
             state=after.state,
+            tracer=after.tracer,
             # The threads of the backward pass compute while the one that began it waits.
             moves=what.main or (in_backward and what.whole),
             moves_below=what.below,

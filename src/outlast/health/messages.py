@@ -28,8 +28,8 @@ from typing import Final
 
 import msgspec
 
-from outlast.policy.blame import Seen
 from outlast.policy.hang import Set
+from outlast.policy.seen import Seen
 
 logger = logging.getLogger(__name__)
 

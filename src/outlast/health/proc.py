@@ -44,6 +44,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         at_s: monotonic second.
         state: R, S, D, T, t or Z; "" when it has gone.
+        tracer: who traces it, "gdb (pid 71)", or "".
         call: the system call that its main thread is in: read, write, open, sleep, lock; or "".
         main_s, whole_s, below_s: seconds of a core used by its main thread, by all of its threads,
             and by the processes that it has started, and that these have started.
@@ -55,6 +56,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     at_s: float
     state: str = ""
+    tracer: str = ""
     call: str = ""
     main_s: float = 0.0
     whole_s: float = 0.0
@@ -97,6 +99,7 @@ def look_at(pid: int) -> Look:
     return Look(
         at_s=now_s,
         state=state,
+        tracer=tracer_of(pid),
         call=_call(main),
         main_s=_stat(main)[1],
         whole_s=whole_s,
@@ -146,15 +149,32 @@ def state_of(pid: int) -> str:
     return _stat(Path(f"/proc/{pid}"))[0]
 
 
+def tracer_of(pid: int) -> str:
+    """Who traces a process, "gdb (pid 71)"; "" for nobody, and for py-spy, which only looks."""
+    number = _status(pid, "TracerPid", 10)
+    if not number:
+        return ""
+    try:
+        name = Path(f"/proc/{number}/comm").read_text(errors="replace").strip()
+    except OSError:
+        name = "a process that cannot be seen"
+    return "" if name == "py-spy" else f"{name} (pid {number})"
+
+
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal."""
+    return bool(_status(pid, "SigCgt", 16) >> (number - 1) & 1)
+
+
+def _status(pid: int, name: str, base: int) -> int:
+    """A number that the kernel says of a process; 0 where it says none."""
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1], base)
     except (OSError, ValueError):
         pass
-    return False
+    return 0
 
 
 def _stat(place: Path) -> tuple[str, float]:

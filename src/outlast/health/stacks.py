@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,8 +23,8 @@ from typing import Any, Final
 import msgspec
 
 from outlast.health.answering import SIGNAL
-from outlast.health.proc import catches, state_of
-from outlast.policy.blame import Frame
+from outlast.health.proc import catches, state_of, tracer_of
+from outlast.policy.seen import Frame
 
 SPY_S: Final = 1.5
 ANSWER_S: Final = 0.5
@@ -58,6 +59,9 @@ def take(pid: int, answer: Path) -> Stacks:
     for way in (("--nonblocking",), ()) if spy else ():
         if way or state_of(pid) in ("R", "S"):  # else it would wait for the process to stop
             found = _by_spy(spy, pid, way)
+            if not way and state_of(pid) == "T":  # py-spy was ended while it held it
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGCONT)
             if found.frames:
                 return found
     return _by_signal(pid, answer)
@@ -108,7 +112,7 @@ def _as_text(thread: dict[str, Any]) -> str:
 
 
 def _by_signal(pid: int, answer: Path) -> Stacks:
-    if not catches(pid, SIGNAL):  # it would die of it
+    if not catches(pid, SIGNAL) or tracer_of(pid):  # it would die of it; a debugger would stop it
         return Stacks()
     with contextlib.suppress(OSError):
         os.truncate(answer, 0)  # it is in memory, and would grow for weeks; the other end appends

@@ -297,7 +297,7 @@ class Agent(LocalElasticAgent):
         self._judging.note_lost(causes)
         self._starts.ended([f.exit_code for f in failures if f.exit_code != Exit.ROLLED_BACK])
         if hung is not None:
-            failures.append(failure_of(hung))
+            failures.append(failure_of(hung, self._hangs.chosen))
         verdict = self._machines.judged(failures)
         is_first = not worker_group.group_rank  # what all have alike is written down once
         if verdict is None:

@@ -35,9 +35,11 @@ from outlast.health.messages import Ask, Evidence, Suspicion
 from outlast.health.pulse import TIMEOUT_VARIABLE
 from outlast.launch.health import Health
 from outlast.ledger.file import Ledger
-from outlast.policy.blame import Named, NotYet, Seen, judge
+from outlast.ledger.narrator import say
+from outlast.policy.blame import Named, NotYet, judge
 from outlast.policy.failures import Failure
 from outlast.policy.hang import Kind, Limits, Set, collective_timeout_s
+from outlast.policy.seen import Seen, held_by
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +109,7 @@ class Hangs:
         self._answer: Evidence | None = None
         self._attempt = self._settled = 0
         self._unproven: tuple[Kind, int | None] | None = None  # the last one
+        self._held: set[tuple[int, str]] = set()  # ranks, and who traces them, as was said
         self._written = threading.Event()
         self._written.set()
         self._group: Any = None
@@ -127,6 +130,7 @@ class Hangs:
         self.end()
         with self._lock:
             self.named, self._own, self._answer = None, None, None
+            self._held.clear()
             self._attempt, self._group = self._ledger.attempt, group
         if self.chosen is not None and group.group_world_size > 1:
             self._exchange = _Exchange(self, group)
@@ -146,6 +150,12 @@ class Hangs:
         with self._lock:
             self._own = time.monotonic(), suspicion.seen
             exchange = self._exchange
+        for (
+            one
+        ) in suspicion.seen:  # a person wants to know why nothing goes on, and nothing is done
+            if (words := held_by(one)) and (one.rank, one.tracer) not in self._held:
+                self._held.add((one.rank, one.tracer))
+                say(words)
         if exchange is not None:
             exchange.wake.set()
         elif self._group.group_world_size == 1:
@@ -270,14 +280,16 @@ def hang_of(settings: Settings) -> Set | None:
     )
 
 
-def failure_of(named: Named) -> Failure:
-    """A hang as the failure that ended the attempt."""
+def failure_of(named: Named, chosen: Set | None) -> Failure:
+    """A hang as the failure that ended the attempt; ``chosen`` is what the owner has set."""
+    had_all = chosen is not None and named.given_s >= chosen.ceiling_s
     return Failure(
         rank=named.ranks[0] if named.ranks else 0,
         exit_code=-signal.SIGKILL,
         message=f"hang: {named.sentence}",
         step=None if named.step is None else named.step - 1,
-        proven=named.is_proven,
+        proven=named.is_proven or had_all,
+        stack=named.stack,
     )
 
 

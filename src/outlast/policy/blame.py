@@ -35,6 +35,18 @@ from typing import Final
 import msgspec
 
 from outlast.policy.hang import Kind
+from outlast.policy.seen import (
+    Seen,
+    does,
+    has_lost_its_pulse,
+    in_step,
+    is_debugged,
+    place_of,
+    stack_of,
+    step_of,
+    waits,
+    where_of,
+)
 
 STOPPED_S: Final = 10.0  # nobody is stopped by right for longer
 LOADER_S: Final = 60.0  # a loader whose processes compute
@@ -42,11 +54,6 @@ DEBUGGED_S: Final = 60.0  # until the next look at one that a person has in a de
 STARVED: Final = 4.0  # times as long for one that the machine does not let run
 NOBODY: Final = 3.0  # times as long where nobody is to blame
 AGAIN_MIN_S: Final = 0.5
-_PULSE_LOST_S: Final = 1.0
-_LIBRARY: Final = re.compile(
-    r"site-packages/|dist-packages/|/lib/python3|^<"
-    r"|outlast/(attempt|checkpoint|data|health|keeper|launch|ledger|notice|reduce|training)/"
-)
 _BY_RIGHT: Final = re.compile(
     r"torch/(_dynamo|_inductor|_functorch|export|serialization|distributed/checkpoint)\b"
     r"|/triton/|/safetensors/|importlib"
@@ -54,71 +61,6 @@ _BY_RIGHT: Final = re.compile(
 _EVALUATES: Final = re.compile(
     r"^(eval|evaluate|validate|validation|test)(_|$)|_(eval|validation)$"
 )
-_WAITS_IN: Final = re.compile(
-    r"torch/distributed/(?!checkpoint/)|torch/cuda/|torch/nn/parallel/"
-    r"|outlast/(attempt|training|reduce|keeper)/"
-)
-_SPINS_IN: Final = re.compile(  # it uses a core, and waits nevertheless
-    r"torch/distributed/(distributed_c10d|c10d_logger|_functional_collectives)\.py$|torch/cuda/"
-)
-_DEBUGGED: Final = re.compile(r"/python3[^/]*/(pdb|bdb|code)\.py$|/(debugpy|pydevd|ipdb)/")
-_COLLECTIVE: Final = re.compile(r"torch/distributed/(?!c10d_logger)")
-
-
-class Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One frame of a stack."""
-
-    function: str
-    file: str
-    line: int
-
-
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of one rank.
-
-    Attributes:
-        rank: its rank.
-        node: its machine.
-        kind: what it does.
-        is_session: whether it says what it does.
-        step: completed steps, or None.
-        age_s: seconds since its last sign of progress.
-        limit_s: that it is given for what it does.
-        slow_s: that an evaluation is given.
-        begun: collectives begun, or -1.
-        pulse_age_s: seconds since its interpreter last ran something else, or None.
-        state: its process as the kernel has it: R, S, D, T, t, Z; "" when it has gone.
-        outside_s: that is given before and after loops.
-        moves: whether it used a core, moved bytes, or was let run often, between two looks.
-        moves_below: whether processes that it started did, and those that these have started.
-        is_still: whether no thread of all these did anything worth mentioning.
-        is_starved: whether it was mostly waiting for a core.
-        holds_gil: whether its main thread holds the interpreter's lock, or None.
-        call: the system call that its main thread is in, or "".
-        frames: of its main thread, innermost first.
-        recorded: its last collectives, the newest first.
-    """
-
-    rank: int
-    node: str
-    kind: Kind
-    is_session: bool = False
-    step: int | None = None
-    age_s: float = 0.0
-    limit_s: float = 0.0
-    slow_s: float = 0.0
-    outside_s: float = 0.0
-    begun: int = -1
-    pulse_age_s: float | None = None
-    state: str = "S"
-    moves: bool = False
-    moves_below: bool = False
-    is_still: bool = False
-    is_starved: bool = False
-    holds_gil: bool | None = None
-    call: str = ""
-    frames: tuple[Frame, ...] = ()
-    recorded: tuple[str, ...] = ()
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +75,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
         given_s: seconds that it was given.
         step: the step in which it is, or None.
         place: where it is: "f() at file.py:41", or "".
+        stack: the script's functions that it is in; "" where the machine may be why.
     """
 
     ranks: tuple[int, ...]
@@ -143,6 +86,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
     given_s: float
     step: int | None = None
     place: str = ""
+    stack: str = ""
 
 
 class NotYet(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,14 +105,14 @@ def judge(
         silent: machines that have not shown how their ranks look, though asked.
         is_silent_for_long: whether their agents did not answer at all, more than once in a row.
     """
-    if any(_is_debugged(one) for one in seen):
+    if any(is_debugged(one) for one in seen):
         return NotYet(again_s=DEBUGGED_S)
     gone = [one for one in seen if one.state in ("", "Z")]
     if gone:  # the others finish: what a script does in the end is like what it does before a loop
         seen = [_finishing(one) for one in seen]
         gone = [one for one in seen if one.state in ("", "Z")]
     stopped = [one for one in seen if one.state == "T"]
-    waiting = [one for one in seen if one not in gone and one not in stopped and _waits(one)]
+    waiting = [one for one in seen if one not in gone and one not in stopped and waits(one)]
     busy = [one for one in seen if one not in gone and one not in stopped and one not in waiting]
     late = [one for one in stopped if _is_late(one)]
     if late:
@@ -230,7 +174,7 @@ def _of_waiting(waiting: list[Seen], seen: Sequence[Seen]) -> Named | NotYet:
     longest = min(waiting, key=lambda one: one.age_s)
     if longest.age_s < NOBODY * longest.limit_s:
         return NotYet(again_s=max(NOBODY * longest.limit_s - longest.age_s, AGAIN_MIN_S))
-    where = _where(longest)
+    where = where_of(longest)
     number = "the only rank waits" if len(seen) == 1 else f"all {len(seen)} ranks wait"
     return Named(
         ranks=(),
@@ -239,31 +183,12 @@ def _of_waiting(waiting: list[Seen], seen: Sequence[Seen]) -> Named | NotYet:
         is_proven=False,
         kind=longest.kind,
         given_s=NOBODY * longest.limit_s,
-        step=_step(longest),
-        place=_place(longest),
+        step=step_of(longest),
+        place=place_of(longest),
     )
 
 
 # --- one rank ------------------------------------------------------------------------------------
-
-
-def _waits(one: Seen) -> bool:
-    """Whether it waits for others, and has nothing to do itself."""
-    if not one.frames:
-        return False
-    top = one.frames[:3]
-    if one.moves:
-        return any(_SPINS_IN.search(frame.file) for frame in top)
-    if top[0].function == "_engine_run_backward":
-        return True
-    if any("torch/distributed/checkpoint/" in frame.file for frame in top):
-        return bool(_SPINS_IN.search(top[0].file))  # else it writes or reads
-    return any(_WAITS_IN.search(frame.file) for frame in top)
-
-
-def _is_debugged(one: Seen) -> bool:
-    """Whether a person has it in a debugger."""
-    return one.state == "t" or any(_DEBUGGED.search(frame.file) for frame in one.frames)
 
 
 def _finishing(one: Seen) -> Seen:
@@ -275,17 +200,11 @@ def _is_proven(one: Seen) -> bool:
     """Whether no time will mend it."""
     if one.state == "T":
         return True
-    if one.moves or one.moves_below or one.is_starved or one.state == "D":
+    if one.moves or one.moves_below or one.is_starved or one.state == "D" or one.tracer:
         return False
     if one.call == "lock":
         return one.is_still
-    return _has_lost_its_pulse(one) and one.call not in ("read", "write", "open")
-
-
-def _has_lost_its_pulse(one: Seen) -> bool:
-    """Whether one thread keeps the interpreter for itself."""
-    lost = one.pulse_age_s is not None and one.pulse_age_s > _PULSE_LOST_S
-    return lost and one.holds_gil is not False
+    return has_lost_its_pulse(one) and one.call not in ("read", "write", "open")
 
 
 def _is_late(one: Seen) -> bool:
@@ -299,6 +218,8 @@ def _given_s(one: Seen) -> float:
     given_s = one.limit_s
     if one.is_starved:
         given_s *= STARVED
+    if one.tracer:  # each system call may take a hundred times as long
+        given_s = max(given_s, one.outside_s)
     # A disk or a network that keeps one of these waiting shows nothing that moves.
     if any(_BY_RIGHT.search(at.file) or _EVALUATES.search(at.function) for at in one.frames):
         given_s = max(given_s, one.slow_s)
@@ -332,12 +253,12 @@ def _name(culprit: Seen, waiting: Sequence[Seen], seen: Sequence[Seen]) -> Named
     if waiting:
         there = _least_far(list(waiting))
         if (culprit.step or 0) < (there.step or 0):
-            words.append(f"has not finished step {_step(culprit)};")
+            words.append(f"has not finished step {step_of(culprit)};")
         else:
-            words.append(f"has not entered {_where(there)};")
+            words.append(f"has not entered {where_of(there)};")
     else:
-        words.append(f"has made no progress{_in_step(culprit)} for {culprit.age_s:.1f} s;")
-    words.append(_does(culprit))
+        words.append(f"has made no progress{in_step(culprit)} for {culprit.age_s:.1f} s;")
+    words.append(does(culprit))
     return Named(
         ranks=(culprit.rank,),
         nodes=(culprit.node,),
@@ -345,8 +266,9 @@ def _name(culprit: Seen, waiting: Sequence[Seen], seen: Sequence[Seen]) -> Named
         is_proven=_is_proven(culprit),
         kind=culprit.kind,
         given_s=_given_s(culprit) if _given_s(culprit) < float("inf") else culprit.age_s,
-        step=_step(culprit),
-        place=_place(culprit),
+        step=step_of(culprit),
+        place=place_of(culprit),
+        stack=stack_of(culprit),
     )
 
 
@@ -360,19 +282,20 @@ def _passed_by(
     counts = ""
     if one.begun >= 0 and there.begun >= 0 and one.begun != there.begun:
         counts = f" ({one.begun} collectives begun, {there.begun} by the others)"
-    whom = "the others" if more else _where(there)
+    whom = "the others" if more else where_of(there)
     last = ""
     if one.recorded and there.recorded:
         last = f"; its last was {one.recorded[0]}, theirs {there.recorded[0]}"
     return Named(
         ranks=tuple(each.rank for each in few),
         nodes=tuple(dict.fromkeys(each.node for each in few)),
-        sentence=f"{_who(few, seen)} {has} {whom}{counts}; {_does(one)}{_others_wait(rest)}{last}",
+        sentence=f"{_who(few, seen)} {has} {whom}{counts}; {does(one)}{_others_wait(rest)}{last}",
         is_proven=bool(counts),
         kind=one.kind,
         given_s=there.limit_s,
-        step=_step(one),
-        place=_place(one),
+        step=step_of(one),
+        place=place_of(one),
+        stack=stack_of(one),
     )
 
 
@@ -389,14 +312,14 @@ def _in_different(waiting: Sequence[Seen], seen: Sequence[Seen]) -> Named:
         nodes=tuple(dict.fromkeys(each.node for each in few)),
         sentence=(
             f"{_who(few, seen)} {'is' if len(few) == 1 else 'are'} in {one.recorded[0]}, and "
-            f"rank {there.rank} in {there.recorded[0]}{_in_step(there)}: they have parted; "
-            f"{_does(one)}"
+            f"rank {there.rank} in {there.recorded[0]}{in_step(there)}: they have parted; "
+            f"{does(one)}"
         ),
         is_proven=False,
         kind=one.kind,
         given_s=there.limit_s,
-        step=_step(one),
-        place=_place(one),
+        step=step_of(one),
+        place=place_of(one),
     )
 
 
@@ -404,7 +327,7 @@ def _silent(seen: Sequence[Seen], silent: Sequence[str]) -> Named:
     names = " and ".join(silent)
     verb = "says" if len(silent) == 1 else "say"
     oldest = max(seen, key=lambda one: one.age_s, default=None)
-    waiting = f"; the {len(seen)} ranks elsewhere wait{_in_step(oldest)}" if oldest else ""
+    waiting = f"; the {len(seen)} ranks elsewhere wait{in_step(oldest)}" if oldest else ""
     return Named(
         ranks=(),
         nodes=tuple(silent),
@@ -412,7 +335,7 @@ def _silent(seen: Sequence[Seen], silent: Sequence[str]) -> Named:
         is_proven=False,
         kind=oldest.kind if oldest else Kind.OUTSIDE,
         given_s=oldest.limit_s if oldest else 0.0,
-        step=_step(oldest) if oldest else None,
+        step=step_of(oldest) if oldest else None,
     )
 
 
@@ -422,66 +345,6 @@ def _who(some: Sequence[Seen], seen: Sequence[Seen]) -> str:
     words = f"rank{'s' * (len(some) > 1)} {listed}"
     nodes = dict.fromkeys(one.node for one in some)
     return words + (f" on {' and '.join(nodes)}" if len({one.node for one in seen}) > 1 else "")
-
-
-def _step(one: Seen) -> int | None:
-    return None if one.step is None or not one.is_session else one.step + 1
-
-
-def _in_step(one: Seen) -> str:
-    number = _step(one)
-    return "" if number is None else f" in step {number}"
-
-
-def _where(one: Seen) -> str:
-    """What a rank waits in: "step 812's gradient sum"."""
-    what = "a collective"
-    if any(frame.function in ("backward", "_engine_run_backward") for frame in one.frames):
-        what = "gradient sum"
-    elif any("outlast/attempt/" in frame.file for frame in one.frames):
-        what = "agreement at its end"
-    else:
-        ours = [frame for frame in one.frames if _COLLECTIVE.search(frame.file)]
-        if ours:
-            what = f"{ours[-1].function}()"
-    number = _step(one)
-    if number is None:
-        return f"the {what}" if what == "gradient sum" else what
-    return f"step {number}'s {what.removeprefix('a ')}"
-
-
-def _does(one: Seen) -> str:
-    """What it is doing, and where."""
-    at = _place(one)
-    place = f" in {at}" if at else ""
-    if one.state in ("", "Z"):
-        return "it has left"
-    if one.state == "T":
-        return f"it is stopped{place}"
-    if one.state == "D":
-        return f"the kernel does not let it go (state D){place}"
-    if _waits(one):
-        return f"it waits in {_where(one)}{f', {at}' if at else ''}"
-    if _has_lost_its_pulse(one):
-        return f"it holds the interpreter's lock{place}"
-    doing = {
-        "lock": "it waits for a lock",
-        "read": "it is blocked in a read",
-        "open": "it is blocked in an open",
-        "write": "it is blocked in a write",
-        "sleep": "it sleeps",
-    }.get("" if one.moves else one.call)
-    return f"{doing or 'it is'}{place}" if place or doing else "where it is could not be seen"
-
-
-def _place(one: Seen) -> str:
-    """The innermost place that is the script's own."""
-    own = next((frame for frame in one.frames if not _LIBRARY.search(frame.file)), None)
-    frame = own or (one.frames[0] if one.frames else None)
-    if frame is None:
-        return ""
-    name = frame.function if frame.function.startswith("<") else f"{frame.function}()"
-    return f"{name} at {frame.file.rpartition('/')[2]}:{frame.line}"
 
 
 def _others_wait(waiting: Sequence[Seen]) -> str:

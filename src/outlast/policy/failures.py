@@ -65,7 +65,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         title: in words, for people.
         signs: what it is known by, in words.
         action: what is done.
-        bug: whether the same traceback at the same step, twice in a row, stops the job.
+        bug_after: how many times in a row the same traceback (of a hang: the same stack) at the
+            same step stops the job; 0 never.
         own_after: how many of this machine's own failures within the window leave it out: 0 never,
             1 at once, else (-1) as many as the owner has set.
         alone: such a failure counts only while no other machine fails in the same way.
@@ -75,12 +76,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     signs: str
     action: Action
-    bug: bool = False
+    bug_after: int = 0
     own_after: int = 0
     alone: bool = False
 
 
 AS_SET: Final = -1
+TWICE: Final = 2
+THRICE: Final = 3  # what only looked like it is given more time in between
 TABLE: Final = (
     Row(
         kind=Kind.USAGE,
@@ -120,7 +123,7 @@ TABLE: Final = (
         signs="SIGKILL while the OOM killer's counters rose, MemoryError, ENOMEM, shared memory "
         "used up",
         action=Action.ELSEWHERE,
-        bug=True,
+        bug_after=TWICE,
     ),
     Row(
         kind=Kind.CRASH,
@@ -135,7 +138,7 @@ TABLE: Final = (
         title="CUDA failed",
         signs="CUDA, cuBLAS or cuDNN error, but for an assertion on the device",
         action=Action.RESTART,
-        bug=True,
+        bug_after=TWICE,
         own_after=AS_SET,
         alone=True,
     ),
@@ -152,6 +155,7 @@ TABLE: Final = (
         title="a worker hung",
         signs="the watch over hangs has named it",
         action=Action.RESTART,
+        bug_after=THRICE,
     ),
     Row(
         kind=Kind.KILLED,
@@ -166,14 +170,14 @@ TABLE: Final = (
         title="out of memory on a GPU",
         signs="torch.OutOfMemoryError, CUDA out of memory",
         action=Action.RESTART,
-        bug=True,
+        bug_after=TWICE,
     ),
     Row(
         kind=Kind.SCRIPT,
         title="an error of the script",
         signs="any other exception, an assertion on the device",
         action=Action.RESTART,
-        bug=True,
+        bug_after=TWICE,
     ),
     Row(
         kind=Kind.UNKNOWN,
@@ -233,6 +237,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         step: the last step it completed, or None.
         pid: its process, 0 if unknown.
         proven: whether it was one for certain: a worker called hung may have been slow.
+        stack: of a hang, where the script was; "" where not the script may be why.
     """
 
     rank: int
@@ -242,6 +247,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None = None
     pid: int = 0
     proven: bool = True
+    stack: str = ""
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ a notice was heard and a worker failed               stop                75
 workers left with 79, and the ledger has their       restart, which is   (none)
 rollback                                             not counted
 a kind that may be a bug: the same traceback at the  stop                76
-same step, twice in a row
+same step, twice in a row; a hang, three times
 ``without_progress`` attempts in a row without       stop                76
 progress
 the budget of restarts is spent                      stop                76
@@ -28,7 +28,13 @@ rollback takes the job back, so what was reached before it counts no more.
 
 Restarts with progress are bounded by ``max_restarts``, which counts all; those without it also by
 ``without_progress``, which counts them in a row: progress sets it to 0 again. An attempt that was
-ended because a worker hung, without proof of it, is not counted there.
+ended on the mere suspicion that a worker hung is counted in neither: it would have gone on without
+us, and is given more time from then on. Nor does a hang spend a restart after ``window_s`` or more
+with progress: what happens now and then in a job of months is no reason to end it.
+
+A hang is the script's bug where it was in the same functions at the same step for the third time,
+and the last was proven or had all the time that the owner gives. What the machine or a file system
+may be the reason of (a process that is stopped, a read that does not come back) never is.
 
 A wait grows with the attempts in a row without progress, twofold each, up to a limit, and a part
 of it is drawn by chance: machines that wait for the same server do not ask it at once.
@@ -72,7 +78,12 @@ _ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\bpid \d+")
 _NO_SIGNS: Final = Signs()
 # Such an end, after a while, says nothing against what the workers did until then.
 _ENDED_BY_OTHERS: Final = (Kind.KILLED, Kind.PEER)
-_Bug = tuple[str, int]  # a traceback; its step, or -1 - updates where no step is known
+_Bug = tuple[str, int]  # a traceback or stack; its step, or -1 - updates where no step is known
+_SAME: Final = "the same failure at the same step twice: a bug in the script"
+_IS_BUG: Final = {
+    Kind.HANG: "the same hang at the same step three times: a bug in the script, or it needs more "
+    "than health.hang_ceiling"
+}
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +155,7 @@ class RestartPolicy:
         self._own = sorted(own)
         self._without_progress = 0
         self._furthest = -1
-        self._last_bugs: frozenset[_Bug] = frozenset()
+        self._bugs: dict[_Bug, int] = {}  # of the last attempt → how many times in a row by now
 
     def judge(
         self,
@@ -194,7 +205,7 @@ class RestartPolicy:
             )
         if Exit.ROLLED_BACK in codes and rolled_back:  # how many there may be is decided there
             self._furthest, self._without_progress = -1, 0
-            self._last_bugs = frozenset()  # other batches come now
+            self._bugs = {}  # other batches come now
             fine = int(Exit.FINISHED)
             return Verdict(restart=True, exit_code=fine, reason=ROLLED_BACK, action=Action.RESTART)
         case = _Case(failures, signs, echoes=echoes)
@@ -206,24 +217,21 @@ class RestartPolicy:
 
     def _judge_crash(self, case: _Case, lasted_s: float, updates: int) -> Verdict:
         furthest = max((f.step for f in case.failures if f.step is not None), default=None)
-        bugs = case.bugs(updates)
-        repeated = bool(bugs & self._last_bugs)
-        alike = {text for text, _ in bugs} & {text for text, _ in self._last_bugs}
-        self._last_bugs = bugs
-        if repeated:
-            return _stop(
-                Exit.GAVE_UP,
-                "the same failure at the same step twice: a bug in the script",
-                kind=case.kind,
-            )
+        before, self._bugs = self._bugs, {}
+        for bug in case.bugs(updates):
+            self._bugs[bug] = before.get(bug, 0) + 1
+        alike = {text for text, _ in self._bugs} & {text for text, _ in before}
+        is_hang = case.kind is Kind.HANG
+        if case.is_certain and max(self._bugs.values(), default=0) >= ROWS[case.kind].bug_after > 0:
+            return _stop(Exit.GAVE_UP, _IS_BUG.get(case.kind, _SAME), kind=case.kind)
         if furthest is None:
             works = updates > 0 or case.kind in _ENDED_BY_OTHERS
-            progress = works and lasted_s >= SHORT_ATTEMPT_S and not alike
+            progress = works and lasted_s >= SHORT_ATTEMPT_S and (is_hang or not alike)
         else:
             progress = furthest > self._furthest
         # Ended on a suspicion only, an attempt says nothing about what it would have come to. Those
         # who ended it give more time from then on.
-        if progress or all(failure.proven for failure in case.failures):
+        if progress or case.is_certain:
             self._without_progress = 0 if progress else self._without_progress + 1
         self._furthest = max(furthest or 0, self._furthest)
         count = self._without_progress
@@ -232,18 +240,16 @@ class RestartPolicy:
             if case.failures:
                 reason += f"; the last one: {case.reason}"
             return _stop(Exit.GAVE_UP, reason, kind=case.kind)
+        is_free = is_hang and (
+            not case.is_certain or (progress and lasted_s >= self.limits.window_s)
+        )
+        if is_free and self.max_restarts:  # 0 is no number of restarts: it forbids them
+            return _restart(case, count)
         if self.restarts >= self.max_restarts:
             reason = f"all {self.max_restarts} restarts are spent"
             return _stop(Exit.GAVE_UP, reason, kind=case.kind)
         self.restarts += 1
-        return Verdict(
-            restart=True,
-            exit_code=Exit.FINISHED,
-            reason=case.reason,
-            kind=case.kind,
-            action=ROWS[case.kind].action,
-            without_progress=count,
-        )
+        return _restart(case, count)
 
     def _act(
         self,
@@ -282,18 +288,19 @@ class _Case:
         self.failures = failures
         self._kinds = [_kind(failure, signs, echoes=echoes) for failure in failures]
         self.kind = most_telling(self._kinds) if failures else Kind.PEER
+        self.is_certain = all(failure.proven for failure in failures)
 
     def bugs(self, updates: int) -> frozenset[_Bug]:
-        """What would prove a bug, if it came again: tracebacks and where they happened."""
-        if not ROWS[self.kind].bug:
+        """What would prove a bug, if it came again: tracebacks, stacks, and at which step."""
+        if not ROWS[self.kind].bug_after:
             return frozenset()
         return frozenset(
             (
-                _ADDRESS.sub("…", failure.traceback),
+                failure.stack or _ADDRESS.sub("…", failure.traceback),
                 -1 - updates if failure.step is None else failure.step,
             )
             for failure, kind in zip(self.failures, self._kinds, strict=True)
-            if ROWS[kind].bug and failure.traceback
+            if ROWS[kind].bug_after and (failure.stack or failure.traceback)
         )
 
     @property
@@ -323,6 +330,17 @@ def _purpose(failures: Sequence[Failure], code: int) -> Kind:
 
 def _message(failures: Sequence[Failure], code: int) -> str:
     return next((f.message for f in failures if f.exit_code == code and f.message), "")
+
+
+def _restart(case: _Case, without_progress: int) -> Verdict:
+    return Verdict(
+        restart=True,
+        exit_code=Exit.FINISHED,
+        reason=case.reason,
+        kind=case.kind,
+        action=ROWS[case.kind].action,
+        without_progress=without_progress,
+    )
 
 
 def _stop(code: int, reason: str, kind: Kind | None = None) -> Verdict:

@@ -22,6 +22,8 @@ from outlast.errors import ConfigError, StorageError
 WIDTH: Final = 720
 HEIGHT: Final = 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 64, 52
+_LETTER: Final = 7  # pixels of width
+_LEAST_TICKS: Final = 3
 _ZOOM: Final = 2  # pixels of a PNG for each of the SVG
 _FONTS: Final = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.local/share/fonts")
 
@@ -82,7 +84,8 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         title, x_label, y_label: words.
-        x_words: says an x.
+        x_words: says an x that stands on the axis.
+        x_rounds: round numbers between two, for the axis.
         curves: the lines.
         marks: points on them.
         y_low, y_high: what is shown.
@@ -92,6 +95,7 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     x_label: str
     y_label: str
     x_words: Callable[[float], str]
+    x_rounds: Callable[[float, float], list[float]]
     curves: list[Curve]
     marks: list[Mark]
     y_low: float
@@ -144,10 +148,23 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(found, key=lambda spot: spot.strong)  # the strong one above the others
 
     def x_ticks(self) -> list[Tick]:
-        """Six places, equally far apart."""
+        """Round numbers, as many as have room; where there are too few of them, equal parts."""
         low, high = self._range
-        places = [low * (high / low) ** (i / 5) for i in range(6)]
-        return [Tick(self.x(place), self.x_words(place)) for place in places]
+        ticks = self._apart(self.x_rounds(low, high))
+        if len(ticks) < _LEAST_TICKS:
+            ticks = self._apart([low * (high / low) ** (i / 5) for i in range(6)])
+        return ticks
+
+    def _apart(self, places: list[float]) -> list[Tick]:
+        found: list[Tick] = []
+        room = -math.inf  # where the words before end
+        for place in places:
+            words, x = self.x_words(place), self.x(place)
+            half = (_LETTER * len(words) + _LETTER) / 2
+            if x - half >= room and x + half <= WIDTH:
+                found.append(Tick(x, words))
+                room = x + half
+        return found
 
     def y_ticks(self) -> list[Tick]:
         """Round numbers."""
@@ -210,6 +227,15 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Picture = Chart | Timeline
+
+
+def decades(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times each power of ten between two positive numbers."""
+    if not 0 < low < high < math.inf:
+        return []
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    sizes = [n * 10.0**power for power in range(first, last + 1) for n in (1, 2, 5)]
+    return [size for size in sizes if low <= size <= high]
 
 
 def write(charts: list[Picture], path: Path, *, title: str) -> None:

@@ -66,15 +66,20 @@ class Position:
     def open(
         self,
         loader: Iterable[Any],
-        epochs: int | None,
         step: int,
         *,
         rig: Rig,
         objects: Objects,
         streams: Streams,
+        epochs: int | None = None,
+        one_pass: bool = False,
         is_over: bool = False,
     ) -> None:
         """Iterate ``loader`` from where this loop stands.
+
+        It ends rather than starting the epoch number ``epochs``. With ``one_pass`` it ends with the
+        epoch that it is in, whichever that is: the loop before may have ended with the one before,
+        and a resumed loop is in the one that it had begun.
 
         Raises:
             ConfigError: the loader cannot be used, or does not fit the checkpoint.
@@ -93,6 +98,8 @@ class Position:
             streams.restore(step)
         elif self._saved and self.saved_loop > self.loop and isinstance(feed, OutlastFeed):
             feed.restore(self._saved["position"])  # the loops before are not there any more
+        if one_pass:
+            feed.max_epochs = feed.epoch + 1
         streams.forget()
         self._feed = feed
         self._skipping.begin(self.loop, batch)
@@ -114,6 +121,11 @@ class Position:
     def batch(self) -> tuple[int, int]:
         """The loop, and which of its batches was handed out last."""
         return self._skipping.loop, self._skipping.batch
+
+    def leave(self) -> None:
+        """The loop is over."""
+        if self._feed is not None:
+            self._feed.leave()
 
     def close(self) -> None:
         """End the loader's processes."""

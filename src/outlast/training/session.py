@@ -189,7 +189,8 @@ class Session:
             loader: an :class:`outlast.data.Loader` or ``Stream``, a loader with its own
                 state_dict, a stock DataLoader, or any iterable.
             until: stop after this many steps of the job.
-            epochs: stop after this many passes over the loader. Without either: one pass.
+            epochs: stop after this many passes over the loader; an outlast loader counts them from
+                its beginning, any other one from this loop's. Without either: one pass.
 
         Raises:
             ConfigError: the loader does not fit the checkpoint.
@@ -199,17 +200,20 @@ class Session:
             raise ConfigError("the session is over; call steps() inside its with block")
         if until is not None and until < 0:
             raise ConfigError(f"until={until} is no number of steps; count from 0")
+        if epochs is not None and epochs < 0:
+            raise ConfigError(f"epochs={epochs} is no number of passes; count from 0")
         self._position.loop += 1
-        epochs = epochs if epochs or until is not None else 1
+        limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
         if self._was_over(until):
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
                 with excepthook.one_line_errors():
-                    self._open(loader, epochs, is_over=True)
+                    self._open(loader, **limits, is_over=True)
+                self._position.leave()
             elif self._position.saved_loop > self._position.loop:
                 self._streams.restore(self.step)
             return
         with excepthook.one_line_errors():
-            self._open(loader, epochs)
+            self._open(loader, **limits)
         self._in_loop, self._end_random = True, None
         meter = self._meter
         meter.open(self._objects.stateful.values())
@@ -236,6 +240,7 @@ class Session:
                     self._prepare()
         finally:
             self._in_loop = False
+            self._position.leave()
             meter.close()
             self._agreement.leave(self.step)
         self._end_random = random_state.capture()
@@ -277,13 +282,13 @@ class Session:
             )
         return True
 
-    def _open(self, loader: Iterable[Any], epochs: int | None, *, is_over: bool = False) -> None:
+    def _open(self, loader: Iterable[Any], **limits: Any) -> None:
         self._position.open(
-            *(loader, epochs, self.step),
+            *(loader, self.step),
             rig=self._rig,
             objects=self._objects,
             streams=self._streams,
-            is_over=is_over,
+            **limits,
         )
 
     def _boundary(self) -> None:

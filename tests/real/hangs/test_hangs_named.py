@@ -1,10 +1,14 @@
 """A rank that hangs is named with place and stack, and the job ends as if it had not hung."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 from floor import Job
+
+from outlast.health.proc import look_at, tracer_of
 
 SCRIPT = Path(__file__).with_name("hanging.py")
 STEPS, AT = 60, 40
@@ -88,6 +92,33 @@ def test_a_script_that_knows_nothing_of_it(floor, tmp_path, calm, kind):
 def test_without_py_spy(floor, tmp_path, kind):
     job, _ = run(floor, tmp_path, kind, env={"OUTLAST_NO_SPY": "1"})
     check(job, kind, ranks=2, culprit=1, step=AT - 1)
+
+
+def test_the_same_hang_in_each_attempt_is_a_bug_of_the_script(floor, tmp_path):
+    job = Job(tmp_path / "job", 1)
+    agent = floor.outlast(
+        *("run", "--nproc-per-node", 1, "--dir", job.directory, SCRIPT),
+        *(job.records, STEPS, "hold", 0, AT, "--again"),
+        env={"OUTLAST_HEALTH_HANG": "auto"},
+    )
+    assert agent.wait() == 76, agent.text
+    assert "the same hang at the same step three times: a bug in the script" in agent.err
+    assert [event["proven"] for event in job.events("hang")] == [True] * 3
+
+
+def test_a_tracer_is_known_by_name(tmp_path):
+    sleeper = subprocess.Popen(["/bin/sleep", "60"])
+    log = tmp_path / "log"
+    strace = subprocess.Popen(["strace", "-o", log, "-p", str(sleeper.pid)], stderr=-1, text=True)
+    try:
+        assert tracer_of(os.getpid()) == ""
+        with strace.stderr:
+            assert "attached" in strace.stderr.readline()
+        assert tracer_of(sleeper.pid) == look_at(sleeper.pid).tracer == f"strace (pid {strace.pid})"
+    finally:
+        for one in (strace, sleeper):
+            one.kill()
+            one.wait()
 
 
 def test_nobody_is_watched_where_the_owner_says_so(floor, tmp_path):

@@ -76,8 +76,8 @@ def told_copied(self, capture):
     FILE.with_suffix(f".whole.{step}.{RANK}").touch()
 
 
-def settled_completed(self, step):
-    completed(self, step)
+def settled_completed(self, step, *of):
+    completed(self, step, *of)
     if step not in (FREE + 1, FREE + 2) and not UNSETTLED:
         self.engine.wait(100)
         self.engine.line.wait_for_keeper(100)

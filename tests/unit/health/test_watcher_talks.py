@@ -8,8 +8,8 @@ import pytest
 from outlast.health import watcher as rooms
 from outlast.health.messages import Begin, FromWatcher, Gap, Suspicion, Voice, Worker, pair
 from outlast.health.watcher import Watcher
-from outlast.policy.blame import Frame, Seen
 from outlast.policy.hang import Kind
+from outlast.policy.seen import Frame, Seen
 
 BEGIN = Begin(attempt=1, node="a", beats="/nowhere", world_size=1, workers=())
 

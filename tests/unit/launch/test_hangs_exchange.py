@@ -9,10 +9,11 @@ import pytest
 
 from outlast.health.messages import Suspicion
 from outlast.launch import hangs as rooms
-from outlast.launch.hangs import Hangs, Report, Verdict
+from outlast.launch.hangs import Hangs, Report, Verdict, failure_of
 from outlast.ledger.file import Ledger, read_events
-from outlast.policy.blame import Frame, Named, Seen
+from outlast.policy.blame import Named
 from outlast.policy.hang import Kind, Set
+from outlast.policy.seen import Frame, Seen
 
 BARRIER = (Frame("barrier", "/x/torch/distributed/distributed_c10d.py", 1),)
 NAMED = Named(
@@ -170,3 +171,23 @@ def test_a_store_that_fails_once_is_asked_again(ours, monkeypatch):
     store.set("outlast/hang/0/asked", "")
     ours.begin(group(2))
     until(lambda: verdicts(store))
+
+
+@pytest.mark.parametrize(
+    ("given_s", "chosen", "counts"),
+    [(2.0, Set(), False), (600.0, Set(), True), (600.0, None, False)],
+    ids=["early", "ceiling", "off"],
+)
+def test_a_suspicion_counts_as_a_failure_once_it_has_had_the_ceiling(given_s, chosen, counts):
+    named = msgspec.structs.replace(NAMED, given_s=given_s, stack="f in train.py")
+    failure = failure_of(named, chosen)
+    assert (failure.proven, failure.stack, failure.step) == (counts, "f in train.py", 7)
+
+
+def test_who_holds_a_rank_is_said_once(ours, capfd):
+    ours.begin(SimpleNamespace(group_world_size=1, group_rank=0, workers=[]))
+    held = waits(0, state="t", tracer="gdb (pid 71)")
+    for _ in range(3):
+        ours._suspected(Suspicion(attempt=5, seen=(held,)))
+    assert capfd.readouterr().err.count("rank 0 is held by gdb (pid 71)") == 1
+    assert ours.named is None

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.policy.blame import Frame, Named, NotYet, Seen, judge
+from outlast.policy.blame import Named, NotYet, judge
 from outlast.policy.hang import Kind
+from outlast.policy.seen import Frame, Seen, held_by
 
 SUM = (
     Frame("_engine_run_backward", "/x/site-packages/torch/autograd/graph.py", 979),
@@ -48,6 +49,38 @@ def test_the_sentence_of_the_documents():
     )
     assert (found.ranks, found.nodes, found.step) == ((1,), ("b",), 812)
     assert found.place == "collate() at data.py:41"
+
+
+def test_who_is_traced_is_given_time_and_named_with_its_tracer():
+    traced = {"tracer": "strace (pid 71)", "outside_s": 600.0, "call": "lock", "is_still": True}
+    assert isinstance(judge([*OTHERS, culprit(age_s=500.0, **traced)]), NotYet)
+    found = judge([*OTHERS, culprit(age_s=601.0, **traced)])
+    assert "in collate() at data.py:41, traced by strace (pid 71)" in found.sentence
+    assert (found.given_s, found.is_proven, found.stack) == (600.0, False, "")
+    assert "is given 600 s" in held_by(culprit(**traced))
+
+
+def test_a_person_is_told_who_holds_a_rank():
+    held = culprit(state="t", tracer="gdb (pid 71)")
+    assert isinstance(judge([*OTHERS, held]), NotYet)
+    assert held_by(held).startswith("rank 1 is held by gdb (pid 71), in collate() at data.py:41:")
+    pdb = (Frame("interaction", "/usr/lib/python3.11/pdb.py", 1), *COLLATE)
+    assert held_by(culprit(frames=pdb)).startswith("rank 1 is held by pdb, in")
+    assert held_by(culprit()) == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "stack"),
+    [
+        ({}, "collate in /home/a/data.py < <module> in /home/a/train.py"),
+        ({"state": "T"}, ""),
+        ({"state": "D"}, ""),
+        ({"call": "read"}, ""),
+    ],
+    ids=["script", "stopped", "kernel", "read"],
+)
+def test_a_stack_says_what_can_only_be_the_scripts(fields, stack):
+    assert judge([*OTHERS, culprit(**fields)]).stack == stack
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_the_same_traceback_twice_is_a_bug_only_where_it_can_be_one(kind):
     policy = RestartPolicy(99)
     judge(policy, failed(kind, step=3))
     verdict = judge(policy, failed(kind, step=3))
-    assert verdict.restart != ROWS[kind].bug
+    assert verdict.restart != (ROWS[kind].bug_after == 2)
     assert verdict.kind is kind
 
 
@@ -136,15 +136,66 @@ def test_failures_from_before_this_agent_count():
     assert judge(policy, failed(Kind.KILLED, 1), now_s=110.0).action is Action.LEAVE_OUT
 
 
-def test_a_hang_without_proof_is_not_counted_as_without_progress():
-    policy = RestartPolicy(1000)
+def test_a_hang_without_proof_is_not_counted():
+    policy = RestartPolicy(4)
     hung = Failure(rank=1, exit_code=-9, message="hang: rank 1", step=7, proven=False)
     verdicts = [policy.judge([hung], lasted_s=9.0) for _ in range(20)]
     assert all(verdict.restart for verdict in verdicts)
-    assert policy.restarts == 20
+    assert policy.restarts == 0
     sure = Failure(rank=1, exit_code=-9, message="hang: rank 1", step=7)
     ends = [policy.judge([sure], lasted_s=9.0).restart for _ in range(5)]
     assert ends == [True] * 4 + [False]
+
+
+def hang(step=7, *, proven=True, stack="wait in /home/a/train.py"):
+    return Failure(
+        rank=1, exit_code=-9, message="hang: rank 1", step=step, proven=proven, stack=stack
+    )
+
+
+def test_hangs_in_months_of_progress_spend_no_restarts_and_other_failures_do():
+    policy = RestartPolicy(3)
+    for month in range(1, 60):
+        assert policy.judge([hang(1000 * month)], lasted_s=4000.0).restart
+    assert policy.restarts == 0
+    ends = [policy.judge([hang(60_000 + k)], lasted_s=60.0).restart for k in range(5)]
+    assert ends == [True] * 3 + [False, False]  # one after the other they do
+    assert not RestartPolicy(0).judge([hang(7, proven=False)], lasted_s=4000.0).restart
+
+
+def test_the_same_hang_at_the_same_step_three_times_is_a_bug():
+    policy = RestartPolicy(1000)
+    verdicts = [policy.judge([hang()], lasted_s=9.0) for _ in range(3)]
+    assert [one.restart for one in verdicts] == [True, True, False]
+    assert (verdicts[2].exit_code, verdicts[2].kind) == (76, Kind.HANG)
+    assert "the same hang at the same step three times" in verdicts[2].reason
+
+
+@pytest.mark.parametrize(
+    "other",
+    [hang(8), hang(stack="load in /home/a/data.py"), hang(stack=""), hang(None)],
+    ids=["step", "stack", "machine", "unknown-step"],
+)
+def test_another_hang_in_between_makes_it_none(other):
+    policy = RestartPolicy(1000, limits=Limits(without_progress=99))
+    for one in [hang(), hang(), other, hang(), hang()]:
+        assert policy.judge([one], lasted_s=9.0).restart
+    assert not policy.judge([hang()], lasted_s=9.0).restart
+
+
+def test_a_suspicion_is_no_bug_until_it_has_had_all_the_time_there_is():
+    policy = RestartPolicy(1000)
+    for _ in range(4):
+        assert policy.judge([hang(proven=False)], lasted_s=9.0).restart
+    assert not policy.judge([hang()], lasted_s=900.0).restart
+
+
+def test_a_script_that_tells_no_steps_hangs_in_the_same_place_now_and_then():
+    policy = RestartPolicy(1000)
+    for k in range(9):
+        assert policy.judge([hang(None)], lasted_s=7200.0, updates=500 + k).restart
+    ends = [policy.judge([hang(None)], lasted_s=7200.0, updates=500).restart for _ in range(3)]
+    assert ends == [True, True, False]
 
 
 def test_a_hang_is_nobodys_failure_and_is_not_waited_for():

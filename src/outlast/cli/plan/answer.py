@@ -6,6 +6,7 @@ Text is made of the same numbers. What is endless is null in JSON and a word in 
 
 from __future__ import annotations
 
+import functools
 import math
 import shutil
 import sys
@@ -47,7 +48,7 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 def shown(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags that every question has."""
+    """--json and --plot."""
     command = click.option(
         "--json", "as_json", is_flag=True, help="One JSON object, nothing else."
     )(command)
@@ -57,6 +58,17 @@ def shown(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="FILE",
         help="Draw it: .svg, .html or .png.",
     )(command)
+
+
+def answered(question: Callable[..., Answer]) -> Callable[..., None]:
+    """A question's own flags and these; the answer that it returns is shown as they say."""
+
+    @shown
+    @functools.wraps(question)
+    def ask(*, as_json: bool, plot: Path | None, **given: Any) -> None:
+        show(question(**given), as_json=as_json, plot=plot)
+
+    return ask
 
 
 def show(answer: Answer, *, as_json: bool, plot: Path | None) -> None:

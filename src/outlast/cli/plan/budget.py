@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, figure, percent, show, shown, span
+from outlast.cli.plan.answer import Answer, answered, figure, percent, span
 from outlast.cli.plan.facts import Failures, failures, rate_flags
 from outlast.cli.quantities import DAYS, GPUS, PRICE, SPAN, Rate
 from outlast.errors import ConfigError
@@ -107,7 +106,7 @@ def _local(data: dict[str, Any], num_failures: float, local_lost_h: float, gpus:
 @click.option("--islands", type=GPUS, default=8, show_default=True, help="How many there are.")
 @click.option("--step", "step_h", type=SPAN, help="Of a step, for --local-steps.")
 @click.option("--whole-window", is_flag=True, help="A preemption throws the whole round away.")
-@shown
+@answered
 def command(
     *,
     rate: Rate | None,
@@ -120,9 +119,7 @@ def command(
     islands: int,
     step_h: float | None,
     whole_window: bool,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """What failures cost in GPU-hours and money, with checkpoints and from scratch."""
     if gpus is None:
         raise ConfigError("the number of GPUs is missing; like --gpus 64")
@@ -133,7 +130,6 @@ def command(
         lost = lost_s(local_steps, step_h * 3600, islands, whole_window=whole_window)
         local_lost_h = lost / 3600
     known = failures(rate, gpus, gpus_per_node, step_h=step_h)
-    given = answer(
+    return answer(
         known, gpus=gpus, days=days, price=price, lost_h=lost_h, local_lost_h=local_lost_h
     )
-    show(given, as_json=as_json, plot=plot)

@@ -8,11 +8,18 @@ from typing import Final
 from outlast.cli.plan.answer import figure, span
 from outlast.plan.comparison import MODELS, Row
 from outlast.plan.flush import Flush
-from outlast.plan.interval import Costs, exact_best_h, exact_wall, linear_wall
+from outlast.plan.interval import Costs, best_h, exact_wall, linear_wall
 from outlast.plan.spot import offers
-from outlast.report.chart import Chart, Curve, Mark, Piece, Timeline
+from outlast.report.chart import Chart, Curve, Mark, Piece, Timeline, decades
 
 _POINTS: Final = 160
+_MIN: Final = 1 / 60
+_SPANS_H: Final = (
+    *(seconds / 3600 for seconds in (1, 2, 5, 10, 20)),
+    *(minutes * _MIN for minutes in (0.5, 1, 2, 5, 10, 20, 30)),
+    *(1.0, 2.0, 4.0, 8.0, 12.0),
+    *(24.0 * days for days in (1, 2, 4, 7, 14, 30, 60, 120, 365)),
+)
 
 
 def _between(low: float, high: float) -> list[float]:
@@ -20,11 +27,23 @@ def _between(low: float, high: float) -> list[float]:
     return [low * math.exp(step * i) for i in range(_POINTS)]
 
 
+def _round_spans(low_h: float, high_h: float) -> list[float]:
+    found = [hours for hours in _SPANS_H if low_h <= hours <= high_h]
+    return found or decades(low_h, high_h)
+
+
+def _short_span(hours: float) -> str:
+    words = span(hours)
+    for nothing in (" 00 s", " 00 min", " 00 h"):
+        words = words.removesuffix(nothing)
+    return words
+
+
 def cost_against_interval(costs: Costs, per_h: float, rows: list[Row]) -> Chart:
     """Wall hours per useful hour over the interval, with what each model proposes."""
-    best_h = exact_best_h(costs, per_h)
-    best_h = best_h if 0 < best_h < math.inf else 1.0
-    hours = _between(best_h / 12, best_h * 12)
+    middle_h = best_h(costs, per_h)
+    middle_h = middle_h if 0 < middle_h < math.inf else 1.0
+    hours = _between(middle_h / 12, middle_h * 12)
     marks = [
         Mark(
             row.interval_h,
@@ -35,12 +54,13 @@ def cost_against_interval(costs: Costs, per_h: float, rows: list[Row]) -> Chart:
         for row in rows
         if row.model in ("linear at Young", "exact", "yours, exact")
     ]
-    least = exact_wall(costs, per_h, best_h)
+    least = exact_wall(costs, per_h, middle_h)
     return Chart(
         title="Cost against interval",
         x_label="useful time between checkpoints",
         y_label="wall hours per useful hour",
-        x_words=span,
+        x_words=_short_span,
+        x_rounds=_round_spans,
         curves=[
             Curve("exact", [(h, exact_wall(costs, per_h, h)) for h in hours], "solid"),
             Curve("linear", [(h, linear_wall(costs, per_h, h)) for h in hours], "dashed"),
@@ -78,7 +98,10 @@ def cost_against_rate(
         title="Cost against rate",
         x_label="failures per hour of the whole job",
         y_label="price per useful hour",
-        x_words=lambda value: f"{figure(value)}/h",
+        x_words=lambda value: (
+            f"{value:g}/h" if value in decades(low, high) else f"{figure(value)}/h"
+        ),
+        x_rounds=decades,
         curves=curves,
         marks=marks,
         y_low=0.0,

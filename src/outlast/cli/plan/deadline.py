@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from outlast.cli.plan.answer import Answer, percent, show, shown, span, table
+from outlast.cli.plan.answer import Answer, answered, percent, span, table
 from outlast.cli.quantities import COUNT0, DURATION, PRICE, RATE, SPAN, Rate
 from outlast.errors import ConfigError
 from outlast.plan.deadline import (
@@ -47,30 +46,7 @@ def answer(
     """Uniform progress against spot alone and on demand alone, over drawn markets."""
     num_spells = 2 * task.deadline_h / (up_h + down_h)
     num_runs = max(10, min(NUM_RUNS, int(_SPELLS_MOST / max(num_spells, 1))))
-    rows = []
-    for name, policy in _POLICIES.items():
-        outcomes = [
-            play(
-                task,
-                drawn_spells(up_h, down_h, random.Random(seed + i).random),  # noqa: S311
-                policy=policy,
-                at_most_h=_GIVEN_UP * task.deadline_h,
-            )
-            for i in range(num_runs)
-        ]
-        rows.append(_row(name, outcomes, task, spot_price, on_demand_price))
-    steady_h = task.work_h + task.changeover_h
-    steady = {
-        "policy": "on demand alone",
-        "met_fraction": float(steady_h <= task.deadline_h),
-        "cost_mean": steady_h * on_demand_price,
-        "cost_p5": steady_h * on_demand_price,
-        "cost_p95": steady_h * on_demand_price,
-        "ended_p95_h": steady_h,
-        "on_demand_h": steady_h,
-        "spot_work_h": 0.0,
-    }
-    rows.append(steady)
+    rows = _rows(task, (up_h, down_h), (spot_price, on_demand_price), range(seed, seed + num_runs))
     # That spot alone was in time in all these runs is no promise that it will be.
     sure = [row for row in rows if row["met_fraction"] == 1.0 and row["policy"] != "spot alone"]
     chosen = min(sure, key=lambda row: row["cost_mean"]) if sure else None
@@ -134,6 +110,44 @@ def _headline(task: Task, chosen: dict[str, Any] | None) -> str:
     return f"Yes, within {span(task.deadline_h)}{saved}."
 
 
+def _rows(
+    task: Task,
+    market_h: tuple[float, float],
+    prices: tuple[float, float],
+    seeds: Sequence[int],
+) -> list[dict[str, Any]]:
+    """How each policy does, on the same markets, and machines on demand alone.
+
+    ``market_h`` is how long spot machines last and how long they are away; ``prices`` are per hour,
+    of spot and on demand.
+    """
+    rows = []
+    for name, policy in _POLICIES.items():
+        outcomes = [
+            play(
+                task,
+                drawn_spells(*market_h, random.Random(seed).random),  # noqa: S311
+                policy=policy,
+                at_most_h=_GIVEN_UP * task.deadline_h,
+            )
+            for seed in seeds
+        ]
+        rows.append(_row(name, outcomes, task, *prices))
+    steady_h = task.work_h + task.changeover_h
+    cost = steady_h * prices[1]
+    steady = {
+        "policy": "on demand alone",
+        "met_fraction": float(steady_h <= task.deadline_h),
+        "cost_mean": cost,
+        "cost_p5": cost,
+        "cost_p95": cost,
+        "ended_p95_h": steady_h,
+        "on_demand_h": steady_h,
+        "spot_work_h": 0.0,
+    }
+    return [*rows, steady]
+
+
 def _row(
     policy: str, outcomes: Sequence[Outcome], task: Task, spot: float, on_demand: float
 ) -> dict[str, Any]:
@@ -167,7 +181,7 @@ def _row(
     help="From machines to new work, with what is rewound.",
 )
 @click.option("--seed", type=COUNT0, default=0, show_default=True, help="Of the drawn markets.")
-@shown
+@answered
 def command(
     *,
     work_h: float,
@@ -178,9 +192,7 @@ def command(
     on_demand_price: float,
     changeover_h: float,
     seed: int,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """Whether a deadline is met with spot, and what on-demand machines must add."""
     if rate.of != "job":
         raise ConfigError("--rate is of the whole fleet here; write 0.5/h")
@@ -190,7 +202,7 @@ def command(
             f"and go too often within {span(deadline_h)}; plan with machines on demand"
         )
     task = Task(work_h=work_h, deadline_h=deadline_h, changeover_h=changeover_h)
-    given = answer(
+    return answer(
         task,
         up_h=1 / rate.per_h,
         down_h=away_h,
@@ -199,4 +211,3 @@ def command(
         source=rate.source,
         seed=seed,
     )
-    show(given, as_json=as_json, plot=plot)

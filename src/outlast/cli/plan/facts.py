@@ -6,6 +6,7 @@ wide range); where there is no job, a published rate over the given number of GP
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from outlast.cli.quantities import (
 )
 from outlast.errors import ConfigError
 from outlast.plan import rates
+from outlast.plan.interval import Costs
 
 _DEFAULT: Final = rates.PUBLISHED[0]  # where none is given: Llama 3's
 _LEAST_PER_H, _MOST_PER_H = 1e-9, 1e6
@@ -41,6 +43,7 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
         low_per_h, high_per_h: the range that is answered for.
         range_is: what that range is.
         source: where the rate is from.
+        num_gpus: that it was added up over, where they were named.
     """
 
     per_h: float
@@ -48,6 +51,7 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
     high_per_h: float
     range_is: str
     source: str
+    num_gpus: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """With units in the names."""
@@ -150,6 +154,18 @@ def rate_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def rated(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of a rate for a question that wants nothing but the failures they name."""
+
+    @rate_flags
+    @functools.wraps(command)
+    def ask(*, rate: Rate | None, gpus: int | None, gpus_per_node: int, **given: Any) -> Any:
+        measured = own() if rate is None and gpus is None else None
+        return command(known=failures(rate, gpus, gpus_per_node, measured=measured), **given)
+
+    return ask
+
+
 def cost_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """What saving and failing cost."""
     for flag in (
@@ -202,7 +218,14 @@ def failures(
         low, high, range_is = per_h / 2, per_h * 2, _HALF_OR_TWICE
     else:
         (low, high), range_is = rate.seen.interval_per_h(), _WITHIN
-    return Failures(per_h=per_h, low_per_h=low, high_per_h=high, range_is=range_is, source=source)
+    return Failures(
+        per_h=per_h,
+        low_per_h=low,
+        high_per_h=high,
+        range_is=range_is,
+        source=source,
+        num_gpus=gpus,
+    )
 
 
 def _times(rate: Rate, gpus: int | None, gpus_per_node: int, step_h: float | None) -> float:
@@ -215,6 +238,20 @@ def _times(rate: Rate, gpus: int | None, gpus_per_node: int, step_h: float | Non
     if gpus is None:
         raise ConfigError(f"a rate per {rate.of} needs the number of GPUs: --gpus 64")
     return gpus if rate.of == "gpu" else gpus / gpus_per_node
+
+
+def costs_of(measured: Own | None, **given: float | None) -> Costs:
+    """What saving and failing cost: as given, else as this job has measured it, else nothing.
+
+    Raises:
+        ConfigError: nobody knows what a checkpoint costs.
+    """
+    known = {
+        name: getattr(measured, name, None) if value is None else value
+        for name, value in given.items()
+    }
+    checkpoint_h = needed(known.pop("checkpoint_h"), "--checkpoint", "3min")
+    return Costs(checkpoint_h=checkpoint_h, **{name: value or 0.0 for name, value in known.items()})
 
 
 def needed(value: float | None, flag: str, example: str) -> float:

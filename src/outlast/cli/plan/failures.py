@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, figure, show, shown, span
-from outlast.cli.plan.facts import Failures, failures, own, rate_flags
-from outlast.cli.quantities import DAYS, Rate
+from outlast.cli.plan.answer import Answer, answered, figure, span
+from outlast.cli.plan.facts import Failures, rated
+from outlast.cli.quantities import DAYS
 from outlast.plan import rates
 from outlast.plan.distributions import poisson_quantile
 
 
-def answer(known: Failures, *, days: float, gpus: int | None) -> Answer:
+def answer(known: Failures, *, days: float) -> Answer:
     """How many failures, and how far apart."""
-    count = known.per_h * days * 24
+    gpus, count = known.num_gpus, known.per_h * days * 24
     low, high = poisson_quantile(0.05, count), poisson_quantile(0.95, count)
     data: dict[str, Any] = {
         "days": days,
@@ -60,19 +59,13 @@ def answer(known: Failures, *, days: float, gpus: int | None) -> Answer:
 
 
 @click.command(name="failures")
-@rate_flags
+@rated
 @click.option("--days", type=DAYS, default=30.0, show_default=True, help="How long it runs.")
-@shown
+@answered
 def command(
     *,
-    rate: Rate | None,
-    gpus: int | None,
-    gpus_per_node: int,
+    known: Failures,
     days: float,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """How often a job is interrupted, and how many failures a run of some days meets."""
-    measured = own() if rate is None and gpus is None else None
-    known = failures(rate, gpus, gpus_per_node, measured=measured)
-    show(answer(known, days=days, gpus=gpus), as_json=as_json, plot=plot)
+    return answer(known, days=days)

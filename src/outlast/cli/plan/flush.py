@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from outlast.cli.plan.answer import Answer, show, shown
+from outlast.cli.plan.answer import Answer, answered
 from outlast.cli.quantities import BANDWIDTH, DURATION, GPUS, SIZE, SPAN
 from outlast.plan.flush import Flush
 from outlast.report import humanise
@@ -43,7 +42,7 @@ def answer(flush: Flush, num_nodes: int) -> Answer:
     elif math.isinf(flush.needed_bytes_per_s):
         verdict = "it will not fit: waiting and agreeing alone take longer"
     else:
-        verdict = f"it will not fit; {_plain(flush.needed_bytes_per_s)}/s per machine would"
+        verdict = f"it will not fit; {_enough(flush.needed_bytes_per_s)}/s per machine would"
     headline = [f"{what}, the notice is {flush.notice_s:,.0f} s: {verdict}."]
     if flush.fits:
         headline = [f"{what}, {verdict}; the notice is {flush.notice_s:,.0f} s."]
@@ -55,8 +54,8 @@ def answer(flush: Flush, num_nodes: int) -> Answer:
             f"{flush.fsync_s:g} s, margin {flush.margin_s:g} s."
         ),
         (
-            f"If only writing took time, {flush.needed_bare_bytes_per_s / 1e9:.2f} GB/s would "
-            f"do; with all of it {_gigabytes(flush.needed_bytes_per_s)}."
+            f"If only writing took time, {flush.needed_bare_bytes_per_s / 1e9:.2f} GB/s or so "
+            f"would do; with all of it {_gigabytes(flush.needed_bytes_per_s)}."
         ),
     ]
     if num_nodes > 1:
@@ -77,6 +76,12 @@ def answer(flush: Flush, num_nodes: int) -> Answer:
 def _plain(value: float) -> str:
     """Bytes with no more digits than they have: ``640 GB``, ``1.5 GB``."""
     return humanise.size(value).replace(".0 ", " ")
+
+
+def _enough(value: float) -> str:
+    """Bytes rounded up to a digit behind the point, so that what is said is enough."""
+    scale = 1000.0 ** max(math.floor(math.log(value, 1000)), 0)
+    return _plain(math.ceil(value / scale * 10 - 1e-9) / 10 * scale)
 
 
 def _gigabytes(value: float) -> str:
@@ -102,17 +107,15 @@ def _chart(flush: Flush) -> Picture:
 @click.option("--step", "step_h", type=DURATION, help="Until the step is over: 10 s.")
 @click.option("--fsync", "fsync_h", type=DURATION, help="Until it is durable: 0 s.")
 @click.option("--margin", "margin_h", type=DURATION, help="Kept for the rest: 10 s.")
-@shown
+@answered
 def command(
     *,
     state_bytes: float,
     bandwidth: float,
     notice_h: float,
     nodes: int,
-    as_json: bool,
-    plot: Path | None,
     **terms_h: float | None,
-) -> None:
+) -> Answer:
     """Whether the state can be written between a notice and the machine's end."""
     given = {
         f"{name.removesuffix('_h')}_s": value * 3600
@@ -126,4 +129,4 @@ def command(
         notice_s=notice_h * 3600,
         **given,
     )
-    show(answer(flush, nodes), as_json=as_json, plot=plot)
+    return answer(flush, nodes)

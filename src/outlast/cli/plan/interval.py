@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from outlast.cli.plan import tiers as several
-from outlast.cli.plan.answer import Answer, figure, number, percent, show, shown, span, table
-from outlast.cli.plan.facts import Failures, cost_flags, failures, needed, own, rate_flags
+from outlast.cli.plan.answer import Answer, answered, figure, number, percent, span, table
+from outlast.cli.plan.facts import Failures, cost_flags, costs_of, failures, own, rate_flags
 from outlast.cli.quantities import DURATION, SPAN, Rate
 from outlast.plan.comparison import Row, compare, linear_validity, nearly_best_h
 from outlast.plan.interval import (
     LINEAR_RANGE,
     Costs,
+    best_h,
     exact_best_h,
     exact_parts,
     wrong_rate_ratio,
@@ -35,7 +35,7 @@ def answer(
     rows = compare(costs, known.per_h, every_h)
     best = next(row for row in rows if row.chosen)
     young = rows[0]
-    range_h = [exact_best_h(costs, per_h) for per_h in (known.high_per_h, known.low_per_h)]
+    range_h = [best_h(costs, per_h) for per_h in (known.high_per_h, known.low_per_h)]
     good_h = nearly_best_h(costs, known.per_h)
     valid = linear_validity(costs, known.per_h, young.interval_h)
     parts = exact_parts(costs, known.per_h, best.interval_h)
@@ -62,34 +62,27 @@ def answer(
         data["step_h"] = step_h
         data["interval_steps"] = best.interval_h / step_h
     headline = [_headline(best, step_h)]
-    cells = [
-        (
-            row.model,
-            span(row.interval_h),
-            number(row.wall_per_useful, 4),
-            number(row.exact_wall_per_useful, 4),
-        )
-        for row in rows
-    ]
     lines = [
         *headline,
         f"The rate: a failure every {span(1 / known.per_h)}; {known.source}.",
         *table(
             ("model", "save every", "wall h per useful h", "by the exact model"),
-            cells,
+            [_cells(row) for row in rows],
             [row.chosen for row in rows],
         ),
-        (
-            f"Range: {span(range_h[0])} to {span(range_h[1])} {known.range_is}; anything from "
-            f"{span(good_h[0])} to {span(good_h[1])} takes at most 1 % more hours."
-        ),
-        _linear_words(valid.failures_per_segment, valid.in_range, valid.error),
+        *_range_words(best, range_h, good_h, known),
+        linear_words(valid.failures_per_segment, valid.in_range, valid.error),
         (
             f"A rate that is off by 2 wastes {wrong_rate_ratio(2):.3f} times as much as need be, "
             f"by 10 {wrong_rate_ratio(10):.2f} times."
         ),
         "exact: exponential failures, which strike while saving and restoring too.",
     ]
+    if best.interval_h == costs.lag_h > 0:
+        lines.append(
+            f"One save is in flight at a time, so the interval is no shorter than the lag; without "
+            f"that it would be {span(exact_best_h(costs, known.per_h))}."
+        )
     return Answer(
         question="how often should I save?",
         data=data,
@@ -98,6 +91,28 @@ def answer(
         charts=lambda: [_chart(costs, known.per_h, rows)],
         next=f"outlast plan spot --rate {known.per_h:.4g}/h --checkpoint "
         f"{costs.checkpoint_h * 3600:.4g}s --spot 0.70 --on-demand 1.00",
+    )
+
+
+def _range_words(
+    best: Row, range_h: list[float], good_h: tuple[float, float], known: Failures
+) -> list[str]:
+    """How sure the interval is; nothing where no interval helps."""
+    if math.isinf(best.wall_per_useful):
+        return []
+    words = (
+        f"Range: {span(range_h[0])} to {span(range_h[1])} {known.range_is}; anything from "
+        f"{span(good_h[0])} to {span(good_h[1])} takes at most 1 % more hours."
+    )
+    return [words]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.model,
+        span(row.interval_h),
+        number(row.wall_per_useful, 4),
+        number(row.exact_wall_per_useful, 4),
     )
 
 
@@ -111,7 +126,8 @@ def _headline(best: Row, step_h: float | None) -> str:
     return f"Save every {span(best.interval_h)}{steps}; {wasted}."
 
 
-def _linear_words(per_segment: float, in_range: bool, error: float) -> str:
+def linear_words(per_segment: float, in_range: bool, error: float) -> str:
+    """How far the linear model may be trusted here."""
     if in_range:
         return (
             f"The linear model is in its range (λ(T+C) = {figure(per_segment)}, at most "
@@ -160,7 +176,7 @@ def _chart(costs: Costs, per_h: float, rows: list[Row]) -> Picture:
     multiple=True,
     help="Several places to save: 50s,5.19e-7/s[,RESTORE] for each.",
 )
-@shown
+@answered
 def command(
     *,
     rate: Rate | None,
@@ -173,26 +189,19 @@ def command(
     every_h: float | None,
     step_h: float | None,
     tiers: tuple[TierCosts, ...],
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """How often to save: linear at Young and at its optimum, Daly, and the exact model, marked."""
     if tiers:
         several.only_tiers(rate=rate, gpus=gpus, checkpoint=checkpoint_h, every=every_h)
-        show(several.answer(tiers), as_json=as_json, plot=plot)
-        return
+        return several.answer(tiers)
     ask = checkpoint_h is None or (rate is None and gpus is None)
     measured = own() if ask else None
     known = failures(rate, gpus, gpus_per_node, measured=measured, step_h=step_h)
-    if checkpoint_h is None and measured is not None:
-        checkpoint_h = measured.checkpoint_h
-        restore_h = measured.restore_h if restore_h is None else restore_h
-        detect_h = measured.detect_h if detect_h is None else detect_h
-        lag_h = measured.lag_h if lag_h is None else lag_h
-    costs = Costs(
-        checkpoint_h=needed(checkpoint_h, "--checkpoint", "3min"),
-        restore_h=restore_h or 0.0,
-        detect_h=detect_h or 0.0,
-        lag_h=lag_h or 0.0,
+    costs = costs_of(
+        measured,
+        checkpoint_h=checkpoint_h,
+        restore_h=restore_h,
+        detect_h=detect_h,
+        lag_h=lag_h,
     )
-    show(answer(known, costs, every_h=every_h, step_h=step_h), as_json=as_json, plot=plot)
+    return answer(known, costs, every_h=every_h, step_h=step_h)

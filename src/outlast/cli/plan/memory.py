@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, show, shown
+from outlast.cli.plan.answer import Answer, answered
 from outlast.cli.quantities import GPUS, PARAMETERS, SIZE
 from outlast.errors import ConfigError
 from outlast.plan.memory import BYTES_PER_PARAMETER, staged_bytes, state_bytes
@@ -67,7 +66,7 @@ def answer(state: float, *, nodes: int, buffers: int, memory: float | None, of: 
 @click.option("--nodes", type=GPUS, default=1, help="Machines that share the state.")
 @click.option("--buffers", type=GPUS, default=1, show_default=True, help="Snapshots held at once.")
 @click.option("--memory", "memory_bytes", type=SIZE, help="That a machine has to spare: 512GB.")
-@shown
+@answered
 def command(
     *,
     params: float | None,
@@ -76,9 +75,7 @@ def command(
     nodes: int,
     buffers: int,
     memory_bytes: float | None,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """Bytes of training state, and of the snapshots that each machine holds."""
     if (params is None) == (given_bytes is None):
         raise ConfigError("give one of --params 7B and --state 98GB")
@@ -87,8 +84,4 @@ def command(
     if params is not None:
         size = state_bytes(params, each)
         of = f"{params:,.0f} parameters, {each:g} bytes each ({optimizer})"
-    show(
-        answer(size, nodes=nodes, buffers=buffers, memory=memory_bytes, of=of),
-        as_json=as_json,
-        plot=plot,
-    )
+    return answer(size, nodes=nodes, buffers=buffers, memory=memory_bytes, of=of)

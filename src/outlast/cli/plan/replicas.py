@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, percent, show, shown, table
+from outlast.cli.plan.answer import Answer, answered, percent, table
 from outlast.cli.quantities import GPUS
 from outlast.errors import ConfigError
 from outlast.plan.replicas import recovers_in_pairs
@@ -52,11 +51,11 @@ def answer(nodes: int, lost: int) -> Answer:
 @click.command(name="replicas")
 @click.option("--nodes", type=GPUS, required=True, help="Machines, in pairs.")
 @click.option("--lost", type=GPUS, default=2, show_default=True, help="That go at once.")
-@shown
-def command(*, nodes: int, lost: int, as_json: bool, plot: Path | None) -> None:
+@answered
+def command(*, nodes: int, lost: int) -> Answer:
     """What is recovered from copies in pairs when several machines go at once."""
     if nodes % 2:
         raise ConfigError(f"--nodes {nodes}: pairs need an even number of machines")
     if lost > nodes:
         raise ConfigError(f"--lost {lost}: there are only {nodes} machines")
-    show(answer(nodes, lost), as_json=as_json, plot=plot)
+    return answer(nodes, lost)

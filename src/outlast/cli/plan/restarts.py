@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, figure, percent, show, shown, span
-from outlast.cli.plan.facts import Failures, failures, own, rate_flags
-from outlast.cli.quantities import COUNT0, DAYS, Rate
+from outlast.cli.plan.answer import Answer, answered, figure, percent, span
+from outlast.cli.plan.facts import Failures, rated
+from outlast.cli.quantities import COUNT0, DAYS
 from outlast.plan.restarts import gives_up, mean_end_h, needed
 
 
@@ -56,21 +55,15 @@ def answer(known: Failures, *, max_restarts: int, days: float) -> Answer:
 
 
 @click.command(name="restarts")
-@rate_flags
+@rated
 @click.option("--max-restarts", type=COUNT0, default=3, show_default=True, help="Of the launcher.")
 @click.option("--days", type=DAYS, default=30.0, show_default=True, help="How long it runs.")
-@shown
+@answered
 def command(
     *,
-    rate: Rate | None,
-    gpus: int | None,
-    gpus_per_node: int,
+    known: Failures,
     max_restarts: int,
     days: float,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """When a launcher with a fixed number of restarts gives up."""
-    measured = own() if rate is None and gpus is None else None
-    known = failures(rate, gpus, gpus_per_node, measured=measured)
-    show(answer(known, max_restarts=max_restarts, days=days), as_json=as_json, plot=plot)
+    return answer(known, max_restarts=max_restarts, days=days)

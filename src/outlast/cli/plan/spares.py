@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, figure, show, shown, span, table
-from outlast.cli.plan.facts import Failures, failures, own, rate_flags
-from outlast.cli.quantities import SPAN, Rate
+from outlast.cli.plan.answer import Answer, answered, figure, span, table
+from outlast.cli.plan.facts import Failures, rated
+from outlast.cli.quantities import SPAN
 from outlast.plan.spares import num_spares, shortage
 
 _SUFFICING = (0.9, 0.99, 0.999)
@@ -62,19 +61,13 @@ def answer(known: Failures, repair_h: float) -> Answer:
 
 
 @click.command(name="spares")
-@rate_flags
+@rated
 @click.option("--repair", "repair_h", type=SPAN, required=True, help="Until a machine is back.")
-@shown
+@answered
 def command(
     *,
-    rate: Rate | None,
-    gpus: int | None,
-    gpus_per_node: int,
+    known: Failures,
     repair_h: float,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """How many machines to hold in reserve while others are repaired."""
-    measured = own() if rate is None and gpus is None else None
-    known = failures(rate, gpus, gpus_per_node, measured=measured)
-    show(answer(known, repair_h), as_json=as_json, plot=plot)
+    return answer(known, repair_h)

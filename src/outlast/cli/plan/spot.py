@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, figure, number, percent, show, shown, span, table
-from outlast.cli.plan.facts import Failures, cost_flags, failures, needed, own, rate_flags
-from outlast.cli.plan.interval import _linear_words
+from outlast.cli.plan.answer import Answer, answered, figure, number, percent, span, table
+from outlast.cli.plan.facts import Failures, cost_flags, costs_of, failures, needed, own, rate_flags
+from outlast.cli.plan.interval import linear_words
 from outlast.cli.quantities import DISCOUNT, DURATION, PRICE, SHARE, SPAN, Rate
 from outlast.errors import ConfigError
 from outlast.plan.comparison import linear_validity
@@ -59,10 +58,6 @@ def answer(
         "linear_in_range": valid.in_range,
         "linear_error_fraction": valid.error,
     }
-    if useful_h is not None:
-        data["useful_h"] = useful_h
-        data["cost_spot"] = price_of(useful_h, spot_price, best.wall_per_useful)
-        data["cost_on_demand"] = useful_h * on_demand_price
     headline = _headline(best, on_demand_price)
     cells = [_cells(offer) for offer in found]
     lines = [
@@ -77,15 +72,11 @@ def answer(
             f"Range: {number(low.price_per_useful_h)} to {number(high.price_per_useful_h)} per "
             f"useful hour {known.range_is}; on demand {number(on_demand_price)}."
         ),
-        _linear_words(valid.failures_per_segment, valid.in_range, valid.error),
+        linear_words(valid.failures_per_segment, valid.in_range, valid.error),
         "On demand is taken as never interrupted; waiting for spot machines costs nothing here.",
     ]
     if useful_h is not None:
-        cost_spot, cost_on_demand = data["cost_spot"], data["cost_on_demand"]
-        lines.append(
-            f"{useful_h:,.0f} useful hours: {cost_spot:,.2f} on spot, "
-            f"{cost_on_demand:,.2f} on demand."
-        )
+        lines.append(_in_all(data, best, useful_h))
     return Answer(
         question="what will it cost on spot and on demand?",
         data=data,
@@ -93,6 +84,16 @@ def answer(
         lines=lines,
         charts=lambda: [_chart(costs, known.per_h, prices)],
         next="outlast plan flush --state 640GB --bandwidth 1.5GB/s --notice 120s",
+    )
+
+
+def _in_all(data: dict[str, Any], best: Offer, useful_h: float) -> str:
+    """What so many useful hours cost, as data and in words."""
+    cost_spot = price_of(useful_h, data["spot_price_per_h"], best.wall_per_useful)
+    cost_on_demand = useful_h * data["on_demand_price_per_h"]
+    data |= {"useful_h": useful_h, "cost_spot": cost_spot, "cost_on_demand": cost_on_demand}
+    return (
+        f"{useful_h:,.0f} useful hours: {cost_spot:,.2f} on spot, {cost_on_demand:,.2f} on demand."
     )
 
 
@@ -165,7 +166,7 @@ def _chart(costs: Costs, per_h: float, prices: dict[str, float]) -> Picture:
 @click.option("--flush-probability", type=SHARE, default=0.0, help="Notices that end in a save.")
 @click.option("--flush-cost", "flush_h", type=DURATION, default=0.0, help="What such a save takes.")
 @click.option("--useful", "useful_h", type=SPAN, help="Useful hours, for a total.")
-@shown
+@answered
 def command(
     *,
     rate: Rate | None,
@@ -180,15 +181,11 @@ def command(
     flush_probability: float,
     flush_h: float,
     useful_h: float | None,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """Whether spot pays, what a useful hour costs, and at which rate or discount that flips."""
     missing = None in (checkpoint_h, on_demand_price) or (spot_price is None and discount is None)
     measured = own() if missing or (rate is None and gpus is None) else None
     if measured is not None:
-        checkpoint_h = measured.checkpoint_h if checkpoint_h is None else checkpoint_h
-        restore_h = measured.restore_h if restore_h is None else restore_h
         spot_price = measured.spot_price if spot_price is None else spot_price
         if on_demand_price is None:
             on_demand_price = measured.on_demand_price
@@ -198,18 +195,18 @@ def command(
         raise ConfigError("--on-demand 0: machines on demand for nothing need no plan")
     if discount is not None:
         spot_price = on_demand_price * (1 - discount)
-    costs = Costs(
-        checkpoint_h=needed(checkpoint_h, "--checkpoint", "3min"),
-        restore_h=restore_h or 0.0,
-        detect_h=detect_h or 0.0,
+    costs = costs_of(
+        measured,
+        checkpoint_h=checkpoint_h,
+        restore_h=restore_h,
+        detect_h=detect_h,
         flush_probability=flush_probability,
         flush_h=flush_h,
     )
-    given = answer(
+    return answer(
         known,
         costs,
         spot_price=needed(spot_price, "--spot", "0.70"),
         on_demand_price=on_demand_price,
         useful_h=useful_h,
     )
-    show(given, as_json=as_json, plot=plot)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, percent, show, shown, table
+from outlast.cli.plan.answer import Answer, answered, percent, table
 from outlast.cli.quantities import DURATION, GPUS, RATE, SPAN, Rate
 from outlast.errors import ConfigError
 from outlast.plan.rates import to_probability
@@ -92,7 +91,7 @@ def answer(machines: int, rate: Rate, recovery: Recovery, tried: tuple[int, ...]
 @click.option("--restore", "restore_h", type=DURATION, default="3min", show_default=True)
 @click.option("--every", "interval_h", type=SPAN, default="20min", show_default=True)
 @click.option("--pause", "pause_h", type=DURATION, default="1s", show_default=True)
-@shown
+@answered
 def command(
     *,
     machines: int,
@@ -102,9 +101,7 @@ def command(
     restore_h: float,
     interval_h: float,
     pause_h: float,
-    as_json: bool,
-    plot: Path | None,
-) -> None:
+) -> Answer:
     """Spreading over zones, by how the job recovers."""
     if rate.of not in ("job", "node"):
         raise ConfigError("--reclaim is of a whole zone; write 5%/h or 0.05/h")
@@ -112,4 +109,4 @@ def command(
         raise ConfigError(f"zones that are reclaimed {rate.per_h:.3g} times an hour are no place")
     recovery = Recovery(back_h=back_h, restore_h=restore_h, interval_h=interval_h, pause_h=pause_h)
     tried = tuple(sorted(set(given))) or _TRIED
-    show(answer(machines, rate, recovery, tried), as_json=as_json, plot=plot)
+    return answer(machines, rate, recovery, tried)
