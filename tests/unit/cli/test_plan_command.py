@@ -596,7 +596,7 @@ def test_bits_are_no_bytes(ask, written, bytes_per_s):
     assert found["bandwidth_bytes_per_s"] == pytest.approx(bytes_per_s)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(state_gb=st.floats(0.001, 1e5), notice_s=st.floats(28, 4000))
 def test_the_bandwidth_that_would_do_does(state_gb, notice_s):
     def said(bandwidth):
