@@ -200,6 +200,12 @@ def _notice(event: Event) -> str:
 def _cadence(event: Event) -> str:
     names = ("interval_s", "before_s", "failures_per_h", "cost_s")
     interval_s, before_s, per_h, cost_s = (event.get(name) or 0.0 for name in names)
+    if event.get("tier"):
+        return (
+            f"tier {event.get('tier')} takes a checkpoint every {interval_s:.0f} s: "
+            f"{event.get('reason')} ({1 / per_h if per_h else 0:.3g} h between them, "
+            f"{cost_s:.3g} s of training a copy)"
+        )
     if not before_s:
         return ""  # the first of an attempt
     return (

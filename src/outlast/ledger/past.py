@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -30,14 +31,15 @@ from outlast.plan.posterior import Posterior
 from outlast.policy.anomaly import CARRIED_MAX, WATCHED
 from outlast.policy.cadence import AUTO_MEMORY_H
 from outlast.policy.rollbacks import Batches, Rollback, is_undone
+from outlast.policy.tier_cadence import Beyond, Scope
 
 VARIABLE: Final = "OUTLAST_PAST"  # set by our agent for its workers
 CHUNK_BYTES: Final = 4 << 20
 _FULL: Final = "full"
 # A line's head as it is written: what most lines are needed for is seen without decoding them.
 _HEAD: Final = re.compile(
-    rb'\{"t":([^,{]+),"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
-    rb'"rank":[^,{]+,"event":"(\w+)"'
+    rb'\{"t":(?P<t>[^,{]+),"mono":[^,{]+,"job":"[^"\\]*","attempt":(?P<attempt>\d+),'
+    rb'"node":"(?P<node>(?:[^"\\]|\\.)*)","rank":[^,{]+,"event":"(?P<event>\w+)"'
 )
 _ENTIRE: Final = frozenset(
     {b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"restart", b"job_started"}
@@ -60,6 +62,9 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_failures: float = 0.0
     ran_h: float = 0.0
     since_t: float = 0.0
+    beyond: Beyond = Beyond()
+    scope: Scope | None = None
+    gone: list[str] = []
 
 
 _LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
@@ -73,33 +78,57 @@ class Failures:
     Attributes:
         known: what that says of its rate.
         since_t: time up to which running was counted; 0 while it does not run.
+        beyond: the failures that took machines.
+        scope: what the newest one took, while the job is down; None otherwise.
+        gone: the machines that are known to have gone with it.
     """
 
-    def __init__(self, known: Posterior | None = None, since_t: float = 0.0) -> None:
+    def __init__(
+        self,
+        known: Posterior | None = None,
+        since_t: float = 0.0,
+        *,
+        beyond: Beyond | None = None,
+        scope: Scope | None = None,
+        gone: Iterable[str] = (),
+    ) -> None:
         self.known, self.since_t = known or Posterior(), since_t
+        self.beyond, self.scope, self.gone = beyond or Beyond(), scope, list(gone)
 
-    def see(self, event: str, t: float) -> None:
-        """The next line of the ledger."""
+    def see(self, event: str, t: float, node: str = "") -> None:
+        """The next line of the ledger; ``node`` is its machine, or the one that was lost."""
         if not 0 < t < _LATEST_T:
             return
         if event in ("resumed", "step"):
             self._ran(t)
-            self.since_t = t
+            self.since_t, self.scope, self.gone = t, None, []
+        elif event in _LOSSES and (self.since_t or self.scope is not None):
+            self._lost(t, node if event == "node_lost" else "")
         elif not self.since_t:
             return
-        elif event in _LOSSES:
-            self._ran(t, 1)
-            self.since_t = 0.0
         elif event in _ENDS:
             self._ran(t)
             self.since_t = 0.0
         elif event == "job_started":  # the one before ended without a word
-            self._ran(self.since_t, 1)
+            self._ran(self.since_t, Scope.ALL)
             self.since_t = 0.0
 
-    def _ran(self, t: float, failures: int = 0) -> None:
+    def _lost(self, t: float, machine: str) -> None:
+        """A loss; one that follows another before the job is back belongs to it."""
+        if machine and machine not in self.gone:
+            self.gone.append(machine)
+        scope = Scope(min(len(self.gone), Scope.ALL))
+        if self.scope is None:
+            self._ran(t, scope)
+            self.since_t = 0.0
+        elif scope > self.scope:
+            self.beyond = self.beyond.worse(self.scope, scope)
+        self.scope = scope
+
+    def _ran(self, t: float, scope: Scope | None = None) -> None:
         hours = max(t - self.since_t, 0.0) / 3600 if self.since_t else 0.0
-        self.known = self.known.after(hours, failures, AUTO_MEMORY_H)
+        self.known = self.known.after(hours, int(scope is not None), AUTO_MEMORY_H)
+        self.beyond = self.beyond.after(hours, scope)
 
 
 class Past:
@@ -129,7 +158,9 @@ class Past:
         with contextlib.suppress(msgspec.MsgspecError):
             self._known = known = msgspec.json.decode(word, type=_Known)
             seen = Posterior(num_seen=known.num_failures, seen_h=known.ran_h)
-            self.failures = Failures(seen, known.since_t)
+            self.failures = Failures(
+                seen, known.since_t, beyond=known.beyond, scope=known.scope, gone=known.gone
+            )
 
     def _forget(self) -> None:
         """Begin anew, with what was kept beside the ledger: it counts for whatever comes."""
@@ -182,7 +213,8 @@ class Past:
         """What was found so far, for another process."""
         known, seen = self._known, self.failures.known
         known.num_failures, known.ran_h = seen.num_seen, seen.seen_h
-        known.since_t = self.failures.since_t
+        known.since_t, known.beyond = self.failures.since_t, self.failures.beyond
+        known.scope, known.gone = self.failures.scope, self.failures.gone
         return msgspec.json.encode(known).decode()
 
     def look(self) -> Past:
@@ -191,7 +223,7 @@ class Past:
         Raises:
             StorageError: the ledger cannot be read; one that is not there yet has no events.
         """
-        self._kept = kept(self._path.parent)
+        self._kept = [one for one in kept(self._path.parent) if rollback_of(one) is not None]
         if any(rollback_of(event) not in self._known.rollbacks for event in self._kept):
             self._forget()
         try:
@@ -219,9 +251,11 @@ class Past:
     def _take(self, line: bytes) -> None:
         known = self._known
         head = _HEAD.match(line)
-        if head is not None and head[3] not in _ENTIRE:
-            known.attempt = max(known.attempt, int(head[2]))
-            self.failures.see(head[3].decode(), _time(head[1]))
+        if head is not None and head["event"] not in _ENTIRE:
+            known.attempt = max(known.attempt, int(head["attempt"]))
+            self.failures.see(
+                head["event"].decode(), _time(head["t"]), head["node"].decode(errors="replace")
+            )
             return
         event = decode(line)
         if event is not None:
@@ -229,7 +263,8 @@ class Past:
             self._checkpoint(event)
             self._machine(event)
             if not event.get("joins"):  # another machine of the same attempt
-                self.failures.see(event.event, event.t)
+                lost = event.get("node")
+                self.failures.see(event.event, event.t, str(lost or event.node))
 
     def _machine(self, event: Event) -> None:
         host = str(event.get("node") or event.node)  # read from disk, the field is the head's

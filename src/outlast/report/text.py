@@ -136,6 +136,10 @@ def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
         _line("steps", f"{steps}{replayed}"),
         _line("attempts", humanise.count(done.attempts, "attempt")),
         _line("commits", f"{humanise.count(done.commits, 'commit')}{newest}"),
+        *(
+            _line("tier", f"{name} every {humanise.seconds(one.interval_s)}: {one.reason}")
+            for name, one in job.tiers.items()
+        ),
         _line(
             "goodput",
             f"{done.fraction_productive * 100:.1f} % of {humanise.seconds(done.total)} of worker "

@@ -1,6 +1,7 @@
 """One job, checkpoint by checkpoint, deciding with the objects that the runtime decides with.
 
-When to save is asked of a :class:`~outlast.policy.cadence.Cadence`, what to do with a notice of
+When to save is asked of a :class:`~outlast.policy.cadence.Cadence`, which tiers take it of a
+:class:`~outlast.policy.tier_cadence.TierCadence`, what to do with a notice of
 :func:`~outlast.policy.drain.plan`, which checkpoints may go of
 :func:`~outlast.policy.retention.removable`, who holds whose copies of
 :func:`~outlast.policy.replicas.holders`, whether survivors have all that is needed of
@@ -24,6 +25,7 @@ from outlast.policy import drain, regain, replicas, retention
 from outlast.policy.cadence import Cadence
 from outlast.policy.failures import Failure
 from outlast.policy.restart import RestartPolicy
+from outlast.policy.tier_cadence import Cost, Scope, Stop, TierCadence
 from outlast.simulate.clock import Clock
 from outlast.simulate.failures import Loss
 from outlast.simulate.setup import Level, Outcome, Setup
@@ -98,6 +100,7 @@ class Run:
         self._failures = self._saves = self._saves_due = 0
         self._ended: str | None = None
         self._saved = [Saved(level) for level in setup.levels]
+        self._tiers = _tier_cadence(setup)
         self._restarts = None if setup.max_restarts is None else RestartPolicy(setup.max_restarts)
         self._attempt_s = 0.0
         self._going: set[int] = set()  # that were told, and have left before their time
@@ -179,6 +182,7 @@ class Run:
         self._account()
         self._attempt_s = self._clock.now_s
         self.cadence.begun(self._clock.now_s)
+        self._tiers.begun(self._clock.now_s)
         self._train()
 
     def _train(self) -> None:
@@ -194,7 +198,8 @@ class Run:
     def _save(self) -> None:
         turn, self._saves_due = self._saves_due, self._saves_due + 1
         self._account()
-        due = [saved for saved in self._saved if turn % saved.level.every == 0]
+        names = self._tiers.due(turn)
+        due = [saved for saved in self._saved if saved.level.name in names]
         cost_s = sum(saved.level.cost_s for saved in due)
         self._enter("saving", cost_s, lambda: self._has_saved(due, cost_s))
 
@@ -204,7 +209,14 @@ class Run:
         self._saves += 1
         for saved in due:
             saved.add(self._work_s, now_s + saved.level.lag_s)
-        self.cadence.taken(self._step, now_s, cost_s)
+        each = [saved.level for saved in due if self._tiers.every(saved.level.name) == 1]
+        self.cadence.taken(self._step, now_s, sum(level.cost_s for level in each))
+        if not self._tiers.is_fixed:
+            for saved in due:
+                cost = Cost(copy_s=saved.level.lag_s, slowed=0.0, blocked_s=saved.level.cost_s)
+                self._tiers.measured(saved.level.name, cost)
+            speed = (self.setup.step_s or 1.0) / self._speed
+            self._tiers.taken(now_s, self.cadence.due_s(self._step, now_s, speed) - now_s)
         if self._work_s >= self.setup.work_s * (1 - 1e-12):
             self._ended = "finished"
             return
@@ -238,6 +250,7 @@ class Run:
             self._lose_island(len(gone))
             return
         self.cadence.lost(self._clock.now_s)
+        self._tiers.lost(self._clock.now_s, Scope(min(len(loss.machines), Scope.ALL)))
         if self._gives_up():
             self._ended = f"gave up after {self._failures} failures"
             return
@@ -405,3 +418,18 @@ class Run:
         self._account()
         self._saved[0].add(self._work_s, self._clock.now_s)
         self._start(self._saved[0].level.restore_s)
+
+
+_SURVIVES: Final = {"process": Scope.PROCESS, "holders": Scope.MACHINE, "all": Scope.ALL}
+
+
+def _tier_cadence(setup: Setup) -> TierCadence:
+    stops = [
+        Stop(
+            name=level.name,
+            survives=_SURVIVES[level.survives],
+            every=level.every if position else level.every or 1,
+        )
+        for position, level in enumerate(setup.levels)
+    ]
+    return TierCadence(stops, 0.0)

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from floor import until
 
-from outlast.health.doctor import meeting
 from outlast.health.doctor.child import Child
 from outlast.health.doctor.meeting import Met
 from outlast.policy.fitness.peers import Report
@@ -22,15 +21,15 @@ def machine(tmp_path):
     children = []
 
     def come(node, nodes, wait_s=30.0):
-        request = meeting.request(
-            place=str(tmp_path),
-            node=node,
-            machine=node.upper(),
-            host="127.0.0.1",
-            nodes=nodes,
-            wait_s=wait_s,
-            tls=None,
-        )
+        request = {
+            "place": str(tmp_path),
+            "node": node,
+            "machine": node.upper(),
+            "host": "127.0.0.1",
+            "nodes": nodes,
+            "wait_s": wait_s,
+            "tls": None,
+        }
         children.append(Child("meeting", request, 90.0))
         return children[-1]
 

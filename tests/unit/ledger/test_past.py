@@ -285,6 +285,8 @@ def test_several_are_kept_in_the_room_that_there_is(ledger, tmp_path):
     assert len(kept(tmp_path)) == 10
     make_room(tmp_path, forget=True)
     assert kept(tmp_path) == []
+    assert keep(tmp_path, b"garbage\n")
+    assert Past(tmp_path).look().unwritten == []
     path.unlink()
     path.symlink_to("/dev/full")
     assert not keep(tmp_path, b"x\n")
@@ -303,3 +305,36 @@ def test_a_ledger_that_takes_nothing_has_its_rollbacks_kept(ledger, tmp_path):
     (tmp_path / "rollbacks").unlink()
     (tmp_path / "rollbacks").symlink_to("/dev/full")
     assert not ledger.record("rollback", step=2, first=3, batches=None)
+
+
+TAKEN = {
+    # event, machine, t … → failures that took a machine, that took several
+    "processes": ("resumed a 0, worker_lost a 10, hang b 11, resumed a 20, hang a 30", 0, 0),
+    "a machine": ("resumed a 0, worker_lost a 10, node_lost b 11, resumed a 20", 1, 0),
+    "it is told twice": ("resumed a 0, node_lost b 11, node_lost b 12, resumed a 20", 1, 0),
+    "two at once": ("resumed a 0, node_lost b 11, node_lost c 12, resumed a 20", 1, 1),
+    "two by and by": ("resumed a 0, node_lost b 9, resumed a 20, node_lost c 29", 2, 0),
+    "all": ("resumed a 0, step a 10, job_started a 90, resumed a 99", 1, 1),
+    "after a drain": ("resumed a 0, drained a 10, node_lost b 11, node_lost c 12", 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TAKEN))
+@pytest.mark.parametrize("handed_on", [False, True], ids=["at-once", "handed-on"])
+def test_what_a_failure_took(tmp_path, name, handed_on):
+    words, machines, several = TAKEN[name]
+    lines = []
+    for one in words.split(", "):
+        event, node, t = one.split()
+        head = {"t": 1e6 + float(t), "mono": 0.0, "job": "j", "attempt": 1, "node": node}
+        lines.append(json.dumps({**head, "rank": 0, "event": event}, separators=(",", ":")))
+    past = Past(tmp_path)
+    for line in lines:
+        with (tmp_path / FILE_NAME).open("a") as file:
+            file.write(line + "\n")
+        if handed_on:
+            past = Past(tmp_path, past.look().word)
+    found = past.look().failures.beyond
+    assert found.num_machine == pytest.approx(machines, rel=0.01)
+    assert found.num_all == pytest.approx(several, rel=0.01)
+    assert found.seen_h == pytest.approx(past.failures.known.seen_h)

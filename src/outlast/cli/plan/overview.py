@@ -27,7 +27,7 @@ from outlast.cli.plan.facts import own as measure
 from outlast.cli.quantities import GPUS_PER_NODE, RATE
 from outlast.errors import ConfigError
 from outlast.plan.flush import Flush
-from outlast.plan.interval import Costs, exact_best_h
+from outlast.plan.interval import Costs, best_h
 from outlast.plan.memory import state_bytes
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _about_failures(inputs: dict[str, Any], measured: Own | None) -> dict[str, A
             restore_h=inputs["restore_h"] or 0.0,
             detect_h=inputs["detect_h"] or 0.0,
         )
-        lost_h = exact_best_h(costs, known.per_h) / 2 + costs.restore_h + costs.detect_h
+        lost_h = best_h(costs, known.per_h) / 2 + costs.restore_h + costs.detect_h
         answers["interval"] = interval.answer(known, costs)
         if inputs["spot_price"] is not None and inputs["on_demand_price"]:
             answers["spot"] = spot.answer(

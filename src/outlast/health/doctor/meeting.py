@@ -28,7 +28,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -104,7 +104,7 @@ def probe(
         host: the address that others reach it at.
         nodes: the fewest and the most machines.
         wait_s: for enough of them to come.
-        tls: files of certificate, key and authority, or None.
+        tls: files of certificate, key and authority (:func:`files_of`), or None.
         say: told what is waited for, as {"waits": words}, and at the end the ``Met``.
     """
     meeting = None
@@ -117,6 +117,11 @@ def probe(
     finally:
         if meeting is not None:
             meeting.close()
+
+
+def files_of(tls: peer.Tls | None) -> list[str] | None:
+    """As JSON can hold them."""
+    return None if tls is None else [str(tls.cert), str(tls.key), str(tls.ca)]
 
 
 def _tls(files: list[str] | None) -> peer.Tls | None:
@@ -403,26 +408,3 @@ class Meeting:
 def round_name(number: int) -> str:
     """The folder of a round."""
     return f"round-{number:06d}"
-
-
-def request(
-    *,
-    place: str,
-    node: str,
-    machine: str,
-    host: str,
-    nodes: tuple[int, int],
-    wait_s: float,
-    tls: peer.Tls | None,
-) -> dict[str, Any]:
-    """The arguments of :func:`probe` as JSON can hold them."""
-    files = None if tls is None else [str(tls.cert), str(tls.key), str(tls.ca)]
-    return {
-        "place": place,
-        "node": node,
-        "machine": machine,
-        "host": host,
-        "nodes": list(nodes),
-        "wait_s": wait_s,
-        "tls": files,
-    }
