@@ -9,7 +9,7 @@ import pytest
 from floor import until
 
 from outlast.health.doctor.child import Child
-from outlast.health.doctor.meeting import Met
+from outlast.health.doctor.meeting import DEAD_S, Here, Met
 from outlast.policy.fitness.peers import Report
 
 VERSIONS = {"torch": "2.13.0"}
@@ -77,9 +77,9 @@ def test_enough_go_on_without_those_who_do_not_come(machine):
 def test_one_alone_says_so_and_removes_what_a_killed_one_has_left(machine, tmp_path):
     here = tmp_path / "preflight" / "here"
     here.mkdir(parents=True)
-    old = meeting.Here(node="old", machine="OLD", address=("127.0.0.1", 1), count=9)
+    old = Here(node="old", machine="OLD", address=("127.0.0.1", 1), count=9)
     (here / "old.json").write_bytes(msgspec.json.encode(old))
-    child = machine("a", (2, 2), wait_s=meeting.DEAD_S)
+    child = machine("a", (2, 2), wait_s=DEAD_S)
     reports(child, "a")
     assert met(child).outcome == "alone"
     assert not list(here.iterdir())
