@@ -24,7 +24,7 @@ from thorough import ALL
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
-CASES_OF_FAULT = 4
+CASES_OF_FAULT = 3
 KEEP = 2
 # What changes something below the tier or in the ledger, in the order in which a save does it.
 KNOWN = {
