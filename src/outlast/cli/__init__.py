@@ -76,6 +76,9 @@ def _called(arguments: list[str] | None) -> int:
         code: Any = cli.main(args=arguments, prog_name="outlast", standalone_mode=False)
     except OutlastError as error:
         return _failed(str(error), int(error.exit_code))
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.ClickException as error:
         return _failed(_usage(error), 2)
     except click.Abort:

@@ -6,6 +6,9 @@ after months reads what the last attempt has written, not the months.
 How often the job failed is a fold over the same lines: it runs from ``resumed`` to the first loss,
 to a drain or to its end, or, where a machine vanished without a word, to its last sample.
 
+A rollback that the ledger's disk did not take is read from where it was kept (``reserve``), before
+the ledger: it counts for whatever comes after it, wherever its own line will stand.
+
 What can go wrong: a ledger that was replaced by a shorter one is read anew.
 """
 
@@ -23,6 +26,7 @@ import msgspec
 from outlast.errors import StorageError
 from outlast.ledger.events import Event, decode
 from outlast.ledger.file import FILE_NAME
+from outlast.ledger.reserve import kept
 from outlast.plan.posterior import Posterior
 from outlast.policy.anomaly import CARRIED_MAX, WATCHED
 from outlast.policy.cadence import AUTO_MEMORY_H
@@ -56,6 +60,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     commits: list[int] = []
     healthy: list[int] = []
     rollbacks: list[Rollback] = []
+    reserved: list[Rollback] = []
     windows: dict[str, list[float]] = {}
     num_failures: float = 0.0
     ran_h: float = 0.0
@@ -163,8 +168,7 @@ class Past:
 
     def __init__(self, directory: Path, word: str = "") -> None:
         self._path = directory / FILE_NAME
-        self.left_out: dict[str, Event] = {}
-        self.own_failures: dict[str, list[tuple[float, str]]] = {}
+        self._kept: list[Event] = []
         self._forget()
         with contextlib.suppress(msgspec.MsgspecError):
             self._known = known = msgspec.json.decode(word, type=_Known)
@@ -174,8 +178,15 @@ class Past:
             )
 
     def _forget(self) -> None:
+        """Begin anew, with what was kept beside the ledger: it counts for whatever comes."""
         self._known = _Known(offset=0)
         self.failures = Failures()
+        self.left_out: dict[str, Event] = {}
+        self.own_failures: dict[str, list[tuple[float, str]]] = {}
+        for event in self._kept:
+            self._known.attempt = max(self._known.attempt, event.attempt)
+            self._roll_back(event)
+        self._known.reserved = list(self._known.rollbacks)
 
     @property
     def attempt(self) -> int:
@@ -203,6 +214,11 @@ class Past:
         return list(self._known.rollbacks)
 
     @property
+    def unwritten(self) -> list[Event]:
+        """Rollbacks that the ledger does not have: they are kept beside it."""
+        return [event for event in self._kept if rollback_of(event) in self._known.reserved]
+
+    @property
     def windows(self) -> dict[str, list[float]]:
         """Good values of what is watched, oldest first."""
         return dict(self._known.windows)
@@ -222,6 +238,9 @@ class Past:
         Raises:
             StorageError: the ledger cannot be read; one that is not there yet has no events.
         """
+        self._kept = [one for one in kept(self._path.parent) if rollback_of(one) is not None]
+        if any(rollback_of(event) not in self._known.rollbacks for event in self._kept):
+            self._forget()
         try:
             with self._path.open("rb") as file:
                 self._read(file)
@@ -296,7 +315,10 @@ class Past:
         if rollback is None:
             return
         known = self._known
-        known.rollbacks = [*known.rollbacks, rollback]
+        if rollback in known.rollbacks:  # it was kept, and has been counted all along
+            known.reserved = [one for one in known.reserved if one != rollback]
+            return
+        known.rollbacks = sorted([*known.rollbacks, rollback], key=lambda one: one.attempt)
         known.commits = [step for step in known.commits if step <= rollback.step]
         known.healthy = [step for step in known.healthy if step <= rollback.step]
         known.promised = min(known.promised, rollback.step)

@@ -468,9 +468,10 @@ def test_the_worked_example(say, ask):
     assert set(ask("")) == every | {"spares", "restarts", "replicas"}
 
 
-def test_flags_answer_what_they_are_enough_for(ask):
+def test_flags_answer_what_they_are_enough_for(ask, say):
     assert set(ask("--rate 2/h")) == {"failures"}
     assert set(ask("--gpus 64 --checkpoint 1min")) == {"failures", "interval", "budget"}
+    assert "no rate was given; 419 unexpected stops" in say("--gpus 64 --checkpoint 1min")
     assert set(ask("--state 640GB --bandwidth 1.5GB/s --notice 120s")) == {"flush", "memory"}
 
 

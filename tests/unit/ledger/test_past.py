@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 
 from outlast.errors import StorageError
-from outlast.ledger.events import EVENT_NAMES
+from outlast.ledger.events import EVENT_NAMES, encode
 from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
+from outlast.ledger.reserve import keep, kept, make_room
 from outlast.policy.rollbacks import Batches
 
 
@@ -243,6 +244,67 @@ def test_what_losses_were_like_is_handed_on(ledger, tmp_path):
     assert past.look().windows == {"loss": [4.0] * 100}
     ledger.append("healthy", step=20, windows={"loss": [9.0]})
     assert past.look().windows == {"loss": [4.0] * 100}, "of an attempt that was undone"
+
+
+def test_a_rollback_that_was_kept_beside_the_ledger_counts_as_one_in_it(ledger, tmp_path):
+    ledger.attempt = 1
+    for step in (10, 20, 30):
+        ledger.append("commit", step=step)
+    before = Past(tmp_path).look()
+    ledger.attempt = 2
+    rollback = ledger.entry("rollback", None, {"step": 20, "first": 25, "batches": None})
+    make_room(tmp_path)
+    assert before.look().promised == 30
+    assert keep(tmp_path, encode(rollback))
+    word = before.look().word
+    for past in (before, Past(tmp_path).look(), Past(tmp_path, word).look()):
+        assert found(past) == (2, 20), "nobody takes the attempt's number again"
+        assert [one.step for one in past.rollbacks] == [20]
+        assert [event.fields for event in past.unwritten] == [rollback.fields]
+    ledger.attempt = 3
+    ledger.append("commit", step=35)
+    ledger.write(rollback, durable=True)  # late
+    for past in (before.look(), Past(tmp_path).look(), Past(tmp_path, word).look()):
+        assert (found(past), past.commits) == ((3, 35), [10, 20, 35])
+        assert [one.step for one in past.rollbacks] == [20]
+        assert past.unwritten == []
+
+
+def test_several_are_kept_in_the_room_that_there_is(ledger, tmp_path):
+    make_room(tmp_path)
+    path = tmp_path / "rollbacks"
+    size = path.stat().st_size
+    windows = {what: [1 / 3] * 100 for what in ("loss", "grad_norm")}
+    for number in range(10):
+        fields = {"step": 10 * number, "first": 900, "batches": None, "windows": windows}
+        ledger.attempt = number
+        assert keep(tmp_path, encode(ledger.entry("rollback", None, fields)))
+    assert [event["step"] for event in kept(tmp_path)] == [10 * number for number in range(10)]
+    assert path.stat().st_size == size
+    make_room(tmp_path)
+    assert len(kept(tmp_path)) == 10
+    make_room(tmp_path, forget=True)
+    assert kept(tmp_path) == []
+    assert keep(tmp_path, b"garbage\n")
+    assert Past(tmp_path).look().unwritten == []
+    path.unlink()
+    path.symlink_to("/dev/full")
+    assert not keep(tmp_path, b"x\n")
+
+
+def test_a_ledger_that_takes_nothing_has_its_rollbacks_kept(ledger, tmp_path):
+    ledger.path.symlink_to("/dev/full")
+    make_room(tmp_path)
+    ledger.append("step", step=3)
+    assert ledger.lost_events == 1
+    assert ledger.record("rollback", step=2, first=3, batches=None)
+    (event,) = kept(tmp_path)
+    assert event["step"] == 2
+    assert not ledger.write(event, durable=True), "the next attempt tries, and keeps it once"
+    assert len(kept(tmp_path)) == 1
+    (tmp_path / "rollbacks").unlink()
+    (tmp_path / "rollbacks").symlink_to("/dev/full")
+    assert not ledger.record("rollback", step=2, first=3, batches=None)
 
 
 TAKEN = {
