@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.cli import cli
 from outlast.errors import ConfigError
 from outlast.ledger.events import Event, encode
+from thorough import examples
 
 
 @pytest.fixture(autouse=True)
@@ -436,7 +437,7 @@ FLAGS = {
 }
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data())
 def test_planless_input_is_refused_in_words(data):
     question = data.draw(st.sampled_from(sorted(FLAGS)))
@@ -596,7 +597,7 @@ def test_bits_are_no_bytes(ask, written, bytes_per_s):
     assert found["bandwidth_bytes_per_s"] == pytest.approx(bytes_per_s)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(state_gb=st.floats(0.001, 1e5), notice_s=st.floats(28, 4000))
 def test_the_bandwidth_that_would_do_does(state_gb, notice_s):
     def said(bandwidth):

@@ -4,7 +4,7 @@ import json
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from outlast.errors import StorageError
 from outlast.ledger.events import EVENT_NAMES, encode
@@ -12,6 +12,7 @@ from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
 from outlast.ledger.reserve import keep, kept, make_room
 from outlast.policy.rollbacks import Batches
+from thorough import examples
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ events = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(events, max_size=12), st.integers(0, 12))
 def test_it_is_what_reading_everything_gives(tmp_path_factory, written, turn):
     directory = tmp_path_factory.mktemp("job")

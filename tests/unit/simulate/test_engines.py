@@ -15,6 +15,7 @@ from outlast.simulate.failures import Loss
 from outlast.simulate.job import Run
 from outlast.simulate.many import Automatic, Case, Fixed, Renewed, Replayed, simulate
 from outlast.simulate.setup import Level, Setup
+from thorough import ALL
 
 HOUR_S = 3600.0
 
@@ -33,7 +34,7 @@ def of_hours(cost, restore, detect, **more):
 
 
 def test_the_exact_model_and_the_simulator_agree_on_a_grid_of_50_settings(capsys):
-    segments, count = 20, 4000
+    segments, count = 20, 4000 if ALL else 1500
     deviations, lines = [], []
     for number, (mtbf, cost, restore, detect, times) in enumerate(GRID):
         costs = Costs(checkpoint_h=cost, restore_h=restore, detect_h=detect)
