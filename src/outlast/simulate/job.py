@@ -101,6 +101,7 @@ class Run:
         self._ended: str | None = None
         self._saved = [Saved(level) for level in setup.levels]
         self._tiers = _tier_cadence(setup)
+        self._has_failed = False
         self._restarts = None if setup.max_restarts is None else RestartPolicy(setup.max_restarts)
         self._attempt_s = 0.0
         self._going: set[int] = set()  # that were told, and have left before their time
@@ -183,6 +184,7 @@ class Run:
         self._attempt_s = self._clock.now_s
         self.cadence.begun(self._clock.now_s)
         self._tiers.begun(self._clock.now_s)
+        self._has_failed = False
         self._train()
 
     def _train(self) -> None:
@@ -250,6 +252,7 @@ class Run:
             self._lose_island(len(gone))
             return
         self.cadence.lost(self._clock.now_s)
+        self._has_failed = True
         self._tiers.lost(self._clock.now_s, Scope(min(len(loss.machines), Scope.ALL)))
         if self._gives_up():
             self._ended = f"gave up after {self._failures} failures"
@@ -299,6 +302,8 @@ class Run:
             if self._chance.random() >= self.setup.damaged_probability:
                 self._account()
                 self._work_s = work_s
+                if self._has_failed:
+                    self._tiers.back_from([self._saved[-number].level.name])
                 self._start(self._saved[-number].level.restore_s)
                 return
             del self._saved[-number].durable_s[work_s]
