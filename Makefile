@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
 	@echo "make test    install with the test extras, then run every test"
-	@echo "make check   format, lint, types, import rules, unit tests (under a minute)"
+	@echo "make check   format, lint, types, import rules, unit tests (two minutes)"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make bench   the side-by-side measurements in benchmarks/ (hours)"
 	@echo "make clean   remove $(VENV) and what tools left behind"
@@ -63,22 +63,26 @@ system-packages:
 # Tests run side by side, but those that are marked "alone": they are judged by what is saved within
 # milliseconds, or look at the whole machine. Of the others that run real processes, up to five that
 # failed are run once more, alone. PYTEST_ARGS may choose tests that not all three have.
+# What pytest has compiled is kept, even where Python was told to keep nothing: each process would
+# compile all of it again.
 TEST_PROCESSES ?= 2
+UNIT := $(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile
 CHOSEN := $(if $(strip $(PYTEST_ARGS)),|| [ $$? -eq 5 ])
+test unit check: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-test system-packages
-	$(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS) $(CHOSEN)
+	$(UNIT) $(PYTEST_ARGS) $(CHOSEN)
 	$(BIN)/python -m pytest tests/real -m alone -p no:xdist $(PYTEST_ARGS) $(CHOSEN)
 	$(BIN)/python tests/second_chance.py tests/real -m "not alone" -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
 
 unit: $(VENV)/.installed-test
-	$(BIN)/python -m pytest tests/unit -q
+	$(UNIT) -q
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check -q .
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy --no-error-summary
 	PYTHONPATH=src $(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest tests/unit -q
+	$(UNIT) -q
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff format -q .

@@ -275,7 +275,10 @@ def _tiers(
         if "tier" in found_in:
             try:
                 tiers = parse_tiers(
-                    found_in["tier"], keep=keep, buffers=chosen["checkpoint_buffers"]
+                    found_in["tier"],
+                    keep=keep,
+                    buffers=chosen["checkpoint_buffers"],
+                    every=None if chosen["checkpoint_every"] == values.Every() else 1,
                 )
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from None

@@ -1,9 +1,10 @@
 """The places that checkpoints go to, as they are set: ``[[tier]]`` in ``outlast.toml``.
 
 Tiers stand in order of speed. A checkpoint goes to the first of them and from there to the next, so
-a slower tier takes every Nth of what the one before it takes, never more. What is not written of a
-tier follows from its url: memory keeps what a dead worker leaves behind, a directory and an object
-store keep what a dead machine leaves behind.
+a slower tier takes every Nth of what the one before it takes, never more. N is chosen while the job
+runs where it is not written and checkpoint.every is "auto". What else is not written of a tier
+follows from its url: memory keeps what a dead worker leaves behind, a directory and an object store
+keep what a dead machine leaves behind.
 
 What can go wrong: a tier that cannot be meant is refused, with its name and what to write
 instead. A url that holds a password is refused without being shown: it would end up in job.json,
@@ -29,7 +30,7 @@ Kind = Literal["memory", "directory", "object"]
 MEMORY: Final = "memory:"
 PEER: Final = "peer"  # what other machines' memory is called
 OBJECT_SCHEMES: Final = ("s3", "gs", "az")
-KEYS: Final = ("name", "url", "every", "keep")
+KEYS: Final = ("name", "url", "every", "keep", "gb_price")
 _NAME: Final = re.compile(r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\Z")
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._=-]+)*\Z")
@@ -43,14 +44,16 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: what people and the ledger call it: lower-case letters, digits, hyphens.
         url: "memory:", an absolute path, or s3://BUCKET/PREFIX, gs://…, az://….
-        every: it takes every Nth of the job's checkpoints.
+        every: it takes every Nth of the job's checkpoints; None where that is chosen while it runs.
+        gb_price: of 10^9 bytes brought there, in the currency of the machines' price.
         keep: how many of them stay there, at least 1.
     """
 
     name: str
     url: str
-    every: int = 1
+    every: int | None = 1
     keep: int
+    gb_price: float = 0.0
 
     @property
     def kind(self) -> Kind:
@@ -60,7 +63,9 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
         return "object" if "://" in self.url else "directory"
 
     def __str__(self) -> str:
-        return f"{self.url}, every {self.every}, keep {self.keep}"
+        every = "auto" if self.every is None else self.every
+        price = f", {self.gb_price:g} a GB" if self.gb_price else ""
+        return f"{self.url}, every {every}, keep {self.keep}{price}"
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
@@ -107,20 +112,26 @@ def parse_directory(value: object) -> Path:
         raise ConfigError(f"{text} is not a directory: there is no such user") from None
 
 
-def parse_tiers(value: object, *, keep: int, buffers: int | None = None) -> tuple[Tier, ...]:
+def parse_tiers(
+    value: object, *, keep: int, buffers: int | None = None, every: int | None = 1
+) -> tuple[Tier, ...]:
     """The ``[[tier]]`` tables of a settings file, in their order.
 
     Args:
         value: what the file holds under ``tier``.
         keep: checkpoints that stay in a tier that does not say.
         buffers: how many snapshots memory holds at once, or None when that is not set.
+        every: of a tier that does not say; None leaves it open.
 
     Raises:
         ConfigError: a tier, or their order, that cannot be meant.
     """
     if not isinstance(value, list) or not value or not all(isinstance(t, dict) for t in value):
         raise ConfigError("a tier is written as [[tier]] with name and url")
-    tiers = tuple(_parse(table, position, keep) for position, table in enumerate(value, 1))
+    tiers = tuple(
+        _parse(table, position, keep, every if position > 1 else 1)
+        for position, table in enumerate(value, 1)
+    )
     for position, tier in enumerate(tiers):
         _check_alone(tier, tiers[:position])
     _check_memory(tiers, value[0], buffers)
@@ -131,7 +142,7 @@ def parse_tiers(value: object, *, keep: int, buffers: int | None = None) -> tupl
     return tiers
 
 
-def _parse(table: Mapping[str, Any], position: int, keep: int) -> Tier:
+def _parse(table: Mapping[str, Any], position: int, keep: int, usual: int | None) -> Tier:
     for key in table:
         if key not in KEYS:
             raise ConfigError(f"tier.{key} is not a setting;{nearest(key, KEYS)}")
@@ -155,16 +166,33 @@ def _parse(table: Mapping[str, Any], position: int, keep: int) -> Tier:
         if "keep" in table:
             found = msgspec.structs.replace(found, keep=parse_keep(table["keep"]))
         every = parse_whole(table.get("every", 1), least=1)
+        found = msgspec.structs.replace(found, gb_price=_parse_gb_price(table.get("gb_price", 0)))
     except ConfigError as error:
         raise ConfigError(f"tier {name or f'number {position}'}: {error}") from None
     # Without a name a tier is called after what it is: enough where there is one of each.
     name = name or {"memory": "memory", "directory": "local", "object": "object"}[found.kind]
-    if every is None:
+    if table.get("every") == "auto" and position > 1:
+        usual = None
+    elif every is None:
         raise ConfigError(
             f"tier {name}: every = {table['every']!r} is not a whole number from 1; 1 takes each "
-            "checkpoint, 5 every fifth (how often there is one is checkpoint.every)"
+            'checkpoint, 5 every fifth (how often there is one is checkpoint.every), "auto" as '
+            "many as its failures ask for"
         )
-    return msgspec.structs.replace(found, name=name, every=every)
+    elif "every" in table:
+        usual = every
+    return msgspec.structs.replace(found, name=name, every=usual)
+
+
+def _parse_gb_price(value: object) -> float:
+    """A price that is not negative."""
+    try:
+        price = -1.0 if isinstance(value, bool) else float(str(value))
+    except ValueError:
+        price = -1.0
+    if not 0 <= price < float("inf"):
+        raise ConfigError(f"gb_price = {value!r} is not a price of 10^9 bytes; write 0.02")
+    return price
 
 
 def _parse_url(value: object) -> str:
@@ -250,8 +278,8 @@ def _check_cadence(tiers: Sequence[Tier]) -> None:
             f"tier {tiers[0].name}: the first tier takes each checkpoint; leave every out there, "
             "and say how often there is one with checkpoint.every"
         )
-    for faster, slower in itertools.pairwise(tiers):
-        if slower.every % faster.every:
+    for faster, slower in itertools.pairwise(tier for tier in tiers if tier.every is not None):
+        if faster.every and slower.every and slower.every % faster.every:
             raise ConfigError(
                 f"tier {slower.name}: every = {slower.every} is not a multiple of "
                 f"{faster.every}, which is how often {faster.name} before it has a checkpoint; "

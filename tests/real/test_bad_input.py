@@ -33,7 +33,7 @@ def line_of_run(process):
 # --- the command line and the settings -----------------------------------------------------------
 
 COMMANDS = {
-    "misspelt command": (["rum", "train.py"], "rum is not a command; did you mean outlast run?"),
+    "misspelt command": (["rum", "train.py"], "outlast rum is not a command; did you mean run?"),
     "no command": (["--version-of"], "No such option"),
     "no script": (["run"], "no script is named"),
     "only flags": (["run", "--nproc-per-node", "2"], "no script is named"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.config import load
+from outlast.config import as_rows, load
 from outlast.errors import ConfigError
 from outlast.tiers import Tier
 
@@ -122,7 +122,8 @@ def test_a_tier_that_cannot_be_used(text, says):
                 "it has a checkpoint; write 8"
             ),
         ),
-        ([MEMORY, LOCAL | {"every": 4}, CLOUD], "every = 1 is not a multiple of 4"),
+        ([MEMORY, LOCAL | {"every": 4}, CLOUD | {"every": 1}], "1 is not a multiple of 4"),
+        ([LOCAL, CLOUD | {"gb_price": -1}], "gb_price = -1 is not a price of 10^9 bytes"),
     ],
 )
 def test_tiers_that_cannot_be_used_together(tiers, says):
@@ -216,3 +217,17 @@ def test_one_tier_is_where_checkpoints_lie():
     assert settings.checkpoints_dir == Path.cwd() / "relative/place"
     assert settings.dir == Path.cwd() / "outlast-job"
     assert settings.origin["tier"] == "outlast.toml"
+
+
+def test_a_slower_tiers_interval_is_open_where_the_jobs_is():
+    write(tables(MEMORY, LOCAL | {"every": 4}, CLOUD | {"gb_price": 0.02}))
+    found = load(environ={})
+    assert [tier.every for tier in found.tiers] == [1, 4, None]
+    assert ("tier.object", "s3://bucket/job, every auto, keep 3, 0.02 a GB", "outlast.toml") in (
+        as_rows(found)
+    )
+    with pytest.raises(ConfigError, match="every = 1 is not a multiple of 4"):
+        load({"checkpoint.every": "5 steps"}, environ={})
+    write(tables(MEMORY, LOCAL, CLOUD | {"every": "auto"}))
+    asked = load({"checkpoint.every": "5 steps"}, environ={})
+    assert [tier.every for tier in asked.tiers] == [1, 1, None]

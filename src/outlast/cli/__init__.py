@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import importlib
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from outlast._version import __version__
+from outlast.cli.group import LazyGroup
 from outlast.errors import Exit, OutlastError
 
 _COMMANDS = {
@@ -27,7 +26,6 @@ _COMMANDS = {
     "doctor": "whether this machine, and those it works with, are fit for the job",
     "config": "the settings in force and where each came from",
 }
-_HIDDEN = ("requeue",)  # for scripts that outlast writes
 
 
 class _NobodyReadsError(Exception):
@@ -42,8 +40,8 @@ def _while_read() -> Iterator[None]:
         raise _NobodyReadsError from None
 
 
-class _Commands(click.Group):
-    """Finds a command's module by its name."""
+class _Commands(LazyGroup):
+    """Whose output may be read by somebody who leaves."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _while_read():  # --help prints in here
@@ -53,33 +51,15 @@ class _Commands(click.Group):
         with _while_read():
             return super().invoke(ctx)
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS and cmd_name not in _HIDDEN:
-            return None
-        module = importlib.import_module(f"outlast.cli.{cmd_name}")
-        command: click.Command = module.command
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in (*_COMMANDS, *_HIDDEN):
-            close = difflib.get_close_matches(args[0], _COMMANDS, n=1)
-            hint = (
-                f"did you mean outlast {close[0]}?" if close else f"known: {', '.join(_COMMANDS)}"
-            )
-            raise click.UsageError(f"{args[0]} is not a command; {hint}")
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
-
-
-@click.command(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    package=__name__,
+    listed={name: (name, text) for name, text in _COMMANDS.items()},
+    noun="command",
+    hidden=("requeue",),
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="outlast")
 def cli() -> None:
     """Keep PyTorch training going on machines that fail, hang, slow down or are taken back."""
@@ -96,8 +76,11 @@ def _called(arguments: list[str] | None) -> int:
         code: Any = cli.main(args=arguments, prog_name="outlast", standalone_mode=False)
     except OutlastError as error:
         return _failed(str(error), int(error.exit_code))
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
     except click.ClickException as error:
-        return _failed(f"{error.format_message()} See: outlast --help", 2)
+        return _failed(_usage(error), 2)
     except click.Abort:
         return _failed("stopped", 130)
     except _NobodyReadsError:
@@ -106,6 +89,14 @@ def _called(arguments: list[str] | None) -> int:
         hint = "look at the disk, or give another directory"
         return _failed(f"{error}; {hint}", int(Exit.STORAGE))
     return int(code or 0)
+
+
+def _usage(error: click.ClickException) -> str:
+    """What is wrong with a command line, and where it is explained."""
+    words = error.format_message()
+    found = getattr(error, "ctx", None)
+    path = found.command_path if isinstance(found, click.Context) else "outlast"
+    return f"{words.rstrip()}{'' if words.rstrip()[-1:] in '.?!' else '.'} See: {path} --help"
 
 
 def _failed(text: str, code: int) -> int:

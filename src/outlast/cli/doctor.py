@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 from typing import TYPE_CHECKING, Final
@@ -87,6 +88,13 @@ def command(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # removes what was written
     state_bytes = None if state is None else _bytes(state)
     nodes = _machines(nnodes)
+    flags: dict[str, object] = {
+        "--dir": directory,
+        "--nnodes": nnodes if nnodes != "1" else None,
+        "--nproc-per-node": nproc_per_node if nproc_per_node > 1 else None,
+        "--rdzv-endpoint": rdzv_endpoint,
+        "--local-addr": local_addr,
+    }
     from outlast import config
     from outlast.health.doctor.examination import Machines, examine
     from outlast.notice.desk import checked
@@ -94,11 +102,13 @@ def command(
     try:
         settings = checked(config.load({"dir": directory}))
     except ConfigError as error:
-        return _show(_unread(str(error)), as_json)
+        return _show(_unread(str(error)), as_json, again=_words("doctor", flags), start="")
     machines = Machines(min_nodes=nodes[0], max_nodes=nodes[1], workers=nproc_per_node)
     if nodes[1] > 1:
         machines = _meeting(machines, settings, rdzv_endpoint, local_addr, wait_s)
-    return _show(examine(settings, machines, state_bytes=state_bytes, progress=_progress), as_json)
+    examined = examine(settings, machines, state_bytes=state_bytes, progress=_progress)
+    again = _words("doctor", flags | {"--state": state})
+    return _show(examined, as_json, again=again, start=f"{_words('run', flags)} train.py")
 
 
 def _meeting(
@@ -128,13 +138,22 @@ def _unread(words: str) -> Examined:
     return Examined(machine=socket.gethostname(), fit=False, findings=[found], seconds=0.0)
 
 
-def _show(examined: Examined, as_json: bool) -> int:
+def _words(command: str, flags: dict[str, object]) -> str:
+    """A command line with those of its flags that were given."""
+    given = [(flag, str(value)) for flag, value in flags.items() if value]
+    return shlex.join(["outlast", command, *(word for pair in given for word in pair)])
+
+
+def _show(examined: Examined, as_json: bool, *, again: str, start: str) -> int:
+    """Tell it, and what to run next: the doctor once more, or the job where it may start."""
     from outlast.health.doctor import page
+
+    after = again if examined.exit_code else start
 
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.encode(page.to_json(examined)))
+        click.echo(msgspec.json.encode(page.to_json(examined) | {"next": after}))
         return examined.exit_code
     from rich.text import Text
 
@@ -146,6 +165,7 @@ def _show(examined: Examined, as_json: bool) -> int:
         line = Text(text)
         line.stylize(style, 0, len(text) if style == "bold" else 1)
         paper.print(line)
+    paper.print(Text(f"Next: {after}"))
     return examined.exit_code
 
 

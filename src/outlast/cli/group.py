@@ -8,8 +8,6 @@ from typing import Any
 
 import click
 
-from outlast.tiers import nearest
-
 
 class LazyGroup(click.Group):
     """Commands by name.
@@ -18,16 +16,25 @@ class LazyGroup(click.Group):
         package: where their modules lie; each has a ``command``.
         listed: name → module, and what it is for.
         noun: what one of them is called.
+        hidden: others, for scripts that outlast writes.
         options: click's.
     """
 
     def __init__(
-        self, *, package: str, listed: Mapping[str, tuple[str, str]], noun: str, **options: Any
+        self,
+        *,
+        package: str,
+        listed: Mapping[str, tuple[str, str]],
+        noun: str,
+        hidden: tuple[str, ...] = (),
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self._package = package
         self._listed = listed
         self._noun = noun
+        self._modules = {name: name for name in hidden}
+        self._modules |= {name: module for name, (module, _) in listed.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Their names, in order."""
@@ -35,9 +42,9 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One of them, or None."""
-        if cmd_name not in self._listed:
+        if cmd_name not in self._modules:
             return None
-        module = importlib.import_module(f"{self._package}.{self._listed[cmd_name][0]}")
+        module = importlib.import_module(f"{self._package}.{self._modules[cmd_name]}")
         found: click.Command = module.command
         return found
 
@@ -45,9 +52,11 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but for what is said when there is none of that name."""
-        if args and args[0] not in self._listed:
+        if args and args[0] not in self._modules:
+            from outlast.tiers import nearest
+
             close = nearest(args[0], tuple(self._listed))
-            raise click.UsageError(f"{self.name} {args[0]} is not a {self._noun};{close}")
+            raise click.UsageError(f"{ctx.command_path} {args[0]} is not a {self._noun};{close}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

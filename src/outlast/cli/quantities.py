@@ -21,7 +21,11 @@ from outlast.plan import rates
 from outlast.plan.posterior import Posterior
 from outlast.tiers import nearest
 
-_NUMBER: Final = r"[-+]?(?:[0-9][0-9,_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+# Commas and underscores part thousands, in groups of three; elsewhere a comma is refused, because
+# in half of the world it is the decimal point, and 0,5 would become 5.
+_GROUPED: Final = r"[1-9][0-9]{0,2}(?:[,_][0-9]{3})+(?![0-9,_])"
+_NUMBER: Final = rf"[-+]?(?:(?:{_GROUPED}|[0-9]+)\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+_COMMA: Final = re.compile(r"(?<![0-9,_])[-+]?([0-9]+)[,_]([0-9]+)")
 _HOURS: Final = {
     **dict.fromkeys(("ms", "millisecond"), 1 / 3.6e6),
     **dict.fromkeys(("s", "sec", "second"), 1 / 3600),
@@ -39,6 +43,7 @@ _BYTES: Final = {
 }
 _THOUSANDS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _QUANTITY: Final = re.compile(rf"^\s*\$?\s*({_NUMBER})\s*([^\s0-9]*)\s*\Z")
+_MIXED: Final = re.compile(r"^([KMGTPkmgtp]?)([bB])(ps|/s)?\Z")
 _RATE: Final = re.compile(
     rf"^\s*({_NUMBER})\s*(%?)\s*(?:failures?|interruptions?)?\s*(?:/|per\s)\s*({_NUMBER})?\s*"
     r"(?:(gpu|node|machine|job)[-\s]?)?([a-z]+)\s*\Z",
@@ -117,8 +122,10 @@ class Quantity(_Type):
         """The value, in the unit that counts."""
         match = _QUANTITY.match(text)
         if not match:
-            raise ValueError(f"{text!r} is not {self.name}; write {self._example}")
-        value = self._scaled(text, _number(match[1]), match[2].lower())
+            raise ValueError(
+                f"{text!r} is not {self.name}; {_decimal(text) or f'write {self._example}'}"
+            )
+        value = self._scaled(text, _number(match[1]), _bits_or_bytes(text, match[2]))
         low = value <= self._least if self._above else value < self._least
         if low or not value <= self._most:
             bounds = f"{'above' if self._above else 'at least'} {self._least:g}"
@@ -163,7 +170,8 @@ class RateType(_Type):
         if not match:
             keys = tuple(rate.key for rate in rates.PUBLISHED)
             hint = nearest(text, keys) if text.strip()[:1].isalpha() else ""
-            raise ValueError(f"{text!r} is not a rate; {_RATE_EXAMPLES}{hint and ';' + hint}")
+            examples = _decimal(text) or _RATE_EXAMPLES
+            raise ValueError(f"{text!r} is not a rate; {examples}{hint and ';' + hint}")
         return _rate(text, match)
 
 
@@ -201,6 +209,35 @@ def _rate(text: str, match: re.Match[str]) -> Rate:
         number = rates.from_probability(number / 100)
         source += f", a probability: -ln(1-p) = {number:.5g}"
     return Rate(per_h=number / periods / hours, of=kind, source=source)
+
+
+def _decimal(text: str) -> str:
+    """What to write in place of a decimal comma; "" where there is none."""
+    comma = _COMMA.search(text)
+    if not comma:
+        return ""
+    return f"write {comma[1]}.{comma[2]}; a comma parts thousands, as in 640,000"
+
+
+def _bits_or_bytes(text: str, unit: str) -> str:
+    """The unit in lower case; ``Gbps`` are bits, ``GBps`` bytes, and ``Gb`` could be either.
+
+    Raises:
+        ValueError: it could be either, which is off by 8.
+    """
+    found = _MIXED.match(unit)
+    if not found:
+        return unit.lower()
+    prefix, letter, per = found[1].lower(), found[2], found[3]
+    if per == "ps" and letter == "b":
+        return f"{prefix}bit/s"
+    if letter == "B" or not found[1].isupper():
+        return f"{prefix}b/s" if per == "ps" else unit.lower()
+    rest = "/s" if per else ""
+    raise ValueError(
+        f"{text!r}: {unit} are bits or bytes; write {found[1]}B{rest} for bytes"
+        + (f", {found[1]}bit/s for bits" if per else "")
+    )
 
 
 def _number(text: str) -> float:

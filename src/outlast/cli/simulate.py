@@ -231,14 +231,16 @@ def _tier(text: str) -> Level:
     from outlast.simulate.setup import Level
 
     name, *pairs = [part.strip() for part in text.split(",")]
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"every": None}
     for pair in pairs:
         key, _, value = pair.partition("=")
         if key not in _TIER_KEYS or not value:
             hint = nearest(key, _TIER_KEYS)
             raise ConfigError(f"--tier {text}: {pair!r} is not KEY=VALUE;{hint}")
         try:
-            if key in ("every", "keep"):
+            if (key, value) == ("every", "auto"):
+                found[key] = None
+            elif key in ("every", "keep"):
                 found[key] = int(GPUS.read(value))
             elif key != "survives":
                 found[f"{key}_s"] = HOUR_S * float(DURATION.read(value))

@@ -255,9 +255,9 @@ class Sky(msgspec.Struct, frozen=True, kw_only=True):
         if self.training.cpus and self.accelerator:
             raise ConfigError("--gpu-type and --cpus: a job has GPUs or it has not; give one")
         if not self.training.cpus and not _ACCELERATOR.fullmatch(self.accelerator):
+            given = f"{self.accelerator!r} is no GPU" if self.accelerator else "no GPU is named"
             raise ConfigError(
-                f"{self.accelerator!r} is no GPU; name one with --gpu-type H100 (sky gpus list), "
-                "or give --cpus"
+                f"{given}; name one with --gpu-type H100 (sky gpus list), or give --cpus"
             )
         if self.training.is_elastic:
             raise ConfigError(

@@ -38,6 +38,7 @@ from outlast.launch.together import introduce, let_in, membership
 from outlast.launch.variables import unread
 from outlast.launch.warm.client import Server
 from outlast.launch.warm.starts import Starts
+from outlast.ledger import planned
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.ledger.measured import Measured
@@ -79,21 +80,10 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     past = Past(settings.dir).look()
     rendezvous = _rendezvous(launch, settings, job, past)
     lock = JobLock(settings.dir, shared=not launch.one_machine)
-    # Sessions in the workers read the same settings, wherever the script changes to.
-    os.environ["OUTLAST_DIR"] = str(settings.dir)
-    os.environ[JOB_VARIABLE] = job.id
-    if Path(config.FILE_NAME).exists() and not os.environ.get("OUTLAST_CONFIG"):
-        os.environ["OUTLAST_CONFIG"] = str(Path(config.FILE_NAME).absolute())
+    _tell_workers(settings, job)
     _quieten_torch()
     ledger = QueuedLedger(settings.dir, job=job.id)
-    command = shlex.join(["outlast", "run", *arguments])
-    ledger.append(
-        "job_started",
-        command=shlex.join(["outlast", "run", *without_secrets(arguments)]),
-        versions=versions(),
-        pid=os.getpid(),
-        **({"joins": True} if isinstance(rendezvous, Membership) else {}),
-    )
+    _begin(ledger, arguments, settings.dir, joins=isinstance(rendezvous, Membership))
     if examined is not None:
         record(examined, ledger)
     starts = Starts(launch, settings.workers_warm, say, server)
@@ -130,15 +120,45 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     ledger.close()
     lock.release()
     if verdict.exit_code == Exit.DRAINED:
-        with contextlib.suppress(OSError):  # the job's disk is gone: nothing can be said of it
-            behind = standing(settings.tiers, Measured(read_events(settings.dir)))
-            if behind:
-                say(behind)
+        _say_behind(settings)
         desk.approve()
-    _conclude(verdict, job, settings.dir, command)
+    _conclude(verdict, job, settings.dir, shlex.join(["outlast", "run", *arguments]))
     if settings.notice_requeue and verdict.exit_code == Exit.DRAINED and not others_go_on:
         requeue(os.environ)
     return verdict.exit_code
+
+
+def _begin(ledger: Ledger, arguments: list[str], directory: Path, *, joins: bool) -> None:
+    ledger.append(
+        "job_started",
+        command=shlex.join(["outlast", "run", *without_secrets(arguments)]),
+        versions=versions(),
+        pid=os.getpid(),
+        **({"joins": True} if joins else {}),
+    )
+    try:
+        prediction = planned.read(directory)
+    except ConfigError as error:
+        say(str(error))  # a plan is no reason not to start
+        return
+    if prediction is not None:
+        ledger.append("planned", durable=False, **planned.fields_of(prediction))
+
+
+def _tell_workers(settings: config.Settings, job: Job) -> None:
+    """Sessions in the workers read the same settings, wherever the script changes to."""
+    os.environ["OUTLAST_DIR"] = str(settings.dir)
+    os.environ[JOB_VARIABLE] = job.id
+    if Path(config.FILE_NAME).exists() and not os.environ.get("OUTLAST_CONFIG"):
+        os.environ["OUTLAST_CONFIG"] = str(Path(config.FILE_NAME).absolute())
+
+
+def _say_behind(settings: config.Settings) -> None:
+    """Which tiers do not have the newest checkpoint, if any."""
+    with contextlib.suppress(OSError):  # the job's disk is gone: nothing can be said of it
+        behind = standing(settings.tiers, Measured(read_events(settings.dir)))
+        if behind:
+            say(behind)
 
 
 def _time_left_s(desk: NoticeDesk) -> float | None:

@@ -8,6 +8,8 @@ never loses one. Times are seconds, sizes are bytes, and the unit stands last in
 event              fields besides the head
 =================  ============================================================================
 job_started        command, versions, pid, joins (true: one machine's start, perhaps of several)
+planned            what `outlast plan --save` had found before this start (see ledger/planned.py):
+                   failures_per_h and its range, productive_fraction, interval_s, costs, price
 preflight          machine, fit, findings [{name, status, seen}] (that ask for something),
                    unfit {machine: why} of the others, seconds
 attempt_formed     world_size, nodes
@@ -18,7 +20,8 @@ snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), t
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
 save_skipped       step, reason, tier (of one tier only, if it is there)
 cadence            interval_s, before_s (null for the first), cost_s, failures_per_h, num_seen,
-                   seen_h (what the rate rests on), reason: another interval between checkpoints
+                   seen_h (what the rate rests on), reason: another interval between checkpoints;
+                   tier (null: the job's own), every (that tier takes every Nth from now on)
 tier_copied        step, tier, seconds, bytes
 verify_failed      step, file, reason, tier (of one file; without them the whole step)
 repaired           step, file, tier, source (of `checkpoints repair`)
@@ -62,6 +65,7 @@ import msgspec
 
 EventName = Literal[
     "job_started",
+    "planned",
     "preflight",
     "attempt_formed",
     "resumed",

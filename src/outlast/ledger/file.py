@@ -6,7 +6,8 @@ reader skips a torn line (power went in the middle of a write) and a writer that
 on a fresh line.
 
 What can go wrong: a full disk or a vanished directory. The ledger then counts the lost events and
-says so once in the log; it never raises into training.
+says so once in the log; it never raises into training. A rollback is kept beside it then
+(:mod:`outlast.ledger.reserve`).
 
 Rejected: a database (one more thing to be torn), one file per process (a reader at 3 a.m. wants
 one file).
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from outlast.ledger.events import Event, EventName, decode, encode
+from outlast.ledger.reserve import keep
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +84,8 @@ class Ledger:
             fields=fields,
         )
 
-    def write(self, entry: Event, *, durable: bool) -> None:
-        """Append an event that may be older; never raises for a failing disk."""
+    def write(self, entry: Event, *, durable: bool) -> bool:
+        """Append an event that may be older; whether the file has it. Never raises."""
         line = encode(entry)
         with self._lock:
             try:
@@ -96,8 +98,11 @@ class Ledger:
             except OSError as error:
                 if not self.lost_events:
                     logger.warning("the ledger %s cannot be written: %s", self.path, error)
-                self.lost_events += 1
+                is_kept = entry.event == "rollback" and keep(self.path.parent, line)
+                self.lost_events += not is_kept
                 self._close()  # what comes next starts on a fresh line
+                return False
+        return True
 
     def close(self) -> None:
         """Close the file; a later ``append`` opens it again."""

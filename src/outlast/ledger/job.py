@@ -79,7 +79,7 @@ def read_job(directory: Path) -> Job:
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(
             f"{directory} is not a job's directory: it has no {FILE_NAME}. "
-            "Give the one that was used with --dir"
+            "Give the one that was used with --dir, as in outlast report JOB, or set OUTLAST_DIR"
         ) from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not a job's record: {error}") from None

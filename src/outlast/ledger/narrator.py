@@ -200,11 +200,27 @@ def _notice(event: Event) -> str:
 def _cadence(event: Event) -> str:
     names = ("interval_s", "before_s", "failures_per_h", "cost_s")
     interval_s, before_s, per_h, cost_s = (event.get(name) or 0.0 for name in names)
+    if event.get("tier"):
+        return (
+            f"tier {event.get('tier')} takes a checkpoint every {interval_s:.0f} s: "
+            f"{event.get('reason')} ({1 / per_h if per_h else 0:.3g} h between them, "
+            f"{cost_s:.3g} s of training a copy)"
+        )
     if not before_s:
         return ""  # the first of an attempt
     return (
         f"saving every {interval_s:.0f} s in place of {before_s:.0f} s: {event.get('reason')} "
         f"({per_h:.3g} failures an hour, {cost_s:.3g} s a checkpoint)"
+    )
+
+
+def _planned(event: Event) -> str:
+    share, per_h = event.get("productive_fraction"), event.get("failures_per_h")
+    if not isinstance(share, float) or not isinstance(per_h, int | float) or not per_h:
+        return ""
+    return (
+        f"planned: {100 * share:.1f} % of the time useful, a failure every {1 / per_h:.3g} h; "
+        "outlast report will say how far that was off"
     )
 
 
@@ -221,6 +237,7 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "preflight": _examined,
     "attempt_formed": _formed,
     "cadence": _cadence,
+    "planned": _planned,
     "resumed": _resumed,
     "worker_lost": _lost,
     "survived": _survived,

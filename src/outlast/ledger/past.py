@@ -6,6 +6,9 @@ after months reads what the last attempt has written, not the months.
 How often the job failed is a fold over the same lines: it runs from ``resumed`` to the first loss,
 to a drain or to its end, or, where a machine vanished without a word, to its last sample.
 
+A rollback that the ledger's disk did not take is read from where it was kept (``reserve``), before
+the ledger: it counts for whatever comes after it, wherever its own line will stand.
+
 What can go wrong: a ledger that was replaced by a shorter one is read anew.
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -22,21 +26,26 @@ import msgspec
 from outlast.errors import StorageError
 from outlast.ledger.events import Event, decode
 from outlast.ledger.file import FILE_NAME
+from outlast.ledger.reserve import kept
 from outlast.plan.posterior import Posterior
 from outlast.policy.anomaly import CARRIED_MAX, WATCHED
 from outlast.policy.cadence import AUTO_MEMORY_H
 from outlast.policy.rollbacks import Batches, Rollback, is_undone
+from outlast.policy.tier_cadence import Beyond, Scope
 
 VARIABLE: Final = "OUTLAST_PAST"  # set by our agent for its workers
 CHUNK_BYTES: Final = 4 << 20
 _FULL: Final = "full"
 # A line's head as it is written: what most lines are needed for is seen without decoding them.
 _HEAD: Final = re.compile(
-    rb'\{"t":([^,{]+),"mono":[^,{]+,"job":"[^"\\]*","attempt":(\d+),"node":"(?:[^"\\]|\\.)*",'
-    rb'"rank":[^,{]+,"event":"(\w+)"'
+    rb'\{"t":(?P<t>[^,{]+),"mono":[^,{]+,"job":"[^"\\]*","attempt":(?P<attempt>\d+),'
+    rb'"node":"(?P<node>(?:[^"\\]|\\.)*)","rank":[^,{]+,"event":"(?P<event>\w+)"'
 )
 _ENTIRE: Final = frozenset(
-    {b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"restart", b"job_started"}
+    {
+        *(b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"restart", b"job_started"),
+        b"resumed",
+    }
 )
 _FAILURES_MAX: Final = 100  # of a machine
 REMEMBERED: Final = 64  # of the newest commits, and of those that were seen to be healthy
@@ -51,13 +60,18 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     commits: list[int] = []
     healthy: list[int] = []
     rollbacks: list[Rollback] = []
+    reserved: list[Rollback] = []
     windows: dict[str, list[float]] = {}
     num_failures: float = 0.0
     ran_h: float = 0.0
     since_t: float = 0.0
+    beyond: Beyond = Beyond()
+    scope: Scope | None = None
+    gone: list[str] = []
 
 
 _LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
+_FROM: Final = "from "
 _LOSSES: Final = ("worker_lost", "node_lost", "hang")
 _ENDS: Final = ("drained", "job_finished", "attempt_formed")
 
@@ -68,33 +82,68 @@ class Failures:
     Attributes:
         known: what that says of its rate.
         since_t: time up to which running was counted; 0 while it does not run.
+        beyond: the failures that took machines.
+        scope: what the newest one took, while the job is down; None otherwise.
+        gone: the machines that are known to have gone with it.
     """
 
-    def __init__(self, known: Posterior | None = None, since_t: float = 0.0) -> None:
+    def __init__(
+        self,
+        known: Posterior | None = None,
+        since_t: float = 0.0,
+        *,
+        beyond: Beyond | None = None,
+        scope: Scope | None = None,
+        gone: Iterable[str] = (),
+    ) -> None:
         self.known, self.since_t = known or Posterior(), since_t
+        self.beyond, self.scope, self.gone = beyond or Beyond(), scope, list(gone)
 
-    def see(self, event: str, t: float) -> None:
-        """The next line of the ledger."""
+    def see(self, event: str, t: float, node: str = "", source: str = "") -> None:
+        """The next line of the ledger.
+
+        Args:
+            event: its name.
+            t: its time.
+            node: its machine, or the one that was lost.
+            source: of ``resumed``: the places that were read.
+        """
         if not 0 < t < _LATEST_T:
             return
+        if event == "resumed" and self.scope is not None and source.startswith(_FROM):
+            # "from local and shared, 1 file repaired from shared"
+            places = source.removeprefix(_FROM).partition(", ")[0].split(" and ")
+            self.beyond = self.beyond.back_from(places)
         if event in ("resumed", "step"):
             self._ran(t)
-            self.since_t = t
+            self.since_t, self.scope, self.gone = t, None, []
+        elif event in _LOSSES and (self.since_t or self.scope is not None):
+            self._lost(t, node if event == "node_lost" else "")
         elif not self.since_t:
             return
-        elif event in _LOSSES:
-            self._ran(t, 1)
-            self.since_t = 0.0
         elif event in _ENDS:
             self._ran(t)
             self.since_t = 0.0
         elif event == "job_started":  # the one before ended without a word
-            self._ran(self.since_t, 1)
+            self._ran(self.since_t, Scope.ALL)
             self.since_t = 0.0
 
-    def _ran(self, t: float, failures: int = 0) -> None:
+    def _lost(self, t: float, machine: str) -> None:
+        """A loss; one that follows another before the job is back belongs to it."""
+        if machine and machine not in self.gone:
+            self.gone.append(machine)
+        scope = Scope(min(len(self.gone), Scope.ALL))
+        if self.scope is None:
+            self._ran(t, scope)
+            self.since_t = 0.0
+        elif scope > self.scope:
+            self.beyond = self.beyond.worse(self.scope, scope)
+        self.scope = scope
+
+    def _ran(self, t: float, scope: Scope | None = None) -> None:
         hours = max(t - self.since_t, 0.0) / 3600 if self.since_t else 0.0
-        self.known = self.known.after(hours, failures, AUTO_MEMORY_H)
+        self.known = self.known.after(hours, int(scope is not None), AUTO_MEMORY_H)
+        self.beyond = self.beyond.after(hours, scope)
 
 
 class Past:
@@ -119,17 +168,25 @@ class Past:
 
     def __init__(self, directory: Path, word: str = "") -> None:
         self._path = directory / FILE_NAME
-        self.left_out: dict[str, Event] = {}
-        self.own_failures: dict[str, list[tuple[float, str]]] = {}
+        self._kept: list[Event] = []
         self._forget()
         with contextlib.suppress(msgspec.MsgspecError):
             self._known = known = msgspec.json.decode(word, type=_Known)
             seen = Posterior(num_seen=known.num_failures, seen_h=known.ran_h)
-            self.failures = Failures(seen, known.since_t)
+            self.failures = Failures(
+                seen, known.since_t, beyond=known.beyond, scope=known.scope, gone=known.gone
+            )
 
     def _forget(self) -> None:
+        """Begin anew, with what was kept beside the ledger: it counts for whatever comes."""
         self._known = _Known(offset=0)
         self.failures = Failures()
+        self.left_out: dict[str, Event] = {}
+        self.own_failures: dict[str, list[tuple[float, str]]] = {}
+        for event in self._kept:
+            self._known.attempt = max(self._known.attempt, event.attempt)
+            self._roll_back(event)
+        self._known.reserved = list(self._known.rollbacks)
 
     @property
     def attempt(self) -> int:
@@ -157,6 +214,11 @@ class Past:
         return list(self._known.rollbacks)
 
     @property
+    def unwritten(self) -> list[Event]:
+        """Rollbacks that the ledger does not have: they are kept beside it."""
+        return [event for event in self._kept if rollback_of(event) in self._known.reserved]
+
+    @property
     def windows(self) -> dict[str, list[float]]:
         """Good values of what is watched, oldest first."""
         return dict(self._known.windows)
@@ -166,7 +228,8 @@ class Past:
         """What was found so far, for another process."""
         known, seen = self._known, self.failures.known
         known.num_failures, known.ran_h = seen.num_seen, seen.seen_h
-        known.since_t = self.failures.since_t
+        known.since_t, known.beyond = self.failures.since_t, self.failures.beyond
+        known.scope, known.gone = self.failures.scope, self.failures.gone
         return msgspec.json.encode(known).decode()
 
     def look(self) -> Past:
@@ -175,6 +238,9 @@ class Past:
         Raises:
             StorageError: the ledger cannot be read; one that is not there yet has no events.
         """
+        self._kept = [one for one in kept(self._path.parent) if rollback_of(one) is not None]
+        if any(rollback_of(event) not in self._known.rollbacks for event in self._kept):
+            self._forget()
         try:
             with self._path.open("rb") as file:
                 self._read(file)
@@ -200,9 +266,11 @@ class Past:
     def _take(self, line: bytes) -> None:
         known = self._known
         head = _HEAD.match(line)
-        if head is not None and head[3] not in _ENTIRE:
-            known.attempt = max(known.attempt, int(head[2]))
-            self.failures.see(head[3].decode(), _time(head[1]))
+        if head is not None and head["event"] not in _ENTIRE:
+            known.attempt = max(known.attempt, int(head["attempt"]))
+            self.failures.see(
+                head["event"].decode(), _time(head["t"]), head["node"].decode(errors="replace")
+            )
             return
         event = decode(line)
         if event is not None:
@@ -210,7 +278,9 @@ class Past:
             self._checkpoint(event)
             self._machine(event)
             if not event.get("joins"):  # another machine of the same attempt
-                self.failures.see(event.event, event.t)
+                lost = event.get("node")
+                source = str(event.get("source") or "")
+                self.failures.see(event.event, event.t, str(lost or event.node), source)
 
     def _machine(self, event: Event) -> None:
         host = str(event.get("node") or event.node)  # read from disk, the field is the head's
@@ -245,7 +315,10 @@ class Past:
         if rollback is None:
             return
         known = self._known
-        known.rollbacks = [*known.rollbacks, rollback]
+        if rollback in known.rollbacks:  # it was kept, and has been counted all along
+            known.reserved = [one for one in known.reserved if one != rollback]
+            return
+        known.rollbacks = sorted([*known.rollbacks, rollback], key=lambda one: one.attempt)
         known.commits = [step for step in known.commits if step <= rollback.step]
         known.healthy = [step for step in known.healthy if step <= rollback.step]
         known.promised = min(known.promised, rollback.step)

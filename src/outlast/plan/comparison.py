@@ -18,8 +18,8 @@ from outlast.plan.interval import (
     LINEAR_RANGE,
     Costs,
     asynchronous_h,
+    best_h,
     daly_h,
-    exact_best_h,
     exact_wall,
     linear_best_h,
     linear_wall,
@@ -35,6 +35,7 @@ Model = Literal[
     "yours, linear",
     "yours, exact",
 ]
+NO_PROGRESS: Final = 1000.0  # wall hours for a useful one: nobody waits for that
 NEARLY_BEST: Final = 1.01  # wall hours against the least, within which an interval is as good
 
 Wall = Callable[[Costs, float, float], float]
@@ -75,7 +76,7 @@ MODELS: Final = (
     ModelOf("linear at Young", young_h, linear_wall),
     ModelOf("linear at its optimum", linear_best_h, linear_wall),
     ModelOf("Daly", daly_h, exact_wall),
-    ModelOf("exact", exact_best_h, exact_wall),
+    ModelOf("exact", best_h, exact_wall),
 )
 _ASYNCHRONOUS: Final = ModelOf("asynchronous", asynchronous_h, linear_wall)
 
@@ -106,10 +107,15 @@ def _row(model: ModelOf, costs: Costs, failures_per_h: float, interval_h: float)
     return Row(
         model=model.name,
         interval_h=interval_h,
-        wall_per_useful=model.wall(costs, failures_per_h, interval_h),
-        exact_wall_per_useful=exact_wall(costs, failures_per_h, interval_h),
+        wall_per_useful=or_none(model.wall(costs, failures_per_h, interval_h)),
+        exact_wall_per_useful=or_none(exact_wall(costs, failures_per_h, interval_h)),
         chosen=model.name == "exact",
     )
+
+
+def or_none(wall_per_useful: float) -> float:
+    """The same, or inf where a useful hour takes so many that the job makes no progress."""
+    return math.inf if wall_per_useful > NO_PROGRESS else wall_per_useful
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,12 +146,13 @@ def linear_validity(costs: Costs, failures_per_h: float, interval_h: float) -> V
 
 def nearly_best_h(costs: Costs, failures_per_h: float) -> tuple[float, float]:
     """The shortest and the longest interval that take at most 1 % more hours than the best one."""
-    best_h = exact_best_h(costs, failures_per_h)
-    if not 0 < best_h < math.inf:
-        return best_h, best_h
-    limit = NEARLY_BEST * exact_wall(costs, failures_per_h, best_h)
+    chosen_h = best_h(costs, failures_per_h)
+    if not 0 < chosen_h < math.inf:
+        return chosen_h, chosen_h
+    limit = NEARLY_BEST * exact_wall(costs, failures_per_h, chosen_h)
 
     def over(interval_h: float) -> float:
         return exact_wall(costs, failures_per_h, interval_h) - limit
 
-    return crossing(over, best_h, best_h / 1e6), crossing(over, best_h, best_h * 1e6)
+    low_h = max(crossing(over, chosen_h, chosen_h / 1e6), costs.lag_h)
+    return low_h, crossing(over, chosen_h, chosen_h * 1e6)

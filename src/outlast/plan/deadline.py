@@ -91,12 +91,7 @@ def choose(task: Task, at_h: float, done_h: float, place: Place, *, spot: bool) 
 def choose_greedily(task: Task, at_h: float, done_h: float, place: Place, *, spot: bool) -> Place:
     """The policy to beat: spot whenever there is any, on demand to the end once it must be.
 
-    Args:
-        task: what is to be done.
-        at_h: t.
-        done_h: c_p(t).
-        place: where the job is.
-        spot: whether spot machines can be had.
+    Asked as :func:`choose` is.
     """
     if done_h >= task.work_h - _ROUNDING_H:
         return "idle"
@@ -108,15 +103,7 @@ def choose_greedily(task: Task, at_h: float, done_h: float, place: Place, *, spo
 
 
 def choose_spot(task: Task, at_h: float, done_h: float, place: Place, *, spot: bool) -> Place:
-    """Spot alone, deadline or not.
-
-    Args:
-        task: what is to be done.
-        at_h: t.
-        done_h: c_p(t).
-        place: where the job is.
-        spot: whether spot machines can be had.
-    """
+    """Spot alone, deadline or not; asked as :func:`choose` is."""
     return "spot" if spot and done_h < task.work_h - _ROUNDING_H else "idle"
 
 

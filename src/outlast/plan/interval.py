@@ -132,6 +132,15 @@ def exact_best_h(costs: Costs, failures_per_h: float) -> float:
     return -math.expm1(w) / fatal
 
 
+def best_h(costs: Costs, failures_per_h: float) -> float:
+    """The exact optimum, and no shorter than the lag: only one save is in flight. Hours.
+
+    The exact model's hours rise on either side of its optimum, so that the lag is the best of the
+    intervals that are left where it is longer.
+    """
+    return max(exact_best_h(costs, failures_per_h), costs.lag_h)
+
+
 def linear_wall(costs: Costs, failures_per_h: float, interval_h: float) -> float:
     """Wall hours per useful hour in the linear model; inf when the job makes no progress."""
     if math.isnan(interval_h):

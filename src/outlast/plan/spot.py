@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from outlast.plan.comparison import MODELS, Model, ModelOf
+from outlast.plan.comparison import MODELS, Model, ModelOf, or_none
 from outlast.plan.crossing import crossing
 from outlast.plan.interval import Costs
 
@@ -64,7 +64,7 @@ def _offer(
     def wall(per_h: float) -> float:
         return model.wall(costs, per_h, model.interval_h(costs, per_h))
 
-    taken = wall(failures_per_h)
+    taken = or_none(wall(failures_per_h))
     price = price_per_useful_h(spot_price, taken)
     return Offer(
         model=model.name,

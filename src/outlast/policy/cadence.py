@@ -49,6 +49,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         num_seen, seen_h: failures, and hours of running, that this rests on; what was forgotten
             counts no more, so they are no whole numbers.
         reason: what has changed, in words.
+        tier: whose interval it is (see :mod:`outlast.policy.tier_cadence`); None for the job's.
+        every: that tier takes every Nth checkpoint from now on.
     """
 
     interval_s: float
@@ -58,6 +60,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     num_seen: float
     seen_h: float
     reason: str
+    tier: str | None = None
+    every: int | None = None
 
 
 class Cadence(Protocol):

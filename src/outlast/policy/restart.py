@@ -197,7 +197,7 @@ class RestartPolicy:
         if Exit.DRAINED in codes:
             return _stop(Exit.DRAINED, "drained; start me again", kind=Kind.DRAINED)
         if Exit.GAVE_UP in codes:
-            return _stop(Exit.GAVE_UP, "the loss went wrong; the line above says how")
+            return _stop(Exit.GAVE_UP, "the loss went wrong")
         if leaving:
             return _stop(
                 Exit.DRAINED,

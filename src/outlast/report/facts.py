@@ -8,6 +8,7 @@ the ledger and not in the sum.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any, Final, Literal
 
@@ -39,6 +40,14 @@ _STATES: Final[dict[int, State]] = {
 }
 
 
+class TierInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """How often a tier takes a checkpoint: seconds, each so many-th one, and why."""
+
+    interval_s: float
+    every: int
+    reason: str
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """A job as its ledger tells it.
 
@@ -58,6 +67,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         price: per machine and hour, or None.
         priced_as: "spot" or "on demand".
         forecast: predicted and measured, where it trained and saved.
+        tiers: newest word on the interval of each tier that decides for itself.
         unfit: machines that the doctor found unfit before the last start, with why.
     """
 
@@ -76,6 +86,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     priced_as: str
     unfit: dict[str, str] = {}
     forecast: Forecast | None = None
+    tiers: dict[str, TierInterval] = {}
 
     @property
     def cost(self) -> float | None:
@@ -124,6 +135,7 @@ def facts(
         machines=machines,
         incidents=found,
         forecast=forecast(ordered, machines, found),
+        tiers=_tiers(ordered),
         slow_ranks=slow,
         waited_s=lost_to_waiting_s(slow),
         committed_step=max(committed, default=None),
@@ -170,6 +182,7 @@ def to_json(
         "waited_for_slow_ranks_s": job.waited_s,
         "slow_ranks": msgspec.to_builtins(job.slow_ranks),
         "unfit": job.unfit,
+        "tiers": msgspec.to_builtins(job.tiers),
         "forecast": None if job.forecast is None else _forecast_json(job, job.forecast),
         "incidents": [_incident_json(incident) for incident in job.incidents],
     }
@@ -181,7 +194,8 @@ def _forecast_json(job: Facts, found: Forecast) -> dict[str, Any]:
         "num_interruptions": found.interruptions,
         "fraction_productive_predicted": found.productive_predicted,
         "fraction_productive_measured": found.productive,
-        "cost_predicted": found.cost_predicted(job.cost),
+        "cost_predicted": found.cost_predicted(job.cost, job.price),
+        "plan": msgspec.to_builtins(found.planned),
         "cost_measured": job.cost,
         "interval_s": found.interval_s,
         "best_interval_s": found.best_interval_s,
@@ -198,6 +212,17 @@ def _incident_json(incident: Incident) -> dict[str, Any]:
         "detected_after_s": incident.detected_t - incident.began_t,
         "back_after_s": None if incident.back_t is None else incident.back_t - incident.began_t,
     }
+
+
+def _tiers(ordered: list[Event]) -> dict[str, TierInterval]:
+    found: dict[str, TierInterval] = {}
+    for event in ordered:
+        if event.event == "attempt_formed":
+            found.clear()  # each takes every checkpoint again, until its cost is known
+        elif event.event == "cadence" and event.get("tier"):
+            with contextlib.suppress(msgspec.ValidationError):
+                found[str(event.get("tier"))] = msgspec.convert(event.fields, TierInterval)
+    return found
 
 
 def _unfit(ordered: list[Event]) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """One job, checkpoint by checkpoint, deciding with the objects that the runtime decides with.
 
-When to save is asked of a :class:`~outlast.policy.cadence.Cadence`, what to do with a notice of
+When to save is asked of a :class:`~outlast.policy.cadence.Cadence`, which tiers take it of a
+:class:`~outlast.policy.tier_cadence.TierCadence`, what to do with a notice of
 :func:`~outlast.policy.drain.plan`, which checkpoints may go of
 :func:`~outlast.policy.retention.removable`, who holds whose copies of
 :func:`~outlast.policy.replicas.holders`, whether survivors have all that is needed of
@@ -23,13 +24,15 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final, Literal
 
 from outlast.ledger.goodput import PARTS, Part
-from outlast.policy import drain, regain, replicas, retention
+from outlast.policy import regain, replicas
 from outlast.policy.cadence import Cadence
 from outlast.policy.failures import Failure
 from outlast.policy.restart import RestartPolicy
+from outlast.policy.tier_cadence import Cost, Scope, Stop, TierCadence
 from outlast.simulate.clock import Clock
 from outlast.simulate.failures import Loss
-from outlast.simulate.setup import Level, Outcome, Setup
+from outlast.simulate.saved import Holders, Saved, flushed_to
+from outlast.simulate.setup import Outcome, Setup
 
 Phase = Literal["training", "saving", "flushing", "regrouping", "detecting", "waiting", "restoring"]
 _PARTS: Final[dict[str, Part]] = {
@@ -41,61 +44,6 @@ _PARTS: Final[dict[str, Part]] = {
     "restoring": "restarting",
 }
 _ALMOST: Final = 1e-9  # of a step: what rounding makes of a whole one
-Holders = dict[str, tuple[str, ...]]  # machine → the others that keep its copies
-
-
-class Saved:
-    """What is in one level: work → when it is durable there."""
-
-    def __init__(self, level: Level) -> None:
-        self.level = level
-        self.durable_s: dict[float, float] = {}
-        self._copies: dict[float, Holders] = {}  # who held whose, when it was taken
-        self._gone: dict[float, set[str]] = {}  # since then
-
-    def add(self, work_s: float, durable_s: float, holders: Holders) -> None:
-        """One more; what retention lets go is gone."""
-        self.durable_s[work_s] = durable_s
-        self._copies[work_s], self._gone[work_s] = holders, set()
-        order = sorted(self.durable_s)
-        steps = dict(enumerate(order, 1))  # the policy knows whole steps
-        for step in retention.removable(steps, (), keep=self.level.keep, invalid=()):
-            self.remove(steps[step])
-
-    def forget(self, now_s: float, gone: set[int]) -> None:
-        """What went with these machines, and what had not arrived anywhere."""
-        lost = {str(number) for number in gone}
-        for work_s, at_s in list(self.durable_s.items()):
-            away = self._gone[work_s]
-            away |= lost
-            is_gone = at_s > now_s
-            if self.level.survives == "process":
-                is_gone |= bool(lost)
-            elif self.level.survives == "holders":
-                copies = self._copies[work_s]
-                is_gone |= any(away.issuperset(copies[one]) for one in away if one in copies)
-            if is_gone:
-                self.remove(work_s)
-
-    def remove(self, work_s: float) -> None:
-        """It cannot be read any more."""
-        del self.durable_s[work_s], self._copies[work_s], self._gone[work_s]
-
-
-def flushed_to(levels: Iterable[Level], left_s: float, rest_s: float) -> str | None:
-    """The level to which the runtime flushes in these seconds, after the step's rest; or none."""
-    lanes = [
-        drain.Lane(
-            name=level.name,
-            outlasts=True,
-            slow_s=level.cost_s + level.lag_s,
-            fast_s=level.cost_s + level.lag_s,
-        )
-        for level in levels
-        if level.survives == "all"
-    ]
-    plan = drain.plan(left_s, lanes, step_slow_s=rest_s, step_fast_s=rest_s)
-    return plan.tiers[0] if plan.choice != "keep" and plan.tiers else None
 
 
 class Run:
@@ -135,6 +83,8 @@ class Run:
         self._ended: str | None = None
         self._saved = [Saved(level) for level in setup.levels]
         self._home: Holders = {}  # who keeps whose copies, as it last began to train
+        self._tiers = _tier_cadence(setup)
+        self._has_failed = False
         self._restarts = None if setup.max_restarts is None else RestartPolicy(setup.max_restarts)
         self._attempt_s = 0.0
         self._gone: set[int] = set()  # since it last trained
@@ -241,6 +191,8 @@ class Run:
         self._is_held, self._has_joined = True, False
         self._home = self._holders
         self.cadence.begun(self._clock.now_s)
+        self._tiers.begun(self._clock.now_s)
+        self._has_failed = False
         self._train()
 
     def _train(self) -> None:
@@ -261,7 +213,8 @@ class Run:
     def _save(self) -> None:
         turn, self._saves_due = self._saves_due, self._saves_due + 1
         self._account()
-        due = [saved for saved in self._saved if turn % saved.level.every == 0]
+        names = self._tiers.due(turn)
+        due = [saved for saved in self._saved if saved.level.name in names]
         cost_s = sum(saved.level.cost_s for saved in due)
         self._enter("saving", cost_s, lambda: self._has_saved(due, cost_s))
 
@@ -271,7 +224,14 @@ class Run:
         self._saves += 1
         for saved in due:
             saved.add(self._work_s, now_s + saved.level.lag_s, self._holders)
-        self.cadence.taken(self._step, now_s, cost_s)
+        each = [saved.level for saved in due if self._tiers.every(saved.level.name) == 1]
+        self.cadence.taken(self._step, now_s, sum(level.cost_s for level in each))
+        if not self._tiers.is_fixed:
+            for saved in due:
+                cost = Cost(copy_s=saved.level.lag_s, slowed=0.0, blocked_s=saved.level.cost_s)
+                self._tiers.measured(saved.level.name, cost)
+            speed = (self.setup.step_s or 1.0) / self._speed
+            self._tiers.taken(now_s, self.cadence.due_s(self._step, now_s, speed) - now_s)
         if self._work_s >= self.setup.work_s * (1 - 1e-12):
             self._ended = "finished"
             return
@@ -295,6 +255,8 @@ class Run:
             self._lose_island(len(gone))
             return
         self.cadence.lost(self._clock.now_s)
+        self._has_failed = True
+        self._tiers.lost(self._clock.now_s, Scope(min(len(loss.machines), Scope.ALL)))
         if self._gives_up():
             self._ended = f"gave up after {self._failures} failures"
             return
@@ -338,6 +300,8 @@ class Run:
             if self._chance.random() >= self.setup.damaged_probability:
                 self._account()
                 self._work_s = work_s
+                if self._has_failed:
+                    self._tiers.back_from([self._saved[-number].level.name])
                 self._start(self._saved[-number].level.restore_s)
                 return
             self._saved[-number].remove(work_s)
@@ -474,3 +438,18 @@ class Run:
         self._account()
         self._saved[0].add(self._work_s, self._clock.now_s, self._holders)
         self._start(self._saved[0].level.restore_s)
+
+
+_SURVIVES: Final = {"process": Scope.PROCESS, "holders": Scope.MACHINE, "all": Scope.ALL}
+
+
+def _tier_cadence(setup: Setup) -> TierCadence:
+    stops = [
+        Stop(
+            name=level.name,
+            survives=_SURVIVES[level.survives],
+            every=level.every if position else level.every or 1,
+        )
+        for position, level in enumerate(setup.levels)
+    ]
+    return TierCadence(stops, 0.0)

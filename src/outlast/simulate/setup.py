@@ -28,7 +28,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
         cost_s: training is blocked for so long by one.
         lag_s: from then until it is durable there.
         restore_s: from the new start to the first step, when it is read from there.
-        every: it takes every Nth checkpoint.
+        every: it takes every Nth checkpoint; None where that is decided as the runtime does.
         keep: how many stay.
         survives: a worker's process only; machines, as long as another that keeps a copy is
             there ("holders"); everything.
@@ -38,7 +38,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     cost_s: float = 0.0
     lag_s: float = 0.0
     restore_s: float = 0.0
-    every: int = 1
+    every: int | None = 1
     keep: int = 3
     survives: Literal["process", "holders", "all"] = "all"
 

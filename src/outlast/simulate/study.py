@@ -30,7 +30,8 @@ from outlast.policy.cadence import (
 )
 from outlast.simulate import draws, many
 from outlast.simulate.failures import Loss, in_slots
-from outlast.simulate.job import Run, flushed_to
+from outlast.simulate.job import Run
+from outlast.simulate.saved import flushed_to
 from outlast.simulate.setup import Setup
 from outlast.simulate.traces import Trace
 from outlast.values import Every, parse_every
@@ -99,7 +100,10 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def costs(self) -> Costs:
         """What the formulas need to know: a save's mean cost, and which losses lose no work."""
-        cost_s = math.fsum(level.cost_s / level.every for level in self.setup.levels)
+        first, *slower = self.setup.levels
+        # A tier that decides for itself is no part of what the first one costs.
+        cost_s = first.cost_s / (first.every or 1)
+        cost_s += math.fsum(level.cost_s / level.every for level in slower if level.every)
         return Costs(checkpoint_h=cost_s / HOUR_S, flush_probability=self.heeded_share)
 
     @property

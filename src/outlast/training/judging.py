@@ -15,8 +15,9 @@ all of them once more; ``clip_grad_norm_`` returns it.
 What can go wrong: a rank that tells nothing (it hangs, or its GPU does) leaves the judgement
 waiting, never the loop; who sees to hangs ends that. A word that cannot be sent now is sent later.
 A sign at the very end of a loop is waited for there, for at most ``END_S``, and not at each further
-one where that was in vain. A rollback that cannot be written down is none: the next attempt would
-not know of it, and go on from behind the sign. All leave with 77 then, in words.
+one where that was in vain. A rollback that cannot be written down, nor kept in the room that was
+made for it (``ledger.reserve``), is none: the next attempt would not know of it, and go on from
+behind the sign. All leave with 77 then, in words.
 
 Rejected: an all-reduce of the loss a step later (a process group of our own, which recovery in the
 process would have to take down and build, and one more collective that can hang); judging each
@@ -44,6 +45,7 @@ from outlast.config import Settings
 from outlast.keeper import wire
 from outlast.ledger.file import Ledger
 from outlast.ledger.past import Past
+from outlast.ledger.reserve import make_room
 from outlast.policy.anomaly import WATCHED, Decision, Judge, Rules, Sign, decide
 from outlast.policy.rollbacks import Batches, Rollback
 from outlast.training.bench import Bench, word_of
@@ -92,6 +94,7 @@ class Judging:
         self._healthy = set(known.healthy)
         self._is_watched = known.is_watched
         self._windows = past.windows if past is not None else {}
+        self._unwritten = past.unwritten if past is not None else []
         self._find_there: Callable[[], Collection[int] | None] = lambda: None
         self._unsent: list[tuple[int, Message]] = []
         self._patience_s = END_S
@@ -153,7 +156,17 @@ class Judging:
             )
             for committed in self._commits - {0}:
                 self._bench.judge.committed(committed)
+            if self._unwritten or self._rules.action != "report":
+                threading.Thread(target=self._make_room, name="outlast-room", daemon=True).start()
         self._tell()
+
+    def _make_room(self) -> None:
+        """For rollbacks that a full disk would not take; one that was not taken is made up for."""
+        written = [self._ledger.write(event, durable=True) for event in self._unwritten]
+        try:
+            make_room(self._ledger.path.parent, forget=all(written))
+        except OSError as error:
+            logger.warning("a rollback may not be written on this disk when it is full: %s", error)
 
     def stop(self) -> None:
         """No more; nothing waits for a judgement."""

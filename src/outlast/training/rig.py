@@ -114,7 +114,13 @@ class Rig:
         self._memory: Memory | None = None  # that was looked at to resume
         self._notes: collections.deque[dict[str, Any]] = collections.deque()
         self.turns = Turns(
-            settings, self.engine, self.skipped, on_change=self._note_cadence, known=self._known
+            settings,
+            self.engine,
+            self.skipped,
+            on_change=self._note_cadence,
+            known=None if self._failures is None else self._failures.known,
+            beyond=None if self._failures is None else self._failures.beyond,
+            leads=not self.link.rank,
         )
         self._step = 0
         self.agreement: Agreement | None = None
@@ -129,7 +135,7 @@ class Rig:
             undo.callback(self._lock.release)
         past = attempts.look_back(self.link, self._settings.dir)
         self._promised = {past.promised} if past is not None and past.promised else set()
-        self._known = past.failures.known if past is not None else None
+        self._failures = past.failures if past is not None else None
         attempt = attempts.agree_on_attempt(self.link, past)
         self.judging = Judging(settings, self.link, past)
         self.timeline = attempt  # a line of steps that goes on in the next one keeps its number

@@ -16,7 +16,9 @@ from outlast.config import Settings
 from outlast.ledger.narrator import say
 from outlast.plan.posterior import Posterior
 from outlast.policy.cadence import Auto, Cadence, Change, Hurried, cadence
+from outlast.policy.tier_cadence import Beyond
 from outlast.training.engine import Engine
+from outlast.training.tier_turns import TierTurns
 
 STUCK_S: Final = 120.0  # no save takes that long, unless it waits for storage that does not answer
 END_AFTER_S: Final = 1.0  # of training that would be lost with the end of a loop
@@ -32,6 +34,11 @@ class Turns:
         on_skipped: told (step, reason) of each save that was due and is not taken.
         on_change: told of each other interval that was found better.
         known: what the job's past says of its failures.
+        beyond: and of those that took machines.
+        leads: this is rank 0; the other ranks decide nothing, and tell of no change.
+
+    Attributes:
+        tier_turns: which tiers take the next checkpoint; None on other ranks.
     """
 
     def __init__(
@@ -42,14 +49,19 @@ class Turns:
         *,
         on_change: Callable[[Change], None],
         known: Posterior | None,
+        beyond: Beyond | None = None,
+        leads: bool = True,
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._on_skipped = on_skipped
         every = settings.checkpoint_every
         self._cadence: Cadence = cadence(every.steps, every.seconds, time.monotonic(), known)
-        self._auto = self._cadence if isinstance(self._cadence, Auto) else None
+        self._auto = self._cadence if leads and isinstance(self._cadence, Auto) else None
         self._on_change = on_change
+        self.tier_turns = (
+            TierTurns(settings, time.monotonic(), on_change, beyond) if leads else None
+        )
         self._saves = 0  # that came due by the cadence
         self._asking = False
         self._again = False
@@ -83,11 +95,15 @@ class Turns:
 
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
         """A snapshot was begun, and blocked the loop for so long."""
+        since_s = now_s - self._taken_s
         self._cadence.taken(step, now_s, blocked_s)
         self._taken_s = now_s
         change = self._auto.changed() if self._auto is not None else None
         if change is not None:
             self._on_change(change)
+        if self.tier_turns is not None:
+            interval_s = since_s if self._auto is None else self._auto.interval_s
+            self.tier_turns.taken(now_s, interval_s)
 
     def pays(self) -> bool:
         """Whether the end of a loop is worth a save of its own: not where loops are short."""
@@ -117,11 +133,10 @@ class Turns:
 
     def _content(self) -> dict[str, Any]:
         turn, self._saves = self._saves, self._saves + 1
-        tiers = self._settings.tiers
-        due = [tier.name for tier in tiers if turn % tier.every == 0]
+        tiers, hurried = self.tier_turns, isinstance(self._cadence, Hurried)
         whole = turn % self._settings.checkpoint_optimizer_every == 0
         return {
-            "tiers": None if len(due) == len(tiers) else due,
+            "tiers": None if tiers is None else tiers.due(turn, all_of_them=hurried),
             "content": FULL if whole else WEIGHTS,
         }
 

@@ -55,7 +55,9 @@ def test_doctor_is_content_and_leaves_nothing(floor, tmp_path):
         env={"OUTLAST_NOTICE_GRACE": "120 s", "COLUMNS": 100},
     )
     assert process.wait() == 0, process.text
-    assert "is fit" in process.out.splitlines()[-1]
+    *_, last, after = process.out.splitlines()
+    assert "is fit" in last
+    assert after == f"Next: outlast run --dir {job} train.py"
     assert "✔  storage local" in process.out
     assert "GFLOP/s" in process.out
     assert "64 MB to local at" in process.out

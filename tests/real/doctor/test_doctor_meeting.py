@@ -8,9 +8,8 @@ import msgspec
 import pytest
 from floor import until
 
-from outlast.health.doctor import meeting
 from outlast.health.doctor.child import Child
-from outlast.health.doctor.meeting import Met
+from outlast.health.doctor.meeting import DEAD_S, Here, Met
 from outlast.policy.fitness.peers import Report
 
 VERSIONS = {"torch": "2.13.0"}
@@ -22,15 +21,15 @@ def machine(tmp_path):
     children = []
 
     def come(node, nodes, wait_s=30.0):
-        request = meeting.request(
-            place=str(tmp_path),
-            node=node,
-            machine=node.upper(),
-            host="127.0.0.1",
-            nodes=nodes,
-            wait_s=wait_s,
-            tls=None,
-        )
+        request = {
+            "place": str(tmp_path),
+            "node": node,
+            "machine": node.upper(),
+            "host": "127.0.0.1",
+            "nodes": nodes,
+            "wait_s": wait_s,
+            "tls": None,
+        }
         children.append(Child("meeting", request, 90.0))
         return children[-1]
 
@@ -75,10 +74,15 @@ def test_enough_go_on_without_those_who_do_not_come(machine):
     assert {len(met(child).reports) for child in children.values()} == {2}
 
 
-def test_one_alone_says_so(machine):
-    child = machine("a", (2, 2), wait_s=1.0)
+def test_one_alone_says_so_and_removes_what_a_killed_one_has_left(machine, tmp_path):
+    here = tmp_path / "preflight" / "here"
+    here.mkdir(parents=True)
+    old = Here(node="old", machine="OLD", address=("127.0.0.1", 1), count=9)
+    (here / "old.json").write_bytes(msgspec.json.encode(old))
+    child = machine("a", (2, 2), wait_s=DEAD_S)
     reports(child, "a")
     assert met(child).outcome == "alone"
+    assert not list(here.iterdir())
 
 
 def test_a_round_whose_list_comes_after_its_folder_is_waited_for(machine, tmp_path):

@@ -251,6 +251,13 @@ BAD = [
 ]
 
 
+def test_without_a_command_there_is_the_help(job, outlast):
+    code, out, err = outlast("checkpoints")
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: outlast checkpoints")
+    assert err.rstrip().endswith("torch.save")
+
+
 @pytest.mark.parametrize(("arguments", "says"), BAD)
 def test_one_line_and_exit_code_2(job, outlast, arguments, says):
     job.save(100)

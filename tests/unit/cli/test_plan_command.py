@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.cli import cli
 from outlast.errors import ConfigError
 from outlast.ledger.events import Event, encode
+from thorough import examples
 
 
 @pytest.fixture(autouse=True)
@@ -436,7 +437,7 @@ FLAGS = {
 }
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data())
 def test_planless_input_is_refused_in_words(data):
     question = data.draw(st.sampled_from(sorted(FLAGS)))
@@ -468,9 +469,10 @@ def test_the_worked_example(say, ask):
     assert set(ask("")) == every | {"spares", "restarts", "replicas"}
 
 
-def test_flags_answer_what_they_are_enough_for(ask):
+def test_flags_answer_what_they_are_enough_for(ask, say):
     assert set(ask("--rate 2/h")) == {"failures"}
     assert set(ask("--gpus 64 --checkpoint 1min")) == {"failures", "interval", "budget"}
+    assert "no rate was given; 419 unexpected stops" in say("--gpus 64 --checkpoint 1min")
     assert set(ask("--state 640GB --bandwidth 1.5GB/s --notice 120s")) == {"flush", "memory"}
 
 
@@ -558,3 +560,90 @@ def test_json_is_one_object_and_every_number_has_its_unit(ask):
         for name, value in ask(line).items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 assert name.endswith(units) or name.startswith(counts), name
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("failures --rate 0,5/h --days 3", "'0,5/h' is not a rate; write 0.5; a comma parts"),
+        ("failures --rate 0,500/h --days 3", "write 0.500; a comma"),
+        ("failures --gpus 8 --rate 0,5%/gpu-day --days 3", "write 0.5; a comma"),
+        ("interval --rate 2/h --checkpoint 1,5min", "'1,5min' is not a time; write 1.5; a comma"),
+        ("spot --rate 2/h --checkpoint 3min --spot 0,70 --on-demand 1", "write 0.70; a comma"),
+        ("flush --state 1_5TB --bandwidth 1GB/s --notice 2min", "write 1.5; a comma"),
+        (
+            "flush --state 1TB --bandwidth 1.5Gb/s --notice 2min",
+            "Gb/s are bits or bytes; write GB/s for bytes, Gbit/s for bits",
+        ),
+        ("flush --state 640Gb --bandwidth 1GB/s --notice 2min", "write GB for bytes"),
+    ],
+)
+def test_a_decimal_comma_and_a_unit_of_two_meanings_are_refused(refused, line, says):
+    assert says in refused(line)
+
+
+@pytest.mark.parametrize(
+    ("written", "bytes_per_s"),
+    [
+        ("100Gbps", 12.5e9),
+        ("100Gbit/s", 12.5e9),
+        ("12.5GBps", 12.5e9),
+        ("12.5gb/s", 12.5e9),
+        ("12,500MB/s", 12.5e9),
+    ],
+)
+def test_bits_are_no_bytes(ask, written, bytes_per_s):
+    found = ask(f"flush --state 640GB --bandwidth {written} --notice 3min")
+    assert found["bandwidth_bytes_per_s"] == pytest.approx(bytes_per_s)
+
+
+@examples(50)
+@given(state_gb=st.floats(0.001, 1e5), notice_s=st.floats(28, 4000))
+def test_the_bandwidth_that_would_do_does(state_gb, notice_s):
+    def said(bandwidth):
+        line = f"flush --state {state_gb:.6f}GB --notice {notice_s:.6f}s --bandwidth {bandwidth}"
+        return CliRunner().invoke(cli, ["plan", *line.split()], standalone_mode=False).output
+
+    would = re.search(r"it will not fit; ([\d.,]+) (\w+)/s per machine would", said("1kB/s"))
+    if would:
+        assert "it fits" in said(f"{would[1]}{would[2]}/s")
+
+
+def test_the_chosen_interval_is_never_shorter_than_the_lag(ask, say):
+    line = "interval --rate 0.3236/h --checkpoint 10s --restore 6min --lag 18min"
+    found = ask(line)
+    assert found["interval_h"] == found["interval_low_h"] == pytest.approx(0.3)
+    assert found["within_1_percent_low_h"] == pytest.approx(0.3)
+    assert round(by_model(found)["exact"]["wall_h_per_useful_h"], 3) == 1.207
+    assert "Save every 18 min 00 s; 17.1 %" in say(line)
+    assert "no shorter than the lag; without that it would be 7 min 45 s" in say(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "interval --rate 2/h --checkpoint 3min --restore 5h",
+        "spot --rate 2000/h --checkpoint 3min --spot 0.7 --on-demand 1",
+    ],
+)
+def test_a_useful_hour_of_more_than_a_thousand_is_no_progress(ask, say, line):
+    assert "makes no progress" in say(line).splitlines()[0]
+    assert not by_model(ask(line))["exact"]["makes_progress"]
+    assert max(len(row) for row in say(line).splitlines()) < 140
+
+
+def test_a_plan_can_be_kept(say, refused, tmp_path):
+    said = say("--rate 2/h --checkpoint 3min --restore 3min --spot 0.7 --on-demand 1 --save")
+    assert "kept in" in said
+    kept = json.loads((tmp_path / "outlast-job" / "plan.json").read_text())
+    assert kept["failures_per_h"] == 2.0
+    assert kept["checkpoint_s"] == pytest.approx(180)
+    assert kept["price_per_machine_hour"] == 0.7
+    assert kept["productive_fraction"] == pytest.approx(
+        1
+        / by_model(json.loads(say("interval --rate 2/h --checkpoint 3min --restore 3min --json")))[
+            "exact"
+        ]["wall_h_per_useful_h"]
+    )
+    for nothing in ("--save", "--gpus 16 --save", "--price 2 --gpus 3 --save"):
+        assert "there is nothing to keep: --save needs a rate and" in refused(nothing)

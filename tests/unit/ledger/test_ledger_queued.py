@@ -117,7 +117,8 @@ def test_what_others_rely_on_is_on_disk_or_said_not_to_be(ledger, tmp_path, monk
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
 @pytest.mark.parametrize("kind", [Ledger, QueuedLedger])
 def test_on_a_full_disk_it_is_said_not_to_be(tmp_path, kind):
-    (tmp_path / FILE_NAME).symlink_to("/dev/full")
+    for name in (FILE_NAME, "rollbacks"):
+        (tmp_path / name).symlink_to("/dev/full")
     ledger = kind(tmp_path, job="j")
     assert not ledger.record("rollback", step=5, first=6, batches=None)
     ledger.close()

@@ -4,13 +4,15 @@ import json
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from outlast.errors import StorageError
-from outlast.ledger.events import EVENT_NAMES
+from outlast.ledger.events import EVENT_NAMES, encode
 from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
+from outlast.ledger.reserve import keep, kept, make_room
 from outlast.policy.rollbacks import Batches
+from thorough import examples
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ events = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(events, max_size=12), st.integers(0, 12))
 def test_it_is_what_reading_everything_gives(tmp_path_factory, written, turn):
     directory = tmp_path_factory.mktemp("job")
@@ -243,3 +245,110 @@ def test_what_losses_were_like_is_handed_on(ledger, tmp_path):
     assert past.look().windows == {"loss": [4.0] * 100}
     ledger.append("healthy", step=20, windows={"loss": [9.0]})
     assert past.look().windows == {"loss": [4.0] * 100}, "of an attempt that was undone"
+
+
+def test_a_rollback_that_was_kept_beside_the_ledger_counts_as_one_in_it(ledger, tmp_path):
+    ledger.attempt = 1
+    for step in (10, 20, 30):
+        ledger.append("commit", step=step)
+    before = Past(tmp_path).look()
+    ledger.attempt = 2
+    rollback = ledger.entry("rollback", None, {"step": 20, "first": 25, "batches": None})
+    make_room(tmp_path)
+    assert before.look().promised == 30
+    assert keep(tmp_path, encode(rollback))
+    word = before.look().word
+    for past in (before, Past(tmp_path).look(), Past(tmp_path, word).look()):
+        assert found(past) == (2, 20), "nobody takes the attempt's number again"
+        assert [one.step for one in past.rollbacks] == [20]
+        assert [event.fields for event in past.unwritten] == [rollback.fields]
+    ledger.attempt = 3
+    ledger.append("commit", step=35)
+    ledger.write(rollback, durable=True)  # late
+    for past in (before.look(), Past(tmp_path).look(), Past(tmp_path, word).look()):
+        assert (found(past), past.commits) == ((3, 35), [10, 20, 35])
+        assert [one.step for one in past.rollbacks] == [20]
+        assert past.unwritten == []
+
+
+def test_several_are_kept_in_the_room_that_there_is(ledger, tmp_path):
+    make_room(tmp_path)
+    path = tmp_path / "rollbacks"
+    size = path.stat().st_size
+    windows = {what: [1 / 3] * 100 for what in ("loss", "grad_norm")}
+    for number in range(10):
+        fields = {"step": 10 * number, "first": 900, "batches": None, "windows": windows}
+        ledger.attempt = number
+        assert keep(tmp_path, encode(ledger.entry("rollback", None, fields)))
+    assert [event["step"] for event in kept(tmp_path)] == [10 * number for number in range(10)]
+    assert path.stat().st_size == size
+    make_room(tmp_path)
+    assert len(kept(tmp_path)) == 10
+    make_room(tmp_path, forget=True)
+    assert kept(tmp_path) == []
+    assert keep(tmp_path, b"garbage\n")
+    assert Past(tmp_path).look().unwritten == []
+    path.unlink()
+    path.symlink_to("/dev/full")
+    assert not keep(tmp_path, b"x\n")
+
+
+def test_a_ledger_that_takes_nothing_has_its_rollbacks_kept(ledger, tmp_path):
+    ledger.path.symlink_to("/dev/full")
+    make_room(tmp_path)
+    ledger.append("step", step=3)
+    assert ledger.lost_events == 1
+    assert ledger.record("rollback", step=2, first=3, batches=None)
+    (event,) = kept(tmp_path)
+    assert event["step"] == 2
+    assert not ledger.write(event, durable=True), "the next attempt tries, and keeps it once"
+    assert len(kept(tmp_path)) == 1
+    (tmp_path / "rollbacks").unlink()
+    (tmp_path / "rollbacks").symlink_to("/dev/full")
+    assert not ledger.record("rollback", step=2, first=3, batches=None)
+
+
+TAKEN = {
+    # event, machine, t … → failures that took a machine, that took several
+    "processes": ("resumed a 0, worker_lost a 10, hang b 11, resumed a 20, hang a 30", 0, 0),
+    "a machine": ("resumed a 0, worker_lost a 10, node_lost b 11, resumed a 20", 1, 0),
+    "it is told twice": ("resumed a 0, node_lost b 11, node_lost b 12, resumed a 20", 1, 0),
+    "two at once": ("resumed a 0, node_lost b 11, node_lost c 12, resumed a 20", 1, 1),
+    "two by and by": ("resumed a 0, node_lost b 9, resumed a 20, node_lost c 29", 2, 0),
+    "all": ("resumed a 0, step a 10, job_started a 90, resumed a 99", 1, 1),
+    "after a drain": ("resumed a 0, drained a 10, node_lost b 11, node_lost c 12", 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(TAKEN))
+@pytest.mark.parametrize("handed_on", [False, True], ids=["at-once", "handed-on"])
+def test_what_a_failure_took(tmp_path, name, handed_on):
+    words, machines, several = TAKEN[name]
+    lines = []
+    for one in words.split(", "):
+        event, node, t = one.split()
+        head = {"t": 1e6 + float(t), "mono": 0.0, "job": "j", "attempt": 1, "node": node}
+        lines.append(json.dumps({**head, "rank": 0, "event": event}, separators=(",", ":")))
+    past = Past(tmp_path)
+    for line in lines:
+        with (tmp_path / FILE_NAME).open("a") as file:
+            file.write(line + "\n")
+        if handed_on:
+            past = Past(tmp_path, past.look().word)
+    found = past.look().failures.beyond
+    assert found.num_machine == pytest.approx(machines, rel=0.01)
+    assert found.num_all == pytest.approx(several, rel=0.01)
+    assert found.seen_h == pytest.approx(past.failures.known.seen_h)
+
+
+def test_where_it_came_back_from_after_a_failure(ledger, tmp_path):
+    ledger.append("resumed", step=5, source="from bucket")  # its first start here: no failure
+    ledger.append("worker_lost")
+    ledger.append("resumed", step=5, source="from memory and bucket, 1 file repaired from x")
+    ledger.append("drained", step=9)
+    ledger.append("resumed", step=9, source="from bucket")
+    ledger.append("hang")
+    past = Past(tmp_path, Past(tmp_path).look().word)
+    ledger.append("resumed", step=9, source="from memory")
+    read = past.look().failures.beyond.read
+    assert {name: round(number) for name, number in read.items()} == {"memory": 2, "bucket": 1}

@@ -289,3 +289,18 @@ def test_slow_ranks_are_told_with_what_they_have_cost():
 
 def test_nothing_is_said_of_slow_ranks_where_there_are_none():
     assert not [line for line in plain(summary(killed())) if "slow" in line]
+
+
+def test_a_tiers_own_interval_is_told_until_the_next_attempt():
+    why = "only losses of a machine need it, and a copy was measured"
+    events = [
+        ev(0, "job_started"),
+        formed(1),
+        ev(2, "resumed", step=0, rank=0),
+        ev(3, "cadence", tier=None, interval_s=30.0, reason="the first checkpoint was measured"),
+        ev(4, "cadence", tier="s3", interval_s=600.0, every=20, reason=why),
+    ]
+    lines = plain(summary(events))
+    assert f"  tier      s3 every 10 min 00 s: {why}" in lines
+    assert to_json(events)["tiers"]["s3"]["every"] == 20
+    assert not to_json([*events, formed(5, attempt=2)])["tiers"]

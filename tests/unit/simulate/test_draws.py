@@ -1,6 +1,5 @@
 """Laws: drawn as they say, and found again from times of which some were cut off (lifelines)."""
 
-import lifelines
 import numpy as np
 import pytest
 
@@ -93,8 +92,16 @@ def test_zones_are_reclaimed_each_by_itself():
     assert found == sorted(found)
 
 
+@pytest.fixture(name="lifelines")
+def _lifelines():
+    """Imported where it is wanted: all of SciPy comes with it, which takes seconds of a core."""
+    import lifelines
+
+    return lifelines
+
+
 @pytest.mark.parametrize("shape", [0.6, 1.0, 2.5])
-def test_lifelines_fits_the_same_weibull_to_censored_times(shape):
+def test_lifelines_fits_the_same_weibull_to_censored_times(shape, lifelines):
     times = Weibull(100.0, shape).draw(chance(7), 800)
     limits = chance(8).uniform(20.0, 250.0, 800)
     seen, failed = np.minimum(times, limits), times <= limits
@@ -107,7 +114,7 @@ def test_lifelines_fits_the_same_weibull_to_censored_times(shape):
     assert ours.shape == pytest.approx(shape, rel=0.15)
 
 
-def test_lifelines_fits_the_same_exponential():
+def test_lifelines_fits_the_same_exponential(lifelines):
     times = Exponential(100.0).draw(chance(9), 500)
     failed = times < 120
     seen = np.minimum(times, 120.0)

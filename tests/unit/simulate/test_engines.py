@@ -16,6 +16,7 @@ from outlast.simulate.job import Run
 from outlast.simulate.many import Automatic, Case, Fixed, Renewed, Replayed, simulate
 from outlast.simulate.setup import Level, Setup
 from outlast.simulate.study import Scenario, compare
+from thorough import ALL
 
 HOUR_S = 3600.0
 
@@ -34,7 +35,7 @@ def of_hours(cost, restore, detect, **more):
 
 
 def test_the_exact_model_and_the_simulator_agree_on_a_grid_of_50_settings(capsys):
-    segments, count = 20, 4000
+    segments, count = 20, 4000 if ALL else 1500
     deviations, lines = [], []
     for number, (mtbf, cost, restore, detect, times) in enumerate(GRID):
         costs = Costs(checkpoint_h=cost, restore_h=restore, detect_h=detect)

@@ -11,7 +11,10 @@ import torch
 from unit_fakes import Hub
 
 from outlast import config
+from outlast.ledger.events import encode
+from outlast.ledger.file import Ledger
 from outlast.ledger.past import Past
+from outlast.ledger.reserve import ROOM_BYTES, keep, kept
 from outlast.policy.anomaly import Judge, Rules
 from outlast.training import judging as room
 from outlast.training.bench import STEPS_MAX, Bench, word_of
@@ -19,15 +22,20 @@ from outlast.training.judging import Judging
 
 
 class Books:
-    def __init__(self):
-        self.events = queue.Queue()
-        self.path, self.is_full = "ledger.jsonl", False
+    def __init__(self, directory, *, is_full=False):
+        directory.mkdir(exist_ok=True)
+        self.events, self.written = queue.Queue(), []
+        self.path, self.is_full = directory / "ledger.jsonl", is_full
 
     def append(self, event, **fields):
         self.events.put((event, fields))
 
     def record(self, event, **fields):
         self.append(event, **fields)
+        return not self.is_full
+
+    def write(self, entry, *, durable):
+        self.written.append(entry)
         return not self.is_full
 
     def until(self, name):
@@ -48,14 +56,20 @@ class Asked:
 class Crew:
     """Judgings of several ranks, each with a thread that hands it its messages."""
 
-    def __init__(self, tmp_path, world_size, *, word="", at=0, there=lambda: None, **settings):
+    def __init__(
+        self, tmp_path, world_size, *, word="", at=0, there=lambda: None, is_full=False, **settings
+    ):
         hub = Hub(world_size)
         given = {f"health.{name}": value for name, value in settings.items()}
         read = config.load({"dir": str(tmp_path / "job"), **given}, environ={})
         self.links = [hub.link(rank) for rank in range(world_size)]
-        past = Past(tmp_path / "job", word)
+        past = Past(tmp_path / "job", word).look()
         self.ranks = [Judging(read, link, None if link.rank else past) for link in self.links]
-        self.books, self.agreement, self.keepers = Books(), Asked(), [[] for _ in self.links]
+        self.books, self.agreement, self.keepers = (
+            Books(tmp_path / "job", is_full=is_full),
+            Asked(),
+            [[] for _ in self.links],
+        )
         self._threads = [
             threading.Thread(target=self._pass_on, args=(rank,), daemon=True)
             for rank in range(world_size)
@@ -305,8 +319,25 @@ def test_a_rollback_that_is_not_written_down_is_none(crew):
     job.step(1, [math.nan])
     kind, info = job.agreement.asked.get(timeout=20)
     assert kind == "rollback"
-    assert "cannot be written to ledger.jsonl" in info["unknown"]
+    assert f"cannot be written to {job.books.path}" in info["unknown"]
     assert not job.ranks[0].rollbacks, "nobody is told that anything was undone"
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["room", "still-full"])
+def test_a_rollback_that_the_disk_did_not_take_is_made_up_for(crew, tmp_path, is_full):
+    (tmp_path / "job").mkdir()
+    ledger = Ledger(tmp_path / "job", job="j", attempt=1)
+    rollback = ledger.entry("rollback", None, {"step": 3, "first": 4, "batches": None})
+    assert keep(tmp_path / "job", encode(rollback))
+    word = Past(tmp_path / "job").look().word
+    job = crew(1, word=word, at=3, is_full=is_full)
+    assert [one.step for one in job.ranks[0].rollbacks] == [3]
+    for _ in range(2000):
+        if (tmp_path / "job" / "rollbacks").stat().st_size == ROOM_BYTES:
+            break
+        threading.Event().wait(0.005)
+    assert [event.fields for event in job.books.written] == [rollback.fields]
+    assert len(kept(tmp_path / "job")) == is_full
 
 
 def test_it_goes_back_to_what_is_there(crew):

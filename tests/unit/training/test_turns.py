@@ -1,8 +1,11 @@
 """Whose turn it is: what a change of the interval comes to."""
 
+import time
+
 import pytest
 
 from outlast import config
+from outlast.ledger.file import Ledger
 from outlast.plan.posterior import Posterior
 from outlast.training.turns import Turns
 
@@ -54,3 +57,42 @@ def test_an_interval_that_was_asked_for_is_kept(changes, every):
     for step in range(9):
         one.taken(step, 1e6, 9.0)
     assert not changes
+
+
+def test_other_ranks_decide_nothing_and_tell_nothing(changes):
+    one = turns(changes)
+    other = Turns(
+        config.load(None, environ={}),
+        Engine(),
+        lambda *_: None,
+        on_change=changes.append,
+        known=None,
+        leads=False,
+    )
+    other.taken(1, 1e6, 1.0)
+    assert not changes
+    one.taken(1, 1e6, 1.0)
+    assert changes
+
+
+def test_a_slower_tier_learns_what_its_copies_cost_from_the_ledger(changes, tmp_path):
+    (tmp_path / "outlast.toml").write_text(
+        "[[tier]]\nurl = 'memory:'\n[[tier]]\nname = 'slow'\nurl = '/slow'\n[price]\nspot = 1.0\n"
+    )
+    one = turns(changes)
+    assert [one.tier_turns.due(turn, all_of_them=False) for turn in range(3)] == [None] * 3
+    (tmp_path / "outlast-job").mkdir()
+    ledger = Ledger(tmp_path / "outlast-job", job="j", attempt=1, rank=0)
+    for step in range(1, 4):
+        ledger.append("tier_copied", tier="slow", step=step, seconds=60.0, bytes=10**9)
+    ledger.close()
+    now_s = time.monotonic()
+    one.taken(1, now_s, 1e-3)
+    one.tier_turns.settle(10.0)
+    one.taken(2, now_s, 1e-3)
+    (change,) = [change for change in changes if change.tier]
+    assert change.tier == "slow"
+    assert change.cost_s == pytest.approx(0.05 * 60.0)
+    assert change.interval_s == pytest.approx((2 * 3.0 * 20 * 3600) ** 0.5, abs=15.0)
+    assert one.tier_turns.due(1, all_of_them=False) == (["memory"] if change.every > 1 else None)
+    assert one.tier_turns.due(1, all_of_them=True) is None

@@ -8,7 +8,7 @@ from typing import Final
 from outlast.cli.plan.answer import figure, span
 from outlast.plan.comparison import MODELS, Row
 from outlast.plan.flush import Flush
-from outlast.plan.interval import Costs, exact_best_h, exact_wall, linear_wall
+from outlast.plan.interval import Costs, best_h, exact_wall, linear_wall
 from outlast.plan.spot import offers
 from outlast.report.chart import Chart, Curve, Mark, Piece, Timeline, decades
 
@@ -41,9 +41,9 @@ def _short_span(hours: float) -> str:
 
 def cost_against_interval(costs: Costs, per_h: float, rows: list[Row]) -> Chart:
     """Wall hours per useful hour over the interval, with what each model proposes."""
-    best_h = exact_best_h(costs, per_h)
-    best_h = best_h if 0 < best_h < math.inf else 1.0
-    hours = _between(best_h / 12, best_h * 12)
+    middle_h = best_h(costs, per_h)
+    middle_h = middle_h if 0 < middle_h < math.inf else 1.0
+    hours = _between(middle_h / 12, middle_h * 12)
     marks = [
         Mark(
             row.interval_h,
@@ -54,7 +54,7 @@ def cost_against_interval(costs: Costs, per_h: float, rows: list[Row]) -> Chart:
         for row in rows
         if row.model in ("linear at Young", "exact", "yours, exact")
     ]
-    least = exact_wall(costs, per_h, best_h)
+    least = exact_wall(costs, per_h, middle_h)
     return Chart(
         title="Cost against interval",
         x_label="useful time between checkpoints",

@@ -46,30 +46,7 @@ def answer(
     """Uniform progress against spot alone and on demand alone, over drawn markets."""
     num_spells = 2 * task.deadline_h / (up_h + down_h)
     num_runs = max(10, min(NUM_RUNS, int(_SPELLS_MOST / max(num_spells, 1))))
-    rows = []
-    for name, policy in _POLICIES.items():
-        outcomes = [
-            play(
-                task,
-                drawn_spells(up_h, down_h, random.Random(seed + i).random),  # noqa: S311
-                policy=policy,
-                at_most_h=_GIVEN_UP * task.deadline_h,
-            )
-            for i in range(num_runs)
-        ]
-        rows.append(_row(name, outcomes, task, spot_price, on_demand_price))
-    steady_h = task.work_h + task.changeover_h
-    steady = {
-        "policy": "on demand alone",
-        "met_fraction": float(steady_h <= task.deadline_h),
-        "cost_mean": steady_h * on_demand_price,
-        "cost_p5": steady_h * on_demand_price,
-        "cost_p95": steady_h * on_demand_price,
-        "ended_p95_h": steady_h,
-        "on_demand_h": steady_h,
-        "spot_work_h": 0.0,
-    }
-    rows.append(steady)
+    rows = _rows(task, (up_h, down_h), (spot_price, on_demand_price), range(seed, seed + num_runs))
     # That spot alone was in time in all these runs is no promise that it will be.
     sure = [row for row in rows if row["met_fraction"] == 1.0 and row["policy"] != "spot alone"]
     chosen = min(sure, key=lambda row: row["cost_mean"]) if sure else None
@@ -131,6 +108,44 @@ def _headline(task: Task, chosen: dict[str, Any] | None) -> str:
     if chosen["policy"] != "on demand alone":
         saved = f", about {chosen['cost_mean']:,.2f} with {chosen['policy']}"
     return f"Yes, within {span(task.deadline_h)}{saved}."
+
+
+def _rows(
+    task: Task,
+    market_h: tuple[float, float],
+    prices: tuple[float, float],
+    seeds: Sequence[int],
+) -> list[dict[str, Any]]:
+    """How each policy does, on the same markets, and machines on demand alone.
+
+    ``market_h`` is how long spot machines last and how long they are away; ``prices`` are per hour,
+    of spot and on demand.
+    """
+    rows = []
+    for name, policy in _POLICIES.items():
+        outcomes = [
+            play(
+                task,
+                drawn_spells(*market_h, random.Random(seed).random),  # noqa: S311
+                policy=policy,
+                at_most_h=_GIVEN_UP * task.deadline_h,
+            )
+            for seed in seeds
+        ]
+        rows.append(_row(name, outcomes, task, *prices))
+    steady_h = task.work_h + task.changeover_h
+    cost = steady_h * prices[1]
+    steady = {
+        "policy": "on demand alone",
+        "met_fraction": float(steady_h <= task.deadline_h),
+        "cost_mean": cost,
+        "cost_p5": cost,
+        "cost_p95": cost,
+        "ended_p95_h": steady_h,
+        "on_demand_h": steady_h,
+        "spot_work_h": 0.0,
+    }
+    return [*rows, steady]
 
 
 def _row(

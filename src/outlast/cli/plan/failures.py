@@ -35,11 +35,11 @@ def answer(known: Failures, *, days: float) -> Answer:
         (
             f"A failure every {span(1 / known.per_h)}{on}: {figure(count)} in {days:g} days "
             f"({low:,} to {high:,} in nine of ten runs)."
-        )
+        ),
+        f"The rate: {known.source}; {figure(known.per_h)} per hour.",
     ]
     lines = [
         *headline,
-        f"The rate: {known.source}; {figure(known.per_h)} per hour.",
         (
             f"Range: {figure(count / known.per_h * known.low_per_h)} to "
             f"{figure(count / known.per_h * known.high_per_h)} failures {known.range_is}."

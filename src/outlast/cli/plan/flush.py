@@ -42,7 +42,7 @@ def answer(flush: Flush, num_nodes: int) -> Answer:
     elif math.isinf(flush.needed_bytes_per_s):
         verdict = "it will not fit: waiting and agreeing alone take longer"
     else:
-        verdict = f"it will not fit; {_plain(flush.needed_bytes_per_s)}/s per machine would"
+        verdict = f"it will not fit; {_enough(flush.needed_bytes_per_s)}/s per machine would"
     headline = [f"{what}, the notice is {flush.notice_s:,.0f} s: {verdict}."]
     if flush.fits:
         headline = [f"{what}, {verdict}; the notice is {flush.notice_s:,.0f} s."]
@@ -54,8 +54,8 @@ def answer(flush: Flush, num_nodes: int) -> Answer:
             f"{flush.fsync_s:g} s, margin {flush.margin_s:g} s."
         ),
         (
-            f"If only writing took time, {flush.needed_bare_bytes_per_s / 1e9:.2f} GB/s would "
-            f"do; with all of it {_gigabytes(flush.needed_bytes_per_s)}."
+            f"If only writing took time, {flush.needed_bare_bytes_per_s / 1e9:.2f} GB/s or so "
+            f"would do; with all of it {_gigabytes(flush.needed_bytes_per_s)}."
         ),
     ]
     if num_nodes > 1:
@@ -76,6 +76,12 @@ def answer(flush: Flush, num_nodes: int) -> Answer:
 def _plain(value: float) -> str:
     """Bytes with no more digits than they have: ``640 GB``, ``1.5 GB``."""
     return humanise.size(value).replace(".0 ", " ")
+
+
+def _enough(value: float) -> str:
+    """Bytes rounded up to a digit behind the point, so that what is said is enough."""
+    scale = 1000.0 ** max(math.floor(math.log(value, 1000)), 0)
+    return _plain(math.ceil(value / scale * 10 - 1e-9) / 10 * scale)
 
 
 def _gigabytes(value: float) -> str:

@@ -15,6 +15,7 @@ from outlast.plan.comparison import Row, compare, linear_validity, nearly_best_h
 from outlast.plan.interval import (
     LINEAR_RANGE,
     Costs,
+    best_h,
     exact_best_h,
     exact_parts,
     wrong_rate_ratio,
@@ -34,7 +35,7 @@ def answer(
     rows = compare(costs, known.per_h, every_h)
     best = next(row for row in rows if row.chosen)
     young = rows[0]
-    range_h = [exact_best_h(costs, per_h) for per_h in (known.high_per_h, known.low_per_h)]
+    range_h = [best_h(costs, per_h) for per_h in (known.high_per_h, known.low_per_h)]
     good_h = nearly_best_h(costs, known.per_h)
     valid = linear_validity(costs, known.per_h, young.interval_h)
     parts = exact_parts(costs, known.per_h, best.interval_h)
@@ -61,27 +62,15 @@ def answer(
         data["step_h"] = step_h
         data["interval_steps"] = best.interval_h / step_h
     headline = [_headline(best, step_h)]
-    cells = [
-        (
-            row.model,
-            span(row.interval_h),
-            number(row.wall_per_useful, 4),
-            number(row.exact_wall_per_useful, 4),
-        )
-        for row in rows
-    ]
     lines = [
         *headline,
         f"The rate: a failure every {span(1 / known.per_h)}; {known.source}.",
         *table(
             ("model", "save every", "wall h per useful h", "by the exact model"),
-            cells,
+            [_cells(row) for row in rows],
             [row.chosen for row in rows],
         ),
-        (
-            f"Range: {span(range_h[0])} to {span(range_h[1])} {known.range_is}; anything from "
-            f"{span(good_h[0])} to {span(good_h[1])} takes at most 1 % more hours."
-        ),
+        *_range_words(best, range_h, good_h, known),
         linear_words(valid.failures_per_segment, valid.in_range, valid.error),
         (
             f"A rate that is off by 2 wastes {wrong_rate_ratio(2):.3f} times as much as need be, "
@@ -89,6 +78,11 @@ def answer(
         ),
         "exact: exponential failures, which strike while saving and restoring too.",
     ]
+    if best.interval_h == costs.lag_h > 0:
+        lines.append(
+            f"One save is in flight at a time, so the interval is no shorter than the lag; without "
+            f"that it would be {span(exact_best_h(costs, known.per_h))}."
+        )
     return Answer(
         question="how often should I save?",
         data=data,
@@ -97,6 +91,28 @@ def answer(
         charts=lambda: [_chart(costs, known.per_h, rows)],
         next=f"outlast plan spot --rate {known.per_h:.4g}/h --checkpoint "
         f"{costs.checkpoint_h * 3600:.4g}s --spot 0.70 --on-demand 1.00",
+    )
+
+
+def _range_words(
+    best: Row, range_h: list[float], good_h: tuple[float, float], known: Failures
+) -> list[str]:
+    """How sure the interval is; nothing where no interval helps."""
+    if math.isinf(best.wall_per_useful):
+        return []
+    words = (
+        f"Range: {span(range_h[0])} to {span(range_h[1])} {known.range_is}; anything from "
+        f"{span(good_h[0])} to {span(good_h[1])} takes at most 1 % more hours."
+    )
+    return [words]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.model,
+        span(row.interval_h),
+        number(row.wall_per_useful, 4),
+        number(row.exact_wall_per_useful, 4),
     )
 
 

@@ -58,10 +58,6 @@ def answer(
         "linear_in_range": valid.in_range,
         "linear_error_fraction": valid.error,
     }
-    if useful_h is not None:
-        data["useful_h"] = useful_h
-        data["cost_spot"] = price_of(useful_h, spot_price, best.wall_per_useful)
-        data["cost_on_demand"] = useful_h * on_demand_price
     headline = _headline(best, on_demand_price)
     cells = [_cells(offer) for offer in found]
     lines = [
@@ -80,11 +76,7 @@ def answer(
         "On demand is taken as never interrupted; waiting for spot machines costs nothing here.",
     ]
     if useful_h is not None:
-        cost_spot, cost_on_demand = data["cost_spot"], data["cost_on_demand"]
-        lines.append(
-            f"{useful_h:,.0f} useful hours: {cost_spot:,.2f} on spot, "
-            f"{cost_on_demand:,.2f} on demand."
-        )
+        lines.append(_in_all(data, best, useful_h))
     return Answer(
         question="what will it cost on spot and on demand?",
         data=data,
@@ -92,6 +84,16 @@ def answer(
         lines=lines,
         charts=lambda: [_chart(costs, known.per_h, prices)],
         next="outlast plan flush --state 640GB --bandwidth 1.5GB/s --notice 120s",
+    )
+
+
+def _in_all(data: dict[str, Any], best: Offer, useful_h: float) -> str:
+    """What so many useful hours cost, as data and in words."""
+    cost_spot = price_of(useful_h, data["spot_price_per_h"], best.wall_per_useful)
+    cost_on_demand = useful_h * data["on_demand_price_per_h"]
+    data |= {"useful_h": useful_h, "cost_spot": cost_spot, "cost_on_demand": cost_on_demand}
+    return (
+        f"{useful_h:,.0f} useful hours: {cost_spot:,.2f} on spot, {cost_on_demand:,.2f} on demand."
     )
 
 
@@ -198,6 +200,7 @@ def command(
         checkpoint_h=checkpoint_h,
         restore_h=restore_h,
         detect_h=detect_h,
+        lag_h=None,  # as measured
         flush_probability=flush_probability,
         flush_h=flush_h,
     )

@@ -321,16 +321,15 @@ class _Examination:
 
     def _meet(self) -> Child | None:
         machines = self._machines
-        tls = Tls.of(self._settings)
-        request = meeting.request(
-            place=machines.place,
-            node=self._node,
-            machine=self._name,
-            host=machines.host,
-            nodes=(machines.min_nodes, machines.max_nodes),
-            wait_s=machines.wait_s,
-            tls=tls,
-        )
+        request = {
+            "place": machines.place,
+            "node": self._node,
+            "machine": self._name,
+            "host": machines.host,
+            "nodes": (machines.min_nodes, machines.max_nodes),
+            "wait_s": machines.wait_s,
+            "tls": meeting.files_of(Tls.of(self._settings)),
+        }
         child = Child("meeting", request, machines.wait_s + MEETING_S)
         self._children.append(child)
         return child

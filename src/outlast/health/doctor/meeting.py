@@ -8,6 +8,8 @@ No machine is special: each puts its report, waits for the others', and conclude
 all of them. A machine that comes when the job runs already measures itself against the reports of
 the last round, and waits for nobody.
 
+One that was killed leaves its number behind, which stands still: the next one removes it.
+
 What can go wrong: machines do not see the same storage (nobody comes: said after the time that was
 given); one dies half way (its number stands still: the others go on without its report).
 Rejected: a machine that leads (it would be the one that must not be sick).
@@ -26,7 +28,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -46,6 +48,7 @@ STREAM_S: Final = 0.4
 STREAM_BYTES: Final = (4 << 20, 64 << 20)
 REPORTS_S: Final = 300.0
 ROUNDS_KEPT: Final = 2
+DEAD_S: Final = 5.0  # without going on: ten times as long as one that lives takes
 MEETERS_MAX: Final = 256  # connections that are served at once
 _ROUND: Final = re.compile(r"round-(\d{6})\Z")
 
@@ -101,7 +104,7 @@ def probe(
         host: the address that others reach it at.
         nodes: the fewest and the most machines.
         wait_s: for enough of them to come.
-        tls: files of certificate, key and authority, or None.
+        tls: files of certificate, key and authority (:func:`files_of`), or None.
         say: told what is waited for, as {"waits": words}, and at the end the ``Met``.
     """
     meeting = None
@@ -114,6 +117,11 @@ def probe(
     finally:
         if meeting is not None:
             meeting.close()
+
+
+def files_of(tls: peer.Tls | None) -> list[str] | None:
+    """As JSON can hold them."""
+    return None if tls is None else [str(tls.cert), str(tls.key), str(tls.ca)]
 
 
 def _tls(files: list[str] | None) -> peer.Tls | None:
@@ -137,6 +145,9 @@ class Meeting:
         self._listener = peer.listen(host)
         port = self._listener.getsockname()[1]
         self._me = Here(node=node, machine=machine, address=(host, port))
+        self._first: dict[
+            str, tuple[int, float]
+        ] = {}  # node → its number when first seen, and when
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._serve, name="outlast-doctor-serve", daemon=True),
@@ -173,6 +184,16 @@ class Meeting:
             thread.join(self._look_s + 1)
         with contextlib.suppress(OSError):
             self._storage.remove(f"{PLACE}/here/{self._me.node}.json")
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what doctors left that were killed; one that lives writes its own anew."""
+        now_s = time.monotonic()
+        for one in self._here().values():
+            count, seen_s = self._first.get(one.node, (-1, now_s))
+            if one.node != self._me.node and one.count == count and now_s - seen_s >= DEAD_S:
+                with contextlib.suppress(FileNotFoundError):
+                    self._storage.remove(f"{PLACE}/here/{one.node}.json")
 
     # --- finding each other --------------------------------------------------------------------
 
@@ -224,6 +245,7 @@ class Meeting:
             with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
                 one = msgspec.json.decode(self._storage.read(f"{PLACE}/here/{name}"), type=Here)
                 found[one.node] = one
+                self._first.setdefault(one.node, (one.count, time.monotonic()))
         return found
 
     def _rounds(self) -> list[int]:
@@ -386,26 +408,3 @@ class Meeting:
 def round_name(number: int) -> str:
     """The folder of a round."""
     return f"round-{number:06d}"
-
-
-def request(
-    *,
-    place: str,
-    node: str,
-    machine: str,
-    host: str,
-    nodes: tuple[int, int],
-    wait_s: float,
-    tls: peer.Tls | None,
-) -> dict[str, Any]:
-    """The arguments of :func:`probe` as JSON can hold them."""
-    files = None if tls is None else [str(tls.cert), str(tls.key), str(tls.ca)]
-    return {
-        "place": place,
-        "node": node,
-        "machine": machine,
-        "host": host,
-        "nodes": list(nodes),
-        "wait_s": wait_s,
-        "tls": files,
-    }
