@@ -5,6 +5,8 @@ import signal
 import pytest
 from floor import TRAIN, Job, until
 
+from thorough import some
+
 LOADERS = {
     "stock, processes": ("stock", 2),
     "stock": ("stock", 0),
@@ -54,7 +56,7 @@ def check(floor, rng, tmp_path, num_ranks, *options):
     assert [final["hash"] for final in job.finals()] == [final["hash"] for final in calm.finals()]
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("name", some(LOADERS, 3))
 def test_one_process(floor, rng, tmp_path, name):
     loader, num_workers = LOADERS[name]
     check(floor, rng, tmp_path, 1, "--loader", loader, "--num-workers", num_workers)

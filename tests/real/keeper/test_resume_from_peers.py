@@ -12,6 +12,7 @@ from peer_floor import Fleet
 from state_bits import difference
 
 from outlast.attempt.link import open_store
+from thorough import ALL
 
 SCRIPT = Path(__file__).parent / "spread_script.py"
 NODES = ("n0", "n1", "n2")
@@ -73,8 +74,10 @@ def _job(floor, tmp_path):
     job.fleet.close()
 
 
-@pytest.mark.parametrize("mode", ["fsdp", "ddp"])
-@pytest.mark.parametrize("lost", [0, 2])
+CASES = [("fsdp", 2), ("ddp", 0), ("fsdp", 0), ("ddp", 2)]
+
+
+@pytest.mark.parametrize(("mode", "lost"), CASES if ALL else CASES[:2])
 def test_three_lose_one_and_their_storage(job, mode, lost):
     left = [node for position, node in enumerate(NODES) if position != lost]
     go_on(job, mode, lost, left)
