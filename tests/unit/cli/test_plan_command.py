@@ -662,3 +662,10 @@ def test_a_plan_can_be_kept(say, refused, tmp_path):
 )
 def test_what_would_be_ignored_is_refused(refused, line, says):
     assert says in refused(line)
+
+
+@pytest.mark.parametrize("unit", ["m", "M"])
+def test_a_minute_is_no_month(refused, unit):
+    assert "could be a minute or a month; write min or month" in refused(
+        f"failures --rate 5/{unit} --days 3"
+    )
