@@ -228,3 +228,14 @@ def test_a_job_that_gets_nowhere_is_said_to():
         "simulate --rate 30/h --checkpoint 30min --days 9 --policy '1 h' --replications 2"
     )
     assert "no progress" in said
+    priced = called(
+        "simulate --rate 30/h --checkpoint 30min --days 9 --policy '1 h' --replications 2 --price 2"
+    )
+    assert "inf" not in priced
+
+
+def test_who_goes_on_with_the_rest_knows_how_many_there_are():
+    line = "failures.csv --checkpoint 5s --replications 1 --policy '10 min'"
+    assert asked(f"{line} --mode restart")["num_machines"] == 60
+    assert asked(f"{line} --mode restart --machines 8")["num_machines"] == 8
+    assert asked(line)["num_machines"] == 1
