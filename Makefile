@@ -43,22 +43,22 @@ demo: $(VENV)/.installed
 
 # What a test needs from Debian is installed where that is possible; elsewhere the test says so
 # and is skipped. CI runs as root, so that nothing is skipped there. Slurm is for containers alone:
-# where systemd runs, it would start Slurm's services, and tests start their own.
+# where systemd runs, it would start Slurm's services, and tests start their own. Behind the virtual
+# environment, which may need apt as well, and beside what pip installs there.
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge
 NETWORK_PACKAGES := iproute2 nftables
-system-packages:
-	@PATH="$$PATH:/usr/sbin:/sbin"; { command -v ip && command -v nft; } >/dev/null || \
-	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $(NETWORK_PACKAGES); } || \
-	  echo "ip or nft is not here and cannot be installed: tests with several machines will be skipped"
-	@command -v strace >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  apt-get update -qq && apt-get install -y -qq strace; } || \
-	  echo "strace is not here and cannot be installed: its tests will be skipped"
-	@PATH="$$PATH:/usr/sbin"; { command -v munged && command -v slurmctld && command -v slurmd && \
-	  command -v srun; } >/dev/null || { [ "$$(id -u)" = 0 ] && [ ! -d /run/systemd/system ] && \
-	  command -v apt-get >/dev/null && apt-get update -qq && \
-	  apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES); } || \
-	  echo "Slurm is not here and is not installed: its tests will be skipped"
+system-packages: | $(VENV)/bin/python
+	@PATH="$$PATH:/usr/sbin:/sbin"; wanted=; \
+	has() { for one; do command -v $$one >/dev/null || return 1; done; }; \
+	has_network() { has ip nft; }; has_slurm() { has munged slurmctld slurmd srun; }; \
+	has_network || wanted="$$wanted $(NETWORK_PACKAGES)"; \
+	has strace || wanted="$$wanted strace"; \
+	has_slurm || [ -d /run/systemd/system ] || wanted="$$wanted $(SLURM_PACKAGES)"; \
+	if [ "$$wanted" ] && [ "$$(id -u)" = 0 ] && has apt-get; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $$wanted; fi; \
+	has_network || echo "ip or nft is not here and not installed: tests with several machines will be skipped"; \
+	has strace || echo "strace is not here and not installed: its tests will be skipped"; \
+	has_slurm || echo "Slurm is not here and not installed: its tests will be skipped"
 
 # Tests run side by side, but those that are marked "alone": they are judged by what is saved within
 # milliseconds, or look at the whole machine. Of the others that run real processes, up to five that
@@ -69,7 +69,8 @@ TEST_PROCESSES ?= 2
 UNIT := $(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile
 CHOSEN := $(if $(strip $(PYTEST_ARGS)),|| [ $$? -eq 5 ])
 test unit check: export PYTHONDONTWRITEBYTECODE =
-test: $(VENV)/.installed-test system-packages
+test:
+	+$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-test system-packages
 	$(UNIT) $(PYTEST_ARGS) $(CHOSEN)
 	$(BIN)/python -m pytest tests/real -m alone -p no:xdist $(PYTEST_ARGS) $(CHOSEN)
 	$(BIN)/python tests/second_chance.py tests/real -m "not alone" -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
@@ -91,7 +92,7 @@ format: $(VENV)/.installed-test
 # About four hours on a machine that does nothing else; each of them can be run alone. Other libraries
 # are installed into PEERS, each beside the same torch.
 PEERS ?= .venv-peers
-BENCHMARKS := limits session_overhead notice_cost save_cost saving saving_fsdp2 restoring object_store recovery replication same_bits hangs saving_gpu
+BENCHMARKS := limits session_overhead notice_cost save_cost saving saving_fsdp2 restoring object_store recovery replication same_bits hangs saving_gpu plan_start simulate_scale
 bench: $(VENV)/.installed-test
 	@for name in $(BENCHMARKS); do \
 	  echo "== $$name"; \

@@ -498,7 +498,7 @@ def test_the_jobs_own_measurements(ask, say):
     ]
     (job / "ledger.jsonl").write_bytes(b"".join(lines))
     found = ask("interval")
-    assert found["rate_source"].startswith("this job's ledger: 1 failure in 5 h")
+    assert found["rate_source"].startswith("this job's ledger: 1 failure in 4.99 h")
     assert found["failures_per_h"] == pytest.approx(2 / 15, rel=0.01)
     assert found["checkpoint_h"] == pytest.approx(2 / 3600)
     assert found["lag_h"] == pytest.approx(5 / 3600)

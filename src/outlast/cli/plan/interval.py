@@ -194,7 +194,7 @@ def command(
     if tiers:
         several.only_tiers(rate=rate, gpus=gpus, checkpoint=checkpoint_h, every=every_h)
         return several.answer(tiers)
-    ask = checkpoint_h is None or (rate is None and gpus is None)
+    ask = checkpoint_h is None or rate is None
     measured = own() if ask else None
     known = failures(rate, gpus, gpus_per_node, measured=measured, step_h=step_h)
     costs = costs_of(

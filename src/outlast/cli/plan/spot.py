@@ -184,7 +184,7 @@ def command(
 ) -> Answer:
     """Whether spot pays, what a useful hour costs, and at which rate or discount that flips."""
     missing = None in (checkpoint_h, on_demand_price) or (spot_price is None and discount is None)
-    measured = own() if missing or (rate is None and gpus is None) else None
+    measured = own() if missing or rate is None else None
     if measured is not None:
         spot_price = measured.spot_price if spot_price is None else spot_price
         if on_demand_price is None:
