@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
 	@echo "make test    install with the test extras, then run every test"
-	@echo "make check   format, lint, types, import rules, unit tests (under a minute)"
+	@echo "make check   format, lint, types, import rules, unit tests (two minutes)"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make bench   the side-by-side measurements in benchmarks/ (hours)"
 	@echo "make clean   remove $(VENV) and what tools left behind"
@@ -43,42 +43,47 @@ demo: $(VENV)/.installed
 
 # What a test needs from Debian is installed where that is possible; elsewhere the test says so
 # and is skipped. CI runs as root, so that nothing is skipped there. Slurm is for containers alone:
-# where systemd runs, it would start Slurm's services, and tests start their own.
+# where systemd runs, it would start Slurm's services, and tests start their own. Behind the virtual
+# environment, which may need apt as well, and beside what pip installs there.
 SLURM_PACKAGES := slurmctld slurmd slurm-client munge
 NETWORK_PACKAGES := iproute2 nftables
-system-packages:
-	@PATH="$$PATH:/usr/sbin:/sbin"; { command -v ip && command -v nft; } >/dev/null || \
-	  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $(NETWORK_PACKAGES); } || \
-	  echo "ip or nft is not here and cannot be installed: tests with several machines will be skipped"
-	@command -v strace >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-	  apt-get update -qq && apt-get install -y -qq strace; } || \
-	  echo "strace is not here and cannot be installed: its tests will be skipped"
-	@PATH="$$PATH:/usr/sbin"; { command -v munged && command -v slurmctld && command -v slurmd && \
-	  command -v srun; } >/dev/null || { [ "$$(id -u)" = 0 ] && [ ! -d /run/systemd/system ] && \
-	  command -v apt-get >/dev/null && apt-get update -qq && \
-	  apt-get install -y -qq --no-install-recommends $(SLURM_PACKAGES); } || \
-	  echo "Slurm is not here and is not installed: its tests will be skipped"
+system-packages: | $(VENV)/bin/python
+	@PATH="$$PATH:/usr/sbin:/sbin"; wanted=; \
+	has() { for one; do command -v $$one >/dev/null || return 1; done; }; \
+	has_network() { has ip nft; }; has_slurm() { has munged slurmctld slurmd srun; }; \
+	has_network || wanted="$$wanted $(NETWORK_PACKAGES)"; \
+	has strace || wanted="$$wanted strace"; \
+	has_slurm || [ -d /run/systemd/system ] || wanted="$$wanted $(SLURM_PACKAGES)"; \
+	if [ "$$wanted" ] && [ "$$(id -u)" = 0 ] && has apt-get; then \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $$wanted; fi; \
+	has_network || echo "ip or nft is not here and not installed: tests with several machines will be skipped"; \
+	has strace || echo "strace is not here and not installed: its tests will be skipped"; \
+	has_slurm || echo "Slurm is not here and not installed: its tests will be skipped"
 
 # Tests run side by side, but those that are marked "alone": they are judged by what is saved within
 # milliseconds, or look at the whole machine. Of the others that run real processes, up to five that
 # failed are run once more, alone. PYTEST_ARGS may choose tests that not all three have.
+# What pytest has compiled is kept, even where Python was told to keep nothing: each process would
+# compile all of it again.
 TEST_PROCESSES ?= 2
+UNIT := $(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile
 CHOSEN := $(if $(strip $(PYTEST_ARGS)),|| [ $$? -eq 5 ])
-test: $(VENV)/.installed-test system-packages
-	$(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS) $(CHOSEN)
+test unit check: export PYTHONDONTWRITEBYTECODE =
+test:
+	+$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-test system-packages
+	$(UNIT) $(PYTEST_ARGS) $(CHOSEN)
 	$(BIN)/python -m pytest tests/real -m alone -p no:xdist $(PYTEST_ARGS) $(CHOSEN)
 	$(BIN)/python tests/second_chance.py tests/real -m "not alone" -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
 
 unit: $(VENV)/.installed-test
-	$(BIN)/python -m pytest tests/unit -q
+	$(UNIT) -q
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check -q .
 	$(BIN)/ruff check -q .
 	$(BIN)/mypy --no-error-summary
 	PYTHONPATH=src $(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest tests/unit -q
+	$(UNIT) -q
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff format -q .

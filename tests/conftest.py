@@ -1,18 +1,27 @@
 """What holds for every test: the process that runs them is left as it was found."""
 
+import gc
 import signal
 
 import pytest
 from hypothesis import settings
 
+from thorough import examples
+
 # A loaded machine takes longer for an example than any limit that would find a slow one.
-settings.register_profile("outlast", deadline=None)
+settings.register_profile("outlast", examples(100), deadline=None)
 settings.load_profile("outlast")
 
 # What a shell starts behind "&" ignores what a keyboard sends, and so would all that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+def pytest_collection_finish():
+    """A look for garbage passes over what was imported: it would take half a second of a core."""
+    gc.freeze()
+
 
 _LISTENED_TO = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 

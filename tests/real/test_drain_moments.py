@@ -1,15 +1,15 @@
 """Notices to one of three ranks, each in the middle of something.
 
-Twenty by default; ``OUTLAST_TEST_ALL=1`` gives fifty.
+Ten by default; ``OUTLAST_TEST_ALL=1`` gives fifty.
 """
-
-import os
 
 from floor import SCRIPTS, Job
 
+from thorough import ALL
+
 PHASES = SCRIPTS / "phases.py"
 RANKS = 3
-NOTICES = 50 if os.environ.get("OUTLAST_TEST_ALL") else 20
+NOTICES = 50 if ALL else 10
 GRACE_S = 30
 KINDS = ("warm-up", "forward", "backward", "optimizer", "save", "evaluation", "after")
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 import yaml
 from floor import until
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outlast.errors import Exit
 from outlast.init import quoting
 from outlast.init.recipes import Sky, Slurm, Training
+from thorough import examples
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 STAND_IN = """\
@@ -82,7 +83,7 @@ def test_shellcheck_finds_nothing():
 @example(
     ["", "$HOME", "`id`", "$(id)", "!x", "~", "*", "a\nb", "\r\x01\x7f1", "\x85\u2028", "it's"]
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_arguments_come_back_from_bash_and_from_a_task(arguments):
     told = under_bash(f"printf '%s\\0' first {quoting.bash_line(arguments)}")
     assert told == ["first", *arguments]

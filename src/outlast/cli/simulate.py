@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 HOUR_S: Final = 3600.0
 DEFAULT_DAYS: Final = 30.0
+REPLICATIONS_MAX: Final = 1_000_000
+MACHINES_MAX: Final = 100_000  # that are looked at one by one
+EFFORT_MAX_S: Final = 3600.0
+PATIENCE_S: Final = 10.0
 NO_PROGRESS: Final = 1e-3  # of the time was useful
 CHECKPOINT_H: Final = 10 / HOUR_S
+SHAPE_MIN, SHAPE_MAX = 0.1, 100.0
 LAWS: Final = "constant, weibull:0.8, bathtub, zones:4"
 TIER_EXAMPLE: Final = "memory,cost=1s,restore=2s,survives=process"
 _TIER_KEYS: Final = ("cost", "lag", "restore", "every", "keep", "survives")
@@ -78,19 +83,41 @@ def command(*, trace: Path | None, as_json: bool, policies: tuple[str, ...], **g
     TRACE is a recording: a spot fleet (time_ms,add|remove,node or SkyPilot's JSON), failures
     (t_hours,node,downtime_min) or lifetimes. Without it failures are drawn.
     """
-    from outlast.simulate.study import compare
+    from outlast.simulate.study import compare, effort_s
     from outlast.simulate.traces import read
 
     recording = None if trace is None else read(trace)
     scenario, source = _scenario(recording, **given)
     count = given["replications"] or (1000 if scenario.is_simple and recording is None else 50)
-    results = compare(scenario, list(policies or ("auto", "young")), count)
+    asked = list(policies or ("auto", "young"))
+    _weigh(scenario, count, effort_s(scenario, asked, min(count, REPLICATIONS_MAX)))
+    results = compare(scenario, asked, count)
     if as_json:
         click.echo(msgspec.json.encode(_as_json(scenario, source, results, count)))
         return
     for line in _lines(scenario, source, results, count):
         click.echo(click.style(line, bold=True) if line.startswith("→") else line)
     click.echo(f"Again, to the digit: the same with --seed {scenario.seed}")
+
+
+def _weigh(scenario: Scenario, count: int, effort_s: float) -> None:
+    """Say what takes long, and refuse what nobody would wait for.
+
+    Raises:
+        ConfigError: what was asked for is too much.
+    """
+    remedy = "ask for fewer --replications or --days"
+    if count > REPLICATIONS_MAX:
+        raise ConfigError(f"{count:,} replications: {REPLICATIONS_MAX:,} is the most")
+    if not scenario.is_simple and scenario.setup.machines > MACHINES_MAX:
+        raise ConfigError(
+            f"{scenario.setup.machines:,} machines one by one: {MACHINES_MAX:,} is the most, "
+            "beyond it only --mode rigid that waits for nobody; count larger machines"
+        )
+    if effort_s > EFFORT_MAX_S:
+        raise ConfigError(f"that would take about {span(effort_s / HOUR_S)}: {remedy}")
+    if effort_s > PATIENCE_S:
+        click.echo(f"This takes about {span(effort_s / HOUR_S)}; {remedy} to wait less", err=True)
 
 
 def _scenario(
@@ -107,6 +134,7 @@ def _scenario(
     **given: Any,
 ) -> tuple[Scenario, str]:
     """What is simulated, and where its rate is from."""
+    from outlast.simulate.draws import bathtub
     from outlast.simulate.setup import MODES, Setup
     from outlast.simulate.study import Scenario
 
@@ -115,14 +143,29 @@ def _scenario(
     if trace is not None and (rate is not None or law != "constant"):
         raise ConfigError("a trace brings its own failures: leave out --rate and --law")
     if trace is not None:
-        known, source = None, f"replayed from {trace.name}"
+        per_h, source = 0.0, f"replayed from {trace.name}"
         machines = trace.machines if trace.kind == "fleet" else machines
         length_h = trace.length_s / HOUR_S if trace.kind != "lifetimes" else 24 * DEFAULT_DAYS
-    else:
-        known = failures(rate, gpus, gpus_per_node)
-        source, length_h = known.source, 24 * DEFAULT_DAYS
     machines = machines or max((gpus or gpus_per_node) // gpus_per_node, 1)
     name, value = _law(law)
+    if trace is None and name == "bathtub" and rate is None and gpus is None:
+        mean_h = bathtub().mean_s / HOUR_S
+        per_h, length_h = machines / mean_h, 24 * DEFAULT_DAYS
+        source = f"as recorded, one machine lasts {span(mean_h)} at the mean"
+    elif trace is None:
+        known = failures(rate, gpus, gpus_per_node)
+        per_h, source, length_h = known.per_h, known.source, 24 * DEFAULT_DAYS
+    if name == "zones" and value > machines:
+        raise ConfigError(
+            f"--law {law}: {humanise.count(machines, 'machine')} cannot be in {value:g} zones; "
+            "say how many there are with --machines"
+        )
+    if mode == "peer" and not any("holders" in text for text in given["tiers"]):
+        raise ConfigError(
+            "--mode peer reads other machines' memory: say what a copy there costs, and what is "
+            "read where it is lost: --tier peer,cost=1s,restore=2s,survives=holders "
+            "--tier shared,cost=10s,restore=1min,every=10"
+        )
     setup = Setup(
         machines=machines,
         levels=_levels(**given),
@@ -141,7 +184,7 @@ def _scenario(
     scenario = Scenario(
         setup=setup,
         law="trace" if trace is not None else name,  # type: ignore[arg-type]  # looked at in _law
-        failures_per_h=known.per_h if known is not None else 0.0,
+        failures_per_h=per_h,
         shape=value if name == "weibull" else 1.0,
         zones=int(value) if name == "zones" else 1,
         replace_s=HOUR_S * (given["replace_h"] or 0.0),
@@ -164,6 +207,8 @@ def _law(text: str) -> tuple[str, float]:
         raise ConfigError(f"--law {text} is none; known are {LAWS}")
     if not is_whole or (number and not numbered):
         raise ConfigError(f"--law {text}: {number} is no number of zones; known are {LAWS}")
+    if name == "weibull" and not SHAPE_MIN <= value <= SHAPE_MAX:
+        raise ConfigError(f"--law {text}: a shape is within {SHAPE_MIN:g} and {SHAPE_MAX:g}")
     return name, value
 
 
@@ -224,8 +269,13 @@ def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -
             f"{humanise.count(count, 'replication')} from seed {scenario.seed}; "
             f"the job {MODE_WORDS[setup.mode]}."
         ),
-        f"The failures: {source}.",
+        f"The failures: {source}{_by(scenario)}.",
     ]
+    if scenario.notice_share and not scenario.heeded_share:
+        lines.append(
+            f"A notice of {span(setup.notice_s / HOUR_S)} changes nothing: "
+            + ("none comes in time." if not setup.flush_probability else "no save fits into it.")
+        )
     header = ["policy", "save every", "useful", "wall/useful p50", "p95", "failures"]
     rows = [
         [
@@ -252,16 +302,26 @@ def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -
     return lines + _against(results)
 
 
+def _by(scenario: Scenario) -> str:
+    """The law, in words."""
+    ages = "of each machine, which are of any age at the start"
+    return {
+        "weibull": f", the mean rate of a Weibull law of shape {scenario.shape:g} {ages}",
+        "bathtub": f"; by a bathtub law {ages}",
+        "zones": f"; each takes all machines of one of {scenario.zones} zones",
+    }.get(scenario.law, "")
+
+
 def _against(results: list[Result]) -> list[str]:
     from outlast.simulate.study import difference
 
     lines = []
     for other in results[1:]:
-        mean, error = difference(results[0], other)
-        doubt = "" if math.isnan(error) else f" ± {200 * error:.2f}"
+        mean, error = difference(other, results[0])
+        doubt = "" if math.isnan(error) else f" (standard error {100 * error:.2f})"
         lines.append(
-            f"{results[0].policy} against {other.policy}: {100 * mean:+.2f}{doubt} points of "
-            "useful time, on the same failures."
+            f"{other.policy} against {results[0].policy}: {100 * mean:+.2f} points of useful "
+            f"time{doubt}, on the same failures."
         )
     return lines
 

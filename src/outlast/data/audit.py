@@ -72,7 +72,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         samples: samples that were handed out in them.
         proved: every sample came at its place, and at no other.
         faults: why not.
-        stretches: attempts, or several of them together.
+        stretches: what one loop of an attempt handed out or left out, or several together.
         left_out: what was left out on purpose; it is no fault.
     """
 

@@ -6,9 +6,9 @@ of (place in the job, id) over all samples: sums of several workers and of sever
 to that of the whole run, whatever its number of workers was, and any other order gives another sum.
 And, place by place, where an id was not the one whose turn it was.
 
-Guarantees: some 300 bytes for each attempt, whatever the number of steps; attempts older than the
-last ``KEPT`` become one entry by and by. Each sample costs some 0.2 µs, in lots, on the training
-thread.
+Guarantees: some 300 bytes for each stretch (what a loop of an attempt handed out, or a rollback
+left out), whatever the number of steps; those older than the last ``KEPT`` become one entry by and
+by. Each sample costs some 0.2 µs, in lots, on the training thread.
 
 What can go wrong: an id is the number that a data set was asked for; a data set that gives another
 sample for it, or whose content changed, is not seen. Sums of 128 bits find accidents; somebody who

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jinja2
@@ -11,6 +12,11 @@ from outlast.init import quoting
 
 def render(template: str, **values: Any) -> str:
     """Render a template; a value that it names and nobody gave is an error."""
+    return _environment().get_template(template).render(**values)
+
+
+@functools.cache  # it keeps the templates that it has compiled
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("outlast.init"),
         undefined=jinja2.StrictUndefined,
@@ -23,4 +29,4 @@ def render(template: str, **values: Any) -> str:
     environment.filters["bash_line"] = quoting.bash_line
     environment.filters["yaml"] = quoting.yaml
     environment.filters["kubernetes"] = quoting.kubernetes
-    return environment.get_template(template).render(**values)
+    return environment

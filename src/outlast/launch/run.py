@@ -38,6 +38,7 @@ from outlast.launch.together import introduce, let_in, membership
 from outlast.launch.variables import unread
 from outlast.launch.warm.client import Server
 from outlast.launch.warm.starts import Starts
+from outlast.ledger import planned
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, open_job, versions
 from outlast.ledger.measured import Measured
@@ -82,7 +83,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     _tell_workers(settings, job)
     _quieten_torch()
     ledger = QueuedLedger(settings.dir, job=job.id)
-    _begin(ledger, arguments, joins=isinstance(rendezvous, Membership))
+    _begin(ledger, arguments, settings.dir, joins=isinstance(rendezvous, Membership))
     if examined is not None:
         record(examined, ledger)
     starts = Starts(launch, settings.workers_warm, say, server)
@@ -127,7 +128,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     return verdict.exit_code
 
 
-def _begin(ledger: Ledger, arguments: list[str], *, joins: bool) -> None:
+def _begin(ledger: Ledger, arguments: list[str], directory: Path, *, joins: bool) -> None:
     ledger.append(
         "job_started",
         command=shlex.join(["outlast", "run", *without_secrets(arguments)]),
@@ -135,6 +136,13 @@ def _begin(ledger: Ledger, arguments: list[str], *, joins: bool) -> None:
         pid=os.getpid(),
         **({"joins": True} if joins else {}),
     )
+    try:
+        prediction = planned.read(directory)
+    except ConfigError as error:
+        say(str(error))  # a plan is no reason not to start
+        return
+    if prediction is not None:
+        ledger.append("planned", durable=False, **planned.fields_of(prediction))
 
 
 def _tell_workers(settings: config.Settings, job: Job) -> None:

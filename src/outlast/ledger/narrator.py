@@ -214,6 +214,16 @@ def _cadence(event: Event) -> str:
     )
 
 
+def _planned(event: Event) -> str:
+    share, per_h = event.get("productive_fraction"), event.get("failures_per_h")
+    if not isinstance(share, float) or not isinstance(per_h, int | float) or not per_h:
+        return ""
+    return (
+        f"planned: {100 * share:.1f} % of the time useful, a failure every {1 / per_h:.3g} h; "
+        "outlast report will say how far that was off"
+    )
+
+
 def _to_tier(event: Event) -> str:
     return f" to {event.get('tier')}" if event.get("tier") else ""
 
@@ -227,6 +237,7 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "preflight": _examined,
     "attempt_formed": _formed,
     "cadence": _cadence,
+    "planned": _planned,
     "resumed": _resumed,
     "worker_lost": _lost,
     "survived": _survived,

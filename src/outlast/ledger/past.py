@@ -42,7 +42,10 @@ _HEAD: Final = re.compile(
     rb'"node":"(?P<node>(?:[^"\\]|\\.)*)","rank":[^,{]+,"event":"(?P<event>\w+)"'
 )
 _ENTIRE: Final = frozenset(
-    {b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"restart", b"job_started"}
+    {
+        *(b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"restart", b"job_started"),
+        b"resumed",
+    }
 )
 _FAILURES_MAX: Final = 100  # of a machine
 REMEMBERED: Final = 64  # of the newest commits, and of those that were seen to be healthy
@@ -68,6 +71,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
+_FROM: Final = "from "
 _LOSSES: Final = ("worker_lost", "node_lost", "hang")
 _ENDS: Final = ("drained", "job_finished", "attempt_formed")
 
@@ -95,10 +99,21 @@ class Failures:
         self.known, self.since_t = known or Posterior(), since_t
         self.beyond, self.scope, self.gone = beyond or Beyond(), scope, list(gone)
 
-    def see(self, event: str, t: float, node: str = "") -> None:
-        """The next line of the ledger; ``node`` is its machine, or the one that was lost."""
+    def see(self, event: str, t: float, node: str = "", source: str = "") -> None:
+        """The next line of the ledger.
+
+        Args:
+            event: its name.
+            t: its time.
+            node: its machine, or the one that was lost.
+            source: of ``resumed``: the places that were read.
+        """
         if not 0 < t < _LATEST_T:
             return
+        if event == "resumed" and self.scope is not None and source.startswith(_FROM):
+            # "from local and shared, 1 file repaired from shared"
+            places = source.removeprefix(_FROM).partition(", ")[0].split(" and ")
+            self.beyond = self.beyond.back_from(places)
         if event in ("resumed", "step"):
             self._ran(t)
             self.since_t, self.scope, self.gone = t, None, []
@@ -264,7 +279,8 @@ class Past:
             self._machine(event)
             if not event.get("joins"):  # another machine of the same attempt
                 lost = event.get("node")
-                self.failures.see(event.event, event.t, str(lost or event.node))
+                source = str(event.get("source") or "")
+                self.failures.see(event.event, event.t, str(lost or event.node), source)
 
     def _machine(self, event: Event) -> None:
         host = str(event.get("node") or event.node)  # read from disk, the field is the head's

@@ -5,7 +5,8 @@ that no faster one survives (a dead process leaves memory, a dead machine leaves
 a dead cluster leaves the object store). So each has an interval of its own, T = √(2C/λ) as in
 :mod:`outlast.plan.tiers`: λ is the rate of those failures, learnt like the job's own; C is what a
 copy costs the job, in seconds of training: by how much it slows steps down, for as long as it
-takes, and its money at what an hour of the machines costs.
+takes, and its money at what an hour of the machines costs. What a tier survives is a belief: where
+the job came back from a slower one more often than that explains, that is what counts.
 
 Guarantees: a tier takes all that the one before it takes until its cost is known. Afterwards its
 interval is a whole number of the one before it (it is fed from there), at least the time of a copy
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -64,18 +65,28 @@ class Beyond(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         num_machine: that took one machine or more.
         num_all: that took several at once, or all.
+        read: tier → failures after which it was read.
         seen_h: hours of running that this rests on.
     """
 
     num_machine: float = 0.0
     num_all: float = 0.0
+    read: dict[str, float] = {}
     seen_h: float = 0.0
 
-    def rate(self, scope: Scope) -> Posterior:
-        """What is known of failures that take more than ``scope``."""
+    def rate(self, scope: Scope, tiers: Sequence[str] = ()) -> Posterior:
+        """What is known of failures that take more than ``scope``.
+
+        Args:
+            scope: that the faster tiers are believed to survive.
+            tiers: the one in question and those behind it: it was needed when they were read.
+        """
         seen = {Scope.PROCESS: self.num_machine, Scope.MACHINE: self.num_all, Scope.ALL: 0.0}
-        hours = 0.0 if scope == Scope.ALL else self.seen_h
-        return Posterior(num_seen=seen[scope], seen_h=hours, prior_exposure_h=PRIOR_H[scope])
+        needed = max((self.read.get(name, 0.0) for name in tiers), default=0.0)
+        hours = 0.0 if scope == Scope.ALL and not needed else self.seen_h
+        return Posterior(
+            num_seen=max(seen[scope], needed), seen_h=hours, prior_exposure_h=PRIOR_H[scope]
+        )
 
     def after(self, hours: float, scope: Scope | None = None) -> Beyond:
         """What is known ``hours`` later, with a failure of ``scope`` (None: none) at their end."""
@@ -83,16 +94,22 @@ class Beyond(msgspec.Struct, frozen=True, kw_only=True):
         return Beyond(
             num_machine=self.num_machine * kept + (scope is not None and scope >= Scope.MACHINE),
             num_all=self.num_all * kept + (scope == Scope.ALL),
+            read={name: number * kept for name, number in self.read.items()},
             seen_h=self.seen_h * kept - AUTO_MEMORY_H * math.expm1(-hours / AUTO_MEMORY_H),
         )
 
     def worse(self, before: Scope, now: Scope) -> Beyond:
         """The newest failure has turned out to be one of ``now``."""
-        return Beyond(
+        return msgspec.structs.replace(
+            self,
             num_machine=self.num_machine + (before < Scope.MACHINE <= now),
             num_all=self.num_all + (before < Scope.ALL <= now),
-            seen_h=self.seen_h,
         )
+
+    def back_from(self, tiers: Iterable[str]) -> Beyond:
+        """The job is back after a failure, from what these held."""
+        more = {name: self.read.get(name, 0.0) + 1 for name in tiers}
+        return msgspec.structs.replace(self, read={**self.read, **more})
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,6 +201,10 @@ class TierCadence:
         """The job has failed, and this much went with it."""
         self._ran(now_s, scope)
 
+    def back_from(self, names: Iterable[str]) -> None:
+        """After a failure the job goes on from what these tiers held."""
+        self._known = self._known.back_from(names)
+
     def begun(self, now_s: float) -> None:
         """It trains again: while it was down it could not fail."""
         self._told_s = now_s
@@ -224,7 +245,9 @@ class TierCadence:
             before: the tier before it takes every so many-th.
             later: the next one that was set does.
         """
-        cost, known = self._costs[stop.name], self._known.rate(survived)
+        names = [one.name for one in self._stops]
+        known = self._known.rate(survived, names[names.index(stop.name) :])
+        cost = self._costs[stop.name]
         wanted_h = intervals_h(
             [TierCosts(checkpoint_h=cost.total_s / HOUR_S, failures_per_h=known.mean_per_h)]
         )

@@ -1,7 +1,9 @@
-"""How far off a plan would have been: predicted against measured, and what the intervals cost.
+"""How far off a plan was: predicted against measured, and what the intervals cost.
 
-Predicted is by the exact model (:mod:`outlast.plan.interval`) from what saves, losses and resumes
-of this job took, at the rate that is believed in before anything is known (one failure in 10 h).
+Predicted is what the plan said that was kept before the job started (``outlast plan --save``, see
+:mod:`outlast.ledger.planned`). Without one it is what a plan could have said: by the exact model
+(:mod:`outlast.plan.interval`) from what saves, losses and resumes of this job took, at the rate
+that is believed in before anything is known (one failure in 10 h).
 The regret is found by replaying the job's own failures: what the best fixed interval would have
 gained over the mean one that it had. Both are for a job of one kind of machine that saves to one
 tier.
@@ -18,6 +20,7 @@ import msgspec
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, in_order
 from outlast.ledger.incidents import Incident
+from outlast.ledger.planned import Prediction, newest
 from outlast.plan.interval import Costs, exact_wall
 from outlast.plan.posterior import Posterior
 
@@ -29,6 +32,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted and measured, side by side.
 
     Attributes:
+        planned: the plan that was kept, or None.
         interruptions_predicted, interruptions: of the time that it ran.
         productive_predicted, productive: share of the time that machines were held.
         interval_s: mean time from checkpoint to checkpoint.
@@ -43,12 +47,21 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float
     best_interval_s: float | None = None
     regret: float | None = None
+    planned: Prediction | None = None
+    ran_h: float = 0.0
 
-    def cost_predicted(self, cost: float | None) -> float | None:
-        """What the same steps would have cost as predicted."""
+    def cost_predicted(self, cost: float | None, price: float | None = None) -> float | None:
+        """What the same steps would have cost as predicted, at the plan's price where it has one.
+
+        Args:
+            cost: what they did cost.
+            price: per machine and hour, that this was reckoned with.
+        """
         if cost is None or not self.productive_predicted:
             return None
-        return cost * self.productive / self.productive_predicted
+        planned = None if self.planned is None else self.planned.price_per_machine_hour
+        scale = planned / price if planned is not None and price else 1.0
+        return scale * cost * self.productive / self.productive_predicted
 
 
 def forecast(
@@ -75,11 +88,18 @@ def forecast(
     trained_s = machines.wall_s * share * (machines.productive + machines.replayed) / held
     interval_s = trained_s / len(blocked_s)
     ran_h = machines.wall_s * share / HOUR_S
-    rate_per_h = Posterior().mean_per_h
+    planned = newest(ordered)
+    if planned is None:
+        rate_per_h = Posterior().mean_per_h
+        predicted = 1 / exact_wall(costs, rate_per_h, interval_s / HOUR_S)
+    else:
+        rate_per_h, predicted = planned.failures_per_h, planned.productive_fraction
     found = Forecast(
         interruptions_predicted=rate_per_h * ran_h,
         interruptions=len(lost),
-        productive_predicted=1 / exact_wall(costs, rate_per_h, interval_s / HOUR_S),
+        productive_predicted=predicted,
+        planned=planned,
+        ran_h=ran_h,
         productive=machines.productive / held,
         interval_s=interval_s,
     )

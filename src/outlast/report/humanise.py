@@ -65,6 +65,14 @@ def clock(t: float) -> str:
         return "--:--:-- UTC"
 
 
+def day(t: float) -> str:
+    """The day of a time since the epoch: ``2026-11-22``; dashes if no calendar has it."""
+    try:
+        return datetime.datetime.fromtimestamp(t, datetime.UTC).strftime("%Y-%m-%d")
+    except (OverflowError, ValueError, OSError):
+        return "----------"
+
+
 def percents(values: list[float]) -> list[float]:
     """Shares in percent with one decimal, which add up to exactly 100.0 as shown.
 

@@ -17,6 +17,7 @@ from outlast.ledger.incidents import Incident
 from outlast.ledger.slow import Slow
 from outlast.report import humanise
 from outlast.report.facts import Facts, facts
+from outlast.report.forecast import Forecast
 
 _PARTS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),
@@ -173,11 +174,17 @@ def forecast_lines(job: Facts) -> list[Text]:
         ),
         _line(
             "failures",
-            f"{found.interruptions_predicted:.1f} predicted at one in 10 h, {found.interruptions} "
-            "measured",
+            f"{found.interruptions_predicted:.1f} predicted {_rate_words(found)}, "
+            f"{found.interruptions} measured",
         ),
     ]
-    predicted = found.cost_predicted(job.cost)
+    if found.planned is None:
+        lines.append(_line("plan", "none was kept: outlast plan --save keeps one for the next run"))
+    else:
+        day = humanise.day(found.planned.planned_t)
+        every = humanise.seconds(found.planned.interval_s)
+        lines.append(_line("plan", f"of {day}, with a save every {every}"))
+    predicted = found.cost_predicted(job.cost, job.price)
     if predicted is not None:
         lines.append(_line("cost", f"{predicted:,.2f} predicted, {job.cost:,.2f} measured"))
     if found.regret is not None and found.best_interval_s is not None:
@@ -188,6 +195,14 @@ def forecast_lines(job: Facts) -> list[Text]:
         )
         lines.append(_line("interval", words))
     return lines
+
+
+def _rate_words(found: Forecast) -> str:
+    """At which rate, and between what."""
+    if found.planned is None:
+        return "at one in 10 h"
+    low, high = found.planned.failures_low_per_h, found.planned.failures_high_per_h
+    return f"({low * found.ran_h:.1f} to {high * found.ran_h:.1f})"
 
 
 def _headline(job: Facts, now: float | None) -> Text:

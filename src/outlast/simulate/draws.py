@@ -2,7 +2,10 @@
 
 A law is asked for some gaps at once; all times are seconds. What a job of many machines sees is the
 superposition of theirs: with a constant hazard a Poisson process at the summed rate, however many
-there are; with any other it is only drawn right from the machines themselves (:func:`fleet`).
+there are; with any other it is only drawn right from the machines themselves (:func:`fleet`). These
+are of any age at the start, as in a fleet that has been up for long: so the mean rate is the law's
+at any moment. Rejected: all new at the start, which for a Weibull shape of 0.5 can be several times
+as many failures in the first month as the rate says.
 """
 
 from __future__ import annotations
@@ -30,6 +33,16 @@ class Law(Protocol):
         """So many times in seconds."""
 
 
+class Aged(Law, Protocol):
+    """A law that is also known for what has been there for any time."""
+
+    def rest(self, chance: np.random.Generator, count: int) -> Times:
+        """How long so many will still last that are found at any moment; seconds.
+
+        A moment is in a lifetime the more likely the longer it is, and anywhere in it alike.
+        """
+
+
 class Exponential:
     """A constant hazard: what is old fails as often as what is new."""
 
@@ -39,6 +52,10 @@ class Exponential:
     def draw(self, chance: np.random.Generator, count: int) -> Times:
         """So many times in seconds."""
         return chance.exponential(self.mean_s, count)
+
+    def rest(self, chance: np.random.Generator, count: int) -> Times:
+        """As long as what is new."""
+        return self.draw(chance, count)
 
 
 class Weibull:
@@ -50,6 +67,11 @@ class Weibull:
     def draw(self, chance: np.random.Generator, count: int) -> Times:
         """So many times in seconds."""
         return self.scale_s * chance.weibull(self.shape, count)
+
+    def rest(self, chance: np.random.Generator, count: int) -> Times:
+        """Of a lifetime x drawn by x·density, a uniform part: (x/scale)^shape ~ Γ(1 + 1/shape)."""
+        whole = chance.standard_gamma(1 + 1 / self.shape, count) ** (1 / self.shape)
+        return np.asarray(self.scale_s * whole * chance.random(count))
 
 
 class Hazard:
@@ -72,6 +94,37 @@ class Hazard:
         rest = wanted - self._summed[within]
         return np.asarray(self._ages_s[within] + rest / self._per_s[within])
 
+    def rest(self, chance: np.random.Generator, count: int) -> Times:
+        """Where the integral of what survives each age, a share of the mean, reaches a uniform."""
+        wanted = chance.random(count) * self.mean_s
+        integral = np.concatenate([[0.0], np.cumsum(self._pieces_s)])
+        within = np.minimum(
+            np.searchsorted(integral, wanted, side="right") - 1, len(self._ages_s) - 1
+        )
+        # Within a piece ∫S = S(start)(1 - e^{-hτ})/h; what is needed is τ.
+        over_s = (wanted - integral[within]) * np.exp(self._summed[within])
+        per_s = self._per_s[within]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            since_s = np.where(
+                per_s > 0, -np.log1p(-np.minimum(over_s * per_s, 1.0)) / per_s, over_s
+            )
+        return np.asarray(self._ages_s[within] + since_s)
+
+    @property
+    def mean_s(self) -> float:
+        """Of a lifetime: the integral of the share that survives each age."""
+        return math.fsum(self._pieces_s)
+
+    @property
+    def _pieces_s(self) -> Times:
+        """That integral from each age to the next."""
+        lasts_s = np.append(np.diff(self._ages_s), math.inf)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            within = np.where(
+                self._per_s > 0, -np.expm1(-self._per_s * lasts_s) / self._per_s, lasts_s
+            )
+        return np.asarray(np.exp(-self._summed) * within)
+
 
 class Recorded:
     """Lifetimes that were recorded, any of them as likely as the other."""
@@ -83,28 +136,42 @@ class Recorded:
         """So many times in seconds."""
         return np.asarray(chance.choice(self._lifetimes_s, count))
 
+    def rest(self, chance: np.random.Generator, count: int) -> Times:
+        """A uniform part of one, the longer it is the more likely."""
+        share = self._lifetimes_s / self._lifetimes_s.sum()
+        return np.asarray(chance.choice(self._lifetimes_s, count, p=share) * chance.random(count))
 
-def bathtub(speed_up: float = 1.0) -> Hazard:
-    """A preemptible machine's; ``speed_up`` divides all ages."""
+
+def bathtub(mean_s: float | None = None) -> Hazard:
+    """A preemptible machine's, as it was recorded or with all ages stretched to another mean."""
+    as_recorded = Hazard(
+        [hour * HOUR_S for hour in BATHTUB_HOURS], [rate / HOUR_S for rate in BATHTUB_PER_HOUR]
+    )
+    if mean_s is None:
+        return as_recorded
+    times = mean_s / as_recorded.mean_s
     return Hazard(
-        [hour * HOUR_S / speed_up for hour in BATHTUB_HOURS],
-        [rate * speed_up / HOUR_S for rate in BATHTUB_PER_HOUR],
+        [hour * HOUR_S * times for hour in BATHTUB_HOURS],
+        [rate / HOUR_S / times for rate in BATHTUB_PER_HOUR],
     )
 
 
 def fleet(
-    law: Law, machines: int, duration_s: float, chance: np.random.Generator
+    law: Aged, machines: int, duration_s: float, chance: np.random.Generator
 ) -> tuple[Times, npt.NDArray[np.int64]]:
-    """Moments at which machines go, each replaced at once by a new one, and which one it was."""
+    """Moments at which machines go, each replaced at once by a new one, and which one it was.
+
+    At the start they are of any age.
+    """
     at_s, who = [], []
-    now_s = np.zeros(machines)
     number = np.arange(machines)
+    now_s = law.rest(chance, machines)
     while len(number):
-        now_s = now_s + law.draw(chance, len(number))
         is_within = now_s < duration_s
         now_s, number = now_s[is_within], number[is_within]
         at_s.append(now_s)
         who.append(number)
+        now_s = now_s + law.draw(chance, len(number))
     moments, numbers = np.concatenate(at_s), np.concatenate(who)
     order = np.argsort(moments, kind="stable")
     return moments[order], numbers[order]

@@ -9,7 +9,10 @@ When to save is asked of a :class:`~outlast.policy.cadence.Cadence`, which tiers
 :class:`~outlast.policy.restart.RestartPolicy`. Around them is a clock that costs nothing.
 
 Failures strike while the job trains, saves and restores. While one is being noticed, others only
-take machines away. Work is measured in seconds of training on all machines.
+take machines away. A notice that is heard while the job does something else is answered as soon as
+it trains; a machine that was drained has left, and its successor comes as after any loss. Copies in
+others' memory are those that were made at the save: who has gone since then has them no more. Work
+is measured in seconds of training on all machines.
 """
 
 from __future__ import annotations
@@ -21,14 +24,15 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final, Literal
 
 from outlast.ledger.goodput import PARTS, Part
-from outlast.policy import drain, regain, replicas, retention
+from outlast.policy import regain, replicas
 from outlast.policy.cadence import Cadence
 from outlast.policy.failures import Failure
 from outlast.policy.restart import RestartPolicy
 from outlast.policy.tier_cadence import Cost, Scope, Stop, TierCadence
 from outlast.simulate.clock import Clock
 from outlast.simulate.failures import Loss
-from outlast.simulate.setup import Level, Outcome, Setup
+from outlast.simulate.saved import Holders, Saved, flushed_to
+from outlast.simulate.setup import Outcome, Setup
 
 Phase = Literal["training", "saving", "flushing", "regrouping", "detecting", "waiting", "restoring"]
 _PARTS: Final[dict[str, Part]] = {
@@ -42,38 +46,16 @@ _PARTS: Final[dict[str, Part]] = {
 _ALMOST: Final = 1e-9  # of a step: what rounding makes of a whole one
 
 
-class Saved:
-    """What is in one level: work → when it is durable there."""
-
-    def __init__(self, level: Level) -> None:
-        self.level = level
-        self.durable_s: dict[float, float] = {}
-
-    def add(self, work_s: float, durable_s: float) -> None:
-        """One more; what retention lets go is gone."""
-        self.durable_s[work_s] = durable_s
-        order = sorted(self.durable_s)
-        steps = dict(enumerate(order, 1))  # the policy knows whole steps
-        for step in retention.removable(steps, (), keep=self.level.keep, invalid=()):
-            del self.durable_s[steps[step]]
-
-    def forget(self, now_s: float, *, all_of_it: bool) -> None:
-        """What was not durable went with its machine, or everything did."""
-        self.durable_s = {
-            work: at for work, at in self.durable_s.items() if at <= now_s and not all_of_it
-        }
-
-
 class Run:
     """One run.
 
     Args:
         setup: the job.
         cadence: when it saves; the runtime's own object.
-        losses: what goes wrong, in order.
+        losses: what goes wrong.
         chance: which notices come, which checkpoints are damaged.
         absent: machines that are not there at the start.
-        comes: when machines come that do not follow a loss, in order.
+        comes: when machines come that do not follow a loss.
     """
 
     def __init__(
@@ -87,7 +69,7 @@ class Run:
         comes: Iterable[tuple[float, tuple[int, ...]]] = (),
     ) -> None:
         self.setup, self.cadence = setup, cadence
-        self._losses, self._chance = iter(losses), chance
+        self._chance = chance
         self._clock = Clock()
         self._here = set(range(setup.machines)) - set(absent)
         self._spares = setup.spares
@@ -100,18 +82,31 @@ class Run:
         self._failures = self._saves = self._saves_due = 0
         self._ended: str | None = None
         self._saved = [Saved(level) for level in setup.levels]
+        self._home: Holders = {}  # who keeps whose copies, as it last began to train
         self._tiers = _tier_cadence(setup)
+        self._has_failed = False
         self._restarts = None if setup.max_restarts is None else RestartPolicy(setup.max_restarts)
         self._attempt_s = 0.0
-        self._going: set[int] = set()  # that were told, and have left before their time
-        order = [replicas.Machine(node=str(number)) for number in range(setup.machines)]
-        self._holders = replicas.holders(order, 1) if setup.mode in ("peer", "elastic") else {}
+        self._gone: set[int] = set()  # since it last trained
+        self._is_held = False  # whether survivors have the state that it stands at
+        self._has_joined = False  # somebody, while it saved
+        self._notices: list[Loss] = []  # that were heard and not answered yet
+        self._left: set[Loss] = set()  # that were answered: who was told has left before its time
+        self._drain_turn = -1  # in which a drain waits for its step's end
+        self._has_copies = setup.mode in ("peer", "elastic") or any(
+            level.survives == "holders" for level in setup.levels
+        )
+        self._order: tuple[frozenset[int], Holders] = (frozenset(), {})
         for at_s, numbers in comes:
             self._clock.after(at_s, functools.partial(self._back, numbers))
+        # Drawn here, and not when they come: the same notices come whatever the policy does.
+        for loss in losses:
+            if loss.how == "notice" and chance.random() < setup.flush_probability:
+                self._clock.after(loss.at_s - setup.notice_s, functools.partial(self._told, loss))
+            self._clock.after(loss.at_s, functools.partial(self._strike, loss))
 
     def run(self) -> Outcome:
         """To the end of the work, of the horizon, or of the job's patience."""
-        self._next_loss()
         self._start(0.0)
         horizon_s = self.setup.horizon_s
         while self._ended is None and self._clock.step(horizon_s):
@@ -168,6 +163,17 @@ class Run:
         """Complete steps; without steps, seconds of work."""
         return int(self._work_s / (self.setup.step_s or 1.0) + _ALMOST)
 
+    @property
+    def _holders(self) -> Holders:
+        """Who of those that are here keeps whose copies."""
+        if not self._has_copies:
+            return {}
+        here = frozenset(self._here)
+        if self._order[0] != here:
+            machines = [replicas.Machine(node=str(number)) for number in here]
+            self._order = (here, replicas.holders(machines, 1))
+        return self._order[1]
+
     # --- training and saving --------------------------------------------------------------------
 
     def _start(self, restore_s: float) -> None:
@@ -181,11 +187,20 @@ class Run:
     def _begin(self) -> None:
         self._account()
         self._attempt_s = self._clock.now_s
+        self._gone.clear()
+        self._is_held, self._has_joined = True, False
+        self._home = self._holders
         self.cadence.begun(self._clock.now_s)
         self._tiers.begun(self._clock.now_s)
+        self._has_failed = False
         self._train()
 
     def _train(self) -> None:
+        if self._drains():
+            return
+        if self._has_joined:
+            self._take_in()
+            return
         setup, now_s, speed = self.setup, self._clock.now_s, self._speed
         due_s = self.cadence.due_s(self._step, now_s, (setup.step_s or 1.0) / speed)
         work_s = max(due_s - now_s, 0.0) * speed
@@ -208,7 +223,7 @@ class Run:
         now_s = self._clock.now_s
         self._saves += 1
         for saved in due:
-            saved.add(self._work_s, now_s + saved.level.lag_s)
+            saved.add(self._work_s, now_s + saved.level.lag_s, self._holders)
         each = [saved.level for saved in due if self._tiers.every(saved.level.name) == 1]
         self.cadence.taken(self._step, now_s, sum(level.cost_s for level in each))
         if not self._tiers.is_fixed:
@@ -224,69 +239,55 @@ class Run:
 
     # --- what goes wrong ------------------------------------------------------------------------
 
-    def _next_loss(self) -> None:
-        loss = next(self._losses, None)
-        if loss is None:
-            return
-        now_s, setup = self._clock.now_s, self.setup
-        if loss.how == "notice" and self._chance.random() < setup.flush_probability:
-            told_s = max(loss.at_s - setup.notice_s - now_s, 0.0)
-            self._clock.after(told_s, lambda: self._told(loss))
-        self._clock.after(loss.at_s - now_s, lambda: self._strike(loss))
-
     def _strike(self, loss: Loss) -> None:
-        self._next_loss()
+        if loss in self._notices:
+            self._notices.remove(loss)
         gone = self._here & set(loss.machines)
-        if loss.machines and not gone:
+        if loss in self._left or (loss.machines and not gone):
             return  # nobody there, or they have left already
         self._account()
-        self._take_away(gone, loss)
+        self._take_away(gone, loss.back_s)
         if self._phase in ("detecting", "waiting"):
-            if self._phase == "detecting":
-                self._forget(gone)
             return
         self._failures += 1
-        if self.setup.mode == "local" and gone and self._here and self._phase == "training":
+        is_local = self.setup.mode == "local" and gone and self._here - self._gone
+        if is_local and self._phase in ("training", "saving", "flushing", "regrouping"):
             self._lose_island(len(gone))
             return
         self.cadence.lost(self._clock.now_s)
+        self._has_failed = True
         self._tiers.lost(self._clock.now_s, Scope(min(len(loss.machines), Scope.ALL)))
         if self._gives_up():
             self._ended = f"gave up after {self._failures} failures"
             return
-        self._forget(gone)
-        goes_on = self.setup.mode == "elastic" and self._survivors_have_it(gone)
-        if goes_on:
-            self._work_s -= self._work_s % self.setup.step_s if self.setup.step_s else 0.0
-        then = self._go_on if goes_on else self._resume
-        self._enter("detecting", self.setup.detect_s, then)
+        if not gone:
+            self._is_held = False  # the whole job
+        self._enter("detecting", self.setup.detect_s, self._recover)
 
-    def _take_away(self, gone: set[int], loss: Loss) -> None:
+    def _take_away(self, gone: set[int], back_s: float) -> None:
         self._here -= gone
+        self._gone |= gone
+        for saved in self._saved:
+            saved.forget(self._clock.now_s, gone)
         for number in sorted(gone):
             if self._spares:
                 self._spares -= 1
                 self._here.add(number)  # another machine in its place
-        if math.isfinite(loss.back_s) and gone:
-            back = tuple(sorted(gone))
-            self._clock.after(loss.back_s, lambda: self._back(back))
+        if math.isfinite(back_s) and gone:
+            self._clock.after(back_s, functools.partial(self._back, tuple(sorted(gone))))
 
-    def _forget(self, gone: set[int]) -> None:
-        """What went with the machines, and what had not arrived anywhere."""
-        now_s = self._clock.now_s
-        for saved in self._saved:
-            kind = saved.level.survives
-            lost = {str(number) for number in gone}
-            is_gone = bool(gone) and kind == "process"
-            if kind == "holders":
-                is_gone = any(set(self._holders.get(node, ())) <= lost for node in lost)
-            saved.forget(now_s, all_of_it=is_gone)
-
-    def _go_on(self) -> None:
+    def _recover(self) -> None:
+        """Survivors go on where they are, if the mode has it so and they can."""
+        if not self._survivors_have_it():
+            self._resume()
+            return
+        if self.setup.step_s:
+            self._work_s = self._step * self.setup.step_s
         self._start(self.setup.rejoin_s)
 
     def _resume(self) -> None:
         """From the furthest that is durable and can be read; from nothing where nothing is."""
+        self._is_held = False
         found = sorted(
             (
                 (work, -number)
@@ -299,9 +300,11 @@ class Run:
             if self._chance.random() >= self.setup.damaged_probability:
                 self._account()
                 self._work_s = work_s
+                if self._has_failed:
+                    self._tiers.back_from([self._saved[-number].level.name])
                 self._start(self._saved[-number].level.restore_s)
                 return
-            del self._saved[-number].durable_s[work_s]
+            self._saved[-number].remove(work_s)
         self._account()
         self._work_s = 0.0
         self._start(self._saved[-1].level.restore_s)
@@ -313,12 +316,16 @@ class Run:
         lasted_s = self._clock.now_s - self._attempt_s
         return not self._restarts.judge([failure], lasted_s=lasted_s).restart
 
-    def _survivors_have_it(self, gone: set[int]) -> bool:
+    def _survivors_have_it(self) -> bool:
         """What the runtime decides from the offers of those that are left."""
+        left = self._here - self._gone
+        if self.setup.mode not in ("elastic", "local") or not self._is_held or not left:
+            return False
+        if self.setup.mode == "local":
+            return True  # each island has all of it
         world, step = self.setup.machines, self._step
-        lost = {str(number) for number in gone}
         held: dict[str, list[int]] = {}
-        for node, keepers in self._holders.items():
+        for node, keepers in self._home.items():
             for keeper in (*keepers, node):
                 held.setdefault(keeper, []).append(int(node))
         offers = [
@@ -333,17 +340,14 @@ class Run:
                     for rank in held.get(str(number), [])
                 ],
             )
-            for number in sorted(self._here)
-            if str(number) not in lost
+            for number in sorted(left)
         ]
         # Machines that went before are not missed any more: their ranks are others' by now.
-        known = {one.rank for offer in offers for one in offer.known}
-        away = set(range(world)) - self._here - gone
-        if offers and away - known:
-            offers[0].known.extend(
-                regain.Known(timeline=1, rank=rank, world_size=world, step=step)
-                for rank in sorted(away - known)
-            )
+        offers[0].known.extend(
+            regain.Known(timeline=1, rank=rank, world_size=world, step=step)
+            for rank in range(world)
+            if str(rank) not in self._home
+        )
         return bool(step) and regain.decide(offers, ()).step is not None
 
     def _lose_island(self, count: int) -> None:
@@ -351,47 +355,61 @@ class Run:
         scope = count / self.setup.machines
         lost_s = min(scope * self.setup.sync_steps * self.setup.step_s / 2, self._work_s)
         self._work_s -= lost_s
-        self._train()
+        self._gone.clear()  # nobody needs what they held
+        if len(self._here) < self.setup.least:
+            self._start(0.0)
+        else:
+            self._train()
 
     # --- notices, and machines that come --------------------------------------------------------
 
     def _told(self, loss: Loss) -> None:
-        """A notice: drain, if the runtime would."""
-        if self._phase != "training" or not self._here & set(loss.machines):
+        if not self._here & set(loss.machines):
             return
-        self._account()
+        self._notices.append(loss)
+        if self._phase == "training" and self._drain_turn != self._turn:
+            self._account()
+            self._drains()
+
+    def _drains(self) -> bool:
+        """Whether there is a notice that the runtime would answer; then it does."""
         setup = self.setup
-        left_s = loss.at_s - self._clock.now_s
         step_s = setup.step_s / self._speed
         rest_s = step_s - (self._work_s % setup.step_s) / self._speed if setup.step_s else 0.0
-        lanes = [
-            drain.Lane(
-                name=saved.level.name,
-                outlasts=True,
-                slow_s=saved.level.cost_s + saved.level.lag_s,
-                fast_s=saved.level.cost_s + saved.level.lag_s,
-            )
-            for saved in self._saved
-            if saved.level.survives == "all"
-        ]
-        plan = drain.plan(left_s, lanes, step_slow_s=rest_s, step_fast_s=rest_s)
-        if plan.choice == "keep" or not plan.tiers:
-            return
-        target = next(saved for saved in self._saved if saved.level.name == plan.tiers[0])
-        flush_s = target.level.cost_s + target.level.lag_s
-        self._enter("training", rest_s, lambda: self._flush(target, flush_s, loss))
+        if any(self._work_s in saved.durable_s for saved in self._saved):
+            rest_s = 0.0  # it has just saved, and goes with that
+        for loss in sorted(self._notices):
+            left_s = loss.at_s - self._clock.now_s
+            name = flushed_to(setup.levels, left_s, rest_s)
+            if name is not None:
+                target = next(saved for saved in self._saved if saved.level.name == name)
+                self._enter("training", rest_s, functools.partial(self._flush, target))
+                self._drain_turn = self._turn
+                return True
+            self._notices.remove(loss)  # there will not be more time than there is now
+        return False
 
-    def _flush(self, target: Saved, flush_s: float, loss: Loss) -> None:
-        self._enter("flushing", flush_s, lambda: self._leave(target, loss))
-
-    def _leave(self, target: Saved, loss: Loss) -> None:
+    def _flush(self, target: Saved) -> None:
         self._account()
-        self._failures += 1
-        target.add(self._work_s, self._clock.now_s)
-        gone = self._here & set(loss.machines)
-        later_s = max(loss.at_s - self._clock.now_s, 0.0)
-        self._take_away(gone, loss._replace(back_s=loss.back_s + later_s))
-        self._resume()
+        self._enter("flushing", self._flush_s(target), lambda: self._leave(target))
+
+    def _flush_s(self, target: Saved) -> float:
+        durable_s = target.durable_s.get(self._work_s)
+        if durable_s is not None:  # it has just been saved
+            return max(durable_s - self._clock.now_s, 0.0)
+        return target.level.cost_s + target.level.lag_s
+
+    def _leave(self, target: Saved) -> None:
+        """Everybody who was told by now."""
+        self._account()
+        target.add(self._work_s, self._clock.now_s, self._holders)
+        for loss in self._notices:
+            gone = self._here & set(loss.machines)
+            self._failures += bool(gone)
+            self._take_away(gone, loss.back_s)
+        self._left.update(self._notices)
+        self._notices.clear()
+        self._recover()
 
     def _back(self, numbers: tuple[int, ...]) -> None:
         new = set(numbers) - self._here
@@ -402,21 +420,23 @@ class Run:
             return
         self._here |= new
         if self._phase == "waiting":
-            self._resume()
+            self._recover()
         elif self._phase == "training":
             self._take_in()
+        elif self._phase == "saving":
+            self._has_joined = True
 
     def _take_in(self) -> None:
         """Somebody comes while it trains: a planned stop, in which nothing is lost."""
         if self.setup.mode == "restart":
-            level = self._saved[0].level
-            self._enter("flushing", level.cost_s + level.lag_s, self._has_drained)
+            self._account()
+            self._enter("flushing", self._flush_s(self._saved[0]), self._has_drained)
         else:
             self._enter("regrouping", self.setup.rejoin_s, self._begin)
 
     def _has_drained(self) -> None:
         self._account()
-        self._saved[0].add(self._work_s, self._clock.now_s)
+        self._saved[0].add(self._work_s, self._clock.now_s, self._holders)
         self._start(self._saved[0].level.restore_s)
 
 

@@ -9,8 +9,8 @@ here and keeps its interval between two of them, where the runtime's may also ch
 
 What is assumed: failures come while a job trains, saves or restores, and none while it is being
 noticed (``detect_s``) that it is down; a checkpoint is worth something once it is durable,
-``lag_s`` after it was taken; with probability ``flush_probability`` a failure was announced in
-time, all work is flushed, and that takes ``flush_s``.
+``lag_s`` after it was taken. No failure is announced: what a notice is worth depends on what the
+job does as it is heard, and that is decided in :mod:`outlast.simulate.job` alone.
 """
 
 from __future__ import annotations
@@ -45,8 +45,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         restore_s: from the new start to the first step; a failure in it begins it anew.
         detect_s: from the failure to the new start.
         lag_s: from the end of a checkpoint until it is durable.
-        flush_probability: share of failures that are announced and end in a flush.
-        flush_s: what that takes.
         work_s: useful time to be done.
         horizon_s: wall time after which it is looked at.
     """
@@ -55,8 +53,6 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     restore_s: float = 0.0
     detect_s: float = 0.0
     lag_s: float = 0.0
-    flush_probability: float = 0.0
-    flush_s: float = 0.0
     work_s: float = math.inf
     horizon_s: float = math.inf
 
@@ -66,7 +62,7 @@ class Ledger(msgspec.Struct, kw_only=True):
 
     Attributes:
         useful: training that was not lost.
-        stalled: checkpoints and flushes that were not lost.
+        stalled: checkpoints that were not lost.
         replayed: training, and checkpoints in the making, that failures undid.
         detecting, restarting: the way back.
         failures: how many there were (a number, not seconds).
@@ -105,18 +101,24 @@ class Failures(Protocol):
 class Renewed:
     """Each time a job starts, the law begins anew; with a constant hazard that is no assumption.
 
+    Each turn has a generator of its own, that fills an array from its first number on: so the gaps
+    of a job follow from the seed and its place alone, however many others stand beside it.
+
     Args:
         law: of the gaps.
-        chance: that they are drawn from.
+        seed: of all of them.
         copies: how many times over the same jobs stand there, with the same gaps.
     """
 
-    def __init__(self, law: Law, chance: np.random.Generator, copies: int = 1) -> None:
-        self._law, self._chance, self._copies = law, chance, copies
+    def __init__(self, law: Law, seed: int, copies: int = 1) -> None:
+        self._law, self._seed, self._copies = law, seed, copies
+        self._turn = 0
 
     def gap(self, now_s: Times) -> Times:
         """Drawn."""
-        return np.tile(self._law.draw(self._chance, len(now_s) // self._copies), self._copies)
+        chance = np.random.default_rng((self._seed, self._turn))
+        self._turn += 1
+        return np.tile(self._law.draw(chance, len(now_s) // self._copies), self._copies)
 
 
 class Replayed:
@@ -203,13 +205,7 @@ class Automatic:
         self._seen_h = self._seen_h * kept + AUTO_MEMORY_H * (1 - kept)
 
 
-def simulate(
-    case: Case,
-    failures: Failures,
-    intervals: Intervals,
-    count: int,
-    chance: np.random.Generator | None = None,
-) -> Ledger:
+def simulate(case: Case, failures: Failures, intervals: Intervals, count: int) -> Ledger:
     """Go through all of it.
 
     Args:
@@ -217,25 +213,23 @@ def simulate(
         failures: when they come.
         intervals: how often it saves.
         count: of replications.
-        chance: which failures are announced; needed where some are.
     """
     assert math.isinf(case.work_s) != math.isinf(case.horizon_s)  # noqa: S101 - one of them ends it
-    jobs = _Jobs(case, intervals, count, chance or np.random.default_rng(0))
+    jobs = _Jobs(case, intervals, count)
     for _ in range(FAILURES_MAX):
         jobs.until_failure(failures.gap(jobs.now_s))
         if not jobs.alive.any():
             break
         jobs.come_back()
+    assert not jobs.alive.any()  # noqa: S101 - whoever asks has counted the failures before
     return jobs.ledger
 
 
 class _Jobs:
     """All replications, each at its own moment."""
 
-    def __init__(
-        self, case: Case, intervals: Intervals, count: int, chance: np.random.Generator
-    ) -> None:
-        self._case, self._intervals, self._chance = case, intervals, chance
+    def __init__(self, case: Case, intervals: Intervals, count: int) -> None:
+        self._case, self._intervals = case, intervals
         self.ledger = Ledger(**{name: np.zeros(count) for name in Ledger.__struct_fields__})
         self.now_s = np.zeros(count)
         self.alive = np.ones(count, dtype=bool)
@@ -264,27 +258,25 @@ class _Jobs:
         is_over = alive & ~is_done & (gap_s > to_end_s)
         failed = alive & ~is_done & ~is_over
         run_s = np.where(is_done, needed_s, room_s - restoring)
-        is_told = failed & has_begun & (self._chance.random(len(run_s)) < case.flush_probability)
         useful = np.where(
             is_done,
             np.where(is_done, left_s, 0.0),
             np.where(
                 # At the horizon nothing is lost: what is not saved or not durable yet counts.
-                is_over | is_told,
+                is_over,
                 _trained(run_s, interval, case.cost_s),
                 _saved(run_s - case.lag_s, interval, case.cost_s) * interval,
             ),
         )
         saves = _saved(run_s - case.lag_s, interval, case.cost_s)
         stalled = np.where(is_done | is_over, run_s - useful, saves * case.cost_s)
-        flush_s = np.where(is_told, np.minimum(case.flush_s, to_end_s - room_s), 0.0)
         ledger.useful += useful
-        ledger.stalled += stalled + flush_s
+        ledger.stalled += stalled
         ledger.replayed += run_s - useful - stalled
         ledger.restarting += restoring
         ledger.failures += failed
         self._intervals.failed(restoring + run_s, failed.astype(float))
-        self.now_s += restoring + run_s + flush_s
+        self.now_s += restoring + run_s
         self.alive = failed
 
 

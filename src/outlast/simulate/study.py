@@ -2,8 +2,9 @@
 
 Replication r of every policy sees the failures that seed and r determine, so that the difference
 between two policies is measured with far less noise than either of them. What needs the runtime's
-objects checkpoint by checkpoint (fleets, tiers, steps, modes) runs in :mod:`outlast.simulate.job`,
-one replication after the other; the rest side by side in :mod:`outlast.simulate.many`.
+objects checkpoint by checkpoint (fleets, tiers, steps, modes, notices) runs in
+:mod:`outlast.simulate.job`, one replication after the other; the rest side by side in
+:mod:`outlast.simulate.many`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,18 @@ import numpy as np
 from outlast.errors import ConfigError
 from outlast.ledger.goodput import PARTS
 from outlast.plan.interval import Costs, daly_h, exact_best_h, young_h
-from outlast.policy.cadence import Auto, Cadence, EverySeconds, EverySteps
+from outlast.policy.cadence import (
+    AUTO_MAX_S,
+    AUTO_MIN_S,
+    Auto,
+    Cadence,
+    EverySeconds,
+    EverySteps,
+)
 from outlast.simulate import draws, many
 from outlast.simulate.failures import Loss, in_slots
 from outlast.simulate.job import Run
+from outlast.simulate.saved import flushed_to
 from outlast.simulate.setup import Setup
 from outlast.simulate.traces import Trace
 from outlast.values import Every, parse_every
@@ -33,6 +42,11 @@ SEARCH_POINTS: Final = 25
 SEARCH_REPLICATIONS: Final = 20
 SEARCH_RUNS: Final = 5  # one by one
 NEVER_S: Final = 1e18
+# How long things take on one core, roughly: what is asked for is weighed before it is begun.
+TURN_S: Final = 1e-4  # one failure of all replications, side by side
+GAP_S: Final = 2e-7  # and of each of them
+EVENT_S: Final = 4e-5  # one save or failure, one by one
+MACHINE_S: Final = 4e-6  # one machine that is counted, one by one
 FORMULAS: Final = {"young": young_h, "daly": daly_h, "exact": exact_best_h}
 POLICIES: Final = (
     'auto, an interval such as "30 min" or "200 steps", young, daly, exact, young20, best'
@@ -76,11 +90,29 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return len(trace.losses) * HOUR_S / trace.length_s
 
     @property
+    def heeded_share(self) -> float:
+        """Of the losses, those that come with a notice in which a save fits."""
+        setup = self.setup
+        if not self.notice_share or not flushed_to(setup.levels, setup.notice_s, setup.step_s):
+            return 0.0
+        return self.notice_share * setup.flush_probability
+
+    @property
+    def costs(self) -> Costs:
+        """What the formulas need to know: a save's mean cost, and which losses lose no work."""
+        first, *slower = self.setup.levels
+        # A tier that decides for itself is no part of what the first one costs.
+        cost_s = first.cost_s / (first.every or 1)
+        cost_s += math.fsum(level.cost_s / level.every for level in slower if level.every)
+        return Costs(checkpoint_h=cost_s / HOUR_S, flush_probability=self.heeded_share)
+
+    @property
     def is_simple(self) -> bool:
         """Whether nothing but failures of the whole job matter, so that it can go side by side."""
         setup = self.setup
         is_bare = len(setup.levels) == 1 and not setup.step_s and not setup.damaged_probability
         is_whole = setup.mode == "rigid" and not self.replace_s and setup.max_restarts is None
+        is_whole = is_whole and not self.notice_share
         if self.trace is not None:
             return is_bare and is_whole and self.trace.kind == "failures"
         return is_bare and is_whole and self.law == "constant"
@@ -150,11 +182,12 @@ def chosen(
 ) -> tuple[Every, float | None]:
     """What a policy comes to: a cadence, and its interval if that is fixed from the start."""
     name = policy.strip().lower()
-    cost_s = sum(level.cost_s for level in scenario.setup.levels[:1])
+    costs, horizon_s = scenario.costs, scenario.setup.horizon_s
+    cost_s = costs.checkpoint_h * HOUR_S
     interval_s: float | None = None
     if name in FORMULAS:
-        per_h = scenario.known_per_h
-        interval_s = HOUR_S * FORMULAS[name](Costs(checkpoint_h=cost_s / HOUR_S), per_h)
+        # Where nothing loses work there is nothing to save for, before the end.
+        interval_s = min(HOUR_S * FORMULAS[name](costs, scenario.known_per_h), horizon_s)
     elif name == f"young{FIRST_FAILURES}":
         losses = scenario.trace.losses if scenario.trace else []
         if len(losses) < FIRST_FAILURES or not losses[FIRST_FAILURES - 1]:
@@ -182,10 +215,10 @@ def best_fixed(scenario: Scenario, replications: int) -> float:
     """The fixed interval that does best on these failures, found in hindsight; seconds.
 
     Of ``SEARCH_POINTS`` from a tenth to ten times the exact model's, then again between the
-    neighbours of the best: the optimum is flat, so what is left is a matter of noise.
+    neighbours of the best: the optimum is flat, so what is left is a matter of noise. The failures
+    are those of the first replications.
     """
-    cost_s = max(scenario.setup.levels[0].cost_s, 1e-3)
-    middle_s = HOUR_S * exact_best_h(Costs(checkpoint_h=cost_s / HOUR_S), scenario.known_per_h)
+    middle_s = _about(scenario)
     low_s, high_s, best_s = middle_s / 10, middle_s * 10, middle_s
     for _ in range(2):
         tried = np.exp(np.linspace(math.log(low_s), math.log(high_s), SEARCH_POINTS))
@@ -194,6 +227,44 @@ def best_fixed(scenario: Scenario, replications: int) -> float:
         low_s = float(tried[max(index - 1, 0)])
         high_s = float(tried[min(index + 1, SEARCH_POINTS - 1)])
     return best_s
+
+
+def _about(scenario: Scenario) -> float:
+    """The exact model's interval, kept within what the job lasts; seconds."""
+    costs = msgspec.structs.replace(
+        scenario.costs, checkpoint_h=max(scenario.costs.checkpoint_h, 1e-3 / HOUR_S)
+    )
+    best_s = HOUR_S * exact_best_h(costs, scenario.known_per_h)
+    return min(best_s, scenario.setup.horizon_s / 10)
+
+
+def effort_s(scenario: Scenario, policies: list[str], replications: int) -> float:
+    """About how long :func:`compare` takes, seconds of one core.
+
+    Raises:
+        ConfigError: a policy that nobody knows, or that this scenario cannot have.
+    """
+    setup = scenario.setup
+    failures = scenario.known_per_h * setup.horizon_s / HOUR_S
+    total_s = 0.0
+    for policy in policies:
+        is_search = policy.strip().lower() == "best"
+        every, interval_s = (None, None) if is_search else chosen(scenario, policy)
+        if scenario.is_simple and not (every and every.steps):
+            searched = 2 * is_search * SEARCH_POINTS * min(replications, SEARCH_REPLICATIONS)
+            total_s += (1 + 2 * is_search) * failures * TURN_S
+            total_s += failures * (replications + searched) * GAP_S
+            continue
+        if interval_s is None:
+            interval_s = min(max(_about(scenario), AUTO_MIN_S), AUTO_MAX_S)
+        if every and every.steps:
+            interval_s = every.steps * setup.step_s
+        saves = setup.horizon_s / (interval_s + scenario.costs.checkpoint_h * HOUR_S)
+        machines = setup.machines * (1 + failures * (setup.mode in ("peer", "elastic")))
+        one_s = (saves + 2 * failures) * EVENT_S + machines * MACHINE_S
+        searched = 2 * is_search * SEARCH_POINTS * min(replications, SEARCH_RUNS)
+        total_s += one_s * (replications + searched)
+    return total_s
 
 
 def _useful(scenario: Scenario, intervals_s: draws.Times, replications: int) -> draws.Times:
@@ -216,18 +287,16 @@ def _ledger(
 ) -> many.Ledger:
     """All replications, ``copies`` times after one another with the same failures."""
     setup, level = scenario.setup, scenario.setup.levels[0]
-    chance = np.random.default_rng(scenario.seed)
     case = many.Case(
         cost_s=level.cost_s,
         restore_s=level.restore_s,
         detect_s=setup.detect_s,
         lag_s=level.lag_s,
-        flush_probability=scenario.notice_share * setup.flush_probability,
-        flush_s=level.cost_s + level.lag_s,
         horizon_s=setup.horizon_s,
     )
     failures: many.Failures
     if scenario.trace is not None:
+        chance = np.random.default_rng(scenario.seed)
         offsets_s = chance.random(replications) * scenario.trace.length_s
         offsets_s[0] = 0.0  # the recording as it was
         offsets_s = np.tile(offsets_s, copies)
@@ -235,9 +304,8 @@ def _ledger(
     else:
         per_h = scenario.failures_per_h
         law = draws.Exponential(HOUR_S / per_h if per_h else NEVER_S)
-        failures = many.Renewed(law, chance, copies)
-    told = np.random.default_rng((scenario.seed, 1))
-    return many.simulate(case, failures, intervals, replications * copies, told)
+        failures = many.Renewed(law, scenario.seed, copies)
+    return many.simulate(case, failures, intervals, replications * copies)
 
 
 def _side_by_side(
@@ -342,7 +410,7 @@ def _constant(scenario: Scenario, chance: np.random.Generator, number: int) -> M
 
 
 def _aged(
-    law: Callable[[Scenario], draws.Law],
+    law: Callable[[Scenario], draws.Aged],
 ) -> Callable[[Scenario, np.random.Generator, int], Moments]:
     def moments(scenario: Scenario, chance: np.random.Generator, number: int) -> Moments:
         setup = scenario.setup
@@ -352,9 +420,8 @@ def _aged(
     return moments
 
 
-def _weibull(scenario: Scenario) -> draws.Law:
-    mean_s = scenario.setup.machines * HOUR_S / scenario.failures_per_h
-    return draws.Weibull(mean_s, scenario.shape)
+def _lifetime_s(scenario: Scenario) -> float:
+    return scenario.setup.machines * HOUR_S / scenario.failures_per_h
 
 
 def _of_zones(scenario: Scenario, chance: np.random.Generator, number: int) -> Moments:
@@ -381,8 +448,8 @@ def _recorded(scenario: Scenario, chance: np.random.Generator, number: int) -> M
 
 _DRAWN: Final = {
     "constant": _constant,
-    "weibull": _aged(_weibull),
-    "bathtub": _aged(lambda _: draws.bathtub()),
+    "weibull": _aged(lambda scenario: draws.Weibull(_lifetime_s(scenario), scenario.shape)),
+    "bathtub": _aged(lambda scenario: draws.bathtub(_lifetime_s(scenario))),
     "zones": _of_zones,
     "trace": _recorded,
 }

@@ -6,13 +6,15 @@ format       what a line or an object holds                         told by
 bamboo       ``time_ms,add|remove,node``, no header                 the second column
 lanl         ``t_hours,node,downtime_min``                          the header
 lifetimes    a column ``lifetime_s``, one machine a line            the header
-skypilot     JSON: ``gap_seconds``, ``data`` of 1 (there) and 0     a ``{`` first
+skypilot     JSON: ``gap_seconds``, ``data``: how many are there    a ``{`` first
 scr          rows of a regression of LLNL's SCR model               :func:`read_scr` alone
 ===========  =====================================================  ==========================
 
 Every reader refuses what it cannot take in one line that names the file and the row: times that go
 back, values that are missing (a gap is no failure, and no quiet time either), a node that leaves
-without having come. SkyPilot's files may hold the two under ``metadata`` and at the top.
+without having come. SkyPilot's files may hold the two under ``metadata`` and at the top. What
+spreadsheets and data frames add is read over: a byte-order mark, quotes, blanks, lines at the end,
+names of columns before a fleet's rows.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ from outlast.errors import ConfigError
 
 Kind = Literal["fleet", "failures", "lifetimes"]
 SECONDS_A_HOUR: Final = 3600.0
+MACHINES_MAX: Final = 100_000
+LONGEST_S: Final = 1e10  # three centuries
+_CHANGES: Final = ("add", "remove")
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,22 +79,24 @@ def read(path: Path) -> Trace:
         ConfigError: it cannot be read, is of no known format, or does not make sense.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8-sig").rstrip()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}; give a trace's file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a text file; give a trace in CSV or JSON") from None
     if text.lstrip().startswith("{"):
         return _skypilot(path.name, text)
-    first = text.split("\n", 1)[0].strip().split(",")
-    rows = _rows(path.name, text)
-    if len(first) == 3 and first[1] in ("add", "remove"):
+    rows = list(_rows(path.name, text))
+    first, second = ([row for _, row in rows[:2]] + [[], []])[:2]
+    if len(second) == 3 and second[1] in _CHANGES and not first[0][:1].isdigit():
+        rows, first = rows[1:], second  # names of columns
+    if len(first) == 3 and first[1] in _CHANGES:
         return _bamboo(path.name, rows)
     if first[:3] == ["t_hours", "node", "downtime_min"]:
         return _lanl(path.name, rows)
     if "lifetime_s" in first:
         return _lifetimes(path.name, rows, first.index("lifetime_s"))
-    begin = text[:40].splitlines()[0] if text.strip() else "an empty file"
+    begin = text[:40].splitlines()[0] if text else "an empty file"
     raise ConfigError(
         f"{path.name}: {begin!r} begins no trace; known are time_ms,add|remove,node; "
         "t_hours,node,downtime_min; a column lifetime_s; and SkyPilot's JSON with gap_seconds"
@@ -109,8 +116,9 @@ def read_scr(path: Path) -> list[dict[str, float]]:
 def _rows(name: str, text: str) -> Iterator[tuple[int, list[str]]]:
     """Each line's number and its fields."""
     lines = text.splitlines()
-    for number, row in enumerate(csv.reader(lines), 1):
-        if not row:
+    for number, raw in enumerate(csv.reader(lines, skipinitialspace=True), 1):
+        row = [field.strip() for field in raw]
+        if not any(row):
             _refuse(name, number, "is empty; a gap in a trace is neither a failure nor quiet time")
         yield number, row
 
@@ -120,7 +128,7 @@ def _bamboo(name: str, rows: Iterable[tuple[int, list[str]]]) -> Trace:
     here: set[str] = set()
     most, before_s = 1, 0.0
     for number, row in rows:
-        if len(row) != 3 or row[1] not in ("add", "remove"):
+        if len(row) != 3 or row[1] not in _CHANGES:
             _refuse(name, number, f"is {','.join(row)!r}, and not time_ms,add|remove,node")
         at_s = _number(name, number, row[0]) / 1000
         before_s = _in_order(name, number, before_s, at_s)
@@ -169,7 +177,7 @@ def _lifetimes(name: str, rows: Iterable[tuple[int, list[str]]], column: int) ->
         if len(row) <= column:
             _refuse(name, number, "has no lifetime_s")
         lifetime_s = _number(name, number, row[column])
-        if lifetime_s <= 0:
+        if not 0 < lifetime_s <= LONGEST_S:
             _refuse(name, number, f"has a lifetime of {lifetime_s:g} s")
         lifetimes_s.append(lifetime_s)
     if not lifetimes_s:
@@ -195,19 +203,21 @@ def _skypilot(name: str, text: str) -> Trace:
     data = raw.get("data")
     if not isinstance(data, list) or not data:
         raise ConfigError(f"{name}: data is no list of 1 (available) and 0")
-    changes, before = [], 0
+    changes, before, most = [], 0, 1
     for number, value in enumerate(data):
-        if value not in (0, 1):
+        if not isinstance(value, int | float) or value not in range(MACHINES_MAX + 1):
             raise ConfigError(
                 f"{name}: value {number + 1} of data, {number * gap_s:g} s after the start, is "
-                f"{value!r} and neither 1 nor 0: the trace has a gap; cut it there"
+                f"{value!r} and no number of machines (1 is available, 0 is not): if that is a "
+                "gap, cut the trace there"
             )
-        if value > before:
-            changes.append(Change(at_s=number * gap_s, came=("spot",)))
-        elif value < before:
-            changes.append(Change(at_s=number * gap_s, went=("spot",)))
-        before = int(value)
-    return _whole(name, "fleet", changes, len(data) * gap_s, 1)
+        now = int(value)
+        came = tuple(f"spot {one}" for one in range(before, now))
+        went = tuple(f"spot {one}" for one in range(now, before))
+        if came or went:
+            changes.append(Change(at_s=number * gap_s, came=came, went=went))
+        before, most = now, max(most, now)
+    return _whole(name, "fleet", changes, len(data) * gap_s, most)
 
 
 def _whole(name: str, kind: Kind, changes: list[Change], length_s: float, machines: int) -> Trace:
@@ -217,6 +227,8 @@ def _whole(name: str, kind: Kind, changes: list[Change], length_s: float, machin
 
 
 def _in_order(name: str, number: int, before_s: float, at_s: float) -> float:
+    if at_s > LONGEST_S:
+        _refuse(name, number, f"is at {at_s:g} s, which is no time of a recording")
     if at_s < before_s:
         _refuse(name, number, f"is at {at_s:g} s, before {before_s:g} s of the row above: sort it")
     return at_s

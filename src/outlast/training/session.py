@@ -75,6 +75,7 @@ class Session:
         self._keeping: Keeping | None = None  # where this process may go on into another attempt
         self._end_random: dict[str, Any] | None = None  # as the loop left them, for the last save
         self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
+        self._told_of_loops = False
         self._thread = threading.get_ident()
         self._hook: Any = None
         self._heard: Notice | None = None  # here, not from another rank
@@ -275,10 +276,11 @@ class Session:
         loop, saved_loop = self._position.loop, self._position.saved_loop
         if loop >= saved_loop:
             return False
-        if self._rig.link.rank == 0:
+        if self._rig.link.rank == 0 and not self._told_of_loops:  # there may be a hundred
+            self._told_of_loops = True
             say(
-                f"loop {loop} had ended at step {self.step}, in loop {saved_loop}: "
-                "it is not run again"
+                f"going on in loop {saved_loop}, at step {self.step}: "
+                "the loops before it had ended and are not run again"
             )
         return True
 

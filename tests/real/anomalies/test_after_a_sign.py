@@ -6,6 +6,8 @@ import shutil
 import pytest
 from anomalies_floor import KEPT, ROLLBACK, SCRIPT, STEPS, of_attempt, reference, run
 
+from thorough import some
+
 POISON = ("--poison", "32:nan")
 
 
@@ -109,7 +111,7 @@ def test_without_our_agent_the_same_command_again_goes_on(floor, tmp_path):
         assert job.final(rank)["hash"] == clean.final(rank)["hash"]
 
 
-@pytest.mark.parametrize("loader", ["list", "stock", "stateful", "stream"])
+@pytest.mark.parametrize("loader", some(["list", "stock", "stateful", "stream"], 2))
 def test_other_loaders(floor, tmp_path, loader):
     options = (*POISON, "--loader", loader)
     job, _ = run(floor, tmp_path, 1, *options, env=KEPT)

@@ -3,14 +3,15 @@
 OUTLAST_TEST_ALL=1 has it run for 30 minutes.
 """
 
-import os
 from pathlib import Path
 
 import pytest
 from floor import LIMIT_S, Job
 
+from thorough import ALL
+
 SCRIPT = Path(__file__).with_name("varying.py")
-SECONDS = 1800 if os.environ.get("OUTLAST_TEST_ALL") else 20
+SECONDS = 1800 if ALL else 10
 
 
 @pytest.mark.timeout(SECONDS + 2 * LIMIT_S)

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 from floor import Job
 
+from thorough import some
+
 SCRIPT = Path(__file__).parents[1] / "hangs" / "hanging.py"
 STEPS, AT = 60, 40
 
 
-@pytest.mark.parametrize(("kind", "culprit"), [("lock", 1), ("hold", 0), ("stop", 1)])
+@pytest.mark.parametrize(("kind", "culprit"), some([("lock", 1), ("hold", 0), ("stop", 1)], 2))
 def test_named_with_its_machine(machines, tmp_path, kind, culprit):
     hosts = machines(2)
     job = Job(tmp_path / "job", 2)

@@ -14,12 +14,11 @@ from elastic_job import ElasticJob
 from floor import SCRIPTS
 
 from outlast.drill.network_faults import KillMachine
+from thorough import ALL
 
 pytest.importorskip("outlast.launch.membership.node")
 
-CHANGES = int(os.environ.get("OUTLAST_TEST_CHANGES") or 0) or (
-    100 if os.environ.get("OUTLAST_TEST_ALL") else 4
-)
+CHANGES = int(os.environ.get("OUTLAST_TEST_CHANGES") or 0) or (100 if ALL else 4)
 KINDS = ["convolutions", "transformer"] if CHANGES > 4 else ["convolutions"]
 DRAINED = 75
 

@@ -4,7 +4,6 @@ all.
 ``docs/notices.md`` has the same rows for people; the last test holds the two together.
 """
 
-import os
 import queue
 import random
 import re
@@ -31,13 +30,14 @@ from outlast.notice.azure import AzureWatcher
 from outlast.notice.gcp import MaintenanceWatcher, PreemptedWatcher
 from outlast.notice.platform import choose
 from outlast.notice.watch import WatchThread
+from thorough import ALL
 
 WITHIN_S = 60.0
 PATIENT_S = 2.0
 IMPATIENT_S = 0.3
 
 # By default as many as take ten seconds.
-POLLS = 10_000 if os.environ.get("OUTLAST_TEST_ALL") else 2_000
+POLLS = 10_000 if ALL else 1_000
 
 
 class Cloud:

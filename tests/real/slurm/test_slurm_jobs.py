@@ -1,6 +1,5 @@
 """Jobs of a real Slurm that it ends in its several ways finish as if nothing had happened."""
 
-import os
 import shlex
 import shutil
 import sys
@@ -8,6 +7,8 @@ import sys
 import pytest
 from floor import TRAIN, Job, until
 from slurm_floor import SCRIPT
+
+from thorough import ALL
 
 STEPS = 600
 PLAIN = (STEPS, "--light", "--every", "25 steps")
@@ -54,7 +55,7 @@ def test_requeued_by_an_operator(slurm, floor, tmp_path):
     assert_undisturbed(job, undisturbed(floor, tmp_path, job.num_ranks))
 
 
-@pytest.mark.skipif(not os.environ.get("OUTLAST_TEST_ALL"), reason="takes a minute and a half")
+@pytest.mark.skipif(not ALL, reason="takes a minute and a half")
 def test_a_time_limit_of_which_nobody_warns(slurm, floor, tmp_path):
     """Slurm ends it, with SIGTERM, within 30 s of the limit."""
     job, out = Job(tmp_path / "job"), tmp_path / "out"

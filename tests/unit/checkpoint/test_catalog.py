@@ -12,6 +12,7 @@ from unit_fakes import WatchedStorage
 from outlast.checkpoint.catalog import expendable, find_steps, prune, remove_step
 from outlast.checkpoint.manifest import Manifest, encode, step_name
 from outlast.storage import Directory
+from thorough import examples
 
 
 def add(storage, step, *, manifest=True, kind="full"):
@@ -204,5 +205,5 @@ class Pruning(RuleBasedStateMachine):
         assert again == []
 
 
-Pruning.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Pruning.TestCase.settings = settings(examples(60), stateful_step_count=25)
 TestPruning = Pruning.TestCase

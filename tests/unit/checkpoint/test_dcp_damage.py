@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from dcp_state import SHARD, STEP, blank, blocks_module, flip, loaded_state, refused, saved_state
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from unit_fakes import num_descriptors, same, same_tensor
@@ -28,6 +28,7 @@ from outlast.checkpoint.shard import DTYPES
 from outlast.checkpoint.source import Source, Want, bounds
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
+from thorough import examples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*single process.*")  # DCP says so each time
 
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*single process.*")  # DCP says
 # --- boxes of chunks -----------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_any_box_of_any_tensor_cut_in_any_way(tmp_path_factory, data):
     """What DCP may ask for, with blocks and slices so small that every edge is met."""

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from unit_checkpoints import grid, region
 from unit_fakes import bits
 
@@ -20,6 +20,7 @@ from outlast.checkpoint.places import Place
 from outlast.checkpoint.read import by_file, job_for, read
 from outlast.checkpoint.reshard import cut
 from outlast.checkpoint.shard import NAMES
+from thorough import examples
 
 STEP = "step-000000000001"
 
@@ -77,7 +78,7 @@ def layouts(draw):
     return shape, draw(cuts(shape)), draw(cuts(shape))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     layout=layouts(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.bool]),

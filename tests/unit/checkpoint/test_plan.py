@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, shard_file
@@ -22,6 +22,7 @@ from outlast.checkpoint.plan import (
 )
 from outlast.checkpoint.shard import NAMES
 from outlast.errors import ConfigError
+from thorough import examples
 
 DTYPES = ("F32", "BF16", "I64", "U8")
 
@@ -66,7 +67,7 @@ def plans(ranks, own):
     return [make(held(pieces), rank, shares[rank], {}) for rank, pieces in enumerate(ranks)]
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(worlds())
 def test_every_piece_is_written_once_or_is_its_ranks_own(world):
     ranks, own = world
@@ -100,7 +101,7 @@ def test_every_piece_is_written_once_or_is_its_ranks_own(world):
         assert sum(b - a for a, b in spans) == math.prod(shape)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(worlds(), st.randoms())
 def test_the_plan_does_not_depend_on_the_order_of_things(world, rng):
     ranks, own = world
@@ -112,7 +113,7 @@ def test_the_plan_does_not_depend_on_the_order_of_things(world, rng):
         assert sorted(c.piece.key for c in one.checks) == sorted(c.piece.key for c in other.checks)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=30), st.integers(1, 5))
 def test_replicas_are_shared_evenly(sizes, world_size):
     pieces = [piece(f"t{n}", size * SHARE_MIN_BYTES) for n, size in enumerate(sizes)]
@@ -122,7 +123,7 @@ def test_replicas_are_shared_evenly(sizes, world_size):
     assert sum(loads) == sum(num_bytes(one) for one in pieces)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(worlds())
 def test_a_file_is_laid_out_without_holes_and_aligned(world):
     for rank, plan in enumerate(plans(*world)):

@@ -10,7 +10,7 @@ import safetensors
 import safetensors.torch
 import torch
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from unit_fakes import WatchedStorage, bits, same_tensor
 from unit_saver import snapshot
 
@@ -19,6 +19,7 @@ from outlast.checkpoint.manifest import ITEM_BYTES, FileEntry
 from outlast.checkpoint.plan import structure
 from outlast.errors import ConfigError
 from outlast.storage import Directory
+from thorough import examples
 
 ALL_DTYPES = sorted(shard.DTYPES.items())
 
@@ -128,7 +129,7 @@ def test_no_tensors_at_all(tmp_path):
 
 
 @given(st.sets(st.sampled_from([name for name, _ in ALL_DTYPES])))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_what_others_write_leaves_no_holes(names):
     tensors = {name: values_of(dtype) for name, dtype in ALL_DTYPES}
     taken, data = snapshot(tensors, elsewhere=tensors.keys() - names)

@@ -9,11 +9,12 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from unit_fakes import same
 
 from outlast.checkpoint.tree import flatten, tensor_names, unflatten
 from outlast.errors import ConfigError
+from thorough import examples
 
 
 def round_trip(state, name="state"):
@@ -272,7 +273,7 @@ def containers(inner):
 
 
 @given(st.recursive(leaves, containers, max_leaves=20))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_whatever_is_nested_comes_back(state):
     assert same(state, round_trip(state))
     data, tensors = flatten(state, "x")

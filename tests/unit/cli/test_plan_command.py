@@ -9,12 +9,13 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.cli import cli
 from outlast.errors import ConfigError
 from outlast.ledger.events import Event, encode
+from thorough import examples
 
 
 @pytest.fixture(autouse=True)
@@ -436,7 +437,7 @@ FLAGS = {
 }
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data())
 def test_planless_input_is_refused_in_words(data):
     question = data.draw(st.sampled_from(sorted(FLAGS)))
@@ -596,7 +597,7 @@ def test_bits_are_no_bytes(ask, written, bytes_per_s):
     assert found["bandwidth_bytes_per_s"] == pytest.approx(bytes_per_s)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(state_gb=st.floats(0.001, 1e5), notice_s=st.floats(28, 4000))
 def test_the_bandwidth_that_would_do_does(state_gb, notice_s):
     def said(bandwidth):
@@ -629,3 +630,20 @@ def test_a_useful_hour_of_more_than_a_thousand_is_no_progress(ask, say, line):
     assert "makes no progress" in say(line).splitlines()[0]
     assert not by_model(ask(line))["exact"]["makes_progress"]
     assert max(len(row) for row in say(line).splitlines()) < 140
+
+
+def test_a_plan_can_be_kept(say, refused, tmp_path):
+    said = say("--rate 2/h --checkpoint 3min --restore 3min --spot 0.7 --on-demand 1 --save")
+    assert "kept in" in said
+    kept = json.loads((tmp_path / "outlast-job" / "plan.json").read_text())
+    assert kept["failures_per_h"] == 2.0
+    assert kept["checkpoint_s"] == pytest.approx(180)
+    assert kept["price_per_machine_hour"] == 0.7
+    assert kept["productive_fraction"] == pytest.approx(
+        1
+        / by_model(json.loads(say("interval --rate 2/h --checkpoint 3min --restore 3min --json")))[
+            "exact"
+        ]["wall_h_per_useful_h"]
+    )
+    for nothing in ("--save", "--gpus 16 --save", "--price 2 --gpus 3 --save"):
+        assert "there is nothing to keep: --save needs a rate and" in refused(nothing)

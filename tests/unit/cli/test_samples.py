@@ -47,7 +47,7 @@ def test_a_run_that_is_proved(job, outlast):
     code, out, err = outlast("checkpoints", "show", "--samples")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "step 6 of job 0123456789ab: 48 samples in 6 steps, by 2 workers in 1 attempt",
+        "step 6 of job 0123456789ab: 48 samples in 6 steps, by 2 workers in 1 stretch",
         "proved: each came exactly when it was its turn, none lost, none repeated",
     ]
     found = json.loads(outlast("checkpoints", "show", "--samples", "--json")[1])

@@ -3,6 +3,7 @@
 import json
 import shlex
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -43,7 +44,8 @@ def test_a_job_in_words():
     assert "50 replications from seed 0; the job waits for all its machines" in said
     assert "The failures: given as 2/h." in said
     assert "→ exact" in said or "→ auto" in said
-    assert "auto against 30 min: +" in said
+    assert "30 min against auto: -" in said
+    assert "(standard error " in said
     assert "per useful h" in said
     assert said.rstrip().endswith("--seed 0")
 
@@ -72,8 +74,11 @@ def test_also_as_a_question_of_the_plan():
 @pytest.mark.parametrize("mode", ["rigid", "restart", "elastic", "peer", "local"])
 @pytest.mark.parametrize("trace", ["spot.csv", "sky.json", "failures.csv", "lives.csv"])
 def test_every_trace_with_every_way_to_recover(trace, mode):
+    costs = "--checkpoint 5s --restore 30s"
+    if mode == "peer":
+        costs = "--tier peer,cost=1s,survives=holders --tier s3,cost=5s,restore=30s,every=4"
     found = asked(
-        f"{trace} --mode {mode} --machines 4 --checkpoint 5s --restore 30s --replace 5min "
+        f"{trace} --mode {mode} --machines 4 {costs} --replace 5min "
         "--days 1 --policy '10 min' --replications 3 --step 2s --notice 2min"
     )
     (policy,) = found["policies"]
@@ -94,6 +99,51 @@ def test_laws(law):
     assert found["policies"][0]["num_failures"] > 0
 
 
+@pytest.mark.parametrize("law", ["weibull:0.5", "weibull:3", "bathtub", "zones:2"])
+def test_a_law_fails_as_often_as_the_rate_says(law):
+    # Fewer days than a machine lasts at the mean: new ones would fail more often, or less.
+    line = f"--law {law} --machines 100 --checkpoint 10min --policy '1 h' --replications 40"
+    found = asked(f"{line} --rate 1/h --days 2")
+    assert found["failures_per_h"] == 1.0
+    assert found["policies"][0]["num_failures"] == pytest.approx(48, rel=0.1)
+
+
+def test_a_bathtub_as_recorded_needs_no_rate():
+    found = asked("--law bathtub --machines 4 --days 9 --checkpoint 1min --replications 20")
+    assert found["failures_per_h"] == pytest.approx(4 / 8.4, rel=0.01)
+    assert found["policies"][0]["num_failures"] == pytest.approx(24 * 9 * 4 / 8.4, rel=0.1)
+
+
+def test_a_notice_that_is_too_short_changes_nothing_and_is_said_to():
+    line = "--rate 2/h --checkpoint 3min --restore 3min --days 3 --policy '30 min' --replications 9"
+    short = asked(f"{line} --notice 1s")
+    none = asked(f"{line} --notice 10min --flush-probability 0%")
+    assert short["policies"] == none["policies"]
+    long = asked(f"{line} --notice 10min")["policies"][0]
+    assert long["useful_fraction"] > short["policies"][0]["useful_fraction"] + 0.1
+    assert long["parts_fraction"]["waiting"] == 0
+    # An instant more of a step's length makes no other story of it.
+    in_steps = asked(f"{line} --notice 10min --step 1s")["policies"][0]
+    assert in_steps["useful_fraction"] == pytest.approx(long["useful_fraction"], abs=0.01)
+    assert "A notice of 1.0 s changes nothing: no save fits into it." in called(
+        f"simulate {line} --notice 1s"
+    )
+    assert "changes nothing: none comes" in called(
+        f"simulate {line} --notice 10min --flush-probability 0%"
+    )
+
+
+def test_formulas_know_of_notices_and_of_all_tiers():
+    line = "--rate 2/h --checkpoint 3min --days 2 --replications 2 --policy young"
+    alone = asked(line)["policies"][0]["interval_h"]
+    most = asked(f"{line} --notice 5min --flush-probability 75%")["policies"][0]["interval_h"]
+    assert most == pytest.approx(2 * alone)
+    all_of_them = asked(f"{line} --notice 5min")["policies"][0]["interval_h"]
+    assert all_of_them == 48  # nothing to save for before the end
+    tiers = "--tier a,cost=60s --tier b,cost=8min,every=4"
+    assert asked(f"{line} {tiers}")["policies"][0]["interval_h"] == pytest.approx(alone)
+
+
 def test_tiers():
     both = asked(
         "--rate 1/h --machines 4 --days 2 --replications 3 --tier memory,cost=1s,survives=process "
@@ -102,7 +152,45 @@ def test_tiers():
     assert both["policies"][0]["parts_fraction"]["stalled"] > 0
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--rate 2/h --replications 1000000000", "1,000,000 is the most"),
+        ("--rate 2/h --mode restart --machines 100000000", "100,000 is the most"),
+        ("--rate 1e6/h", "that would take about"),
+        (
+            "--rate 2/h --mode restart --tier a,cost=1s --policy '1 s' --replications 500",
+            "that would take about",
+        ),
+    ],
+)
+def test_what_nobody_would_wait_for_is_not_begun(line, words):
+    with pytest.raises(ConfigError, match=words):
+        called(f"simulate {line}")
+
+
+def test_what_takes_long_is_said_before():
+    from outlast.cli.simulate import _weigh
+    from outlast.simulate.setup import Setup
+    from outlast.simulate.study import Scenario
+
+    said = CliRunner().invoke(
+        click.command()(lambda: _weigh(Scenario(setup=Setup()), 50, 90.0)), []
+    )
+    assert said.stderr.startswith("This takes about 1 min 30 s")
+    assert not said.stdout
+
+
+def test_a_recording_without_a_loss(tmp_path):
+    (tmp_path / "quiet.json").write_text('{"gap_seconds": 600, "data": [1,1,1,1,1,1]}')
+    found = asked("quiet.json --checkpoint 10s --replications 1")
+    assert [one["num_failures"] for one in found["policies"]] == [0, 0]
+
+
 REFUSED = {
+    "--rate 2/h --law weibull:0.001": "a shape is within 0.1 and 100",
+    "--rate 2/h --law zones:100 --machines 2": "2 machines cannot be in 100 zones",
+    "--rate 2/h --mode peer": "--mode peer reads other machines' memory",
     "--rate -2/h": "a rate is above 0",
     "--rate 2/fortnight": "is not a unit of time",
     "": "no rate is known",
@@ -137,6 +225,6 @@ def test_what_cannot_be_is_one_line(line):
 
 def test_a_job_that_gets_nowhere_is_said_to():
     said = called(
-        "simulate --rate 30/h --checkpoint 30min --days 1 --policy '1 h' --replications 2"
+        "simulate --rate 30/h --checkpoint 30min --days 9 --policy '1 h' --replications 2"
     )
     assert "no progress" in said

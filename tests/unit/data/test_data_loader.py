@@ -9,11 +9,12 @@ import feed_gate
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.data import Loader, open_feed, sample_ids
 from outlast.errors import ConfigError
+from thorough import examples
 
 
 class Noisy:
@@ -50,7 +51,7 @@ def global_batches(num_steps, world_size, *, skip=None, **settings):
     return steps, feeds[-1].state()
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(world_size=st.integers(1, 5), global_batch=st.integers(5, 30), seed=st.integers(0, 99))
 def test_the_same_at_any_number_of_workers(world_size, global_batch, seed):
     settings = {"global_batch": global_batch, "seed": seed}
@@ -72,7 +73,7 @@ def test_the_number_of_workers_may_change_on_the_way():
     assert steps == alone
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(
     size=st.integers(1, 40),
     shuffle=st.booleans(),

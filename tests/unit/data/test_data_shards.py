@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_data_loader import Noisy, rows
 
 from outlast.data import Loader, Shards, Stream, held, open_feed
 from outlast.errors import ConfigError
+from thorough import examples
 
 
 def noisy_collate(samples):
@@ -36,7 +37,7 @@ def steps(num_steps, world_size, **settings):
     return found
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(st.integers(1, 8), st.integers(1, 9), st.integers(1, 3), st.integers(0, 99))
 def test_shards_are_the_same_at_any_number_of_workers(num_shards, world_size, size, seed):
     settings = {"global_batch": num_shards * size, "shards": num_shards, "seed": seed}

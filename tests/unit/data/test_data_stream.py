@@ -9,15 +9,16 @@ import feed_gate
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.data import Loader, Stream, open_feed
 from outlast.data.fingerprint import fingerprint
 from outlast.errors import ConfigError, ShardError
+from thorough import examples
 
 EITHER, NEVER = st.booleans(), st.just(False)
-MANY = settings(max_examples=30, deadline=None)
+MANY = examples(30)
 CHANGES = 20
 
 

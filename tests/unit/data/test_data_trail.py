@@ -6,7 +6,7 @@ import crowd
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.data import Loader, Stream, open_feed
@@ -16,6 +16,7 @@ from outlast.data.loader import Slices
 from outlast.data.order import ids_at, permute, places_of, sample_ids
 from outlast.data.stream import Portions
 from outlast.data.trail import FINDINGS_MAX, KEPT, LOT, Trail, expected, read_record
+from thorough import examples
 
 SIZE, BATCH, STEPS = 23, 6, 20
 
@@ -449,7 +450,7 @@ def test_a_hundred_changes_between_one_worker_and_four():
 # --- what it stands on ---------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(size=st.integers(1, 2000), seed=st.integers(0, 2**63 - 1), epoch=st.integers(0, 2**40))
 def test_places_are_ids_backwards(size, seed, epoch):
     order = {"size": size, "seed": seed, "epoch": epoch}
@@ -457,7 +458,7 @@ def test_places_are_ids_backwards(size, seed, epoch):
     assert np.array_equal(places_of(ids, **order), np.arange(size))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     size=st.integers(1, 200),
     seed=st.integers(0, 2**63 - 1),
@@ -470,7 +471,7 @@ def test_ids_in_any_order_of_places(size, seed, shuffle, places):
     assert ids_at(np.array(places), **order).tolist() == one_by_one
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(lanes=st.integers(1, 6), per_lane=st.integers(1, 4), since=st.integers(0, 9))
 def test_a_streams_numbers_are_each_step_once(lanes, per_lane, since):
     whole, first = lanes * per_lane, since * lanes

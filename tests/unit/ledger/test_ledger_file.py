@@ -9,12 +9,13 @@ import threading
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from unit_fakes import num_descriptors
 
 from outlast.ledger import events as events_room
 from outlast.ledger.events import EVENT_NAMES, HEAD, Event, decode, encode
 from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
+from thorough import examples
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ fields = st.dictionaries(
 
 
 @given(fields, st.none() | st.integers(0, 9), st.text(max_size=9))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_line_reads_as_it_was_written(more, rank, name):
     event = Event(
         t=1.25, mono=2.5, job="j", attempt=1, node="n", rank=rank, event=name, fields=more

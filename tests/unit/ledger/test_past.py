@@ -4,7 +4,7 @@ import json
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from outlast.errors import StorageError
 from outlast.ledger.events import EVENT_NAMES, encode
@@ -12,6 +12,7 @@ from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
 from outlast.ledger.reserve import keep, kept, make_room
 from outlast.policy.rollbacks import Batches
+from thorough import examples
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ events = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(events, max_size=12), st.integers(0, 12))
 def test_it_is_what_reading_everything_gives(tmp_path_factory, written, turn):
     directory = tmp_path_factory.mktemp("job")
@@ -338,3 +339,16 @@ def test_what_a_failure_took(tmp_path, name, handed_on):
     assert found.num_machine == pytest.approx(machines, rel=0.01)
     assert found.num_all == pytest.approx(several, rel=0.01)
     assert found.seen_h == pytest.approx(past.failures.known.seen_h)
+
+
+def test_where_it_came_back_from_after_a_failure(ledger, tmp_path):
+    ledger.append("resumed", step=5, source="from bucket")  # its first start here: no failure
+    ledger.append("worker_lost")
+    ledger.append("resumed", step=5, source="from memory and bucket, 1 file repaired from x")
+    ledger.append("drained", step=9)
+    ledger.append("resumed", step=9, source="from bucket")
+    ledger.append("hang")
+    past = Past(tmp_path, Past(tmp_path).look().word)
+    ledger.append("resumed", step=9, source="from memory")
+    read = past.look().failures.beyond.read
+    assert {name: round(number) for name, number in read.items()} == {"memory": 2, "bucket": 1}

@@ -3,12 +3,13 @@
 import logging
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.notice import alibaba
 from outlast.notice.alibaba import AlibabaWatcher
 from outlast.notice.exchange import Answer
+from thorough import examples
 
 NOW = 1_420_480_620.0  # 2015-01-05T17:57:00Z
 DUE = NOW + 300
@@ -172,7 +173,7 @@ def test_poll_never_raises(watcher, service, error, what):
     assert watcher.errors == 1
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     status=st.sampled_from([200, 200, 200, 201, 301, 401, 403, 404, 500]),
     body=st.binary(),

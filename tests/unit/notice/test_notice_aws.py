@@ -6,13 +6,14 @@ import logging
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.notice import Notice
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.exchange import Answer
 from outlast.notice.watch import WatchThread
+from thorough import examples
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z
 DUE = NOW + 120
@@ -194,7 +195,7 @@ def test_poll_never_raises(watcher, service, error, method):
     assert str(error) in watcher.last_error
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(status=st.sampled_from([200, 200, 200, 201, 301, 401, 404, 500]), body=st.binary())
 def test_no_bytes_are_a_notice_or_raise(status, body):
     service = Service()
@@ -202,7 +203,7 @@ def test_no_bytes_are_a_notice_or_raise(status, body):
     assert AwsWatcher("http://service", clock=Clock(), send=service).poll() is None
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     action=st.sampled_from(["terminate", "stop"]),
     due=st.integers(int(NOW) - 80_000, int(NOW) + 80_000),
@@ -214,7 +215,7 @@ def test_every_documented_notice_is_heard(action, due):
     assert (notice.action, notice.deadline_t) == (action, due)
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(status=st.sampled_from([200, 200, 201, 301, 401, 404, 500]), body=st.binary())
 def test_no_bytes_of_the_softer_questions_are_a_notice_or_raise(status, body):
     service = Service()

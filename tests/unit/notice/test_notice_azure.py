@@ -5,12 +5,13 @@ import json
 from email.utils import formatdate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.notice import Approver, Notice
 from outlast.notice.azure import AzureWatcher
 from outlast.notice.exchange import Answer
+from thorough import examples
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z, a Monday
 EVENTS = "http://service/metadata/scheduledevents?api-version=2020-07-01"
@@ -250,7 +251,7 @@ def test_only_its_own_events_are_approved(watcher, service, source, name):
     assert service.asked == []
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(status=st.sampled_from([200, 200, 200, 201, 400, 404, 500]), body=st.binary())
 def test_no_bytes_are_a_notice_or_raise(status, body):
     service = Service()
@@ -258,7 +259,7 @@ def test_no_bytes_are_a_notice_or_raise(status, body):
     assert AzureWatcher("http://service", clock=Clock(), send=service).poll() is None
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.just("Started"),

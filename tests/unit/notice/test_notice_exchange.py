@@ -4,10 +4,11 @@ import contextlib
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.notice import exchange
+from thorough import examples
 
 LIMIT = 100
 
@@ -37,7 +38,7 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", WHOLE)
 @given(cuts=st.lists(st.integers(0, 120)))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_a_whole_answer_in_any_pieces(name, cuts):
     found = read(WHOLE[name], cuts)
     assert (found.status, found.body, found.headers["etag"]) == (200, b"TRUE", "a: b")
@@ -99,7 +100,7 @@ def test_what_is_no_whole_answer_is_an_error_that_quotes_nothing(name):
 
 
 @given(raw=st.binary(max_size=300), head=st.booleans())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_bytes_raise_anything_else(raw, head):
     begin = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" if head else b""
     with contextlib.suppress(OSError):

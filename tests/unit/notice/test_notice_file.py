@@ -5,10 +5,11 @@ import os
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.notice.manual import FileWatcher, _meant
+from thorough import examples
 
 NOW = 1_505_722_800.0
 
@@ -119,7 +120,7 @@ def test_a_place_that_cannot_be_looked_at_is_an_error_and_no_notice(tmp_path):
     assert watcher.errors == 1
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.binary())
 def test_no_content_raises(content):
     assert _meant(content, NOW) is None or content.strip()[:1] == b"{"

@@ -3,11 +3,12 @@
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.notice.exchange import Answer
 from outlast.notice.gcp import MaintenanceWatcher, PreemptedWatcher
+from thorough import examples
 
 NOW = 1_505_722_800.0
 FLAVOR = {"metadata-flavor": "Google"}
@@ -179,7 +180,7 @@ def test_poll_never_raises(preempted, service, error):
     assert preempted.errors == 2
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     status=st.sampled_from([200, 200, 200, 201, 301, 404, 500]),
     body=st.binary(),

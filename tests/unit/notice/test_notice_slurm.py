@@ -5,11 +5,12 @@ import os
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.notice.process import Ended
 from outlast.notice.slurm import SlurmWatcher, kill_wait_s
+from thorough import examples
 
 BEGIN = 1_795_304_469
 END = BEGIN + 3600
@@ -230,7 +231,7 @@ def test_kill_wait(scontrol):
         assert kill_wait_s({}, scontrol) == 30
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.binary())
 def test_no_bytes_are_a_notice_or_raise(output):
     clock = Clock()

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from outlast.errors import CutShort, OutlastError, SealError
 from outlast.peer import seal
+from thorough import examples
 
 KEY = bytes(range(32))
 OTHER_KEY = bytes(32)
@@ -56,7 +57,7 @@ def test_a_stream_cut_anywhere_gives_the_same_messages(payloads, cuts):
     assert found == [b"".join(parts) for parts in payloads]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     payloads=st.lists(st.binary(max_size=300), min_size=1, max_size=4),
     where=st.integers(0),

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.membership import End, Excludes, Form, Leaves, Phase, Roster, Rules, Stop
+from thorough import examples
 
 NAMES = "abcdef"
 RULES = Rules(min_nodes=1, max_nodes=5, stop_s=4.0)
@@ -479,5 +480,5 @@ class Membership(RuleBasedStateMachine):
             raise AssertionError(f"{roster.phase} {roster.members} of {usable}: {roster.waits_for}")
 
 
-Membership.TestCase.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+Membership.TestCase.settings = settings(examples(60), stateful_step_count=60)
 TestMembership = Membership.TestCase

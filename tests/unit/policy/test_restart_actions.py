@@ -2,10 +2,11 @@
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from outlast.policy.failures import ROWS, Action, Failure, Kind, Signs
 from outlast.policy.restart import BACK_OFF_S, Limits, RestartPolicy
+from thorough import examples
 
 EXITS = {Kind.KILLED: -9, Kind.CRASH: -11, Kind.ABORT: -6, Kind.UNKNOWN: 3}
 MESSAGES = {
@@ -292,7 +293,7 @@ def test_it_never_restarts_without_end(attempts, most, without):
         assert 0.0 <= verdict.wait_s <= policy.limits.back_off_max_s
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.sampled_from(CRASHES), st.booleans())
 def test_a_failure_that_comes_always_ends(kind, steps):
     policy = RestartPolicy(1000)

@@ -1,9 +1,10 @@
 """Whatever is on the disk, the newest valid checkpoints are never among what may go."""
 
 import hypothesis.strategies as st
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 from outlast.policy.retention import removable
+from thorough import examples
 
 steps = st.sets(st.integers(0, 30), max_size=15)
 
@@ -20,7 +21,7 @@ steps = st.sets(st.integers(0, 30), max_size=15)
     committed={1, 2}, unfinished=set(), invalid={1, 2}, weights_only=set(), in_use=set(), keep=1
 )
 @example(committed={5}, unfinished=set(), invalid={3}, weights_only=set(), in_use=set(), keep=1)
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_what_may_go(committed, unfinished, invalid, weights_only, in_use, keep):
     unfinished = unfinished - committed
     gone = removable(
@@ -54,7 +55,7 @@ def test_what_may_go(committed, unfinished, invalid, weights_only, in_use, keep)
     healthy=steps,
     keep=st.integers(1, 4),
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_one_to_roll_back_to_stays(committed, invalid, weights_only, in_use, healthy, keep):
     known = {"keep": keep, "invalid": invalid, "weights_only": weights_only, "in_use": in_use}
     gone = set(removable(committed, [], **known, healthy=healthy))

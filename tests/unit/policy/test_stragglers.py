@@ -1,18 +1,16 @@
 """Who holds the others up: simulated jobs, with seeds, and what no job may lead to."""
 
-import os
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.policy.stragglers import CLUMPED, Finding, Steps, Stragglers, _medians_of_others
+from thorough import ALL, examples
 
 ONSET = 70
-ALL = os.environ.get("OUTLAST_TEST_ALL") == "1"
 SEEDS = range(200 if ALL else 20)
-HEALTHY_SEEDS = range(20 if ALL else 2)
+HEALTHY_SEEDS = range(20 if ALL else 1)
 
 
 class Job:
@@ -203,7 +201,7 @@ def test_figures_are_those_of_the_slow_steps():
     assert one.lost_s == pytest.approx(0.01, rel=0.05)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.integers(2, 9).flatmap(
         lambda ranks: st.lists(

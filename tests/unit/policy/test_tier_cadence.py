@@ -180,3 +180,21 @@ def test_failures_are_forgotten_and_a_worse_one_counts_once():
     assert known.after(5000.0).num_all < 1e-4
     assert known.rate(Scope.ALL).mean_per_h == pytest.approx(1 / 1000)
     assert known.rate(Scope.PROCESS).mean_per_h == pytest.approx(2 / 21, rel=0.01)
+
+
+def test_where_a_tier_is_read_more_often_than_believed_that_counts():
+    held = Stop(name="memory", survives=Scope.MACHINE)
+    cloud = Stop(name="cloud", survives=Scope.ALL)
+    chosen = []
+    for name in ("memory", "cloud"):
+        one = cadence(held, cloud)
+        one.measured("cloud", Cost(copy_s=60.0))
+        for hour in range(1, 9):
+            one.lost(3600.0 * hour, Scope.MACHINE)
+            one.back_from([name])
+            one.begun(3600.0 * hour)
+        one.taken(3600.0 * 8, 30.0)
+        chosen.append(one.every("cloud"))
+    assert chosen[1] < chosen[0] / 2.5
+    assert Beyond().back_from(["a"]).after(5000.0).read["a"] < 1e-4
+    assert Beyond().back_from(["a"]).rate(Scope.ALL, ["a"]).num_seen == 1

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from unit_fakes import bits
 
 from outlast.reduce.buckets import Bucket, group
 from outlast.reduce.tree import Plan, cut
+from thorough import examples
 
 SHAPES = [(3, 4), (5,), (), (2, 3, 4, 4)]
 
@@ -76,7 +77,7 @@ def test_another_order_would_be_another_sum():
     assert [bits(t) for t in in_a_row] != [bits(t) for t in expected(shards)]
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.integers(1, 16), st.integers(1, 6), st.integers(0, 1000))
 def test_half_precision_is_summed_in_single_and_rounded_once(num_shards, world_size, seed):
     shards = values(num_shards, torch.bfloat16, seed)

@@ -72,7 +72,9 @@ def test_one_that_saved_too_seldom_is_told_so():
 def test_it_is_in_words_and_in_numbers():
     events = story(50, [90, 190])
     lines = [line.plain for line in forecast_lines(facts(events, price_spot=2.0))]
-    assert [line.split()[0] for line in lines] == ["goodput", "failures", "cost", "interval"]
+    assert [line.split()[0] for line in lines] == [
+        *("goodput", "failures", "plan", "cost", "interval")
+    ]
     assert "predicted at one in 10 h, 2 measured" in lines[1]
     numbers = to_json(events, price_spot=2.0)["forecast"]
     assert numbers["num_interruptions"] == 2
@@ -83,3 +85,50 @@ def test_it_is_in_words_and_in_numbers():
 def test_without_training_or_saves_there_is_none():
     assert facts([]).forecast is None
     assert to_json(story(2000, until=20))["forecast"] is None
+
+
+def planned(events, **more):
+    """The story, as of a job whose plan was kept."""
+    plan = {
+        "planned_t": 1e6,
+        "failures_per_h": 2.0,
+        "failures_low_per_h": 1.0,
+        "failures_high_per_h": 4.0,
+        "rate_source": "given as 2/h",
+        "productive_fraction": 0.5,
+        "interval_s": 700.0,
+        "checkpoint_s": 1.0,
+    }
+    head = {"t": 1e6, "mono": 1e6, "job": "j", "attempt": 0, "node": "n", "rank": None}
+    first, *others = events
+    return [first, Event(**head, event="planned", fields=plan | more), *others]
+
+
+def test_what_a_kept_plan_said_stands_beside_what_came():
+    job = facts(planned(story(50, [90, 190])), price_spot=2.0)
+    found = job.forecast
+    hours = found.ran_h
+    assert found.interruptions_predicted == pytest.approx(2 * hours)
+    assert found.productive_predicted == 0.5
+    assert found.cost_predicted(job.cost, job.price) == pytest.approx(
+        2 * job.cost * found.productive
+    )
+    lines = [line.plain for line in forecast_lines(job)]
+    assert f"{2 * hours:.1f} predicted ({hours:.1f} to {4 * hours:.1f}), 2 measured" in lines[1]
+    assert "of 1970-01-12, with a save every 11 min 40 s" in lines[2]
+    numbers = to_json(planned(story(50, [90, 190])), price_spot=2.0)["forecast"]
+    assert numbers["plan"]["rate_source"] == "given as 2/h"
+
+
+def test_a_plans_own_price_counts():
+    events = planned(story(50, [90, 190]), price_per_machine_hour=6.0)
+    job = facts(events, price_spot=2.0)
+    assert job.forecast.cost_predicted(job.cost, job.price) == pytest.approx(
+        3 * 2 * job.cost * job.forecast.productive
+    )
+
+
+def test_without_a_plan_it_is_said_how_to_keep_one():
+    lines = [line.plain for line in forecast_lines(facts(story(50, [90])))]
+    assert any("outlast plan --save keeps one" in line for line in lines)
+    assert to_json(story(50, [90]))["forecast"]["plan"] is None

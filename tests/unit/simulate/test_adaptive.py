@@ -73,6 +73,15 @@ def test_replications_are_paired(recorded):
     assert error < 0.2 * (one.quantile(0.95) - one.quantile(0.05))
 
 
+def test_failures_follow_from_the_seed_and_the_replication_however_many_there_are():
+    case = Scenario(setup=Setup(levels=(Level(cost_s=60.0),), horizon_s=9e5), failures_per_h=0.5)
+    (few,), (many,) = (compare(case, ["20 min"], count) for count in (3, 40))
+    assert few.useful_share == many.useful_share[:3]
+    # What was best on the first 20 is not beaten on them by an interval that was tried.
+    best, *others = compare(case, ["best", "exact", "daly", "25 min"], 20)
+    assert all(best.mean >= other.mean - 1e-3 for other in others)
+
+
 def test_a_seed_tells_the_same_story_again():
     for law in ("constant", "weibull", "bathtub", "zones"):
         setup = Setup(machines=20, horizon_s=50 * 3600.0)

@@ -1,6 +1,5 @@
 """Laws: drawn as they say, and found again from times of which some were cut off (lifelines)."""
 
-import lifelines
 import numpy as np
 import pytest
 
@@ -45,6 +44,35 @@ def test_the_bathtub_is_that_of_the_recorded_lifetimes():
     assert hours.max() < 27
 
 
+@pytest.mark.parametrize(
+    "law",
+    [
+        Weibull(500.0, 0.7),
+        Weibull(500.0, 3.0),
+        bathtub(),
+        bathtub(500.0),
+        Recorded([3.0, 7.0, 50.0]),
+        Hazard([0.0, 10.0, 20.0], [0.1, 0.0, 1.0]),
+    ],
+    ids=["weibull-0.7", "weibull-3", "bathtub", "bathtub-scaled", "recorded", "pieces"],
+)
+def test_a_fleet_of_any_age_fails_at_the_laws_mean_rate_from_the_start(law):
+    drawn = law.draw(chance(), 300_000)
+    mean_s = drawn.mean()
+    assert getattr(law, "mean_s", mean_s) == pytest.approx(mean_s, rel=0.02)
+    # What is left of a lifetime that a moment falls into: E[x²] / 2E[x].
+    left = law.rest(chance(2), 300_000)
+    assert left.mean() == pytest.approx((drawn**2).mean() / 2 / mean_s, rel=0.02)
+    for lasts in (0.2, 1.0):
+        at_s, _ = fleet(law, 20_000, lasts * mean_s, chance(3))
+        assert len(at_s) == pytest.approx(20_000 * lasts, rel=0.05)
+
+
+def test_a_bathtub_of_another_mean():
+    assert bathtub().mean_s == pytest.approx(8.4 * HOUR_S, rel=0.01)
+    assert bathtub(500.0).mean_s == pytest.approx(500.0, rel=1e-9)
+
+
 def test_recorded_lifetimes_come_again():
     assert set(Recorded([3.0, 7.0]).draw(chance(), 100)) == {3.0, 7.0}
 
@@ -64,8 +92,16 @@ def test_zones_are_reclaimed_each_by_itself():
     assert found == sorted(found)
 
 
+@pytest.fixture(name="lifelines")
+def _lifelines():
+    """Imported where it is wanted: all of SciPy comes with it, which takes seconds of a core."""
+    import lifelines
+
+    return lifelines
+
+
 @pytest.mark.parametrize("shape", [0.6, 1.0, 2.5])
-def test_lifelines_fits_the_same_weibull_to_censored_times(shape):
+def test_lifelines_fits_the_same_weibull_to_censored_times(shape, lifelines):
     times = Weibull(100.0, shape).draw(chance(7), 800)
     limits = chance(8).uniform(20.0, 250.0, 800)
     seen, failed = np.minimum(times, limits), times <= limits
@@ -78,7 +114,7 @@ def test_lifelines_fits_the_same_weibull_to_censored_times(shape):
     assert ours.shape == pytest.approx(shape, rel=0.15)
 
 
-def test_lifelines_fits_the_same_exponential():
+def test_lifelines_fits_the_same_exponential(lifelines):
     times = Exponential(100.0).draw(chance(9), 500)
     failed = times < 120
     seen = np.minimum(times, 120.0)

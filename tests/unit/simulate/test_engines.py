@@ -15,6 +15,8 @@ from outlast.simulate.failures import Loss
 from outlast.simulate.job import Run
 from outlast.simulate.many import Automatic, Case, Fixed, Renewed, Replayed, simulate
 from outlast.simulate.setup import Level, Setup
+from outlast.simulate.study import Scenario, compare
+from thorough import ALL
 
 HOUR_S = 3600.0
 
@@ -33,14 +35,14 @@ def of_hours(cost, restore, detect, **more):
 
 
 def test_the_exact_model_and_the_simulator_agree_on_a_grid_of_50_settings(capsys):
-    segments, count = 20, 4000
+    segments, count = 20, 4000 if ALL else 1500
     deviations, lines = [], []
     for number, (mtbf, cost, restore, detect, times) in enumerate(GRID):
         costs = Costs(checkpoint_h=cost, restore_h=restore, detect_h=detect)
         interval = times * exact_best_h(costs, 1 / mtbf)
         work_s = segments * interval * HOUR_S
         case = of_hours(cost, restore, detect, work_s=work_s)
-        failures = Renewed(Exponential(mtbf * HOUR_S), np.random.default_rng([0, number]))
+        failures = Renewed(Exponential(mtbf * HOUR_S), number)
         wall = simulate(case, failures, Fixed(interval * HOUR_S), count).wall / work_s
         error = wall.std(ddof=1) / math.sqrt(count)
         exact = exact_wall(costs, 1 / mtbf, interval)
@@ -65,7 +67,7 @@ def test_the_exact_model_and_the_simulator_agree_on_a_grid_of_50_settings(capsys
 def test_a_lag_costs_what_the_exact_model_says(lag):
     costs = Costs(checkpoint_h=0.3, restore_h=0.5, detect_h=0.2, lag_h=lag)
     case = of_hours(0.3, 0.5, 0.2, lag_s=lag * HOUR_S, horizon_s=2000 * HOUR_S)
-    failures = Renewed(Exponential(10 * HOUR_S), np.random.default_rng(1))
+    failures = Renewed(Exponential(10 * HOUR_S), 1)
     ledger = simulate(case, failures, Fixed(2.5 * HOUR_S), 2000)
     # In the long run; what is in flight at the horizon makes the last 0.3 %.
     assert ledger.wall.sum() / ledger.useful.sum() == pytest.approx(
@@ -76,21 +78,18 @@ def test_a_lag_costs_what_the_exact_model_says(lag):
 @pytest.mark.parametrize(("probability", "most"), [(0.5, 0.015), (0.9, 0.02)])
 def test_with_notices_the_exact_model_is_an_upper_bound_that_is_nearly_reached(probability, most):
     # It does not count that a flush is a checkpoint, too: what follows it need not be redone.
-    costs = Costs(
-        checkpoint_h=0.3, restore_h=0.5, detect_h=0.2, flush_probability=probability, flush_h=0.1
-    )
-    case = of_hours(
-        *(0.3, 0.5, 0.2),
-        flush_probability=probability,
-        flush_s=0.1 * HOUR_S,
+    costs = Costs(checkpoint_h=0.3, restore_h=0.5, flush_probability=probability, flush_h=0.3)
+    setup = Setup(
+        levels=(Level(cost_s=0.3 * HOUR_S, restore_s=0.5 * HOUR_S),),
         horizon_s=2000 * HOUR_S,
+        notice_s=0.31 * HOUR_S,
+        flush_probability=probability,
     )
-    chance = np.random.default_rng(1)
-    failures = Renewed(Exponential(10 * HOUR_S), chance)
-    ledger = simulate(case, failures, Fixed(2.5 * HOUR_S), 2000, chance)
-    simulated = ledger.wall.sum() / ledger.useful.sum()
+    case = Scenario(setup=setup, failures_per_h=0.1, notice_share=1.0)
+    assert not case.is_simple
+    (found,) = compare(case, ["2.5 h"], 50)
     exact = exact_wall(costs, 0.1, 2.5)
-    assert exact * (1 - most) < simulated < exact
+    assert exact * (1 - most) < 1 / found.mean < exact
 
 
 def by_simpy(moments_s, case, interval_s):
@@ -200,7 +199,7 @@ def test_automatic_learns_as_the_posterior_does():
 
 def test_parts_add_up_to_the_wall_and_the_horizon_is_kept():
     case = of_hours(0.1, 0.5, 0.2, lag_s=600.0, horizon_s=500 * HOUR_S)
-    failures = Renewed(Exponential(2 * HOUR_S), np.random.default_rng(5))
+    failures = Renewed(Exponential(2 * HOUR_S), 5)
     ledger = simulate(case, failures, Fixed(HOUR_S), 500)
     assert ledger.wall == pytest.approx(500 * HOUR_S, rel=1e-12)
     assert all((part >= -1e-6).all() for part in ledger.parts().values())

@@ -79,6 +79,43 @@ def test_copies_in_others_memory_survive_unless_owner_and_holder_go_together():
     assert pair.parts["restarting"] == 10.0
 
 
+def test_a_copy_is_gone_with_its_holder_also_one_after_the_other():
+    peer = Level(name="peer", survives="holders", restore_s=2.0)
+    how = {"levels": (peer, Level(cost_s=1.0, restore_s=10.0, every=2)), "work_s": 700.0}
+    # Saved at 100 (both), 200 (memory alone); 0 and 2 hold each other's.
+    both = [Loss(250.0, (0,), "reset", back_s=5.0), Loss(265.0, (2,), "reset", back_s=5.0)]
+    other = [Loss(250.0, (0,), "reset", back_s=5.0), Loss(265.0, (1,), "reset", back_s=5.0)]
+    assert run(other, **how).parts["restarting"] == 2.0 + 2.0
+    assert run(both, **how).parts["restarting"] == 2.0 + 10.0
+    # Saved anew between the two, it is held anew.
+    later = [Loss(250.0, (0,), "reset", back_s=5.0), Loss(460.0, (2,), "reset", back_s=5.0)]
+    assert run(later, **how).parts["restarting"] == 2.0 + 2.0
+
+
+def test_who_is_lost_while_a_loss_is_noticed_is_missed_as_well():
+    how = {"mode": "elastic", "work_s": 400.0, "rejoin_s": 0.5, "detect_s": 5.0}
+    pair = [Loss(250.3, (0,), "reset", back_s=900.0), Loss(252.0, (2,), "reset", back_s=900.0)]
+    assert run(pair, NEVER, **how).parts["replayed"] > 250
+    others = [Loss(250.3, (0,), "reset", back_s=900.0), Loss(252.0, (1,), "reset", back_s=900.0)]
+    assert run(others, NEVER, **how).parts["replayed"] < 2
+
+
+def test_survivors_that_wait_for_others_go_on_where_they_are():
+    how = {"mode": "elastic", "work_s": 400.0, "rejoin_s": 0.5, "least": 4}
+    outcome = run([Loss(250.3, (0,), "reset", back_s=50.0)], NEVER, **how)
+    assert outcome.parts["waiting"] == pytest.approx(50.0)
+    assert outcome.parts["replayed"] < 1.0
+
+
+def test_who_comes_while_it_saves_is_taken_in_after_it():
+    slow = Level(cost_s=50.0, restore_s=10.0)
+    loss = Loss(30.0, (2,), "reset", back_s=150.0)
+    outcome = run([loss], mode="restart", levels=(slow,), horizon_s=400.0)
+    # Restored at 40, saved from 140 to 190: at 180 it came, and nothing is to be saved twice.
+    assert outcome.parts["stalled"] == 50.0 + 50.0
+    assert outcome.parts["restarting"] == 10.0 + 10.0
+
+
 def test_survivors_go_on_where_they_are_if_they_have_everything():
     how = {"mode": "elastic", "work_s": 400.0, "rejoin_s": 0.5, "detect_s": 1.0}
     alone = run([Loss(250.3, (0,), "reset", back_s=1000.0)], NEVER, **how)
@@ -100,6 +137,22 @@ def test_an_island_that_goes_loses_its_own_work_alone():
     assert with_it.parts["restarting"] == 0.0
 
 
+def test_an_island_that_goes_while_others_save_costs_them_nothing():
+    slow = Level(cost_s=50.0, restore_s=10.0)
+    how = {"mode": "local", "machines": 8, "sync_steps": 16, "levels": (slow,)}
+    outcome = run([Loss(120.0, (3,), "reset")], horizon_s=300.0, **how)
+    assert outcome.parts["restarting"] == outcome.parts["detecting"] == 0.0
+    assert outcome.parts["replayed"] < 2
+
+
+def test_an_island_that_is_told_stops_nobody_and_loses_nothing():
+    losses = [Loss(150.0, (3,), "notice")]
+    how = {"mode": "local", "machines": 8, "horizon_s": 300.0, "detect_s": 5.0}
+    outcome = run(losses, NEVER, notice_s=60.0, flush_probability=1.0, **how)
+    assert outcome.parts["restarting"] == outcome.parts["replayed"] == 0.0
+    assert outcome.failures == 1
+
+
 def test_a_notice_that_is_honoured_loses_nothing():
     losses = [Loss(1050.0, (1,), "notice", back_s=30.0)]
     how = {"work_s": 2000.0, "notice_s": 60.0, "detect_s": 5.0}
@@ -109,6 +162,64 @@ def test_a_notice_that_is_honoured_loses_nothing():
     assert kept.parts["detecting"] == 0.0
     assert lost.parts["replayed"] > 30
     assert kept.failures == lost.failures == 1
+
+
+def test_who_was_drained_is_replaced_as_soon_as_after_any_loss():
+    # Told at 440, gone at 441: its successor is there 30 s later, and not 30 s after 1050.
+    losses = [Loss(1050.0, (1,), "notice", back_s=30.0), Loss(1500.0, (1,), "reset", back_s=0.0)]
+    outcome = run(losses, NEVER, horizon_s=1600.0, notice_s=610.0, flush_probability=1.0)
+    assert outcome.parts["waiting"] == pytest.approx(30.0)
+    # At 1050 nobody goes: the successor was not meant.
+    assert outcome.failures == 2
+    assert outcome.parts["replayed"] == pytest.approx(1600 - 1500 - 10)
+
+
+def test_a_notice_that_comes_while_it_saves_or_restores_is_answered_after_that():
+    slow = Level(cost_s=40.0, restore_s=60.0)
+    how = {"levels": (slow,), "notice_s": 90.0, "flush_probability": 1.0, "horizon_s": 400.0}
+    saving = run([Loss(200.0, (1,), "notice", back_s=0.0)], **how)  # told at 110, saved at 140
+    assert saving.parts["replayed"] == 0.0
+    assert saving.parts["stalled"] == 40.0 + 40.0  # of 100 and of 300: it goes with what it saved
+    how["notice_s"] = 160.0
+    losses = [Loss(150.0, (0,), "reset", back_s=0.0), Loss(315.0, (1,), "notice", back_s=0.0)]
+    restoring = run(losses, **how)  # told at 155, restored at 210
+    assert restoring.failures == 2
+    assert restoring.parts["replayed"] == 10.0  # of the first
+
+
+def test_notices_that_come_together_end_in_one_drain():
+    losses = [Loss(1050.0, (1,), "notice", back_s=5.0), Loss(1050.5, (2,), "notice", back_s=5.0)]
+    slow = Level(cost_s=5.0, restore_s=10.0)
+    outcome = run(
+        losses, NEVER, levels=(slow,), horizon_s=2000.0, notice_s=60.0, flush_probability=1.0
+    )
+    assert outcome.parts["stalled"] == 5.0
+    assert outcome.parts["replayed"] == 0.0
+    assert outcome.failures == 2
+
+
+def test_a_notice_is_heard_in_time_also_soon_after_another_loss():
+    losses = [Loss(1000.0, (0,), "reset", back_s=0.0), Loss(1040.0, (1,), "notice", back_s=0.0)]
+    slow = Level(cost_s=60.0, restore_s=1.0)
+    outcome = run(
+        losses, NEVER, levels=(slow,), horizon_s=1500.0, notice_s=300.0, flush_probability=1.0
+    )
+    # Told at 740, saved at 801: the loss at 1000 costs what came after that, the other nothing.
+    assert outcome.parts["replayed"] == pytest.approx(1000 - 802, abs=1.5)
+
+
+def test_the_same_notices_come_whatever_the_policy():
+    losses = [Loss(1000.0 * one, (one % 4,), "notice", back_s=0.0) for one in range(1, 40)]
+    how = {"horizon_s": 40_500.0, "notice_s": 30.0, "flush_probability": 0.5, "step_s": 0.0}
+    often = run(losses, EverySeconds(50.0, 0.0), damaged_probability=0.5, **how)
+    seldom = run(losses, EverySeconds(5000.0, 0.0), **how)
+    # A drain is followed by no detection.
+    of_both = [
+        run(losses, EverySeconds(every, 0.0), damaged_probability=odds, detect_s=1.0, **how)
+        for every, odds in ((50.0, 0.5), (5000.0, 0.0))
+    ]
+    assert often.failures == seldom.failures == 39
+    assert of_both[0].parts["detecting"] == of_both[1].parts["detecting"] > 0
 
 
 def test_a_notice_that_is_too_short_is_not_answered():

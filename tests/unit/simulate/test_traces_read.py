@@ -48,6 +48,36 @@ def test_availability_as_skypilot_records_it(tmp_path, where):
     assert [one.at_s for one in trace.changes if one.came] == [0.0, 2400.0]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufefft_hours,node,downtime_min\n1,3,30\n2,4,60\n",
+        '"t_hours","node","downtime_min"\n1,"3",30\n2,"4",60\n',
+        "t_hours, node, downtime_min\n1, 3, 30\n2, 4, 60\n\n\n",
+    ],
+    ids=["byte-order-mark", "quotes", "blanks"],
+)
+def test_what_spreadsheets_add_is_read_over(tmp_path, text):
+    assert read(written(tmp_path, text)).losses == [3600.0, 7200.0]
+
+
+def test_a_fleet_may_have_names_of_columns(tmp_path):
+    trace = read(written(tmp_path, "time_ms,event,node\n0,add,a\n60000,remove,a\n"))
+    assert (trace.kind, trace.losses) == ("fleet", [60.0])
+
+
+def test_availability_in_numbers_of_machines(tmp_path):
+    raw = '{"gap_seconds": 600, "data": [2, 2, 0, 3, 1]}'
+    trace = read(written(tmp_path, raw, "trace.json"))
+    assert trace.machines == 3
+    assert [(one.at_s, len(one.came), len(one.went)) for one in trace.changes] == [
+        (0.0, 2, 0),
+        (1200.0, 0, 2),
+        (1800.0, 3, 0),
+        (2400.0, 0, 2),
+    ]
+
+
 REFUSED = {
     "times-out-of-order": ("5000,add,a\n4000,add,b\n", "row 2 is at 4 s, before 5 s"),
     "a-gap": ("0,add,a\n\n5,add,b\n", "row 2 is empty; a gap"),
@@ -71,6 +101,9 @@ REFUSED = {
         '{"gap_seconds": 60, "data": [1, null, 1]}',
         "value 2 of data, 60 s after the start, is None",
     ),
+    "json-less-than-none": ('{"gap_seconds": 60, "data": [1, -1]}', "is -1 and no number of mach"),
+    "json-words": ('{"gap_seconds": 60, "data": [1, "1"]}', "is '1' and no number of mach"),
+    "after-all-time": ("0,add,a\n1e300,remove,a\n", "row 2 is at 1e+297 s, which is no time"),
     "json-no-step": ('{"data": [1]}', "gap_seconds is 0"),
     "json-step-of-words": ('{"gap_seconds": "x", "data": [1]}', "gap_seconds is 'x'"),
     "json-no-data": ('{"gap_seconds": 60}', "data is no list"),

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from unit_fakes import listing
 
 from outlast.storage import Directory, directory
+from thorough import examples
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_name_that_is_not_plain_is_refused(storage, operation, name):
 
 
 @given(st.text(alphabet="a./\\\n~0-_", min_size=1, max_size=12))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_no_name_leads_out(name):
     root = Path("/somewhere/root")
     try:

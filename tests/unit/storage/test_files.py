@@ -16,6 +16,7 @@ from unit_fakes import listing, num_descriptors
 
 from outlast.storage import Directory, direct, files
 from outlast.storage.direct import ALIGN
+from thorough import examples
 
 
 @pytest.fixture
@@ -101,9 +102,7 @@ def test_memory_that_is_read_only_or_not_of_bytes(direct_storage, transfers):
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_pieces_in_any_order_from_several_threads(storage, seed):
     rng = random.Random(seed)
     size = rng.randrange(1, 40 * ALIGN)

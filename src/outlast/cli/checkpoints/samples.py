@@ -99,7 +99,7 @@ def _listed(history: History, ids: str, newest: int) -> dict[int, list[int]]:
 def _lines(verdict: Verdict, manifest: Manifest) -> list[str]:
     counts = sorted({one.world_size for one in verdict.stretches if one.world_size})
     workers = " or ".join(map(str, counts)) or "several"
-    times = humanise.count(max(one.number for one in verdict.stretches), "attempt")
+    times = humanise.count(max(one.number for one in verdict.stretches), "stretch", "stretches")
     head = f"step {manifest.step:,} of job {manifest.job}: {verdict.samples:,} samples in "
     lines = [f"{head}{humanise.count(verdict.steps, 'step')}, by {workers} workers in {times}"]
     for one in verdict.left_out:

@@ -51,9 +51,17 @@ _COMMANDS = {
 @click.option("--bandwidth", type=BANDWIDTH, help="Of each machine, to storage: 1.5GB/s.")
 @click.option("--notice", "notice_h", type=SPAN, help="From the platform's word to the end: 120s.")
 @click.option("--nodes", type=GPUS, help="Machines that share the state.")
+@click.option(
+    "--save",
+    "is_kept",
+    is_flag=True,
+    help="Keep the prediction in the job's directory; outlast report compares.",
+)
 @shown
 @click.pass_context
-def command(ctx: click.Context, /, *, as_json: bool, plot: Path | None, **given: Any) -> None:
+def command(
+    ctx: click.Context, /, *, as_json: bool, plot: Path | None, is_kept: bool, **given: Any
+) -> None:
     """Know before you rent: failures, intervals, prices, room and deadlines.
 
     Without anything it plans the job in this directory from what that has measured, or else shows
@@ -74,4 +82,4 @@ def command(ctx: click.Context, /, *, as_json: bool, plot: Path | None, **given:
         return
     from outlast.cli.plan.overview import overview
 
-    overview(given, as_json=as_json, plot=plot)
+    overview(given, as_json=as_json, plot=plot, is_kept=is_kept)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -46,11 +47,14 @@ _EXAMPLE: Final[dict[str, Any]] = {
     "bandwidth": 1.5e9,
     "notice_h": 120 / 3600,
 }
+_LONGEST_H: Final = 8766.0  # of an interval that is kept: JSON has no word for never
 _REPAIR_H: Final = 24.0  # where nobody says how long a machine is away
 _EXAMPLE_RATE: Final = "0.5%/gpu-day"
 
 
-def overview(given: dict[str, Any], *, as_json: bool, plot: Path | None) -> None:
+def overview(
+    given: dict[str, Any], *, as_json: bool, plot: Path | None, is_kept: bool = False
+) -> None:
     """Answer what can be answered.
 
     Raises:
@@ -75,6 +79,7 @@ def overview(given: dict[str, Any], *, as_json: bool, plot: Path | None) -> None
             "these flags answer no question yet; give --rate or --gpus, with --checkpoint 1min for "
             "an interval"
         )
+    kept = _keep(answers, inputs, is_example=not asked and measured is None) if is_kept else None
     if plot is not None:
         from outlast.report.chart import write
 
@@ -91,7 +96,42 @@ def overview(given: dict[str, Any], *, as_json: bool, plot: Path | None) -> None
         click.echo(f"  all of it: outlast plan {name} …")
     if plot is not None:
         click.echo(f"wrote {plot}")
+    if kept is not None:
+        click.echo(f"kept in {kept}: outlast run enters it in the ledger, outlast report compares")
     click.echo("Next: outlast plan zones or deadline, or simulate; each has --help")
+
+
+def _keep(answers: dict[str, Answer], inputs: dict[str, Any], *, is_example: bool) -> Path:
+    """Keep what was found for the job that the settings name; where it is.
+
+    Raises:
+        ConfigError: there is no prediction to be kept, or it cannot be written.
+    """
+    from outlast import config
+    from outlast.ledger import planned
+
+    if is_example or "interval" not in answers:
+        raise ConfigError(
+            "there is nothing to keep: --save needs a rate and what a checkpoint costs, like "
+            "--rate 2/h --checkpoint 3min"
+        )
+    data = answers["interval"].data
+    wall = next(row["wall_h_per_useful_h"] for row in data["models"] if row["chosen"])
+    price = inputs["spot_price"] if inputs["spot_price"] is not None else inputs["on_demand_price"]
+    prediction = planned.Prediction(
+        planned_t=time.time(),
+        failures_per_h=data["failures_per_h"],
+        failures_low_per_h=data["failures_low_per_h"],
+        failures_high_per_h=data["failures_high_per_h"],
+        rate_source=data["rate_source"],
+        productive_fraction=1 / wall,
+        interval_s=3600 * min(data["interval_h"], _LONGEST_H),
+        checkpoint_s=3600 * data["checkpoint_h"],
+        restore_s=3600 * data["restore_h"],
+        detect_s=3600 * data["detect_h"],
+        price_per_machine_hour=price,
+    )
+    return planned.save(prediction, config.load({}).dir)
 
 
 def _measured(measured: Own | None, given: dict[str, Any]) -> dict[str, Any]:
@@ -101,11 +141,12 @@ def _measured(measured: Own | None, given: dict[str, Any]) -> dict[str, Any]:
         "checkpoint_h",
         "restore_h",
         "detect_h",
+        "lag_h",
         "state_bytes",
         "spot_price",
         "on_demand_price",
     )
-    found = {name: getattr(measured, name) for name in names if given[name] is None}
+    found = {name: getattr(measured, name) for name in names if given.get(name) is None}
     if given["params"] is not None:
         found.pop("state_bytes", None)
     return found
@@ -148,6 +189,7 @@ def _about_failures(inputs: dict[str, Any], measured: Own | None) -> dict[str, A
             checkpoint_h=inputs["checkpoint_h"],
             restore_h=inputs["restore_h"] or 0.0,
             detect_h=inputs["detect_h"] or 0.0,
+            lag_h=inputs.get("lag_h") or 0.0,
         )
         lost_h = best_h(costs, known.per_h) / 2 + costs.restore_h + costs.detect_h
         answers["interval"] = interval.answer(known, costs)

@@ -200,6 +200,7 @@ def command(
         checkpoint_h=checkpoint_h,
         restore_h=restore_h,
         detect_h=detect_h,
+        lag_h=None,  # as measured
         flush_probability=flush_probability,
         flush_h=flush_h,
     )

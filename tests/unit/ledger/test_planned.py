@@ -1,0 +1,55 @@
+"""A plan that is kept, and found again."""
+
+import msgspec
+import pytest
+
+from outlast.errors import ConfigError
+from outlast.ledger.events import Event
+from outlast.ledger.planned import Prediction, fields_of, newest, read, save
+
+PLAN = Prediction(
+    planned_t=1e9,
+    failures_per_h=0.5,
+    failures_low_per_h=0.25,
+    failures_high_per_h=1.0,
+    rate_source="given as 0.5/h",
+    productive_fraction=0.9,
+    interval_s=600.0,
+    checkpoint_s=20.0,
+    price_per_machine_hour=2.0,
+)
+
+
+def test_it_is_kept_and_found_again(tmp_path):
+    assert read(tmp_path / "job") is None
+    assert save(PLAN, tmp_path / "job") == tmp_path / "job" / "plan.json"
+    assert read(tmp_path / "job") == PLAN
+    other = msgspec.structs.replace(PLAN, failures_per_h=2.0)
+    save(other, tmp_path / "job")
+    assert read(tmp_path / "job") == other
+    assert [path.name for path in (tmp_path / "job").iterdir()] == ["plan.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"failures_per_h": "x"}', "\udcff"])
+def test_what_is_no_plan_is_said_so(tmp_path, text):
+    (tmp_path / "plan.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(ConfigError, match="is no plan; remove it, or write it anew"):
+        read(tmp_path)
+
+
+def test_it_cannot_be_kept_everywhere(tmp_path):
+    (tmp_path / "job").write_text("")
+    with pytest.raises(ConfigError, match=r"plan\.json cannot be written: .*OUTLAST_DIR"):
+        save(PLAN, tmp_path / "job")
+
+
+def test_the_newest_that_can_be_read_counts():
+    def told(**fields):
+        return Event(
+            t=1.0, mono=1.0, job="j", attempt=0, node="n", rank=None, event="planned", fields=fields
+        )
+
+    assert newest([]) is None
+    other = msgspec.structs.replace(PLAN, interval_s=1.0)
+    events = [told(**fields_of(PLAN)), told(**fields_of(other)), told(interval_s="x")]
+    assert newest(events) == other
