@@ -175,9 +175,15 @@ class RateType(_Type):
         return _rate(text, match)
 
 
-def learnt(num_failures: int, hours: float) -> Rate:
-    """A rate from failures that were seen, over the prior."""
-    seen = Posterior().after(hours, num_failures)
+def learnt(num_failures: int, hours: float, seen: Posterior | None = None) -> Rate:
+    """A rate from failures that were seen, over the prior.
+
+    Args:
+        num_failures: that there were.
+        hours: in which they came.
+        seen: what is made of them; all of them count the same unless it is given.
+    """
+    seen = seen or Posterior().after(hours, num_failures)
     times = "failure" if num_failures == 1 else "failures"
     return Rate(
         per_h=seen.mean_per_h,
@@ -195,6 +201,8 @@ def _rate(text: str, match: re.Match[str]) -> Rate:
     kind: Of = "job"
     if of:
         kind = {"gpu": "gpu", "node": "node", "machine": "node", "job": "job"}[of.lower()]  # type: ignore[assignment]
+    if unit in ("m", "M"):
+        raise ValueError(f"{text!r}: {unit} could be a minute or a month; write min or month")
     hours = _unit(_HOURS, unit.lower())
     if hours is None and unit.lower() in ("step", "steps") and not of:
         kind, hours = "step", 1.0

@@ -14,6 +14,7 @@ What can go wrong: a ledger that was replaced by a shorter one is read anew.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import re
@@ -71,6 +72,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
+_MOMENTS_KEPT: Final = 10_000
 _FROM: Final = "from "
 _LOSSES: Final = ("worker_lost", "node_lost", "hang")
 _ENDS: Final = ("drained", "job_finished", "attempt_formed")
@@ -85,6 +87,8 @@ class Failures:
         beyond: the failures that took machines.
         scope: what the newest one took, while the job is down; None otherwise.
         gone: the machines that are known to have gone with it.
+        ran_s: seconds of running that this object has seen.
+        moments: when the newest failures were, of those that it has seen.
     """
 
     def __init__(
@@ -98,6 +102,8 @@ class Failures:
     ) -> None:
         self.known, self.since_t = known or Posterior(), since_t
         self.beyond, self.scope, self.gone = beyond or Beyond(), scope, list(gone)
+        self.ran_s = 0.0
+        self.moments: collections.deque[float] = collections.deque(maxlen=_MOMENTS_KEPT)
 
     def see(self, event: str, t: float, node: str = "", source: str = "") -> None:
         """The next line of the ledger.
@@ -142,6 +148,9 @@ class Failures:
 
     def _ran(self, t: float, scope: Scope | None = None) -> None:
         hours = max(t - self.since_t, 0.0) / 3600 if self.since_t else 0.0
+        self.ran_s += hours * 3600
+        if scope is not None:
+            self.moments.append(t)
         self.known = self.known.after(hours, int(scope is not None), AUTO_MEMORY_H)
         self.beyond = self.beyond.after(hours, scope)
 

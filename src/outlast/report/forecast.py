@@ -11,6 +11,7 @@ tier.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from typing import Final
@@ -20,6 +21,7 @@ import msgspec
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, in_order
 from outlast.ledger.incidents import Incident
+from outlast.ledger.lived import lived
 from outlast.ledger.planned import Prediction, newest
 from outlast.plan.interval import Costs, exact_wall
 from outlast.plan.posterior import Posterior
@@ -74,20 +76,18 @@ def forecast(
     blocked_s = [float(one) for one in blocked if isinstance(one, int | float) and one >= 0]
     if held <= 0 or not machines.productive or not blocked_s:
         return None
-    lost = [one for one in incidents if one.kind not in ("drain", "preemption notice")]
-    down = [one.back_t - one.detected_t for one in lost if one.back_t is not None]
-    late = [one.detected_t - one.began_t for one in lost]
+    life = lived(ordered, incidents)
     lags = [event.get("durable_s") for event in ordered if event.event == "commit"]
     costs = Costs(
         checkpoint_h=statistics.fmean(blocked_s) / HOUR_S,
-        restore_h=_middle(down) / HOUR_S,
-        detect_h=_middle(late) / HOUR_S,
+        restore_h=_middle(life.downs_s()) / HOUR_S,
+        detect_h=_middle(life.detections_s()) / HOUR_S,
         lag_h=_middle([one for one in lags if isinstance(one, int | float)]) / HOUR_S,
     )
     share = held / machines.total
     trained_s = machines.wall_s * share * (machines.productive + machines.replayed) / held
     interval_s = trained_s / len(blocked_s)
-    ran_h = machines.wall_s * share / HOUR_S
+    ran_h = life.ran_s / HOUR_S
     planned = newest(ordered)
     if planned is None:
         rate_per_h = Posterior().mean_per_h
@@ -96,17 +96,21 @@ def forecast(
         rate_per_h, predicted = planned.failures_per_h, planned.productive_fraction
     found = Forecast(
         interruptions_predicted=rate_per_h * ran_h,
-        interruptions=len(lost),
+        interruptions=life.num_failures,
         productive_predicted=predicted,
         planned=planned,
         ran_h=ran_h,
         productive=machines.productive / held,
         interval_s=interval_s,
     )
-    if not lost or trained_s <= 0:
+    if not life.failures or trained_s <= 0:
         return found
-    start_t, length_s = ordered[0].t, machines.wall_s
-    moments_s = [min(max(one.detected_t - start_t, 0.0), length_s) for one in lost]
+    start_t = ordered[0].t
+    length_s = machines.wall_s - life.away_s(start_t, math.inf)
+    moments_s = [
+        min(max(one.detected_t - start_t - life.away_s(start_t, one.detected_t), 0.0), length_s)
+        for one in life.failures
+    ]
     best_s, regret = _regret(costs, moments_s, length_s, interval_s)
     return msgspec.structs.replace(found, best_interval_s=best_s, regret=regret)
 

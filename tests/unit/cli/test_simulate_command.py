@@ -228,3 +228,13 @@ def test_a_job_that_gets_nowhere_is_said_to():
         "simulate --rate 30/h --checkpoint 30min --days 9 --policy '1 h' --replications 2"
     )
     assert "no progress" in said
+
+
+def test_a_fleet_of_131072_for_60_days_costs_no_more_than_its_failures(outlast):
+    """All of it, with 1,000 replications: ``python benchmarks/simulate_scale.py``."""
+    line = "simulate --gpus 131072 --days 60 --rate llama-3 --checkpoint 5s --restore 3min --json"
+    code, out, err = outlast(*line.split(), "--policy", "auto", "--replications", "5")
+    assert code == 0, err
+    (found,) = json.loads(out)["policies"]
+    assert found["num_failures"] == pytest.approx(131072 * 4.74e-4 * 60, rel=0.05)
+    assert 0.7 < found["useful_fraction"] < 1

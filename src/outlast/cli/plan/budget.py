@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from outlast.cli.plan.answer import Answer, answered, figure, percent, span
-from outlast.cli.plan.facts import Failures, failures, rate_flags
+from outlast.cli.plan.facts import Failures, failures, own, rate_flags
 from outlast.cli.quantities import DAYS, GPUS, PRICE, SPAN, Rate
 from outlast.errors import ConfigError
 from outlast.plan.budget import from_scratch, from_scratch_wall_h, losses
@@ -129,7 +129,8 @@ def command(
             raise ConfigError("--local-steps needs a step's time; like --step 1s")
         lost = lost_s(local_steps, step_h * 3600, islands, whole_window=whole_window)
         local_lost_h = lost / 3600
-    known = failures(rate, gpus, gpus_per_node, step_h=step_h)
+    measured = own() if rate is None else None
+    known = failures(rate, gpus, gpus_per_node, measured=measured, step_h=step_h)
     return answer(
         known, gpus=gpus, days=days, price=price, lost_h=lost_h, local_lost_h=local_lost_h
     )

@@ -94,30 +94,28 @@ def own() -> Own | None:
     """What the job that the settings name has measured; None where there is no job."""
     from outlast import config
     from outlast.ledger.file import read_events
-    from outlast.ledger.goodput import goodput
     from outlast.ledger.incidents import incidents
+    from outlast.ledger.lived import lived
 
     settings = config.load({})
     if not (settings.dir / "ledger.jsonl").exists():
         return None
     events = list(read_events(settings.dir))
-    spent = goodput(events, count="machines")
-    ran_h = (spent.wall_s - spent.waiting / max(spent.total, 1e-9) * spent.wall_s) / 3600
-    if ran_h <= 0:
+    life = lived(events, incidents(events))
+    if life.ran_s <= 0:
         return None
-    failed = [one for one in incidents(events) if one.kind != "drain"]
-    blocked = [event.get("blocked_s") for event in events if event.event == "snapshot"]
-    commits = [event for event in events if event.event == "commit"]
-    back = [one.back_t - one.detected_t for one in failed if one.back_t is not None]
+    whole = [event for event in events if event.get("kind", "full") == "full"]
+    blocked = [event.get("blocked_s") for event in whole if event.event == "snapshot"]
+    commits = [event for event in whole if event.event == "commit"]
     sizes = [event.get("bytes") for event in commits if isinstance(event.get("bytes"), int)]
-    rate = learnt(len(failed), ran_h)
+    rate = learnt(life.num_failures, life.ran_s / 3600, life.known)
     return Own(
         directory=str(settings.dir),
         rate=msgspec.structs.replace(rate, source=f"this job's ledger: {rate.source}"),
         checkpoint_h=_middle_h(blocked),
         lag_h=_middle_h(event.get("durable_s") for event in commits),
-        restore_h=_middle_h(back),
-        detect_h=_middle_h(one.detected_t - one.began_t for one in failed),
+        restore_h=_middle_h(life.downs_s()),
+        detect_h=_middle_h(life.detections_s()),
         state_bytes=sizes[-1] if sizes else None,
         spot_price=settings.price_spot,
         on_demand_price=settings.price_on_demand,
@@ -160,7 +158,7 @@ def rated(command: Callable[..., Any]) -> Callable[..., Any]:
     @rate_flags
     @functools.wraps(command)
     def ask(*, rate: Rate | None, gpus: int | None, gpus_per_node: int, **given: Any) -> Any:
-        measured = own() if rate is None and gpus is None else None
+        measured = own() if rate is None else None
         return command(known=failures(rate, gpus, gpus_per_node, measured=measured), **given)
 
     return ask

@@ -192,9 +192,18 @@ def command(
 ) -> Answer:
     """How often to save: linear at Young and at its optimum, Daly, and the exact model, marked."""
     if tiers:
-        several.only_tiers(rate=rate, gpus=gpus, checkpoint=checkpoint_h, every=every_h)
+        several.only_tiers(
+            rate=rate,
+            gpus=gpus,
+            checkpoint=checkpoint_h,
+            restore=restore_h,
+            detect=detect_h,
+            lag=lag_h,
+            every=every_h,
+            step=step_h,
+        )
         return several.answer(tiers)
-    ask = checkpoint_h is None or (rate is None and gpus is None)
+    ask = checkpoint_h is None or rate is None
     measured = own() if ask else None
     known = failures(rate, gpus, gpus_per_node, measured=measured, step_h=step_h)
     costs = costs_of(
