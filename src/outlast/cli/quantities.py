@@ -201,6 +201,8 @@ def _rate(text: str, match: re.Match[str]) -> Rate:
     kind: Of = "job"
     if of:
         kind = {"gpu": "gpu", "node": "node", "machine": "node", "job": "job"}[of.lower()]  # type: ignore[assignment]
+    if unit in ("m", "M"):
+        raise ValueError(f"{text!r}: {unit} could be a minute or a month; write min or month")
     hours = _unit(_HOURS, unit.lower())
     if hours is None and unit.lower() in ("step", "steps") and not of:
         kind, hours = "step", 1.0

@@ -647,3 +647,25 @@ def test_a_plan_can_be_kept(say, refused, tmp_path):
     )
     for nothing in ("--save", "--gpus 16 --save", "--price 2 --gpus 3 --save"):
         assert "there is nothing to keep: --save needs a rate and" in refused(nothing)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "spot --rate 2/h --checkpoint 3min --discount 30% --spot 0.9 --on-demand 1",
+            "--spot and --discount say the same thing twice",
+        ),
+        ("interval --tier 9s,7.78e-6/s --lag 3min", "--lag and --tier do not go together"),
+        ("interval --tier 9s,7.78e-6/s --restore 3min", "--restore and --tier do not go together"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(refused, line, says):
+    assert says in refused(line)
+
+
+@pytest.mark.parametrize("unit", ["m", "M"])
+def test_a_minute_is_no_month(refused, unit):
+    assert "could be a minute or a month; write min or month" in refused(
+        f"failures --rate 5/{unit} --days 3"
+    )

@@ -192,7 +192,16 @@ def command(
 ) -> Answer:
     """How often to save: linear at Young and at its optimum, Daly, and the exact model, marked."""
     if tiers:
-        several.only_tiers(rate=rate, gpus=gpus, checkpoint=checkpoint_h, every=every_h)
+        several.only_tiers(
+            rate=rate,
+            gpus=gpus,
+            checkpoint=checkpoint_h,
+            restore=restore_h,
+            detect=detect_h,
+            lag=lag_h,
+            every=every_h,
+            step=step_h,
+        )
         return several.answer(tiers)
     ask = checkpoint_h is None or rate is None
     measured = own() if ask else None

@@ -183,6 +183,8 @@ def command(
     useful_h: float | None,
 ) -> Answer:
     """Whether spot pays, what a useful hour costs, and at which rate or discount that flips."""
+    if spot_price is not None and discount is not None:
+        raise ConfigError("--spot and --discount say the same thing twice: leave one out")
     missing = None in (checkpoint_h, on_demand_price) or (spot_price is None and discount is None)
     measured = own() if missing or rate is None else None
     if measured is not None:
