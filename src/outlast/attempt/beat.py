@@ -137,8 +137,12 @@ class BeatsDirectory:
         root = memory if memory.is_dir() else Path(tempfile.gettempdir())
         _reclaim(root)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-        self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Under its name only once it is held: else another agent that starts now takes it for one
+        # whose owner has died, and removes the directory.
+        begun = self.path / f"{_LOCK}-begun"
+        self._lock = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        begun.rename(self.path / _LOCK)
 
     def clear(self) -> None:
         """Forget the workers of an attempt that is over, and what others have left of them."""

@@ -144,7 +144,9 @@ def _scenario(
         raise ConfigError("a trace brings its own failures: leave out --rate and --law")
     if trace is not None:
         per_h, source = 0.0, f"replayed from {trace.name}"
-        machines = trace.machines if trace.kind == "fleet" else machines
+        if trace.kind == "fleet" or (trace.kind == "failures" and mode != "rigid"):
+            # Whoever goes on with those that are left must know how many there are.
+            machines = trace.machines if trace.kind == "fleet" else machines or trace.machines
         length_h = trace.length_s / HOUR_S if trace.kind != "lifetimes" else 24 * DEFAULT_DAYS
     machines = machines or max((gpus or gpus_per_node) // gpus_per_node, 1)
     name, value = _law(law)
@@ -281,7 +283,7 @@ def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -
         [
             one.policy,
             "as it learns" if one.interval_s is None else span(one.interval_s / HOUR_S),
-            percent(one.mean),
+            f"{100 * one.mean:.2f} %",
             _wall(one.quantile(0.5)),
             _wall(one.quantile(0.05)),  # what is useful is least where the wall is longest
             f"{one.failures:,.1f}",
@@ -291,7 +293,9 @@ def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -
     if setup.price_per_h is not None:
         header += ["cost", "per useful h"]
         for row, one in zip(rows, results, strict=True):
-            row += [f"{one.cost or 0.0:,.2f}", f"{one.cost_per_useful_h() or math.inf:,.2f}"]
+            per_h = one.cost_per_useful_h() if one.mean >= NO_PROGRESS else None
+            row.append(f"{one.cost or 0.0:,.2f}")
+            row.append("no progress" if per_h is None else f"{per_h:,.2f}")
     lines += table(header, rows, [one is best for one in results])
     lines.append("Where the time went:")
     parts = [part for part in _PARTS if any(one.parts.get(part) for one in results)]

@@ -47,6 +47,7 @@ NAME: Final = "hang"
 LATE_S: Final = 1.0  # between two looks, of which there are ten a second
 BETWEEN_S: Final = 0.3  # two looks at a process
 AGAIN_S: Final = 1.0  # after a suspicion of which nothing came, and a fifth of its age
+AGAIN_MAX_S: Final = 30.0  # what is slow by right for ten minutes is not named two minutes late
 LEARNED_S: Final = 5.0
 SAVED_S: Final = 1.0  # a boundary that takes less has saved nothing, or teaches nothing
 RECORDED: Final = 3  # collectives
@@ -189,7 +190,7 @@ class HangWatch:
         attempt = self._watched.begin.attempt
         oldest_s = max((one.age_s for one in seen), default=0.0)
         # Also where another machine has asked: else each of a thousand would raise its own.
-        self._again_s = now_s + max(AGAIN_S, oldest_s / 5)
+        self._again_s = now_s + min(max(AGAIN_S, oldest_s / 5), AGAIN_MAX_S)
         if gathering.number is not None:
             yield Evidence(attempt=attempt, number=gathering.number, seen=seen)
         elif seen and any(self._is_late(track, now_s) for track in self._tracks.values()):

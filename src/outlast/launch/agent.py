@@ -57,6 +57,7 @@ from outlast.policy.restart import TOGETHER, RestartPolicy, Verdict
 LEAVE_TOGETHER_S: Final = 10.0
 # How long a worker may take to die of what has hit it already.
 DYING_S: Final = 0.05
+ENDED_S: Final = 5.0  # for all workers that were killed: some may be held by the kernel
 # What is kept of a notice's time to end workers that did not end themselves.
 MARGIN_S: Final = 1.0
 LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
@@ -379,9 +380,10 @@ class Agent(LocalElasticAgent):
                 self._ended.add(local_rank)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(handler.proc.pid, signal.SIGKILL)
+        deadline_s = time.monotonic() + ENDED_S
         for handler in self._handlers().values():
             with contextlib.suppress(Exception):
-                handler.proc.wait(timeout=5)
+                handler.proc.wait(timeout=max(deadline_s - time.monotonic(), 0.01))
 
     def _let_the_dying_die(self) -> None:
         # Workers that were killed together do not vanish together: one whose memory is still being

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
@@ -65,7 +66,7 @@ class Judge:
         self._round: _Round | None = None
         self._last: _Round | None = None
         self._notifying: list[threading.Thread] = []
-        self._replaced: set[str] = set()
+        self._replaced_s: dict[str, float] = {}  # machine → when that was asked for
         self._has_failed = False  # the command, which is said once
 
     def begin(self, group: Any) -> None:
@@ -154,9 +155,10 @@ class Judge:
                 say(f"health.notify failed, and training goes on: {words[0]}: {_why(error)}")
 
     def _replace(self, host: str, found: Finding, *, spare_only: bool) -> None:
-        if host in self._replaced:
+        now_s = time.monotonic()
+        if now_s - self._replaced_s.get(host, -REPLACED_S) < REPLACED_S:
             return
-        self._replaced.add(host)
+        self._replaced_s[host] = now_s
         reason = f"rank {found.rank} is slow: its {found.of} takes {found.factor:.2f} times a step"
         asked = self._machines.leave_out(
             reason, for_s=REPLACED_S, host=host, gentle=True, spare_only=spare_only

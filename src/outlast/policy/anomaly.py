@@ -45,6 +45,7 @@ import msgspec
 
 from outlast.policy.rollbacks import Rollback
 
+_NONE: Final = "health.rollbacks allows none"
 ACTIONS: Final = ("report", "stop", "rollback")
 WATCHED: Final = ("loss", "grad_norm")
 LEAST: Final = 20  # good values before any is called a spike
@@ -312,9 +313,8 @@ def decide(
     ]
     if len(recent) >= rules.rollbacks:
         times = f"{len(recent)} rollback{'s'[: len(recent) != 1]}"
-        return Decision(
-            action="stop", step=step, why=f"{times} within {rules.stretch} steps did not help"
-        )
+        why = f"{times} within {rules.stretch} steps did not help" if recent else _NONE
+        return Decision(action="stop", step=step, why=why)
     doubled = rules.skip * 2 ** min(len(recent), DOUBLINGS_MAX)
     return Decision(
         action="rollback", step=step, num_batches=max(doubled, sign.step - sign.first + 1)

@@ -91,6 +91,14 @@ class Exclusions:
             return False
         return known is not None
 
+    def words(self, host: str, now_s: float) -> str:
+        """What a machine that is left out waits for; "" for another."""
+        if not self.bars(host, now_s):
+            return ""
+        out, until_s = self._out[host]
+        left_min = (until_s - now_s) / 60
+        return f"its time to be over: left out for another {left_min:.0f} min ({out.reason})"
+
     def bars(self, host: str, now_s: float) -> bool:
         """Whether it is left out even where there is room for it."""
         return self.holds(host, now_s) and not self._out[host][0].spare_only

@@ -42,6 +42,7 @@ import numpy as np
 
 WINDOW: Final = 24
 SHORT: Final = 8
+MIDDLE: Final = 13  # for bursts that are longer, and weak beside the noise
 CLUMPED: Final = 48
 LEAST: Final = 18  # steps, before anybody is named
 NOW: Final = 5  # the newest steps, which say whether it is over
@@ -49,6 +50,7 @@ LASTING: Final = 0.75
 RELATIVE: Final = 0.10
 ABSOLUTE_S: Final = 1e-3
 CHANCE: Final = 5.0  # standard errors
+SHORT_CHANCE: Final = 6.0  # of a few steps: noise with heavy tails looks like a burst in them
 SPREAD: Final = 6.0  # standard deviations between healthy ranks, where there are enough of them
 SPREAD_RANKS: Final = 8
 WAITED_FOR: Final = 0.3  # of its excess, by the others
@@ -210,7 +212,7 @@ class Stragglers:
         if any(which == of for _, which in self._suspects):
             return True
         high = np.zeros(len(rows[0].base), dtype=bool)
-        for steps in (rows[-WINDOW:], rows[-SHORT:]):
+        for steps in (rows[-WINDOW:], rows[-MIDDLE:], rows[-SHORT:]):
             times = np.sum([row.is_high[of] for row in steps], axis=0, dtype=np.uint8)
             high |= times >= (len(steps) + 1) // 2
         if of == "loader":
@@ -239,8 +241,9 @@ class Stragglers:
         return news
 
     def _bursting(self, rows: list[_Row], of: str, noise: float) -> list[Finding]:
-        short = _Window(rows[-SHORT:], of, self._kinds, noise)
-        for slow in np.flatnonzero(short.lasting()).tolist():
+        short = _Window(rows[-SHORT:], of, self._kinds, noise, SHORT_CHANCE)
+        middle = _Window(rows[-MIDDLE:], of, self._kinds, noise)
+        for slow in np.flatnonzero(short.lasting() | middle.lasting()).tolist():
             if slow not in self._named:
                 since = rows[_onset([row.excess[of][slow] for row in rows])]
                 self._suspects.setdefault((slow, of), since)
@@ -347,12 +350,14 @@ class _Window:
         limit: above which an excess is not by chance.
     """
 
-    def __init__(self, rows: list[_Row], of: str, kinds: _Groups, noise: float) -> None:
+    def __init__(
+        self, rows: list[_Row], of: str, kinds: _Groups, noise: float, chance: float = CHANCE
+    ) -> None:
         self.excess = np.array([row.excess[of] for row in rows])
         self.median = _median(self.excess)
         self.noise = noise
-        chance = CHANCE * _OF_MEDIAN * self.noise / len(rows) ** 0.5
-        self.limit = max(RELATIVE, chance, SPREAD * self._apart(kinds))
+        errors = chance * _OF_MEDIAN * self.noise / len(rows) ** 0.5
+        self.limit = max(RELATIVE, errors, SPREAD * self._apart(kinds))
         self._base = _median(np.array([row.base for row in rows]))
         self._lag = np.mean([row.lag for row in rows], axis=0)
 

@@ -151,7 +151,7 @@ class Intervals(Protocol):
         """Seconds from checkpoint to checkpoint, from here to the next failure."""
 
     def failed(self, ran_s: Times, did: Times) -> None:
-        """Each job ran for so long; and failed where ``did`` is 1."""
+        """Each job trained and saved for so long; and failed where ``did`` is 1."""
 
 
 class Fixed:
@@ -255,7 +255,7 @@ class _Jobs:
         left_s = np.where(alive, case.work_s - ledger.useful, 0.0)
         needed_s = _needed(left_s, interval, case.cost_s)
         is_done = alive & has_begun & (needed_s <= room_s - restoring)
-        is_over = alive & ~is_done & (gap_s > to_end_s)
+        is_over = alive & ~is_done & (gap_s >= to_end_s - SAME_S)
         failed = alive & ~is_done & ~is_over
         run_s = np.where(is_done, needed_s, room_s - restoring)
         useful = np.where(
@@ -275,7 +275,7 @@ class _Jobs:
         ledger.replayed += run_s - useful - stalled
         ledger.restarting += restoring
         ledger.failures += failed
-        self._intervals.failed(restoring + run_s, failed.astype(float))
+        self._intervals.failed(run_s, failed.astype(float))
         self.now_s += restoring + run_s
         self.alive = failed
 

@@ -173,8 +173,14 @@ def difference(one: Result, other: Result) -> tuple[float, float]:
 
 def _result(scenario: Scenario, policy: str, replications: int) -> Result:
     every, interval_s = chosen(scenario, policy, replications)
-    run = _side_by_side if scenario.is_simple and every.steps is None else _one_by_one
+    run = _side_by_side if _is_beside(scenario, every) else _one_by_one
     return run(scenario, policy, every, interval_s, replications)
+
+
+def _is_beside(scenario: Scenario, every: Every) -> bool:
+    """Whether it can go side by side; ``auto`` on a recording is always the runtime's own."""
+    is_own = every.seconds is None and scenario.trace is not None
+    return scenario.is_simple and every.steps is None and not is_own
 
 
 def chosen(
@@ -250,7 +256,7 @@ def effort_s(scenario: Scenario, policies: list[str], replications: int) -> floa
     for policy in policies:
         is_search = policy.strip().lower() == "best"
         every, interval_s = (None, None) if is_search else chosen(scenario, policy)
-        if scenario.is_simple and not (every and every.steps):
+        if scenario.is_simple and (not every or _is_beside(scenario, every)):
             searched = 2 * is_search * SEARCH_POINTS * min(replications, SEARCH_REPLICATIONS)
             total_s += (1 + 2 * is_search) * failures * TURN_S
             total_s += failures * (replications + searched) * GAP_S
@@ -296,10 +302,9 @@ def _ledger(
     )
     failures: many.Failures
     if scenario.trace is not None:
-        chance = np.random.default_rng(scenario.seed)
-        offsets_s = chance.random(replications) * scenario.trace.length_s
-        offsets_s[0] = 0.0  # the recording as it was
-        offsets_s = np.tile(offsets_s, copies)
+        chances = [np.random.default_rng((scenario.seed, one)) for one in range(replications)]
+        begins = [_begin_s(scenario, chance, one) for one, chance in enumerate(chances)]
+        offsets_s = np.tile(np.array(begins), copies)
         failures = many.Replayed(scenario.trace.losses, scenario.trace.length_s, offsets_s)
     else:
         per_h = scenario.failures_per_h
@@ -384,7 +389,7 @@ def tell(scenario: Scenario, number: int) -> Story:
     """What happens to this replication; the same whatever the policy."""
     chance = np.random.default_rng((scenario.seed, number))
     if scenario.trace is not None and scenario.trace.kind == "fleet":
-        return _fleet(scenario, chance, offset_s=0.0 if not number else None)
+        return _fleet(scenario, chance, _begin_s(scenario, chance, number))
     moments = _DRAWN[scenario.law](scenario, chance, number)
     is_whole = scenario.is_simple  # nobody is missed: another machine is there at once
     losses = [
@@ -392,6 +397,12 @@ def tell(scenario: Scenario, number: int) -> Story:
         for at_s, machines in moments
     ]
     return Story(losses=losses)
+
+
+def _begin_s(scenario: Scenario, chance: np.random.Generator, number: int) -> float:
+    """Where a replication begins in a recording; the first as it was."""
+    assert scenario.trace is not None  # noqa: S101 - asked by whoever has one
+    return float(chance.random()) * scenario.trace.length_s if number else 0.0
 
 
 Moments = list[tuple[float, tuple[int, ...]]]
@@ -437,11 +448,12 @@ def _recorded(scenario: Scenario, chance: np.random.Generator, number: int) -> M
     if trace.kind == "lifetimes":
         law = draws.Recorded(trace.lifetimes_s)
         return _aged(lambda _: law)(scenario, chance, number)
-    offset_s = chance.random() * trace.length_s if number else 0.0
+    offset_s = _begin_s(scenario, chance, number)
     length_s, horizon_s = trace.length_s, scenario.setup.horizon_s
-    times = np.unique((np.asarray(trace.losses) - offset_s) % length_s)
-    rounds = math.ceil(horizon_s / length_s)
-    every = [float(at_s) + length_s * turn for turn in range(rounds) for at_s in times]
+    # One at the very end of the recording is there, not at the beginning.
+    times = length_s - np.unique((offset_s - np.asarray(trace.losses)) % length_s)[::-1]
+    turns = range(math.ceil(horizon_s / length_s))
+    every = [float(at_s) + length_s * turn for turn in turns for at_s in times]
     machines = scenario.setup.machines
     return [(at_s, (int(chance.integers(machines)),)) for at_s in every if at_s < horizon_s]
 
@@ -455,12 +467,11 @@ _DRAWN: Final = {
 }
 
 
-def _fleet(scenario: Scenario, chance: np.random.Generator, offset_s: float | None) -> Story:
+def _fleet(scenario: Scenario, chance: np.random.Generator, offset_s: float) -> Story:
     """A fleet's recording from a moment on, and round again; machines are its slots."""
     trace, horizon_s = scenario.trace, scenario.setup.horizon_s
     assert trace is not None  # noqa: S101 - asked by whoever has one
     changes = list(in_slots(trace))
-    offset_s = float(chance.random()) * trace.length_s if offset_s is None else offset_s
     here: set[int] = set()
     states: list[tuple[float, set[int]]] = []  # who is there from each moment on
     for at_s, came, went in changes:

@@ -59,6 +59,7 @@ END_S: Final = 30.0
 FETCH_S: Final = 600.0
 STOP_S: Final = 2.0
 REMEMBERED: Final = 10_000  # steps of which it is known which batch they had
+_TOO_OLD: Final = "which batch its first step had is not known any more"
 LOGGED_MAX: Final = 20_000  # values that wait to be told; what is logged beyond is not watched
 UNSENT_MAX: Final = 10_000
 LOOK_S: Final = 5.0  # for the places to say which checkpoints they have
@@ -336,12 +337,14 @@ class Judging:
             rollbacks=self.rollbacks,
             there=None if self._rules.action == "report" else self._there(),
         )
+        at = self._batches.get(sign.first)
+        if decision.action == "rollback" and at is None:
+            decision = msgspec.structs.replace(decision, action="stop", why=_TOO_OLD)
         found = msgspec.structs.asdict(sign)
         found["value"] = sign.value if math.isfinite(sign.value) else None
         self._ledger.append("anomaly", action=decision.action, **found)
         if decision.action == "report":
             return
-        at = self._batches.get(sign.first)
         batches = None
         if decision.action == "rollback" and at is not None:
             last = at[1] + decision.num_batches - 1

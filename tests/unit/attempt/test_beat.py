@@ -1,5 +1,7 @@
 """A worker's newest step in memory, and the agent's directory for it."""
 
+import fcntl
+
 import pytest
 
 from outlast.attempt import beat as module
@@ -125,3 +127,19 @@ def test_a_phase_that_nobody_knows_is_none(spoken):
     beat, heard = spoken
     beat.phase(99)
     assert heard.phase is None
+
+
+def test_another_agent_that_starts_now_does_not_take_it_for_an_orphan(monkeypatch):
+    lock = fcntl.flock
+
+    def meanwhile(fd, how):
+        if how == fcntl.LOCK_EX:
+            monkeypatch.setattr(fcntl, "flock", lock)
+            BeatsDirectory().close()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", meanwhile)
+    directory = BeatsDirectory()
+    BeatsDirectory().close()
+    assert directory.path.is_dir()
+    directory.close()

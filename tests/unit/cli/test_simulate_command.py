@@ -225,9 +225,17 @@ def test_what_cannot_be_is_one_line(line):
 
 def test_a_job_that_gets_nowhere_is_said_to():
     said = called(
-        "simulate --rate 30/h --checkpoint 30min --days 9 --policy '1 h' --replications 2"
+        "simulate --rate 30/h --checkpoint 30min --days 9 --policy '1 h' --replications 2 --price 2"
     )
-    assert "no progress" in said
+    assert said.count("no progress") == 3  # p50, p95, and what a useful hour costs
+    assert "inf" not in said
+
+
+def test_who_goes_on_with_the_rest_knows_how_many_there_are():
+    line = "failures.csv --checkpoint 5s --replications 1 --policy '10 min'"
+    assert asked(f"{line} --mode restart")["num_machines"] == 60
+    assert asked(f"{line} --mode restart --machines 8")["num_machines"] == 8
+    assert asked(line)["num_machines"] == 1
 
 
 def test_a_fleet_of_131072_for_60_days_costs_no_more_than_its_failures(outlast):

@@ -184,6 +184,17 @@ def test_a_machine_is_asked_for_once(judges, store, said, straggler):
     assert said == []
 
 
+def test_a_machine_that_was_replaced_may_be_again_once_its_time_is_over(judges, monkeypatch):
+    judge = judges(machines=2, straggler="replace", others=(others := Machines()))
+    found = types.SimpleNamespace(rank=1, of="compute", factor=1.5)
+    for _ in range(2):
+        judge._replace("b", found, spare_only=True)
+    assert len(others.calls) == 1
+    monkeypatch.setattr(room, "REPLACED_S", 0.0)
+    judge._replace("b", found, spare_only=True)
+    assert len(others.calls) == 2
+
+
 def test_without_another_machine_it_is_said(judges, store, said):
     judge = judges(machines=1, straggler="replace", others=Machines(asked=False))
     judge.heard(timings(range(4), "a", slow=[3]))

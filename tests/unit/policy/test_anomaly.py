@@ -4,6 +4,7 @@ import math
 import random
 
 import hypothesis.strategies as st
+import msgspec
 import pytest
 from hypothesis import given
 
@@ -176,6 +177,12 @@ def test_where_it_goes_back_to(commits, healthy, step):
     stop = Rules(action="stop")
     found = decide(stop, sign_at(25), commits=commits, healthy=healthy, rollbacks=[])
     assert found == Decision(action="stop", step=step)
+
+
+def test_no_rollback_is_allowed():
+    none = msgspec.structs.replace(ROLLS, rollbacks=0)
+    found = decide(none, sign_at(25), commits=[10], healthy=[10], rollbacks=[])
+    assert (found.action, found.why) == ("stop", "health.rollbacks allows none")
 
 
 def test_twice_as_many_each_time_and_then_it_gives_up():

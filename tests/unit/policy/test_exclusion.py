@@ -99,6 +99,15 @@ def test_what_an_agent_hears_holds_as_it_was_decided():
     assert all(heard.holds(host, 2.0) for host in "abc")
 
 
+def test_a_machine_that_is_left_out_is_told_for_how_long_and_why():
+    known = Exclusions()
+    known.put(out("a", for_s=600.0), 0.0)
+    known.put(out("b", spare_only=True), 0.0)
+    words = "its time to be over: left out for another 8 min (it failed)"
+    assert [known.words(host, 120.0) for host in "abc"] == [words, "", ""]
+    assert known.words("a", 601.0) == ""
+
+
 def test_one_that_is_to_be_replaced_stays_unless_another_waits():
     roster = roster_of("abc", max_nodes=3)
     orders = roster.left_out(out(spare_only=True), 110.0)

@@ -340,6 +340,19 @@ def test_a_rollback_that_the_disk_did_not_take_is_made_up_for(crew, tmp_path, is
     assert len(kept(tmp_path / "job")) == is_full
 
 
+def test_a_sign_that_began_too_far_back_stops_and_says_so(crew, monkeypatch):
+    monkeypatch.setattr(room, "REMEMBERED", 2)
+    job = crew(1, anomaly="rollback")
+    job.step(1, [1.0])
+    for number in range(2, 6):
+        job.step(number, [None])
+    job.step(6, [math.nan])
+    assert job.books.until("anomaly")["action"] == "stop"
+    found = job.books.until("rollback")
+    assert (found["first"], found["batches"]) == (2, None)
+    assert found["reason"].endswith("which batch its first step had is not known any more")
+
+
 def test_it_goes_back_to_what_is_there(crew):
     job = crew(1, anomaly="rollback", settle=2, there=lambda: {4})
     for number in range(1, 9):

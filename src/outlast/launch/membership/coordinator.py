@@ -154,7 +154,7 @@ class Coordinator:
         peer.send(encode(welcome))
         self._joined(join)
         if self.roster.phase is Phase.RUNNING:
-            self._tell([join.node], self._no_place())
+            self._tell([join.node], self._no_place(join.node))
         elif self._words:
             self._tell([join.node], Waits(words=self._words))
 
@@ -381,13 +381,15 @@ class Coordinator:
         if short is not None:
             self._tell([node for node in form.members if node in knows], short)
         self._tell([node for node in form.members if node not in knows], go)
-        if aside:
-            self._tell(aside, self._no_place())
+        for node in aside:
+            self._tell([node], self._no_place(node))
         self._last_go, self._knows = go, set(form.members)
         self._fingerprint = fingerprint(go)
 
-    def _no_place(self) -> Waits:
+    def _no_place(self, node: str) -> Waits:
         """To those who come while an attempt runs, or wait aside."""
+        if out := self.roster.out.words(self._guests[node].member.host, time.monotonic()):
+            return Waits(words=out, runs=True)
         count, most = len(self.roster.members), self.roster.rules.max_nodes
         words = f"a place: {count} of at most {most} machines train"
         if self.roster.fixed:
