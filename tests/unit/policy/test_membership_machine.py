@@ -7,6 +7,8 @@ claimed what. A machine obeys the coordinator it is connected to, and ends its w
 that. Checked all the time: attempts that could both commit never run at the same time.
 """
 
+import math
+
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -30,6 +32,7 @@ class Machine:
         self.at = None  # the coordinator it is connected to
         self.leaves = False
         self.hangs = False
+        self.ends_s = math.inf  # when it has ended workers that it is to stop
 
 
 class Seat:
@@ -62,6 +65,8 @@ class Membership(RuleBasedStateMachine):
                     for name in seat.roster.members:
                         if name in self.machines and self.machines[name].at == node:
                             self.stopping.add(name)
+                            limit_s = math.inf if order.gentle else RULES.stop_s
+                            self.machines[name].ends_s = self.now_s + limit_s
                 case Form():
                     self.check_form(node, order)
                     seat.asked = order
@@ -76,10 +81,10 @@ class Membership(RuleBasedStateMachine):
         assert form.attempt > max(self.machines[name].heard for name in form.members)
         assert RULES.min_nodes <= len(form.members) <= RULES.max_nodes
         assert form.members[0] == node or node not in form.members
-        roster = self.seats[node].roster
+        roster, unheard = self.seats[node].roster, self.seats[node].unheard
         for name in form.members:
             machine = self.machines[name]
-            assert machine.at == node
+            assert machine.at == node or name in unheard  # void once it is heard
             assert machine.runs is None
             assert not machine.leaves
             assert not machine.hangs
@@ -88,7 +93,7 @@ class Membership(RuleBasedStateMachine):
         if not form.required:
             voters = set(roster.members) - self.left
             here = {n for n in voters if n in self.machines and self.machines[n].at == node}
-            here = {n for n in here if not self.machines[n].hangs}
+            here = {n for n in here if not self.machines[n].hangs} | (voters & set(unheard))
             assert 2 * len(here) > len(voters)
 
     def check_goes(self, node, order):
@@ -307,8 +312,8 @@ class Membership(RuleBasedStateMachine):
             return
         self.machines[name].hangs = False
         seat = self.seats[name]
-        gone, seat.unheard = seat.unheard, []
-        for other in gone:
+        while seat.unheard:
+            other = seat.unheard.pop(0)
             if name in self.seats:
                 orders = seat.roster.lost(other, self.now_s, "has ended", certain=True)
                 self.obey(name, orders)
@@ -382,6 +387,10 @@ class Membership(RuleBasedStateMachine):
         until_s = self.now_s + seconds
         while self.now_s < until_s:
             self.now_s += min(1.0, seconds)
+            for name in self.stopping:  # though its coordinator has not heard so
+                machine = self.machines[name]
+                if self.now_s >= machine.ends_s and not machine.hangs:
+                    machine.runs = None
             for name in list(self.seats):
                 if self.machines[name].hangs:
                     continue
