@@ -12,10 +12,12 @@ from outlast.policy.cadence import (
     AUTO_FIRST_S,
     AUTO_MAX_S,
     AUTO_MIN_S,
+    AUTO_SHAPE,
     Auto,
     EverySeconds,
     EverySteps,
     Hurried,
+    bunched,
     cadence,
 )
 
@@ -49,8 +51,34 @@ def test_auto_saves_once_early_and_then_by_the_exact_formula():
     best_s = 3600 * exact_best_h(Costs(checkpoint_h=1 / 60), known.mean_per_h)
     assert auto.interval_s == pytest.approx(best_s)
     assert best_s == pytest.approx(math.sqrt(2 * 60 * 36000), rel=0.03)  # about Young's
-    assert not auto.due(2, AUTO_FIRST_S + auto.interval_s - 0.1)
-    assert auto.due(2, AUTO_FIRST_S + auto.interval_s)
+    middle_h = (AUTO_FIRST_S + best_s / 2) / 3600
+    wait_s = best_s * bunched(middle_h * known.mean_per_h)
+    assert not auto.due(2, AUTO_FIRST_S + wait_s - 0.1)
+    assert auto.due(2, AUTO_FIRST_S + wait_s + 0.1)
+    assert auto.due_s(2, 0.0, 1.0) == pytest.approx(AUTO_FIRST_S + wait_s)
+
+
+def test_failures_come_in_bunches_so_the_wait_grows_with_the_time_since_the_last():
+    waits = [bunched(up) for up in (1e-3, 0.01, 0.1, 1.0, 10.0)]
+    assert waits == sorted(waits)
+    assert 0.5 < waits[0] < 0.7
+    assert 1.2 < waits[-1] < 1.3
+    # Where the hazard is the mean rate it is the interval itself: k g (up g)^(k-1) = 1.
+    g = math.gamma(1 + 1 / AUTO_SHAPE)
+    assert bunched((AUTO_SHAPE * g) ** (1 / (1 - AUTO_SHAPE)) / g) == pytest.approx(1)
+
+
+def test_auto_waits_longer_the_longer_nothing_fails_and_begins_anew_after_a_failure():
+    auto = Auto(0.0, Posterior(num_seen=1000, seen_h=5000.0))
+    now_s, waits_s = 20.0, []
+    for step in range(1, 40):
+        auto.taken(step, now_s, 60.0)
+        waits_s.append(auto.due_s(step, now_s, 1.0) - now_s)
+        now_s += waits_s[-1]
+    assert waits_s == sorted(waits_s)
+    auto.lost(now_s)
+    auto.begun(now_s + 100.0)
+    assert auto.due_s(40, now_s, 1.0) - (now_s + 100.0) == pytest.approx(waits_s[0], rel=0.02)
 
 
 def test_auto_learns_the_mean_cost_and_lets_go_of_a_dear_first_one():

@@ -183,8 +183,8 @@ def test_auto_side_by_side_is_nearly_the_runtimes_own():
     ledger = simulate(case, from_zero(moments_s), Automatic(case.cost_s, 1), 1)
     outcome = run(case, moments_s, Auto(0.0))
     assert outcome.failures == ledger.failures[0]
-    # The runtime's also changes its mind between failures, and saves once early.
-    assert outcome.useful_s == pytest.approx(ledger.useful[0], rel=2e-3)
+    # The runtime's also changes its mind between failures, saves once early, and expects bunches.
+    assert outcome.useful_s == pytest.approx(ledger.useful[0], rel=5e-3)
 
 
 def test_automatic_learns_as_the_posterior_does():
