@@ -43,10 +43,12 @@ _BYTES: Final = {
 }
 _THOUSANDS: Final = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 _QUANTITY: Final = re.compile(rf"^\s*\$?\s*({_NUMBER})\s*([^\s0-9]*)\s*\Z")
+_PART: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(d|h|min|m|s)(?![a-z])")
+_PARTS: Final = re.compile(rf"^\s*(?:{_PART.pattern}\s*)+\Z")
 _MIXED: Final = re.compile(r"^([KMGTPkmgtp]?)([bB])(ps|/s)?\Z")
 _RATE: Final = re.compile(
     rf"^\s*({_NUMBER})\s*(%?)\s*(?:failures?|interruptions?)?\s*(?:/|per\s)\s*({_NUMBER})?\s*"
-    r"(?:(gpu|node|machine|job)[-\s]?)?([a-z]+)\s*\Z",
+    r"(?:(gpu|node|machine|job)[-/\s]?)?([a-z]+)\s*\Z",
     re.IGNORECASE,
 )
 _SEEN: Final = re.compile(r"^\s*([0-9]+)\s*(?:failures?)?\s*in\s+(.+)\Z", re.IGNORECASE)
@@ -146,6 +148,17 @@ class Quantity(_Type):
             hint = "has no unit" if not unit else f"{unit!r} is not a unit of {self.name}"
             raise ValueError(f"{text!r}: {hint}; write {self._example}")
         return number * scale
+
+
+class Duration(Quantity):
+    """A time; ``1h30m`` and ``2d 12h`` are sums."""
+
+    def read(self, text: str) -> float | int:
+        """The hours."""
+        parts = _PART.findall(text)
+        if len(parts) > 1 and _PARTS.match(text):
+            text = f"{sum(self._scaled(text, float(n), unit) for n, unit in parts):.17g}h"
+        return super().read(text)
 
 
 class RateType(_Type):
@@ -261,8 +274,8 @@ _PERCENT: Final = {"%": 0.01}
 
 _HOURS_MOST: Final = 8.766e6  # a thousand years
 
-DURATION: Final = Quantity("a time", _HOURS, "90s, 3min or 1.5h", above=False, most=_HOURS_MOST)
-SPAN: Final = Quantity("a time", _HOURS, "90s, 3min or 1.5h", most=_HOURS_MOST)
+DURATION: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", above=False, most=_HOURS_MOST)
+SPAN: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", most=_HOURS_MOST)
 DAYS: Final = Quantity("a number of days", {"d": 1.0, "day": 1.0}, "60", bare=True, most=365_250)
 RATE: Final = RateType()
 SIZE: Final = Quantity("a size", _BYTES, "640GB or 1.2TB", most=1e24)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.cli import cli
+from outlast.cli.quantities import DURATION
 from outlast.errors import ConfigError
 from outlast.ledger.events import Event, encode
 from thorough import examples
@@ -96,6 +97,7 @@ def test_a_plain_number_is_a_rate(ask):
 @pytest.mark.parametrize(
     ("flags", "mtbf_h"),
     [
+        ("--gpus 512 --rate 0.5%/gpu/day", 9.352),
         ("--gpus 16384 --rate llama-3", 3.093),
         ("--gpus 16384 --rate llama-3-all", 2.781),
         ("--gpus 16384 --rate '6.5/1000 node-days'", 1.803),
@@ -306,6 +308,20 @@ def test_replicas(ask, nodes, lost, chance):
     assert round(found["recovers_probability"], 3) == chance
 
 
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [("1h30m", 1.5), ("2d 12h", 60.0), ("1h 5min 3s", 1 + 303 / 3600), ("30m", 0.5)],
+)
+def test_times_as_people_write_them(text, hours):
+    assert DURATION.read(text) == pytest.approx(hours, rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["1h30x", "1h-3m", "1h30", "h", "1hm"])
+def test_times_that_nobody_can_read(text):
+    with pytest.raises(ValueError, match="write 90s, 3min or"):
+        DURATION.read(text)
+
+
 def test_a_deadline(ask):
     line = "deadline --work 48h --deadline 70h --rate 0.5/h --away 2h --spot 0.3 --on-demand 1"
     found = {row["policy"]: row for row in ask(line)["policies"]}
@@ -316,6 +332,15 @@ def test_a_deadline(ask):
     assert mixed["cost_p5"] <= mixed["cost_mean"] <= mixed["cost_p95"]
     assert mixed["cost_mean"] < found["on demand alone"]["cost_mean"]
     assert ask(line) == ask(line)
+
+
+def test_a_deadline_after_months_with_a_preemption_an_hour(ask):
+    answer = ask(
+        "deadline --work 600h --deadline 40d --rate 1/h --away 10min --spot 0.7 --on-demand 1"
+    )
+    (progress,) = [row for row in answer["policies"] if row["policy"] == "uniform progress"]
+    assert progress["met_fraction"] == 1.0
+    assert answer["num_runs"] >= 10
 
 
 def test_a_deadline_that_nobody_meets(say):
@@ -375,7 +400,7 @@ def test_the_linear_models_error_is_said_where_it_leaves_its_range(say):
         ("replicas --nodes 4 --lost 5", "there are only 4 machines"),
         ("zones --machines 8 --reclaim 5%/gpu-day", "--reclaim is of a whole zone"),
         (
-            "deadline --work 1h --deadline 2h --rate 1/s --away 1s --spot 1 --on-demand 2",
+            "deadline --work 1h --deadline 5h --rate 1/s --away 1s --spot 1 --on-demand 2",
             "come and go too often",
         ),
         ("intervals", "did you mean interval?"),
