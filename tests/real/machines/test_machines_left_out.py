@@ -72,7 +72,7 @@ def test_a_spare_takes_the_place_of_a_machine_and_its_owner_brings_it_back(machi
         agent.kill()
     before = job.attempts()[-1][0]
     job.start(sick, stays, num_most=2)
-    until(lambda: "waiting for a place" in job.agents[sick.name].err, "a machine left out")
+    until(lambda: "left out for another" in job.agents[sick.name].err, "a machine left out")
     job.until_trained(stays, steps=20)
     assert job.on(sick, after_attempt=before) == []
     job.agents[sick.name].kill()
