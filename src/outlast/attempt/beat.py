@@ -221,11 +221,11 @@ class Beat:
         if self._memory is not None:
             _KIND.pack_into(self._memory, _KIND_AT, number)
 
-    def timing(self, timing: Timing) -> None:
-        """Say what a step's time was spent on."""
+    def timing(self, step: int, *seconds: float) -> None:
+        """Say what a step's time was spent on: the fields of ``Timing``, which costs to make."""
         if self._memory is not None:
-            at = _TIMINGS_AT + timing.step % NUM_TIMINGS * _TIMING.size
-            _TIMING.pack_into(self._memory, at, *timing, timing.step)
+            at = _TIMINGS_AT + step % NUM_TIMINGS * _TIMING.size
+            _TIMING.pack_into(self._memory, at, step, *seconds, step)
 
 
 def beat_path(directory: Path, local_rank: int) -> Path:

@@ -127,7 +127,6 @@ class Meter:
     def _begun(self, waits: Waits) -> None:
         waits.begin_step()
         self._stall_s = 0.0
-        self._was_saving = self._is_saving()
         if self._device is not None:
             self._device.begun(waits)
 
@@ -135,7 +134,9 @@ class Meter:
         before_s, self._end_s = self._end_s, now_s
         if waits.unsure:
             waits.look()
-        is_saving = self._was_saving or self._is_saving()
+        # One that began and ended within the step has left its stall.
+        was_saving, self._was_saving = self._was_saving, self._is_saving()
+        is_saving = was_saving or self._was_saving
         begin_s, loading_s, stall_s = self._begin_s, self._loading_s, self._stall_s
         if self._device is not None:
             self._device.ended(
@@ -155,15 +156,13 @@ class Meter:
             compute_s = now_s - begin_s - waits.spent_s - stall_s
             stall_s += loading_s - before_s
             self._beat.timing(
-                Timing(
-                    step,
-                    now_s,
-                    now_s - before_s,
-                    compute_s if compute_s > 0.0 else 0.0,
-                    waits.spent_s,
-                    begin_s - loading_s,
-                    _stall_said(stall_s, is_saving=is_saving),
-                )
+                step,
+                now_s,
+                now_s - before_s,
+                compute_s if compute_s > 0.0 else 0.0,
+                waits.spent_s,
+                begin_s - loading_s,
+                _stall_said(stall_s, is_saving=is_saving),
             )
 
     def _guard(self, act: Callable[[], None]) -> None:
@@ -228,7 +227,7 @@ class _Device:
             self._open.append(one)
         self._end = end
         while self._open and self._clock.has_passed(self._open[0].marks[2]):
-            beat.timing(self._timing(self._open.popleft()))
+            beat.timing(*self._timing(self._open.popleft()))
         while len(self._open) > MAX_OPEN:
             self._open.popleft()
 

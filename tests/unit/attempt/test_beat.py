@@ -108,7 +108,7 @@ def test_the_most_updates_of_any_worker_are_found(tmp_path, monkeypatch):
 def test_of_timings_the_newest_are_there_in_order(spoken):
     beat, heard = spoken
     for step in range(1, NUM_TIMINGS + 51):
-        beat.timing(Timing(step, float(step), 0.5, 0.25, 0.125, 0.0625, 0.0))
+        beat.timing(*Timing(step, float(step), 0.5, 0.25, 0.125, 0.0625, 0.0))
     assert [one.step for one in heard.timings(0)] == list(range(51, NUM_TIMINGS + 51))
     assert heard.timings(NUM_TIMINGS + 49) == [
         Timing(NUM_TIMINGS + 50, NUM_TIMINGS + 50.0, 0.5, 0.25, 0.125, 0.0625, 0.0)
@@ -117,7 +117,7 @@ def test_of_timings_the_newest_are_there_in_order(spoken):
 
 def test_a_timing_in_the_making_is_passed_by(spoken):
     beat, heard = spoken
-    beat.timing(Timing(1, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0))
+    beat.timing(*Timing(1, 1.0, 0.5, 0.5, 0.0, 0.0, 0.0))
     at = module._TIMINGS_AT + module._TIMING.size
     beat._memory[at : at + 8] = (1 + NUM_TIMINGS).to_bytes(8, "little")
     assert heard.timings(0) == []

@@ -44,8 +44,8 @@ def test_the_newest_steps_are_told_and_told_again(ranks):
     assert list(pace.begin(watched)) == []
     assert list(pace.look(1.0)) == []
     for step in range(1, 101):
-        beats[0].timing(timing(step))
-    beats[1].timing(timing(100))
+        beats[0].timing(*timing(step))
+    beats[1].timing(*timing(100))
     (word,) = pace.look(1.0 + EVERY_S)
     assert (word.attempt, word.node) == (3, "b")
     assert [(one.ranks, one.kinds) for one in word.ranks] == [((8,), (40,)), ((9,), (41,))]
@@ -54,7 +54,7 @@ def test_the_newest_steps_are_told_and_told_again(ranks):
     assert array("f", word.ranks[1].seconds).tolist() == pytest.approx(seconds)
     assert list(pace.look(1.1 + EVERY_S)) == []  # not time yet
     assert list(pace.look(9.0)) == []  # no news
-    beats[0].timing(timing(101))
+    beats[0].timing(*timing(101))
     (word,) = pace.look(10.0)
     assert array("q", word.ranks[0].steps).tolist() == list(range(102 - KEPT, 102))
     assert array("q", word.ranks[1].steps).tolist() == [100]
@@ -66,7 +66,7 @@ def test_ranks_that_tell_the_same_steps_do_so_together(ranks):
     pace.begin(watched)
     for step in (1, 2):
         for place, beat in enumerate(beats):
-            beat.timing(timing(step, step_s=0.5 + place))
+            beat.timing(*timing(step, step_s=0.5 + place))
     (word,) = pace.look(1.0)
     (both,) = word.ranks
     assert (both.ranks, both.kinds) == ((8, 9), (40, 41))
@@ -87,7 +87,7 @@ def test_of_another_attempt_nothing_is_remembered(ranks):
     beats, watched = ranks
     pace = Pace()
     pace.begin(watched)
-    beats[0].timing(timing(1))
+    beats[0].timing(*timing(1))
     assert list(pace.look(1.0))
     pace.begin(Watched(begin=watched.begin, heard={}))
     assert list(pace.look(2.0)) == []
