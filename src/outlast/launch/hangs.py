@@ -44,9 +44,8 @@ from outlast.policy.seen import Seen, held_by
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.2  # between two looks whether another machine suspects
-PER_MACHINE_S: Final = (
-    0.001  # the same of very many: rank 0's store hears a thousand looks a second
-)
+# The same of very many: rank 0's store hears a thousand looks a second.
+PER_MACHINE_S: Final = 0.001
 FRESH_S: Final = 1.0  # a suspicion of ours that is no older is our evidence
 GATHER_S: Final = 2.5  # until our own watcher has answered
 OTHERS_S: Final = GATHER_S + 1.0  # after ours is there, until the others' must be
@@ -150,9 +149,8 @@ class Hangs:
         with self._lock:
             self._own = time.monotonic(), suspicion.seen
             exchange = self._exchange
-        for (
-            one
-        ) in suspicion.seen:  # a person wants to know why nothing goes on, and nothing is done
+        # A person wants to know why nothing goes on, and nothing is done.
+        for one in suspicion.seen:
             if (words := held_by(one)) and (one.rank, one.tracer) not in self._held:
                 self._held.add((one.rank, one.tracer))
                 say(words)

@@ -65,10 +65,15 @@ class Posterior(msgspec.Struct, frozen=True, kw_only=True):
             num_failures: that were seen.
             memory_h: in which what was seen fades to 1/e; inf forgets nothing.
         """
-        kept = math.exp(-hours / memory_h)
-        new_h = hours if math.isinf(memory_h) else -memory_h * math.expm1(-hours / memory_h)
+        kept, new_h = forgetting(hours, memory_h)
         return msgspec.structs.replace(
             self,
             num_seen=self.num_seen * kept + num_failures,
             seen_h=self.seen_h * kept + new_h,
         )
+
+
+def forgetting(hours: float, memory_h: float) -> tuple[float, float]:
+    """What is left of what was seen before, and what the ``hours`` since then count for."""
+    kept = math.exp(-hours / memory_h)
+    return kept, hours if math.isinf(memory_h) else -memory_h * math.expm1(-hours / memory_h)

@@ -38,6 +38,7 @@ AUTO_MAX_S: Final = 4 * 3600.0
 AUTO_FIRST_S: Final = 20.0
 AUTO_MEMORY_H: Final = 500.0  # of running: after so long a failure counts 1/e of what it did
 AUTO_SHAPE: Final = 0.85  # of the times between failures; 1: they come evenly
+_SHAPE_GAMMA: Final = math.gamma(1 + 1 / AUTO_SHAPE)
 AUTO_CHANGE: Final = 7 / 6  # times as long, or as short: less is not worth a word
 COSTS_KEPT: Final = 20
 HOUR_S: Final = 3600.0
@@ -231,8 +232,10 @@ def bunched(up: float) -> float:
     √(mean rate / hazard) of a Weibull distribution with shape ``AUTO_SHAPE`` (k): its hazard over
     its mean rate is k g (up g)^(k-1), with g = Γ(1 + 1/k).
     """
-    g = math.gamma(1 + 1 / AUTO_SHAPE)
-    return 1 / math.sqrt(AUTO_SHAPE * g * (up * g) ** (AUTO_SHAPE - 1)) if up > 0 else 0.0
+    if up <= 0:
+        return 0.0
+    hazard = AUTO_SHAPE * _SHAPE_GAMMA * (up * _SHAPE_GAMMA) ** (AUTO_SHAPE - 1)
+    return 1 / math.sqrt(hazard)
 
 
 def _reason(before: Change | None, cost_s: float, per_h: float) -> str:

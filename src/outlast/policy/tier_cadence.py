@@ -31,7 +31,7 @@ from typing import Final
 
 import msgspec
 
-from outlast.plan.posterior import Posterior
+from outlast.plan.posterior import Posterior, forgetting
 from outlast.plan.tiers import TierCosts, intervals_h
 from outlast.policy.cadence import AUTO_MEMORY_H, HOUR_S, Change
 
@@ -90,12 +90,12 @@ class Beyond(msgspec.Struct, frozen=True, kw_only=True):
 
     def after(self, hours: float, scope: Scope | None = None) -> Beyond:
         """What is known ``hours`` later, with a failure of ``scope`` (None: none) at their end."""
-        kept = math.exp(-hours / AUTO_MEMORY_H)
+        kept, new_h = forgetting(hours, AUTO_MEMORY_H)
         return Beyond(
             num_machine=self.num_machine * kept + (scope is not None and scope >= Scope.MACHINE),
             num_all=self.num_all * kept + (scope == Scope.ALL),
             read={name: number * kept for name, number in self.read.items()},
-            seen_h=self.seen_h * kept - AUTO_MEMORY_H * math.expm1(-hours / AUTO_MEMORY_H),
+            seen_h=self.seen_h * kept + new_h,
         )
 
     def worse(self, before: Scope, now: Scope) -> Beyond:

@@ -80,7 +80,7 @@ def cost_against_rate(
     flip = best.break_even_failures_per_h
     middle = flip if 0 < flip < math.inf else per_h
     low, high = min(per_h, middle) / 10, max(per_h, middle) * 5
-    rates = _between(low, high)
+    rates, rounds = _between(low, high), decades(low, high)
     curves = []
     for model in MODELS:
         if model.name in ("exact", "linear at Young"):
@@ -98,9 +98,7 @@ def cost_against_rate(
         title="Cost against rate",
         x_label="failures per hour of the whole job",
         y_label="price per useful hour",
-        x_words=lambda value: (
-            f"{value:g}/h" if value in decades(low, high) else f"{figure(value)}/h"
-        ),
+        x_words=lambda value: f"{value:g}/h" if value in rounds else f"{figure(value)}/h",
         x_rounds=decades,
         curves=curves,
         marks=marks,

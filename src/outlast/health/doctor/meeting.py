@@ -145,9 +145,8 @@ class Meeting:
         self._listener = peer.listen(host)
         port = self._listener.getsockname()[1]
         self._me = Here(node=node, machine=machine, address=(host, port))
-        self._first: dict[
-            str, tuple[int, float]
-        ] = {}  # node → its number when first seen, and when
+        # node → its number when first seen, and when
+        self._first: dict[str, tuple[int, float]] = {}
         self._over = threading.Event()
         self._threads = [
             threading.Thread(target=self._serve, name="outlast-doctor-serve", daemon=True),
