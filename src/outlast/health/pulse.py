@@ -72,9 +72,9 @@ def start() -> None:
     if directory:
         os.environ.setdefault(RECORDER_VARIABLE, RECORDED)
         _give_torch_our_timeout()
-        threading.Thread(
-            target=_Pulse(Path(directory)).run, name="outlast-pulse", daemon=True
-        ).start()
+        pulse = _Pulse(Path(directory))
+        pulse.first()
+        threading.Thread(target=pulse.run, name="outlast-pulse", daemon=True).start()
 
 
 class _Pulse:
@@ -89,6 +89,10 @@ class _Pulse:
         self._updates = 0
         self._is_hooked = self._has_timeout = False
         self._asked = 0.0
+
+    def first(self) -> None:
+        """At once: a warm worker may be in its first steps, and hang in them, before the next."""
+        self._beat.pulse()
 
     def run(self) -> None:
         while True:  # a daemon: it ends with its process

@@ -98,6 +98,7 @@ class Lookout:
         self._selector = selectors.DefaultSelector()
         self._awake, self._wake = socket.socketpair()
         self._previous: dict[int, Any] = {}
+        self._woken_before = -1
         self._watches: list[WatchThread] = []
         self._stopped_by = 0
         self._reason = ""
@@ -118,11 +119,15 @@ class Lookout:
         for number in (signal.SIGTERM, signal.SIGINT):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as shells start what is behind "&"
                 self._previous[number] = signal.signal(number, self._handle)
+        # The handler runs in this thread alone, once something wakes it: the kernel may have given
+        # the signal to another thread, or to this one just before it began to wait.
+        self._woken_before = signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         for watch in self._watches:
             watch.stop()
+        signal.set_wakeup_fd(self._woken_before)
         for number, previous in self._previous.items():
             signal.signal(number, previous)
         self._selector.close()
@@ -171,7 +176,6 @@ class Lookout:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._stopped_by = number
-        self._awaken()
 
     def _awaken(self) -> None:
         with contextlib.suppress(OSError):  # full: it is being woken; closed: nobody waits

@@ -1,10 +1,12 @@
 """``outlast watch``: what is no notice, asking once, how it is ended, and bad arguments."""
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from floor import LIMIT_S, until
@@ -81,6 +83,15 @@ def test_it_is_ended_quietly(listen, server, watch, number, code):
     found = json.loads(process.out)
     assert (found["outcome"], found["exit_code"]) == ("stopped", code)
     assert job.heard == []
+
+
+def test_it_is_ended_by_a_signal_that_another_of_its_threads_was_given(server, watch):
+    process = watch("--json")
+    watching(server, process)
+    others = [int(one.name) for one in Path(f"/proc/{process.pid}/task").iterdir()]
+    others.remove(process.pid)
+    assert ctypes.CDLL(None).tgkill(process.pid, others[0], signal.SIGTERM) == 0
+    assert process.wait() == 128 + signal.SIGTERM, process.text
 
 
 def test_with_nobody_named_only_a_notice_is_a_success(server, watch):
