@@ -14,9 +14,12 @@ is a few lines of arithmetic, without a matrix.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
+
+_LEAST_STAYS: Final = 1e-10
 
 
 class Way(NamedTuple):
@@ -36,8 +39,14 @@ class Way(NamedTuple):
         return Way(self.chance + other.chance, self.spent + other.spent)
 
     def repeated(self) -> Way:
-        """Any number of times, none included."""
+        """Any number of times, none included.
+
+        Raises:
+            OverflowError: so many times that of 1 less the chance few digits are left.
+        """
         stays = 1 - self.chance
+        if stays < _LEAST_STAYS:
+            raise OverflowError
         return Way(1 / stays, self.spent / stays**2)
 
 
@@ -63,7 +72,8 @@ class Stretch(NamedTuple):
         while count:
             if count & 1:
                 whole = whole.then(power)
-            power, count = power.then(power), count >> 1
+            count >>= 1
+            power = power.then(power) if count else power
         return whole
 
 
@@ -71,32 +81,55 @@ class Levels:
     """One job.
 
     Args:
-        cost_s: of a checkpoint of each level; reading one back takes as long.
-        failures_per_s: of each level.
-        counts: checkpoints of level k between two of the next, for all levels but the last.
+        cost_s: of a checkpoint of each level.
+        failures_per_s: of each level; 0 is a level that nothing ever needs.
+        counts: checkpoints of level k between two of the next, for all levels but the last; with 0
+            a level has none, and what it would have survived falls to the next.
+        restore_s: to read a checkpoint of each level back; without it, as long as saving it.
     """
 
     def __init__(
-        self, cost_s: Sequence[float], failures_per_s: Sequence[float], counts: Sequence[int]
+        self,
+        cost_s: Sequence[float],
+        failures_per_s: Sequence[float],
+        counts: Sequence[int],
+        restore_s: Sequence[float] | None = None,
     ) -> None:
         self._cost_s, self._per_s, self._counts = cost_s, failures_per_s, counts
+        self._restore_s = cost_s if restore_s is None else restore_s
         self._rate = math.fsum(failures_per_s)
         self._top = len(cost_s)
 
     def efficiency(self, interval_s: float) -> float:
         """Useful time over wall time, when a checkpoint is taken each ``interval_s`` of work."""
-        if interval_s <= 0:
-            return 0.0
+        if interval_s <= 0 or math.isinf(interval_s):
+            return float(interval_s > 0 and not self._rate)
         try:
-            whole = self._recovered(self._top, self._top, interval_s)
-        except (OverflowError, ZeroDivisionError):
+            whole = self._whole(interval_s)
+        except OverflowError:
             return 0.0  # so slow that floats have no word for it
         intervals = math.prod(count + 1 for count in self._counts)
         wall_s = whole.well.spent / whole.well.chance if whole.well.chance > 0 else math.inf
         return intervals * interval_s / wall_s if wall_s > 0 else 0.0
 
+    def _whole(self, interval_s: float) -> Stretch:
+        """From a checkpoint of the last level to the next one, whatever fails.
+
+        ``to[last]`` is a stretch that ends in a checkpoint of level ``last``: at first one interval
+        alone, then with all that lies between two checkpoints of each level in turn.
+        """
+        to = {last: self._run(interval_s + cost_s) for last, cost_s in enumerate(self._cost_s, 1)}
+        for level, count in enumerate(self._counts, 1):
+            stretch = to.pop(level)
+            if count:
+                first = stretch.then(self._recovered(level, stretch).times(count - 1))
+                to = {last: first.then(self._recovered(level, end)) for last, end in to.items()}
+        return self._recovered(self._top, to[self._top])
+
     def _run(self, seconds: float) -> Stretch:
         """Running for so long."""
+        if not self._rate:
+            return Stretch(Way(1.0, seconds), (_NEVER,) * self._top)
         quiet = math.exp(-self._rate * seconds)
         failed = -math.expm1(-self._rate * seconds)
         spent = (failed - self._rate * seconds * quiet) / self._rate
@@ -104,9 +137,13 @@ class Levels:
         fails = tuple(Way(share * failed, share * spent) for share in shares)
         return Stretch(Way(quiet, quiet * seconds), fails)
 
+    @functools.cached_property
+    def _back(self) -> tuple[Stretch, ...]:
+        return tuple(self._restored(level) for level in range(1, self._top + 1))
+
     def _restored(self, level: int) -> Stretch:
         """Reading back a checkpoint of this level, until it is there or a higher one is needed."""
-        run = self._run(self._cost_s[level - 1])
+        run = self._run(self._restore_s[level - 1])
         is_top = level == self._top
         again, above = _NEVER, list(run.fails)
         for number in range(1, level + is_top):
@@ -117,9 +154,9 @@ class Levels:
         tries = again.repeated()
         return Stretch(tries.then(run.well), tuple(tries.then(way) for way in above))
 
-    def _recovered(self, level: int, last: int, interval_s: float) -> Stretch:
-        """A stretch whose failures up to ``level`` are made good, ending in one of ``last``."""
-        once, back = self._protected(level, last, interval_s), self._restored(level)
+    def _recovered(self, level: int, once: Stretch) -> Stretch:
+        """A stretch whose failures up to ``level`` are made good by reading that level back."""
+        back = self._back[level - 1]
         failed = _NEVER
         for way in once.fails[:level]:
             failed = failed.plus(way)
@@ -129,15 +166,3 @@ class Levels:
             for number, way in enumerate(once.fails)
         )
         return Stretch(tries.then(once.well), fails)
-
-    def _protected(self, level: int, last: int, interval_s: float) -> Stretch:
-        """From a checkpoint of ``level`` to one of ``last``, with those of lower levels between."""
-        if level == 1:
-            return self._run(interval_s + self._cost_s[last - 1])
-        below = level - 1
-        count = self._counts[below - 1]
-        if not count:
-            return self._protected(below, last, interval_s)
-        first = self._protected(below, below, interval_s)
-        more = self._recovered(below, below, interval_s).times(count - 1)
-        return first.then(more).then(self._recovered(below, last, interval_s))

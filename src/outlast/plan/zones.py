@@ -12,12 +12,13 @@ the mode is wrong for one of them:
   pause and the lost zone's machines while they are away, which is the same for every z. Needs
   z ≥ 2: one zone takes all copies with it.
 
-First order: events that come while another is mended are counted as if they came after it.
+A zone is there for 1/λ on average, λ = -ln(1-p), and then away until it is replaced; meanwhile it
+cannot be reclaimed. With one zone nobody is left to go on: all modes are rigid. First order
+otherwise: events that come while another is mended are counted as if they came after it.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Final, Literal
 
 import msgspec
@@ -84,11 +85,10 @@ def throughput(spread: Spread, recovery: Recovery, mode: Mode) -> float:
 
     A rewind is paid by all machines, a replacement only by those that are away.
     """
-    events = spread.events_per_h
     rewound_h = recovery.restore_h + recovery.interval_h / 2
     if mode == "rigid":
-        return 1 / (1 + events * (recovery.back_h + rewound_h))
+        return 1 / (1 + spread.events_per_h * (recovery.back_h + rewound_h))
     alone = spread.num_zones == 1  # nobody is left to go on, and no copy
     stopped_h = recovery.pause_h if mode == "peer" and not alone else rewound_h
-    away = math.exp(-events / spread.num_zones * recovery.back_h)  # share that is there
-    return away / (1 + events * stopped_h)
+    there = 1 / (1 + spread.events_per_h / spread.num_zones * recovery.back_h)  # share of machines
+    return there / (1 + there * spread.events_per_h * stopped_h)

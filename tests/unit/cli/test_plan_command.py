@@ -150,15 +150,45 @@ def test_without_a_lag_asynchronous_is_young(ask):
     assert round(found["linear at Young"]["wall_h_per_useful_h"], 3) == 1.079
 
 
-def test_several_tiers(ask, say):
-    line = "interval --tier 9s,7.78e-6/s --tier 50s,5.19e-7/s,50s --tier 438s,3e-8/s"
-    found = ask(line)
+def test_several_tiers_by_the_additive_model(ask):
+    found = ask("interval --tier 9s,7.78e-6/s --tier 50s,5.19e-7/s,50s --tier 438s,3e-8/s")
+    additive = by_model(found)["additive"]
     rates = (7.78e-6, 5.19e-7, 3e-8)
-    for row, cost_s, per_s in zip(found["tiers"], (9, 50, 438), rates, strict=True):
-        assert 3600 * row["interval_h"] == pytest.approx(math.sqrt(2 * cost_s / per_s))
+    for interval_h, cost_s, per_s in zip(
+        additive["tier_intervals_h"], (9, 50, 438), rates, strict=True
+    ):
+        assert 3600 * interval_h == pytest.approx(math.sqrt(2 * cost_s / per_s))
     parts = [math.sqrt(2 * c * r) for c, r in zip((9, 50, 438), rates, strict=True)]
-    assert found["waste_fraction"] == pytest.approx(sum(parts) + 50 * 5.19e-7)
-    assert "Model: additive" in say(line)
+    assert additive["waste_fraction"] == pytest.approx(sum(parts) + 50 * 5.19e-7)
+    assert additive["wall_h_per_useful_h"] / additive["markov_wall_h_per_useful_h"] == (
+        pytest.approx(1 + found["additive_error_fraction"])
+    )
+
+
+def test_several_tiers_by_the_markov_model(ask, say):
+    # SCR's machine (Moody et al., SC'10); its regression's best schedules of these are no better.
+    line = "interval --tier 9s,7.78e-6/s,9s --tier 50s,5.19e-7/s,50s --tier 438s,3e-8/s,438s"
+    found = ask(line)
+    markov = by_model(found)["Markov"]
+    assert markov["chosen"] is True
+    assert markov["every_saves"] == [1, 8, 104]
+    assert markov["wall_h_per_useful_h"] == pytest.approx(1 / 0.976769, rel=1e-6)
+    assert found["wall_h_per_useful_h"] == markov["wall_h_per_useful_h"]
+    assert [row["every_saves"] for row in found["tiers"]] == [1, 8, 104]
+    assert found["tiers"][1]["interval_h"] == pytest.approx(8 * found["interval_h"])
+    assert found["interval_low_h"] < found["interval_h"] < found["interval_high_h"]
+    words = say(line)
+    assert words.startswith(
+        "Save every 25 min 25 s, every 8th into tier 2, every 104th into tier 3; 2.3 % of the time"
+    )
+    assert "The additive model's own figure is off by +0.07 % here" in words
+
+
+def test_a_tier_that_is_of_no_use(ask, say):
+    line = "interval --tier 9s,7.78e-6/s --tier 8s,5.19e-7/s"
+    assert "nothing into tier 1" in say(line)
+    assert ask(line)["tiers"][0]["every_saves"] is None
+    assert "The job makes no progress" in say("interval --tier 9s,5/s --tier 80s,1/h")
 
 
 def test_an_interval_in_steps(ask):
@@ -287,6 +317,9 @@ def test_zones(ask, zones, variance):
 def test_the_verdict_on_zones_names_the_mode(ask, say):
     found = ask("zones --machines 64 --reclaim 5%/h")
     assert found["best_num_zones_rigid"] == found["best_num_zones_restart"] == 1
+    alone = found["zones"][0]
+    rigid = alone["rigid_throughput_fraction"]
+    assert alone["restart_throughput_fraction"] == pytest.approx(rigid)
     assert found["best_num_zones_peer"] > 1
     assert "in other zones' memory" in say("zones --machines 64 --reclaim 5%/h")
 
@@ -683,6 +716,8 @@ def test_a_plan_can_be_kept(say, refused, tmp_path):
         ),
         ("interval --tier 9s,7.78e-6/s --lag 3min", "--lag and --tier do not go together"),
         ("interval --tier 9s,7.78e-6/s --restore 3min", "--restore and --tier do not go together"),
+        ("interval --tier 9s,1/h --gpus-per-node 4", "--gpus-per-node and --tier do not go"),
+        ("interval" + " --tier 9s,1/h" * 6, "6 times --tier: more than 5 are not planned for"),
     ],
 )
 def test_what_would_be_ignored_is_refused(refused, line, says):

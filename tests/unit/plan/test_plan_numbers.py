@@ -215,6 +215,15 @@ def test_only_peer_recovery_gains_from_zones():
     assert by_mode["peer"][3] == pytest.approx(by_mode["peer"][1], rel=0.001)
 
 
+@pytest.mark.parametrize("p", [0.05, 0.9])
+def test_in_one_zone_all_modes_are_rigid(p):
+    recovery = zones.Recovery(back_h=0.5, restore_h=0.05, interval_h=1 / 3, pause_h=0.0003)
+    alone = zones.Spread(num_machines=64, num_zones=1, reclaimed_per_h=p)
+    rigid, restart, peer = (zones.throughput(alone, recovery, mode) for mode in zones.MODES)
+    assert restart == pytest.approx(rigid, rel=1e-12)
+    assert peer == pytest.approx(rigid, rel=1e-12)
+
+
 def test_a_budget():
     per_h = rates.job_per_h(P_DAY, 8000)
     saved = budget.losses(per_h, wall_h=720, lost_h=0.25, num_gpus=8000, price_per_gpu_h=2.5)

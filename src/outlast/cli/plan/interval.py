@@ -10,7 +10,7 @@ import click
 from outlast.cli.plan import tiers as several
 from outlast.cli.plan.answer import Answer, answered, figure, number, percent, span, table
 from outlast.cli.plan.facts import Failures, cost_flags, costs_of, failures, own, rate_flags
-from outlast.cli.quantities import DURATION, SPAN, Rate
+from outlast.cli.quantities import DURATION, GPUS_PER_NODE, SPAN, Rate
 from outlast.plan.comparison import Row, compare, linear_validity, nearly_best_h
 from outlast.plan.interval import (
     LINEAR_RANGE,
@@ -193,8 +193,10 @@ def command(
     """How often to save: linear at Young and at its optimum, Daly, and the exact model, marked."""
     if tiers:
         several.only_tiers(
+            tiers,
             rate=rate,
             gpus=gpus,
+            gpus_per_node=None if gpus_per_node == GPUS_PER_NODE else gpus_per_node,
             checkpoint=checkpoint_h,
             restore=restore_h,
             detect=detect_h,
