@@ -61,7 +61,7 @@ system-packages: | $(VENV)/bin/python
 	has_slurm || echo "Slurm is not here and not installed: its tests will be skipped"
 
 # Tests run side by side, but those that are marked "alone": they are judged by what is saved within
-# milliseconds, or look at the whole machine. Of the others that run real processes, up to five that
+# milliseconds, or look at the whole machine. Of those that run real processes, up to five that
 # failed are run once more, alone. PYTEST_ARGS may choose tests that not all three have.
 # What pytest has compiled is kept, even where Python was told to keep nothing: each process would
 # compile all of it again.
@@ -72,7 +72,7 @@ test unit check: export PYTHONDONTWRITEBYTECODE =
 test:
 	+$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-test system-packages
 	$(UNIT) $(PYTEST_ARGS) $(CHOSEN)
-	$(BIN)/python -m pytest tests/real -m alone -p no:xdist $(PYTEST_ARGS) $(CHOSEN)
+	$(BIN)/python tests/second_chance.py tests/real -m alone -n 0 $(PYTEST_ARGS) $(CHOSEN)
 	$(BIN)/python tests/second_chance.py tests/real -m "not alone" -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
 
 unit: $(VENV)/.installed-test

@@ -2,9 +2,10 @@
 
     python tests/second_chance.py ARGUMENTS-OF-PYTEST
 
-A test of real processes may fail for want of a core, when it shares two of them with another one.
-So those that failed are run again, one after the other, and that run's exit code counts. Each one
-that passed only then is named in the last lines: it still needs to be looked at.
+A test of real processes may fail for want of a core, when it shares two of them with another one,
+or with somebody else's work. So those that failed are run again, one after the other, and that
+run's exit code counts. Each one that passed only then is named in the last lines: it still needs to
+be looked at.
 
 Guarantees: a test that fails alone fails the run. Nothing is run again where more than ``MAX``
 failed (that is no noise), where pytest itself had trouble, or where it was told to stop early
