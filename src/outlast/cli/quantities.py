@@ -292,7 +292,7 @@ PRICE: Final = Quantity("a price", {}, "2.50", bare=True, above=False, most=1e12
 GPUS: Final = Quantity("a number", {"": 1.0, "k": 1e3}, "4096", bare=True, whole=True, most=1e9)
 COUNT0: Final = Quantity("a number", {}, "50", bare=True, whole=True, above=False, most=1e9)
 PARAMETERS: Final = Quantity(
-    "a number of parameters", _THOUSANDS, "7B or 70B", bare=True, most=1e18
+    "a number of parameters", _THOUSANDS, "7B or 70B", bare=True, least=1000, most=1e18
 )
 SHARE: Final = Quantity("a share", _PERCENT, "0.9 or 90%", above=False, most=1.0, bare=True)
 DISCOUNT: Final = Quantity("a discount", _PERCENT, "0.3 or 30%", above=False, most=1.0, bare=True)

@@ -186,19 +186,6 @@ def wrong_rate_ratio(times: float) -> float:
     return (math.sqrt(times) + 1 / math.sqrt(times)) / 2
 
 
-def in_steps(checkpoint_s: float, failures_per_s: float, step_s: float) -> float:
-    """Young's interval in steps: √(2C/λ_s)/t_s, with λ_s per second."""
-    return math.sqrt(2 * checkpoint_s / failures_per_s) / step_s
-
-
-def in_steps_of(checkpoint_s: float, failures_per_step: float, step_s: float) -> float:
-    """Young's interval in steps: √(2C/(λ_step·t_s)), with λ_step per step.
-
-    Not the same as :func:`in_steps` with λ_step in place of λ_s: that is off by 1/√t_s.
-    """
-    return math.sqrt(2 * checkpoint_s / (failures_per_step * step_s))
-
-
 def _running_h(costs: Costs, fatal_per_h: float, interval_h: float) -> float:
     """Hours of running, saving and running once more, per useful hour; OverflowError for many."""
     if fatal_per_h <= 0:

@@ -20,8 +20,3 @@ def lost_s(inner_steps: float, step_s: float, num_islands: int, *, whole_window:
     """
     scope = 1.0 if whole_window else 1 / num_islands
     return scope * inner_steps * step_s / 2
-
-
-def rewound_s(interval_s: float) -> float:
-    """Fleet-seconds that one failure loses where all rewind to the newest checkpoint: T/2."""
-    return interval_s / 2

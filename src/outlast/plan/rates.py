@@ -62,11 +62,6 @@ def to_probability(rate: float) -> float:
     return -math.expm1(-rate)
 
 
-def job_per_h(per_gpu_day: float, num_gpus: int) -> float:
-    """Failures per hour of a job on ``num_gpus``, each with this rate per day."""
-    return per_gpu_day * num_gpus / DAY_H
-
-
 def mtbf_h(failures_per_h: float) -> float:
     """Mean hours between two failures."""
     return 1 / failures_per_h if failures_per_h > 0 else math.inf

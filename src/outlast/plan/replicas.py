@@ -2,8 +2,9 @@
 
 Each machine of a pair holds the other's snapshot; the state survives unless both of a pair go.
 P(recover | k lost) = C(N/2, k)·2^k / C(N, k), for losses anywhere with equal chance (Wang et al.,
-GEMINI, SOSP'23). Machines that fail together (a rack, a zone) must not be one another's pair: then
-this is what placement buys, and not less.
+GEMINI, SOSP'23). What is not recovered so is read from storage, and the job rewinds to what stands
+there; whether copies pay is that time against what copying costs. Machines that fail together (a
+rack, a zone) must not be one another's pair: then this is what placement buys, and not less.
 """
 
 from __future__ import annotations
@@ -25,3 +26,14 @@ def recovers_in_pairs(num_nodes: int, num_lost: int) -> float:
         if chance == 0:
             break
     return chance
+
+
+def lost_h(recovers: float, *, pause_h: float, from_storage_h: float) -> float:
+    """Hours of the whole job that a loss takes on average.
+
+    Args:
+        recovers: probability that the copies are enough.
+        pause_h: until the job goes on from them.
+        from_storage_h: restore, and half of what lies between two checkpoints there.
+    """
+    return recovers * pause_h + (1 - recovers) * from_storage_h

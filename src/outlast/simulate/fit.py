@@ -1,7 +1,7 @@
 """A law's numbers from times of which some did not end while anybody looked (right-censored).
 
-Both are the largest likelihood's. A lifetime that was cut off counts with what it is known to have
-lasted; leaving it out, or taking its end for a failure, makes machines worse than they are.
+The law is the largest likelihood's. A lifetime that was cut off counts with what it is known to
+have lasted; leaving it out, or taking its end for a failure, makes machines worse than they are.
 """
 
 from __future__ import annotations
@@ -34,11 +34,6 @@ class Fitted(msgspec.Struct, frozen=True, kw_only=True):
     mean_s: float
     failures: int
     censored: int
-
-
-def exponential_mean_s(times_s: Sequence[float], failed: Sequence[bool]) -> float:
-    """Mean time to failure: all time that passed, over all failures."""
-    return float(np.sum(times_s)) / _failures(failed)
 
 
 def weibull(times_s: Sequence[float], failed: Sequence[bool]) -> Fitted:

@@ -194,9 +194,12 @@ def test_a_tier_that_is_of_no_use(ask, say):
 def test_an_interval_in_steps(ask):
     per_time = ask("interval --rate 0.1/h --checkpoint 30s --step 0.25s")
     per_step = ask(f"interval --rate {0.1 / 3600 * 0.25}/step --checkpoint 30s --step 0.25s")
+    mixed_up = ask(f"interval --rate {0.1 / 3600 * 0.25}/s --checkpoint 30s --step 0.25s")
+    factor = by_model(mixed_up)["linear at Young"]["interval_steps"]
     steps = by_model(per_time)["linear at Young"]["interval_steps"]
     assert steps == pytest.approx(math.sqrt(2 * 30 / (0.1 / 3600)) / 0.25)
     assert per_step["interval_steps"] == pytest.approx(per_time["interval_steps"])
+    assert factor / steps == pytest.approx(1 / math.sqrt(0.25))
 
 
 def test_what_was_seen(ask):
@@ -273,6 +276,15 @@ def test_a_budget(ask):
     assert round(found["local_lost_per_failure_s"]) == 31
 
 
+def test_local_updates_against_a_checkpoint_every_20_min(say):
+    words = say(
+        "budget --gpus 8 --rate 0.5%/gpu-day --days 30 --price 1 --lost 10min --local-steps 500 "
+        "--step 1s"
+    )
+    assert "a preemption loses 31.2 fleet-seconds, not 600: 0.0835 GPU-hours in all" in words
+    assert words.startswith("1.20 failures cost 1.60 GPU-hours = 1.60, 0.028 % of 5,760.")
+
+
 def test_from_scratch_against_checkpoints(ask):
     found = ask("budget --gpus 4096 --rate 0.5%/gpu-day --days 60 --lost 30min")
     assert round(found["scratch_lost_gpu_h"]) == 3_632_968_665
@@ -339,6 +351,64 @@ def test_spares_and_restarts(ask):
 def test_replicas(ask, nodes, lost, chance):
     found = ask(f"replicas --nodes {nodes} --lost {lost}")
     assert round(found["recovers_probability"], 3) == chance
+
+
+@pytest.mark.parametrize(
+    ("flags", "verdict"),
+    [
+        (
+            "--lost 2",
+            "Yes: when 2 machines go at once copies lose 52.9 s on average, against 13 min",
+        ),
+        ("--lost 8", "Hardly: when 8 machines go at once copies lose 12 min 45 s"),
+        ("--lost 9", "No: when 9 machines go at once some pair is lost whole"),
+        ("--lost 1 --pause 1h", "No: when a machine goes copies save no time, 1 h 00 min against"),
+    ],
+)
+def test_replicas_have_a_verdict(say, flags, verdict):
+    assert say(f"replicas --nodes 16 {flags}").startswith(verdict)
+
+
+def test_what_copying_may_cost(ask, say):
+    line = "replicas --nodes 128 --lost 1 --rate 1/12h --every 20min --restore 3min --pause 0"
+    found = ask(line)
+    assert found["pays"] is True
+    assert found["saved_per_loss_h"] == pytest.approx(13 / 60)
+    assert found["worth_slowdown_fraction"] == pytest.approx(13 / 60 / 12)
+    assert "it pays while copying slows training by less than 1.81 %" in say(line)
+    assert ask("replicas --nodes 128")["worth_slowdown_fraction"] is None
+
+
+def test_a_flush_that_costs_more_than_it_saves(ask, say):
+    line = "spot --rate 2/h --checkpoint 3min --restore 3min --spot 0.7 --on-demand 1"
+    dear = f"{line} --flush-probability 0.5 --flush-cost 12min"
+    found = ask(dear)
+    assert found["price_without_flush_per_useful_h"] == ask(line)["price_per_useful_h"]
+    assert found["price_per_useful_h"] > found["price_without_flush_per_useful_h"]
+    assert "A flush of 12 min 00 s costs more than it saves here: without" in say(dear)
+    assert "price_without" not in json.dumps(ask(line))
+    assert "Without the flush a useful hour costs 1.254." in say(dear.replace("12min", "1min"))
+    rare = say(dear.replace("2/h", "0.01/h").replace("12min", "20min"))
+    assert "At this rate the flush saves" in rare
+    assert "at higher ones it costs more than it saves: without, the choice flips at 0.883" in rare
+
+
+def test_where_every_failure_is_flushed(say):
+    words = say(
+        "spot --rate 2/h --checkpoint 3min --restore 3min --spot 0.7 --on-demand 1 "
+        "--flush-probability 1 --flush-cost 1min"
+    )
+    assert "Every failure comes with a notice that ends in a flush" in words
+    assert "any, above" not in words
+
+
+def test_many_machines_are_readable_and_small_sums_are_not_rounded_away(say):
+    spares = say("spares --rate 1000/h --repair 24h")
+    assert "Hold 24,361 machines" in spares
+    assert "Range: 12,256 to 48,510" in spares
+    cheap = say("spot --rate 2/h --checkpoint 3min --spot 0.0007 --on-demand 0.001 --useful 30min")
+    assert "0.0011 per useful hour on spot, 0.0010 on demand" in cheap
+    assert "0.500 useful hours: 0.00057 on spot, 0.00050 on demand." in cheap
 
 
 @pytest.mark.parametrize(
@@ -428,6 +498,12 @@ def test_the_linear_models_error_is_said_where_it_leaves_its_range(say):
         ("interval --tier 9s", "is not a tier; write what a save blocks"),
         ("interval --tier 9s,1e-5/gpu-day", "a tier's rate is the whole job's"),
         ("interval --tier 9s,1/h --rate 2/h", "--rate and --tier do not go together"),
+        ("memory --params 7", "'7': a number of parameters is above 1000"),
+        ("zones --machines 64 --reclaim 5%/h --zones 100", "in more zones than there are of them"),
+        (
+            "deadline --work 1h --deadline 5h --rate 1/h --away 1h --spot 1 --on-demand 0",
+            "--on-demand 0: machines on demand for nothing",
+        ),
         ("memory", "give one of --params 7B and --state 98GB"),
         ("replicas --nodes 15", "pairs need an even number"),
         ("replicas --nodes 4 --lost 5", "there are only 4 machines"),

@@ -126,8 +126,12 @@ def span(hours: float) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Some digits after the point; ``no progress`` when endless."""
-    return "no progress" if math.isinf(value) or math.isnan(value) else f"{value:,.{digits}f}"
+    """Some digits after the point, and two that count at least; ``no progress`` when endless."""
+    if math.isinf(value) or math.isnan(value):
+        return "no progress"
+    if value:
+        digits = max(digits, 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(digits, 12)}f}"
 
 
 def figure(value: float) -> str:

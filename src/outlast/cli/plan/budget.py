@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, answered, figure, percent, span
+from outlast.cli.plan.answer import Answer, answered, figure, number, percent, span
 from outlast.cli.plan.facts import Failures, failures, own, rate_flags
 from outlast.cli.quantities import DAYS, GPUS, PRICE, SPAN, Rate
 from outlast.errors import ConfigError
@@ -52,22 +52,25 @@ def answer(
         "scratch_wall_h": from_scratch_wall_h(known.per_h, wall_h),
         "no_failure_log10": with_them.no_failure_log10,
     }
-    money = "" if price is None else f" = {with_them.cost_lost:,.0f}"
-    of = "" if price is None else f" of {with_them.cost_total:,.0f}"
+    money = "" if with_them.cost_lost is None else f" = {figure(with_them.cost_lost)}"
+    of = "" if with_them.cost_total is None else f" of {figure(with_them.cost_total)}"
     headline = [
         (
-            f"{figure(with_them.num_failures)} failures cost {with_them.lost_gpu_h:,.0f} GPU-hours"
-            f"{money}, {100 * with_them.fraction_lost:.2f} %{of}."
+            f"{figure(with_them.num_failures)} failures cost {figure(with_them.lost_gpu_h)} "
+            f"GPU-hours{money}, {number(100 * with_them.fraction_lost, 2)} %{of}."
         )
     ]
     lines = [
         *headline,
         f"The rate: a failure every {span(1 / known.per_h)}; {known.source}.",
-        f"Range: {low.lost_gpu_h:,.0f} to {high.lost_gpu_h:,.0f} GPU-hours {known.range_is}.",
+        (
+            f"Range: {figure(low.lost_gpu_h)} to {figure(high.lost_gpu_h)} GPU-hours "
+            f"{known.range_is}."
+        ),
         _scratch_words(scratch.fraction_lost, scratch.no_failure_log10, scratch.lost_gpu_h),
     ]
     if local_lost_h is not None:
-        lines.append(_local(data, known.per_h * wall_h, local_lost_h, gpus))
+        lines.append(_local(data, known.per_h * wall_h, local_lost_h, lost_h, gpus))
     lines.append(
         "Model: failures · time lost at each · GPUs · price, first order; above some 30 % the "
         "run itself becomes longer (see outlast plan interval)."
@@ -83,17 +86,23 @@ def answer(
 
 def _scratch_words(fraction: float, log10: float, gpu_h: float) -> str:
     chance = f"10^{log10:.1f}" if log10 < -3 else percent(10**log10)
-    words = f"Without checkpoints: {gpu_h:,.0f} GPU-hours, {fraction:,.1f} times the run's budget"
+    words = (
+        f"Without checkpoints: {figure(gpu_h)} GPU-hours, {number(fraction, 1)} times the run's "
+        "budget"
+    )
     verdict = ": it cannot finish" if fraction > 1 else ""
     return f"{words}; no failure at all has probability {chance}{verdict}."
 
 
-def _local(data: dict[str, Any], num_failures: float, local_lost_h: float, gpus: int) -> str:
+def _local(
+    data: dict[str, Any], num_failures: float, local_lost_h: float, lost_h: float, gpus: int
+) -> str:
     data["local_lost_per_failure_s"] = local_lost_h * 3600
     data["local_lost_gpu_h"] = num_failures * local_lost_h * gpus
     return (
-        f"With local updates a preemption loses {local_lost_h * 3600:,.0f} fleet-seconds: "
-        f"{data['local_lost_gpu_h']:,.0f} GPU-hours in all (what they do to the model is not here)."
+        f"With local updates a preemption loses {figure(local_lost_h * 3600)} fleet-seconds, not "
+        f"{figure(lost_h * 3600)}: {figure(data['local_lost_gpu_h'])} GPU-hours in all (what they "
+        "do to the model is not here)."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from outlast.cli.plan.answer import Answer, answered, percent, span, table
+from outlast.cli.plan.answer import Answer, answered, number, percent, span, table
 from outlast.cli.quantities import COUNT0, DURATION, PRICE, RATE, SPAN, Rate
 from outlast.errors import ConfigError
 from outlast.plan.deadline import (
@@ -71,8 +71,8 @@ def answer(
         (
             str(row["policy"]),
             percent(row["met_fraction"]),
-            f"{row['cost_mean']:,.2f}",
-            f"{row['cost_p5']:,.2f} – {row['cost_p95']:,.2f}",
+            number(row["cost_mean"], 2),
+            f"{number(row['cost_p5'], 2)} – {number(row['cost_p95'], 2)}",
             span(row["ended_p95_h"]),
             span(row["on_demand_h"]),
         )
@@ -107,7 +107,7 @@ def _headline(task: Task, chosen: dict[str, Any] | None) -> str:
         )
     saved = ""
     if chosen["policy"] != "on demand alone":
-        saved = f", about {chosen['cost_mean']:,.2f} with {chosen['policy']}"
+        saved = f", about {number(chosen['cost_mean'], 2)} with {chosen['policy']}"
     return f"Yes, within {span(task.deadline_h)}{saved}."
 
 
@@ -197,6 +197,8 @@ def command(
     """Whether a deadline is met with spot, and what on-demand machines must add."""
     if rate.of != "job":
         raise ConfigError("--rate is of the whole fleet here; write 0.5/h")
+    if on_demand_price <= 0:
+        raise ConfigError("--on-demand 0: machines on demand for nothing need no plan")
     if 2 * deadline_h / (1 / rate.per_h + away_h) > _SPELLS_MOST:
         raise ConfigError(
             f"spot machines that last {span(1 / rate.per_h)} and are away for {span(away_h)} come "

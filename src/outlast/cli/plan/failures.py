@@ -33,7 +33,7 @@ def answer(known: Failures, *, days: float) -> Answer:
     on = f" on {gpus:,} GPUs" if gpus else ""
     headline = [
         (
-            f"A failure every {span(1 / known.per_h)}{on}: {figure(count)} in {days:g} days "
+            f"A failure every {span(1 / known.per_h)}{on}: {figure(count)} in {days:,g} days "
             f"({low:,} to {high:,} in nine of ten runs)."
         ),
         f"The rate: {known.source}; {figure(known.per_h)} per hour.",

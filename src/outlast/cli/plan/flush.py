@@ -60,8 +60,8 @@ def answer(flush: Flush, num_nodes: int) -> Answer:
     ]
     if num_nodes > 1:
         lines.append(
-            f"Each of {num_nodes} machines writes its share, {size}; all of them at that bandwidth "
-            "at the same time, which only a measurement shows."
+            f"Each of {num_nodes:,} machines writes its share, {size}; all of them at that "
+            "bandwidth at the same time, which only a measurement shows."
         )
     return Answer(
         question="can I flush within the notice?",

@@ -119,19 +119,19 @@ def _cells(row: Row) -> tuple[str, ...]:
 def _headline(best: Row, step_h: float | None) -> str:
     if math.isinf(best.wall_per_useful):
         return "The job makes no progress: failures come faster than it is restored and saved."
-    if math.isinf(best.interval_h):
-        return "Every failure comes with a notice that ends in a flush: saving besides is no use."
     steps = "" if step_h is None else f" ({best.interval_h / step_h:,.0f} steps)"
     wasted = f"{percent(best.wasted)} of the time goes to saving and failing"
     return f"Save every {span(best.interval_h)}{steps}; {wasted}."
 
 
 def linear_words(per_segment: float, in_range: bool, error: float) -> str:
-    """How far the linear model may be trusted here."""
+    """How far the linear model may be trusted here; a segment is endless if nothing is saved."""
+    if math.isinf(per_segment) and math.isfinite(error):
+        return f"The linear model is off by {_off(error)}; go by the exact one."
     if in_range:
         return (
             f"The linear model is in its range (λ(T+C) = {figure(per_segment)}, at most "
-            f"{LINEAR_RANGE}) and off by {100 * error:+.1f} %."
+            f"{LINEAR_RANGE}) and off by {_off(error)}."
         )
     if math.isinf(error):
         return (
@@ -140,8 +140,13 @@ def linear_words(per_segment: float, in_range: bool, error: float) -> str:
         )
     return (
         f"The linear model is out of its range (λ(T+C) = {figure(per_segment)}, above "
-        f"{LINEAR_RANGE}) and off by {100 * error:+.1f} %; go by the exact one."
+        f"{LINEAR_RANGE}) and off by {_off(error)}; go by the exact one."
     )
+
+
+def _off(error: float) -> str:
+    """An error in percent; what is nothing has no minus."""
+    return f"{round(100 * error, 1) + 0.0:+.1f} %"
 
 
 def _as_json(row: Row, step_h: float | None) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def answer(state: float, *, nodes: int, buffers: int, memory: float | None, of: 
         "fits": None if memory is None else staged <= memory,
     }
     each = "each of them holds" if nodes > 1 else "the machine holds"
-    many = f"{buffers} snapshots" if buffers > 1 else "one snapshot"
+    many = f"{buffers:,} snapshots" if buffers > 1 else "one snapshot"
     room = ""
     if memory is not None:
         room = f", and has {humanise.size(memory)}: " + (
@@ -35,7 +35,7 @@ def answer(state: float, *, nodes: int, buffers: int, memory: float | None, of: 
             needed = -(-buffers * state // memory)
             room += f"; {needed:,.0f} machines would do"
             data["needed_nodes"] = int(needed)
-    machines = f"{nodes} machines" if nodes > 1 else "1 machine"
+    machines = f"{nodes:,} machines" if nodes > 1 else "1 machine"
     headline = [
         (
             f"{humanise.size(state)} of state on {machines}: {each} {humanise.size(staged)} for "

@@ -31,15 +31,15 @@ def answer(known: Failures, *, max_restarts: int, days: float) -> Answer:
     }
     headline = [
         (
-            f"{max_restarts} restarts are spent after {figure(end_h / 24)} days on average; within "
-            f"{days:g} days with probability {percent(chance)}."
+            f"{max_restarts:,} restarts are spent after {figure(end_h / 24)} days on average; "
+            f"within {days:,g} days with probability {percent(chance)}."
         )
     ]
     lines = [
         *headline,
         f"The rate: {figure(known.per_h * 24)} per day; {known.source}.",
         (
-            f"{enough:,} restarts last {days:g} days with probability 99 %. Every failed "
+            f"{enough:,} restarts last {days:,g} days with probability 99 %. Every failed "
             "round spends one, whoever's fault it was (--max-restarts)."
         ),
         f"Range: spent after {span(low)} to {span(high)} {known.range_is}.",

@@ -33,12 +33,12 @@ def answer(known: Failures, repair_h: float) -> Answer:
     }
     headline = [
         (
-            f"Hold {counts[1]} machines in reserve: they suffice 99 % of the time, where a "
+            f"Hold {counts[1]:,} machines in reserve: they suffice 99 % of the time, where a "
             f"repair takes {span(repair_h)}."
         )
     ]
     rows = [
-        (f"{100 * share:g} %", str(count), f"{100 * gap:.2g} %")
+        (f"{100 * share:g} %", f"{count:,}", f"{100 * gap:.2g} %")
         for share, count, gap in zip(_SUFFICING, counts, short, strict=True)
     ]
     lines = [
@@ -48,7 +48,7 @@ def answer(known: Failures, repair_h: float) -> Answer:
             f"{figure(known.per_h * repair_h)} machines are away on average."
         ),
         *table(("suffice", "spares", "too few"), rows, [False, True, False]),
-        f"Range: {low} to {high} for 99 % {known.range_is}.",
+        f"Range: {low:,} to {high:,} for 99 % {known.range_is}.",
         "Model: Poisson (Palm); valid while repairs do not wait for one another.",
     ]
     return Answer(

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from outlast.cli.plan.answer import Answer, answered, figure, number, percent, span, table
 from outlast.cli.plan.facts import Failures, cost_flags, costs_of, failures, needed, own, rate_flags
@@ -46,6 +47,7 @@ def answer(
         "flush_h": costs.flush_h,
         "spot_price_per_h": spot_price,
         "on_demand_price_per_h": on_demand_price,
+        **(_unflushed(known, costs, prices) if costs.flush_probability else {}),
         "models": [_as_json(offer) for offer in found],
         "spot_wins": best.wins,
         "price_per_useful_h": best.price_per_useful_h,
@@ -73,6 +75,7 @@ def answer(
             f"useful hour {known.range_is}; on demand {number(on_demand_price)}."
         ),
         linear_words(valid.failures_per_segment, valid.in_range, valid.error),
+        *_flush_words(data, best),
         "On demand is taken as never interrupted; waiting for spot machines costs nothing here.",
     ]
     if useful_h is not None:
@@ -87,13 +90,50 @@ def answer(
     )
 
 
+def _unflushed(known: Failures, costs: Costs, prices: dict[str, float]) -> dict[str, Any]:
+    """What a useful hour costs if notices are not answered with a flush, and where that flips."""
+    bare = msgspec.structs.replace(costs, flush_probability=0.0, flush_h=0.0)
+    best = next(offer for offer in offers(bare, known.per_h, **prices) if offer.chosen)
+    return {
+        "price_without_flush_per_useful_h": best.price_per_useful_h,
+        "break_even_without_flush_failures_per_h": best.break_even_failures_per_h,
+    }
+
+
+def _flush_words(data: dict[str, Any], best: Offer) -> list[str]:
+    """What flushing at a notice gains or loses; nothing where no notice ends in one."""
+    if not data["flush_probability"]:
+        return []
+    without = data["price_without_flush_per_useful_h"]
+    now, then = best.break_even_failures_per_h, data["break_even_without_flush_failures_per_h"]
+    words = []
+    if math.isinf(best.interval_h):
+        words.append(
+            "Every failure comes with a notice that ends in a flush: saving besides is no use."
+        )
+    if best.price_per_useful_h > without:
+        words.append(
+            f"A flush of {span(data['flush_h'])} costs more than it saves here: without, a useful "
+            f"hour costs {number(without)}. Let notices pass."
+        )
+    elif now < then:
+        words.append(
+            f"At this rate the flush saves ({number(without)} without), at higher ones it costs "
+            f"more than it saves: without, the choice flips at {figure(then)} failures per hour."
+        )
+    else:
+        words.append(f"Without the flush a useful hour costs {number(without)}.")
+    return words
+
+
 def _in_all(data: dict[str, Any], best: Offer, useful_h: float) -> str:
     """What so many useful hours cost, as data and in words."""
     cost_spot = price_of(useful_h, data["spot_price_per_h"], best.wall_per_useful)
     cost_on_demand = useful_h * data["on_demand_price_per_h"]
     data |= {"useful_h": useful_h, "cost_spot": cost_spot, "cost_on_demand": cost_on_demand}
     return (
-        f"{useful_h:,.0f} useful hours: {cost_spot:,.2f} on spot, {cost_on_demand:,.2f} on demand."
+        f"{figure(useful_h)} useful hours: {number(cost_spot, 2)} on spot, "
+        f"{number(cost_on_demand, 2)} on demand."
     )
 
 
@@ -105,7 +145,8 @@ def _headline(best: Offer, on_demand_price: float) -> list[str]:
         ]
     choice = "Spot" if best.wins else "On demand"
     prices = (
-        f"{best.price_per_useful_h:.3f} per useful hour on spot, {on_demand_price:.3f} on demand"
+        f"{number(best.price_per_useful_h)} per useful hour on spot, {number(on_demand_price)} on "
+        "demand"
     )
     flip = best.break_even_failures_per_h
     if math.isinf(flip):

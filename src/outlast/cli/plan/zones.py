@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, answered, percent, table
+from outlast.cli.plan.answer import Answer, answered, number, percent, table
 from outlast.cli.quantities import DURATION, GPUS, RATE, SPAN, Rate
 from outlast.errors import ConfigError
 from outlast.plan.rates import to_probability
@@ -47,15 +47,15 @@ def answer(machines: int, rate: Rate, recovery: Recovery, tried: tuple[int, ...]
     }
     headline = [
         (
-            f"With copies in other zones' memory take {best['peer']} zones; a job that rewinds or "
-            f"stops at each reclaim is fastest with {best['restart']}."
+            f"With copies in other zones' memory take {_zones(best['peer'])}; a job that rewinds "
+            f"or stops at each reclaim is fastest with {best['restart']:,}."
         )
     ]
     rows = [
         (
-            f"{spread.num_zones} zones" if spread.num_zones > 1 else "1 zone",
-            f"{spread.mean_lost_per_h:.1f}",
-            f"{spread.variance_lost:.2f}",
+            _zones(spread.num_zones),
+            number(spread.mean_lost_per_h, 1),
+            number(spread.variance_lost, 2),
             *(percent(by_mode[mode][i]) for mode in MODES),
         )
         for i, spread in enumerate(spreads)
@@ -79,6 +79,10 @@ def answer(machines: int, rate: Rate, recovery: Recovery, tried: tuple[int, ...]
         lines=lines,
         next=f"outlast plan replicas --nodes {machines + machines % 2} --lost 2",
     )
+
+
+def _zones(count: int) -> str:
+    return f"{count:,} zones" if count > 1 else "1 zone"
 
 
 @click.command(name="zones")
@@ -108,5 +112,10 @@ def command(
     if rate.per_h > _RATE_MOST_PER_H:
         raise ConfigError(f"zones that are reclaimed {rate.per_h:.3g} times an hour are no place")
     recovery = Recovery(back_h=back_h, restore_h=restore_h, interval_h=interval_h, pause_h=pause_h)
-    tried = tuple(sorted(set(given))) or _TRIED
+    if given and max(given) > machines:
+        raise ConfigError(
+            f"--zones {max(given):,}: {machines:,} machines do not stand in more zones than there "
+            f"are of them; write --zones {machines} or fewer"
+        )
+    tried = tuple(sorted(set(given))) or tuple(z for z in _TRIED if z <= machines)
     return answer(machines, rate, recovery, tried)
