@@ -70,6 +70,24 @@ def test_a_server_killed_is_replaced(floor, tmp_path):
     assert [final["hash"] for final in job.finals()] == [final["hash"] for final in calm.finals()]
 
 
+def test_a_server_that_does_not_move_is_replaced(floor, tmp_path):
+    script = tmp_path / "stops.py"
+    script.write_text(
+        "import os, signal, torch\n"
+        "if os.environ['OUTLAST_ATTEMPT'] == '1':\n"
+        "    if os.environ['RANK'] == '0':\n        signal.pause()\n"
+        "    os.kill(os.getppid(), signal.SIGSTOP)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    job = Job(tmp_path / "job", RANKS)
+    run = floor.outlast("run", "--nproc-per-node", RANKS, script, env=job.env)
+    assert run.wait() == 0, run.text
+    (lost,) = job.events("worker_lost")
+    assert (lost.rank, lost["signal"]) == (1, "SIGKILL")
+    assert [event.attempt for event in job.events("attempt_formed")] == [1, 2]
+    assert not floor.workers()
+
+
 def test_every_death_is_told_with_its_code(floor, tmp_path):
     script = tmp_path / "codes.py"
     script.write_text(
