@@ -43,6 +43,20 @@ def test_an_agent_killed_alone_takes_all_with_it(floor, tmp_path):
         until(lambda pid=pid: not _runs(pid), f"the end of {pid}")
 
 
+def test_an_agent_killed_alone_takes_programs_that_are_not_python_with_it(floor, tmp_path):
+    job, sleep = Job(tmp_path / "job", RANKS), ["sleep", "600"]
+    run = floor.outlast("run", "--nproc-per-node", RANKS, "--no-python", *sleep, env=job.env)
+
+    def sleeping():
+        found = [process.pid for process in floor.offspring() if process.cmdline() == sleep]
+        return found if len(found) == RANKS else None
+
+    workers = until(sleeping, "the programs", running=run)
+    run.kill()
+    for pid in workers:
+        until(lambda pid=pid: not _runs(pid), f"the end of {pid}")
+
+
 def test_an_agent_killed_while_the_server_imports(floor, tmp_path):
     job = Job(tmp_path / "job", RANKS)
     run = start(floor, job)

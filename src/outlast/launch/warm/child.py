@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import msgspec
 
+from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.launch import worker
 from outlast.launch.warm.title import show
 from outlast.launch.warm.wire import Worker
@@ -76,7 +77,7 @@ def _set_environment(job: Job) -> None:
         else:
             environ.pop(name, None)
     # The one that it must not outlive is the server, which does not outlive the agent.
-    environ[worker.AGENT_VARIABLE.encode()] = str(job.server).encode()
+    environ[AGENT_VARIABLE.encode()] = str(job.server).encode()
     for name in set(os.environb).difference(environ):
         del os.environb[name]
     for name, value in environ.items():
