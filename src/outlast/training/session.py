@@ -41,7 +41,7 @@ from outlast.training.keeping import Keeping
 from outlast.training.leaving import NO_COMMIT, Leaving, Where
 from outlast.training.objects import Objects
 from outlast.training.pending import PendingSave, Saves
-from outlast.training.position import Position
+from outlast.training.position import Position, refuse_loop
 from outlast.training.rig import Rig
 from outlast.training.streams import Streams
 
@@ -194,15 +194,12 @@ class Session:
                 its beginning, any other one from this loop's. Without either: one pass.
 
         Raises:
-            ConfigError: the loader does not fit the checkpoint.
+            ConfigError: the loader does not fit the checkpoint, or another loop has not ended.
             SystemExit: with code 75, once a drain is agreed and committed.
         """
-        if self._is_over:
-            raise ConfigError("the session is over; call steps() inside its with block")
-        if until is not None and until < 0:
-            raise ConfigError(f"until={until} is no number of steps; count from 0")
-        if epochs is not None and epochs < 0:
-            raise ConfigError(f"epochs={epochs} is no number of passes; count from 0")
+        with excepthook.one_line_errors():
+            open_at = self.step if self._in_loop else None
+            refuse_loop(until, epochs, is_over=self._is_over, open_at=open_at)
         self._position.loop += 1
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
         if self._was_over(until):

@@ -1,10 +1,21 @@
-"""A loop that is left while something still holds it is over with its session."""
+"""Loops of a session follow each other; one that is held is over with its session."""
 
+import pytest
 import torch
 from torch import nn
 
 import outlast
 from outlast.attempt.beat import Heard, Phase
+from outlast.errors import ConfigError
+
+
+def nest(session):
+    for _ in session.steps(range(100, 104), epochs=1):
+        pass
+
+
+def side_by_side(session):
+    next(iter(zip(session.steps([1]), session.steps([2]), strict=True)))
 
 
 def test_what_comes_after_a_loop_that_is_still_held_is_no_step(tmp_path, monkeypatch):
@@ -24,3 +35,25 @@ def test_what_comes_after_a_loop_that_is_still_held_is_no_step(tmp_path, monkeyp
     assert heard.phase.phase is Phase.OUTSIDE
     heard.close()
     held.close()
+
+
+@pytest.mark.parametrize("build", [nest, side_by_side])
+def test_a_loop_that_begins_in_the_midst_of_another_is_refused(tmp_path, build):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = tmp_path / "job"
+    with outlast.session(model=model, optimizer=optimizer, dir=job, every="5 steps") as session:
+        loader = outlast.data.Loader(range(40), global_batch=2, shuffle=False)
+        came = []
+        for batch in session.steps(loader, until=4):
+            came.append(batch.tolist())
+            if len(came) == 2:
+                with pytest.raises(ConfigError, match=r"another one is in its midst, at step 1"):
+                    build(session)
+        # What was refused has changed nothing, and a loop that is closed makes room for the next.
+        assert came == [[0, 1], [2, 3], [4, 5], [6, 7]]
+        held = session.steps(range(9), until=9)
+        next(held)
+        held.close()
+        assert list(session.steps(range(9), until=6)) == [0, 1]
+        assert session.step == 6
