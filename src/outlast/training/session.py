@@ -26,7 +26,7 @@ from outlast.attempt.agreement import Action, Agreement
 from outlast.attempt.over import over
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
-from outlast.data import random_state
+from outlast.data import random_state, shield
 from outlast.errors import ConfigError, Exit, OutlastError, StorageError, exit_code_of
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
@@ -69,6 +69,7 @@ class Session:
         self._rig: Rig
         self._signals = SignalNotice(self._on_signal)
         self._desk = PlatformDesk(settings, self._on_notice, self._on_platform)
+        self._cover = shield.Cover()  # for loaders that the script iterates itself
         self._leaving: Leaving
         self._ending: Ending
         self._position = Position()
@@ -107,6 +108,7 @@ class Session:
         if over.is_held:
             self._keeping = Keeping(self._rig, self._own_end, self._let_go, self._objects.model)
         self._signals.install()
+        self._cover.open()
         if self._rig.listens:
             self._desk.open()
         return self
@@ -157,6 +159,7 @@ class Session:
         finally:
             self._signals.remove()  # not before: a signal would be the end of the last save
             self._hook.remove()
+            self._cover.close()
             if self._keeping is not None:
                 self._keeping.close()
             self._position.close()
@@ -177,6 +180,7 @@ class Session:
         if self._heard is not None and self._rig.engine.committed_step == self.step:
             self._desk.approve(self._heard)
         if isinstance(error, Exception):
+            self._leaving.tell_loss(self.step, f"{type(error).__name__} came first")
             raise SystemExit(code) from error
 
     # --- the loop ----------------------------------------------------------------------------

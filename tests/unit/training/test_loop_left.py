@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import outlast
 from outlast.attempt.beat import Heard, Phase
@@ -57,3 +58,28 @@ def test_a_loop_that_begins_in_the_midst_of_another_is_refused(tmp_path, build):
         held.close()
         assert list(session.steps(range(9), until=6)) == [0, 1]
         assert session.step == 6
+
+
+def fail_while_leaving(**settings):
+    with outlast.session(**settings) as session:
+        for batch in session.steps(range(9)):
+            # A loader that the script iterates itself, for an evaluation, is shielded meanwhile.
+            assert DataLoader._get_iterator.__closure__
+            if batch == 2:
+                session._leaving.is_known = True  # as a notice has it
+                raise RuntimeError("a loader's process died")
+
+
+def test_an_exception_while_the_job_is_leaving_says_what_is_committed(tmp_path, capsys):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(SystemExit) as ended:
+        fail_while_leaving(model=model, optimizer=optimizer, dir=tmp_path, every="5 steps")
+    assert not DataLoader._get_iterator.__closure__
+    assert ended.value.code == 75
+    said = capsys.readouterr().err
+    assert "ended by RuntimeError while the job was leaving" in said
+    assert (
+        "step 2 could not be committed (RuntimeError came first); nothing is committed yet" in said
+    )
+    assert "2 steps lost" in said
