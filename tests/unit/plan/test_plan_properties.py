@@ -271,7 +271,7 @@ def test_spot_alone_takes_as_long_as_it_takes():
 
 def test_uniform_progress_uses_more_of_the_market_than_greed():
     # Wu et al., table 3: 48 h of work in 60 h, changeover 0.2 h, eight markets: 22.9 h of work on
-    # spot against 17.2 h. Their markets are not here; drawn ones have the same order.
+    # spot against 17.2 h. In theirs: test_deadline_markets; drawn ones have the same order.
     task = deadline.Task(work_h=48, deadline_h=60, changeover_h=0.2)
     worked_h = {deadline.choose: 0.0, deadline.choose_greedily: 0.0}
     for i, share in enumerate((0.05, 0.2, 0.35, 0.45, 0.55, 0.65, 0.75, 0.8)):
