@@ -210,13 +210,31 @@ def test_a_stopped_process_hangs_and_is_not_lost_and_a_killed_one_is_at_once(
     assert (why, certain) == ("has ended", True)
 
 
+def test_who_breaks_off_is_not_taken_for_dead(make):
+    one, other = make(), make()
+    one.dial(other.hub.address)
+    mine, theirs = one.next("open")[1], other.next("accepted")[1]
+    one.hub.call(mine.part)
+    assert other.next("closed")[1:] == ("has broken off the connection", False)
+    assert theirs.is_closed
+    one.dial(other.hub.address)
+    one.next("open")
+    theirs = other.next("accepted")[1]
+    other.hub.call(lambda: other.hub.write(theirs, b"\0" * 256))  # what one does not understand
+    _, why, certain = one.next("closed")
+    assert "was refused" in why
+    assert why != hubs.REFUSED
+    assert not certain
+    assert other.next("closed")[1:] == ("has broken off the connection", False)
+
+
 def test_nobody_there_is_said_so(make):
     one = make()
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = f"127.0.0.1:{gone.getsockname()[1]}"
     one.dial(address)
     _, why, certain = one.next("closed")
-    assert "refused" in why
+    assert why == hubs.REFUSED
     assert not certain
     one.dial("nowhere")
     assert one.next("closed")[1] == "has no usable address"

@@ -366,9 +366,9 @@ class Membership(RendezvousHandler):
             if self.runs_elsewhere and self._timeout_s is not None:
                 until_s = now_s + self._timeout_s  # a spare machine waits as long as others train
             if until_s is not None and now_s > until_s:
+                hint = "look at" if words.startswith("storage") else "all machines must see"
                 raise RendezvousError(
-                    f"waited {self._timeout_s:.0f} s for {words or 'others'}; all machines must "
-                    f"see {self.place}"
+                    f"waited {self._timeout_s:.0f} s for {words or 'others'}; {hint} {self.place}"
                 )
             if words and words != said and now_s > quiet_until_s:
                 said = words

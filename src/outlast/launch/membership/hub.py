@@ -46,6 +46,8 @@ FULL_S: Final = 0.02  # before the next look whether strangers have become fewer
 PINGS_PER_S: Final = 10_000
 UNSENT_MAX: Final = 8 << 20
 HANGS: Final = "takes the connection and does not answer"
+REFUSED: Final = f"cannot be reached: {os.strerror(errno.ECONNREFUSED)}"
+PARTS: Final = b"\0"  # the last word on a connection whose process goes on
 _LAST_ACK: Final = 56  # offset of tcpi_last_ack_recv, milliseconds, in Linux's struct tcp_info
 
 
@@ -69,7 +71,7 @@ class Peer:
         self.on_hung: Callable[[bool], None] = lambda _: None
         self.connects = connects
         self.is_connected = not connects
-        self.is_closed = False
+        self.is_closed = self.parts = False
         self.sock = sock
         self.silence = Silence(hub.silence_s)
         self.process = Silence(hub.hung_s, recent=PROCESS_RECENT)
@@ -94,6 +96,11 @@ class Peer:
     def close(self) -> None:
         """End it, without a callback; what was sent before still goes out if it can at once."""
         self._hub.drop(self)
+
+    def part(self) -> None:
+        """End it as ``close`` does, and let the other end know that no process has ended."""
+        self.send(PARTS)
+        self.close()
 
 
 class Hub:
@@ -342,6 +349,9 @@ class Hub:
         except OSError as error:
             self._lose(peer, _in_words(error), certain=_has_ended(error))
             return
+        if not data and peer.parts:
+            self._lose(peer, "has broken off the connection", certain=False)
+            return
         if not data:
             self._lose(peer, "has ended", certain=True)
             return
@@ -358,7 +368,9 @@ class Hub:
     def _take(self, peer: Peer, data: bytes) -> None:
         if peer.ends is not None:
             for message in peer.ends[1].feed(data):
-                if message and not peer.is_closed:
+                if message == PARTS:
+                    peer.parts = True
+                elif message and not peer.is_closed:
                     peer.on_message(message)
             return
         handshake = peer.handshake
@@ -386,7 +398,10 @@ class Hub:
     def _lose(self, peer: Peer, why: str, *, certain: bool) -> None:
         if peer.is_closed:
             return
-        self.drop(peer)
+        if certain:
+            peer.close()
+        else:  # it may hear us still
+            peer.part()
         peer.on_closed(why, certain)
 
     def _beat(self) -> None:
