@@ -19,13 +19,13 @@ counter; large buffers (tables of positions, masks) are not compared, and seen b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from outlast.errors import ConfigError
 from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.exchange import open_exchange
+from outlast.reduce.exchange import Channel, open_exchange
 from outlast.reduce.summary import Summary
 from outlast.reduce.tree import Plan
 
@@ -138,14 +138,16 @@ class Buffers:
             if not floating[index] and tensor.numel() == 1
         ]
 
-    def settle(self, plan: Plan, changed: Sequence[bool], summary: Summary, group: Any) -> None:
+    def settle(
+        self, plan: Plan, changed: Sequence[bool], summary: Summary, channel: Channel
+    ) -> None:
         """Give the model the step's buffers; all workers call it.
 
         Args:
             plan: the tree.
             changed: for each buffer whether a shard of any worker has changed it.
             summary: with :meth:`numbers` of all shards.
-            group: the process group.
+            channel: the model's.
 
         Raises:
             ConfigError: whole numbers that cannot be put together.
@@ -160,7 +162,7 @@ class Buffers:
             return
         if floating not in self._averages:
             tensors = [live[index] for index in floating]
-            self._averages = {floating: _Averages(plan, tensors, group)}
+            self._averages = {floating: _Averages(plan, tensors, channel)}
         shards = [[self.value(n, index) for index in floating] for n in range(len(self._shards))]
         means = self._averages[floating](shards)
         for index, mean in zip(floating, means, strict=True):
@@ -193,11 +195,11 @@ class Buffers:
 class _Averages:
     """Means of some tensors over all shards, in the tree's order."""
 
-    def __init__(self, plan: Plan, tensors: Sequence[torch.Tensor], process_group: Any) -> None:
+    def __init__(self, plan: Plan, tensors: Sequence[torch.Tensor], channel: Channel) -> None:
         self._num_tensors = len(tensors)
         self._order = group(tensors)
         self._buckets = [Bucket([tensors[i] for i in indices], plan) for indices in self._order]
-        self._exchange = open_exchange(plan, self._buckets, process_group)
+        self._exchange = open_exchange(plan, self._buckets, channel)
 
     def __call__(self, shards: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The means, given the values of each shard held here; they become ours, to be changed."""

@@ -26,6 +26,7 @@ sums of whole numbers (they need a common scale, and lose bits).
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import weakref
@@ -42,7 +43,7 @@ from outlast.data.shards import Shards
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
 from outlast.reduce.buffers import Buffers
-from outlast.reduce.exchange import gather
+from outlast.reduce.exchange import Channel, gather
 from outlast.reduce.facts import NOT_DETERMINISTIC, Facts, among, facts_of
 from outlast.reduce.gradients import Gradients
 from outlast.reduce.summary import Summary
@@ -54,7 +55,7 @@ _FACTS_BYTES: Final = 4096
 _OF_ONE: Final = frozenset(
     {
         *("_named", "_held", "_plan", "_layout", "_gradients", "_is_open", "_number", "_losses"),
-        "_compared",
+        *("_layout_word", "_is_compared", "_compared", "_channel"),
     }
 )
 EXAMPLE: Final = "for shard in model.shards(batch): … model.backward(loss)"
@@ -114,8 +115,11 @@ class SameBits(torch.nn.Module):
     def _wrap(self) -> None:
         self._named = dict(self.module.named_parameters())
         self._held = Buffers(self.module)
+        self._channel = Channel(self._group)
         self._plan: Plan | None = None
         self._layout: Any = None  # what the gradients were laid out for
+        self._layout_word = 0  # of it, but for the devices: the same on all workers
+        self._is_compared = False  # whether it was found to be
         self._gradients: Gradients
         self._is_open = False  # whether a step has begun and its sums are not there yet
         self._number: int | None = None  # which of this worker's shards is being computed
@@ -169,6 +173,7 @@ class SameBits(torch.nn.Module):
             )
         self._prepare()
         self._check(batch)
+        self._channel.open()
         self._compare_facts()
         self._is_open = True
         self._gradients.begin()
@@ -239,10 +244,12 @@ class SameBits(torch.nn.Module):
             ],
             num_numbers=len(numbers),
             bits=[*gradients.present, *self._held.changed()],
+            layout=self._layout_word,
         )
         gradients.finish()
+        self._compare_layouts(summary)
         bits = summary.bits()
-        self._held.settle(self._plan, bits[count:], summary, self._group)
+        self._held.settle(self._plan, bits[count:], summary, self._channel)
         gradients.give(bits[:count])
         self.loss = summary.loss()
 
@@ -284,7 +291,10 @@ class SameBits(torch.nn.Module):
             )
         rank, world_size = _place(self._group)
         plan = Plan(self.num_shards, rank, world_size)
-        layout = [(p.requires_grad, p.dtype, p.device) for p in self._named.values()]
+        layout = [
+            (p.device, (p.requires_grad, p.dtype, p.shape, p.stride()))
+            for p in self._named.values()
+        ]
         if plan == self._plan and layout == self._layout:
             return
         if self._plan is not None:
@@ -292,7 +302,8 @@ class SameBits(torch.nn.Module):
         trained = {name: p for name, p in self._named.items() if p.requires_grad}
         self._device = _checked(self.module)
         self._plan, self._layout = plan, layout
-        self._gradients = Gradients(trained, plan, self._group)
+        self._layout_word, self._is_compared = _word([each for _, each in layout]), False
+        self._gradients = Gradients(trained, plan, self._channel)
         self._held.forget()
 
     def _compare_facts(self) -> None:
@@ -317,6 +328,24 @@ class SameBits(torch.nn.Module):
                 f"the workers are not alike, so that another number of them may give other bits: "
                 f"{found}. See docs/same-bits.md"
             )
+
+    def _compare_layouts(self, summary: Summary) -> None:
+        """Sums of differently laid out parameters are of nothing; in the first step with them.
+
+        Raises:
+            ConfigError: the workers' are.
+        """
+        if self._is_compared:
+            return
+        words = summary.layouts()
+        for rank, word in enumerate(words):
+            if word != words[0]:
+                raise ConfigError(
+                    f"the parameters of rank 0 and of rank {rank} differ in what is trained, in "
+                    "dtype, shape or memory format, so that their gradients cannot be added up; "
+                    "change the model in the same way on all workers"
+                )
+        self._is_compared = True
 
     def _same_start(self) -> None:
         if _place(self._group)[1] > 1:
@@ -381,6 +410,11 @@ def _checked(module: torch.nn.Module) -> torch.device:
             "device"
         )
     return next(iter(parameters.values())).device
+
+
+def _word(layout: Any) -> int:
+    """Of 48 bits, which a float64 holds."""
+    return int.from_bytes(hashlib.blake2b(repr(layout).encode(), digest_size=6).digest(), "big")
 
 
 def _guard(model: SameBits) -> None:

@@ -482,3 +482,72 @@ def test_a_copy_shares_the_process_group():
 
     model = SameBits(net(), shards=4, process_group=Group())
     assert copy.deepcopy(model)._group is model._group
+
+
+# --- gradients that somebody else has touched ----------------------------------------------------
+
+
+class Seen(torch.nn.Module):
+    """A convolution, whose memory format may change, and a layer behind it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Conv2d(2, 3, 3), torch.nn.Linear(12, 1)
+
+    def forward(self, x):
+        return self.last(self.first(x).flatten(1)).square().mean()
+
+
+def pictures(position):
+    generator = torch.Generator().manual_seed(position)
+    parts = [torch.randn(2, 2, 4, 4, generator=generator) for _ in range(4)]
+    return Shards(parts, of=4, first=0, position=position)
+
+
+def point_elsewhere(module):
+    for parameter in module.parameters():
+        parameter.grad.data = parameter.grad.data * 1.0
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        point_elsewhere,
+        lambda module: module.double().float(),
+        lambda module: module.to(memory_format=torch.channels_last),
+    ],
+    ids=["data", "cast and back", "channels last"],
+)
+def test_gradients_are_those_of_the_step_whatever_was_done_to_the_last_ones(touch):
+    """Once a gradient's memory was another one, each later step got that one's values."""
+    model = SameBits(Seen(), shards=4)
+    for position in range(3):
+        for x in model.shards(pictures(position)):
+            model.backward(model(x))
+        plain = Seen()
+        torch.stack([plain(x) for x in pictures(position).parts]).mean().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, check_stride=False)
+            assert ours.grad.stride() == ours.stride()
+        if position == 0:
+            touch(model.module)
+
+
+def test_workers_whose_parameters_are_laid_out_differently_are_refused():
+    class Told:
+        def __init__(self, *words):
+            self.layouts = lambda: list(words)
+
+    model = SameBits(Seen(), shards=4)
+    with pytest.raises(ConfigError, match="rank 0 and of rank 1 differ in what is trained"):
+        model._compare_layouts(Told(1.0, 2.0))
+    for x in model.shards(pictures(0)):
+        model.backward(model(x))
+    model._compare_layouts(Told(1.0, 2.0))  # compared already: nobody looks any more
+    word = model._layout_word
+    model.module.first.to(memory_format=torch.channels_last)
+    model.shards(pictures(1))
+    assert model._layout_word != word
+    with pytest.raises(ConfigError, match="in the same way on all workers"):
+        model._compare_layouts(Told(1.0, 2.0))

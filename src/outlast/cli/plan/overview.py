@@ -97,7 +97,9 @@ def overview(
     if plot is not None:
         click.echo(f"wrote {plot}")
     if kept is not None:
-        click.echo(f"kept in {kept}: outlast run enters it in the ledger, outlast report compares")
+        click.echo(
+            f"kept in {kept}: the job enters it in its ledger at its start, outlast report compares"
+        )
     click.echo("Next: outlast plan zones or deadline, or simulate; each has --help")
 
 
