@@ -18,6 +18,7 @@ from outlast.launch.membership.hub import Hub
 
 KEY = b"k" * 32
 PEER = Path(__file__).with_name("hub_peer.py")
+FULL = Path(__file__).with_name("hub_full.py")
 LIMIT_S = 60
 
 
@@ -162,6 +163,43 @@ def test_more_machines_at_once_than_strangers_are_let_in(make, monkeypatch):
     for _ in range(60):
         one.next("open")
         other.next("accepted")
+
+
+@pytest.mark.parametrize(("hard", "taken"), [(500, 100), (60, None)], ids=["raised", "full"])
+def test_one_with_few_descriptors_takes_more_or_says_so_once(hard, taken):
+    process = subprocess.Popen(
+        [sys.executable, str(FULL), "60", str(hard)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with process, contextlib.ExitStack() as opened:
+        opened.callback(process.kill)
+        host, _, port = process.stdout.readline().strip().rpartition(":")
+        for _ in range(100):
+            opened.enter_context(socket.create_connection((host, int(port)), LIMIT_S))
+        deadline = time.monotonic() + LIMIT_S
+        seen, again = [], 0
+        while again < 20:  # tries in vain, of which each could be warned of
+            process.stdin.write("how\n")
+            process.stdin.flush()
+            before, seen = seen, process.stdout.readline().split(maxsplit=2)
+            again = again + 1 if seen == before else 0
+            assert time.monotonic() < deadline
+            time.sleep(hubs.FULL_S)
+    if taken:
+        assert seen == ["0", str(taken)]
+    else:
+        assert seen[0] == "1"
+        assert int(seen[1]) < 60
+        assert seen[2].startswith("machines wait, connections cannot be taken")
+
+
+def test_a_name_is_not_looked_up_in_the_thread(make):
+    one, other = make(), make()
+    one.dial(other.hub.address.replace("127.0.0.1", "localhost"))
+    assert one.next("closed")[1] == "has no usable address"
 
 
 def test_one_that_does_not_read_is_let_go(make, monkeypatch):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import heapq
+import ipaddress
 import itertools
 import logging
 import os
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from typing import Final
 
 from outlast.errors import SealError
+from outlast.launch.membership.descriptors import make_room
 from outlast.peer.seal import Handshake, Sealer, Unsealer
 from outlast.policy.silence import Silence
 
@@ -43,6 +45,7 @@ DIALS_PER_S: Final = 1000.0  # that a busy machine takes at least
 STRANGERS_MAX: Final = 256
 QUIET_S: Final = 0.25  # for a stranger that says nothing while others want its place
 FULL_S: Final = 0.02  # before the next look whether strangers have become fewer
+FULL_AGAIN_S: Final = 60.0  # between two warnings that there are no descriptors
 PINGS_PER_S: Final = 10_000
 UNSENT_MAX: Final = 8 << 20
 HANGS: Final = "takes the connection and does not answer"
@@ -108,7 +111,7 @@ class Hub:
 
     Args:
         key: the job's.
-        host: the address to listen on.
+        host: the address to listen on, a number.
         silence_s: how long a machine may be silent on a network that answers at once.
         on_failed: told the exception that ended the thread, if one does.
     """
@@ -136,6 +139,7 @@ class Hub:
         # Of them: came to us, and have proven nothing yet; the one that came first is first.
         self._strangers: dict[Peer, None] = {}
         self._is_accepting = True
+        self._full_said_s = -FULL_AGAIN_S
         self._calls: list[Callable[[], None]] = []
         self._calls_lock = threading.Lock()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -181,6 +185,9 @@ class Hub:
         peer = Peer(self, sock, address, connects=True)
         self._peers.add(peer)
         try:
+            ipaddress.ip_address(
+                host
+            )  # a name would be looked up, here, by all that run in the hub
             problem = sock.connect_ex((host, int(port)))
         except (OSError, ValueError, OverflowError):
             self.later(0.0, lambda: self._lose(peer, "has no usable address", certain=False))
@@ -264,9 +271,10 @@ class Hub:
                 sock, where = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no more descriptors: those who wait may come later
-                logger.warning("a connection cannot be taken: %s", error.strerror)
-                self._accept_later()
+            except OSError as error:
+                if error.errno == errno.EMFILE and make_room():
+                    continue
+                self._cannot_take(error)
                 return
             sock.setblocking(False)
             peer = Peer(self, sock, f"{where[0]}:{where[1]}", connects=False)
@@ -278,6 +286,14 @@ class Hub:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.write(peer, peer.handshake.hello)
             self.later(HANDSHAKE_S, lambda one=peer: self._give_up(one))  # type: ignore[misc]
+
+    def _cannot_take(self, error: OSError) -> None:
+        """No more descriptors: those who wait may come later."""
+        now_s = time.monotonic()
+        if now_s >= self._full_said_s + FULL_AGAIN_S:
+            self._full_said_s = now_s
+            logger.warning("machines wait, connections cannot be taken: %s", error.strerror)
+        self._accept_later()
 
     def _accept_later(self) -> None:
         if self._is_accepting:
