@@ -67,16 +67,22 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
         of: which of these.
         source: where the number is from, in words.
         seen: what it was learnt from, if it was.
+        text: as it was written, if somebody wrote it.
     """
 
     per_h: float
     of: Of
     source: str
     seen: Posterior | None = None
+    text: str = ""
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # older ones are not generic
     """Reads text; what is not text is a default and passes."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """In help, the first word: TIME for "a time"."""
+        return self.name.removeprefix("a ").split()[0].upper()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -168,6 +174,9 @@ class RateType(_Type):
 
     def read(self, text: str) -> Rate:
         """The rate, and where it is from."""
+        return msgspec.structs.replace(self._read(text), text=text.strip())
+
+    def _read(self, text: str) -> Rate:
         known = rates.published(text.strip().lower())
         if known is not None:
             second_hand = "" if known.primary else " (secondary)"

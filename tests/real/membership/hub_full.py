@@ -1,4 +1,4 @@
-"""A process with a hub and few descriptors, SOFT to HARD, for the tests: says how it is if asked."""
+"""A process with a hub and few descriptors (SOFT HARD), for the tests: says how it is if asked."""
 
 import logging
 import resource

@@ -86,8 +86,10 @@ def answer(
             f"The market: spot lasts {span(up_h)}, is away for {span(down_h)}, both exponential; "
             f"{source}. {num_runs} runs from --seed {seed}."
         ),
-        "Model: uniform progress (Wu et al., NSDI'24): on demand when idle and behind, spot when",
-        "it is to be had, on demand to the end once only work and two changeovers fit in.",
+        (
+            "Model: uniform progress (Wu et al., NSDI'24): on demand when idle and behind, spot "
+            "when it is to be had, on demand to the end once only work and two changeovers fit in."
+        ),
     ]
     return Answer(
         question="will I meet the deadline?",
