@@ -15,10 +15,41 @@ from outlast.data.feed import OutlastFeed
 from outlast.data.handover import BATCH, place, take_over
 from outlast.data.skipping import Skipping
 from outlast.data.trail import Trail
+from outlast.errors import ConfigError
 from outlast.policy.rollbacks import Rollback, left_out
 from outlast.training.objects import Objects
 from outlast.training.rig import Rig
 from outlast.training.streams import Streams
+
+
+def refuse_loop(
+    until: int | None, epochs: int | None, *, is_over: bool, open_at: int | None
+) -> None:
+    """Refuse a loop that cannot be.
+
+    Args:
+        until: as :meth:`~outlast.training.session.Session.steps` was told.
+        epochs: the same.
+        is_over: whether the session is.
+        open_at: the step at which another loop is in its midst, or None.
+
+    Raises:
+        ConfigError: there is no such loop.
+    """
+    if is_over:
+        raise ConfigError("the session is over; call steps() inside its with block")
+    if until is not None and until < 0:
+        raise ConfigError(f"until={until} is no number of steps; count from 0")
+    if epochs is not None and epochs < 0:
+        raise ConfigError(f"epochs={epochs} is no number of passes; count from 0")
+    if open_at is not None:
+        # One position is kept: the first loop would go on in the second one's data.
+        raise ConfigError(
+            f"a loop over steps() begins while another one is in its midst, at step {open_at}: one "
+            "batch of steps() is one step, so loops follow each other. For an evaluation iterate "
+            "its loader itself; for a step of two data sets put them into one; a loop that was "
+            "left and is held in a variable ends with its close()"
+        )
 
 
 class Position:
