@@ -91,9 +91,12 @@ class Line:
         return int(_CREDENTIALS.unpack(raw)[0])
 
     def send(self, message: Message) -> bool:
-        """Say it; whether the other end is there."""
+        """Say it; whether the other end is there, and could hear all of it."""
+        data = msgspec.msgpack.encode(message)
+        if len(data) > MAX_BYTES:
+            return False
         try:
-            self.sock.send(msgspec.msgpack.encode(message), socket.MSG_NOSIGNAL)
+            self.sock.send(data, socket.MSG_NOSIGNAL)
         except OSError:
             return False
         return True

@@ -48,8 +48,18 @@ class Kept:
         self._line = end
 
     def go(self, environ: dict[str, str], stdout: str, stderr: str) -> None:
-        """Tell it its place in the next attempt; if it has died, the attempt will see that."""
-        self._line.send(Go(environ=environ, stdout=stdout or "", stderr=stderr or ""))
+        """Tell it its place in the next attempt; if it has died, the attempt will see that.
+
+        Nobody waits for one that cannot be told: it is ended.
+        """
+        if not self._line.send(Go(environ=environ, stdout=stdout or "", stderr=stderr or "")):
+            self.end()
+
+    def end(self) -> None:
+        """It does not go on."""
+        if self.handler.proc.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.handler.proc.pid, signal.SIGKILL)
 
 
 class Survivors:
@@ -182,9 +192,7 @@ class Survivors:
         """There is no next attempt for those that are kept."""
         kept, self.kept = self.kept, {}
         for one in kept.values():
-            if one.handler.proc.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(one.handler.proc.pid, signal.SIGKILL)
+            one.end()
         for one in kept.values():
             with contextlib.suppress(Exception):
                 one.handler.proc.wait(timeout=5)

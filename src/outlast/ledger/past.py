@@ -86,7 +86,7 @@ class Failures:
         since_t: time up to which running was counted; 0 while it does not run.
         beyond: the failures that took machines.
         scope: what the newest one took, while the job is down; None otherwise.
-        gone: the machines that are known to have gone with it.
+        gone: machines that are known to have gone with it, as many as its scope depends on.
         ran_s: seconds of running that this object has seen.
         moments: when the newest failures were, of those that it has seen.
     """
@@ -136,7 +136,8 @@ class Failures:
 
     def _lost(self, t: float, machine: str) -> None:
         """A loss; one that follows another before the job is back belongs to it."""
-        if machine and machine not in self.gone:
+        # No more of them than matter: workers are told of them in their environment.
+        if machine and machine not in self.gone and len(self.gone) < Scope.ALL:
             self.gone.append(machine)
         scope = Scope(min(len(self.gone), Scope.ALL))
         if self.scope is None:

@@ -7,6 +7,7 @@ import pytest
 
 from outlast.attempt.line import (
     LINE_VARIABLE,
+    MAX_BYTES,
     Go,
     Line,
     Over,
@@ -52,6 +53,13 @@ def test_an_end_that_is_gone_is_none_and_false(ends):
     ends[0].close()
     assert ends[1].receive() is None
     assert not ends[1].send(Over())
+
+
+def test_what_could_not_be_heard_whole_is_not_said(ends):
+    ours, theirs = ends
+    assert not ours.send(Go(environ={"A": "x" * MAX_BYTES}))
+    assert ours.send(Over())
+    assert theirs.receive() == Over()
 
 
 def test_what_is_not_understood_is_an_end(ends):

@@ -1,6 +1,7 @@
 """Workers that live through the end of an attempt: who is kept, and who is not, and why."""
 
 import os
+import signal
 import threading
 from types import SimpleNamespace
 
@@ -66,6 +67,15 @@ def test_a_worker_that_unwinds_is_kept_and_told_to_go_on(agent, worker):
     assert not agent.kept
     kept.go({"RANK": "5"}, "", "/a")
     assert worker.line.receive() == Go(environ={"RANK": "5"}, stderr="/a")
+
+
+def test_one_that_cannot_be_told_is_ended(agent, worker, monkeypatch):
+    worker.says(Unwound(), Prepared(step=7))
+    agent.gather({2: handler()})
+    ended = []
+    monkeypatch.setattr(os, "killpg", lambda pid, number: ended.append((pid, number)))
+    agent.take()[2].go({"OUTLAST_PAST": "x" * 300_000}, "", "")
+    assert ended == [(os.getpid(), signal.SIGKILL)]
 
 
 def test_one_that_cannot_says_why(agent, worker):

@@ -12,6 +12,7 @@ from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
 from outlast.ledger.reserve import keep, kept, make_room
 from outlast.policy.rollbacks import Batches
+from outlast.policy.tier_cadence import Scope
 from thorough import examples
 
 
@@ -352,3 +353,14 @@ def test_where_it_came_back_from_after_a_failure(ledger, tmp_path):
     ledger.append("resumed", step=9, source="from memory")
     read = past.look().failures.beyond.read
     assert {name: round(number) for name, number in read.items()} == {"memory": 2, "bucket": 1}
+
+
+def test_very_many_lost_machines_make_no_long_word(tmp_path):
+    """It is one variable of a worker's environment, of which the kernel takes 128 KiB."""
+    ledger = Ledger(tmp_path, job="j")
+    ledger.append("resumed", step=0)
+    for number in range(2400):
+        ledger.append("node_lost", durable=False, node=f"{number:056d}")
+    past = Past(tmp_path).look()
+    assert len(past.word) < 2000
+    assert past.failures.scope == Scope.ALL
