@@ -109,6 +109,7 @@ class Agent(LocalElasticAgent):
         self._ledger = ledger
         self._desk = desk
         self._starts = starts
+        starts.has_notice = lambda: self._desk.notice is not None
         self._told: set[int] = set()  # workers that know of the notice
         self._told_of: Notice | None = None
         self._told_early: Notice | None = None

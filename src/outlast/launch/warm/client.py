@@ -17,9 +17,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from outlast.launch.warm.wire import (
     Exited,
@@ -40,6 +40,7 @@ READY_TIMEOUT_S: Final = 120.0  # on a machine where importing torch takes longe
 START_TIMEOUT_S: Final = 60.0  # one of the script's imports may be in its way
 END_TIMEOUT_S: Final = 5.0
 SOON_S: Final = 0.01
+LOOK_S: Final = 0.2  # between two looks whether it is still to be waited for
 OWED_S: Final = 1.0  # for its word on workers that have ended, before others are forked
 SILENT_S: Final = 30.0  # the same where nothing else says how a worker has ended
 _HELD: Final = frozenset(
@@ -49,6 +50,10 @@ _HELD: Final = frozenset(
 
 class ServerLost(Exception):
     """The server has died, or does not answer; its workers are gone, or go with it."""
+
+
+class NotWaitedFor(Exception):
+    """Whoever waited is to leave."""
 
 
 class StartRefused(Exception):
@@ -91,13 +96,17 @@ class Server:
         self._wire = Wire(ours)
         self.pid = self._process.pid
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, leaves: Callable[[], bool] = lambda: False) -> None:
         """Wait for its imports.
+
+        Args:
+            leaves: whether that is not to be waited for any more.
 
         Raises:
             ServerLost: it has died, or takes too long.
+            NotWaitedFor: what ``leaves`` said.
         """
-        self._wait(lambda: self._is_ready, READY_TIMEOUT_S)
+        self._wait(lambda: self._is_ready, READY_TIMEOUT_S, leaves)
 
     def preload(self, arguments: Sequence[str]) -> None:
         """Have it import what the script will import; it says so in ``preloaded``, in its time."""
@@ -171,12 +180,19 @@ class Server:
                 with contextlib.suppress(OSError):
                     self._wire.send(Reaped(pids=[message.pid]))
 
-    def _wait(self, condition: Any, timeout_s: float) -> None:
+    def _wait(
+        self,
+        condition: Callable[[], bool],
+        timeout_s: float,
+        leaves: Callable[[], bool] = lambda: False,
+    ) -> None:
         until_s = time.monotonic() + timeout_s
         while not condition():
+            if leaves():
+                raise NotWaitedFor
             left_s = until_s - time.monotonic()
             if left_s > 0:
-                self.hear(left_s)
+                self.hear(min(left_s, LOOK_S))
             else:
                 self._lose()
             if self.is_lost:

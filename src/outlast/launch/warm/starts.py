@@ -12,9 +12,11 @@ from typing import Any, Final
 
 from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
 
+from outlast.errors import Exit
 from outlast.launch.arguments import Launch
+from outlast.launch.membership.mailbox import JobOver
 from outlast.launch.survivors import Kept
-from outlast.launch.warm.client import Server, ServerLost, StartRefused
+from outlast.launch.warm.client import NotWaitedFor, Server, ServerLost, StartRefused
 from outlast.launch.warm.context import ColdContext, WarmContext
 from outlast.launch.warm.early import is_possible
 from outlast.launch.warm.imports import read
@@ -35,6 +37,9 @@ class Starts:
         wanted: the setting ``workers.warm``.
         say: tells a person.
         server: one that has been started already.
+
+    Attributes:
+        has_notice: whether this machine is to go; the agent says how that is known.
     """
 
     def __init__(
@@ -46,6 +51,7 @@ class Starts:
     ) -> None:
         self._launch = launch
         self._say = say
+        self.has_notice: Callable[[], bool] = lambda: False
         self._server = server
         self._num_servers = self._num_started = 0
         self._is_cold = not wanted
@@ -63,10 +69,14 @@ class Starts:
             self._new_server()
 
     def warm_up(self) -> None:
-        """Wait until workers can be started at once, or it is known that they cannot."""
+        """Wait until workers can be started at once, or it is known that they cannot.
+
+        Raises:
+            JobOver: this machine is to go.
+        """
         if self._server is not None and not self._is_cold:
             with contextlib.suppress(ServerLost):  # the start itself makes another one
-                self._server.wait_until_ready()
+                self._wait_for(self._server)
 
     def close(self) -> None:
         """End the server."""
@@ -138,7 +148,7 @@ class Starts:
         if self._server is None or self._server.is_lost:
             self._new_server()
         assert self._server is not None  # noqa: S101 - just made
-        self._server.wait_until_ready()
+        self._wait_for(self._server)
         script = len(self._launch.worker_options)
         context = WarmContext(self._server, script, kept, **_options(asked))
         _start(context)
@@ -146,6 +156,15 @@ class Starts:
             self._has_looked_ahead = True
             self._server.preload(self._script)
         return context
+
+    def _wait_for(self, server: Server) -> None:
+        """Nothing runs meanwhile that a notice's time could be used for."""
+        try:
+            server.wait_until_ready(self.has_notice)
+        except NotWaitedFor:
+            raise JobOver(
+                Exit.DRAINED, "this machine leaves before its workers were started; start me again"
+            ) from None
 
     @property
     def _script(self) -> list[str]:

@@ -7,8 +7,10 @@ from typing import ClassVar
 
 import pytest
 
+from outlast.errors import Exit
+from outlast.launch.membership import JobOver
 from outlast.launch.warm import early, starts
-from outlast.launch.warm.client import ServerLost, StartRefused
+from outlast.launch.warm.client import NotWaitedFor, ServerLost, StartRefused
 from outlast.launch.warm.starts import COLD_FIRST_S, FIRST_S, MAX_SERVERS, Starts
 from outlast.launch.warm.variables import is_per_worker, lasting
 
@@ -25,7 +27,9 @@ class FakeServer:
         self.asked = []
         FakeServer.made.append(self)
 
-    def wait_until_ready(self):
+    def wait_until_ready(self, leaves):
+        if leaves():
+            raise NotWaitedFor
         outcome = FakeServer.outcomes.pop(0) if FakeServer.outcomes else None
         if outcome is not None:
             self.is_lost = isinstance(outcome, ServerLost)
@@ -104,6 +108,15 @@ def test_one_server_for_all_attempts_and_torchs_own_function_comes_back(clock):
     assert FakeServer.made[0].asked == [["train.py", "--lr", "1"]]  # once
     assert starts.torchs.start_processes is original
     assert not said
+
+
+@pytest.mark.parametrize("act", [Starts.warm_up, started], ids=["warming up", "at the start"])
+def test_a_notice_is_not_kept_waiting_by_a_server_that_imports(clock, act):
+    one = make([])
+    one.has_notice = lambda: True
+    with pytest.raises(JobOver) as over:
+        act(one)
+    assert over.value.exit_code == Exit.DRAINED
 
 
 def test_another_environment_asks_for_another_server(clock):

@@ -10,7 +10,7 @@ import types
 import pytest
 
 from outlast.launch.warm import client
-from outlast.launch.warm.client import Server, ServerLost, StartRefused
+from outlast.launch.warm.client import NotWaitedFor, Server, ServerLost, StartRefused
 from outlast.launch.warm.wire import Exited, Ready, Reaped, Refused, Start, Started, Wire
 
 
@@ -107,6 +107,13 @@ def test_one_that_does_not_answer(server, monkeypatch):
     with pytest.raises(ServerLost, match="their server does not answer"):
         server.wait_until_ready()
     assert Played.newest.returncode == -signal.SIGKILL
+
+
+def test_whoever_is_to_leave_does_not_wait_for_imports(server):
+    answers = iter([False, True])
+    with pytest.raises(NotWaitedFor):
+        server.wait_until_ready(lambda: next(answers))
+    assert not server.is_lost
 
 
 def test_a_wait_ends(server, pid):
