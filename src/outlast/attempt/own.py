@@ -32,7 +32,9 @@ logger = logging.getLogger(__name__)
 SLOT_BYTES: Final = 128 << 10
 _NUM_SLOTS: Final = 4
 _HEAD: Final = struct.Struct("<qqqqBB16sqQ")
-_FINAL, _SEASONED, _IN_BACKWARD, _LATE = 1, 2, 4, 8  # what is known of a worker, in one byte
+# What is known of a worker, in one byte; and whether the optimizer was about to begin.
+_FINAL, _SEASONED, _IN_BACKWARD, _LATE, _AT_OPTIMIZER = 1, 2, 4, 8, 16
+_HABITS: Final = _SEASONED | _IN_BACKWARD | _LATE
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +46,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         step: the completed step that it belongs to.
         is_final: whether that step was completed here; otherwise it was in progress.
         is_certain: whether it may be believed: for a step in progress, whether this worker has
-            never drawn anything so late in a step.
+            never drawn anything so late in a step. Whether others have, see ``stage``.
+        stage: where in the step it was written (0: as the backward pass began, 1: as the optimizer
+            was about to; 2: at its end).
+        draws: from which stage on the workers at this place were seen not to draw any more.
         rest: digest of everything else but what the optimizers change; b"" where it is not known.
         blob: the state.
     """
@@ -55,6 +60,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     is_final: bool
     is_certain: bool
+    stage: int
+    draws: int
     rest: bytes
     blob: bytes
 
@@ -102,7 +109,8 @@ class Own:
             self._draws_in_backward = True
         self._pending = step, late, blob
         draws = self._draws_late or (self._draws_in_backward and not late)
-        self._write(2 + step % 2, step, blob, b"", certain=self._is_seasoned and not draws)
+        certain = self._is_seasoned and not draws
+        self._write(2 + step % 2, step, blob, b"", certain=certain, stage=int(late))
 
     def final(self, step: int, blob: bytes, rest: bytes) -> None:
         """``step`` is completed."""
@@ -110,9 +118,11 @@ class Own:
         if before is not None and before[0] == step:
             self._is_seasoned = True
             self._draws_late = self._draws_late or before[2] != blob
-        self._write(step % 2, step, blob, rest, certain=True)
+        self._write(step % 2, step, blob, rest, certain=True, stage=2)
 
-    def _write(self, slot: int, step: int, blob: bytes, rest: bytes, *, certain: bool) -> None:
+    def _write(
+        self, slot: int, step: int, blob: bytes, rest: bytes, *, certain: bool, stage: int
+    ) -> None:
         memory = self._memory
         if memory is None:
             return
@@ -120,7 +130,8 @@ class Own:
         if _HEAD.size + len(blob) > SLOT_BYTES:  # of more than random numbers and a position
             memory[start : start + _HEAD.size] = bytes(_HEAD.size)
             return
-        kind = _FINAL * (slot < 2) + _SEASONED * self._is_seasoned
+        kind = _FINAL * (stage == 2) + _AT_OPTIMIZER * (stage == 1)
+        kind += _SEASONED * self._is_seasoned
         kind += _IN_BACKWARD * self._draws_in_backward + _LATE * self._draws_late
         fields = (*self._whose, step, kind, certain, rest, len(blob))
         memory[start + _HEAD.size : start + _HEAD.size + len(blob)] = blob
@@ -151,7 +162,7 @@ def _habits(path: Path) -> int:
     """When in a step the workers at this place were seen to draw: the script is still the same."""
     known = 0
     for _, kind in _records(path):
-        known |= kind & ~_FINAL
+        known |= kind & _HABITS
     return known
 
 
@@ -175,6 +186,8 @@ def _records(path: Path) -> list[tuple[Record, int]]:
             step=step,
             is_final=bool(kind & _FINAL),
             is_certain=bool(certain),
+            stage=2 if kind & _FINAL else int(bool(kind & _AT_OPTIMIZER)),
+            draws=2 if kind & _LATE else int(bool(kind & _IN_BACKWARD)),
             rest=rest if kind & _FINAL else b"",
             blob=blob,
         )

@@ -5,6 +5,10 @@ there too have the same, bit for bit; and somebody knows what each rank alone kn
 random numbers, its place in the data and its record of samples. Otherwise the attempt goes on from
 a checkpoint, as one whose workers were all started anew.
 
+Of who died within a step that others completed it is only known what it had drawn by then. That
+counts if no worker was ever seen to draw later in a step; those that completed this very step have
+shown it for this one.
+
 Rejected: going on without what only a rank that is lost knew. It would lose no step, and be another
 run; and nobody could prove any more that each sample was trained on once.
 """
@@ -24,6 +28,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         timeline, rank, world_size, step: of which.
         rest: digest of what that rank held besides, "" where that is not known.
+        stage: how far it was in that step (0: the backward pass began, 1: the optimizer was about
+            to; 2: at its end).
     """
 
     timeline: int
@@ -31,6 +37,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     step: int
     rest: str = ""
+    stage: int = 2
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +50,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         rest: digest of the part of it that optimizers do not change.
         is_grouped: whether it is in a process group, so that state can be sent to it.
         known: own states that it knows, of any rank.
+        draws: the stage from which on it was never seen to draw random numbers in a step, in the
+            newest one neither.
     """
 
     step: int | None = None
@@ -52,6 +61,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     rest: str = ""
     is_grouped: bool = False
     known: list[Known] = []
+    draws: int = 0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +141,8 @@ def _owners(
     own: dict[int, int] = {}
     others: list[int] = []
     held: dict[int, str] = {source.step or 0: source.rest}  # by step: of the rank seen first
+    # All run one script: what one draws late, who died before it may have been about to draw.
+    draws = max(offer.draws for offer in offers)
     for holder, offer in enumerate(offers):
         for one in offer.known:
             # Of a step before, too: who died in this one has left nothing to compare of it.
@@ -139,7 +151,7 @@ def _owners(
                 others.append(one.rank)
                 continue
             of = (one.timeline, one.step, one.world_size)
-            if of != (timeline, step, source.world_size):
+            if of != (timeline, step, source.world_size) or one.stage < draws:
                 continue
             if one.rank not in own or holder == one.rank:
                 own[one.rank] = holder

@@ -138,13 +138,15 @@ def _offer(moment: Moment | None, records: list[Record]) -> Offer:
             world_size=one.world_size,
             step=one.step,
             rest=one.rest.hex(),
+            stage=one.stage,
         )
         for one in records
         if one.is_certain
     ]
+    draws = max((one.draws for one in records), default=0)
     is_grouped = dist.is_available() and dist.is_initialized()
     if moment is None:
-        return Offer(is_grouped=is_grouped, known=known)
+        return Offer(is_grouped=is_grouped, known=known, draws=draws)
     mine = Known(
         timeline=moment.timeline,
         rank=moment.rank,
@@ -160,6 +162,7 @@ def _offer(moment: Moment | None, records: list[Record]) -> Offer:
         rest=moment.rest.hex(),
         is_grouped=is_grouped,
         known=[*known, mine],
+        draws=draws,
     )
 
 

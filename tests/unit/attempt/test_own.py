@@ -105,3 +105,16 @@ def test_without_an_agent_nothing_happens(monkeypatch):
     own.final(1, b"one", b"")
     own.close()
     assert read_own() == []
+
+
+@pytest.mark.parametrize(
+    ("drawn", "draws"), [({}, 0), ({"backward": b"y"}, 1), ({"end": b"y"}, 2)], ids=str
+)
+def test_it_is_said_where_in_a_step_a_record_is_from_and_where_was_drawn(place, drawn, draws):
+    own = Own(1, 0, 2)
+    step(own, 1, **drawn)
+    own.pending(2, b"2x", late=False)
+    assert {(one.step, one.stage) for one in read_own()} == {(1, 1), (1, 2), (2, 0)}
+    assert max(one.draws for one in read_own()) == draws
+    own.pending(2, b"2y", late=True)
+    assert {one.stage for one in read_own() if one.step == 2} == {1}

@@ -1,12 +1,13 @@
 """Which state of the survivors is gone on from."""
 
+import msgspec
 import pytest
 
 from outlast.policy.regain import Known, Offer, Plan, decide
 
 
-def known(rank, step, *, timeline=1, world=3, rest="r"):
-    return Known(timeline=timeline, rank=rank, world_size=world, step=step, rest=rest)
+def known(rank, step, *, timeline=1, world=3, rest="r", stage=2):
+    return Known(timeline=timeline, rank=rank, world_size=world, step=step, rest=rest, stage=stage)
 
 
 def survivor(rank, step, *others, digest="d", timeline=1, world=3):
@@ -107,3 +108,12 @@ def test_ranks_that_have_moved_find_their_own_state(order):
     offers = [survivor(old, 7) for old in order]
     plan = decide(offers, [])
     assert [order[plan.own[rank]] for rank in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("draws", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_who_died_within_a_step_is_not_sure_to_have_drawn_what_others_drew_in_it(stage, draws):
+    """As of an evaluation that samples every hundred steps, in which a worker dies."""
+    who_did = msgspec.structs.replace(survivor(2, 7), draws=draws)
+    plan = decide([survivor(0, 7), fresh(known(1, 7, rest="", stage=stage)), who_did], [])
+    assert (plan.step == 7) == (stage >= draws)
