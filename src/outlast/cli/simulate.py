@@ -29,6 +29,7 @@ MACHINES_MAX: Final = 100_000  # that are looked at one by one
 EFFORT_MAX_S: Final = 3600.0
 PATIENCE_S: Final = 10.0
 NO_PROGRESS: Final = 1e-3  # of the time was useful
+_FEWER: Final = 1e-3  # of the time by which fewer machines did less
 CHECKPOINT_H: Final = 10 / HOUR_S
 SHAPE_MIN, SHAPE_MAX = 0.1, 100.0
 LAWS: Final = "constant, weibull:0.8, bathtub, zones:4"
@@ -287,7 +288,7 @@ def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -
     rows = [
         [
             one.policy,
-            "as it learns" if one.interval_s is None else span(one.interval_s / HOUR_S),
+            _every(one),
             f"{100 * one.mean:.2f} %",
             _wall(one.quantile(0.5)),
             _wall(one.quantile(0.05)),  # what is useful is least where the wall is longest
@@ -309,7 +310,19 @@ def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -
         [one.policy, *(percent(one.parts.get(part, 0.0)) for part in parts)] for one in results
     ]
     lines += table(["policy", *(_PARTS[part] for part in parts)], cells)
+    if any(one.parts.get("productive", 0.0) > one.mean + _FEWER for one in results):
+        lines.append(
+            "productive: it trained, on the machines that were there; useful counts the work, "
+            "which fewer machines do more slowly."
+        )
     return lines + _against(results)
+
+
+def _every(one: Result) -> str:
+    """How often a policy saves; one that counts steps says so itself."""
+    if one.interval_s is not None:
+        return span(one.interval_s / HOUR_S)
+    return one.policy if one.policy.endswith("steps") else "as it learns"
 
 
 def _by(scenario: Scenario) -> str:

@@ -200,6 +200,34 @@ def test_data_that_are_tied_to_three_machines_wait_for_a_third(job, lost):
 
 
 @ONE_WAY
+def test_what_was_not_heard_of_is_asked_for_and_said_to_be_so(job):
+    job.add(2, min_nodes=2)
+    go = job.form(job.agents)
+    deaf = next(agent for agent in job.agents if agent is not job.first(go))
+    word = messages.GoOn(attempt=7, before="of another", gone=(), added=(), store="127.0.0.1:1")
+    deaf._hub.call(lambda: deaf._node._hear(word))
+    halted(job.agents)
+    assert deaf.halt.reason == "the coordinator speaks of an attempt not heard of here"
+    assert "broken off" in job.first(go).halt.reason
+    assert job.form(job.agents).attempt == go.attempt + 1
+
+
+@ONE_WAY
+def test_a_claim_that_cannot_be_read_any_more_is_still_its_coordinator_s(job):
+    (agent,) = job.add(1, min_nodes=1)
+    go = job.form(job.agents)
+    claims = Claims(job.storage)
+    (job.folder / "membership" / f"attempt-{go.attempt:012d}.json").write_bytes(b"")
+    counts = {claims.alive().count}
+    deadline = time.monotonic() + LIMIT_S
+    while len(counts) < 4:  # it goes on
+        assert time.monotonic() < deadline
+        counts.add(claims.alive().count)
+        time.sleep(0.05)
+    assert agent.halt is None
+
+
+@ONE_WAY
 def test_whoever_was_started_with_other_numbers_goes_by_those_of_the_job(job):
     words = []
     job.add(2, min_nodes=1, max_nodes=2)

@@ -218,3 +218,30 @@ def test_a_minute_is_no_month(refused, unit):
     assert "could be a minute or a month; write min or month" in refused(
         f"failures --rate 5/{unit} --days 3"
     )
+
+
+@pytest.mark.parametrize("text", ["MTBF 3h", "mtbf=180min", "MTTF: 3h"])
+def test_a_mean_time_between_failures_is_a_rate(ask, text):
+    assert ask(f"failures --rate '{text}'")["mtbf_h"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("failures --rate 3h", "'3h' is a time; write 1/3h for one in each"),
+        ("failures --rate 'MTBF 0h'", "a time is above 0 and at most 1,000 years"),
+        ("nonsense", "See: outlast plan --help"),
+    ],
+)
+def test_a_refusal_says_what_to_write(refused, line, says):
+    assert says in refused(line)
+
+
+def test_a_number_of_one_or_none(say):
+    assert say("spares --rate 1e-5/h --repair 24h").startswith("Hold no machines in reserve: that")
+    assert say("spares --rate 1e-3/h --repair 24h").startswith("Hold 1 machine in reserve: that")
+
+
+def test_spot_that_is_dearer_is_not_taken(say):
+    words = say("deadline --work 48h --deadline 49h --rate 1/h --away 2h --spot 2 --on-demand 1")
+    assert words.startswith("Yes, within 2 d 01 h: 48.10 on demand alone; spot does not pay.")
