@@ -10,10 +10,12 @@ and is what came out: a step counts as one batch. A buffer that nobody changes i
 not averaged either, since the mean of equal numbers may be another one.
 
 What cannot be done, and is refused: whole numbers that differ from shard to shard, and whole-number
-buffers of several elements that change.
+buffers of several elements that change; a buffer that is gone, and one that came after the model
+was wrapped (where the next step begins).
 
-What changed is seen by the values, since torch's batch norm writes its statistics past the version
-counter; large buffers (tables of positions, masks) are not compared, and seen by that counter.
+What changed is seen by the values (a NaN that stays one has not), since torch's batch norm writes
+its statistics past the version counter; large buffers (tables of positions, masks) are not
+compared, and seen by that counter.
 """
 
 from __future__ import annotations
@@ -61,8 +63,21 @@ class Buffers:
 
     @property
     def live(self) -> list[torch.Tensor]:
-        """The model's tensors."""
-        return [owner._buffers[key] for _, owner, key in self._places]
+        """The model's tensors.
+
+        Raises:
+            ConfigError: one is gone.
+        """
+        found = []
+        for name, owner, key in self._places:
+            tensor = owner._buffers[key] if key in owner._buffers else None  # noqa: SIM401 - scripted
+            if tensor is None:
+                raise ConfigError(
+                    f"the model has lost the buffer {name} since it was wrapped; keep what comes "
+                    "and goes out of its buffers"
+                )
+            found.append(tensor)
+        return found
 
     @property
     def averaged(self) -> list[bool]:
@@ -115,7 +130,12 @@ class Buffers:
                 unsure.append(index)
         if unsure:
             differ = torch.stack([(live[i] != self._kept[i]).any() for i in unsure]).tolist()
-            sly = [index for index, is_other in zip(unsure, differ, strict=True) if is_other]
+            # A constant NaN is no change; one that is known to change is not looked at so closely.
+            sly = [
+                index
+                for index, is_other in zip(unsure, differ, strict=True)
+                if is_other and (index in self._sly or _differ(live[index], self._kept[index]))
+            ]
             self._sly.update(sly)
             found += sly
         return sorted(found)
@@ -190,6 +210,11 @@ class Buffers:
     def forget(self) -> None:
         """The workers are other ones from here on."""
         self._averages = {}
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether any value does; NaN does not differ from NaN."""
+    return bool(((one != other) & ~(one.isnan() & other.isnan())).any())
 
 
 class _Averages:

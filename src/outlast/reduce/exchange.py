@@ -63,6 +63,9 @@ class Channel:
         self.first_tag = _TAG
         self._opened_in: Callable[[], Any] = lambda: None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Channel, (self.group,)  # a model that is loaded has taken none
+
     def open(self) -> None:
         """Take the next free tags of the group, unless some are taken there already.
 

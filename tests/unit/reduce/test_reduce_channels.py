@@ -1,6 +1,7 @@
 """Messages of models whose loops are open at once have tags of their own."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -63,3 +64,11 @@ def test_a_copy_takes_none_until_it_is_trained():
             model.backward(model(x).mean())
         found.append(model._channel.first_tag)
     assert found == sorted(set(found))
+
+
+def test_a_model_may_be_pickled_whole():
+    model = SameBits(torch.nn.Linear(2, 1), shards=1)
+    for x in model.shards(Shards([torch.ones(3, 2)], of=1, first=0, position=0)):
+        model.backward(model(x).mean())
+    found = pickle.loads(pickle.dumps(model))
+    assert torch.equal(found.module.weight, model.module.weight)

@@ -55,6 +55,20 @@ def test_the_gradient_is_the_mean_over_the_shards():
     torch.testing.assert_close(model.loss, torch.stack(losses).double().mean())
 
 
+def test_the_loss_is_its_own_though_the_script_adds_to_the_first_one():
+    model = SameBits(net(), shards=4)
+    total, losses = None, []
+    for x in model.shards(batch()):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        losses.append(loss.item())
+        if total is None:
+            total = loss.detach()
+        else:
+            total += loss.detach()
+    torch.testing.assert_close(model.loss.item(), sum(losses) / 4)
+
+
 def test_a_step_leaves_nothing_to_the_next_and_asks_for_no_zero_grad():
     model = SameBits(net(), shards=4)
     step(model, batch())
@@ -115,6 +129,26 @@ def test_every_shard_starts_from_the_buffers_of_the_step():
         seen.append(model.module[1].running_mean.clone())
         model.backward(model(x).mean())
     assert {bits(tensor) for tensor in seen} == {bits(torch.zeros(4))}
+
+
+def test_a_constant_buffer_with_a_nan_in_it_is_not_touched():
+    """In its first element only, and yet all others drifted: a mean of equal numbers is another."""
+    constant = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    constant[0] = torch.nan
+    model = SameBits(Keeps(constant.clone(), lambda own, x: None), shards=3)
+    for position in range(20):
+        step(model, batch(3, position))
+    assert bits(model.module.kept) == bits(constant)
+
+
+@pytest.mark.parametrize("start", [0.5, torch.nan], ids=["to a nan", "from a nan"])
+def test_a_buffer_that_becomes_a_nan_has_changed(start):
+    def change(own, x):
+        own.kept.data = torch.where(own.kept.isnan(), 0.25, torch.nan)  # past its version counter
+
+    model = SameBits(Keeps(torch.tensor(start), change), shards=4)
+    step(model, batch())
+    assert bits(model.module.kept) == bits(torch.tensor(0.25 if start != 0.5 else torch.nan))
 
 
 class Keeps(torch.nn.Module):
@@ -447,6 +481,53 @@ def test_parameters_that_come_after_the_wrapping_are_refused():
         step(model, batch(position=1))
 
 
+def test_buffers_that_come_after_the_wrapping_are_refused():
+    def change(own, x):
+        if not hasattr(own, "mean"):
+            own.register_buffer("mean", torch.zeros(3))
+        own.mean.mul_(0.9).add_(0.1 * x.mean(0))
+
+    model = SameBits(Keeps(torch.zeros(()), change), shards=4)
+    step(model, batch())
+    with pytest.raises(
+        ConfigError, match="has got the buffer mean of a Keeps since it was wrapped"
+    ):
+        step(model, batch(position=1))
+    again = SameBits(copy.deepcopy(model.module), shards=4)  # it is complete now
+    step(again, batch(position=1))
+    again.module.mean = torch.ones(3)  # another tensor by its name is no other buffer
+    step(again, batch(position=2))
+
+
+def test_a_second_name_that_goes_its_own_way_is_a_new_buffer():
+    model = SameBits(Book(), shards=1)
+    one = Shards([torch.ones(1)], of=1, first=0, position=0)
+    for x in model.shards(one):
+        model.backward(model(x).sum())
+    model.module.leaf = torch.zeros(3)
+    with pytest.raises(ConfigError, match="the buffer leaf of a Book"):
+        model.shards(one)
+
+
+@pytest.mark.parametrize("how", ["deleted", "none"])
+@pytest.mark.parametrize("when", ["between", "within"])
+def test_a_buffer_that_goes_is_refused(how, when):
+    def take(own, x=None):
+        if how == "deleted":
+            del own.kept
+        else:
+            own.kept = None
+
+    model = SameBits(Keeps(torch.zeros(2), lambda *_: None), shards=4)
+    step(model, batch())
+    if when == "between":
+        take(model.module)
+    else:
+        model.module.change = take
+    with pytest.raises(ConfigError, match="has lost the buffer kept since it was wrapped"):
+        step(model, batch(position=1))
+
+
 def trained(model, positions):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for position in positions:
@@ -473,6 +554,16 @@ def test_an_average_of_a_model_may_be_made_in_the_middle_of_a_step():
     assert averaged.module.loss is None
     averaged.update_parameters(model)
     torch.testing.assert_close(averaged(torch.ones(1, 3)), model(torch.ones(1, 3)))
+
+
+def test_a_frozen_average_may_be_copied_and_is_refused_where_it_is_trained():
+    frozen = copy.deepcopy(SameBits(net(), shards=4)).requires_grad_(False)
+    again = copy.deepcopy(frozen)
+    assert bits(again(torch.ones(1, 3))) == bits(frozen(torch.ones(1, 3)))
+    with pytest.raises(ConfigError, match="no parameter that requires a gradient"):
+        again.shards(batch())
+    again.requires_grad_(True)
+    assert trained(again, [0, 1]) == trained(SameBits(net(), shards=4), [0, 1])
 
 
 def test_a_copy_shares_the_process_group():
