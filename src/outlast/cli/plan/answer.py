@@ -170,11 +170,11 @@ def figure(value: float) -> str:
     return f"{value:.{min(digits, 12)}f}"
 
 
-def chance(probability: float) -> str:
-    """A probability with one decimal; what is not certain is not said to be so."""
-    if 0.9995 <= probability < 1:
+def chance(share: float) -> str:
+    """A share with one decimal; what is not all is not said to be all, nor a little nothing."""
+    if 0.9995 <= share < 1:
         return "over 99.9 %"
-    return "under 0.1 %" if 0 < probability < 0.0005 else percent(probability)
+    return "under 0.1 %" if 0 < share < 0.0005 else percent(share)
 
 
 def percent(share: float) -> str:

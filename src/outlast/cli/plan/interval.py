@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outlast.cli.plan import tiers as several
-from outlast.cli.plan.answer import Answer, drawn, figure, number, percent, span, table
+from outlast.cli.plan.answer import Answer, chance, drawn, figure, number, span, table
 from outlast.cli.plan.facts import Failures, cost_flags, costs_of, failures, own, rate_flags
 from outlast.cli.quantities import DURATION, GPUS_PER_NODE, SPAN, Rate
 from outlast.plan.comparison import Row, compare, linear_validity, nearly_best_h
@@ -119,7 +119,7 @@ def _headline(best: Row, step_h: float | None) -> str:
     if math.isinf(best.wall_per_useful):
         return "The job makes no progress: failures come faster than it is restored and saved."
     steps = "" if step_h is None else f" ({best.interval_h / step_h:,.0f} steps)"
-    wasted = f"{percent(best.wasted)} of the time goes to saving and failing"
+    wasted = f"{chance(best.wasted)} of the time goes to saving and failing"
     return f"Save every {span(best.interval_h)}{steps}; {wasted}."
 
 

@@ -190,7 +190,8 @@ def _written(field: str, value: Any) -> str:
     if field == "params":
         return f"{value / 1e9:.6g}B"
     if field in ("state_bytes", "bandwidth"):
-        return f"{value / 1e9:.6g}GB{'/s' * (field == 'bandwidth')}"
+        unit, scale = ("GB", 1e9) if value >= 1e8 else ("kB", 1e3)
+        return f"{value / scale:.6g}{unit}{'/s' * (field == 'bandwidth')}"
     return f"{value:.10g}"
 
 
