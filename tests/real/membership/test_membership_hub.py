@@ -258,7 +258,11 @@ def test_who_breaks_off_is_not_taken_for_dead(make):
     one.dial(other.hub.address)
     one.next("open")
     theirs = other.next("accepted")[1]
-    other.hub.call(lambda: other.hub.write(theirs, b"\0" * 256))  # what one does not understand
+    unread = threading.Event()
+    one.hub.call(lambda: unread.wait(LIMIT_S))
+    nonsense = b"\0" * 100_000  # more than is read at once
+    other.in_thread(lambda: other.hub.write(theirs, nonsense))
+    unread.set()
     _, why, certain = one.next("closed")
     assert "was refused" in why
     assert why != hubs.REFUSED

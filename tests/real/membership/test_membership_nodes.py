@@ -1,11 +1,13 @@
 """Several agents' memberships in one process, over real sockets and a real directory."""
 
 import contextlib
+import errno
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from outlast.launch.membership import JobOver, Membership, messages
 from outlast.launch.membership.claims import Claims
@@ -225,6 +227,22 @@ def test_a_claim_that_cannot_be_read_any_more_is_still_its_coordinator_s(job):
         counts.add(claims.alive().count)
         time.sleep(0.05)
     assert agent.halt is None
+
+
+@ONE_WAY
+def test_why_no_attempt_can_be_claimed_is_said(job, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    words = []
+    (agent,) = job.add(1, min_nodes=1, say=words.append)
+    monkeypatch.setattr(Directory, "put_new", full)
+    agent._timeout_s = 4.0
+    why = "storage to take the claim of an attempt ([Errno 28] No space left on device)"
+    with pytest.raises(RendezvousError) as failed:
+        agent.next_rendezvous()
+    assert str(failed.value) == f"waited 4 s for {why}; look at {job.folder}"
+    assert words == [f"waiting for {why}"]
 
 
 @ONE_WAY

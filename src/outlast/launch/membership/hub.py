@@ -48,6 +48,7 @@ FULL_S: Final = 0.02  # before the next look whether strangers have become fewer
 FULL_AGAIN_S: Final = 60.0  # between two warnings that there are no descriptors
 PINGS_PER_S: Final = 10_000
 UNSENT_MAX: Final = 8 << 20
+UNREAD_MAX: Final = 1 << 20
 HANGS: Final = "takes the connection and does not answer"
 REFUSED: Final = f"cannot be reached: {os.strerror(errno.ECONNREFUSED)}"
 PARTS: Final = b"\0"  # the last word on a connection whose process goes on
@@ -103,6 +104,8 @@ class Peer:
     def part(self) -> None:
         """End it as ``close`` does, and let the other end know that no process has ended."""
         self.send(PARTS)
+        with contextlib.suppress(OSError):  # for what nobody has read the kernel sends a reset
+            self.sock.recv(UNREAD_MAX)
         self.close()
 
 
