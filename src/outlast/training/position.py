@@ -16,6 +16,7 @@ from outlast.data.handover import BATCH, place, take_over
 from outlast.data.skipping import Skipping
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError
+from outlast.ledger.narrator import say
 from outlast.policy.rollbacks import Rollback, left_out
 from outlast.training.objects import Objects
 from outlast.training.rig import Rig
@@ -49,6 +50,15 @@ def refuse_loop(
             "batch of steps() is one step, so loops follow each other. For an evaluation iterate "
             "its loader itself; for a step of two data sets put them into one; a loop that was "
             "left and is held in a variable ends with its close()"
+        )
+
+
+def _tell_of_start(position: int, rank: int) -> None:
+    if not rank:
+        say(
+            f"the loader stands at sample {position} before the job's first step (a batch was "
+            "taken from it, or it was put there): what is before that is in no step. To look at a "
+            "batch take it from another loader"
         )
 
 
@@ -129,6 +139,8 @@ class Position:
             streams.restore(step)
         elif self._saved and self.saved_loop > self.loop and isinstance(feed, OutlastFeed):
             feed.restore(self._saved["position"])  # the loops before are not there any more
+        elif isinstance(feed, OutlastFeed) and not step and feed.loader.position:
+            _tell_of_start(feed.loader.position, rig.link.rank)
         if one_pass:
             feed.max_epochs = feed.epoch + 1
         streams.forget()

@@ -178,7 +178,7 @@ def _chart(costs: Costs, per_h: float, rows: list[Row]) -> Picture:
     "tiers",
     type=several.TierType(),
     multiple=True,
-    help="Several places to save: 50s,5.19e-7/s[,RESTORE] for each.",
+    help="Several places to save, the fastest first: 50s,5.19e-7/s[,RESTORE] for each.",
 )
 @drawn
 def command(
@@ -194,7 +194,10 @@ def command(
     step_h: float | None,
     tiers: tuple[TierCosts, ...],
 ) -> Answer:
-    """How often to save: linear at Young and at its optimum, Daly, and the exact model, marked."""
+    """How often to save: linear at Young and at its optimum, Daly, and the exact model, marked.
+
+    With --tier, how often into each of several places: the Markov model, marked, and the additive.
+    """
     if tiers:
         several.only_tiers(
             tiers,
