@@ -22,6 +22,10 @@ CASES = {
         *("-m", "outlast", "plan", "interval"),
         *("--gpus", "4096", "--rate", "0.5%/gpu-day", "--checkpoint", "1min"),
     ),
+    "outlast plan ... --tier": (
+        *("-m", "outlast", "plan", "interval", "--tier", "9s,7.78e-6/s,9s"),
+        *("--tier", "50s,5.19e-7/s,50s", "--tier", "438s,3e-8/s,438s"),
+    ),
     "outlast plan spot": (
         *("-m", "outlast", "plan", "spot", "--rate", "2/h", "--checkpoint", "3min"),
         *("--spot", "0.7", "--on-demand", "1"),

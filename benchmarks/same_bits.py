@@ -39,7 +39,7 @@ from bench import tables
 from bench.ports import free_port
 from outlast.drill.demo_train import Gpt
 from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.exchange import open_exchange
+from outlast.reduce.exchange import Channel, open_exchange
 from outlast.reduce.tree import Plan
 
 WIDTH, LAYERS, HEADS, CONTEXT, SAMPLES = 256, 6, 8, 64, 2
@@ -147,7 +147,7 @@ def measure_sum(plan: Plan, turns: int) -> dict[str, Any]:
     """The exchange alone, beside an all-reduce of the same size."""
     parameters = list(gpt().parameters())
     buckets = [Bucket([parameters[i] for i in indices], plan) for indices in group(parameters)]
-    exchange = open_exchange(plan, buckets, None)
+    exchange = open_exchange(plan, buckets, Channel(None))
     whole = torch.zeros(sum(parameter.numel() for parameter in parameters))
 
     def ordered() -> None:

@@ -3,10 +3,25 @@
 import os
 import signal
 
+import msgspec
 from floor import TRAIN, Job, until
+
+from outlast.ledger import planned
+from outlast.ledger.file import read_events
+from outlast.report.facts import to_json
 
 RANKS = 2
 STEPS = 120
+PLAN = planned.Prediction(
+    planned_t=1e9,
+    failures_per_h=0.5,
+    failures_low_per_h=0.25,
+    failures_high_per_h=1.0,
+    rate_source="given as 0.5/h",
+    productive_fraction=0.9,
+    interval_s=600.0,
+    checkpoint_s=20.0,
+)
 
 
 def torchrun(floor, job):
@@ -18,6 +33,7 @@ def torchrun(floor, job):
 # reads the addresses of the first (see launch/stores.py).
 def test_drained_and_killed_it_resumes_under_stock_torchrun(floor, rng, tmp_path):
     job, calm = (Job(tmp_path / name, RANKS) for name in ("job", "calm"))
+    planned.save(PLAN, job.directory)
     first = torchrun(floor, job)
     at = rng.randrange(5, 40)
     until(lambda: job.begun() >= at, "steps", running=first)
@@ -33,12 +49,18 @@ def test_drained_and_killed_it_resumes_under_stock_torchrun(floor, rng, tmp_path
     os.kill(job.lines(rng.randrange(RANKS))[-1]["pid"], signal.SIGKILL)
     assert killed.wait() == 1, killed.text
     newest = job.newest()
+    planned.save(msgspec.structs.replace(PLAN, productive_fraction=0.8), job.directory)
 
     again = torchrun(floor, job)
     assert again.wait() == 0, again.text
     assert [event["step"] for event in job.events("resumed")] == [0, drained["step"], newest]
     ranks = floor.ranks(RANKS, TRAIN, calm.records, STEPS, env=calm.env)
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].text
+    # What was planned at each start, and the newest of that beside what came.
+    shares = [event["productive_fraction"] for event in job.events("planned")]
+    assert shares == [0.9, 0.9, 0.8]
+    forecast = to_json(list(read_events(job.directory)))["forecast"]
+    assert forecast["plan"]["productive_fraction"] == 0.8
     assert [final["hash"] for final in job.finals()] == [final["hash"] for final in calm.finals()]
     assert [job.consumed(rank) for rank in range(RANKS)] == [calm.consumed(r) for r in range(RANKS)]
 

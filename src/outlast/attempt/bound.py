@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Final
 
+AGENT_VARIABLE: Final = "OUTLAST_AGENT_PID"
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -15,3 +16,10 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before we asked
         os._exit(1)
+
+
+def die_with_agent() -> None:
+    """Have the kernel kill this process when our agent has died, if it was started by one."""
+    agent = int(os.environ.get(AGENT_VARIABLE, "0"))
+    if agent:
+        die_with(agent)

@@ -13,7 +13,7 @@ from outlast.checkpoint.manifest import BLOCK_BYTES, FileEntry
 from outlast.storage import Storage
 
 
-def hashed(data: bytes) -> FileEntry:
+def hashed(data: bytes | memoryview) -> FileEntry:
     """What a manifest says of a file that holds ``data``."""
     starts = range(0, len(data), BLOCK_BYTES)
     view = memoryview(data)

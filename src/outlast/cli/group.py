@@ -56,7 +56,9 @@ class LazyGroup(click.Group):
             from outlast.tiers import nearest
 
             close = nearest(args[0], tuple(self._listed))
-            raise click.UsageError(f"{ctx.command_path} {args[0]} is not a {self._noun};{close}")
+            raise click.UsageError(
+                f"{ctx.command_path} {args[0]} is not a {self._noun};{close}", ctx=ctx
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -52,6 +52,8 @@ _RATE: Final = re.compile(
     re.IGNORECASE,
 )
 _SEEN: Final = re.compile(r"^\s*([0-9]+)\s*(?:failures?)?\s*in\s+(.+)\Z", re.IGNORECASE)
+_MTBF: Final = re.compile(r"^\s*mt(?:bf|tf)\s*[=:]?\s*([0-9.].*)\Z", re.IGNORECASE)
+_TIME: Final = re.compile(rf"^\s*{_NUMBER}\s*(?:s|min|h|d|hours?|days?|minutes?)\s*\Z")
 _RATE_EXAMPLES: Final = "write 2/h, 1/3.5h, 0.5%/gpu-day, 6.5/1000 node-days, or 3 in 5h as seen"
 
 Of = Literal["job", "gpu", "node", "step"]
@@ -67,16 +69,22 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
         of: which of these.
         source: where the number is from, in words.
         seen: what it was learnt from, if it was.
+        text: as it was written, if somebody wrote it.
     """
 
     per_h: float
     of: Of
     source: str
     seen: Posterior | None = None
+    text: str = ""
 
 
 class _Type(click.ParamType):  # type: ignore[type-arg]  # older ones are not generic
     """Reads text; what is not text is a default and passes."""
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """In help, the first word: TIME for "a time"."""
+        return self.name.removeprefix("a ").split()[0].upper()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if not isinstance(value, str):
@@ -98,7 +106,7 @@ class Quantity(_Type):
         units: unit → what a value is multiplied by; in lower case, without the plural's s.
         example: how it is written.
         least: what it may not be below; ``open`` if not that either.
-        most: what it may not be above.
+        most: what it may not be above; said as ``most_words``.
         bare: whether a number alone is taken; 0 always is.
     """
 
@@ -110,6 +118,7 @@ class Quantity(_Type):
         *,
         least: float = 0.0,
         most: float = math.inf,
+        most_words: str = "",
         above: bool = True,
         bare: bool = False,
         whole: bool = False,
@@ -119,6 +128,7 @@ class Quantity(_Type):
         self._example = example
         self._least, self._most, self._above = least, most, above
         self._bare, self._whole = bare, whole
+        self._most_words = most_words or f"{most:g}"
 
     def read(self, text: str) -> float | int:
         """The value, in the unit that counts."""
@@ -131,7 +141,7 @@ class Quantity(_Type):
         low = value <= self._least if self._above else value < self._least
         if low or not value <= self._most:
             bounds = f"{'above' if self._above else 'at least'} {self._least:g}"
-            most = "" if math.isinf(self._most) else f" and at most {self._most:g}"
+            most = "" if math.isinf(self._most) else f" and at most {self._most_words}"
             raise ValueError(f"{text!r}: {self.name} is {bounds}{most}, like {self._example}")
         if 0 < value < _SMALLEST:
             raise ValueError(f"{text!r} is too small to plan with; write {self._example}")
@@ -162,12 +172,15 @@ class Duration(Quantity):
 
 
 class RateType(_Type):
-    """``2/h``, ``1/3.5h``, ``0.5%/gpu-day``, ``6.5/1000 node-days``, ``3 in 5h``, ``llama-3``."""
+    """``2/h``, ``MTBF 3.5h``, ``0.5%/gpu-day``, ``6.5/1000 node-days``, ``3 in 5h``, ``rsc-1``."""
 
     name = "rate"
 
     def read(self, text: str) -> Rate:
         """The rate, and where it is from."""
+        return msgspec.structs.replace(self._read(text), text=text.strip())
+
+    def _read(self, text: str) -> Rate:
         known = rates.published(text.strip().lower())
         if known is not None:
             second_hand = "" if known.primary else " (secondary)"
@@ -179,8 +192,14 @@ class RateType(_Type):
         seen = _SEEN.match(text)
         if seen:
             return learnt(int(seen[1]), float(DURATION.read(seen[2])))
+        apart = _MTBF.match(text)
+        if apart:
+            hours = float(SPAN.read(apart[1]))
+            return Rate(per_h=1 / hours, of="job", source=f"given as {text.strip()}")
         match = _RATE.match(text)
         if not match:
+            if _TIME.match(text):
+                raise ValueError(f"{text!r} is a time; write 1/{text.strip()} for one in each")
             keys = tuple(rate.key for rate in rates.PUBLISHED)
             hint = nearest(text, keys) if text.strip()[:1].isalpha() else ""
             examples = _decimal(text) or _RATE_EXAMPLES
@@ -272,10 +291,10 @@ def _unit(units: dict[str, float], unit: str) -> float | None:
 
 _PERCENT: Final = {"%": 0.01}
 
-_HOURS_MOST: Final = 8.766e6  # a thousand years
+_LONGEST: Final[dict[str, Any]] = {"most": 8.766e6, "most_words": "1,000 years"}
 
-DURATION: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", above=False, most=_HOURS_MOST)
-SPAN: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", most=_HOURS_MOST)
+DURATION: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", above=False, **_LONGEST)
+SPAN: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", **_LONGEST)
 DAYS: Final = Quantity("a number of days", {"d": 1.0, "day": 1.0}, "60", bare=True, most=365_250)
 RATE: Final = RateType()
 SIZE: Final = Quantity("a size", _BYTES, "640GB or 1.2TB", most=1e24)

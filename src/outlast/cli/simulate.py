@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from outlast.cli.plan.answer import figure, percent, span, table
-from outlast.cli.plan.facts import cost_flags, failures, rate_flags
+from outlast.cli.plan.answer import figure, number, percent, say, span, table
+from outlast.cli.plan.facts import Own, cost_flags, failures, own, rate_flags
 from outlast.cli.quantities import COUNT0, DAYS, DURATION, GPUS, PRICE, SHARE, Rate
 from outlast.errors import ConfigError
 from outlast.report import humanise
@@ -29,6 +29,7 @@ MACHINES_MAX: Final = 100_000  # that are looked at one by one
 EFFORT_MAX_S: Final = 3600.0
 PATIENCE_S: Final = 10.0
 NO_PROGRESS: Final = 1e-3  # of the time was useful
+_FEWER: Final = 1e-3  # of the time by which fewer machines did less
 CHECKPOINT_H: Final = 10 / HOUR_S
 SHAPE_MIN, SHAPE_MAX = 0.1, 100.0
 LAWS: Final = "constant, weibull:0.8, bathtub, zones:4"
@@ -87,7 +88,11 @@ def command(*, trace: Path | None, as_json: bool, policies: tuple[str, ...], **g
     from outlast.simulate.traces import read
 
     recording = None if trace is None else read(trace)
-    scenario, source = _scenario(recording, **given)
+    measured = own() if recording is None and given["rate"] is None else None
+    for name in ("checkpoint_h", "restore_h", "detect_h", "lag_h"):
+        if given[name] is None and measured is not None:
+            given[name] = getattr(measured, name)
+    scenario, source = _scenario(recording, measured=measured, **given)
     count = given["replications"] or (1000 if scenario.is_simple and recording is None else 50)
     asked = list(policies or ("auto", "young"))
     _weigh(scenario, count, effort_s(scenario, asked, min(count, REPLICATIONS_MAX)))
@@ -96,8 +101,8 @@ def command(*, trace: Path | None, as_json: bool, policies: tuple[str, ...], **g
         click.echo(msgspec.json.encode(_as_json(scenario, source, results, count)))
         return
     for line in _lines(scenario, source, results, count):
-        click.echo(click.style(line, bold=True) if line.startswith("→") else line)
-    click.echo(f"Again, to the digit: the same with --seed {scenario.seed}")
+        say(line)
+    say(f"Again, to the digit: the same with --seed {scenario.seed}")
 
 
 def _weigh(scenario: Scenario, count: int, effort_s: float) -> None:
@@ -123,6 +128,7 @@ def _weigh(scenario: Scenario, count: int, effort_s: float) -> None:
 def _scenario(
     trace: Trace | None,
     *,
+    measured: Own | None,
     rate: Rate | None,
     gpus: int | None,
     gpus_per_node: int,
@@ -155,7 +161,7 @@ def _scenario(
         per_h, length_h = machines / mean_h, 24 * DEFAULT_DAYS
         source = f"as recorded, one machine lasts {span(mean_h)} at the mean"
     elif trace is None:
-        known = failures(rate, gpus, gpus_per_node)
+        known = failures(rate, gpus, gpus_per_node, measured=measured)
         per_h, source, length_h = known.per_h, known.source, 24 * DEFAULT_DAYS
     if name == "zones" and value > machines:
         raise ConfigError(
@@ -278,11 +284,11 @@ def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -
             f"A notice of {span(setup.notice_s / HOUR_S)} changes nothing: "
             + ("none comes in time." if not setup.flush_probability else "no save fits into it.")
         )
-    header = ["policy", "save every", "useful", "wall/useful p50", "p95", "failures"]
+    header = ["policy", "save every", "useful", "wall p50", "wall p95", "failures"]
     rows = [
         [
             one.policy,
-            "as it learns" if one.interval_s is None else span(one.interval_s / HOUR_S),
+            _every(one),
             f"{100 * one.mean:.2f} %",
             _wall(one.quantile(0.5)),
             _wall(one.quantile(0.05)),  # what is useful is least where the wall is longest
@@ -294,16 +300,29 @@ def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -
         header += ["cost", "per useful h"]
         for row, one in zip(rows, results, strict=True):
             per_h = one.cost_per_useful_h() if one.mean >= NO_PROGRESS else None
-            row.append(f"{one.cost or 0.0:,.2f}")
-            row.append("no progress" if per_h is None else f"{per_h:,.2f}")
+            row.append(number(one.cost or 0.0, 0))
+            row.append("no progress" if per_h is None else number(per_h, 2))
     lines += table(header, rows, [one is best for one in results])
+    lines.append("wall: hours for a useful one, in half and in 19 of 20 replications at most.")
     lines.append("Where the time went:")
     parts = [part for part in _PARTS if any(one.parts.get(part) for one in results)]
     cells = [
         [one.policy, *(percent(one.parts.get(part, 0.0)) for part in parts)] for one in results
     ]
     lines += table(["policy", *(_PARTS[part] for part in parts)], cells)
+    if any(one.parts.get("productive", 0.0) > one.mean + _FEWER for one in results):
+        lines.append(
+            "productive: it trained, on the machines that were there; useful counts the work, "
+            "which fewer machines do more slowly."
+        )
     return lines + _against(results)
+
+
+def _every(one: Result) -> str:
+    """How often a policy saves; one that counts steps says so itself."""
+    if one.interval_s is not None:
+        return span(one.interval_s / HOUR_S)
+    return one.policy if one.policy.endswith("steps") else "as it learns"
 
 
 def _by(scenario: Scenario) -> str:
@@ -324,8 +343,8 @@ def _against(results: list[Result]) -> list[str]:
         mean, error = difference(other, results[0])
         doubt = "" if math.isnan(error) else f" (standard error {100 * error:.2f})"
         lines.append(
-            f"{other.policy} against {results[0].policy}: {100 * mean:+.2f} points of useful "
-            f"time{doubt}, on the same failures."
+            f"{other.policy} against {results[0].policy}: {round(100 * mean, 2) + 0.0:+.2f} "
+            f"points of useful time{doubt}, on the same failures."
         )
     return lines
 
@@ -342,7 +361,8 @@ def _about(trace: Trace | None) -> list[str]:
     moments = sorted(set(trace.losses))
     gaps = [after - before for before, after in itertools.pairwise(moments)]
     words = (
-        f"{trace.name}: up to {trace.machines:,} machines over {span(trace.length_s / HOUR_S)}, "
+        f"{trace.name}: up to {humanise.count(trace.machines, 'machine')} over "
+        f"{span(trace.length_s / HOUR_S)}, "
         f"losses at {len(moments):,} moments"
     )
     if len(gaps) < 2:
@@ -383,7 +403,7 @@ def _as_json(scenario: Scenario, source: str, results: list[Result], count: int)
                 "cost": one.cost,
                 "cost_per_useful_h": one.cost_per_useful_h(),
                 "useful_fraction_less_first": difference(one, results[0])[0],
-                "standard_error": _number(difference(one, results[0])[1]),
+                "standard_error_fraction": _number(difference(one, results[0])[1]),
             }
             for one in results
         ],

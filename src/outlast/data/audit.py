@@ -155,26 +155,31 @@ class History:
     # --- what no worker could see ----------------------------------------------------------------
 
     def _gaps(self) -> Iterator[Fault]:
-        """Steps without a record, and stretches that do not go on where the last one ended."""
+        """Steps without a record, and stretches that do not go on where the last one ended.
+
+        An order's first one begins at sample 0.
+        """
         reached = 0
         ends: dict[str, int] = {}  # by order: where the newest stretch of it ended
         for stretch in self.stretches:
             if stretch.step != reached:
                 yield self._not_covered(reached, stretch.step)
-            elif (
-                end := ends.get(_whose(stretch), stretch.position - stretch.left_out)
-            ) != stretch.position - stretch.left_out:
-                yield Fault(
-                    what="uncounted",
-                    step=stretch.step + 1,
-                    last_step=stretch.step + 1,
-                    text=f"step {stretch.step + 1} goes on at sample {stretch.position} of the job "
-                    f"and what was before it ended at {end}",
-                )
+            elif (end := ends.get(_whose(stretch), 0)) != stretch.position - stretch.left_out:
+                yield self._jump(stretch, end, is_first=_whose(stretch) not in ends)
             reached = stretch.step + stretch.steps
             ends[_whose(stretch)] = stretch.samples_end
         if reached < self._step:
             yield self._not_covered(reached, self._step)
+
+    def _jump(self, stretch: Stretch, end: int, *, is_first: bool) -> Fault:
+        step, begins = stretch.step + 1, stretch.position - stretch.left_out
+        text = f"step {step} goes on at sample {begins} of the job and what was before it ended "
+        text += f"at {end}"
+        if is_first:
+            text = f"step {step} begins at sample {begins} of the job"
+        if begins > end:
+            text += f": the {begins - end} before it are in no step that was completed"
+        return Fault(what="uncounted", step=step, last_step=step, text=text)
 
     def _not_covered(self, reached: int, until: int) -> Fault:
         return Fault(

@@ -8,6 +8,8 @@ always tells the batches handed out, never what was loaded ahead.
 from __future__ import annotations
 
 import abc
+import contextlib
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -90,7 +92,8 @@ class Samplers:
     """A loader's samplers that want to know which epoch begins.
 
     A script with a loop for each epoch tells them itself, before each loop. So a loop counts from
-    the epoch that it finds, and leaves them as it found them.
+    the epoch that it finds, and leaves them as it found them. One whose epoch cannot be read is
+    told nothing for a loop's first epoch: what the script has told it stands.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -102,23 +105,38 @@ class Samplers:
         )
         listening = {id(one): one for one in some if callable(getattr(one, "set_epoch", None))}
         self._found = [(one, _epoch_of(one)) for one in listening.values()]
+        self._told = 0
 
     def tell(self, epoch: int) -> None:
         """This loop's epoch of this number, from 0, begins."""
+        self._told = max(self._told, epoch)
         for sampler, found in self._found:
-            sampler.set_epoch((found or 0) + epoch)
+            if found is not None:
+                sampler.set_epoch(found + epoch)
+            elif self._told:
+                sampler.set_epoch(epoch)
 
     def leave(self) -> None:
         """The loop is over."""
         for sampler, found in self._found:
             if found is not None:
                 sampler.set_epoch(found)
+            elif self._told:
+                sampler.set_epoch(0)  # where it stands in a process that begins with the next loop
 
 
 def _epoch_of(sampler: Any) -> int | None:
-    """Where it stands, as torch's DistributedSampler says it; None where it does not say."""
-    epoch = getattr(sampler, "epoch", None)
-    return epoch if isinstance(epoch, int) else None
+    """Where it stands, under the names that samplers have for it; None where it does not say."""
+    unset = None
+    for name in ("epoch", "_epoch"):
+        if hasattr(sampler, name):
+            epoch = getattr(sampler, name)
+            if epoch is None:
+                unset = 0  # it has not been told yet
+            elif not isinstance(epoch, bool):
+                with contextlib.suppress(TypeError):
+                    return operator.index(epoch)  # NumPy's numbers too
+    return unset
 
 
 class EpochFeed(abc.ABC):

@@ -29,6 +29,7 @@ def fingerprint(item: Any) -> str | None:
 
 def _feed(digest: Any, item: Any) -> None:
     if isinstance(item, torch.Tensor):
+        digest.update(f"t{item.dtype}{tuple(item.shape)}".encode())
         item = item.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     if isinstance(item, np.ndarray | np.generic):
         array = np.ascontiguousarray(item)

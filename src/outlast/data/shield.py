@@ -4,46 +4,57 @@ A scheduler that takes a machine back signals the whole process group. torch's l
 of SIGTERM at once, and the training process then raises "DataLoader worker killed by signal"
 before it can finish the step and save. Here workers leave those signals to the training process.
 
-Guarantees: from its first instruction a worker has SIGTERM and SIGUSR1 blocked (it inherits the
-mask of the thread that starts it); a SIGTERM from its own training process still ends it, which
-is how torch and multiprocessing end a stuck worker; a worker does not outlive its training
-process (by the kernel's hand; within a second, by its own, if the processes were started from a
-thread other than the main one). SIGINT is the training process's alone to answer.
+Guarantees: a worker does not die of SIGTERM or SIGUSR1, from its first instruction on: they are
+blocked (it inherits the mask of the thread that starts it) until handlers are there that do
+nothing. What a data set starts in its turn has neither: a handler ends with exec, and after a fork
+it is taken off, so a helper process dies of SIGTERM as anywhere. torch and multiprocessing end a
+stuck worker as before: their ``terminate()`` sends it a signal that nobody else sends. A worker
+does not outlive its training process (by the kernel's hand; within a second, by its own, if the
+processes were started from a thread other than the main one). SIGINT is the training process's
+alone to answer.
 
 What can go wrong: a worker stuck in C code that holds the interpreter's lock cannot hear its
 training process; :func:`shut_down` ends it with SIGKILL, and so does the kernel when the training
-process is killed; but one that leaves without closing its feed waits for such a worker. A
-training process that signals its own group (``os.killpg(0, …)``) looks to its workers like torch
-ending them.
+process is killed; but one that leaves without closing its feed waits for such a worker. A signal to
+the group reaches a data set's helper processes too, and they die of it; a C library of a data set
+may see EINTR where a call is not restarted (``poll``, ``nanosleep``). A thread that a data set
+starts while it is unpickled, and what that thread starts, keep the mask. A ``worker_init_fn`` that
+sets a handler of its own for these signals has the last word.
 
-Rejected: ignoring the signals (torch's end of a stuck worker would wait for ever); a handler in
-Python (torch installs its C handler later, and handlers run only between bytecodes).
+Rejected: ignoring the signals (exec hands that on: no helper could be ended); blocking them for
+good (so does that), and telling by the sender who means it (which needs them blocked); SIGKILL in
+place of torch's SIGTERM (torch would take it for a crash).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from typing import Any
+from types import FrameType
+from typing import Any, Final
 
 import torch
 
 logger = logging.getLogger(__name__)
 
-_HELD = frozenset({signal.SIGTERM, signal.SIGUSR1})
+_LEFT: Final = frozenset({signal.SIGTERM, signal.SIGUSR1})  # to the training process
+_END: Final = signal.SIGRTMIN + 11  # its training process ends a worker; ``Process.terminate``
+_HELD: Final = _LEFT | {_END}
 _PR_SET_PDEATHSIG = 1
 _PARENT_CHECK_S = 1.0
 
 
 @contextlib.contextmanager
 def signals_held(context: Any = None) -> Iterator[None]:
-    """Processes started in this block, by this thread, have SIGTERM and SIGUSR1 blocked.
+    """Processes started in this block, by this thread, have SIGTERM, SIGUSR1 and our own blocked.
 
     Signals sent to this thread meanwhile are delivered when the block ends; those sent to the
     process may reach it through another thread.
@@ -80,7 +91,11 @@ class ShieldedInit:
 
     def __call__(self, worker_id: int) -> None:
         """Runs in the worker, on its main thread."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+        signal.set_wakeup_fd(-1)  # the training process's, if it has one
+        for number in _LEFT:
+            # After torch, which set its own as the worker began, to die of SIGTERM.
+            signal.signal(number, _leave)
+            signal.siginterrupt(number, False)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         starter_pid = os.getppid()  # the training process, or the fork server
         if self._parent_is_main_thread:
@@ -88,11 +103,13 @@ class ShieldedInit:
         if os.getppid() != starter_pid or not _exists(self._parent_pid):
             os._exit(1)
         threading.Thread(
-            target=_answer_signals,
+            target=_answer_end,
             args=(self._parent_pid, starter_pid),
             name="outlast-worker-shield",
             daemon=True,
         ).start()
+        _spare_forks()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _LEFT)
         if self.user_init is not None:
             self.user_init(worker_id)
 
@@ -111,10 +128,33 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def _answer_signals(parent_pid: int, starter_pid: int) -> None:
+def _leave(number: int, frame: FrameType | None) -> None:
+    """A handler: the signal is left to the training process."""
+
+
+def _spare_forks() -> None:
+    """What this process forks without exec dies of the signals too, from its beginning."""
+    mine = threading.local()
+
+    def before() -> None:
+        mine.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT)
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mine.mask)
+
+    def in_child() -> None:
+        for number in _LEFT:
+            if signal.getsignal(number) is _leave:
+                signal.signal(number, signal.SIG_DFL)
+        in_parent()
+
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
+
+
+def _answer_end(parent_pid: int, starter_pid: int) -> None:
     while os.getppid() == starter_pid:  # a fork server ends with the process that it serves
-        received = signal.sigtimedwait(_HELD, _PARENT_CHECK_S)
-        if received and received.si_signo == signal.SIGTERM and received.si_pid == parent_pid:
+        received = signal.sigtimedwait({_END}, _PARENT_CHECK_S)
+        if received and received.si_pid == parent_pid:
             os._exit(0)
     os._exit(1)
 
@@ -123,13 +163,76 @@ def start(loader: Any) -> Iterator[Any]:
     """``iter(loader)``; if it is a torch DataLoader that starts processes, they are shielded."""
     if not isinstance(loader, torch.utils.data.DataLoader) or not loader.num_workers:
         return iter(loader)
+    iterator: Iterator[Any] = _shielded(loader, lambda: iter(loader))
+    return iterator
+
+
+def _shielded(loader: Any, begin: Callable[[], Any]) -> Any:
+    """What ``begin`` gives, an iterator of ``loader`` that starts its processes."""
     user_init = loader.worker_init_fn
     loader.worker_init_fn = ShieldedInit(user_init)
     try:
         with signals_held(loader.multiprocessing_context):
-            return iter(loader)
+            iterator = begin()
     finally:
         loader.worker_init_fn = user_init
+    for worker in getattr(iterator, "_workers", ()):
+        # A worker does not die of the SIGTERM that torch and multiprocessing would send.
+        worker._popen.terminate = functools.partial(_end, weakref.ref(worker._popen))
+    return iterator
+
+
+def _end(process: Callable[[], Any]) -> None:
+    started = process()
+    if started is not None:
+        started._send_signal(_END)
+
+
+class Cover:
+    """While open, the processes of each torch DataLoader that begins to be iterated are shielded.
+
+    Those that a script iterates itself, for an evaluation, and those of loaders that are made on
+    top of torch's. Iterators that are there already stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._put: list[tuple[Any, Any, Any]] = []  # class, its own method, ours
+
+    def open(self) -> None:
+        """From now on."""
+        self._is_open = True
+        for kind in _kinds(torch.utils.data.DataLoader):
+            own = vars(kind)["_get_iterator"]
+            ours = self._covering(own)
+            kind._get_iterator = ours
+            self._put.append((kind, own, ours))
+
+    def close(self) -> None:
+        """No more; iterators that were made meanwhile stay shielded."""
+        self._is_open = False
+        while self._put:
+            kind, own, ours = self._put.pop()
+            if vars(kind).get("_get_iterator") is ours:  # else somebody put theirs on top: it stays
+                kind._get_iterator = own
+
+    def _covering(self, own: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(own)
+        def _get_iterator(loader: Any) -> Any:
+            is_done = isinstance(loader.worker_init_fn, ShieldedInit)
+            if is_done or not self._is_open or not loader.num_workers:
+                return own(loader)
+            return _shielded(loader, lambda: own(loader))
+
+        return _get_iterator
+
+
+def _kinds(kind: Any) -> list[Any]:
+    """The class and those derived from it that make their iterators themselves."""
+    found = [kind] if "_get_iterator" in vars(kind) else []
+    for derived in kind.__subclasses__():
+        found += [one for one in _kinds(derived) if one not in found]
+    return found
 
 
 def shut_down(iterator: Any) -> None:

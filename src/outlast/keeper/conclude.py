@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -28,7 +28,7 @@ from outlast.checkpoint.manifest import (
     step_name,
 )
 from outlast.keeper import wire
-from outlast.keeper.commit import disagreements, merge, put_manifest
+from outlast.keeper.commit import Part, disagreements, merge, put_manifest
 from outlast.keeper.files import Files
 from outlast.keeper.flight import Committed, Save, in_words
 from outlast.keeper.gate import Gate
@@ -122,9 +122,9 @@ class Conclusions:
 
     # --- held -----------------------------------------------------------------------------------
 
-    def all_held(self, saves: Iterable[Save]) -> bool:
-        """Whether none of them waits for anything but to be let through."""
-        return all((save.attempt, save.serial) in self._held for save in saves)
+    def is_held(self, save: Save) -> bool:
+        """Whether it waits for nothing but to be let through."""
+        return (save.attempt, save.serial) in self._held
 
     def let_go(self, saves: Iterable[Save], error: str, *, by_storage: bool = False) -> None:
         """Do not wait for these any longer; those that are not held are not touched."""
@@ -187,16 +187,16 @@ class Conclusions:
 
     # --- the commit -----------------------------------------------------------------------------
 
-    def _commit(self, save: Save) -> None:
-        void = disagreements(save.parts)
-        if void:
-            some = ", ".join(void[:3])
-            with self._lock:
-                self._refuse(save, f"not the same on all ranks: {some}", void)
-            return
-        start_s = time.monotonic()
+    def keep(self, save: Save, parts: Mapping[int, Part]) -> bool:
+        """Have a save read from memory, where all of it lies, before its commit; if it can be."""
+        if disagreements(parts):
+            return False
+        _, data = self._manifest(save, parts)
+        return self._keep(save, data)
+
+    def _manifest(self, save: Save, parts: Mapping[int, Part]) -> tuple[Manifest, bytes]:
         manifest = merge(
-            save.parts,
+            parts,
             job=self._job,
             step=save.step,
             attempt=save.attempt,
@@ -205,7 +205,17 @@ class Conclusions:
             created_t=time.time(),
         )
         data = encode(manifest)
-        manifest = decode(data, save.step)  # nothing is committed that a reader would refuse
+        return decode(data, save.step), data  # nothing is committed that a reader would refuse
+
+    def _commit(self, save: Save) -> None:
+        void = disagreements(save.parts)
+        if void:
+            some = ", ".join(void[:3])
+            with self._lock:
+                self._refuse(save, f"not the same on all ranks: {some}", void)
+            return
+        start_s = time.monotonic()
+        manifest, data = self._manifest(save, save.parts)
         if self._gate is None:
             self._put(save, manifest, data, start_s)
         else:
@@ -259,15 +269,15 @@ class Conclusions:
         self._announce(save, manifest, data, tier, by_us=by_us)
         self._decide(save, wire.Ended(step=save.step, serial=save.serial, tier=tier), b"")
 
-    def _keep(self, save: Save, data: bytes) -> None:
-        """The snapshot is readable in memory, as far as this machine has it."""
+    def _keep(self, save: Save, data: bytes) -> bool:
+        """The snapshot is readable in memory, as far as this machine has it; whether it is."""
         with self._lock:
             sides = save.ranks.values()
             arenas = {one.begin.arena for one in sides if one.layout.size}
             if any(one.ring_bytes or one.is_overwritten for one in sides):
-                return
+                return False
             if not arenas <= self._books.arenas.keys():  # given back meanwhile
-                return
+                return False
             files = {
                 shard_file(rank): (one.begin.arena, one.layout.size)
                 for rank, one in save.ranks.items()
@@ -278,6 +288,7 @@ class Conclusions:
                 files=files, small={**small, MANIFEST: data}, attempt=save.attempt
             )
             self._on_change()
+            return True
 
     def _announce(
         self, save: Save, manifest: Manifest, data: bytes, tier: str, *, by_us: bool

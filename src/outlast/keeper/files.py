@@ -24,7 +24,7 @@ from outlast.checkpoint.manifest import (
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import wire
 from outlast.keeper.commit import Part
-from outlast.keeper.flight import RankSide, Save, in_words
+from outlast.keeper.flight import RankSide, Save, in_words, part_of
 from outlast.keeper.memory import Books
 from outlast.keeper.persist import Pool, ShardFile
 from outlast.storage import Storage
@@ -162,11 +162,7 @@ class Files:
         with self._lock:
             save.writing -= 1
             if entry is not None:
-                files = {name: entry}
-                if one.entry is not None:
-                    files[shard_file(rank)] = one.entry
-                part = Part(files=files, tensors=one.layout.tensors, digests=one.digests)
-                self._on_part(save, rank, part)
+                self._on_part(save, rank, part_of(rank, one, entry, one.entry))
             elif failure is not None:
                 one.failures.append(failure)
                 self._try_again(save, rank, lambda: self._advance_later(save, rank))

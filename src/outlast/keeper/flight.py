@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from outlast.checkpoint.manifest import FULL, FileEntry, Manifest
+from outlast.checkpoint.manifest import FULL, FileEntry, Manifest, shard_file, state_file
 from outlast.keeper import wire
 from outlast.keeper.commit import Part
 from outlast.keeper.persist import ShardFile
@@ -59,6 +59,7 @@ class Save:
         is_concluding: a commit is under way; nothing else decides any more.
         ended: how it ends, once that is known.
         manifest: what was committed, for the keepers of other machines.
+        is_left: no later attempt waits for it any more; see ``earlier``.
     """
 
     def __init__(self, attempt: int, world_size: int, step: int, serial: int) -> None:
@@ -80,6 +81,7 @@ class Save:
         self.is_told = False  # whether another machine's keeper has put its failure on record
         self.ended: wire.Ended | None = None
         self.manifest = b""
+        self.is_waited_for = self.is_being_left = self.is_left = False
 
     def join(self, rank: int, one: RankSide) -> None:
         """A rank has begun; the first one says what kind of save it is."""
@@ -104,6 +106,12 @@ class Save:
         """Whether it can only be committed with what workers have yet to do."""
         done = sum(one.complete_s is not None for one in self.ranks.values())
         return done < self.world_size
+
+    @property
+    def progress(self) -> object:
+        """The same for as long as nothing of it moves."""
+        shards = tuple(one.shard.num_left if one.shard else 0 for one in self.ranks.values())
+        return self.writing, self.is_concluding, self.ended is None, len(self.parts), shards
 
     def messenger(self, rank: int) -> Peer | None:
         """A worker of this machine that lives: the rank's own, or another."""
@@ -141,6 +149,14 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[str, ...] | None
     tier: str
     by_us: bool
+
+
+def part_of(rank: int, one: RankSide, small: FileEntry, shard: FileEntry | None) -> Part:
+    """A rank's part, once the hashes of its files are known."""
+    files = {state_file(rank): small}
+    if shard is not None:
+        files[shard_file(rank)] = shard
+    return Part(files=files, tensors=one.layout.tensors, digests=one.digests)
 
 
 def in_words(error: Exception) -> str:

@@ -81,7 +81,7 @@ class Holdings:
             ranks: all ranks of this machine.
             in_use: arenas that saves in flight have yet to be written from.
         """
-        decision = self._admit(attempt, message, ranks)
+        decision = self._admit(attempt, message, ranks, in_use)
         ring = 0 if decision.buffers else RING_BYTES
         size = ring or max(message.num_bytes, 1)
         wanted = max(decision.buffers, 1)
@@ -158,7 +158,13 @@ class Holdings:
             self._tell(wire.Drop(arena=number), ())
         return bool(gone)
 
-    def _admit(self, attempt: int, message: wire.Reserve, ranks: Collection[int]) -> Admission:
+    def _admit(
+        self,
+        attempt: int,
+        message: wire.Reserve,
+        ranks: Collection[int],
+        in_use: Collection[int],
+    ) -> Admission:
         """Decide once an attempt for all workers of this machine, before memory is taken.
 
         Ranks' snapshots differ a little in size, and all ranks must be told the same.
@@ -171,7 +177,7 @@ class Holdings:
         ours = sum(
             os.fstat(arena.fd).st_blocks * 512
             for number, arena in self.books.arenas.items()
-            if self.books.owners[number] in ranks
+            if self.books.owners[number] in ranks and number not in in_use
         )
         decision = admit(
             most * message.workers,

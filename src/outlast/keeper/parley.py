@@ -6,6 +6,7 @@ carry the files. Nothing that arrives can be decoded into anything but the struc
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
@@ -19,6 +20,7 @@ SILENCE_S: Final = 10.0  # without an acknowledgement from the other machine's k
 ANSWER_S: Final = 120.0
 LATER_S: Final = 1.0  # between two words that it has not ended yet
 QUIET_S: Final = 5.0  # without a word, after which a keeper is not asked any more
+PATIENCE_S: Final = 20.0  # with nothing but words that it has not ended
 SMALL_BYTES_MAX: Final = 1 << 28  # manifest and small states of a snapshot
 
 
@@ -144,14 +146,17 @@ def ask(
 ) -> Any:
     """Send a message and return its answer.
 
-    Whoever answers Later is waited for once more.
+    Whoever answers Later is waited for once more, but not for ever.
 
     Raises:
         OSError, SealError: see :func:`hear`.
     """
     say(channel, message, bulk)
     answer = hear(channel, timeout_s)
+    until_s = time.monotonic() + PATIENCE_S
     while isinstance(answer, Later):
+        if time.monotonic() >= until_s:
+            raise TimeoutError(f"{channel.peer} has something in flight that does not end")
         answer = hear(channel, timeout_s)
     if answer is None:
         raise ConnectionResetError(f"{channel.peer} left without an answer")

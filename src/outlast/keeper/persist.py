@@ -114,6 +114,11 @@ class ShardFile:
         self._busy = 0
         self._over = False
 
+    @property
+    def num_left(self) -> int:
+        """Blocks that are not done."""
+        return self._left
+
     def ready(self, block: int) -> None:
         """A block is full."""
         self._pool.put(lambda: self._write(block))

@@ -27,6 +27,7 @@ import msgspec
 from outlast.keeper import wire
 from outlast.keeper.commit import Part
 from outlast.keeper.conclude import Conclusions
+from outlast.keeper.earlier import ENDED, Earlier
 from outlast.keeper.files import Files
 from outlast.keeper.flight import Committed, Peer, RankSide, Save
 from outlast.keeper.gate import Gate
@@ -37,8 +38,6 @@ from outlast.storage import Storage
 logger = logging.getLogger(__name__)
 
 MAX_PAST: Final = 64
-LOOK_S: Final = 0.05
-HELD_EARLIER_S: Final = 5.0  # that the next attempt waits for what waits to be let through
 
 
 class Saves:
@@ -98,6 +97,9 @@ class Saves:
         self._past: collections.OrderedDict[tuple[int, int], wire.Ended]
         self._past = collections.OrderedDict()
         self._changed = threading.Condition(self.lock)
+        self._earlier = Earlier(
+            self._open, self._files, books, self._conclusions, changed=self._changed, record=record
+        )
 
     # --- what workers say -----------------------------------------------------------------------
 
@@ -125,7 +127,10 @@ class Saves:
             if rank in save.here:
                 raise ValueError(f"rank {rank} begins save {message.serial} twice")
             save.join(rank, RankSide(peer, message, layout, ring_bytes))
-            if save.ended is None:
+            if save.ended is None and (before := self._writes_the_same(save)) is not None:
+                words = f"attempt {before.attempt}'s files of step {save.step} are not ended yet"
+                self._report(save, rank, Part(error=words))
+            elif save.ended is None:
                 self._files.begin(save, rank)
                 self._conclude(save)
 
@@ -218,26 +223,16 @@ class Saves:
             lambda save: save.needs_workers, "its workers ended before the snapshot was whole"
         )
 
-    def wait_for_earlier(self, attempt: int, timeout_s: float) -> None:
-        """Wait until nothing of attempts before ``attempt`` is in flight."""
+    def wait_for_earlier(
+        self, attempt: int, timeout_s: float, tell: Callable[[str], None] | None = None
+    ) -> None:
+        """Wait until nothing of attempts before ``attempt`` is in flight that may still count.
+
+        What hangs is left behind after some seconds; ``tell`` is told so.
+        """
         # Their workers are gone, whether or not the kernel has told us yet.
-        self._refuse_all(
-            lambda save: save.attempt < attempt and save.needs_workers,
-            "its attempt ended before the commit",
-        )
-        until_s = time.monotonic() + timeout_s
-        held_until_s = 0.0
-        with self.lock:
-            while before := [save for save in self._open.values() if save.attempt < attempt]:
-                now_s = time.monotonic()
-                if now_s >= until_s:
-                    return
-                # What only waits to be let through may do so for ever, and nobody counts on it.
-                if self._conclusions.all_held(before):
-                    held_until_s = held_until_s or now_s + HELD_EARLIER_S
-                    if now_s >= held_until_s:
-                        self._conclusions.let_go(before, "its attempt ended before the commit")
-                self._changed.wait(min(until_s - now_s, LOOK_S))
+        self._refuse_all(lambda save: save.attempt < attempt and save.needs_workers, ENDED)
+        self._earlier.wait(attempt, timeout_s, tell)
 
     def tick(self) -> None:
         """Now and then: what waits to be let through is put on record, or given up."""
@@ -300,6 +295,14 @@ class Saves:
                     if side.reads_arena and save.is_open:
                         save.by_storage = False
                         self._refuse(save, f"its memory was taken for step {message.step}")
+
+    def _writes_the_same(self, save: Save) -> Save | None:
+        """A save that a tier hangs on, and whose files would one day take the place of these."""
+        tier, _ = self._files.target(save)
+        for one in self._open.values():
+            if one.is_left and one.step == save.step and self._files.target(one)[0] == tier:
+                return one if tier else None
+        return None
 
     def _rank(self, attempt: int, serial: int, rank: int) -> RankSide | None:
         save = self._open.get((attempt, serial))

@@ -255,7 +255,9 @@ class Keeper:
         ).start()
 
     def _recall(self, peer: Connection, hello: wire.Hello) -> None:
-        self._saves.wait_for_earlier(hello.attempt, EARLIER_TIMEOUT_S)
+        self._saves.wait_for_earlier(
+            hello.attempt, EARLIER_TIMEOUT_S, lambda words: peer.send(wire.Waits(words=words))
+        )
         with self._saves.lock:
             books = self._holdings.books
             kept = books.everything()

@@ -265,6 +265,12 @@ class Recalled(_Message):
     num_peers: int = 0
 
 
+class Waits(_Message):
+    """To a worker that has sent Recall: one line for people, what took long and what is done."""
+
+    words: str
+
+
 class Hold(_Message):
     """To a supervisor: keep this descriptor (it comes with the frame) under ``arena``."""
 
@@ -309,6 +315,7 @@ Message = (
     | Written
     | Ended
     | Recalled
+    | Waits
     | Hold
     | Drop
     | Progress

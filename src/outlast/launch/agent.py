@@ -26,6 +26,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 
 from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
 from outlast.attempt.beat import BeatsDirectory, most_updates, read_beat
+from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.config import Settings
@@ -43,7 +44,6 @@ from outlast.launch.stragglers import Judge
 from outlast.launch.survivors import UNHELD, StandIn, Survivors
 from outlast.launch.warm.starts import Starts
 from outlast.launch.watch import Watch, is_dying
-from outlast.launch.worker import AGENT_VARIABLE
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE

@@ -54,7 +54,11 @@ class Launch:
         self.worker_options: list[str] = []
         if self.one_machine:
             self.config.run_id = "outlast"
-        if not parsed.no_python:
+        if parsed.no_python:
+            # Not with what lies in the working directory: the program is no Python, and knows none.
+            self.args = ["-P", "-m", "outlast.launch.tied", self.entrypoint, *self.args]
+            self.entrypoint = _python()
+        else:
             script = ["-m"] if parsed.module else []
             script += [parsed.training_script, *parsed.training_script_args]
             self.entrypoint = os.environ.get("PYTHON_EXEC") or _python()

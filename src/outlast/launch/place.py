@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from outlast.errors import ConfigError
@@ -30,9 +32,54 @@ def place_of(endpoint: str) -> str:
     return os.path.abspath(endpoint)  # noqa: PTH100 - as given, for every machine
 
 
+def reached_at(local_addr: str | None, tell: Callable[[str], None]) -> str:
+    """The address that other machines reach this one at, as a number: ``local_addr``, or a guess.
+
+    A name is looked up once, here: whoever is told the number needs no name server, which may not
+    answer just when machines are lost.
+
+    Args:
+        local_addr: an address or a name of this machine; None or "" for that of its default route.
+        tell: told in words when others cannot reach it there, and nobody has asked for just that.
+
+    Raises:
+        ConfigError: the name is nobody's.
+    """
+    try:
+        host = _looked_up(local_addr) if local_addr else own_address()
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"no other machine can reach this one at {local_addr}: {why}; name an address of this "
+            "machine with --local-addr"
+        ) from None
+    if host != local_addr and ipaddress.ip_address(host).is_loopback:
+        found = (
+            f"{local_addr} is {host}" if local_addr else f"it has no route, and listens on {host}"
+        )
+        tell(
+            f"other machines cannot reach this one ({found}); name an address of this machine with "
+            "--local-addr"
+        )
+    return host
+
+
+def _looked_up(host: str) -> str:
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    found.sort(key=lambda one: one[0] != socket.AF_INET)  # else in the order of the answer
+    numbers = [str(one[4][0]) for one in found]
+    others = [one for one in numbers if not ipaddress.ip_address(one).is_loopback]
+    return (others or numbers)[0]
+
+
+# Documentation addresses; nothing is sent to them.
+_ANYBODY: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+
+
 def own_address() -> str:
     """An address of this machine that others may reach: that of its default route, or loopback."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # a documentation address; nothing is sent
-        return str(probe.getsockname()[0])
+    for family, anybody in _ANYBODY:
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((anybody, 9))
+            return str(probe.getsockname()[0])
     return "127.0.0.1"

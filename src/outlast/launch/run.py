@@ -136,13 +136,7 @@ def _begin(ledger: Ledger, arguments: list[str], directory: Path, *, joins: bool
         pid=os.getpid(),
         **({"joins": True} if joins else {}),
     )
-    try:
-        prediction = planned.read(directory)
-    except ConfigError as error:
-        say(str(error))  # a plan is no reason not to start
-        return
-    if prediction is not None:
-        ledger.append("planned", durable=False, **planned.fields_of(prediction))
+    planned.enter(ledger, directory, say)
 
 
 def _tell_workers(settings: config.Settings, job: Job) -> None:

@@ -18,7 +18,7 @@ from outlast.keeper.process import Supervisor
 from outlast.launch.arguments import Launch
 from outlast.launch.membership import Membership
 from outlast.launch.membership.messages import Go
-from outlast.launch.place import own_address, place_of
+from outlast.launch.place import place_of, reached_at
 from outlast.launch.survivors import TAKE_DOWN_S, UNWIND_S
 from outlast.ledger.file import Ledger
 from outlast.ledger.goodput import number
@@ -54,7 +54,7 @@ def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) 
         place_of(conf.rdzv_endpoint or str(settings.dir)),
         rules,
         run_id=job.id,
-        host=conf.local_addr or own_address(),
+        host=reached_at(conf.local_addr, say),
         silence_s=settings.membership_silence_s,
         attempt=past.attempt,
         workers=conf.nproc_per_node,

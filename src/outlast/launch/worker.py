@@ -22,14 +22,12 @@ import time
 import traceback
 import types
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from outlast.attempt import trackers
-from outlast.attempt.bound import die_with
+from outlast.attempt.bound import die_with_agent
 from outlast.errors import OutlastError
 from outlast.health import answering, pulse
-
-AGENT_VARIABLE: Final = "OUTLAST_AGENT_PID"
 
 
 def main() -> NoReturn:
@@ -39,7 +37,7 @@ def main() -> NoReturn:
     """
     as_module = sys.argv[1] == "-m"
     del sys.argv[: 2 if as_module else 1]
-    _die_with_agent()
+    die_with_agent()
     trackers.export_here()
     answering.be_ready()
     pulse.start()
@@ -71,12 +69,6 @@ def _run_script(script: str) -> None:
     # In place for good, not for the duration of the run: threads and exit handlers outlive it.
     sys.modules["__main__"] = module
     exec(compile(path.read_bytes(), script, "exec"), module.__dict__)  # noqa: S102 - the user's
-
-
-def _die_with_agent() -> None:
-    agent = int(os.environ.get(AGENT_VARIABLE, "0"))
-    if agent:
-        die_with(agent)
 
 
 def _exit_code(error: SystemExit) -> int:

@@ -48,7 +48,8 @@ healthy            step (of a checkpoint: so many steps have passed without a si
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts, kind (of the failure, see docs/failures.md), action, own
                    (it counts against this machine), wait_s, without_progress (attempts in a row)
-storage_error      operation (save, claim, copy, prune), path, error, step, tier
+storage_error      operation (save, claim, copy, prune, wait: for a save of
+                   an earlier attempt), path, error, step, tier
 replicated         step, machine (that keeps the copy), bytes, seconds
 replica_failed     step, machine, reason (of the first failure; it is tried again)
 replica_refused    peer (its address), reason: traffic between machines that was not believed

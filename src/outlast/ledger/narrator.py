@@ -256,7 +256,9 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
         else "drained before the first step"
     ),
     "storage_error": lambda event: (
-        f"storage failed ({event.get('operation')}{_to_tier(event)}): {event.get('error')}; "
+        ""  # those who waited have said so, whether or not the ledger's storage answers
+        if event.get("operation") == "wait"
+        else f"storage failed ({event.get('operation')}{_to_tier(event)}): {event.get('error')}; "
         "training goes on"
     ),
     "verify_failed": lambda event: (

@@ -1,8 +1,9 @@
 """A plan that is kept, so that a report can say how far it was off.
 
-``outlast plan --save`` writes it into the job's directory, ``outlast run`` enters what stands there
-into the ledger when it starts: a plan that is changed afterwards changes no prediction that was
-made. The newest entry counts.
+``outlast plan --save`` writes it into the job's directory. Who writes ``job_started`` enters what
+stands there into the ledger: ``outlast run``, or the session of rank 0 where torchrun or python
+started the job. A plan that is changed afterwards changes no prediction that was made; the newest
+entry counts.
 
 What can go wrong: a file that is no plan, or that cannot be read, is as if there were none; the
 run says so once, in a line, and starts.
@@ -11,7 +12,7 @@ run says so once, in a line, and starts.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ import msgspec
 
 from outlast.errors import ConfigError
 from outlast.ledger.events import Event
+from outlast.ledger.file import Ledger
 
 FILE_NAME: Final = "plan.json"
 
@@ -83,6 +85,17 @@ def read(directory: Path) -> Prediction | None:
         raise ConfigError(
             f"{path} is no plan; remove it, or write it anew: outlast plan --save"
         ) from None
+
+
+def enter(ledger: Ledger, directory: Path, say: Callable[[str], object]) -> None:
+    """Put the plan that is kept there into the ledger; what cannot be read is said, and no more."""
+    try:
+        prediction = read(directory)
+    except ConfigError as error:
+        say(str(error))  # a plan is no reason not to start
+        return
+    if prediction is not None:
+        ledger.append("planned", durable=False, **fields_of(prediction))
 
 
 def fields_of(prediction: Prediction) -> dict[str, Any]:

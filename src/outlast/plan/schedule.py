@@ -31,6 +31,7 @@ _HOUR_S: Final = 3600.0
 _STEP: Final = 0.3  # of logarithms of intervals
 _ROUGH, _FINE = 0.03, 1e-5
 _STEPS_MOST: Final = 60
+_DOUBLINGS_MOST: Final = 8  # from the first guess to e^150 of it
 _MOST: Final = 100_000  # saves between two into the next place
 _TOGETHER_MOST: Final = 2  # counts that change in one step
 _ROUNDS_MOST: Final = 60
@@ -118,7 +119,7 @@ def _walked(tiers: Sequence[TierCosts], found: Schedule) -> Schedule:
         ahead = min(tried, key=_hours, default=found)
         if _hours(ahead) < _hours(found):
             found = ahead
-        elif is_last:
+        elif is_last or math.isinf(_hours(found)):
             break
         else:
             scale /= 2
@@ -166,11 +167,13 @@ def _at(
 def _least(function: Callable[[float], float], start: float, step: float, exact: float) -> float:
     """Where a function with one valley is least: downhill from ``start``, then by parabolas."""
     left, middle, right = ((at, function(at)) for at in (start - step, start, start + step))
-    for _ in range(_STEPS_MOST):
+    for _ in range(_DOUBLINGS_MOST):
         if right[1] < middle[1]:
+            step *= 2
             left, middle, right = middle, right, _point(function, right[0] + step)
         elif left[1] < middle[1] or math.isinf(middle[1]):
             # Where all is endless, the intervals are too long.
+            step *= 2
             left, middle, right = _point(function, left[0] - step), left, middle
         else:
             break

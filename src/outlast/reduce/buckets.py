@@ -57,7 +57,8 @@ class Bucket:
             elements, of which the workers own one each.
         result: flat; the sum of all workers over the number of shards. Its memory is that of the
             first node where the dtypes are the same.
-        results: views of ``result`` in the shapes and strides of ``tensors``.
+        results: views of ``result`` in the shapes and strides of ``tensors``; nobody else's, since
+            one whose ``.data`` is set is no view any more.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], plan: Plan) -> None:

@@ -10,22 +10,24 @@ and is what came out: a step counts as one batch. A buffer that nobody changes i
 not averaged either, since the mean of equal numbers may be another one.
 
 What cannot be done, and is refused: whole numbers that differ from shard to shard, and whole-number
-buffers of several elements that change.
+buffers of several elements that change; a buffer that is gone, and one that came after the model
+was wrapped (where the next step begins).
 
-What changed is seen by the values, since torch's batch norm writes its statistics past the version
-counter; large buffers (tables of positions, masks) are not compared, and seen by that counter.
+What changed is seen by the values (a NaN that stays one has not), since torch's batch norm writes
+its statistics past the version counter; large buffers (tables of positions, masks) are not
+compared, and seen by that counter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from outlast.errors import ConfigError
 from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.exchange import open_exchange
+from outlast.reduce.exchange import Channel, open_exchange
 from outlast.reduce.summary import Summary
 from outlast.reduce.tree import Plan
 
@@ -61,8 +63,21 @@ class Buffers:
 
     @property
     def live(self) -> list[torch.Tensor]:
-        """The model's tensors."""
-        return [owner._buffers[key] for _, owner, key in self._places]
+        """The model's tensors.
+
+        Raises:
+            ConfigError: one is gone.
+        """
+        found = []
+        for name, owner, key in self._places:
+            tensor = owner._buffers[key] if key in owner._buffers else None  # noqa: SIM401 - scripted
+            if tensor is None:
+                raise ConfigError(
+                    f"the model has lost the buffer {name} since it was wrapped; keep what comes "
+                    "and goes out of its buffers"
+                )
+            found.append(tensor)
+        return found
 
     @property
     def averaged(self) -> list[bool]:
@@ -115,7 +130,12 @@ class Buffers:
                 unsure.append(index)
         if unsure:
             differ = torch.stack([(live[i] != self._kept[i]).any() for i in unsure]).tolist()
-            sly = [index for index, is_other in zip(unsure, differ, strict=True) if is_other]
+            # A constant NaN is no change; one that is known to change is not looked at so closely.
+            sly = [
+                index
+                for index, is_other in zip(unsure, differ, strict=True)
+                if is_other and (index in self._sly or _differ(live[index], self._kept[index]))
+            ]
             self._sly.update(sly)
             found += sly
         return sorted(found)
@@ -138,14 +158,16 @@ class Buffers:
             if not floating[index] and tensor.numel() == 1
         ]
 
-    def settle(self, plan: Plan, changed: Sequence[bool], summary: Summary, group: Any) -> None:
+    def settle(
+        self, plan: Plan, changed: Sequence[bool], summary: Summary, channel: Channel
+    ) -> None:
         """Give the model the step's buffers; all workers call it.
 
         Args:
             plan: the tree.
             changed: for each buffer whether a shard of any worker has changed it.
             summary: with :meth:`numbers` of all shards.
-            group: the process group.
+            channel: the model's.
 
         Raises:
             ConfigError: whole numbers that cannot be put together.
@@ -160,7 +182,7 @@ class Buffers:
             return
         if floating not in self._averages:
             tensors = [live[index] for index in floating]
-            self._averages = {floating: _Averages(plan, tensors, group)}
+            self._averages = {floating: _Averages(plan, tensors, channel)}
         shards = [[self.value(n, index) for index in floating] for n in range(len(self._shards))]
         means = self._averages[floating](shards)
         for index, mean in zip(floating, means, strict=True):
@@ -190,14 +212,19 @@ class Buffers:
         self._averages = {}
 
 
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether any value does; NaN does not differ from NaN."""
+    return bool(((one != other) & ~(one.isnan() & other.isnan())).any())
+
+
 class _Averages:
     """Means of some tensors over all shards, in the tree's order."""
 
-    def __init__(self, plan: Plan, tensors: Sequence[torch.Tensor], process_group: Any) -> None:
+    def __init__(self, plan: Plan, tensors: Sequence[torch.Tensor], channel: Channel) -> None:
         self._num_tensors = len(tensors)
         self._order = group(tensors)
         self._buckets = [Bucket([tensors[i] for i in indices], plan) for indices in self._order]
-        self._exchange = open_exchange(plan, self._buckets, process_group)
+        self._exchange = open_exchange(plan, self._buckets, channel)
 
     def __call__(self, shards: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The means, given the values of each shard held here; they become ours, to be changed."""

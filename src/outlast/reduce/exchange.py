@@ -21,7 +21,8 @@ import contextlib
 import itertools
 import queue
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -31,6 +32,8 @@ from outlast.reduce.buckets import Bucket
 from outlast.reduce.tree import Plan
 
 _TAG: Final = 0x5B00000  # of our messages, apart from those that a script sends
+_CHANNEL_TAGS: Final = 1 << 22  # one for each segment and node: a TiB of gradients has some 2^20
+_NUM_CHANNELS: Final = 400  # gloo counts tags in 31 bits; later channels are the first ones again
 SEGMENT_BYTES: Final = 2 << 20  # of a chunk: one is added up while the next arrives
 Expected = list[tuple[list[Any], list[Any]]]  # for each segment, what nodes and results arrive by
 JOIN_S: Final = 5.0  # for the thread of a step that was given up
@@ -41,6 +44,41 @@ def gather(into: torch.Tensor, own: torch.Tensor, group: Any) -> None:
     # torch 2.13 has a new name for it, and warns at the old one.
     call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     call(into, own, group=group)
+
+
+_opened: Final[weakref.WeakKeyDictionary[Any, int]] = weakref.WeakKeyDictionary()  # by group
+
+
+class Channel:
+    """Tags of one model's messages, apart from those of others that are under way in its group.
+
+    A message goes to whoever waits for its tag, and two models' loops may be open at once.
+
+    Args:
+        group: the process group; None is the default one.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+        self.first_tag = _TAG
+        self._opened_in: Callable[[], Any] = lambda: None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Channel, (self.group,)  # a model that is loaded has taken none
+
+    def open(self) -> None:
+        """Take the next free tags of the group, unless some are taken there already.
+
+        All workers open a group's channels in the same order: when a step begins, not when a model
+        is made, since one worker alone may copy one.
+        """
+        group = dist.group.WORLD if self.group is None else self.group
+        if group is None or self._opened_in() is group:
+            return
+        number = _opened.get(group, 0)
+        _opened[group] = number + 1
+        self.first_tag = _TAG + number % _NUM_CHANNELS * _CHANNEL_TAGS
+        self._opened_in = weakref.ref(group)
 
 
 class Exchange(Protocol):
@@ -63,19 +101,19 @@ class Exchange(Protocol):
         """Give up the step: it will not be finished."""
 
 
-def open_exchange(plan: Plan, buckets: Sequence[Bucket], group: Any) -> Exchange:
+def open_exchange(plan: Plan, buckets: Sequence[Bucket], channel: Channel) -> Exchange:
     """The exchange that suits the place where the buckets are.
 
     Args:
         plan: the tree.
         buckets: all of one kind of device.
-        group: the process group; None is the default one.
+        channel: the model's; it is open when a step begins.
     """
     if plan.world_size == 1:
         return Alone(plan, buckets)
     if buckets and buckets[0].result.device.type == "cpu":
-        return Messages(plan, buckets, group)
-    return Collectives(plan, buckets, group)
+        return Messages(plan, buckets, channel)
+    return Collectives(plan, buckets, channel)
 
 
 class Alone:
@@ -105,13 +143,13 @@ class Messages:
     Args:
         plan: the tree.
         buckets: in the order in which they are launched.
-        group: the process group; None is the default one.
+        channel: the model's; its exchanges follow each other.
     """
 
-    def __init__(self, plan: Plan, buckets: Sequence[Bucket], group: Any) -> None:
+    def __init__(self, plan: Plan, buckets: Sequence[Bucket], channel: Channel) -> None:
         self._plan = plan
         self._buckets = buckets
-        self._group = group
+        self._channel = channel
         # The next rank first, so that not all begin with the same one.
         self._others = [(plan.rank + by) % plan.world_size for by in range(1, plan.world_size)]
         most = max(len(nodes) for nodes in plan.nodes)
@@ -123,8 +161,9 @@ class Messages:
             for bucket in buckets
         ]
         self._segments = [_segments(bucket) for bucket in buckets]
-        # Bucket and segment → the tag of its first node; that of the result comes after the last.
-        tags = itertools.count(_TAG, most + 1)
+        # Bucket and segment → the tag of its first node, from the channel's first one on; that of
+        # the result comes after the last.
+        tags = itertools.count(0, most + 1)
         self._tags = [[next(tags) for _ in segments] for segments in self._segments]
         self._last_tag = most
         self._launched: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -221,10 +260,12 @@ class Messages:
                 self._send(own, rank, tag + self._last_tag)
 
     def _send(self, tensor: torch.Tensor, rank: int, tag: int) -> None:
-        self._sent.append(dist.isend(tensor, group=self._group, group_dst=rank, tag=tag))
+        tag += self._channel.first_tag
+        self._sent.append(dist.isend(tensor, group=self._channel.group, group_dst=rank, tag=tag))
 
     def _receive(self, tensor: torch.Tensor, rank: int, tag: int) -> Any:
-        return dist.irecv(tensor, group=self._group, group_src=rank, tag=tag)
+        tag += self._channel.first_tag
+        return dist.irecv(tensor, group=self._channel.group, group_src=rank, tag=tag)
 
 
 def _segments(bucket: Bucket) -> list[slice]:
@@ -240,13 +281,13 @@ class Collectives:
     Args:
         plan: the tree.
         buckets: in the order in which they are launched.
-        group: the process group; None is the default one.
+        channel: the model's; only the group is of interest, collectives go by their order.
     """
 
-    def __init__(self, plan: Plan, buckets: Sequence[Bucket], group: Any) -> None:
+    def __init__(self, plan: Plan, buckets: Sequence[Bucket], channel: Channel) -> None:
         self._plan = plan
         self._buckets = buckets
-        self._group = group
+        self._group = channel.group
         self._num_nodes = [len(nodes) for nodes in plan.nodes]
         self._chunks = [
             torch.empty(

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
 from outlast.errors import ConfigError
 from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.exchange import open_exchange
+from outlast.reduce.exchange import Channel, open_exchange
 from outlast.reduce.tree import Plan
 from outlast.reduce.waiting import waiting
 
@@ -28,18 +27,18 @@ class Gradients:
     Args:
         parameters: name → parameter; those that want a gradient.
         plan: the tree.
-        process_group: None is the default one.
+        channel: the model's.
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.nn.Parameter], plan: Plan, process_group: Any
+        self, parameters: Mapping[str, torch.nn.Parameter], plan: Plan, channel: Channel
     ) -> None:
         self._names = list(parameters)
         self._parameters = list(parameters.values())
         self._order = group(self._parameters)
         tensors = [[self._parameters[index] for index in indices] for indices in self._order]
         self._buckets = [Bucket(each, plan) for each in tensors]
-        self._exchange = open_exchange(plan, self._buckets, process_group)
+        self._exchange = open_exchange(plan, self._buckets, channel)
         self._num_held = len(plan.held)
         self._place = {
             index: (number, position)
@@ -119,10 +118,14 @@ class Gradients:
             self._exchange.finish()
 
     def give(self, present: Sequence[bool]) -> None:
-        """Give each parameter its gradient, and those that no shard has reached none."""
+        """Give each parameter its gradient, and those that no shard has reached none.
+
+        Each time in a new tensor: whoever gives the old one other memory (``grad.data = …``, or a
+        module that is cast or moved and back) takes that one away from the bucket, and no other.
+        """
         for bucket, indices in zip(self._buckets, self._order, strict=True):
             for index, gradient in zip(indices, bucket.results, strict=True):
-                self._parameters[index].grad = gradient if present[index] else None
+                self._parameters[index].grad = gradient.detach() if present[index] else None
 
     def _arrived(self, index: int, parameter: torch.Tensor) -> None:
         """Autograd has a parameter's gradient."""

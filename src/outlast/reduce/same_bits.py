@@ -26,6 +26,7 @@ sums of whole numbers (they need a common scale, and lose bits).
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import weakref
@@ -42,7 +43,7 @@ from outlast.data.shards import Shards
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
 from outlast.reduce.buffers import Buffers
-from outlast.reduce.exchange import gather
+from outlast.reduce.exchange import Channel, gather
 from outlast.reduce.facts import NOT_DETERMINISTIC, Facts, among, facts_of
 from outlast.reduce.gradients import Gradients
 from outlast.reduce.summary import Summary
@@ -54,7 +55,7 @@ _FACTS_BYTES: Final = 4096
 _OF_ONE: Final = frozenset(
     {
         *("_named", "_held", "_plan", "_layout", "_gradients", "_is_open", "_number", "_losses"),
-        "_compared",
+        *("_layout_word", "_is_compared", "_compared", "_channel", "_known"),
     }
 )
 EXAMPLE: Final = "for shard in model.shards(batch): … model.backward(loss)"
@@ -109,19 +110,23 @@ class SameBits(torch.nn.Module):
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         self._wrap()
+        self._prepare()
         self._same_start()
 
     def _wrap(self) -> None:
         self._named = dict(self.module.named_parameters())
+        self._known = {id(each): each for owner in _parts(self.module) for each in _own(owner)}
         self._held = Buffers(self.module)
+        self._channel = Channel(self._group)
         self._plan: Plan | None = None
         self._layout: Any = None  # what the gradients were laid out for
+        self._layout_word = 0  # of it, but for the devices: the same on all workers
+        self._is_compared = False  # whether it was found to be
         self._gradients: Gradients
         self._is_open = False  # whether a step has begun and its sums are not there yet
         self._number: int | None = None  # which of this worker's shards is being computed
         self._losses: list[torch.Tensor] = []
         self._compared: Plan | None = None  # the workers whose facts were compared
-        self._prepare()
         _guard(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -135,6 +140,8 @@ class SameBits(torch.nn.Module):
             if name not in _OF_ONE:
                 made.__dict__[name] = copy.deepcopy(value, memo)
         made._wrap()
+        if any(parameter.requires_grad for parameter in made.module.parameters()):
+            made._prepare()  # one that is frozen, as averages are, can be thawed again
         return made
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -169,6 +176,7 @@ class SameBits(torch.nn.Module):
             )
         self._prepare()
         self._check(batch)
+        self._channel.open()
         self._compare_facts()
         self._is_open = True
         self._gradients.begin()
@@ -197,7 +205,7 @@ class SameBits(torch.nn.Module):
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             found = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise ConfigError(f"a loss is a tensor of one element, not {found}; take its mean")
-        self._losses.append(loss.detach())
+        self._losses.append(loss.detach().clone())  # the script may go on to add to its own
         scaled = loss if scaler is None else scaler.scale(loss)
         self._gradients.backward(scaled, self._number)
 
@@ -239,10 +247,12 @@ class SameBits(torch.nn.Module):
             ],
             num_numbers=len(numbers),
             bits=[*gradients.present, *self._held.changed()],
+            layout=self._layout_word,
         )
         gradients.finish()
+        self._compare_layouts(summary)
         bits = summary.bits()
-        self._held.settle(self._plan, bits[count:], summary, self._group)
+        self._held.settle(self._plan, bits[count:], summary, self._channel)
         gradients.give(bits[:count])
         self.loss = summary.loss()
 
@@ -276,15 +286,12 @@ class SameBits(torch.nn.Module):
                 f"{self._threads}: sums would differ. Give SameBits(…, threads={threads}), or "
                 "leave torch.set_num_threads alone"
             )
-        here = {id(parameter) for parameter in self._named.values()}
-        if any(id(parameter) not in here for parameter in self.module.parameters()):
-            raise ConfigError(
-                "the model has got other parameters since it was wrapped, and nobody would add up "
-                "their gradients; give outlast.SameBits the model once it is complete"
-            )
+        self._check_complete()
         rank, world_size = _place(self._group)
         plan = Plan(self.num_shards, rank, world_size)
-        layout = [(p.requires_grad, p.dtype, p.device) for p in self._named.values()]
+        layout = [
+            (p.device, p.requires_grad, p.dtype, p.shape, p.stride()) for p in self._named.values()
+        ]
         if plan == self._plan and layout == self._layout:
             return
         if self._plan is not None:
@@ -292,8 +299,27 @@ class SameBits(torch.nn.Module):
         trained = {name: p for name, p in self._named.items() if p.requires_grad}
         self._device = _checked(self.module)
         self._plan, self._layout = plan, layout
-        self._gradients = Gradients(trained, plan, self._group)
+        self._layout_word, self._is_compared = _word([each[1:] for each in layout]), False
+        self._gradients = Gradients(trained, plan, self._channel)
         self._held.forget()
+
+    def _check_complete(self) -> None:
+        """See that nothing came to the model that nobody here knows of."""
+        known, buffers = self._known, set(map(id, self._held.live))
+        for owner in _parts(self.module):
+            if not all(id(parameter) in known for parameter in _own(owner)):
+                raise ConfigError(
+                    "the model has got other parameters since it was wrapped, and nobody would "
+                    "add up their gradients; give outlast.SameBits the model once it is complete"
+                )
+            for key, buffer in owner._buffers.items():
+                if buffer is not None and id(buffer) not in buffers:
+                    raise ConfigError(
+                        f"the model has got the buffer {key} of a {type(owner).__name__} since it "
+                        "was wrapped, and it would go on from shard to shard; give "
+                        "outlast.SameBits the model once it is complete, after a forward pass if "
+                        "that makes the buffer"
+                    )
 
     def _compare_facts(self) -> None:
         """Say in one line what the workers do not have in common, once."""
@@ -317,6 +343,24 @@ class SameBits(torch.nn.Module):
                 f"the workers are not alike, so that another number of them may give other bits: "
                 f"{found}. See docs/same-bits.md"
             )
+
+    def _compare_layouts(self, summary: Summary) -> None:
+        """Sums of differently laid out parameters are of nothing; in the first step with them.
+
+        Raises:
+            ConfigError: the workers' are.
+        """
+        if self._is_compared:
+            return
+        words = summary.layouts()
+        for rank, word in enumerate(words):
+            if word != words[0]:
+                raise ConfigError(
+                    f"the parameters of rank 0 and of rank {rank} differ in what is trained, in "
+                    "dtype, shape or memory format, so that their gradients cannot be added up; "
+                    "change the model in the same way on all workers"
+                )
+        self._is_compared = True
 
     def _same_start(self) -> None:
         if _place(self._group)[1] > 1:
@@ -381,6 +425,26 @@ def _checked(module: torch.nn.Module) -> torch.device:
             "device"
         )
     return next(iter(parameters.values())).device
+
+
+def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """A model's modules; faster than ``modules()``, which also makes their names."""
+    found, seen = [module], {id(module)}
+    for owner in found:
+        for inner in owner._modules.values():
+            if inner is not None and id(inner) not in seen:
+                seen.add(id(inner))
+                found.append(inner)
+    return found
+
+
+def _own(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in module._parameters.values() if parameter is not None]
+
+
+def _word(layout: Any) -> int:
+    """Of 48 bits, which a float64 holds."""
+    return int.from_bytes(hashlib.blake2b(repr(layout).encode(), digest_size=6).digest(), "big")
 
 
 def _guard(model: SameBits) -> None:

@@ -1,7 +1,8 @@
 """What the workers tell each other at the end of a step, in one small message each.
 
 Each shard's loss and whole-number buffers; which parameters had a gradient and which buffers
-changed, anywhere. On a GPU nothing of it is read by the host unless somebody asks.
+changed, anywhere; and how the parameters are laid out. On a GPU nothing of it is read by the host
+unless somebody asks.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Summary:
         losses: of each shard held here, 0-dimensional.
         numbers: of each shard held here, the whole-number buffers as it left them.
         bits: truths about this worker, to be or-ed over all workers.
+        layout: a word for how this worker's parameters are laid out, below 2^53.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class Summary:
         numbers: Sequence[Sequence[torch.Tensor]],
         num_numbers: int,
         bits: Sequence[bool],
+        layout: int,
     ) -> None:
         self._plan = plan
         self._width = 1 + num_numbers  # of a shard's part
         self._bits_here = list(bits)
         most = -(-plan.num_shards // plan.world_size)
-        self._start = most * self._width  # of the bits
+        end = most * self._width
+        self._start = end + 1  # of the bits
         words = [
             value.detach().reshape(()).to(device, _DTYPE)
             for loss, more in zip(losses, numbers, strict=True)
@@ -54,6 +58,7 @@ class Summary:
         row = torch.zeros(self._start + len(bits), dtype=_DTYPE, device=device)
         if words:
             row[: len(words)] = torch.stack(words)
+        row[end] = layout
         if bits:
             row[self._start :] = torch.tensor(bits, dtype=_DTYPE).to(device, non_blocking=True)
         self._rows = row[None]
@@ -81,6 +86,11 @@ class Summary:
     def numbers(self) -> torch.Tensor:
         """(V, num_numbers): whole-number buffers as each shard left them."""
         return self._of_shards()[:, 1:]
+
+    def layouts(self) -> list[float]:
+        """Each worker's word; on a GPU the host waits for it."""
+        found: list[float] = self._rows[:, self._start - 1].tolist()
+        return found
 
     def bits(self) -> list[bool]:
         """Which bits are set on any worker; where all are set here, nothing is waited for."""

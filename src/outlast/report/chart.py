@@ -53,6 +53,10 @@ class Piece(NamedTuple):
     style: str
 
 
+_WORDS_DOWN: Final = (20, -12, 34, -26, 48, -40, 62, -54)  # from the point, the nearest first
+_ANCHORS: Final = ("start", "end", "middle")
+
+
 class Tick(NamedTuple):
     """A place on an axis, in pixels, and what stands there."""
 
@@ -77,6 +81,21 @@ class Spot(NamedTuple):
     strong: bool
     anchor: str
     words_y: float
+
+
+def _box(spot: Spot) -> tuple[float, float, float, float]:
+    """About where its words are: left, top, right, bottom."""
+    wide = _LETTER * len(spot.words)
+    left = spot.x - {"start": 0.0, "middle": wide / 2, "end": wide}[spot.anchor]
+    return left, spot.words_y - 13, left + wide, spot.words_y + 5
+
+
+def _crossed(spot: Spot, taken: list[tuple[float, float]]) -> int:
+    """How many of the points that are taken its words would hide; more than all outside."""
+    left, top, right, bottom = _box(spot)
+    if left < _LEFT or right > WIDTH - _RIGHT / 2 or top < _TOP or bottom > HEIGHT - _BOTTOM:
+        return len(taken) + 1
+    return sum(left <= x <= right and top <= y <= bottom for x, y in taken)
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,19 +151,29 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(shown)
 
     def spots(self) -> list[Spot]:
-        """The marks that are in the picture, words above and below by turns."""
+        """The marks that are in the picture, their words where they cross no curve."""
         low, high = self._range
         inside = [
             mark
             for mark in self.marks
             if low <= mark.x <= high and self.y_low <= mark.y <= self.y_high
         ]
+        taken = [
+            (self.x(x), self.y(y)) for curve in self.curves for x, y in curve.points if y < math.inf
+        ]
+        taken += [(self.x(mark.x), self.y(mark.y)) for mark in inside]
         found = []
-        for i, mark in enumerate(sorted(inside)):
+        for mark in sorted(inside):
             x, y = self.x(mark.x), self.y(mark.y)
-            anchor = "end" if x > WIDTH * 0.6 else "start"
-            words_y = y + 20 if i % 2 == 0 and y < HEIGHT - _BOTTOM - 24 else y - 12
-            found.append(Spot(x, y, mark.words, mark.strong, anchor, words_y))
+            places = [
+                Spot(x, y, mark.words, mark.strong, anchor, y + down)
+                for down in _WORDS_DOWN
+                for anchor in _ANCHORS
+            ]
+            spot = min(places, key=lambda place: _crossed(place, taken))
+            left, top, right, bottom = _box(spot)
+            taken += [(at, (top + bottom) / 2) for at in range(int(left), int(right), 4)]
+            found.append(spot)
         return sorted(found, key=lambda spot: spot.strong)  # the strong one above the others
 
     def x_ticks(self) -> list[Tick]:

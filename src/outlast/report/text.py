@@ -174,7 +174,7 @@ def forecast_lines(job: Facts) -> list[Text]:
         ),
         _line(
             "failures",
-            f"{found.interruptions_predicted:.1f} predicted {_rate_words(found)}, "
+            f"{_few(found.interruptions_predicted)} predicted {_rate_words(found)}, "
             f"{found.interruptions} measured",
         ),
     ]
@@ -202,7 +202,15 @@ def _rate_words(found: Forecast) -> str:
     if found.planned is None:
         return "at one in 10 h"
     low, high = found.planned.failures_low_per_h, found.planned.failures_high_per_h
-    return f"({low * found.ran_h:.1f} to {high * found.ran_h:.1f})"
+    return f"({_few(low * found.ran_h)} to {_few(high * found.ran_h)})"
+
+
+def _few(count: float) -> str:
+    """A mean number of things, with one digit behind the point, or the first one that is not 0."""
+    for digits in range(1, 7):
+        if round(count, digits):
+            return f"{count:.{digits}f}"
+    return "0.0"
 
 
 def _headline(job: Facts, now: float | None) -> Text:

@@ -15,8 +15,8 @@ MODE_WORDS: Final[dict[Mode, str]] = {
     "rigid": "waits for all its machines, and goes on from a checkpoint",
     "restart": "goes on with the machines that are left, from a checkpoint",
     "peer": "goes on with those that are left, from snapshots in other machines' memory",
-    "elastic": "survivors go on from what they have, at the step that was lost",
-    "local": "islands train by themselves between syncs; one that goes loses its own work alone",
+    "elastic": "goes on with what survivors have, at the step that was lost",
+    "local": "trains in islands between syncs; one that goes loses its own work alone",
 }
 
 

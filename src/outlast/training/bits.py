@@ -1,11 +1,14 @@
 """What a session can tell about a run's bits: whether a resume will have the same, and if not, why.
 
 Three workers or more under torch's DDP: it lays out its buckets anew after its first iteration, so
-that the first step after a resume sums in another order than it would have undisturbed.
+that the first step after a resume sums in another order than it would have undisturbed. A wrapper
+that was not named is found by the parameters that it holds; one that is made later than the session
+is entered is not.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -24,12 +27,18 @@ class Bits:
 
     Args:
         wrappers: modules that were taken off: SameBits, DDP, others.
+        models: what was inside of them, and those that came without.
     """
 
-    def __init__(self, wrappers: Iterable[torch.nn.Module] = ()) -> None:
+    def __init__(
+        self,
+        wrappers: Iterable[torch.nn.Module] = (),
+        models: Iterable[torch.nn.Module] = (),
+    ) -> None:
         wrappers = list(wrappers)
         self._same = [each for each in wrappers if isinstance(each, SameBits)]
         self._ddp = [each for each in wrappers if isinstance(each, DDP)]
+        self._models = list(models)
 
     @property
     def any_size(self) -> bool:
@@ -44,10 +53,17 @@ class Bits:
         """Say what will not be the same after a resume, and the remedy."""
         if rank or world_size < 3:
             return
-        if any(not each.find_unused_parameters for each in self._ddp):
+        # As torch's Reducer::should_rebuild_buckets has it.
+        found = [
+            each
+            for each in (*self._ddp, *_wrapped_around(self._models))
+            if each.static_graph or not each.find_unused_parameters
+        ]
+        if found:
+            more = " and no static_graph" if any(each.static_graph for each in found) else ""
             say(
                 f"DDP on {world_size} workers sums in another order in the first step after a "
-                "resume; for the same bits give it find_unused_parameters=True, or use "
+                f"resume; for the same bits give it find_unused_parameters=True{more}, or use "
                 f"outlast.SameBits in its place. {WHERE}"
             )
 
@@ -72,3 +88,23 @@ class Bits:
                 f"resumed with {world_size} in place of {saved_by} workers: random numbers "
                 "and sums of gradients are not those of an undisturbed run"
             )
+
+
+def _wrapped_around(
+    models: Iterable[torch.nn.Module],
+) -> list[torch.nn.parallel.DistributedDataParallel]:
+    """The DDP objects of this process that hold a parameter of ``models``.
+
+    DDP keeps no list of them, so the garbage collector is asked: some tens of milliseconds, once.
+    """
+    ours = {id(parameter) for model in models for parameter in model.parameters()}
+    if not ours:
+        return []
+    kinds = [DDP]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return [
+        each
+        for each in gc.get_referrers(*kinds)
+        if isinstance(each, DDP) and any(id(p) in ours for p in each.parameters())
+    ]

@@ -417,6 +417,8 @@ class Engine:
                 self._relay.publish_part(message, blob)
             case wire.Outcome():
                 self._relay.publish_outcome(message, blob)
+            case wire.Waits():
+                self._say(message.words)
 
     def _ended(self, message: wire.Ended) -> None:
         written = Written(step=message.step, error=message.error)

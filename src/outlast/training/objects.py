@@ -60,8 +60,9 @@ class Objects:
                     f"{name} is a {type(value).__name__} without state_dict and load_state_dict; "
                     "wrap it in an object that has both"
                 )
-        self.bits = Bits(wrappers)
-        self._model_states = {name: ModelState(model) for name, model in self._models().items()}
+        models = self._models()
+        self.bits = Bits(wrappers, models.values())
+        self._model_states = {name: ModelState(model) for name, model in models.items()}
         if not self._stateful:
             raise ConfigError(f"a session needs something to save, as in {EXAMPLE}")
 

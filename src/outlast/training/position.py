@@ -15,10 +15,51 @@ from outlast.data.feed import OutlastFeed
 from outlast.data.handover import BATCH, place, take_over
 from outlast.data.skipping import Skipping
 from outlast.data.trail import Trail
+from outlast.errors import ConfigError
+from outlast.ledger.narrator import say
 from outlast.policy.rollbacks import Rollback, left_out
 from outlast.training.objects import Objects
 from outlast.training.rig import Rig
 from outlast.training.streams import Streams
+
+
+def refuse_loop(
+    until: int | None, epochs: int | None, *, is_over: bool, open_at: int | None
+) -> None:
+    """Refuse a loop that cannot be.
+
+    Args:
+        until: as :meth:`~outlast.training.session.Session.steps` was told.
+        epochs: the same.
+        is_over: whether the session is.
+        open_at: the step at which another loop is in its midst, or None.
+
+    Raises:
+        ConfigError: there is no such loop.
+    """
+    if is_over:
+        raise ConfigError("the session is over; call steps() inside its with block")
+    if until is not None and until < 0:
+        raise ConfigError(f"until={until} is no number of steps; count from 0")
+    if epochs is not None and epochs < 0:
+        raise ConfigError(f"epochs={epochs} is no number of passes; count from 0")
+    if open_at is not None:
+        # One position is kept: the first loop would go on in the second one's data.
+        raise ConfigError(
+            f"a loop over steps() begins while another one is in its midst, at step {open_at}: one "
+            "batch of steps() is one step, so loops follow each other. For an evaluation iterate "
+            "its loader itself; for a step of two data sets put them into one; a loop that was "
+            "left and is held in a variable ends with its close()"
+        )
+
+
+def _tell_of_start(position: int, rank: int) -> None:
+    if not rank:
+        say(
+            f"the loader stands at sample {position} before the job's first step (a batch was "
+            "taken from it, or it was put there): what is before that is in no step. To look at a "
+            "batch take it from another loader"
+        )
 
 
 class Position:
@@ -98,6 +139,8 @@ class Position:
             streams.restore(step)
         elif self._saved and self.saved_loop > self.loop and isinstance(feed, OutlastFeed):
             feed.restore(self._saved["position"])  # the loops before are not there any more
+        elif isinstance(feed, OutlastFeed) and not step and feed.loader.position:
+            _tell_of_start(feed.loader.position, rig.link.rank)
         if one_pass:
             feed.max_epochs = feed.epoch + 1
         streams.forget()

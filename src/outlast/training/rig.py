@@ -42,6 +42,7 @@ from outlast.data.trail import Trail
 from outlast.errors import ConfigError, Exit
 from outlast.keeper.memory import Memory
 from outlast.keeper.remote import Remote
+from outlast.ledger import planned
 from outlast.ledger.job import JobLock, open_job, versions
 from outlast.ledger.narrator import Narrator, say
 from outlast.ledger.queued import PATIENCE_S, QueuedLedger
@@ -153,6 +154,7 @@ class Rig:
             self._ledger.append(
                 "job_started", command=command, versions=versions(), pid=os.getpid()
             )
+            planned.enter(self._ledger, settings.dir, say)
             self._ledger.append("attempt_formed", world_size=self.link.world_size, nodes=1)
             # Where there is an agent, it has its own.
             self._narrator = Narrator(settings.dir, also=self.foresight.take)

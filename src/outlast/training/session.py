@@ -26,7 +26,7 @@ from outlast.attempt.agreement import Action, Agreement
 from outlast.attempt.over import over
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
-from outlast.data import random_state
+from outlast.data import random_state, shield
 from outlast.errors import ConfigError, Exit, OutlastError, StorageError, exit_code_of
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
@@ -41,7 +41,7 @@ from outlast.training.keeping import Keeping
 from outlast.training.leaving import NO_COMMIT, Leaving, Where
 from outlast.training.objects import Objects
 from outlast.training.pending import PendingSave, Saves
-from outlast.training.position import Position
+from outlast.training.position import Position, refuse_loop
 from outlast.training.rig import Rig
 from outlast.training.streams import Streams
 
@@ -69,6 +69,7 @@ class Session:
         self._rig: Rig
         self._signals = SignalNotice(self._on_signal)
         self._desk = PlatformDesk(settings, self._on_notice, self._on_platform)
+        self._cover = shield.Cover()  # for loaders that the script iterates itself
         self._leaving: Leaving
         self._ending: Ending
         self._position = Position()
@@ -107,6 +108,7 @@ class Session:
         if over.is_held:
             self._keeping = Keeping(self._rig, self._own_end, self._let_go, self._objects.model)
         self._signals.install()
+        self._cover.open()
         if self._rig.listens:
             self._desk.open()
         return self
@@ -157,6 +159,7 @@ class Session:
         finally:
             self._signals.remove()  # not before: a signal would be the end of the last save
             self._hook.remove()
+            self._cover.close()
             if self._keeping is not None:
                 self._keeping.close()
             self._position.close()
@@ -177,6 +180,7 @@ class Session:
         if self._heard is not None and self._rig.engine.committed_step == self.step:
             self._desk.approve(self._heard)
         if isinstance(error, Exception):
+            self._leaving.tell_loss(self.step, f"{type(error).__name__} came first")
             raise SystemExit(code) from error
 
     # --- the loop ----------------------------------------------------------------------------
@@ -194,15 +198,12 @@ class Session:
                 its beginning, any other one from this loop's. Without either: one pass.
 
         Raises:
-            ConfigError: the loader does not fit the checkpoint.
+            ConfigError: the loader does not fit the checkpoint, or another loop has not ended.
             SystemExit: with code 75, once a drain is agreed and committed.
         """
-        if self._is_over:
-            raise ConfigError("the session is over; call steps() inside its with block")
-        if until is not None and until < 0:
-            raise ConfigError(f"until={until} is no number of steps; count from 0")
-        if epochs is not None and epochs < 0:
-            raise ConfigError(f"epochs={epochs} is no number of passes; count from 0")
+        with excepthook.one_line_errors():
+            open_at = self.step if self._in_loop else None
+            refuse_loop(until, epochs, is_over=self._is_over, open_at=open_at)
         self._position.loop += 1
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
         if self._was_over(until):

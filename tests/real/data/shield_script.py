@@ -9,6 +9,7 @@ import time
 import torch
 
 from outlast.data import Loader, open_feed
+from outlast.data.shield import Cover, shut_down
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -59,7 +60,11 @@ def main():
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: received.append(number))
     loader = build(method, kind)
-    feed = iter(loader) if kind == "unshielded" else open_feed(loader, rank=0, world_size=1)
+    if kind == "covered":  # iterated by the script itself
+        cover = Cover()
+        cover.open()
+    plain = kind in ("covered", "unshielded")
+    feed = iter(loader) if plain else open_feed(loader, rank=0, world_size=1)
     workers = set()
     while len(workers) < (1 if kind in DATA else 2):
         workers |= set(next(feed)[1].tolist())
@@ -69,7 +74,7 @@ def main():
             return
         if line == "close\n":
             began = time.monotonic()
-            feed.close()
+            shut_down(feed) if plain else feed.close()
             print("closed", time.monotonic() - began, flush=True)
             return
         for _ in range(10):  # more than was loaded ahead

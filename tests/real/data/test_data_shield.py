@@ -12,7 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from outlast.data import open_feed
 from outlast.data.shield import ShieldedInit, signals_held
 
 SCRIPT = Path(__file__).with_name("shield_script.py")
@@ -80,6 +82,7 @@ def gone(workers, limit_s):
         ("forkserver", "ours"),
         ("fork", "ours"),
         ("fork", "stateful"),
+        ("fork", "covered"),
     ],
 )
 def test_batches_go_on_through_signals_to_the_group(method, kind):
@@ -149,6 +152,41 @@ def test_signals_are_delivered_after_the_block():
         assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM}
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+class Helped(torch.utils.data.Dataset):
+    """Starts helper processes for its items and ends them, the ways that libraries do."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        os.kill(os.getpid(), signal.SIGTERM)  # as one to the group; it is left to the trainer
+        os.kill(os.getpid(), signal.SIGUSR1)
+        helper = subprocess.Popen(["/bin/sleep", "60"])
+        helper.terminate()
+        try:
+            ends = [helper.wait(5)]
+        except subprocess.TimeoutExpired:
+            helper.kill()
+            ends = [helper.wait()]
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            child = os.fork()
+            if not child:
+                time.sleep(5)
+                os._exit(7)
+            os.kill(child, number)  # at once: it must not be lost before the child is ready
+            ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return torch.tensor(ends)
+
+
+def test_what_a_data_set_starts_is_not_shielded():
+    feed = open_feed(torch.utils.data.DataLoader(Helped(), num_workers=1), rank=0, world_size=1)
+    try:
+        expected = [-signal.SIGTERM, -signal.SIGTERM, -signal.SIGUSR1]
+        assert [next(feed).tolist() for _ in range(2)] == [[expected]] * 2
+    finally:
+        feed.close()
 
 
 def _user_init(worker_id):

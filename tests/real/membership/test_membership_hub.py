@@ -18,6 +18,7 @@ from outlast.launch.membership.hub import Hub
 
 KEY = b"k" * 32
 PEER = Path(__file__).with_name("hub_peer.py")
+FULL = Path(__file__).with_name("hub_full.py")
 LIMIT_S = 60
 
 
@@ -164,6 +165,43 @@ def test_more_machines_at_once_than_strangers_are_let_in(make, monkeypatch):
         other.next("accepted")
 
 
+@pytest.mark.parametrize(("hard", "taken"), [(500, 100), (60, None)], ids=["raised", "full"])
+def test_one_with_few_descriptors_takes_more_or_says_so_once(hard, taken):
+    process = subprocess.Popen(
+        [sys.executable, str(FULL), "60", str(hard)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    with process, contextlib.ExitStack() as opened:
+        opened.callback(process.kill)
+        host, _, port = process.stdout.readline().strip().rpartition(":")
+        for _ in range(100):
+            opened.enter_context(socket.create_connection((host, int(port)), LIMIT_S))
+        deadline = time.monotonic() + LIMIT_S
+        seen, again = [], 0
+        while again < 20:  # tries in vain, of which each could be warned of
+            process.stdin.write("how\n")
+            process.stdin.flush()
+            before, seen = seen, process.stdout.readline().split(maxsplit=2)
+            again = again + 1 if seen == before else 0
+            assert time.monotonic() < deadline
+            time.sleep(hubs.FULL_S)
+    if taken:
+        assert seen == ["0", str(taken)]
+    else:
+        assert seen[0] == "1"
+        assert int(seen[1]) < 60
+        assert seen[2].startswith("machines wait, connections cannot be taken")
+
+
+def test_a_name_is_not_looked_up_in_the_thread(make):
+    one, other = make(), make()
+    one.dial(other.hub.address.replace("127.0.0.1", "localhost"))
+    assert one.next("closed")[1] == "has no usable address"
+
+
 def test_one_that_does_not_read_is_let_go(make, monkeypatch):
     monkeypatch.setattr(hubs, "UNSENT_MAX", 1 << 20)
     one, other = make(silence_s=LIMIT_S), make(silence_s=LIMIT_S)
@@ -210,13 +248,35 @@ def test_a_stopped_process_hangs_and_is_not_lost_and_a_killed_one_is_at_once(
     assert (why, certain) == ("has ended", True)
 
 
+def test_who_breaks_off_is_not_taken_for_dead(make):
+    one, other = make(), make()
+    one.dial(other.hub.address)
+    mine, theirs = one.next("open")[1], other.next("accepted")[1]
+    one.hub.call(mine.part)
+    assert other.next("closed")[1:] == ("has broken off the connection", False)
+    assert theirs.is_closed
+    one.dial(other.hub.address)
+    one.next("open")
+    theirs = other.next("accepted")[1]
+    unread = threading.Event()
+    one.hub.call(lambda: unread.wait(LIMIT_S))
+    nonsense = b"\0" * 100_000  # more than is read at once
+    other.in_thread(lambda: other.hub.write(theirs, nonsense))
+    unread.set()
+    _, why, certain = one.next("closed")
+    assert "was refused" in why
+    assert why != hubs.REFUSED
+    assert not certain
+    assert other.next("closed")[1:] == ("has broken off the connection", False)
+
+
 def test_nobody_there_is_said_so(make):
     one = make()
     with socket.create_server(("127.0.0.1", 0)) as gone:
         address = f"127.0.0.1:{gone.getsockname()[1]}"
     one.dial(address)
     _, why, certain = one.next("closed")
-    assert "refused" in why
+    assert why == hubs.REFUSED
     assert not certain
     one.dial("nowhere")
     assert one.next("closed")[1] == "has no usable address"

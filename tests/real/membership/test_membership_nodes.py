@@ -1,11 +1,13 @@
 """Several agents' memberships in one process, over real sockets and a real directory."""
 
 import contextlib
+import errno
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from outlast.launch.membership import JobOver, Membership, messages
 from outlast.launch.membership.claims import Claims
@@ -197,6 +199,50 @@ def test_data_that_are_tied_to_three_machines_wait_for_a_third(job, lost):
     for wait in [*waits, job.pool.submit(third.next_rendezvous)]:
         wait.result(LIMIT_S)
     assert {len(agent.attempt.members) for agent in job.agents} == {3}
+
+
+@ONE_WAY
+def test_what_was_not_heard_of_is_asked_for_and_said_to_be_so(job):
+    job.add(2, min_nodes=2)
+    go = job.form(job.agents)
+    deaf = next(agent for agent in job.agents if agent is not job.first(go))
+    word = messages.GoOn(attempt=7, before="of another", gone=(), added=(), store="127.0.0.1:1")
+    deaf._hub.call(lambda: deaf._node._hear(word))
+    halted(job.agents)
+    assert deaf.halt.reason == "the coordinator speaks of an attempt not heard of here"
+    assert "broken off" in job.first(go).halt.reason
+    assert job.form(job.agents).attempt == go.attempt + 1
+
+
+@ONE_WAY
+def test_a_claim_that_cannot_be_read_any_more_is_still_its_coordinator_s(job):
+    (agent,) = job.add(1, min_nodes=1)
+    go = job.form(job.agents)
+    claims = Claims(job.storage)
+    (job.folder / "membership" / f"attempt-{go.attempt:012d}.json").write_bytes(b"")
+    counts = {claims.alive().count}
+    deadline = time.monotonic() + LIMIT_S
+    while len(counts) < 4:  # it goes on
+        assert time.monotonic() < deadline
+        counts.add(claims.alive().count)
+        time.sleep(0.05)
+    assert agent.halt is None
+
+
+@ONE_WAY
+def test_why_no_attempt_can_be_claimed_is_said(job, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    words = []
+    (agent,) = job.add(1, min_nodes=1, say=words.append)
+    monkeypatch.setattr(Directory, "put_new", full)
+    agent._timeout_s = 4.0
+    why = "storage to take the claim of an attempt ([Errno 28] No space left on device)"
+    with pytest.raises(RendezvousError) as failed:
+        agent.next_rendezvous()
+    assert str(failed.value) == f"waited 4 s for {why}; look at {job.folder}"
+    assert words == [f"waiting for {why}"]
 
 
 @ONE_WAY

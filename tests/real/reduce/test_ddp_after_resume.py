@@ -11,5 +11,7 @@ def test_ddp_after_a_resume(floor, world, as_it_comes):
     for rank in ranks:
         assert f"as it comes: {as_it_comes} bits" in rank.out
         assert "{'find_unused_parameters': True}: same bits" in rank.out
-    told = [rank.err.count("give it find_unused_parameters=True") for rank in ranks]
-    assert told == ([0, 0] if world == 2 else [1, 0, 0, 0])
+        assert f"'static_graph': True}}: {as_it_comes} bits" in rank.out
+    for words in ("find_unused_parameters=True, or", "find_unused_parameters=True and no static"):
+        told = [rank.err.count(words) for rank in ranks]
+        assert told == ([0, 0] if world == 2 else [1, 0, 0, 0])

@@ -2,12 +2,14 @@
 
     many_sums.py [forever]
 
-Each case is a small model that goes through some steps twice: here with the group, and then on each
-rank by itself, in a group of its own. Losses, gradients and buffers must be the same, bit for bit.
+Each case is a small model, or two at once, that goes through some steps twice: here with the group,
+and then on each rank by itself, in a group of its own. Losses, gradients and buffers must be the
+same, bit for bit.
 """
 
 import os
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -63,6 +65,37 @@ def train(num_shards, group, dtype, steps=2):
     return [*found, *model.module.state_dict().values()]
 
 
+def train_two(group, steps=2):
+    """Two models of one size whose loops are open at once, and what comes of them.
+
+    Rank 1 answers late for the first one, as a busy machine may: the second one's sums come by.
+    """
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(0)
+    one, other = (
+        outlast.SameBits(Everything(torch.float32), shards=4, seed=seed, process_group=group)
+        for seed in range(2)
+    )
+    answer, mine, found = exchange.Messages._answer, held(4, rank, world), []
+
+    def late(self, *arguments):
+        if rank == 1 and self is one._gradients._exchange:
+            time.sleep(0.2)
+        answer(self, *arguments)
+
+    exchange.Messages._answer = late
+    for step in range(steps):
+        parts = [shard(number, step, torch.float32) for number in mine]
+        batch = outlast.data.Shards(parts, of=4, first=mine.start, position=step)
+        for x, y in zip(one.shards(batch), other.shards(batch), strict=True):
+            one.backward(one(x))
+            other.backward(3 * other(y))
+        found += [p.grad for model in (one, other) for p in model.parameters()]
+        found = [None if gradient is None else gradient.clone() for gradient in found]
+    exchange.Messages._answer = answer
+    return found
+
+
 def same(one, other):
     if one is None or other is None:
         return one is other
@@ -79,6 +112,9 @@ def main():
         print("trained", flush=True)
     alone = [dist.new_group([each]) for each in range(world)][rank]
     wrong, compared = [], 0
+    pairs = list(zip(*map(train_two, (None, alone)), strict=True))
+    if not all(same(*pair) for pair in pairs):
+        wrong.append((rank, "two models"))
     for way in ("messages", "collectives"):
         if way == "collectives":
             exchange.Messages = exchange.Collectives  # what a GPU takes, in the host's memory

@@ -43,6 +43,20 @@ def test_an_agent_killed_alone_takes_all_with_it(floor, tmp_path):
         until(lambda pid=pid: not _runs(pid), f"the end of {pid}")
 
 
+def test_an_agent_killed_alone_takes_programs_that_are_not_python_with_it(floor, tmp_path):
+    job, sleep = Job(tmp_path / "job", RANKS), ["sleep", "600"]
+    run = floor.outlast("run", "--nproc-per-node", RANKS, "--no-python", *sleep, env=job.env)
+
+    def sleeping():
+        found = [process.pid for process in floor.offspring() if process.cmdline() == sleep]
+        return found if len(found) == RANKS else None
+
+    workers = until(sleeping, "the programs", running=run)
+    run.kill()
+    for pid in workers:
+        until(lambda pid=pid: not _runs(pid), f"the end of {pid}")
+
+
 def test_an_agent_killed_while_the_server_imports(floor, tmp_path):
     job = Job(tmp_path / "job", RANKS)
     run = start(floor, job)
@@ -68,6 +82,24 @@ def test_a_server_killed_is_replaced(floor, tmp_path):
     ranks = floor.ranks(RANKS, TRAIN, calm.records, STEPS, "--light", env=calm.env)
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].text
     assert [final["hash"] for final in job.finals()] == [final["hash"] for final in calm.finals()]
+
+
+def test_a_server_that_does_not_move_is_replaced(floor, tmp_path):
+    script = tmp_path / "stops.py"
+    script.write_text(
+        "import os, signal, torch\n"
+        "if os.environ['OUTLAST_ATTEMPT'] == '1':\n"
+        "    if os.environ['RANK'] == '0':\n        signal.pause()\n"
+        "    os.kill(os.getppid(), signal.SIGSTOP)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    job = Job(tmp_path / "job", RANKS)
+    run = floor.outlast("run", "--nproc-per-node", RANKS, script, env=job.env)
+    assert run.wait() == 0, run.text
+    (lost,) = job.events("worker_lost")
+    assert (lost.rank, lost["signal"]) == (1, "SIGKILL")
+    assert [event.attempt for event in job.events("attempt_formed")] == [1, 2]
+    assert not floor.workers()
 
 
 def test_every_death_is_told_with_its_code(floor, tmp_path):

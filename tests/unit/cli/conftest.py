@@ -1,9 +1,13 @@
 """A job with two tiers, made without training; and the command line as a person calls it."""
 
+import json
+import shlex
+
 import pytest
 from cli_job import MadeJob
+from click.testing import CliRunner
 
-from outlast.cli import main
+from outlast.cli import cli, main
 from outlast.config import _KEYS, variable_name
 
 
@@ -29,3 +33,46 @@ def _outlast(job, capsys):
         return caught.value.code or 0, out, err
 
     return run
+
+
+@pytest.fixture(name="ask")
+def _ask():
+    """``outlast plan …`` → the object that --json prints."""
+
+    def ask(line):
+        result = CliRunner().invoke(
+            cli,
+            ["plan", *shlex.split(line), "--json"],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
+        return json.loads(result.output)
+
+    return ask
+
+
+@pytest.fixture(name="say")
+def _say():
+    """``outlast plan …`` → what it prints."""
+
+    def say(line):
+        result = CliRunner().invoke(
+            cli, ["plan", *shlex.split(line)], catch_exceptions=False, standalone_mode=False
+        )
+        return result.output
+
+    return say
+
+
+@pytest.fixture(name="refused")
+def _refused(outlast):
+    """``outlast plan …`` → the one line that refuses it."""
+
+    def refused(line):
+        code, out, err = outlast("plan", *shlex.split(line))
+        assert (code, out) == (2, ""), err
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in err
+        return err
+
+    return refused

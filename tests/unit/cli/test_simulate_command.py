@@ -1,6 +1,7 @@
 """``outlast simulate`` as a person calls it: answers, a seed that replays them, plain refusals."""
 
 import json
+import re
 import shlex
 
 import click
@@ -246,3 +247,21 @@ def test_a_fleet_of_131072_for_60_days_costs_no_more_than_its_failures(outlast):
     (found,) = json.loads(out)["policies"]
     assert found["num_failures"] == pytest.approx(131072 * 4.74e-4 * 60, rel=0.05)
     assert 0.7 < found["useful_fraction"] < 1
+
+
+def test_a_policy_that_counts_steps_says_what_it_counts():
+    said = called('simulate --rate 2/h --days 1 --step 1s --replications 2 --policy "200 steps"')
+    assert "200 steps   200 steps" in said
+    assert "as it learns" not in said
+
+
+@pytest.mark.parametrize("mode", ["rigid", "restart", "elastic", "local"])
+def test_a_mode_is_said_as_what_the_job_does(mode):
+    said = called(f"simulate --rate 2/h --days 1 --machines 4 --mode {mode} --replications 2")
+    assert re.search(r"the job (waits|goes|trains) ", said)
+
+
+def test_fewer_machines_are_said_to_do_less():
+    line = "simulate --rate 2/h --days 1 --machines 4 --mode elastic --replications 2 --replace 1h"
+    assert "useful counts the work, which fewer machines do more slowly" in called(line)
+    assert "fewer machines" not in called("simulate --rate 2/h --days 1 --replications 2")

@@ -80,6 +80,24 @@ class Buckets:
         yield order[6:]
 
 
+class Told:
+    """A sampler whose order follows from the epoch that it was told, kept under any name."""
+
+    def __init__(self, name, kind=int):
+        self._name, self._kind = name, kind
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch):
+        vars(self)[self._name] = self._kind(epoch)
+
+    def __len__(self):
+        return SIZE
+
+    def __iter__(self):
+        seed = int(vars(self)[self._name])
+        return iter(torch.randperm(SIZE, generator=torch.Generator().manual_seed(seed)).tolist())
+
+
 def seeded():
     return torch.Generator().manual_seed(3)
 
@@ -122,6 +140,47 @@ STOCK = {
     "coins": lambda: DataLoader(Numbers(), 3, sampler=CoinSampler()),
     "eager": lambda: DataLoader(Numbers(), 3, sampler=EagerSampler()),
 }
+
+
+@pytest.mark.parametrize("own", ["stock", "stateful"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("_epoch", int), ("epoch", np.int64), ("_turn", int), ("epoch", str)]
+)
+def test_a_sampler_that_was_told_its_epoch_has_it_wherever_it_keeps_it(own, name, kind):
+    sampler = Told(name, kind)
+    loader = (StatefulDataLoader if own == "stateful" else DataLoader)(
+        Numbers(), 3, sampler=sampler
+    )
+    orders = []
+    for epoch in range(5):
+        sampler.set_epoch(epoch)
+        orders.append([batch.tolist() for batch in loader])
+    assert len(set(map(str, orders))) == 5
+
+    def loop(epochs=1, state=None, until=None):
+        feed = open_feed(loader, rank=0, world_size=1)
+        feed.max_epochs = epochs
+        if state is not None:
+            feed.restore(state)
+        came = [batch.tolist() for _, batch in zip(range(until or 99), feed, strict=False)]
+        found = feed.state()
+        feed.leave()
+        feed.close()
+        return came, found
+
+    for epoch in (1, 2, 0):  # a loop for each, as scripts have it
+        sampler.set_epoch(epoch)
+        assert loop()[0] == orders[epoch]
+    sampler.set_epoch(3)
+    begun, state = loop(until=2)
+    sampler.set_epoch(3)  # another process, the same script
+    assert begun + loop(state=state)[0] == orders[3]
+    sampler.set_epoch(0)
+    for _ in range(2):  # one that is told by us alone begins each loop anew
+        assert loop(epochs=3)[0] == [*orders[0], *orders[1], *orders[2]]
+    if name != "_turn" and kind is not str:
+        sampler.set_epoch(2)
+        assert loop(epochs=2)[0] == [*orders[2], *orders[3]]
 
 
 @pytest.mark.parametrize("name", STOCK)

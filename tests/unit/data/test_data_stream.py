@@ -591,11 +591,15 @@ def test_what_items_have_a_fingerprint():
         *(None, True, 1, 1.0, 1j, "1", b"1", [1], [1, 1], [[1], 1], {"a": 1}, {"b": 1}),
         *(torch.ones(2), torch.ones(3), torch.zeros(2), torch.ones(2, dtype=torch.bfloat16)),
         *(np.ones(2, np.int32), np.ones((1, 2), np.int32), np.float32(1.0), torch.ones(())),
+        *(torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(6), torch.zeros(6, dtype=torch.int32)),
+        *(torch.zeros(24, dtype=torch.uint8), torch.zeros(24, dtype=torch.bool)),
     ]
     words = [fingerprint(item) for item in items]
     assert None not in words
     assert len(set(words)) == len(words)
     assert fingerprint((1, torch.arange(3))) == fingerprint((1, torch.arange(6)[:3]))
+    assert fingerprint(torch.ones(2, 3).T) == fingerprint(torch.ones(3, 2))
+    assert fingerprint(torch.ones(3)) == "fb4c606f7ebd8ccf"
     assert fingerprint([object()]) is fingerprint(np.array([object()])) is None
     assert fingerprint({"text": "word", "ids": np.arange(4)}) == "bd9a4e5c8146bcd7"
 

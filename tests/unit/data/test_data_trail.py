@@ -308,7 +308,39 @@ def test_samples_that_were_skipped_between_two_loops_are_found():
     second = open_feed(loader, rank=0, world_size=1, trail=trail, step=2)
     next(second)
     (fault,) = History([read_record(trail.state())], 3).verdict().faults
-    assert "step 3 goes on at sample 12 of the job and what was before it ended at 8" in fault.text
+    assert fault.text == (
+        "step 3 goes on at sample 12 of the job and what was before it ended at 8: the 4 before it "
+        "are in no step that was completed"
+    )
+
+
+def streamed():
+    return Stream(lambda shard: iter(range(9)), num_shards=2, global_batch=4)
+
+
+def mapped():
+    return Loader(range(40), global_batch=4)
+
+
+@pytest.mark.parametrize("build", [streamed, mapped])
+@pytest.mark.parametrize("after", [0, 3])
+def test_samples_that_were_taken_before_the_first_step_are_missed(build, after):
+    trail = Trail()
+    if after:  # another loader's loop comes first
+        other = Loader(range(7), global_batch=2, seed=3)
+        feed = open_feed(other, rank=0, world_size=1, trail=trail)
+        for _ in range(after):
+            next(feed)
+    loader = build()
+    next(iter(loader))  # a look at a batch, before the session
+    feed = open_feed(loader, rank=0, world_size=1, trail=trail, step=after)
+    next(feed)
+    (fault,) = History([read_record(trail.state())], after + 1).verdict().faults
+    assert (fault.what, fault.step) == ("uncounted", after + 1)
+    assert fault.text == (
+        f"step {after + 1} begins at sample 4 of the job: the 4 before it are in no step that was "
+        "completed"
+    )
 
 
 def stints(num, *, sizes, seeds=(1,)):
@@ -316,6 +348,8 @@ def stints(num, *, sizes, seeds=(1,)):
     saved, position = [], 0
     for number in range(num):
         seed = seeds[number * len(seeds) // num]
+        if number and seed != seeds[(number - 1) * len(seeds) // num]:
+            position = 0  # of another loader
         order = {"kind": "outlast", "size": SIZE, "seed": seed, "shuffle": True}
         world_size, whole = 1 + number % 3, sizes[number % len(sizes)]
         now = []

@@ -47,6 +47,15 @@ def test_who_asks_for_patience_is_waited_for():
     assert channel.waited_s == [5.0] * 3
 
 
+def test_patience_has_an_end(monkeypatch):
+    now = iter(range(100))
+    monkeypatch.setattr(parley, "time", types.SimpleNamespace(monotonic=lambda: float(next(now))))
+    channel = Channel(*[parley.Later()] * 100)
+    with pytest.raises(TimeoutError, match="does not end"):
+        parley.ask(channel, parley.List(attempt=2), parley.Listing, timeout_s=5.0)
+    assert len(channel.waited_s) == parley.PATIENCE_S
+
+
 @pytest.mark.parametrize("answers", [(), (parley.Later(),)], ids=["nothing", "later, then nothing"])
 def test_who_says_nothing_has_nothing_and_is_not_asked_again_for_a_while(monkeypatch, answers):
     now = types.SimpleNamespace(s=100.0)

@@ -1,11 +1,14 @@
 """A plan that is kept, and found again."""
 
+import contextlib
+
 import msgspec
 import pytest
 
 from outlast.errors import ConfigError
 from outlast.ledger.events import Event
-from outlast.ledger.planned import Prediction, fields_of, newest, read, save
+from outlast.ledger.file import Ledger, read_events
+from outlast.ledger.planned import Prediction, enter, fields_of, newest, read, save
 
 PLAN = Prediction(
     planned_t=1e9,
@@ -41,6 +44,20 @@ def test_it_cannot_be_kept_everywhere(tmp_path):
     (tmp_path / "job").write_text("")
     with pytest.raises(ConfigError, match=r"plan\.json cannot be written: .*OUTLAST_DIR"):
         save(PLAN, tmp_path / "job")
+
+
+def test_it_is_entered_and_what_is_no_plan_stops_nothing(tmp_path):
+    said = []
+    with contextlib.closing(Ledger(tmp_path, job="j")) as ledger:
+        enter(ledger, tmp_path, said.append)
+        (tmp_path / "plan.json").write_text("{}")
+        enter(ledger, tmp_path, said.append)
+        assert not list(read_events(tmp_path))
+        save(PLAN, tmp_path)
+        enter(ledger, tmp_path, said.append)
+    assert len(said) == 1
+    assert "is no plan; remove it" in said[0]
+    assert newest(read_events(tmp_path)) == PLAN
 
 
 def test_the_newest_that_can_be_read_counts():

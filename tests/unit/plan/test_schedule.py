@@ -161,3 +161,16 @@ def test_the_markov_model_against_failures_that_are_drawn(counts):
     saves = math.prod(c + 1 for c in counts)
     wall_s = saves * interval_s / Levels(*job).efficiency(interval_s)
     assert abs(wall_s - mean_s) < 3 * spread_s < 0.08 * wall_s
+
+
+def test_where_nothing_gets_on_few_schedules_are_looked_at(monkeypatch):
+    asked, of_levels = [], Levels.efficiency
+    monkeypatch.setattr(
+        Levels, "efficiency", lambda self, at_s: asked.append(at_s) or of_levels(self, at_s)
+    )
+    hopeless = tiers_of(*((10.0**k, 10.0 ** (3 - k), 1e9) for k in range(5)))
+    assert schedule.best(hopeless).wall_per_useful == math.inf
+    assert len(asked) < 1500
+    asked.clear()
+    schedule.best(scr(50, 50))
+    assert len(asked) < 400

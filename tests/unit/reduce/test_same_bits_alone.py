@@ -6,39 +6,12 @@ import random
 import numpy as np
 import pytest
 import torch
+from small_shards import batch, net, step
 from unit_fakes import bits
 
 from outlast import SameBits
 from outlast.data import Shards
 from outlast.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-def net(*more):
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(3, 4), *more, torch.nn.Linear(4, 1))
-
-
-def batch(num_shards=4, position=0):
-    generator = torch.Generator().manual_seed(position)
-    parts = [torch.randn(2, 3, generator=generator) for _ in range(num_shards)]
-    return Shards(parts, of=num_shards, first=0, position=position)
-
-
-def step(model, shards):
-    losses = []
-    for x in model.shards(shards):
-        loss = model(x).square().mean()
-        model.backward(loss)
-        losses.append(loss.detach())
-    return losses
 
 
 def gradients(model):
@@ -53,6 +26,20 @@ def test_the_gradient_is_the_mean_over_the_shards():
     for ours, theirs in zip(gradients(model), gradients(plain), strict=True):
         torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(model.loss, torch.stack(losses).double().mean())
+
+
+def test_the_loss_is_its_own_though_the_script_adds_to_the_first_one():
+    model = SameBits(net(), shards=4)
+    total, losses = None, []
+    for x in model.shards(batch()):
+        loss = model(x).square().mean()
+        model.backward(loss)
+        losses.append(loss.item())
+        if total is None:
+            total = loss.detach()
+        else:
+            total += loss.detach()
+    torch.testing.assert_close(model.loss.item(), sum(losses) / 4)
 
 
 def test_a_step_leaves_nothing_to_the_next_and_asks_for_no_zero_grad():
@@ -94,93 +81,6 @@ def test_the_scripts_own_random_numbers_go_on_as_if_nothing_had_been():
     assert (float(torch.rand(())), random.random(), float(np.random.rand())) == expected
 
 
-def test_batch_norm_takes_one_update_a_step_by_the_mean_of_the_shards():
-    model = SameBits(net(torch.nn.BatchNorm1d(4)), shards=4)
-    norm = model.module[1]
-    step(model, batch())
-    before = norm.running_mean.clone(), norm.running_var.clone()
-    step(model, batch(position=8))
-    hidden = [model.module[0](x).detach() for x in batch(position=8).parts]
-    means = torch.stack([h.mean(0) for h in hidden]).mean(0)
-    variances = torch.stack([h.var(0) for h in hidden]).mean(0)
-    torch.testing.assert_close(norm.running_mean, 0.9 * before[0] + 0.1 * means)
-    torch.testing.assert_close(norm.running_var, 0.9 * before[1] + 0.1 * variances)
-    assert norm.num_batches_tracked == 2
-
-
-def test_every_shard_starts_from_the_buffers_of_the_step():
-    model = SameBits(net(torch.nn.BatchNorm1d(4)), shards=4)
-    seen = []
-    for x in model.shards(batch()):
-        seen.append(model.module[1].running_mean.clone())
-        model.backward(model(x).mean())
-    assert {bits(tensor) for tensor in seen} == {bits(torch.zeros(4))}
-
-
-class Keeps(torch.nn.Module):
-    """Changes its buffer by ``change(buffer, x)``."""
-
-    def __init__(self, start, change):
-        super().__init__()
-        self.register_buffer("kept", start)
-        self.register_buffer("constant", torch.full((3,), 0.1))
-        self.inner = torch.nn.Linear(3, 1)
-        self.change = change
-
-    def forward(self, x):
-        self.change(self, x)
-        return self.inner(x)
-
-
-def test_buffers_that_nobody_changes_keep_their_bits():
-    model = SameBits(Keeps(torch.zeros(()), lambda own, x: None), shards=3)
-    step(model, batch(3))
-    assert bits(model.module.constant) == bits(torch.full((3,), 0.1))
-
-
-def test_a_buffer_that_is_replaced_counts_as_changed():
-    def change(own, x):
-        own.kept = own.kept + x.mean().detach()
-
-    model = SameBits(Keeps(torch.ones(()), change), shards=4)
-    step(model, batch())
-    means = torch.stack([x.mean() for x in batch().parts])
-    torch.testing.assert_close(model.module.kept, 1 + means.mean())
-
-
-def test_a_large_buffer_counts_as_changed_when_it_is_written(monkeypatch):
-    monkeypatch.setattr("outlast.reduce.buffers.COMPARED", 2)
-
-    def change(own, x):
-        own.kept.add_(x.mean().detach())
-
-    model = SameBits(Keeps(torch.ones(5), change), shards=4)
-    step(model, batch())
-    means = torch.stack([x.mean() for x in batch().parts])
-    torch.testing.assert_close(model.module.kept, torch.ones(5) + means.mean())
-    assert bits(model.module.constant) == bits(torch.full((3,), 0.1))
-    model.module.kept.fill_(7.0)  # between two steps: the next one starts from there
-    step(model, batch())
-    torch.testing.assert_close(model.module.kept, torch.full((5,), 7.0) + means.mean())
-
-
-def test_whole_numbers_that_differ_are_refused():
-    def change(own, x):
-        own.kept.add_(int(1000 * x.abs().sum()))
-
-    model = SameBits(Keeps(torch.zeros((), dtype=torch.int64), change), shards=4)
-    with pytest.raises(ConfigError, match="kept: a whole number must come out the same"):
-        step(model, batch())
-
-
-def test_arrays_of_whole_numbers_that_change_are_refused():
-    model = SameBits(
-        Keeps(torch.zeros(3, dtype=torch.int64), lambda own, x: own.kept.add_(1)), shards=4
-    )
-    with pytest.raises(ConfigError, match=r"kept \(torch.int64, shape \(3,\)\)"):
-        step(model, batch())
-
-
 class Two(torch.nn.Module):
     """``used`` is reached by each shard, ``rare`` by those with a positive start, ``never``."""
 
@@ -214,18 +114,6 @@ def test_a_parameter_that_thaws_is_taken_in_and_one_that_freezes_let_go():
     first.requires_grad_(True)
     step(model, batch())
     assert first.grad is not None
-
-
-def test_an_evaluation_between_steps_is_nobodys_business():
-    model = SameBits(net(torch.nn.BatchNorm1d(4)), shards=4)
-    step(model, batch())
-    kept = model.module[1].running_mean.clone()
-    model.eval()
-    with torch.no_grad():
-        model(torch.randn(5, 3))
-    model.train()
-    assert bits(model.module[1].running_mean) == bits(kept)
-    step(model, batch())
 
 
 def test_a_loss_scaler_scales_the_gradients_and_not_the_loss():
@@ -416,29 +304,6 @@ def test_one_that_is_frozen_keeps_no_gradient_of_before():
     assert frozen.grad is None
 
 
-class Book(torch.nn.Module):
-    """Large, written past its version counter, and known by two names."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-        self.register_buffer("page", torch.zeros(1 << 17))
-        self.register_buffer("leaf", self.page)
-
-    def forward(self, x):
-        self.page.data += x
-        return self.weight * x
-
-
-def test_a_large_buffer_that_is_written_behind_its_counter_starts_alike_for_each_shard():
-    model = SameBits(Book(), shards=4)
-    for position in range(2):
-        parts = [torch.tensor([float(number)]) for number in range(4)]
-        for x in model.shards(Shards(parts, of=4, first=0, position=position)):
-            model.backward(model(x).sum())
-        assert (model.module.page == 1.5 * (position + 1)).all()  # one update a step, by the mean
-
-
 def test_parameters_that_come_after_the_wrapping_are_refused():
     model = SameBits(net(), shards=4)
     step(model, batch())
@@ -475,6 +340,16 @@ def test_an_average_of_a_model_may_be_made_in_the_middle_of_a_step():
     torch.testing.assert_close(averaged(torch.ones(1, 3)), model(torch.ones(1, 3)))
 
 
+def test_a_frozen_average_may_be_copied_and_is_refused_where_it_is_trained():
+    frozen = copy.deepcopy(SameBits(net(), shards=4)).requires_grad_(False)
+    again = copy.deepcopy(frozen)
+    assert bits(again(torch.ones(1, 3))) == bits(frozen(torch.ones(1, 3)))
+    with pytest.raises(ConfigError, match="no parameter that requires a gradient"):
+        again.shards(batch())
+    again.requires_grad_(True)
+    assert trained(again, [0, 1]) == trained(SameBits(net(), shards=4), [0, 1])
+
+
 def test_a_copy_shares_the_process_group():
     class Group:
         def __deepcopy__(self, memo):
@@ -482,3 +357,72 @@ def test_a_copy_shares_the_process_group():
 
     model = SameBits(net(), shards=4, process_group=Group())
     assert copy.deepcopy(model)._group is model._group
+
+
+# --- gradients that somebody else has touched ----------------------------------------------------
+
+
+class Seen(torch.nn.Module):
+    """A convolution, whose memory format may change, and a layer behind it."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Conv2d(2, 3, 3), torch.nn.Linear(12, 1)
+
+    def forward(self, x):
+        return self.last(self.first(x).flatten(1)).square().mean()
+
+
+def pictures(position):
+    generator = torch.Generator().manual_seed(position)
+    parts = [torch.randn(2, 2, 4, 4, generator=generator) for _ in range(4)]
+    return Shards(parts, of=4, first=0, position=position)
+
+
+def point_elsewhere(module):
+    for parameter in module.parameters():
+        parameter.grad.data = parameter.grad.data * 1.0
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        point_elsewhere,
+        lambda module: module.double().float(),
+        lambda module: module.to(memory_format=torch.channels_last),
+    ],
+    ids=["data", "cast and back", "channels last"],
+)
+def test_gradients_are_those_of_the_step_whatever_was_done_to_the_last_ones(touch):
+    """Once a gradient's memory was another one, each later step got that one's values."""
+    model = SameBits(Seen(), shards=4)
+    for position in range(3):
+        for x in model.shards(pictures(position)):
+            model.backward(model(x))
+        plain = Seen()
+        torch.stack([plain(x) for x in pictures(position).parts]).mean().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, check_stride=False)
+            assert ours.grad.stride() == ours.stride()
+        if position == 0:
+            touch(model.module)
+
+
+def test_workers_whose_parameters_are_laid_out_differently_are_refused():
+    class Told:
+        def __init__(self, *words):
+            self.layouts = lambda: list(words)
+
+    model = SameBits(Seen(), shards=4)
+    with pytest.raises(ConfigError, match="rank 0 and of rank 1 differ in what is trained"):
+        model._compare_layouts(Told(1.0, 2.0))
+    for x in model.shards(pictures(0)):
+        model.backward(model(x))
+    model._compare_layouts(Told(1.0, 2.0))  # compared already: nobody looks any more
+    word = model._layout_word
+    model.module.first.to(memory_format=torch.channels_last)
+    model.shards(pictures(1))
+    assert model._layout_word != word
+    with pytest.raises(ConfigError, match="in the same way on all workers"):
+        model._compare_layouts(Told(1.0, 2.0))

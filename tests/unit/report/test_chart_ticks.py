@@ -1,10 +1,10 @@
-"""What stands on a chart's axis: round numbers that do not run into each other."""
+"""What stands on a chart: round numbers on its axis, and words at its marks, that do not meet."""
 
 import itertools
 
 import pytest
 
-from outlast.report.chart import WIDTH, Chart, Curve, decades
+from outlast.report.chart import WIDTH, Chart, Curve, Mark, _box, decades
 
 
 def chart(low, high, rounds=decades, words="{:g}/h".format):
@@ -43,3 +43,29 @@ def test_words_neither_meet_nor_leave_the_picture(high):
 
 def test_a_range_without_round_numbers_has_equal_parts():
     assert len(chart(1.01, 1.9, rounds=decades).x_ticks()) >= 3
+
+
+@pytest.mark.parametrize("at", [1.0, 1.5, 2.0, 3.0, 4.0])
+def test_words_at_a_mark_hide_no_curve_and_no_other_words(at):
+    points = [(x / 50, 1 + abs(x / 50 - 2) ** 2 / 4) for x in range(5, 300)]
+    drawn = Chart(
+        title="t",
+        x_label="x",
+        y_label="y",
+        x_words="{:g}/h".format,
+        x_rounds=decades,
+        curves=[Curve("one", points, "solid")],
+        marks=[
+            Mark(2.0, 1.0, "the best: 2 min 00 s", True),
+            Mark(at, 1 + (at - 2) ** 2 / 4, "another one: 3 min 25 s", False),
+        ],
+        y_low=0.0,
+        y_high=3.0,
+    )
+    boxes = [_box(spot) for spot in drawn.spots()]
+    for left, top, right, bottom in boxes:
+        for x, y in points:
+            assert not (left < drawn.x(x) < right and top < drawn.y(y) < bottom)
+    (left, top, right, bottom), (left_2, top_2, right_2, bottom_2) = boxes
+    beside = right < left_2 or right_2 < left
+    assert beside or abs(bottom - bottom_2) >= 14, (top, top_2)

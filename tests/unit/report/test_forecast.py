@@ -4,7 +4,7 @@ import pytest
 
 from outlast.ledger.events import Event
 from outlast.report.facts import facts, to_json
-from outlast.report.text import forecast_lines
+from outlast.report.text import _few, forecast_lines
 
 STEP_S = 10.0
 
@@ -132,3 +132,11 @@ def test_without_a_plan_it_is_said_how_to_keep_one():
     lines = [line.plain for line in forecast_lines(facts(story(50, [90])))]
     assert any("outlast plan --save keeps one" in line for line in lines)
     assert to_json(story(50, [90]))["forecast"]["plan"] is None
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "0.0"), (12.34, "12.3"), (0.0675, "0.1"), (0.0123, "0.01"), (1e-9, "0.0")],
+)
+def test_few_failures_are_not_rounded_to_none(count, words):
+    assert _few(count) == words

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import shutil
 import sys
 import textwrap
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from outlast.report.chart import Picture
 
 _CHOSEN: Final = "→ "
+_GLUE: Final = "\u00a0"
+_UNIT: Final = re.compile(
+    r"(?<=[0-9]) (?=(?:ms|s|min|h|d|%|[kMGTPE]?B)(?![a-z]))"
+    r"|(?<= [hd]) (?=[0-9]{2} )|(?<=min) (?=[0-9]{2} s)"
+)
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -47,8 +53,8 @@ class Answer(msgspec.Struct, kw_only=True):
     next: str = ""
 
 
-def shown(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--json and --plot."""
+def shown(command: Callable[..., Any], *, draws: bool = True) -> Callable[..., Any]:
+    """--json and --plot; where nothing is ever drawn the latter is refused in words, not listed."""
     command = click.option(
         "--json", "as_json", is_flag=True, help="One JSON object, nothing else."
     )(command)
@@ -56,14 +62,22 @@ def shown(command: Callable[..., Any]) -> Callable[..., Any]:
         "--plot",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
+        hidden=not draws,
         help="Draw it: .svg, .html or .png.",
     )(command)
 
 
 def answered(question: Callable[..., Answer]) -> Callable[..., None]:
-    """A question's own flags and these; the answer that it returns is shown as they say."""
+    """A question's own flags and --json; the answer that it returns is shown as they say."""
+    return shown(_asking(question), draws=False)
 
-    @shown
+
+def drawn(question: Callable[..., Answer]) -> Callable[..., None]:
+    """The same, with --plot."""
+    return shown(_asking(question))
+
+
+def _asking(question: Callable[..., Answer]) -> Callable[..., None]:
     @functools.wraps(question)
     def ask(*, as_json: bool, plot: Path | None, **given: Any) -> None:
         show(question(**given), as_json=as_json, plot=plot)
@@ -78,31 +92,43 @@ def show(answer: Answer, *, as_json: bool, plot: Path | None) -> None:
 
         if answer.charts is None:
             raise ConfigError(
-                "there is no picture of this; --plot draws outlast plan interval, spot and flush"
+                "there is no picture of this; --plot draws outlast plan interval (of one tier), "
+                "spot and flush"
             )
         write(answer.charts(), plot, title=f"outlast plan: {answer.question}")
     if as_json:
         click.echo(msgspec.json.encode(answer.data))
         return
     for line in answer.lines:
-        if line.startswith(_CHOSEN):
-            click.echo(click.style(line, bold=True))
-        else:
-            _say(line)
+        say(line)
     if plot is not None:
         click.echo(f"wrote {plot}")
     if answer.next:
         click.echo(f"Next: {answer.next}")
 
 
-def _say(line: str) -> None:
-    """A line; on a terminal broken between words, tables excepted."""
+def say(line: str, *, indent: str = "") -> None:
+    """A line; on a terminal broken between words, tables excepted, of which the chosen row is bold.
+
+    A number and its unit stay together, and so does what stands between two hyphens.
+    """
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-    if not columns or line.startswith(" "):
-        click.echo(line)
+    if line.startswith(_CHOSEN):
+        click.echo(click.style(line, bold=True))
         return
-    for part in textwrap.wrap(line, columns, subsequent_indent="  ") or [""]:
-        click.echo(part)
+    if not columns or line.startswith(" "):
+        click.echo(f"{indent}{line}")
+        return
+    broken = textwrap.wrap(
+        _UNIT.sub(_GLUE, line),
+        columns,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    for part in broken or [""]:
+        click.echo(part.replace(_GLUE, " "))
 
 
 def table(
@@ -142,6 +168,13 @@ def figure(value: float) -> str:
         return f"{value:,.0f}"
     digits = max(0, 2 - math.floor(math.log10(abs(value))))
     return f"{value:.{min(digits, 12)}f}"
+
+
+def chance(share: float) -> str:
+    """A share with one decimal; what is not all is not said to be all, nor a little nothing."""
+    if 0.9995 <= share < 1:
+        return "over 99.9 %"
+    return "under 0.1 %" if 0 < share < 0.0005 else percent(share)
 
 
 def percent(share: float) -> str:

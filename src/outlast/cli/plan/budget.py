@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, answered, figure, number, percent, span
+from outlast.cli.plan.answer import Answer, answered, chance, figure, number, span
 from outlast.cli.plan.facts import Failures, failures, own, rate_flags
 from outlast.cli.quantities import DAYS, GPUS, PRICE, SPAN, Rate
 from outlast.errors import ConfigError
@@ -52,12 +52,13 @@ def answer(
         "scratch_wall_h": from_scratch_wall_h(known.per_h, wall_h),
         "no_failure_log10": with_them.no_failure_log10,
     }
-    money = "" if with_them.cost_lost is None else f" = {figure(with_them.cost_lost)}"
-    of = "" if with_them.cost_total is None else f" of {figure(with_them.cost_total)}"
+    share = f"{number(100 * with_them.fraction_lost, 2)} % of the run"
+    if with_them.cost_lost is not None and with_them.cost_total is not None:
+        share += f", {figure(with_them.cost_lost)} of {figure(with_them.cost_total)} in money"
     headline = [
         (
             f"{figure(with_them.num_failures)} failures cost {figure(with_them.lost_gpu_h)} "
-            f"GPU-hours{money}, {number(100 * with_them.fraction_lost, 2)} %{of}."
+            f"GPU-hours: {share}."
         )
     ]
     lines = [
@@ -85,13 +86,13 @@ def answer(
 
 
 def _scratch_words(fraction: float, log10: float, gpu_h: float) -> str:
-    chance = f"10^{log10:.1f}" if log10 < -3 else percent(10**log10)
+    probability = f"10^{log10:.1f}" if log10 < -3 else chance(10**log10)
     words = (
         f"Without checkpoints: {figure(gpu_h)} GPU-hours, {number(fraction, 1)} times the run's "
         "budget"
     )
     verdict = ": it cannot finish" if fraction > 1 else ""
-    return f"{words}; no failure at all has probability {chance}{verdict}."
+    return f"{words}; no failure at all has probability {probability}{verdict}."
 
 
 def _local(

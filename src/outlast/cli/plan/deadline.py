@@ -86,8 +86,10 @@ def answer(
             f"The market: spot lasts {span(up_h)}, is away for {span(down_h)}, both exponential; "
             f"{source}. {num_runs} runs from --seed {seed}."
         ),
-        "Model: uniform progress (Wu et al., NSDI'24): on demand when idle and behind, spot when",
-        "it is to be had, on demand to the end once only work and two changeovers fit in.",
+        (
+            "Model: uniform progress (Wu et al., NSDI'24): on demand when idle and behind, spot "
+            "when it is to be had, on demand to the end once only work and two changeovers fit in."
+        ),
     ]
     return Answer(
         question="will I meet the deadline?",
@@ -105,10 +107,10 @@ def _headline(task: Task, chosen: dict[str, Any] | None) -> str:
             f"No: {span(task.work_h)} of work and a changeover of {span(task.changeover_h)} do not "
             f"fit into {span(task.deadline_h)}."
         )
-    saved = ""
-    if chosen["policy"] != "on demand alone":
-        saved = f", about {number(chosen['cost_mean'], 2)} with {chosen['policy']}"
-    return f"Yes, within {span(task.deadline_h)}{saved}."
+    cost = number(chosen["cost_mean"], 2)
+    if chosen["policy"] == "on demand alone":
+        return f"Yes, within {span(task.deadline_h)}: {cost} on demand alone; spot does not pay."
+    return f"Yes, within {span(task.deadline_h)}: about {cost} with {chosen['policy']}."
 
 
 def _rows(

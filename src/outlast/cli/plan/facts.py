@@ -76,7 +76,6 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
         restore_h: from a failure's detection to the first new step.
         detect_h: until a failure is noticed.
         state_bytes: of its newest checkpoint.
-        spot_price, on_demand_price: per machine and hour.
     """
 
     directory: str
@@ -86,8 +85,6 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
     restore_h: float | None
     detect_h: float | None
     state_bytes: int | None
-    spot_price: float | None
-    on_demand_price: float | None
 
 
 def own() -> Own | None:
@@ -117,9 +114,15 @@ def own() -> Own | None:
         restore_h=_middle_h(life.downs_s()),
         detect_h=_middle_h(life.detections_s()),
         state_bytes=sizes[-1] if sizes else None,
-        spot_price=settings.price_spot,
-        on_demand_price=settings.price_on_demand,
     )
+
+
+def prices() -> tuple[float | None, float | None]:
+    """Those that the settings name, per machine and hour: spot and on demand."""
+    from outlast import config
+
+    settings = config.load({})
+    return settings.price_spot, settings.price_on_demand
 
 
 def _middle_h(seconds: Iterable[object]) -> float | None:
@@ -252,14 +255,14 @@ def costs_of(measured: Own | None, **given: float | None) -> Costs:
     return Costs(checkpoint_h=checkpoint_h, **{name: value or 0.0 for name, value in known.items()})
 
 
-def needed(value: float | None, flag: str, example: str) -> float:
-    """A number that nobody has measured yet.
+def needed(
+    value: float | None, flag: str, example: str, why: str = "no job here has measured it"
+) -> float:
+    """A number that is not known otherwise, ``why`` says why.
 
     Raises:
         ConfigError: it was not given either.
     """
     if value is None:
-        raise ConfigError(
-            f"{flag} is missing, and no job here has measured it; like {flag} {example}"
-        )
+        raise ConfigError(f"{flag} is missing, and {why}; like {flag} {example}")
     return value

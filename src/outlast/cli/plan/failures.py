@@ -60,7 +60,7 @@ def answer(known: Failures, *, days: float) -> Answer:
 
 @click.command(name="failures")
 @rated
-@click.option("--days", type=DAYS, default=30.0, show_default=True, help="How long it runs.")
+@click.option("--days", type=DAYS, default="30", show_default=True, help="How long it runs.")
 @answered
 def command(
     *,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from outlast.cli.plan.answer import Answer, answered
+from outlast.cli.plan.answer import Answer, drawn
+from outlast.cli.plan.facts import needed, own
 from outlast.cli.quantities import BANDWIDTH, DURATION, GPUS, SIZE, SPAN
 from outlast.plan.flush import Flush
 from outlast.report import humanise
@@ -54,7 +55,7 @@ def answer(flush: Flush, num_nodes: int) -> Answer:
             f"{flush.fsync_s:g} s, margin {flush.margin_s:g} s."
         ),
         (
-            f"If only writing took time, {flush.needed_bare_bytes_per_s / 1e9:.2f} GB/s or so "
+            f"If only writing took time, {_gigabytes(flush.needed_bare_bytes_per_s)} or so "
             f"would do; with all of it {_gigabytes(flush.needed_bytes_per_s)}."
         ),
     ]
@@ -85,7 +86,9 @@ def _enough(value: float) -> str:
 
 
 def _gigabytes(value: float) -> str:
-    return "no bandwidth would" if math.isinf(value) else f"{value / 1e9:.2f} GB/s"
+    if math.isinf(value):
+        return "no bandwidth would"
+    return f"{value / 1e9:.2f} GB/s" if value >= 1e8 else f"{humanise.size(value)}/s"
 
 
 def _chart(flush: Flush) -> Picture:
@@ -95,28 +98,36 @@ def _chart(flush: Flush) -> Picture:
 
 
 @click.command(name="flush")
-@click.option("--state", "state_bytes", type=SIZE, required=True, help="Of the whole job.")
+@click.option(
+    "--state", "state_bytes", type=SIZE, help="Of the whole job; without it, as measured here."
+)
 @click.option(
     "--bandwidth", "bandwidth", type=BANDWIDTH, required=True, help="Of each machine, to storage."
 )
 @click.option("--notice", "notice_h", type=SPAN, required=True, help="From the word to the end.")
-@click.option("--nodes", type=GPUS, default=1, help="Machines that share the state.")
+@click.option(
+    "--nodes", type=GPUS, default=1, show_default=True, help="Machines that share the state."
+)
 @click.option("--poll", "poll_h", type=DURATION, help="Until we ask again: 5 s.")
 @click.option("--http", "http_h", type=DURATION, help="Until it answers: 2 s.")
 @click.option("--agreement", "agreement_h", type=DURATION, help="Until all ranks agree: 0 s.")
 @click.option("--step", "step_h", type=DURATION, help="Until the step is over: 10 s.")
 @click.option("--fsync", "fsync_h", type=DURATION, help="Until it is durable: 0 s.")
 @click.option("--margin", "margin_h", type=DURATION, help="Kept for the rest: 10 s.")
-@answered
+@drawn
 def command(
     *,
-    state_bytes: float,
+    state_bytes: float | None,
     bandwidth: float,
     notice_h: float,
     nodes: int,
     **terms_h: float | None,
 ) -> Answer:
     """Whether the state can be written between a notice and the machine's end."""
+    if state_bytes is None:
+        measured = own()
+        size = None if measured is None else measured.state_bytes
+        state_bytes = needed(size, "--state", "640GB")
     given = {
         f"{name.removesuffix('_h')}_s": value * 3600
         for name, value in terms_h.items()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outlast.cli.plan import tiers as several
-from outlast.cli.plan.answer import Answer, answered, figure, number, percent, span, table
+from outlast.cli.plan.answer import Answer, chance, drawn, figure, number, span, table
 from outlast.cli.plan.facts import Failures, cost_flags, costs_of, failures, own, rate_flags
 from outlast.cli.quantities import DURATION, GPUS_PER_NODE, SPAN, Rate
 from outlast.plan.comparison import Row, compare, linear_validity, nearly_best_h
@@ -90,7 +90,7 @@ def answer(
         lines=lines,
         charts=lambda: [_chart(costs, known.per_h, rows)],
         next=f"outlast plan spot --rate {known.per_h:.4g}/h --checkpoint "
-        f"{costs.checkpoint_h * 3600:.4g}s --spot 0.70 --on-demand 1.00",
+        f"{costs.checkpoint_h * 3600:.4g}s --spot 0.7 --on-demand 1",
     )
 
 
@@ -100,11 +100,10 @@ def _range_words(
     """How sure the interval is; nothing where no interval helps."""
     if math.isinf(best.wall_per_useful):
         return []
-    words = (
-        f"Range: {span(range_h[0])} to {span(range_h[1])} {known.range_is}; anything from "
-        f"{span(good_h[0])} to {span(good_h[1])} takes at most 1 % more hours."
-    )
-    return [words]
+    ends = [span(hours) for hours in range_h]
+    words = f"{ends[0]} to {ends[1]}" if ends[0] != ends[1] else f"{ends[0]}, also"
+    good = f"{span(good_h[0])} to {span(good_h[1])}"
+    return [f"Range: {words} {known.range_is}; anything from {good} takes at most 1 % more hours."]
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -120,7 +119,7 @@ def _headline(best: Row, step_h: float | None) -> str:
     if math.isinf(best.wall_per_useful):
         return "The job makes no progress: failures come faster than it is restored and saved."
     steps = "" if step_h is None else f" ({best.interval_h / step_h:,.0f} steps)"
-    wasted = f"{percent(best.wasted)} of the time goes to saving and failing"
+    wasted = f"{chance(best.wasted)} of the time goes to saving and failing"
     return f"Save every {span(best.interval_h)}{steps}; {wasted}."
 
 
@@ -179,9 +178,9 @@ def _chart(costs: Costs, per_h: float, rows: list[Row]) -> Picture:
     "tiers",
     type=several.TierType(),
     multiple=True,
-    help="Several places to save: 50s,5.19e-7/s[,RESTORE] for each.",
+    help="Several places to save, the fastest first: 50s,5.19e-7/s[,RESTORE] for each.",
 )
-@answered
+@drawn
 def command(
     *,
     rate: Rate | None,
@@ -195,7 +194,10 @@ def command(
     step_h: float | None,
     tiers: tuple[TierCosts, ...],
 ) -> Answer:
-    """How often to save: linear at Young and at its optimum, Daly, and the exact model, marked."""
+    """How often to save: linear at Young and at its optimum, Daly, and the exact model, marked.
+
+    With --tier, how often into each of several places: the Markov model, marked, and the additive.
+    """
     if tiers:
         several.only_tiers(
             tiers,

@@ -63,7 +63,9 @@ def answer(state: float, *, nodes: int, buffers: int, memory: float | None, of: 
     show_default=True,
     help="What stands beside the weights.",
 )
-@click.option("--nodes", type=GPUS, default=1, help="Machines that share the state.")
+@click.option(
+    "--nodes", type=GPUS, default=1, show_default=True, help="Machines that share the state."
+)
 @click.option("--buffers", type=GPUS, default=1, show_default=True, help="Snapshots held at once.")
 @click.option("--memory", "memory_bytes", type=SIZE, help="That a machine has to spare: 512GB.")
 @answered

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,8 @@ from outlast.cli.plan import (
     spares,
     spot,
 )
-from outlast.cli.plan.answer import Answer
-from outlast.cli.plan.facts import Own
+from outlast.cli.plan.answer import Answer, say
+from outlast.cli.plan.facts import Own, prices
 from outlast.cli.plan.facts import failures as rate_of
 from outlast.cli.plan.facts import own as measure
 from outlast.cli.quantities import GPUS_PER_NODE, RATE
@@ -50,6 +51,44 @@ _EXAMPLE: Final[dict[str, Any]] = {
 _LONGEST_H: Final = 8766.0  # of an interval that is kept: JSON has no word for never
 _REPAIR_H: Final = 24.0  # where nobody says how long a machine is away
 _EXAMPLE_RATE: Final = "0.5%/gpu-day"
+_OWN: Final = (
+    "checkpoint_h",
+    "restore_h",
+    "detect_h",
+    "lag_h",
+)
+_FLAG_NAMES: Final = {
+    "rate": "--rate",
+    "gpus": "--gpus",
+    "gpus_per_node": "--gpus-per-node",
+    "days": "--days",
+    "checkpoint_h": "--checkpoint",
+    "restore_h": "--restore",
+    "detect_h": "--detect",
+    "spot_price": "--spot",
+    "on_demand_price": "--on-demand",
+    "price": "--price",
+    "lost_h": "--lost",
+    "repair_h": "--repair",
+    "state_bytes": "--state",
+    "params": "--params",
+    "bandwidth": "--bandwidth",
+    "notice_h": "--notice",
+    "nodes": "--nodes",
+}
+_RATED: Final = ("rate", "gpus", "gpus_per_node")
+_COSTS: Final = ("checkpoint_h", "restore_h", "detect_h")
+_FLAGS: Final = {
+    "failures": (*_RATED, "days"),
+    "interval": (*_RATED, *_COSTS),
+    "spot": (*_RATED, *_COSTS, "spot_price", "on_demand_price"),
+    "budget": (*_RATED, "days", "price", "lost_h"),
+    "spares": (*_RATED, "repair_h"),
+    "restarts": (*_RATED, "days"),
+    "flush": ("state_bytes", "bandwidth", "notice_h", "nodes"),
+    "memory": ("params", "state_bytes", "nodes"),
+    "replicas": ("nodes",),
+}
 
 
 def overview(
@@ -67,6 +106,8 @@ def overview(
             "" if measured is None else f"From what the job in {measured.directory} has measured:"
         )
         inputs = given | _measured(measured, given)
+        for name, price in zip(("spot_price", "on_demand_price"), prices(), strict=True):
+            inputs[name] = price if inputs[name] is None else inputs[name]
     else:
         title = (
             "No job here has measured anything, and nothing was given: a worked example, "
@@ -88,17 +129,70 @@ def overview(
         click.echo(msgspec.json.encode({name: answer.data for name, answer in answers.items()}))
         return
     if title:
-        click.echo(title)
+        say(title)
+    # What the job has measured the questions find by themselves.
+    written = inputs if measured is None else {**inputs, **dict.fromkeys(_OWN), **_only(given)}
     for name, answer in answers.items():
         click.echo(click.style(answer.question[0].upper() + answer.question[1:], bold=True))
         for line in answer.headline:
-            click.echo(f"  {line}")
-        click.echo(f"  all of it: outlast plan {name} …")
+            say(line, indent="  ")
+        click.echo(f"  all of it: {_command(name, written, answer)}")
     if plot is not None:
         click.echo(f"wrote {plot}")
     if kept is not None:
-        click.echo(f"kept in {kept}: outlast run enters it in the ledger, outlast report compares")
-    click.echo("Next: outlast plan zones or deadline, or simulate; each has --help")
+        say(
+            f"kept in {kept}: the job enters it in its ledger at its start, outlast report compares"
+        )
+    say("Next: outlast plan zones or deadline, or simulate; each has --help")
+
+
+def _only(given: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _command(name: str, written: dict[str, Any], answer: Answer) -> str:
+    """The command that says all of it."""
+    words = ["outlast", "plan", name]
+    values = {
+        **written,
+        "days": answer.data.get("days"),
+        "lost_h": answer.data.get("lost_per_failure_h"),
+        "repair_h": _REPAIR_H,
+    }
+    if name == "memory" and values["params"] is not None:
+        values["state_bytes"] = None
+    elif name in ("flush", "memory"):
+        values |= {"state_bytes": _state_of(answer), "params": None}
+    if values["rate"] is None or values["rate"].of != "node":
+        values["gpus_per_node"] = None
+    for field in _FLAGS[name]:
+        if values.get(field) is not None:
+            words += [_FLAG_NAMES[field], _written(field, values[field])]
+    return shlex.join(words)
+
+
+def _state_of(answer: Answer) -> float:
+    """Of the whole job: a flush is told of one machine's share."""
+    return float(
+        answer.data["state_bytes"] * (answer.data["num_nodes"] if "poll_s" in answer.data else 1)
+    )
+
+
+def _written(field: str, value: Any) -> str:
+    """A value as it can be given to a flag."""
+    if field == "rate":
+        return str(value.text)
+    if field.endswith("_h"):
+        for unit, count in (("h", value), ("min", 60 * value)):
+            if abs(count - round(count)) < 1e-9 < count:
+                return f"{count:.6g}{unit}"
+        return f"{3600 * value:.6g}s"
+    if field == "params":
+        return f"{value / 1e9:.6g}B"
+    if field in ("state_bytes", "bandwidth"):
+        unit, scale = ("GB", 1e9) if value >= 1e8 else ("kB", 1e3)
+        return f"{value / scale:.6g}{unit}{'/s' * (field == 'bandwidth')}"
+    return f"{value:.10g}"
 
 
 def _keep(answers: dict[str, Answer], inputs: dict[str, Any], *, is_example: bool) -> Path:
@@ -143,8 +237,6 @@ def _measured(measured: Own | None, given: dict[str, Any]) -> dict[str, Any]:
         "detect_h",
         "lag_h",
         "state_bytes",
-        "spot_price",
-        "on_demand_price",
     )
     found = {name: getattr(measured, name) for name in names if given.get(name) is None}
     if given["params"] is not None:

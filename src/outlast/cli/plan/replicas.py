@@ -7,7 +7,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from outlast.cli.plan.answer import Answer, answered, number, percent, span, table
+from outlast.cli.plan.answer import Answer, answered, chance, number, span, table
 from outlast.cli.plan.facts import Failures, failures, rate_flags
 from outlast.cli.quantities import DURATION, GPUS, SPAN, Rate
 from outlast.errors import ConfigError
@@ -39,16 +39,16 @@ _OFTEN: Final = 0.5  # of such losses that are recovered, for a yes
 
 def answer(nodes: int, lost: int, rewind: Rewind = _USUAL, known: Failures | None = None) -> Answer:
     """What copies in pairs survive, and the time that they save."""
-    chance = recovers_in_pairs(nodes, lost)
+    probability = recovers_in_pairs(nodes, lost)
     storage_h = rewind.from_storage_h
-    copies_h = lost_h(chance, pause_h=rewind.pause_h, from_storage_h=storage_h)
+    copies_h = lost_h(probability, pause_h=rewind.pause_h, from_storage_h=storage_h)
     saved_h = storage_h - copies_h
     worth = None if known is None else known.per_h * saved_h
     several = sorted(k for k in {1, 2, 3, 4, 8, lost} if k <= nodes)
     data: dict[str, Any] = {
         "num_nodes": nodes,
         "num_lost": lost,
-        "recovers_probability": chance,
+        "recovers_probability": probability,
         "interval_h": rewind.interval_h,
         "restore_h": rewind.restore_h,
         "pause_h": rewind.pause_h,
@@ -64,16 +64,16 @@ def answer(nodes: int, lost: int, rewind: Rewind = _USUAL, known: Failures | Non
     }
     machines = "a machine goes" if lost == 1 else f"{lost:,} machines go at once"
     headline = [
-        _verdict(machines, chance, saved_h, copies_h, rewind),
+        _verdict(machines, probability, saved_h, copies_h, rewind),
         (
-            f"In pairs, {nodes:,} machines recover from memory with probability {percent(chance)} "
-            f"when {machines}; else from storage."
+            f"In pairs, {nodes:,} machines recover from memory with probability "
+            f"{chance(probability)} when {machines}; else from storage."
         ),
     ]
     rows = [
         (
             f"{k:,} lost",
-            percent(by_lost := recovers_in_pairs(nodes, k)),
+            chance(by_lost := recovers_in_pairs(nodes, k)),
             span(lost_h(by_lost, pause_h=rewind.pause_h, from_storage_h=storage_h)),
             span(storage_h),
         )
@@ -108,15 +108,17 @@ def answer(nodes: int, lost: int, rewind: Rewind = _USUAL, known: Failures | Non
     )
 
 
-def _verdict(machines: str, chance: float, saved_h: float, copies_h: float, rewind: Rewind) -> str:
-    if not chance:
+def _verdict(
+    machines: str, probability: float, saved_h: float, copies_h: float, rewind: Rewind
+) -> str:
+    if not probability:
         return (
             f"No: when {machines} some pair is lost whole, and the job rewinds to storage anyway."
         )
     storage = f"{span(rewind.from_storage_h)} from storage"
     if saved_h <= 0:
         return f"No: when {machines} copies save no time, {span(copies_h)} against {storage}."
-    verdict = "Yes" if chance >= _OFTEN else "Hardly"
+    verdict = "Yes" if probability >= _OFTEN else "Hardly"
     return f"{verdict}: when {machines} copies lose {span(copies_h)} on average, against {storage}."
 
 

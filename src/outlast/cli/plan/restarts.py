@@ -6,16 +6,18 @@ from typing import Any
 
 import click
 
-from outlast.cli.plan.answer import Answer, answered, figure, percent, span
+from outlast.cli.plan.answer import Answer, answered, chance, figure, span
 from outlast.cli.plan.facts import Failures, rated
 from outlast.cli.quantities import COUNT0, DAYS
 from outlast.plan.restarts import gives_up, mean_end_h, needed
+
+_SURE = 1 - 1e-9  # that a run of failures is over by then: nothing is said to be more certain
 
 
 def answer(known: Failures, *, max_restarts: int, days: float) -> Answer:
     """When the budget is spent, and which one would do."""
     end_h = mean_end_h(known.per_h, max_restarts)
-    chance = gives_up(known.per_h, days * 24, max_restarts)
+    probability = gives_up(known.per_h, days * 24, max_restarts)
     enough = needed(known.per_h, days * 24, sufficing=0.99)
     low, high = (mean_end_h(per_h, max_restarts) for per_h in (known.high_per_h, known.low_per_h))
     data: dict[str, Any] = {
@@ -26,13 +28,13 @@ def answer(known: Failures, *, max_restarts: int, days: float) -> Answer:
         "spent_after_low_h": low,
         "spent_after_high_h": high,
         "spent_after_days": end_h / 24,
-        "gives_up_probability": chance,
+        "gives_up_probability": probability,
         "needed_restarts_99_percent": enough,
     }
     headline = [
         (
-            f"{max_restarts:,} restarts are spent after {figure(end_h / 24)} days on average; "
-            f"within {days:,g} days with probability {percent(chance)}."
+            f"{max_restarts:,} restarts are spent after {span(end_h)} on average; "
+            f"within {days:,g} days with probability {chance(min(probability, _SURE))}."
         )
     ]
     lines = [
@@ -57,7 +59,7 @@ def answer(known: Failures, *, max_restarts: int, days: float) -> Answer:
 @click.command(name="restarts")
 @rated
 @click.option("--max-restarts", type=COUNT0, default=3, show_default=True, help="Of the launcher.")
-@click.option("--days", type=DAYS, default=30.0, show_default=True, help="How long it runs.")
+@click.option("--days", type=DAYS, default="30", show_default=True, help="How long it runs.")
 @answered
 def command(
     *,

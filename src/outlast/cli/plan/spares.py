@@ -10,6 +10,7 @@ from outlast.cli.plan.answer import Answer, answered, figure, span, table
 from outlast.cli.plan.facts import Failures, rated
 from outlast.cli.quantities import SPAN
 from outlast.plan.spares import num_spares, shortage
+from outlast.report import humanise
 
 _SUFFICING = (0.9, 0.99, 0.999)
 
@@ -33,7 +34,8 @@ def answer(known: Failures, repair_h: float) -> Answer:
     }
     headline = [
         (
-            f"Hold {counts[1]:,} machines in reserve: they suffice 99 % of the time, where a "
+            f"Hold {humanise.count(counts[1], 'machine')} in reserve: "
+            f"{'they suffice' if counts[1] > 1 else 'that suffices'} 99 % of the time, where a "
             f"repair takes {span(repair_h)}."
         )
     ]

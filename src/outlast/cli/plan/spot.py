@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from outlast.cli.plan.answer import Answer, answered, figure, number, percent, span, table
-from outlast.cli.plan.facts import Failures, cost_flags, costs_of, failures, needed, own, rate_flags
+from outlast.cli.plan.answer import Answer, drawn, figure, number, percent, span, table
+from outlast.cli.plan.facts import (
+    Failures,
+    cost_flags,
+    costs_of,
+    failures,
+    needed,
+    own,
+    prices,
+    rate_flags,
+)
 from outlast.cli.plan.interval import linear_words
 from outlast.cli.quantities import DISCOUNT, DURATION, PRICE, SHARE, SPAN, Rate
 from outlast.errors import ConfigError
@@ -19,6 +28,8 @@ from outlast.plan.spot import Offer, offers, price_of
 
 if TYPE_CHECKING:
     from outlast.report.chart import Picture
+
+_NO_PRICE = "outlast.toml has none under [price]"
 
 
 def answer(
@@ -66,7 +77,7 @@ def answer(
         *headline,
         f"The rate: a failure every {span(1 / known.per_h)}; {known.source}.",
         *table(
-            ("model", "save every", "price per useful h", "wasted", "spot", "flips at"),
+            ("model", "save every", "per useful h", "wasted", "spot", "flips at"),
             cells,
             [offer.chosen for offer in found],
         ),
@@ -149,17 +160,17 @@ def _headline(best: Offer, on_demand_price: float) -> list[str]:
         "demand"
     )
     flip = best.break_even_failures_per_h
+    discount = percent(1 - best.break_even_spot_price / on_demand_price)
     if math.isinf(flip):
-        at = "spot is cheaper at any rate"
+        at = "Spot is cheaper at any rate of failures."
     elif flip == 0:
-        at = "spot is no cheaper at any rate"
+        at = f"Spot is cheaper at no rate; at this one it would be at a discount above {discount}."
     else:
-        at = f"the choice flips at {figure(flip)} failures per hour (one in {span(1 / flip)})"
-    discount = 1 - best.break_even_spot_price / on_demand_price
-    return [
-        f"{choice} is cheaper: {prices};",
-        f"{at}, or, at this rate, at a discount of {percent(discount)}.",
-    ]
+        at = (
+            f"The choice flips at {figure(flip)} failures per hour (one in {span(1 / flip)}), or, "
+            f"at this rate, at a discount of {discount}."
+        )
+    return [f"{choice} is cheaper: {prices}.", at]
 
 
 def _cells(offer: Offer) -> tuple[str, ...]:
@@ -207,7 +218,7 @@ def _chart(costs: Costs, per_h: float, prices: dict[str, float]) -> Picture:
 @click.option("--flush-probability", type=SHARE, default=0.0, help="Notices that end in a save.")
 @click.option("--flush-cost", "flush_h", type=DURATION, default=0.0, help="What such a save takes.")
 @click.option("--useful", "useful_h", type=SPAN, help="Useful hours, for a total.")
-@answered
+@drawn
 def command(
     *,
     rate: Rate | None,
@@ -226,14 +237,13 @@ def command(
     """Whether spot pays, what a useful hour costs, and at which rate or discount that flips."""
     if spot_price is not None and discount is not None:
         raise ConfigError("--spot and --discount say the same thing twice: leave one out")
-    missing = None in (checkpoint_h, on_demand_price) or (spot_price is None and discount is None)
-    measured = own() if missing or rate is None else None
-    if measured is not None:
-        spot_price = measured.spot_price if spot_price is None else spot_price
-        if on_demand_price is None:
-            on_demand_price = measured.on_demand_price
+    measured = own() if checkpoint_h is None or rate is None else None
+    if on_demand_price is None or (spot_price is None and discount is None):
+        spot, on_demand = prices()
+        spot_price = spot if spot_price is None else spot_price
+        on_demand_price = on_demand if on_demand_price is None else on_demand_price
     known = failures(rate, gpus, gpus_per_node, measured=measured)
-    on_demand_price = needed(on_demand_price, "--on-demand", "1.00")
+    on_demand_price = needed(on_demand_price, "--on-demand", "1.00", _NO_PRICE)
     if on_demand_price <= 0:
         raise ConfigError("--on-demand 0: machines on demand for nothing need no plan")
     if discount is not None:
@@ -250,7 +260,7 @@ def command(
     return answer(
         known,
         costs,
-        spot_price=needed(spot_price, "--spot", "0.70"),
+        spot_price=needed(spot_price, "--spot", "0.70", _NO_PRICE),
         on_demand_price=on_demand_price,
         useful_h=useful_h,
     )

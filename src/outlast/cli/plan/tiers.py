@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from outlast.cli.plan.answer import Answer, number, percent, span, table
+from outlast.cli.plan.answer import Answer, chance, number, span, table
 from outlast.cli.quantities import DURATION, RATE, SPAN, Rate
 from outlast.errors import ConfigError
 from outlast.plan.comparison import or_none
@@ -150,7 +150,7 @@ def _headline(chosen: Schedule, wall: float) -> str:
     left = [str(i) for i, every in enumerate(chosen.every, 1) if every is None]
     none = f"nothing into tier {' and '.join(left)}" if left else ""
     also = "".join(f", {part}" for part in (words, none) if part)
-    wasted = percent(1 - 1 / wall)
+    wasted = chance(1 - 1 / wall)
     return (
         f"Save every {span(chosen.interval_h)}{also}; {wasted} of the time goes to saving and "
         "failing."

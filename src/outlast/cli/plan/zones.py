@@ -67,9 +67,11 @@ def answer(machines: int, rate: Rate, recovery: Recovery, tried: tuple[int, ...]
             rows,
             [spread.num_zones == best["peer"] for spread in spreads],
         ),
-        "The last three: useful work, of that without reclaims, by how the job recovers. rigid: it",
-        "waits for all machines; restart: it rewinds and goes on with the rest; peer: nothing is",
-        "rewound (`outlast run` with replicas.) Marked: the best for peer.",
+        (
+            "The last three: useful work, of that without reclaims, by how the job recovers. "
+            "rigid: it waits for all machines; restart: it rewinds and goes on with the rest; "
+            "peer: nothing is rewound (outlast run with replicas). Marked: the best for peer."
+        ),
         f"The rate: each zone is reclaimed with {percent(p)} an hour; {rate.source}. First order.",
     ]
     return Answer(
@@ -92,9 +94,30 @@ def _zones(count: int) -> str:
 @click.option(
     "--back", "back_h", type=SPAN, default="30min", show_default=True, help="Until replaced."
 )
-@click.option("--restore", "restore_h", type=DURATION, default="3min", show_default=True)
-@click.option("--every", "interval_h", type=SPAN, default="20min", show_default=True)
-@click.option("--pause", "pause_h", type=DURATION, default="1s", show_default=True)
+@click.option(
+    "--restore",
+    "restore_h",
+    type=DURATION,
+    default="3min",
+    show_default=True,
+    help="Restore and rejoin, where the job rewinds.",
+)
+@click.option(
+    "--every",
+    "interval_h",
+    type=SPAN,
+    default="20min",
+    show_default=True,
+    help="Useful time between two checkpoints.",
+)
+@click.option(
+    "--pause",
+    "pause_h",
+    type=DURATION,
+    default="1s",
+    show_default=True,
+    help="Of the others, where copies are in memory.",
+)
 @answered
 def command(
     *,

@@ -3,12 +3,14 @@
 ``handler``      the rendezvous that torch's agent sees
 ``mailbox``      what that is told by the hub's thread
 ``node``         one machine: it seeks the coordinator, follows it, or becomes it
+``search``       where nobody is known: storage says who coordinates
 ``heirs``        from a coordinator that is gone to the next
 ``coordinator``  that role's hands; its mind is :mod:`outlast.policy.membership`
 ``mesh``         whether the machines reach each other
 ``claims``       numbers of attempts, claimed on the job's storage
 ``messages``     what agents say to each other
 ``hub``          all connections of an agent, in one thread
+``descriptors``  how many of them there may be
 
 Guarantees: one attempt at a time that can commit: its number was claimed on the job's own storage,
 or it has more than half of the machines of the one before. Whoever is cut off from both stops its

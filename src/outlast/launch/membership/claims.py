@@ -68,22 +68,6 @@ def new_reign() -> str:
     return uuid.uuid4().hex[:12]
 
 
-class Sign:
-    """The last sign of life that was seen, and since when it stands still."""
-
-    def __init__(self) -> None:
-        self._seen: tuple[Alive | None, float] | None = None
-
-    def seen(self, alive: Alive | None, now_s: float) -> None:
-        """What storage says now."""
-        if self._seen is None or self._seen[0] != alive:
-            self._seen = (alive, now_s)
-
-    def still_s(self, now_s: float) -> float:
-        """For how many seconds it has not gone on."""
-        return now_s - self._seen[1] if self._seen is not None else 0.0
-
-
 class Claims:
     """The claims on one storage; each call may take as long as the storage does."""
 
@@ -91,16 +75,19 @@ class Claims:
         self._storage = storage
 
     def newest(self) -> Claim | None:
-        """The claim of the largest number that can be read.
+        """The claim of the largest number; nobody's (``node`` is "") where it cannot be read.
 
         Raises:
             OSError: storage cannot be asked.
         """
-        numbers = self._numbers()
-        for number in reversed(numbers):
-            with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        for number in reversed(self._numbers()):
+            try:
                 data = self._storage.read(name_of(number))
                 return msgspec.json.decode(data, type=Claim)
+            except FileNotFoundError:  # an old one, just removed
+                continue
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                return Claim(attempt=number, node="", host="", address="")
         return None
 
     def newest_number(self) -> int:

@@ -261,7 +261,7 @@ class Coordinator:
             self.hear(node, decode(data))
         except ValueError as error:
             logger.warning("%s says what is not understood: %s", peer.address, error)
-            peer.close()
+            peer.part()
             self._lost(node, peer, "says what is not understood", certain=False)
 
     def _lost(self, node: str, peer: Peer, why: str, *, certain: bool) -> None:
@@ -454,7 +454,8 @@ class Coordinator:
         if missing is not None:
             self._claims.take(missing, known)
         newest = self._claims.newest()
-        if newest is None or newest.node == self._me.node:
+        was_ours = newest is not None and not newest.node and newest.attempt <= known
+        if newest is None or newest.node == self._me.node or was_ours:  # it cannot be read any more
             self._claims.say_alive(alive)
             self._claims.forget_old()
             return newest, None

@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from outlast.attempt.link import connect
 from outlast.errors import ConfigError, Exit
 from outlast.launch.membership.claims import Claims, Clerk
+from outlast.launch.membership.descriptors import lack
 from outlast.launch.membership.hub import Hub
 from outlast.launch.membership.mailbox import JobOver, Mailbox
 from outlast.launch.membership.messages import (
@@ -52,7 +53,7 @@ from outlast.launch.membership.messages import (
     Over,
 )
 from outlast.launch.membership.node import Node
-from outlast.launch.place import BACKEND, own_address, place_of
+from outlast.launch.place import BACKEND, place_of, reached_at
 from outlast.ledger.narrator import say
 from outlast.peer.key import job_key
 from outlast.policy.exclusion import Exclusion
@@ -76,7 +77,7 @@ class Membership(RendezvousHandler):
         place: where attempts are claimed, a directory or a bucket's URL.
         rules: how many machines, and how long things are waited for.
         run_id: the job's id.
-        host: the address that other machines reach this one at.
+        host: the address that other machines reach this one at, a number.
         silence_s: how long a machine may be silent before it is taken for lost.
         attempt: the largest number of an attempt that is known here.
         workers: how many this machine runs.
@@ -128,6 +129,8 @@ class Membership(RendezvousHandler):
                 f"no other machine can reach this one at {host}: {error.strerror or error}; name "
                 "an address of this machine with --local-addr"
             ) from None
+        if rules.max_nodes > 1 and (words := lack(rules.max_nodes, workers)):
+            say(words)
         self._clerk = Clerk(self._hub.call)
         self.me = Member(
             node=uuid.uuid4().hex[:12],
@@ -366,9 +369,9 @@ class Membership(RendezvousHandler):
             if self.runs_elsewhere and self._timeout_s is not None:
                 until_s = now_s + self._timeout_s  # a spare machine waits as long as others train
             if until_s is not None and now_s > until_s:
+                hint = "look at" if words.startswith("storage") else "all machines must see"
                 raise RendezvousError(
-                    f"waited {self._timeout_s:.0f} s for {words or 'others'}; all machines must "
-                    f"see {self.place}"
+                    f"waited {self._timeout_s:.0f} s for {words or 'others'}; {hint} {self.place}"
                 )
             if words and words != said and now_s > quiet_until_s:
                 said = words
@@ -448,7 +451,7 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     """
     if not parameters.endpoint:
         raise ValueError("--rdzv-endpoint must name a directory or bucket that all machines share")
-    host = parameters.local_addr or parameters.config.get("local_addr") or own_address()
+    host = reached_at(parameters.local_addr or parameters.config.get("local_addr"), say)
     return Membership(
         place_of(str(parameters.endpoint)),
         rules_of(parameters),

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from outlast.launch.membership.hub import REFUSED
 from outlast.launch.membership.messages import Go, Member
 from outlast.policy.succession import heirs
 
@@ -90,7 +91,7 @@ class Inheritance:
             elif why.startswith("refers"):
                 ways.seek()
             else:
-                if certain or "refused" in why.lower():
+                if certain or why == REFUSED:
                     self._ended.add(heir.node)
                 self._go_to(left[1:], self._patient_until_s())
 

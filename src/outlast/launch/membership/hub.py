@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import heapq
+import ipaddress
 import itertools
 import logging
 import os
@@ -27,6 +28,7 @@ from collections.abc import Callable
 from typing import Final
 
 from outlast.errors import SealError
+from outlast.launch.membership.descriptors import make_room
 from outlast.peer.seal import Handshake, Sealer, Unsealer
 from outlast.policy.silence import Silence
 
@@ -43,9 +45,13 @@ DIALS_PER_S: Final = 1000.0  # that a busy machine takes at least
 STRANGERS_MAX: Final = 256
 QUIET_S: Final = 0.25  # for a stranger that says nothing while others want its place
 FULL_S: Final = 0.02  # before the next look whether strangers have become fewer
+FULL_AGAIN_S: Final = 60.0  # between two warnings that there are no descriptors
 PINGS_PER_S: Final = 10_000
 UNSENT_MAX: Final = 8 << 20
+UNREAD_MAX: Final = 1 << 20
 HANGS: Final = "takes the connection and does not answer"
+REFUSED: Final = f"cannot be reached: {os.strerror(errno.ECONNREFUSED)}"
+PARTS: Final = b"\0"  # the last word on a connection whose process goes on
 _LAST_ACK: Final = 56  # offset of tcpi_last_ack_recv, milliseconds, in Linux's struct tcp_info
 
 
@@ -69,7 +75,7 @@ class Peer:
         self.on_hung: Callable[[bool], None] = lambda _: None
         self.connects = connects
         self.is_connected = not connects
-        self.is_closed = False
+        self.is_closed = self.parts = False
         self.sock = sock
         self.silence = Silence(hub.silence_s)
         self.process = Silence(hub.hung_s, recent=PROCESS_RECENT)
@@ -95,13 +101,20 @@ class Peer:
         """End it, without a callback; what was sent before still goes out if it can at once."""
         self._hub.drop(self)
 
+    def part(self) -> None:
+        """End it as ``close`` does, and let the other end know that no process has ended."""
+        self.send(PARTS)
+        with contextlib.suppress(OSError):  # for what nobody has read the kernel sends a reset
+            self.sock.recv(UNREAD_MAX)
+        self.close()
+
 
 class Hub:
     """The thread.
 
     Args:
         key: the job's.
-        host: the address to listen on.
+        host: the address to listen on, a number.
         silence_s: how long a machine may be silent on a network that answers at once.
         on_failed: told the exception that ended the thread, if one does.
     """
@@ -129,6 +142,7 @@ class Hub:
         # Of them: came to us, and have proven nothing yet; the one that came first is first.
         self._strangers: dict[Peer, None] = {}
         self._is_accepting = True
+        self._full_said_s = -FULL_AGAIN_S
         self._calls: list[Callable[[], None]] = []
         self._calls_lock = threading.Lock()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -174,6 +188,9 @@ class Hub:
         peer = Peer(self, sock, address, connects=True)
         self._peers.add(peer)
         try:
+            ipaddress.ip_address(
+                host
+            )  # a name would be looked up, here, by all that run in the hub
             problem = sock.connect_ex((host, int(port)))
         except (OSError, ValueError, OverflowError):
             self.later(0.0, lambda: self._lose(peer, "has no usable address", certain=False))
@@ -257,9 +274,10 @@ class Hub:
                 sock, where = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no more descriptors: those who wait may come later
-                logger.warning("a connection cannot be taken: %s", error.strerror)
-                self._accept_later()
+            except OSError as error:
+                if error.errno == errno.EMFILE and make_room():
+                    continue
+                self._cannot_take(error)
                 return
             sock.setblocking(False)
             peer = Peer(self, sock, f"{where[0]}:{where[1]}", connects=False)
@@ -271,6 +289,14 @@ class Hub:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.write(peer, peer.handshake.hello)
             self.later(HANDSHAKE_S, lambda one=peer: self._give_up(one))  # type: ignore[misc]
+
+    def _cannot_take(self, error: OSError) -> None:
+        """No more descriptors: those who wait may come later."""
+        now_s = time.monotonic()
+        if now_s >= self._full_said_s + FULL_AGAIN_S:
+            self._full_said_s = now_s
+            logger.warning("machines wait, connections cannot be taken: %s", error.strerror)
+        self._accept_later()
 
     def _accept_later(self) -> None:
         if self._is_accepting:
@@ -342,6 +368,9 @@ class Hub:
         except OSError as error:
             self._lose(peer, _in_words(error), certain=_has_ended(error))
             return
+        if not data and peer.parts:
+            self._lose(peer, "has broken off the connection", certain=False)
+            return
         if not data:
             self._lose(peer, "has ended", certain=True)
             return
@@ -358,7 +387,9 @@ class Hub:
     def _take(self, peer: Peer, data: bytes) -> None:
         if peer.ends is not None:
             for message in peer.ends[1].feed(data):
-                if message and not peer.is_closed:
+                if message == PARTS:
+                    peer.parts = True
+                elif message and not peer.is_closed:
                     peer.on_message(message)
             return
         handshake = peer.handshake
@@ -386,7 +417,10 @@ class Hub:
     def _lose(self, peer: Peer, why: str, *, certain: bool) -> None:
         if peer.is_closed:
             return
-        self.drop(peer)
+        if certain:
+            peer.close()
+        else:  # it may hear us still
+            peer.part()
         peer.on_closed(why, certain)
 
     def _beat(self) -> None:

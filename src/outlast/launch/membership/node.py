@@ -17,17 +17,16 @@ somebody else claimed   workers stop, and the one who did is looked for
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
 
-from outlast.launch.membership.claims import Alive, Claim, Claims, Clerk, Sign, new_reign
+from outlast.launch.membership.claims import Claim, Claims, Clerk, new_reign
 from outlast.launch.membership.coordinator import Coordinator
-from outlast.launch.membership.heirs import Inheritance, Ways
-from outlast.launch.membership.hub import HANGS, Hub, Peer
+from outlast.launch.membership.heirs import Failed, Inheritance, Ways
+from outlast.launch.membership.hub import Hub, Peer
 from outlast.launch.membership.mesh import Mesh
 from outlast.launch.membership.messages import (
     OF_WORKERS,
@@ -58,14 +57,12 @@ from outlast.launch.membership.messages import (
     encode,
     fingerprint,
 )
+from outlast.launch.membership.search import Known, Means, Search
 from outlast.policy.exclusion import Exclusions
 from outlast.policy.membership import Roster, Rules
-from outlast.policy.succession import Seeking
 
 logger = logging.getLogger(__name__)
 
-REFUSED_S: Final = 2.5  # without a sign of life, after which one that is not there is believed gone
-UNREACHED_S: Final = 6.0
 HOPS_MAX: Final = 3  # from one that refers to another
 _LASTING: Final = (Leaving, Finish)  # of what was said: true for every coordinator to come
 
@@ -119,10 +116,6 @@ class Node:
         self._departing: set[str] = set()
         self._said: list[Any] = []  # what a new coordinator has to know, too
         self._warming = self._is_over = False
-        self._sign = Sign()
-        self._seeking: Seeking | None = None
-        self._sought_s = 0.0  # since when
-        self._round = 0  # of questions to storage: of two that overlap the newer counts
         self._over: Over | None = None
         self._ways = Ways(
             dial=lambda heir, failed: self._dial(heir.node, heir.address, failed),
@@ -130,6 +123,23 @@ class Node:
             is_settled=lambda: self._is_settled,
             coordinate=self._take_over,
             seek=self._seek,
+        )
+        self._search = Search(
+            Means(
+                dial=self._dial_claimed,
+                later=hub.later,
+                is_settled=lambda: self._is_settled,
+                known=lambda: Known(
+                    attempt=self.attempt, go=self._go, hung=self._hung, rules=self._rules
+                ),
+                coordinate=self._coordinate_claimed,
+                end=self._end,
+                tell=tell,
+            ),
+            clerk,
+            claims,
+            me,
+            hung_s=hub.hung_s,
         )
         hub.on_accepted = self._accepted
 
@@ -178,98 +188,19 @@ class Node:
 
     def _seek(self) -> None:
         """Begin to look for a coordinator, or begin anew."""
-        if self._is_settled:
-            return
-        machines = len(self._go.members) if self._go is not None else self._rules.max_nodes
-        self._seeking = Seeking(machines, random.random())  # noqa: S311 - to take turns
-        self._sought_s = time.monotonic()
-        self._round += 1
-        self._ask_after(self._seeking.first_s(random.random()))  # noqa: S311
+        if not self._is_settled:
+            self._search.begin()
 
-    def _seek_again(self) -> None:
-        assert self._seeking is not None  # noqa: S101 - _seek began it
-        tried_s = time.monotonic() - self._sought_s
-        self._ask_after(self._seeking.again_s(tried_s, random.random()))  # noqa: S311
+    def _dial_claimed(self, claim: Claim, failed: Failed) -> None:
+        self._dial(claim.node, claim.address, failed, hops=HOPS_MAX)
 
-    def _ask_after(self, delay_s: float) -> None:
-        number = self._round
-
-        def ask() -> None:
-            if not self._is_settled and number == self._round:
-                self._clerk.ask(lambda: (self._claims.newest(), self._claims.alive()), found)
-
-        def found(what: tuple[Claim | None, Alive | None] | None, problem: Any) -> None:
-            if not self._is_settled and number == self._round:
-                self._found(what, problem)
-
-        self._hub.later(delay_s, ask)
-
-    def _found(self, found: tuple[Claim | None, Alive | None] | None, problem: Any) -> None:
-        if problem is not None or found is None:
-            self._tell(Waits(words=f"storage to answer ({problem})"))
-            self._sign = Sign()  # a coordinator could not give one either
-            self._seek_again()
-            return
-        claim, alive = found
-        if claim is None:
-            self._claim(1, 0)
-        elif alive is not None and alive.over and alive.attempt >= claim.attempt:
-            if self._go is not None and self._go.attempt <= alive.attempt:  # we were not told
-                self._end(Over(exit_code=alive.exit_code, reason=alive.reason))
-            else:
-                number = max(claim.attempt, alive.attempt) + 1
-                self._claim(number, claim.attempt)  # it is started again
-        elif claim.node == self.me.node:
-            self._claim(claim.attempt + 1, claim.attempt)
-        else:
-            self._sign.seen(alive, time.monotonic())
-            number = self._round
-
-            def failed(why: str, certain: bool) -> None:
-                if not self._is_settled and number == self._round:
-                    self._not_there(claim, why)
-
-            self._dial(claim.node, claim.address, failed, hops=HOPS_MAX)
-
-    def _not_there(self, claim: Claim, why: str) -> None:
-        """The one who claimed does not answer: gone, only out of our reach, or it hangs."""
-        limit_s = REFUSED_S if "refused" in why.lower() else UNREACHED_S
-        if why == HANGS and claim.node not in self._hung:
-            limit_s = self._hub.hung_s
-        if self._go is not None:  # others of our attempt may be about to claim
-            limit_s = max(limit_s, self._rules.patience_s)
-        if self._sign.still_s(time.monotonic()) > limit_s:
-            self._claim(claim.attempt + 1, claim.attempt)
-        else:
-            self._tell(Waits(words=f"the coordinator on {claim.host}, which is not reached"))
-            self._seek_again()
-
-    def _claim(self, number: int, known: int) -> None:
-        number = max(number, self.attempt + 1)
-        claim = Claim(
-            attempt=number,
-            node=self.me.node,
-            host=self.me.host,
-            address=self._hub.address,
-            reign=new_reign(),
-        )
-
-        def answered(taken: bool | None, problem: OSError | None) -> None:
-            if self._is_settled:
-                return
-            if taken:
-                members = self._go.members if self._go is not None else ()
-                self._coordinate(number, [one.node for one in members], set(), claim.reign)
-            else:
-                self._seek_again()
-
-        self._clerk.ask(lambda: self._claims.take(claim, known), answered)
+    def _coordinate_claimed(self, claim: Claim) -> None:
+        members = self._go.members if self._go is not None else ()
+        self._coordinate(claim.attempt, [one.node for one in members], set(), claim.reign)
 
     # --- following -------------------------------------------------------------------------------
 
-    def _dial(
-        self, node: str, address: str, failed: Callable[[str, bool], None], *, hops: int = 0
-    ) -> None:
+    def _dial(self, node: str, address: str, failed: Failed, *, hops: int = 0) -> None:
         peer = self._hub.dial(address, rush=len(self._go.members) if self._go is not None else 0)
         join = self._join()
         peer.on_open = lambda peer: peer.send(encode(join))
@@ -297,7 +228,7 @@ class Node:
         peer: Peer,
         node: str,
         address: str,
-        failed: Callable[[str, bool], None],
+        failed: Failed,
         data: bytes,
         *,
         hops: int,
@@ -335,11 +266,11 @@ class Node:
 
     def _follow(self, peer: Peer, node: str, address: str) -> None:
         if self._is_settled:
-            peer.close()
+            peer.part()
             return
         self._peer = peer
         self._follows = (node, address)
-        self._sign = Sign()
+        self._search.forget()
         peer.on_message = lambda data: self._hear_from(peer, data)
         peer.on_closed = self._coordinator_lost
         peer.on_hung = self._coordinator_hung
@@ -357,7 +288,7 @@ class Node:
             return decode(data)
         except ValueError as error:
             logger.warning("%s says what is not understood: %s", peer.address, error)
-            peer.close()
+            peer.part()
             peer.on_closed("says what is not understood", False)
             return None
 
@@ -376,7 +307,8 @@ class Node:
                 self._hear(changed(self._go, message))
             case GoOn():
                 logger.warning("attempt %d goes on from one not heard of here", message.attempt)
-                self._superseded()  # to come to the coordinator anew
+                # To come to the coordinator anew, which tells all of it then.
+                self._seek_anew("the coordinator speaks of an attempt not heard of here")
             case Departs():
                 self._departing.add(message.node)
                 self._tell(message)
@@ -404,10 +336,13 @@ class Node:
 
     def _superseded(self) -> None:
         """Somebody else coordinates: storage knows who."""
+        self._seek_anew("another machine coordinates the job by now")
+
+    def _seek_anew(self, reason: str) -> None:
         if self._peer is not None:
-            self._peer.close()
+            self._peer.part()
         self._peer, self._follows, self._coordinator = None, None, None
-        self._tell(Halt(reason="another machine coordinates the job by now"))
+        self._tell(Halt(reason=reason))
         self._seek()
 
     # --- the coordinator goes --------------------------------------------------------------------
@@ -416,7 +351,7 @@ class Node:
         """When it moves again it finds that the others have gone on, and ends its workers."""
         if is_hung and self._peer is not None and self._follows is not None:
             self._hung.add(self._follows[0])
-            self._peer.close()
+            self._peer.part()
             self._coordinator_lost("does not move, though its kernel answers", False)
 
     def _coordinator_lost(self, why: str, certain: bool) -> None:
@@ -457,7 +392,7 @@ class Node:
             ended=self._ended,
             awaited=awaited,
         )
-        self._sign = Sign()
+        self._search.forget()
         self._coordinator = Coordinator(
             self._hub,
             self._clerk,

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import msgspec
 
+from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.launch import worker
 from outlast.launch.warm.title import show
 from outlast.launch.warm.wire import Worker
@@ -23,12 +24,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         worker: as the agent described it.
         fds: for its standard output and error, where they are redirected.
+        server: process id of the one that it is forked from, which it must not outlive. Taken
+            before the fork: in here it may be somebody else's by now.
         say: to be told of a session of its own, by one byte.
         environ_made: what imports have set in, or (None) taken out of the environment.
     """
 
     worker: Worker
     fds: list[int]
+    server: int
     say: int
     environ_made: dict[bytes, bytes | None]
 
@@ -73,7 +77,7 @@ def _set_environment(job: Job) -> None:
         else:
             environ.pop(name, None)
     # The one that it must not outlive is the server, which does not outlive the agent.
-    environ[worker.AGENT_VARIABLE.encode()] = str(os.getppid()).encode()
+    environ[AGENT_VARIABLE.encode()] = str(job.server).encode()
     for name in set(os.environb).difference(environ):
         del os.environb[name]
     for name, value in environ.items():

@@ -1,4 +1,12 @@
-"""The agent's end: the server's process, and workers that are its children and not ours."""
+"""The agent's end: the server's process, and workers that are its children and not ours.
+
+How a worker has ended is the server's to say. Where it says nothing though the kernel does (it is
+stopped, or an import holds it), the agent reads it where the kernel keeps it for the parent; a
+server that owes its word when the next workers are to be forked is replaced.
+
+What can go wrong: a code of 0 that is read so may be one that we are not allowed to see. It is not
+believed, and the server that does not say it is given up after a while.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from outlast.launch.warm.wire import (
@@ -31,6 +40,8 @@ READY_TIMEOUT_S: Final = 120.0  # on a machine where importing torch takes longe
 START_TIMEOUT_S: Final = 60.0  # one of the script's imports may be in its way
 END_TIMEOUT_S: Final = 5.0
 SOON_S: Final = 0.01
+OWED_S: Final = 1.0  # for its word on workers that have ended, before others are forked
+SILENT_S: Final = 30.0  # the same where nothing else says how a worker has ended
 _HELD: Final = frozenset(
     (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 )
@@ -64,6 +75,7 @@ class Server:
         self._answer: Started | Refused | None = None
         self._workers: dict[int, WarmProcess] = {}
         self._started: list[WarmProcess] = []
+        self._owed: set[int] = set()  # workers that have ended, as we know without its word
         ours, theirs = socket.socketpair()
         with theirs, _held_back() as held:
             self._process = subprocess.Popen(
@@ -95,9 +107,10 @@ class Server:
         """Fork workers.
 
         Raises:
-            ServerLost: it has died, or does not answer.
+            ServerLost: it has died, or does not answer; or it has yet to say how others ended.
             StartRefused: a fork would not be a fresh start.
         """
+        self._wait(lambda: not self._owed, OWED_S)
         self._answer = None
         self._send(Start(workers=workers), fds)
         self._wait(lambda: self._answer is not None, START_TIMEOUT_S)
@@ -124,6 +137,14 @@ class Server:
         """Readable when it has something to say, or has died."""
         return self._wire.sock.fileno()
 
+    def owes(self, pid: int) -> None:
+        """A worker has ended, and it has not said so."""
+        self._owed.add(pid)
+
+    def give_up(self) -> None:
+        """It does not answer: end it, and with it whatever worker is left."""
+        self._lose()
+
     def close(self) -> None:
         """End it, and with it whatever worker is left."""
         self._process.kill()
@@ -143,8 +164,10 @@ class Server:
             self.preloaded = message
         elif isinstance(message, Exited):
             process = self._workers.pop(message.pid, None)
+            self._owed.discard(message.pid)
             if process is not None:
-                process.ended(message.code)
+                if process.returncode is None:
+                    process.ended(message.code)
                 with contextlib.suppress(OSError):
                     self._wire.send(Reaped(pids=[message.pid]))
 
@@ -220,6 +243,7 @@ class WarmProcess:
         self._server = server
         self._pidfd = os.pidfd_open(pid)  # it is at most a zombie: the server waits for our word
         self._is_orphan = False
+        self._since_s: float | None = None  # when it was first seen to have ended
 
     def poll(self) -> int | None:
         """The exit code, or None."""
@@ -227,9 +251,21 @@ class WarmProcess:
             self._server.hear()
         if self.returncode is None and readable([self._pidfd], 0.0):
             self._server.hear(SOON_S)  # it is about to tell
-            if self._is_orphan:
-                self.ended(-signal.SIGKILL)  # which the kernel sends when the server has died
+            if self.returncode is None:
+                self._find_out()
         return self.returncode
+
+    def _find_out(self) -> None:
+        """It has ended, and the server does not say how."""
+        if self._is_orphan:
+            self.ended(-signal.SIGKILL)  # which the kernel sends when the server has died
+        elif code := code_of(self.pid):
+            self._server.owes(self.pid)
+            self.ended(code)
+        else:
+            self._since_s = self._since_s or time.monotonic()
+            if time.monotonic() - self._since_s > SILENT_S:
+                self._server.give_up()
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code, waited for.
@@ -242,8 +278,9 @@ class WarmProcess:
             left_s = None if until_s is None else until_s - time.monotonic()
             if left_s is not None and left_s <= 0:
                 raise subprocess.TimeoutExpired("outlast.launch.worker", timeout or 0.0)
-            waiting = [self._pidfd] if self._is_orphan else [self._server.fileno]
-            readable(waiting, left_s)
+            readable(
+                [self._pidfd] if self._is_orphan else [self._pidfd, self._server.fileno], left_s
+            )
         return code
 
     def send_signal(self, number: int) -> None:
@@ -259,3 +296,15 @@ class WarmProcess:
     def orphaned(self) -> None:
         """The server has died, and takes this process with it."""
         self._is_orphan = True
+
+
+def code_of(pid: int) -> int | None:
+    """How a process has ended that nobody has waited for yet, as subprocess says it, if known.
+
+    0 may also be what the kernel says to those who must not know (proc_pid_stat(5), field 52).
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == b"Z" else None
+    except (OSError, ValueError, IndexError):
+        return None

@@ -17,11 +17,11 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult, SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 
+from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.launch.survivors import Kept
 from outlast.launch.warm.client import Server, WarmProcess
 from outlast.launch.warm.variables import is_per_worker
 from outlast.launch.warm.wire import Worker
-from outlast.launch.worker import AGENT_VARIABLE
 
 
 class ColdContext(SubprocessContext):

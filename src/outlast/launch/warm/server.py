@@ -142,7 +142,7 @@ class _Server:
             return None
         made = self._made_by_imports()
         said, say = os.pipe()
-        given = list(fds)
+        given, me = list(fds), os.getpid()
         pids = []
         for one in message.workers:
             mine = [given.pop(0) for _ in one.redirected]
@@ -154,7 +154,7 @@ class _Server:
                 probe = [self._probe.fd] if self._is_probing else []
                 for fd in (*theirs, *self._children, *probe):
                     os.close(fd)
-                return Job(worker=one, fds=mine, say=say, environ_made=made)
+                return Job(worker=one, fds=mine, server=me, say=say, environ_made=made)
             pids.append(pid)
         os.close(say)
         for fd in fds:

@@ -18,10 +18,10 @@ from typing import Any, Final
 import msgspec
 
 from outlast.keeper import descriptors
-from outlast.keeper.descriptors import MAX_FDS
 
 _HEAD: Final = struct.Struct("<II")
 MAX_FRAME: Final = 1 << 28
+MAX_FDS: Final = 4096  # two for each of more workers than a machine has
 SEND_TIMEOUT_S: Final = 20
 
 

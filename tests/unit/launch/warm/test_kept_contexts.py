@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.launch.warm.context import ColdContext
-from outlast.launch.worker import AGENT_VARIABLE
 
 
 class Kept:

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import threading
+import types
 
 import pytest
 
@@ -113,3 +114,61 @@ def test_a_wait_ends(server, pid):
     server.hear(10.0)
     with pytest.raises(subprocess.TimeoutExpired):
         server._started[0].wait(0.0)
+
+
+def ended(server, pid, monkeypatch, code):
+    """A worker of which the kernel says that it has ended, and the server nothing."""
+    Played.newest.wire.send(Started(pids=[pid]))
+    server.hear(10.0)
+    (worker,) = server._started
+    monkeypatch.setattr(client, "readable", lambda fds, timeout_s: set(fds))
+    monkeypatch.setattr(client, "code_of", lambda _: code)
+    return worker
+
+
+def test_a_server_that_does_not_move_holds_up_neither_the_news_nor_the_next_start(
+    server, pid, monkeypatch
+):
+    worker = ended(server, pid, monkeypatch, -signal.SIGKILL)
+    assert (worker.wait(10.0), worker.poll()) == (-signal.SIGKILL, -signal.SIGKILL)
+    assert not server.is_lost  # it may only be slow, and others live by it
+    monkeypatch.setattr(client, "OWED_S", 0.0)
+    with pytest.raises(ServerLost, match="their server does not answer"):
+        server.start([], [])
+
+
+def test_a_server_that_was_only_slow_stays(server, pid, monkeypatch):
+    worker = ended(server, pid, monkeypatch, 3)
+    assert worker.poll() == 3
+    Played.newest.wire.send(Exited(pid=pid, code=3))
+    thread = answer_after_the_reaping(pid)
+    assert server.start([], []) == []
+    thread.join()
+    assert not server.is_lost
+
+
+def answer_after_the_reaping(pid):
+    def play():
+        wire = Played.newest.wire
+        assert wire.receive(10.0)[0] == Reaped(pids=[pid])
+        assert isinstance(wire.receive(10.0)[0], Start)
+        wire.send(Started(pids=[]))
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_a_good_end_is_not_believed_without_the_servers_word(server, pid, monkeypatch, code):
+    now = types.SimpleNamespace(s=100.0)
+    worker = ended(server, pid, monkeypatch, code)
+    monkeypatch.setattr(client.time, "monotonic", lambda: now.s)
+    assert worker.poll() is None
+    now.s += client.SILENT_S
+    assert worker.poll() is None
+    assert not server.is_lost
+    now.s += 1.0
+    assert worker.poll() is None
+    assert server.is_lost
+    assert worker.poll() == -signal.SIGKILL

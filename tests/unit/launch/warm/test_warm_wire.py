@@ -57,6 +57,23 @@ def test_messages_keep_their_order_and_their_descriptors(ends):
             os.close(one)
 
 
+def test_more_descriptors_than_the_kernel_takes_at_once(ends):
+    ours, theirs = ends
+    read, write = os.pipe()
+    ours.send(Start(workers=[worker()]), [write] * 600)
+    ours.send(Exited(pid=1, code=0))
+    os.close(write)
+    message, fds = theirs.receive(1.0)
+    assert message == Start(workers=[worker()])
+    assert len(set(fds)) == 600
+    for fd in fds:
+        os.write(fd, b"x")
+        os.close(fd)
+    assert os.read(read, 1000) == b"x" * 600
+    os.close(read)
+    assert theirs.receive(1.0) == (Exited(pid=1, code=0), [])
+
+
 def test_nothing_yet_and_an_end(ends):
     ours, theirs = ends
     assert theirs.receive(0.0) is None

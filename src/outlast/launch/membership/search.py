@@ -1,0 +1,210 @@
+"""Nobody is known: storage says who coordinates, or has the next number to claim.
+
+Who has claimed the newest number is called. If nobody is reached there, and its counter on storage
+stands still, it is believed gone, and the next number is claimed. What that takes
+:mod:`outlast.policy.succession` says: a claim ends the attempt of whoever is reached by all but us.
+
+What can go wrong: a claim that cannot be read (a disk that was full, a torn write) counts by its
+number. Nobody can be called there, so that its counter alone decides.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Set
+from typing import Any
+
+import msgspec
+
+from outlast.launch.membership.claims import Alive, Claim, Claims, Clerk, new_reign
+from outlast.launch.membership.heirs import Failed
+from outlast.launch.membership.hub import HANGS, REFUSED
+from outlast.launch.membership.messages import Go, Member, Over, Waits
+from outlast.policy.membership import Rules
+from outlast.policy.succession import Seeking, Sign, gone_after_s
+
+
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machine knows.
+
+    Attributes:
+        attempt: the largest number of an attempt that it has heard of.
+        go: the attempt that it is in, or was in last.
+        hung: coordinators that were given up because they hang.
+        rules: of the job.
+    """
+
+    attempt: int
+    go: Go | None
+    hung: Set[str]
+    rules: Rules
+
+
+class Means(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machine can do about it; all of it in the hub's thread.
+
+    Attributes:
+        dial: call who has made a claim; told why when it does not coordinate.
+        later: run something after some seconds.
+        is_settled: whether somebody coordinates by now.
+        known: what the machine knows.
+        coordinate: take the role with a claim.
+        end: the job is over.
+        tell: what is waited for.
+    """
+
+    dial: Callable[[Claim, Failed], None]
+    later: Callable[[float, Callable[[], None]], None]
+    is_settled: Callable[[], bool]
+    known: Callable[[], Known]
+    coordinate: Callable[[Claim], None]
+    end: Callable[[Over], None]
+    tell: Callable[[Any], None]
+
+
+class Search:
+    """One machine's search for whoever coordinates.
+
+    Args:
+        means: see there.
+        clerk, claims: the job's storage.
+        me: this machine.
+        hung_s: how long a process may not move while its kernel answers.
+    """
+
+    def __init__(
+        self, means: Means, clerk: Clerk, claims: Claims, me: Member, *, hung_s: float
+    ) -> None:
+        self._means = means
+        self._clerk = clerk
+        self._claims = claims
+        self._me = me
+        self._hung_s = hung_s
+        self._sign = Sign()
+        self._seeking = Seeking(1, 0.0)
+        self._sought_s = 0.0  # since when
+        self._round = 0  # of questions to storage: of two that overlap the newer counts
+        self._in_vain = ""  # why the last claim could not be made
+
+    def begin(self) -> None:
+        """Look for a coordinator, or begin anew."""
+        known = self._means.known()
+        machines = len(known.go.members) if known.go is not None else known.rules.max_nodes
+        self._seeking = Seeking(machines, random.random())  # noqa: S311 - to take turns
+        self._sought_s = time.monotonic()
+        self._round += 1
+        self._ask_after(self._seeking.first_s(random.random()))  # noqa: S311
+
+    def forget(self) -> None:
+        """Somebody coordinates: what was seen says nothing about the next one."""
+        self._sign, self._in_vain = Sign(), ""
+
+    def _again(self) -> None:
+        tried_s = time.monotonic() - self._sought_s
+        self._ask_after(self._seeking.again_s(tried_s, random.random()))  # noqa: S311
+
+    def _ask_after(self, delay_s: float) -> None:
+        number = self._round
+
+        def ask() -> None:
+            asked_s = time.monotonic()
+
+            def found(what: tuple[Claim | None, Alive | None] | None, problem: Any) -> None:
+                if not self._is_outdated(number):
+                    self._found(what, problem, asked_s)
+
+            if not self._is_outdated(number):
+                self._clerk.ask(lambda: (self._claims.newest(), self._claims.alive()), found)
+
+        self._means.later(delay_s, ask)
+
+    def _is_outdated(self, number: int) -> bool:
+        return self._means.is_settled() or number != self._round
+
+    def _found(
+        self, found: tuple[Claim | None, Alive | None] | None, problem: Any, asked_s: float
+    ) -> None:
+        if problem is not None or found is None:
+            self._means.tell(Waits(words=f"storage to answer ({problem})"))
+            self._sign.failed()
+            self._again()
+            return
+        claim, alive = found
+        if claim is None:
+            self._claim(1, 0)
+        elif alive is not None and alive.over and alive.attempt >= claim.attempt:
+            go = self._means.known().go
+            if go is not None and go.attempt <= alive.attempt:  # we were not told
+                self._means.end(Over(exit_code=alive.exit_code, reason=alive.reason))
+            else:
+                number = max(claim.attempt, alive.attempt) + 1
+                self._claim(number, claim.attempt)  # it is started again
+        elif claim.node == self._me.node:
+            self._claim(claim.attempt + 1, claim.attempt)
+        else:
+            self._sign.seen((claim, alive), asked_s=asked_s, answered_s=time.monotonic())
+            self._call(claim)
+
+    def _call(self, claim: Claim) -> None:
+        number = self._round
+
+        def failed(why: str, certain: bool) -> None:
+            if not self._is_outdated(number):
+                self._not_there(claim, why)
+
+        if claim.node:
+            self._means.dial(claim, failed)
+        else:
+            failed("", False)
+
+    def _not_there(self, claim: Claim, why: str) -> None:
+        """The one who claimed does not answer: gone, only out of our reach, or it hangs."""
+        known, me = self._means.known(), self._me
+        go = known.go
+        is_member = go is not None and go.attempt >= claim.attempt
+        limit_s = gone_after_s(
+            refused=why == REFUSED,
+            here=(claim.host, _host(claim.address)) == (me.host, _host(me.address)),
+            member=is_member or me.node in claim.members,
+        )
+        if why == HANGS and claim.node not in known.hung:
+            limit_s = max(limit_s, self._hung_s)
+        if go is not None:  # others of our attempt may be about to claim
+            limit_s = max(limit_s, known.rules.patience_s)
+        if self._sign.stands_still(limit_s):
+            self._claim(claim.attempt + 1, claim.attempt)
+            return
+        words = f"the coordinator on {claim.host}, which is not reached"
+        if not claim.node:
+            words = f"the coordinator of attempt {claim.attempt}, whose claim cannot be read"
+        self._means.tell(Waits(words=self._in_vain or words))
+        self._again()
+
+    def _claim(self, number: int, known: int) -> None:
+        claim = Claim(
+            attempt=max(number, self._means.known().attempt + 1),
+            node=self._me.node,
+            host=self._me.host,
+            address=self._me.address,
+            reign=new_reign(),
+        )
+
+        def answered(taken: bool | None, problem: OSError | None) -> None:
+            if self._means.is_settled():
+                return
+            if taken:
+                self._means.coordinate(claim)
+                return
+            self._in_vain = ""
+            if problem is not None:
+                self._in_vain = f"storage to take the claim of an attempt ({problem})"
+                self._means.tell(Waits(words=self._in_vain))
+                self._sign.failed()
+            self._again()
+
+        self._clerk.ask(lambda: self._claims.take(claim, known), answered)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

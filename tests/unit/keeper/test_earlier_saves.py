@@ -1,0 +1,164 @@
+"""What an attempt leaves in flight: how long the next one waits, and for what."""
+
+import pytest
+from keeper_fakes import FakeKeeper
+
+from outlast.checkpoint.load import verify
+from outlast.checkpoint.manifest import step_name
+from outlast.keeper import earlier
+from outlast.keeper.memory import Memory
+from outlast.storage import Directory
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+class Left:
+    """A keeper whose writers do nothing, as where a tier hangs, and a wait that takes no time."""
+
+    def __init__(self, monkeypatch, tiers):
+        self.keeper, self.clock, self.told = FakeKeeper(monkeypatch, tiers), Clock(), []
+        saves, self.at = self.keeper.saves, []
+        saves._earlier._clock = self.clock
+        saves._changed.wait = self._wait
+
+    def _wait(self, timeout_s):
+        self.clock.now_s += timeout_s
+        for at_s, act in [one for one in self.at if one[0] <= self.clock.now_s]:
+            self.at.remove((at_s, act))
+            act()
+
+    def wait(self, attempt=2, timeout_s=600.0):
+        """How many seconds the next attempt waits."""
+        start_s = self.clock.now_s
+        self.keeper.saves.wait_for_earlier(attempt, timeout_s, self.told.append)
+        return self.clock.now_s - start_s
+
+    def later(self, seconds, act):
+        self.at.append((self.clock.now_s + seconds, act))
+
+    def in_memory(self, step):
+        """Whether memory has a step, every byte of it right."""
+        books = self.keeper.books
+        return step in books.kept and bool(verify(Memory(books.arenas, books.kept), step))
+
+
+@pytest.fixture
+def left(monkeypatch, disk):
+    return Left(monkeypatch, {"local": disk})
+
+
+def is_committed(disk, step):
+    return disk.exists(f"{step_name(step)}/manifest.json")
+
+
+def test_a_tier_that_hangs_holds_up_nobody_who_has_the_snapshot_in_memory(left, disk):
+    for rank in (0, 1):
+        left.keeper.worker(rank, 2).save(5, 1)
+    assert left.wait() == pytest.approx(earlier.QUIET_S, abs=0.1)
+    assert left.in_memory(5)
+    (line,) = left.told
+    assert line == (
+        f"waited 5 s for {disk.root} to end attempt 1's save of step 5; going on from its "
+        "snapshot in memory"
+    )
+    ((event, fields),) = left.keeper.events
+    assert (event, fields["operation"], fields["step"]) == ("storage_error", "wait", 5)
+    assert left.wait() == 0.0  # the next worker that asks
+    assert len(left.told) == 1
+
+
+def test_the_tier_gets_it_when_it_answers_after_all(left, disk):
+    worker = left.keeper.worker()
+    worker.save(5, 1)
+    left.wait()
+    assert left.keeper.saves.arenas() == {worker.arena}  # nobody else's
+    assert not is_committed(disk, 5)
+    left.keeper.run()
+    assert verify(disk, 5)
+    assert left.in_memory(5)
+    assert left.keeper.saves.idle
+
+
+def test_a_tier_that_is_slow_is_waited_for_as_long_as_memory_is_not_sure_to_be_needed(left, disk):
+    left.keeper.worker().save(5, 1)
+    left.later(2.0, left.keeper.run)
+    assert 2.0 <= left.wait() < 2.5
+    assert verify(disk, 5)
+    assert left.told == []
+
+
+def test_of_a_save_that_was_given_up_it_is_not_waited_for_what_a_writer_hangs_on(left):
+    one, two = left.keeper.worker(0, 2), left.keeper.worker(1, 2)
+    one.save(5, 1)
+    two.begin(5, 1)
+    assert left.wait() == pytest.approx(earlier.QUIET_S, abs=0.1)
+    assert not left.keeper.books.kept
+    (line,) = left.told
+    assert line.endswith("to end attempt 1's save of step 5; going on without it")
+
+
+def test_one_whose_writers_move_is_waited_for(left):
+    one, two = left.keeper.worker(0, 2), left.keeper.worker(1, 2)
+    one.save(5, 1)
+    two.begin(5, 1)
+    acts = left.keeper.pool.acts
+    left.later(4.0, lambda: [acts.pop(0)() for _ in range(2)])  # the first writer lets go
+    left.later(8.0, left.keeper.run)
+    assert left.wait() >= 8.0
+    assert left.told == []
+    assert left.keeper.saves.idle
+
+
+def test_what_is_in_no_memory_is_waited_for_and_it_is_said(left, disk):
+    left.keeper.worker(ring_bytes=2000).save(5, 1)
+    left.later(30.0, left.keeper.run)
+    assert left.wait() >= 30.0
+    assert verify(disk, 5)
+    (line,) = left.told
+    assert line.startswith("waiting for step 5, which attempt 1 has left half written to /")
+
+
+def test_a_machine_that_others_ask_says_it_to_its_own_workers(left):
+    left.keeper.worker().save(5, 1)
+    left.keeper.saves.wait_for_earlier(2, 60.0)
+    assert left.told == []
+    assert left.wait() == 0.0
+    assert len(left.told) == 1
+
+
+def test_nothing_is_written_where_a_writer_of_the_attempt_before_still_hangs(left, disk):
+    left.keeper.worker().save(5, 1)
+    left.wait()
+    worker = left.keeper.worker(attempt=2)
+    worker.save(5, 1)
+    worker.save(6, 2)
+    left.keeper.run()
+    errors = {ended.step: ended.error for ended in worker.ended}
+    assert errors == {5: "attempt 1's files of step 5 are not ended yet", 6: ""}
+    assert verify(disk, 5).attempt == 1
+    assert verify(disk, 6).attempt == 2
+
+
+def test_memory_alone_does_not_mind(monkeypatch, tmp_path):
+    left = Left(monkeypatch, {"local": Directory(tmp_path)})
+    left.keeper.worker().save(5, 1)
+    left.wait()
+    worker = left.keeper.worker(attempt=2)
+    worker.save(5, 1, tiers=("memory",))
+    left.keeper.run()
+    assert worker.ended[0].error == ""
+
+
+def test_replicas_that_differ_are_not_used(left):
+    for rank in (0, 1):
+        worker = left.keeper.worker(rank, 2)
+        worker.begin(5, 1)
+        worker.fill(5, 1)
+        worker.complete(5, 1, digests={"x": str(rank)})
+    left.wait()
+    assert not left.keeper.books.kept
