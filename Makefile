@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format unit bench system-packages clean
+.PHONY: help demo test test-unit test-slurm check format unit bench system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
@@ -61,19 +61,29 @@ system-packages: | $(VENV)/bin/python
 	has_slurm || echo "Slurm is not here and not installed: its tests will be skipped"
 
 # Tests run side by side, but those that are marked "alone": they are judged by what is saved within
-# milliseconds, or look at the whole machine. Of those that run real processes, up to five that
-# failed are run once more, alone. PYTEST_ARGS may choose tests that not all three have.
+# milliseconds, or look at the whole machine. Those of Slurm mostly wait for its clock, and have all
+# of the unit tests' time for that; what they say comes behind it. Of those that run real processes,
+# up to five that failed are run once more, alone. PYTEST_ARGS may choose tests that not all have.
 # What pytest has compiled is kept, even where Python was told to keep nothing: each process would
 # compile all of it again.
 TEST_PROCESSES ?= 2
+REAL_PROCESSES ?= 3
+REAL := $(BIN)/python tests/second_chance.py
 UNIT := $(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile
 CHOSEN := $(if $(strip $(PYTEST_ARGS)),|| [ $$? -eq 5 ])
-test unit check: export PYTHONDONTWRITEBYTECODE =
+test test-unit test-slurm unit check: export PYTHONDONTWRITEBYTECODE =
 test:
 	+$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-test system-packages
+	+$(MAKE) --no-print-directory -j 2 test-unit test-slurm
+	$(REAL) tests/real -m alone -n 0 $(PYTEST_ARGS) $(CHOSEN)
+	$(REAL) tests/real -m "not alone" --ignore tests/real/slurm -n $(REAL_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
+
+test-unit:
 	$(UNIT) $(PYTEST_ARGS) $(CHOSEN)
-	$(BIN)/python tests/second_chance.py tests/real -m alone -n 0 $(PYTEST_ARGS) $(CHOSEN)
-	$(BIN)/python tests/second_chance.py tests/real -m "not alone" -n $(TEST_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
+
+test-slurm:
+	@{ $(REAL) tests/real/slurm -n 0 $(PYTEST_ARGS) $(CHOSEN); } >$(VENV)/slurm.txt 2>&1; \
+	  code=$$?; cat $(VENV)/slurm.txt; exit $$code
 
 unit: $(VENV)/.installed-test
 	$(UNIT) -q

@@ -1,5 +1,6 @@
 """The installed ``outlast checkpoints`` on a real job with two tiers: damage, mending, pruning."""
 
+import itertools
 import json
 import shutil
 import sys
@@ -15,6 +16,7 @@ from thorough import some
 
 OUTLAST = Path(sys.executable).with_name("outlast")
 RANKS, STEPS_BEFORE, STEPS = 2, 9, 15
+TIERS = ("fast", "slow")
 FILES = [f"rank-{rank:05d}.{kind}" for rank in range(RANKS) for kind in ("safetensors", "json")]
 
 
@@ -84,8 +86,9 @@ def flip(path, rng):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", some([*FILES, "manifest.json"], 3))
-@pytest.mark.parametrize("tier", ["fast", "slow"])
+@pytest.mark.parametrize(
+    ("tier", "name"), some(itertools.product(TIERS, [*FILES, "manifest.json"]), 3)
+)
 def test_a_bit_flips_and_is_put_back(tiers, rng, name, tier):
     assert tiers.bad(code=0) == {}
     whole = tiers.bytes_of(tiers.fast)
@@ -143,8 +146,9 @@ def test_what_cannot_be_mended_remains_and_is_named(tiers, rng):
     assert set(tiers.bad()) == {(STEPS_BEFORE, "fast"), (STEPS_BEFORE, "slow")}
 
 
-@pytest.mark.parametrize("how", ["a file", "a loop", "not there"])
-@pytest.mark.parametrize("tier", ["fast", "slow"])
+@pytest.mark.parametrize(
+    ("tier", "how"), some(itertools.product(TIERS, ["a file", "a loop", "not there"]), 3)
+)
 def test_a_tier_that_cannot_be_read(tiers, tier, how):
     place = getattr(tiers, tier)
     shutil.rmtree(place)

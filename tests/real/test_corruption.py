@@ -102,7 +102,7 @@ def assert_goes_on(floor, job, calm, step, named):
     assert all(job.consumed(rank).items() <= calm.consumed(rank).items() for rank in range(RANKS))
 
 
-@pytest.mark.parametrize(("name", "damage"), some(DAMAGES, 8))
+@pytest.mark.parametrize(("name", "damage"), some(DAMAGES, 5))
 def test_the_older_checkpoint_is_used(floor, rng, job, calm, name, damage):
     damage(job.path(STEPS_BEFORE, name), rng)
     verify = floor.outlast("checkpoints", "verify", job.directory, "--step", STEPS_BEFORE)

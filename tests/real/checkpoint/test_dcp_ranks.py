@@ -13,6 +13,7 @@ import outlast
 from outlast.checkpoint.export import export
 from outlast.checkpoint.load import load, read_manifest, verify
 from outlast.storage import Directory
+from thorough import some
 
 SCRIPT = Path(__file__).with_name("dcp_script.py")
 STEP = "step-000000000007"
@@ -160,7 +161,7 @@ def test_an_exported_checkpoint_is_loaded_by_stock_dcp(job, tmp_path):
     assert {one["digest"] for one in found + alone} == {expected}
 
 
-@pytest.mark.parametrize("to", ["safetensors", "torch", "dcp"])
+@pytest.mark.parametrize("to", some(["safetensors", "torch", "dcp"], 1))
 @pytest.mark.filterwarnings("ignore:.*single process.*")
 def test_the_memory_of_an_export_does_not_grow_with_the_state(job, tmp_path, to):
     """1.25 GiB in tensors of 8 MiB: read ahead and caches take half of it, whatever there is."""

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from thorough import some
+
 SCRIPT = Path(__file__).with_name("reshard_script.py")
 
 
@@ -25,22 +27,21 @@ def _both(floor, tmp_path):
     return act
 
 
-@pytest.mark.parametrize(
-    ("saved", "loaded"),
-    [
-        (("plain", 1), [("plain", 1), ("plain", 2), ("fsdp", 2), ("fsdp", 3), ("tp_fsdp", 4)]),
-        (("plain", 2), [("plain", 1), ("fsdp", 4), ("plain", 3)]),
-        (("fsdp", 2), [("plain", 1), ("fsdp", 1), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4)]),
-        (("fsdp", 4), [("fsdp", 3), ("fsdp", 1), ("tp_fsdp", 4), ("plain", 2)]),
-        (("fsdp", 3), [("fsdp", 2), ("fsdp", 4), ("pipeline", 2)]),
-        (("tp_fsdp", 4), [("tp_fsdp", 4), ("tp_fsdp", 2), ("fsdp", 3), ("plain", 1)]),
-        (("tp_fsdp", 2), [("tp_fsdp", 4), ("plain", 1)]),
-        (("hsdp", 4), [("hsdp", 4), ("fsdp", 2), ("plain", 1)]),
-        (("pipeline", 2), [("pipeline", 2), ("pipeline", 4), ("plain", 1), ("fsdp", 2)]),
-        (("pipeline", 4), [("pipeline", 2), ("pipeline", 3), ("plain", 2)]),
-    ],
-    ids=str,
-)
+SAVED_AND_LOADED = [
+    (("plain", 1), [("plain", 1), ("plain", 2), ("fsdp", 2), ("fsdp", 3), ("tp_fsdp", 4)]),
+    (("plain", 2), [("plain", 1), ("fsdp", 4), ("plain", 3)]),
+    (("fsdp", 2), [("plain", 1), ("fsdp", 1), ("fsdp", 2), ("fsdp", 4), ("hsdp", 4)]),
+    (("fsdp", 4), [("fsdp", 3), ("fsdp", 1), ("tp_fsdp", 4), ("plain", 2)]),
+    (("fsdp", 3), [("fsdp", 2), ("fsdp", 4), ("pipeline", 2)]),
+    (("tp_fsdp", 4), [("tp_fsdp", 4), ("tp_fsdp", 2), ("fsdp", 3), ("plain", 1)]),
+    (("tp_fsdp", 2), [("tp_fsdp", 4), ("plain", 1)]),
+    (("hsdp", 4), [("hsdp", 4), ("fsdp", 2), ("plain", 1)]),
+    (("pipeline", 2), [("pipeline", 2), ("pipeline", 4), ("plain", 1), ("fsdp", 2)]),
+    (("pipeline", 4), [("pipeline", 2), ("pipeline", 3), ("plain", 2)]),
+]
+
+
+@pytest.mark.parametrize(("saved", "loaded"), some(SAVED_AND_LOADED, 5), ids=str)
 def test_every_worker_gets_its_part_of_what_others_saved(both, saved, loaded):
     both(saved, *loaded)
 
