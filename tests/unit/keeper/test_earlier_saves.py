@@ -1,11 +1,13 @@
 """What an attempt leaves in flight: how long the next one waits, and for what."""
 
+import msgspec
 import pytest
-from keeper_fakes import FakeKeeper
+from keeper_fakes import FakeKeeper, FakePeer
 
 from outlast.checkpoint.load import verify
-from outlast.checkpoint.manifest import step_name
-from outlast.keeper import earlier
+from outlast.checkpoint.manifest import FileEntry, step_name
+from outlast.keeper import earlier, wire
+from outlast.keeper.commit import Part
 from outlast.keeper.memory import Memory
 from outlast.storage import Directory
 
@@ -162,3 +164,21 @@ def test_replicas_that_differ_are_not_used(left):
         worker.complete(5, 1, digests={"x": str(rank)})
     left.wait()
     assert not left.keeper.books.kept
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_commit_that_hangs_is_left_too_and_used_where_all_of_it_is_here(left, disk, machines):
+    left.keeper.worker(0, machines).save(5, 1)
+    if machines == 2:
+        disk.put(f"{step_name(5)}/rank-00001.json", b"{}")
+        files = {"rank-00001.json": FileEntry(size=2, xxh3_128=("0" * 32,))}
+        data = msgspec.json.encode(Part(files=files))
+        message = wire.Part(step=5, serial=1, rank=1)
+        left.keeper.saves.relayed(FakePeer(1), 1, 2, message, data)
+    (save,) = left.keeper.saves._open.values()
+    while not save.is_concluding:
+        left.keeper.pool.acts.pop(0)()
+    assert left.wait() == pytest.approx(earlier.QUIET_S, abs=0.1)
+    assert (5 in left.keeper.books.kept) == (machines == 1)
+    left.keeper.run()
+    assert is_committed(disk, 5)
