@@ -91,8 +91,9 @@ class _Pulse:
         self._asked = 0.0
 
     def first(self) -> None:
-        """At once: a warm worker may be in its first steps, and hang in them, before the next."""
+        """At once: a warm worker may be in its first steps, and end in them, before the next."""
         self._beat.pulse()
+        self._is_hooked = self._hook()
 
     def run(self) -> None:
         while True:  # a daemon: it ends with its process

@@ -37,7 +37,8 @@ and the last was proven or had all the time that the owner gives. What the machi
 may be the reason of (a process that is stopped, a read that does not come back) never is.
 
 A wait grows with the attempts in a row without progress, twofold each, up to a limit, and a part
-of it is drawn by chance: machines that wait for the same server do not ask it at once.
+of it is drawn by chance: machines that wait for the same server do not ask it at once. Nobody waits
+after a worker that was at work and was killed from outside: there is nothing to wait for.
 
 Without a rule for bugs a typo would burn every restart; without one for progress a job that dies
 during start-up would do so for ever.
@@ -213,7 +214,10 @@ class RestartPolicy:
         if not verdict.restart:
             return verdict
         excused = follows and verdict.kind in CONSEQUENCES
-        return self._act(verdict, now_s, chance, elsewhere, excused=excused)
+        verdict = self._act(verdict, now_s, chance, elsewhere, excused=excused)
+        if verdict.kind is Kind.KILLED and (updates > 0 or not verdict.without_progress):
+            return msgspec.structs.replace(verdict, wait_s=0.0)
+        return verdict
 
     def _judge_crash(self, case: _Case, lasted_s: float, updates: int) -> Verdict:
         furthest = max((f.step for f in case.failures if f.step is not None), default=None)

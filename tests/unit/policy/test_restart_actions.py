@@ -96,7 +96,17 @@ def test_a_machine_is_left_out_after_so_many_failures_of_its_own():
     ]
     out = Action.LEAVE_OUT
     assert [one.action is out for one in verdicts] == [False, False, True, True, False]
-    assert verdicts[2].wait_s > 0
+    assert [one.wait_s for one in verdicts] == [0.0] * 5
+
+
+def test_nobody_waits_after_a_worker_that_was_killed_at_its_work():
+    policy = RestartPolicy(99, limits=Limits(failures=2, without_progress=9))
+    verdicts = [judge(policy, failed(Kind.KILLED), updates=7) for _ in range(4)]
+    assert [one.wait_s for one in verdicts] == [0.0] * 4
+    assert [one.without_progress for one in verdicts] == [1, 2, 3, 4]
+    assert verdicts[-1].action is Action.LEAVE_OUT
+    assert judge(policy, failed(Kind.KILLED), updates=0).wait_s > 0
+    assert judge(policy, failed(Kind.CRASH), updates=7).wait_s > 0
 
 
 def test_failures_of_different_kinds_count_together_and_the_scripts_do_not():
