@@ -114,6 +114,7 @@ class Judging:
             updates=updates,
             rolled_back=any(one.attempt == attempt for one in seen.rollbacks),
             follows=self._follows(failures),
+            alone=not self._machines.are_many,
         )
 
     def next_attempt(self) -> int:

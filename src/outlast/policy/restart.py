@@ -38,7 +38,8 @@ may be the reason of (a process that is stopped, a read that does not come back)
 
 A wait grows with the attempts in a row without progress, twofold each, up to a limit, and a part
 of it is drawn by chance: machines that wait for the same server do not ask it at once. Nobody waits
-after a worker that was at work and was killed from outside: there is nothing to wait for.
+after a worker that was at work and was killed from outside: there is nothing to wait for, unless
+the machine has had so many that another is to take its place.
 
 Without a rule for bugs a typo would burn every restart; without one for progress a job that dies
 during start-up would do so for ever.
@@ -172,6 +173,7 @@ class RestartPolicy:
         updates: int = 0,
         rolled_back: bool = True,
         follows: bool = False,
+        alone: bool = False,
     ) -> Verdict:
         """Decide what follows an attempt in which ``failures`` happened.
 
@@ -190,6 +192,7 @@ class RestartPolicy:
                 that say so are not believed.
             follows: whether another machine has trouble, so that what can be the consequence of
                 that is not this machine's own.
+            alone: whether no other machine could take this one's place.
         """
         codes = {failure.exit_code for failure in failures}
         for code in ON_PURPOSE:
@@ -215,7 +218,9 @@ class RestartPolicy:
             return verdict
         excused = follows and verdict.kind in CONSEQUENCES
         verdict = self._act(verdict, now_s, chance, elsewhere, excused=excused)
-        if verdict.kind is Kind.KILLED and (updates > 0 or not verdict.without_progress):
+        was_at_work = updates > 0 or not verdict.without_progress
+        stays = alone or verdict.action is not Action.LEAVE_OUT
+        if verdict.kind is Kind.KILLED and was_at_work and stays:
             return msgspec.structs.replace(verdict, wait_s=0.0)
         return verdict
 
