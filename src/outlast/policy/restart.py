@@ -217,12 +217,10 @@ class RestartPolicy:
         if not verdict.restart:
             return verdict
         excused = follows and verdict.kind in CONSEQUENCES
-        verdict = self._act(verdict, now_s, chance, elsewhere, excused=excused)
         was_at_work = updates > 0 or not verdict.without_progress
-        stays = alone or verdict.action is not Action.LEAVE_OUT
-        if verdict.kind is Kind.KILLED and was_at_work and stays:
-            return msgspec.structs.replace(verdict, wait_s=0.0)
-        return verdict
+        return self._act(
+            verdict, now_s, chance, elsewhere, excused=excused, at_work=was_at_work, alone=alone
+        )
 
     def _judge_crash(self, case: _Case, lasted_s: float, updates: int) -> Verdict:
         furthest = max((f.step for f in case.failures if f.step is not None), default=None)
@@ -268,6 +266,8 @@ class RestartPolicy:
         elsewhere: Collection[str],
         *,
         excused: bool,
+        at_work: bool,
+        alone: bool,
     ) -> Verdict:
         """What the table says, with how long to wait, and whether this machine is worth it."""
         assert verdict.kind is not None  # noqa: S101 - each restart has one
@@ -284,7 +284,10 @@ class RestartPolicy:
         waits = action in (Action.BACK_OFF, Action.LEAVE_OUT)
         doublings = max(count - 1, 0) if waits else count - 2
         wait_s = 0.0
-        if doublings >= 0 and verdict.kind not in (Kind.PEER, Kind.HANG):
+        is_spared = verdict.kind in (Kind.PEER, Kind.HANG) or (
+            verdict.kind is Kind.KILLED and at_work and (alone or action is not Action.LEAVE_OUT)
+        )
+        if doublings >= 0 and not is_spared:
             longest_s = min(BACK_OFF_S * 2.0 ** min(doublings, 60), limits.back_off_max_s)
             wait_s = longest_s * (0.5 + 0.5 * chance)
         return msgspec.structs.replace(verdict, action=action, own=own, wait_s=wait_s)
