@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-slurm check format unit bench system-packages clean
+.PHONY: help demo test test-unit test-slurm check format unit bench zoo system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
@@ -15,6 +15,7 @@ help:
 	@echo "make check   format, lint, types, import rules, unit tests (two minutes)"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make bench   the side-by-side measurements in benchmarks/ (hours)"
+	@echo "make zoo     other people's optimizers and models, killed and resumed (ten minutes); docs/zoo.md"
 	@echo "make clean   remove $(VENV) and what tools left behind"
 
 $(VENV)/bin/python:
@@ -102,7 +103,7 @@ format: $(VENV)/.installed-test
 # About four hours on a machine that does nothing else; each of them can be run alone. Other libraries
 # are installed into PEERS, each beside the same torch.
 PEERS ?= .venv-peers
-BENCHMARKS := limits session_overhead notice_cost save_cost saving saving_fsdp2 restoring object_store recovery replication same_bits hangs saving_gpu plan_start simulate_scale
+BENCHMARKS := limits session_overhead notice_cost save_cost save_burden save_scale saving saving_fsdp2 restoring object_store recovery replication same_bits hangs saving_gpu plan_start simulate_scale
 bench: $(VENV)/.installed-test
 	@for name in $(BENCHMARKS); do \
 	  echo "== $$name"; \
@@ -110,5 +111,21 @@ bench: $(VENV)/.installed-test
 	  $(BIN)/python benchmarks/$$name.py $$more || exit 1; \
 	done
 
+# Optimizers and models that nobody here wrote, in an environment of their own. timm and torchao come
+# without what they depend on: torchvision has no build for every torch, and is not called.
+ZOO := .venv-zoo
+ZOO_PIP := $(ZOO)/bin/python -m pip --disable-pip-version-check --no-input
+ZOO_LIST := benchmarks/zoo/constraints.txt
+$(ZOO)/.installed: pyproject.toml $(ZOO_LIST)
+	$(PYTHON) -m venv $(ZOO)
+	$(ZOO_PIP) install -q -c $(ZOO_LIST) setuptools torch==2.13.0
+	$(ZOO_PIP) install -q -c $(ZOO_LIST) --no-build-isolation -e .
+	$(ZOO_PIP) install -q -c $(ZOO_LIST) pytorch-optimizer transformers einops pillow
+	$(ZOO_PIP) install -q -c $(ZOO_LIST) --no-deps timm torchao
+	@touch $@
+
+zoo: $(ZOO)/.installed
+	$(ZOO)/bin/python benchmarks/zoo --write docs/zoo.md $(ZOO_ARGS)
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(ZOO) $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -35,13 +35,14 @@ import psutil
 from bench.tables import emit, machine, markdown
 from outlast.checkpoint.blocks import hashed
 from outlast.checkpoint.manifest import BLOCK_BYTES, FORMAT, FULL, MANIFEST, Manifest, encode
+from outlast.checkpoint.names import SaveName
 from outlast.keeper import parley
 from outlast.keeper.arena import Arena
 from outlast.keeper.memory import Kept
 from outlast.keeper.process import Supervisor
 from outlast.keeper.replicate import Replicator
 from outlast.keeper.setup import Setup
-from outlast.keeper.wire import Member
+from outlast.keeper.wire import NO_NONCE, Member
 from outlast.peer import connect
 
 JOB: Final = "replication"
@@ -292,6 +293,8 @@ def send(facts: dict[str, Any]) -> None:
             job=JOB,
             step=number[0],
             attempt=ATTEMPT,
+            serial=number[0],
+            nonce=NO_NONCE,
             world_size=1,
             layout={"world": 1},
             created_t=0.0,
@@ -318,7 +321,7 @@ def send(facts: dict[str, Any]) -> None:
     key = bytes.fromhex(facts["key"])
     replicator = Replicator(
         "sender",
-        newest=lambda: (number[0], kept[0]),
+        newest=lambda: (SaveName(number[0], ATTEMPT, number[0], NO_NONCE), kept[0]),
         view=view,
         open_channel=lambda one: connect((one.host, one.port), key, parley.PURPOSE, 10),
         rate_bytes=facts["rate"],

@@ -18,6 +18,8 @@ and what to do next, and never derives from BaseException. The exit codes are th
 from __future__ import annotations
 
 import enum
+import errno
+from typing import Final
 
 
 class Exit(enum.IntEnum):
@@ -99,6 +101,43 @@ class SealError(OutlastError, ValueError):
 
 class CutShort(SealError, ConnectionError):
     """The stream ended inside a frame: a peer that died looks like one that was cut off."""
+
+
+_ELSEWHERE: Final = frozenset(  # a path that somebody has mistyped, and no storage that fails
+    {
+        *(errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EISDIR),
+        *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),
+    }
+)
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REMEDIES: Final = {
+    errno.EROFS: "make it writable again (mount -o remount,rw, and see the kernel's log for why)",
+    errno.EACCES: "give this user the right to write there",
+    errno.EPERM: "give this user the right to write there",
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space there, or have the quota raised",
+}
+
+
+def remedy(error: BaseException) -> str:
+    """What to do about an error of a file system, as an order without a full stop."""
+    number = getattr(error, "errno", None)
+    if number in _ELSEWHERE:
+        return "see what is there in place of what should be"
+    return _REMEDIES.get(number or 0, "see the kernel's log, and whether the storage answers")
+
+
+def unusable(what: str, error: OSError) -> OutlastError:
+    """The error for a place that cannot be used as it must: the path's fault, or the storage's.
+
+    Args:
+        what: the place and what is wrong with it, as in "/mnt/x cannot be written".
+        error: as the system gave it.
+    """
+    words = f"{what}: {error.strerror or error}"
+    if error.errno in _ELSEWHERE:
+        return ConfigError(f"{words}; give another with --dir")
+    return StorageError(f"{words}; {remedy(error)}, or give another directory with --dir")
 
 
 def exit_code_of(error: BaseException | None) -> int:

@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 import floor_server
 import psutil
+from saved import is_committed, saved, saves_in
 
-from outlast.checkpoint.manifest import step_name
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
 
@@ -340,10 +340,11 @@ class Job:
     def steps(self):
         """(committed, unfinished): steps with and without a manifest, as ``ls`` would show them."""
         found = Steps([], [])
-        for place in sorted(self.checkpoints.glob("step-*")):
-            step = int(place.name.removeprefix("step-"))
-            kind = found.committed if (place / "manifest.json").is_file() else found.unfinished
-            kind.append(step)
+        for save in saves_in(self.checkpoints):
+            there = is_committed(self.storage, save)
+            kind = found.committed if there else found.unfinished
+            if kind[-1:] != [save.step]:
+                kind.append(save.step)
         return found
 
     def newest(self):
@@ -356,7 +357,7 @@ class Job:
         return {step for step in found.unfinished if step > max(found.committed, default=0)}
 
     def path(self, step, name=""):
-        return self.checkpoints / step_name(step) / name
+        return saved(self.checkpoints, step) / name
 
     def lines(self, rank=0):
         """What the script of ``rank`` recorded: {pid, step, ids} for each step begun."""

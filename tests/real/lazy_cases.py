@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.testing._internal.two_tensor import TwoTensor
 
 BIG = (1 << 22) + 4097  # elements: more than a block of 16 MiB, and no multiple of one
 
@@ -240,6 +241,34 @@ class PastTheCounter(torch.optim.Optimizer):
 def optimizer_that_writes_past_the_counter(device):
     model = net(device)
     optimizer = PastTheCounter(model.parameters())
+    return Case({"model": model, "optimizer": optimizer}, loop(model, optimizer, device))
+
+
+class InPairs(torch.optim.Optimizer):
+    """An optimizer whose state is of a subclass without memory of its own, as an 8-bit one's."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    zeros = torch.zeros_like(parameter, requires_grad=False)
+                    state["both"] = TwoTensor(zeros, zeros.clone())
+                state["both"].mul_(0.9).add_(TwoTensor(parameter.grad, parameter.detach()))
+                parameter.add_(state["both"].a, alpha=-group["lr"])
+
+
+@case
+def tensors_of_subclasses(device):
+    """Such a state, and a frozen weight of a subclass, as a quantized model has."""
+    model = net(device)
+    pair = TwoTensor(torch.randn(8, 8), torch.randn(8, 8)).to(device)
+    model.register_parameter("frozen", nn.Parameter(pair, requires_grad=False))
+    optimizer = InPairs(p for p in model.parameters() if p.requires_grad)
     return Case({"model": model, "optimizer": optimizer}, loop(model, optimizer, device))
 
 

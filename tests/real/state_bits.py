@@ -17,6 +17,15 @@ def difference(one, other, where="state"):
     if isinstance(one, torch.Tensor):
         if not isinstance(other, torch.Tensor):
             return f"{where}: a tensor and {other!r}"
+        if hasattr(one, "__tensor_flatten__"):
+            if type(one) is not type(other):
+                return f"{where}: a {type(one)} and a {type(other)}"
+            (names, settings), (_, others) = one.__tensor_flatten__(), other.__tensor_flatten__()
+            pairs = [
+                ({n: getattr(x, n) for n in names}, c)
+                for x, c in ((one, settings), (other, others))
+            ]
+            return difference(*pairs, where)
         if (one.dtype, one.shape) != (other.dtype, other.shape):
             return f"{where}: {one.dtype} {one.shape} and {other.dtype} {other.shape}"
         return "" if torch.equal(bits(one), bits(other)) else f"{where}: other bits"

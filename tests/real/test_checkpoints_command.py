@@ -10,8 +10,8 @@ import pytest
 import torch
 from floor import SCRIPTS, TRAIN, Floor, Job, until
 from safetensors.torch import load_file
+from saved import saved, saves_in
 
-from outlast.checkpoint.manifest import step_name
 from thorough import some
 
 OUTLAST = Path(sys.executable).with_name("outlast")
@@ -92,7 +92,7 @@ def flip(path, rng):
 def test_a_bit_flips_and_is_put_back(tiers, rng, name, tier):
     assert tiers.bad(code=0) == {}
     whole = tiers.bytes_of(tiers.fast)
-    flip(getattr(tiers, tier) / step_name(STEPS_BEFORE) / name, rng)
+    flip(saved(getattr(tiers, tier), STEPS_BEFORE) / name, rng)
     damaged = tiers.bad()
     assert set(damaged) == {(STEPS_BEFORE, tier)}
     assert name in damaged[STEPS_BEFORE, tier]
@@ -109,7 +109,7 @@ def test_a_bit_flips_and_is_put_back(tiers, rng, name, tier):
 @pytest.mark.parametrize("tier", ["fast", "slow"])
 def test_a_manifest_that_is_missing_in_one_tier(tiers, tier):
     step = tiers.job.steps().committed[0]
-    place = getattr(tiers, tier) / step_name(step)
+    place = saved(getattr(tiers, tier), step)
     whole = tiers.bytes_of(getattr(tiers, tier))
     (place / "manifest.json").unlink()
     assert tiers.bad() == {(step, tier): "manifest.json is missing"}
@@ -127,7 +127,7 @@ def test_what_was_mended_is_what_training_goes_on_from(tiers, rng, jobs):
     calm = jobs[0]
     for tier, names in ((tiers.fast, FILES[:2]), (tiers.slow, FILES[2:])):
         for name in names:
-            flip(tier / step_name(STEPS_BEFORE) / name, rng)
+            flip(saved(tier, STEPS_BEFORE) / name, rng)
     assert set(tiers.bad()) == {(STEPS_BEFORE, "fast"), (STEPS_BEFORE, "slow")}
     assert len(tiers.answer("repair")["repaired"]) == len(FILES)
     train(tiers.floor, tiers.job, STEPS)
@@ -138,8 +138,8 @@ def test_what_was_mended_is_what_training_goes_on_from(tiers, rng, jobs):
 
 def test_what_cannot_be_mended_remains_and_is_named(tiers, rng):
     for tier in (tiers.fast, tiers.slow):
-        (tier / step_name(STEPS_BEFORE) / FILES[0]).unlink()
-    flip(tiers.slow / step_name(STEPS_BEFORE) / FILES[1], rng)
+        (saved(tier, STEPS_BEFORE) / FILES[0]).unlink()
+    flip(saved(tiers.slow, STEPS_BEFORE) / FILES[1], rng)
     repair = tiers.call("repair", code=1)
     assert f"mended  step         {STEPS_BEFORE}  slow  {FILES[1]}, from fast" in repair.out
     assert f"{FILES[0]} is missing; no tier has {FILES[0]} whole" in repair.out
@@ -189,7 +189,7 @@ def test_prune_shows_what_it_would_do_and_does_it(tiers):
     assert (tiers.bytes_of(tiers.fast), tiers.bytes_of(tiers.slow)) == before
     done = tiers.answer("prune", "--yes")
     assert all(one["removed"] for plan in done["tiers"] for one in plan["steps"])
-    assert [path.name for path in tiers.slow.iterdir()] == [step_name(steps[-1])]
+    assert [save.step for save in saves_in(tiers.slow)] == [steps[-1]]
     assert tiers.bytes_of(tiers.fast) == before[0]
     assert tiers.bad(code=0) == {}
 
@@ -208,20 +208,20 @@ def test_prune_keeps_its_hands_off_a_running_job(floor, tmp_path):
 
 
 def test_export_gives_the_same_weights_in_every_format(tiers, rng, tmp_path):
-    flip(tiers.fast / step_name(STEPS_BEFORE) / FILES[0], rng)  # the other tier has it whole
+    flip(saved(tiers.fast, STEPS_BEFORE) / FILES[0], rng)  # the other tier has it whole
     for to in ("torch", "safetensors", "dcp"):
         assert tiers.answer("export", "--to", to, "--out", to)["out"] == str(tmp_path / to)
         again = tiers.call("export", "--to", to, "--out", to, code=2)
         assert "exists and is not empty; give another --out" in again.err
-    saved = torch.load(tmp_path / "torch" / "state.pt", weights_only=True)["model"]
+    known = torch.load(tmp_path / "torch" / "state.pt", weights_only=True)["model"]
     found = load_file(tmp_path / "safetensors" / "model.safetensors")
-    assert set(found) == {name for name, value in saved.items() if isinstance(value, torch.Tensor)}
-    assert all(torch.equal(found[name], saved[name]) for name in found)
+    assert set(found) == {name for name, value in known.items() if isinstance(value, torch.Tensor)}
+    assert all(torch.equal(found[name], known[name]) for name in found)
     assert (tmp_path / "dcp").is_dir()
 
 
 def test_the_samples_of_a_damaged_tier_are_not_believed(tiers):
     whole = tiers.answer("show", "--samples")
     assert whole["step"] == STEPS_BEFORE
-    (tiers.fast / step_name(STEPS_BEFORE) / FILES[1]).write_text("{}")
+    (saved(tiers.fast, STEPS_BEFORE) / FILES[1]).write_text("{}")
     assert tiers.answer("show", "--samples") == whole

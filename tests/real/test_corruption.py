@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 from floor import TRAIN, Floor, Job
+from saved import unlike
 
-from outlast.checkpoint.manifest import step_name
 from thorough import some
 
 STEPS_BEFORE, STEPS = 9, 15
@@ -94,7 +94,8 @@ def assert_goes_on(floor, job, calm, step, named):
     assert (failed["step"], named in failed["reason"]) == (step, True), failed
     resumed = job.events("resumed")[-1]
     assert resumed["step"] == older
-    assert resumed["skipped"] == [{"step": step, "reason": failed["reason"]}]
+    (skipped,) = resumed["skipped"]
+    assert (skipped["step"], skipped["reason"]) == (step, failed["reason"])
     (line,) = [line for line in ranks[0].err.splitlines() if "not valid" in line]
     assert failed["reason"] in line
     assert f"resumed from step {older} in" in line
@@ -143,8 +144,9 @@ def test_two_damaged_checkpoints_are_both_named(floor, rng, job, calm):
 
 def test_a_directory_that_was_never_committed_is_not_taken(floor, job, calm):
     newest = job.path(STEPS_BEFORE)
-    shutil.copytree(newest, newest.with_name(step_name(99)))
-    (newest.with_name(step_name(99)) / "manifest.json").unlink()
+    never = newest.with_name(unlike(job.checkpoints, 99))
+    shutil.copytree(newest, never)
+    (never / "manifest.json").unlink()
     assert train(floor, job, STEPS)[0] == [0, 0]
     assert job.events("resumed")[-1]["step"] == STEPS_BEFORE
     assert not job.events("verify_failed")  # nobody so much as looked at it
@@ -153,7 +155,7 @@ def test_a_directory_that_was_never_committed_is_not_taken(floor, job, calm):
 
 def test_a_directory_under_another_steps_name_is_not_believed(floor, job, calm):
     newest = job.path(STEPS_BEFORE)
-    shutil.copytree(newest, newest.with_name(step_name(STEPS_BEFORE + 1)))
+    shutil.copytree(newest, newest.with_name(unlike(job.checkpoints, STEPS_BEFORE + 1)))
     assert train(floor, job, STEPS)[0] == [0, 0]
     (failed,) = passed_over(job)
     assert failed["reason"] == f"manifest.json is that of step {STEPS_BEFORE}"

@@ -8,18 +8,19 @@ import pytest
 import torch
 from lazy_cases import CASES
 from lazy_watch import _job, _watch  # noqa: F401 - fixtures
+from saved import saved, saves_in
 from state_bits import copy_of, difference, held
 
 import outlast
 from outlast.checkpoint.load import load
-from outlast.checkpoint.manifest import BLOCK_BYTES, step_name
+from outlast.checkpoint.manifest import BLOCK_BYTES
 from outlast.checkpoint.shard import NAMES
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
 
 
 def manifest(job, step):
-    return json.loads((job / "checkpoints" / step_name(step) / "manifest.json").read_text())
+    return json.loads((saved(job / "checkpoints", step) / "manifest.json").read_text())
 
 
 def committed(job):
@@ -54,16 +55,16 @@ def test_weights_between_full_checkpoints_are_right_and_never_resumed_from(job, 
         kept = dict(case.named)
         if kinds[step] == "weights":
             assert "optimizer" not in checkpoint.data
-            assert not any(n.startswith("optimizer.") for n in checkpoint.manifest.tensors)
+            assert not any(n.startswith("optimizer.") for n in checkpoint.inventory.tensors())
             kept.pop("optimizer")
         expected = {key: at[step][key] for key in kept}
         assert not difference(expected, held(checkpoint, kept)), step
         assert checkpoint.manifest.exact
     # The newest that is left holds weights alone: it is passed by.
     newest = weights[-1]
-    for step in steps:
-        if step > newest:
-            shutil.rmtree(job / "checkpoints" / step_name(step))
+    for save in saves_in(job / "checkpoints"):
+        if save.step > newest:
+            shutil.rmtree(job / "checkpoints" / str(save))
     full = max(step for step in steps if step < newest and kinds[step] == "full")
     again = CASES[name]("cpu")
     _, (step, state) = train(job, again, full)
@@ -101,7 +102,7 @@ def test_moments_in_fewer_bits_are_rounded_said_so_and_come_back_as_they_were(jo
         for slot in moments:
             state[slot] = state[slot].to(torch.bfloat16).to(torch.float32)
     checkpoint = load(Directory(job / "checkpoints"), 5)
-    stored = {n: e.dtype for n, e in checkpoint.manifest.tensors.items() if n.endswith(moments)}
+    stored = {n: e.dtype for n, e in checkpoint.inventory.tensors().items() if n.endswith(moments)}
     assert set(stored.values()) == {"BF16"}
     assert len(stored) == 12
     assert not difference(expected, held(checkpoint, case.named))

@@ -8,6 +8,7 @@ import psutil
 import pytest
 import torch
 from floor import Job
+from saved import saved
 
 import outlast
 from outlast.errors import ConfigError, StateMismatch
@@ -36,7 +37,8 @@ def test_waiting_for_a_save_ahead_of_its_boundary_is_refused(job):
                 assert pending.wait(60)
                 break
     assert pending.committed
-    assert [e["step"] for e in read_events(job) if e.event == "commit"] == [pending.step]
+    commits = [e["step"] for e in read_events(job) if e.event == "commit"]
+    assert commits == [pending.step, session.step]  # and the end, where the loop was left
 
 
 def test_a_save_asked_for_outside_of_the_loop_is_the_final_one(job):
@@ -177,7 +179,7 @@ def test_people_are_told_what_happens_without_our_launcher(job, tmp_path, monkey
     assert "storage failed (copy to there)" in first
     blocked.unlink()
     assert "resumed from step 2" in train(4)
-    shard = tmp_path / "here" / "step-000000000004" / "rank-00000.safetensors"
+    shard = saved(tmp_path / "here", 4) / "rank-00000.safetensors"
     raw = bytearray(shard.read_bytes())
     raw[-1] ^= 1
     shard.write_bytes(raw)
@@ -330,7 +332,7 @@ def test_a_loader_goes_on_in_the_loop_behind_the_one_that_was_over(by, job, monk
                     if len(seen) == stop and stop % 5:
                         pending = session.save()
                     elif pending and pending.step is not None and pending.wait(60):
-                        return [line for line in seen if line[0] < pending.step]
+                        return [line for line in seen if line[0] < session.step]
                 if len(seen) == stop:
                     return seen
         return seen
@@ -367,7 +369,7 @@ def test_a_script_that_counts_epochs_for_its_sampler_gets_them(by, job):
                     if session.step == stop:
                         pending = session.save()
                     elif pending and pending.step is not None and pending.wait(60):
-                        return [line for line in seen if line[0] < pending.step]
+                        return [line for line in seen if line[0] < session.step]
                 assert sampler.epoch == epoch
         return seen
 
@@ -384,17 +386,19 @@ def test_a_script_that_counts_epochs_for_its_sampler_gets_them(by, job):
 def test_auto_counts_the_jobs_failures_and_writes_down_its_interval(job, monkeypatch):
     monkeypatch.setattr(cadence, "AUTO_FIRST_S", 0.1)
 
+    def told():
+        return [event for event in read_events(job) if event.event == "cadence"]
+
     def train():
+        before = len(told())
         with outlast.session(model=torch.nn.Linear(2, 1), dir=job) as session:
             for _ in session.steps([0] * 10_000, until=session.step + 10_000):
                 time.sleep(0.01)
-                if [e for e in read_events(job) if e.event == "cadence"][told:]:
+                if told()[before:]:
                     break
-        return [event for event in read_events(job) if event.event == "cadence"][told:]
+        return told()[before]  # the end is saved, and measured, too
 
-    told = 0
-    (first,) = train()
-    told = 1
+    first = train()
     assert first["before_s"] is None
     assert first["num_seen"] == 0
     with contextlib.closing(Ledger(job, job="0123456789ab")) as ledger:
@@ -402,7 +406,32 @@ def test_auto_counts_the_jobs_failures_and_writes_down_its_interval(job, monkeyp
             ledger.attempt = attempt
             ledger.append("resumed", step=0)
             ledger.append("worker_lost", exit_code=-9)
-    (second,) = train()
+    second = train()
     assert second["num_seen"] == pytest.approx(3, rel=0.01)
     assert second["failures_per_h"] == pytest.approx(0.4, rel=0.01)
     assert second["reason"] == "the first checkpoint was measured"
+
+
+class Objects(torch.optim.SGD):
+    """Keeps something in its state that is no data, from its first step on."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        self.state[self.param_groups[0]["params"][0]]["projector"] = object()
+
+
+def test_state_that_cannot_be_saved_ends_the_job_after_its_first_step(job):
+    model = torch.nn.Linear(2, 1)
+    optimizer = Objects(model.parameters(), lr=0.1)
+    trained = []
+
+    def train():
+        with outlast.session(model=model, optimizer=optimizer, dir=job, every="1 h") as session:
+            for _ in session.steps([0] * 100):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                trained.append(session.step)
+
+    with pytest.raises(ConfigError, match=r"optimizer\.state\.weight\.projector is a .*object"):
+        train()
+    assert trained == [0]

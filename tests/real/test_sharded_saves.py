@@ -176,3 +176,18 @@ def test_spread_state_comes_back_however_it_is_spread_then(sharded, mode):
             assert not difference(found["model"], expected["model"], f"{again} at {world_size}")
             ours, theirs = (s["optimizer"]["state"] for s in (found, expected))
             assert not difference(ours, theirs, f"{again} at {world_size}")
+
+
+def test_statistics_of_rows_stay_spread_as_they_were(sharded):
+    other = {"OUTLAST_DIR": str(sharded.path / "undisturbed")}
+    undisturbed = sharded.run(2, "fsdp", 6, "--rows", "--vector-scale", env=other)
+    sharded.run(2, "fsdp", 3, "--rows", "--vector-scale")
+    again = sharded.run(2, "fsdp", 6, "--rows", "--vector-scale")
+    assert again.final()["resumed"]
+    for rank in range(2):
+        entered = again.state("entered", rank)
+        assert not difference(entered, undisturbed.state("at-3", rank))
+        assert not difference(again.state("at-6", rank), undisturbed.state("at-6", rank))
+    alone = sharded.run(1, "plain", 6, "--rows", "--vector-scale").state("entered")
+    expected = undisturbed.state("at-6")["optimizer"]["state"]
+    assert not difference(alone["optimizer"]["state"], expected)

@@ -6,8 +6,10 @@ import json
 import msgspec
 import torch
 from unit_fakes import bits
+from unit_names import save_name, save_of
 
 from outlast.checkpoint.blocks import write_hashed
+from outlast.checkpoint.inventory import rank_of
 from outlast.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -17,11 +19,25 @@ from outlast.checkpoint.manifest import (
     decode,
     encode,
     own_name,
+    part_file,
     shard_file,
     state_file,
-    step_name,
 )
+from outlast.checkpoint.names import sign
+from outlast.checkpoint.parts import (
+    Contents,
+    Holding,
+    Slab,
+    encode_part,
+    make_part,
+    num_elements,
+    part_entry,
+)
+from outlast.checkpoint.places import as_places
+from outlast.checkpoint.plan import Where
 from outlast.checkpoint.shard import NAMES
+from outlast.checkpoint.shares import World, describe, share
+from outlast.checkpoint.transfer import inventory_of, read_manifest
 from outlast.checkpoint.tree import flatten
 
 OWN = "outlast."
@@ -44,7 +60,29 @@ def region(tensor, offsets, shape):
     return tensor[tuple(slice(o, o + n) for o, n in zip(offsets, shape, strict=True))]
 
 
-def write(storage, states, step=7, *, cut=None, narrow=(), **fields):
+def shares_of(ranks, own):
+    """Every rank's share, as each works it out: ``ranks`` are their pieces."""
+    described = [
+        describe([(piece, Where(0, ())) for piece in pieces], rank)
+        for rank, pieces in enumerate(ranks)
+    ]
+    return shares_in(described, own)
+
+
+def shares_in(described, own=(), ranks=None):
+    """The shares of some ranks (all) of a world, of whose ranks these are the structures."""
+    numbers = {}
+    for one in described:
+        numbers.setdefault(one.digest(), (len(numbers), one))
+    structures = [one for _, one in numbers.values()]
+    table = [numbers[one.digest()][0] for one in described]
+    return [
+        share(World(table, structures), rank, own)
+        for rank in (range(len(described)) if ranks is None else ranks)
+    ]
+
+
+def write(storage, states, step=7, *, cut=None, narrow=(), parts=None, **fields):
     """Commit ``states``, one for each rank.
 
     Args:
@@ -53,6 +91,7 @@ def write(storage, states, step=7, *, cut=None, narrow=(), **fields):
         step: which step.
         cut: (name, tensor) → chunks of a replicated tensor, dealt out to the ranks in turn.
         narrow: names of tensors that are stored as bfloat16.
+        parts: whether the manifest names parts; by default where there are several ranks.
         **fields: of the manifest.
     """
     files, tensors = {}, {}
@@ -60,6 +99,7 @@ def write(storage, states, step=7, *, cut=None, narrow=(), **fields):
     pieces = {rank: [] for rank in range(len(states))}
     sizes = dict.fromkeys(pieces, 0)
     small = {}
+    held = {}
 
     def put(name, tensor, chunks, ranks):
         entry = []
@@ -91,30 +131,83 @@ def write(storage, states, step=7, *, cut=None, narrow=(), **fields):
                 ranks = [rank] if cut is None else itertools.cycle(range(len(states)))
                 put(name, kept, chunks, itertools.cycle(ranks))
         mark(data, narrow)
+        held[rank] = [own_name(name, rank) if name in own else name for name in found]
         small[rank] = {"format": FORMAT, "step": step, "rank": rank, "own": own, "state": data}
+    name = save_of(step, fields.get("attempt", 1), fields.get("serial", 1))
+    directory = str(name)
+    sign(storage, name, fields.get("job", "job"))
     for rank, its in pieces.items():
-        path = f"{step_name(step)}/{shard_file(rank)}"
+        path = f"{directory}/{shard_file(rank)}"
         if its:
             files[shard_file(rank)] = write_hashed(storage, path, its)
-        path = f"{step_name(step)}/{state_file(rank)}"
+        path = f"{directory}/{state_file(rank)}"
         files[state_file(rank)] = write_hashed(storage, path, [json.dumps(small[rank]).encode()])
+    entries = ()
+    if len(states) > 1 if parts is None else parts:
+        entries = tuple(
+            put_part(storage, name, rank, held[rank], files, tensors) for rank in range(len(states))
+        )
+        files, tensors = {}, {}
     manifest = Manifest(
         **{
             "format": FORMAT,
             "job": "job",
             "step": step,
             "attempt": 1,
+            "serial": 1,
+            "nonce": name.nonce,
             "world_size": len(states),
             "layout": {},
             "created_t": 0.0,
             "files": files,
             "tensors": tensors,
+            "parts": entries,
             **fields,
         }
     )
     data = encode(manifest)
-    storage.put(f"{step_name(step)}/{MANIFEST}", data)
-    return decode(data, step)
+    storage.put(f"{directory}/{MANIFEST}", data)
+    return decode(data, name)
+
+
+def flat(storage, manifest):
+    """The manifest with all its files and tensors in it, where its parts have them."""
+    if not manifest.parts:
+        return manifest
+    inventory = inventory_of(manifest, as_places(storage))
+    files, tensors = dict(inventory.walk()), {}
+    for rank in range(manifest.world_size):
+        part = inventory.part(rank)
+        for name in part.contents.tensors:
+            entry = part.entry(name)
+            before = tensors[name].chunks if name in tensors else ()
+            tensors[name] = msgspec.structs.replace(entry, chunks=before + entry.chunks)
+    return msgspec.structs.replace(manifest, files=files, tensors=tensors, parts=())
+
+
+def read_flat(storage, which):
+    """``flat`` of the manifest that a reader of this step or save finds."""
+    return flat(storage, read_manifest(storage, which))
+
+
+def put_part(storage, save, rank, held, files, tensors):
+    """Write the part of one rank; its entry in the manifest."""
+    mine = {name: files[name] for name in (shard_file(rank), state_file(rank)) if name in files}
+    known, elsewhere = {}, {}
+    for name, entry in tensors.items():
+        by_rank = {}
+        for chunk in entry.chunks:
+            by_rank.setdefault(rank_of(chunk.file), []).append(
+                Slab(chunk.offsets, chunk.shape, chunk.start)
+            )
+        if rank in by_rank or name in held:
+            known[name] = Holding(entry.dtype, entry.shape, -1, tuple(by_rank.pop(rank, ())))
+        if name in held and by_rank:
+            elsewhere[name] = tuple(sorted(by_rank))
+    contents = Contents(tensors=known, elsewhere=elsewhere, num_elements=num_elements(known))
+    data = encode_part(make_part(save.step, rank, mine, contents))
+    write_hashed(storage, f"{save}/{part_file(rank)}", [data])
+    return part_entry(data, 0, mine.values())
 
 
 def mark(data, narrow):
@@ -131,12 +224,12 @@ def same_as(one, other):
 def rewrite(storage, manifest, **fields):
     """Commit the step again with other words in its manifest."""
     changed = msgspec.structs.replace(manifest, **fields)
-    storage.put(f"{step_name(manifest.step)}/{MANIFEST}", encode(changed))
+    storage.put(f"{manifest.save}/{MANIFEST}", encode(changed))
 
 
-def damage(path, step, name, at=-1):
+def damage(path, step, name, at=-1, *, attempt=1):
     """Flip a bit of a file."""
-    file = path / step_name(step) / name
+    file = path / save_name(step, attempt) / name
     data = bytearray(file.read_bytes())
     data[at] ^= 1
     file.write_bytes(data)

@@ -48,6 +48,8 @@ class Hub:
 class FakeLink:
     """A Link and an Exchange between threads; values are bytes, messages go through JSON."""
 
+    host = "127.0.0.1"
+
     def __init__(self, hub, rank):
         self.hub, self.rank, self.world_size = hub, rank, hub.world_size
 

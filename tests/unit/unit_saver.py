@@ -2,38 +2,40 @@
 
 Everything that decides about a checkpoint is the real thing: the ranks agree (``Sharing``), plan,
 copy into an arena (``Capture``), and each machine's ``Saves`` write, compare and commit; several
-machines talk through ``Relay``. Only connections are not: messages go through JSON, and no further.
+machines' keepers talk over sealed channels. Only the connections of workers are not: their messages
+go through JSON, and no further.
 """
 
 import errno
-import os
 import queue
 import threading
 import time
 from typing import Any, NamedTuple
-from unittest import mock
 
 import msgspec
 import torch
 from unit_fakes import Hub, WatchedStorage, on_ranks
 
-from outlast.checkpoint import blocks, capture, copies, manifest
+from outlast.checkpoint import blocks, capture, copies, manifest, shares
 from outlast.checkpoint import plan as plans
 from outlast.checkpoint.capture import Capture
 from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import Share, make, name_of, structure
 from outlast.checkpoint.tree import flatten
 from outlast.keeper import commit, files, persist, wire
+from outlast.keeper.arrivals import Said
+from outlast.keeper.follower import Follower
+from outlast.keeper.leader import Leader
 from outlast.keeper.memory import Books, Memory
 from outlast.keeper.persist import Pool
 from outlast.keeper.saves import Saves
+from outlast.peer import listen
 from outlast.storage import Directory
-from outlast.training.relay import Relay
 from outlast.training.sharing import Sharing
 
 LIMIT_S = 20.0  # a test that hangs fails instead
 MAX_TRIES = 4  # of a snapshot that is void
-_environment = threading.Lock()
+KEY = b"k" * 32
 
 
 class Captured(NamedTuple):
@@ -77,7 +79,7 @@ def written(storage, states, step=7, **more):
 
 def share_everything(monkeypatch):
     """The smallest tensor is worth comparing."""
-    monkeypatch.setattr(plans, "SHARE_MIN_BYTES", 0)
+    monkeypatch.setattr(shares, "SHARE_MIN_BYTES", 0)
 
 
 def small_blocks(monkeypatch, num_bytes):
@@ -148,10 +150,13 @@ class Keeper:
             tiers,
             self.books,
             self.pool,
-            record=lambda event, **fields: self.events.append((event, fields)),
+            record=self.record,
             on_committed=self.commits.append,
             on_change=lambda: None,
         )
+
+    def record(self, event, **fields):
+        self.events.append((event, fields))
 
     def memory(self):
         """The tier of committed snapshots."""
@@ -179,16 +184,43 @@ class Attempt:
         tiers = [one if isinstance(one, dict) else {"local": one} for one in each]
         self.keepers = [Keeper(one, job) for one in tiers]
         local = world_size // machines
+        self.sides = self._meet(world_size, local, job) if machines > 1 else []
         self.savers = [
-            Saver(self, self.hub.link(rank), self.keepers[rank // local], local)
+            Saver(self, self.hub.link(rank), self.keepers[rank // local])
             for rank in range(world_size)
         ]
+
+    def _meet(self, world_size, local, job):
+        """The keepers talk to each other."""
+        listener = listen("127.0.0.1")
+        address = listener.getsockname()[:2]
+        sides = []
+        for number, keeper in enumerate(self.keepers):
+            ranks = range(number * local, (number + 1) * local)
+            keeper.saves.know(self.number, ranks)
+            hello = wire.Hello(
+                job=job,
+                attempt=self.number,
+                world_size=world_size,
+                first_local=ranks.start,
+                num_local=local,
+            )
+            if number:
+                side = Follower(address, lambda: KEY, None, keeper.saves, hello=hello, said=Said())
+            else:
+                rest = {"hello": hello, "local": set(ranks), "record": keeper.record}
+                side = Leader(listener, lambda: KEY, None, keeper.saves, **rest)
+            keeper.saves.meet(self.number, side)
+            sides.append(side)
+        return sides
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
         self.hub.close()
+        for side in reversed(self.sides):
+            side.close()
         for keeper in self.keepers:
             keeper.pool.stop()
         for thread in set(threading.enumerate()) - self._others:
@@ -233,7 +265,7 @@ class Saver:
         ended: how each save ended, the void ones too.
     """
 
-    def __init__(self, attempt, link, keeper, local_world_size):
+    def __init__(self, attempt, link, keeper):
         self.rank, self.is_gone, self.ended = link.rank, False, []
         self.keeper = keeper
         self._attempt, self._link, self._saves = attempt, link, keeper.saves
@@ -242,12 +274,6 @@ class Saver:
         self._offered = None
         self._sharing = Sharing(link, lambda: None)
         self.forget()
-        where = {
-            "LOCAL_WORLD_SIZE": str(local_world_size),
-            "LOCAL_RANK": str(link.rank % local_world_size),
-        }
-        with _environment, mock.patch.dict(os.environ, where):
-            self._relay = Relay(link, self._hand_over)
         self._inbox = queue.SimpleQueue()
         self._room, self._written_blocks = threading.Condition(), set()
 
@@ -315,7 +341,6 @@ class Saver:
     def refuse(self, step, reason):
         """This rank has no snapshot to give."""
         self._serial += 1
-        self._relay.begun(step, self._serial)
         message = wire.Absent(step=step, serial=self._serial, reason=reason)
         self._saves.absent(self, as_sent(message), **self._who)
 
@@ -323,7 +348,6 @@ class Saver:
         """How the save ended."""
         ended = self._inbox.get(timeout=LIMIT_S)
         assert ended.serial == self._serial, "a save ended twice, or another one did"
-        self._relay.ended(self._serial)
         self.ended.append(ended)
         return ended
 
@@ -334,13 +358,14 @@ class Saver:
 
     @property
     def _who(self):
-        return {"attempt": self._attempt.number, "world_size": self._link.world_size}
+        attempt = self._attempt.number
+        hello = wire.Hello(job="job", attempt=attempt, world_size=self._link.world_size)
+        return {"hello": hello}
 
     def _plan(self, given):
         """What this rank does of the save; it is begun, and there is memory for it."""
         self._serial += 1
         self._step, self._written_blocks = given.step, set()
-        self._relay.begun(given.step, self._serial)
         share = self._sharing.of(self._offered, LIMIT_S)
         assert share is not None, "the ranks did not agree"
         plan = make(structure(given.tensors, given.narrow), self.rank, share, dict(given.order))
@@ -359,8 +384,15 @@ class Saver:
             exact=not given.narrow,
             started_s=time.monotonic(),
         )
-        layout = as_sent(wire.Layout(number=1, size=plan.size, tensors=plan.tensors))
-        self._saves.begin(self, as_sent(begin), layout, ring_bytes=ring, **self._who)
+        layout = wire.Layout(
+            number=1,
+            size=plan.size,
+            tensors=plan.tensors if self._link.world_size == 1 else {},
+            contents=plan.contents,
+            num_elements=share.num_elements if given.kind == FULL else 0,
+            groups=share.groups,
+        )
+        self._saves.begin(self, as_sent(begin), as_sent(layout), ring_bytes=ring, **self._who)
         return plan
 
     def _about(self, tell, kind, *blob, **fields):
@@ -373,11 +405,6 @@ class Saver:
             with self._room:
                 assert self._room.wait_for(lambda: before in self._written_blocks, LIMIT_S)
 
-    def _hand_over(self, message, blob):
-        """What other machines' keepers say, for this machine's."""
-        tell = self._saves.relayed if isinstance(message, wire.Part) else self._saves.decided
-        tell(self, self._attempt.number, self._link.world_size, as_sent(message), blob)
-
     # --- the connection -------------------------------------------------------------------------
 
     def send(self, message, blob=b""):
@@ -389,10 +416,6 @@ class Saver:
                 with self._room:
                     self._written_blocks.add(block)
                     self._room.notify_all()
-            case wire.Part() as part:
-                self._relay.publish_part(part, blob)
-            case wire.Outcome() as outcome:
-                self._relay.publish_outcome(outcome, blob)
 
 
 def as_sent(message):

@@ -41,6 +41,7 @@ class Link(Protocol):
 
     rank: int
     world_size: int
+    host: str  # where the others are reached from here
 
     def publish(self, key: str, value: bytes) -> None:
         """Set ``key`` for all ranks."""
@@ -63,6 +64,7 @@ class LocalLink:
 
     rank = 0
     world_size = 1
+    host = "127.0.0.1"
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -97,6 +99,7 @@ class StoreLink:
     def __init__(self, host: str, port: int, rank: int, world_size: int, prefix: str = PREFIX):
         self.rank = rank
         self.world_size = world_size
+        self.host = host
         self._prefix = prefix
         # Each client serialises its calls, so whoever waits long has one of its own.
         self._for_inbox = connect(host, port, _WAIT)

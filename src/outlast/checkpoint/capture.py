@@ -5,13 +5,12 @@ optimizers change, and nothing else does) is copied by two threads that share a 
 loop computes; a hook that runs before each optimizer's step copies what is left and waits for what
 is under way.
 
-Should a tensor change under the copy all the same, the snapshot is void. Its version counter tells,
-and so do its first and last bytes, for those who write past the counter; they are looked at when
-its copy ends and once more when the training thread is known to be in no operation: a counter moves
-only after the bytes have.
+Should a tensor change under the copy all the same, the snapshot is void. Its version counters tell;
+they are looked at when its copy ends and once more when the training thread is known to be in no
+operation: a counter moves only after the bytes have. Who could write past them is held back, or
+seen at the boundary (``aliases``); a tensor's first and last bytes are compared besides.
 
-What can go wrong unseen: a write past the counter that leaves a tensor's first and last bytes as
-they were, on a tensor that only optimizers were thought to change.
+What can go wrong unseen: what ``aliases`` names, where it leaves those bytes as they were.
 
 Prior art: CheckFreq, DataStates-LLM. Rejected: os.fork (1.4 s of page faults per 2 GB); a team of
 OpenMP threads (a descheduled one holds up all the others).
@@ -29,9 +28,10 @@ from typing import Final
 import torch
 import xxhash
 
+from outlast.checkpoint import aliases
 from outlast.checkpoint.manifest import BLOCK_BYTES
 from outlast.checkpoint.plan import Plan, Write
-from outlast.checkpoint.sources import Item, Remembered, Source, local_of
+from outlast.checkpoint.sources import Item, Remembered, Source, source_of
 from outlast.checkpoint.streams import CudaCopies, in_words, sums_of
 
 logger = logging.getLogger(__name__)
@@ -86,7 +86,8 @@ class Capture:
         self.moved: list[str] = []
         self.error: Exception | None = None
         self.copied_at_once_bytes = 0
-        self._lazy = () if ring_bytes else lazy
+        self._lazy: Collection[str] = () if ring_bytes else lazy
+        self._aliased: set[str] = set()  # in memory that others hold too
         self._buffer = buffer
         self._target = buffer.data_ptr()
         self._ring_bytes = ring_bytes
@@ -104,10 +105,12 @@ class Capture:
         self._confirmed = threading.Event()
         self.streams: CudaCopies | None = None
         self._remembered = remembered or Remembered()
-        self._is_unread = again
+        self._is_unread = self._is_again = again
         self._prepare(tensors, again=again)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], *, again: bool) -> None:
+        if self._lazy and not again:
+            self._aliased = aliases.held_by_others(tensors, self._lazy)
         if again:
             self._trusted = list(self._remembered.sources)
             self._items.extend(self._remembered.items)
@@ -125,8 +128,8 @@ class Capture:
     ) -> list[Source]:
         cuda: list[Source] = []
         for write in writes:
-            source = Source(write, local_of(tensors, write))
-            lazy = write.piece.name in self._lazy and self._may_wait(source)
+            source = source_of(tensors, write)
+            lazy = self._may_wait(source)
             if lazy and source.tensor.is_cuda:
                 cuda.append(source)
                 continue
@@ -142,8 +145,8 @@ class Capture:
     def _prepare_checks(self, tensors: Mapping[str, torch.Tensor]) -> list[Source]:
         cuda: list[Source] = []
         for check in self.plan.checks:
-            source = Source(check, local_of(tensors, check))
-            lazy = check.piece.name in self._lazy and self._may_wait(source)
+            source = source_of(tensors, check)
+            lazy = self._may_wait(source)
             if lazy and source.tensor.is_cuda:
                 cuda.append(source)
             else:
@@ -151,6 +154,9 @@ class Capture:
         return cuda
 
     def _may_wait(self, source: Source) -> bool:
+        name = source.write.piece.name
+        if name not in self._lazy or name in self._aliased:
+            return False
         if not (source.tensor.is_cpu or source.tensor.is_cuda):
             return False  # whose queues we know nothing about
         source.take_sample()
@@ -227,6 +233,17 @@ class Capture:
         if not self._confirmed.wait(SETTLE_S):
             self.confirm()
 
+    def hold_back(self) -> None:
+        """From here on, whoever would go past the version counters waits for the copy."""
+        if not self._confirmed.is_set():
+            aliases.hold_back(self)
+
+    def storages(self) -> list[torch.UntypedStorage]:
+        """The memory of what is left for later."""
+        memory = list(self._remembered.memory) if self._is_again else []
+        with self._lock:
+            return memory + aliases.storages_of([one.tensor for one in self._trusted])
+
     def let_go(self) -> None:
         """Everything is copied and confirmed: no tensor is held on to, whoever holds this."""
         self._remembered.let_go()
@@ -239,6 +256,7 @@ class Capture:
             self.void += [one.write.piece.name for one in self._trusted if one.has_changed()]
             self._trusted = []
             self._confirmed.set()
+        aliases.let_go(self)
 
     def _copy(self, item: Item) -> None:
         source, start, size = item
@@ -348,6 +366,7 @@ class Copiers:
 
     def submit(self, capture: Capture) -> None:
         """Copy ``capture``; the one before it must be whole."""
+        capture.hold_back()
         with self._changed:
             self._current = capture
             self._turn += 1

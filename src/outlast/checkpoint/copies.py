@@ -21,7 +21,8 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from outlast.checkpoint.manifest import BLOCK_BYTES, STEP_NAME, FileEntry
+from outlast.checkpoint.manifest import BLOCK_BYTES, FileEntry
+from outlast.checkpoint.names import save_of
 from outlast.checkpoint.places import Place
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Reader
@@ -64,7 +65,7 @@ class FileCopies:
 
     Args:
         places: where it may lie, the one to be read first first.
-        path: its name there, below the step's directory.
+        path: its name there, with the save's directory.
         entry: size and hashes, from the manifest.
 
     Attributes:
@@ -119,10 +120,21 @@ class FileCopies:
             problems.append(f"{place.name}: {problem}" if len(self._places) > 1 else problem)
         reason = "; ".join(problems)
         if failure is None:
-            raise CheckpointInvalid(step_of(self.path), reason)
+            raise CheckpointInvalid(save_of(self.path).step, reason)
         if len(self._places) == 1:
             raise failure
         raise OSError(failure.errno or errno.EIO, reason)
+
+    def whole(self) -> bytes:
+        """All of a small file, verified.
+
+        Raises:
+            CheckpointInvalid, OSError: see ``block``.
+        """
+        buffer, raw = Bounce(self.entry).view, bytearray()
+        for index in range(len(self.entry.xxh3_128)):
+            raw += self.block(index, buffer)
+        return bytes(raw)
 
     def close(self) -> None:
         """Let go of the file everywhere; it is opened anew if it is read again."""
@@ -163,14 +175,6 @@ class FileCopies:
             if reader is None:
                 reader = self._readers[place.name] = place.storage.open(self.path)
             return reader
-
-
-def step_of(path: str) -> int:
-    """The step whose directory ``path`` lies in."""
-    match = STEP_NAME.match(path.partition("/")[0])
-    if match is None:
-        raise ValueError(f"{path!r} is not a file of a checkpoint")
-    return int(match[1])
 
 
 def in_words(error: OSError) -> str:

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outlast import config
-from outlast.checkpoint.catalog import find_steps
+from outlast.checkpoint.catalog import find_saves
 from outlast.checkpoint.dcp_reader import StorageReader
 from outlast.checkpoint.dcp_writer import StorageWriter
-from outlast.checkpoint.manifest import STEP_NAME
+from outlast.checkpoint.names import parse
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.source import Source
+from outlast.checkpoint.standing import standing
 from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.ledger import job as jobs
 from outlast.storage import Directory
@@ -40,8 +41,9 @@ def dcp_reader(
     """A reader for ``torch.distributed.checkpoint.load``.
 
     Args:
-        path: a job's directory, a directory of steps, or one step's own directory.
-        step: which checkpoint; the newest whose manifest verifies unless given.
+        path: a job's directory, a directory of steps, or one save's own directory.
+        step: which checkpoint; the newest whose manifest verifies unless given. Of a step that
+            was saved again, the newest save whose manifest verifies.
         tier: read from this tier of the job only; from all of them, fastest first, unless given.
         rank: whose small state and own tensors; this process's unless given.
 
@@ -65,26 +67,24 @@ def dcp_writer(
     Args:
         path: a job's directory, or any directory to put steps into.
         step: the step's number.
-        overwrite: replace a committed checkpoint of that step.
+        overwrite: replace a committed checkpoint of that step, which stands until the new one does.
 
     Raises:
         ConfigError: ``step`` is not a step's number.
     """
-    directory = Path(path)
     (_, url), *_ = _urls(os.fspath(path), None)
-    job = jobs.read_job(directory).id if (directory / jobs.FILE_NAME).exists() else ""
-    return StorageWriter(url, step, job=job, overwrite=overwrite)
+    return StorageWriter(url, step, job=_job_of(os.fspath(path)), overwrite=overwrite)
 
 
 def _open(path: str, step: int | None, tier: str | None) -> Source:
     directory = Path(path).absolute()
-    named = STEP_NAME.match(directory.name)
-    if named and directory.is_dir():
-        return Source(Directory(directory.parent), int(named[1]) if step is None else step)
+    named = parse(directory.name)
+    if named is not None and directory.is_dir():
+        return Source(Directory(directory.parent), named if step is None else step)
     places = _places(path, tier)
     if step is not None:
         return Source(places, step)
-    committed = {found for place in places for found in find_steps(place.storage).committed}
+    committed = {found for place in places for found in find_saves(place.storage).committed}
     for newest in sorted(committed, reverse=True):
         try:
             return Source(places, newest)
@@ -94,7 +94,15 @@ def _open(path: str, step: int | None, tier: str | None) -> Source:
 
 
 def _places(path: str, tier: str | None) -> Sequence[Place]:
-    return [Place(name, open_storage(url)) for name, url in _urls(path, tier)]
+    places = [Place(name, open_storage(url)) for name, url in _urls(path, tier)]
+    job = _job_of(path)
+    return standing(places, job, ()) if job else places
+
+
+def _job_of(path: str) -> str:
+    """The id of the job in a directory, "" where there is none."""
+    directory = Path(path)
+    return jobs.read_job(directory).id if (directory / jobs.FILE_NAME).exists() else ""
 
 
 def _urls(path: str, tier: str | None) -> list[tuple[str, str]]:

@@ -28,7 +28,6 @@ from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -37,7 +36,8 @@ from torch.futures import Future
 from torch.utils import _pytree
 
 from outlast.checkpoint.manifest import TensorEntry
-from outlast.checkpoint.source import Source, State, Want
+from outlast.checkpoint.source import Source, State, Want, wanted
+from outlast.checkpoint.spreads import Box
 from outlast.errors import ConfigError
 
 
@@ -106,18 +106,37 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
         Raises:
             CheckpointInvalid, OSError: a block that is needed has no right copy.
         """
-        asked: dict[int, tuple[ReadItem, torch.Tensor]] = {}
-        wants = []
+        asked: list[tuple[ReadItem, str, torch.Tensor]] = []
+        boxes: dict[str, list[Box]] = {}
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 planner.load_bytes(item, self._as_saved(item.storage_index.fqn))
                 continue
+            name = self._names[id(self._leaves[item.storage_index.fqn])]
             target = planner.resolve_tensor(item).detach()
-            want = self._want(item, target)
-            asked[id(want)] = (item, target)
-            wants.append(want)
-        for want in self._source.fill(wants):
-            planner.commit_tensor(*asked[id(want)])
+            if tuple(target.shape) != tuple(item.lengths):
+                raise ConfigError(
+                    f"{item.storage_index.fqn}: DCP's planner asks for {tuple(item.lengths)} and "
+                    f"has room for {tuple(target.shape)}"
+                )
+            asked.append((item, name, target))
+            boxes.setdefault(name, []).append((tuple(item.storage_offsets), tuple(item.lengths)))
+        self._source.locate(self._state, boxes, self._rank_read)
+        wants: dict[int, tuple[Want, int]] = {}
+        left: list[int] = []
+        for number, (item, name, target) in enumerate(asked):
+            entry = self._state.entries[name]
+            mine = list(wanted(entry, tuple(item.storage_offsets), target))
+            wants.update({id(want): (want, number) for want in mine})
+            left.append(len(mine))
+        for number, (item, _, target) in enumerate(asked):
+            if not left[number]:
+                planner.commit_tensor(item, target)
+        for want in self._source.fill([want for want, _ in wants.values()]):
+            number = wants[id(want)][1]
+            left[number] -= 1
+            if not left[number]:
+                planner.commit_tensor(asked[number][0], asked[number][2])
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -137,26 +156,18 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
         rank = self._rank
         if rank is None:
             rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        self._rank_read = rank
         self._state = self._source.state(rank)
         self._metadata, self._leaves, self._names = _describe(self._state)
-
-    def _want(self, item: ReadItem, target: torch.Tensor) -> Want:
-        index: MetadataIndex = item.storage_index
-        entry = self._state.entries[self._names[id(self._leaves[index.fqn])]]
-        offsets = tuple(index.offset or ())
-        chunk = next(chunk for chunk in entry.chunks if chunk.offsets == offsets)
-        if tuple(target.shape) != tuple(item.lengths):
-            raise ConfigError(
-                f"{index.fqn}: DCP's planner asks for {tuple(item.lengths)} and has room for "
-                f"{tuple(target.shape)}"
-            )
-        return Want(entry, chunk, tuple(item.storage_offsets), target)
 
     def _as_saved(self, fqn: str) -> io.BytesIO:
         """A leaf as ``torch.save`` writes it, which is how DCP's planner takes it."""
 
         def whole(stand_in: torch.Tensor) -> torch.Tensor:
             name = self._names[id(stand_in)]
+            shape = self._state.entries[name].shape
+            box = (0,) * len(shape), shape
+            self._source.locate(self._state, {name: [box]}, self._rank_read)
             (tensor,) = self._source.tensors([self._state.entries[name]])
             return tensor.to(self._state.dtype(name))
 
@@ -193,11 +204,12 @@ def _describe(state: State) -> tuple[Metadata, dict[str, Any], dict[int, str]]:
 
 
 def _tensor_metadata(stand_in: torch.Tensor, entry: TensorEntry) -> TensorStorageMetadata:
+    """A tensor as one chunk: in which pieces it was saved is looked up when a box is asked for."""
+    whole = ChunkStorageMetadata(
+        offsets=torch.Size([0] * len(entry.shape)), sizes=torch.Size(entry.shape)
+    )
     return TensorStorageMetadata(
         properties=TensorProperties(dtype=stand_in.dtype),
         size=torch.Size(entry.shape),
-        chunks=[
-            ChunkStorageMetadata(offsets=torch.Size(chunk.offsets), sizes=torch.Size(chunk.shape))
-            for chunk in entry.chunks
-        ],
+        chunks=[whole],
     )

@@ -9,7 +9,9 @@ reading gives each rank its own back.
 
 What can go wrong: a value that is not data, a step that is committed already (ConfigError, in a
 line); a storage that fails on any rank (OSError there; DCP raises its CheckpointException on all).
-In each case nothing is committed and the older checkpoint stays in force.
+In each case nothing is committed and the older checkpoint stays in force. Each save has a directory
+of its own (see ``names``): one that replaces a step's checkpoint leaves that alone until its own
+manifest is there.
 
 Rejected: DCP's own ``.metadata`` beside ours (pickle, and two truths); letting each rank commit its
 part (``use_collectives=False``): there would be no moment at which the whole is complete.
@@ -17,6 +19,8 @@ part (``use_collectives=False``): there would be no moment at which the whole is
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import math
 import os
 import re
@@ -27,6 +31,7 @@ from typing import Any, Final
 import msgspec
 import torch
 import torch.distributed.checkpoint as dcp
+import xxhash
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
@@ -34,36 +39,68 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from outlast.checkpoint.blocks import write_hashed
-from outlast.checkpoint.catalog import remove_step
+from outlast.checkpoint.catalog import find_saves, remove_save
 from outlast.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
     Chunk,
     FileEntry,
     Manifest,
+    PartEntry,
     TensorEntry,
     decode,
     encode,
     own_name,
+    part_file,
     shard_file,
     small_state,
     state_file,
-    step_name,
 )
-from outlast.checkpoint.shard import DTYPES, Placed, header, place
+from outlast.checkpoint.names import NOTE, SaveName, named, new_nonce, sign, signed_by
+from outlast.checkpoint.parts import (
+    PLAIN,
+    Contents,
+    Holding,
+    Slab,
+    check_part,
+    encode_part,
+    make_part,
+    num_elements,
+    part_entry,
+)
+from outlast.checkpoint.places import Place
+from outlast.checkpoint.reshard import is_spread, mesh_spread
+from outlast.checkpoint.shard import DTYPES, NAMES, Placed, header, place
+from outlast.checkpoint.spreads import Spread
+from outlast.checkpoint.transfer import look
 from outlast.checkpoint.tree import flatten
 from outlast.errors import CheckpointInvalid, ConfigError, StorageError
 from outlast.storage import Storage
 from outlast.storage.places import open_storage
 
+logger = logging.getLogger(__name__)
+
 _OWN_NAME: Final = re.compile(r"@rank-\d{5}\Z")
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank wrote; it travels to the coordinator with DCP's results."""
+class _Wrote(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank wrote, in few words; it travels to the coordinator with DCP's results.
 
-    files: dict[str, FileEntry]
-    tensors: dict[str, TensorEntry]
+    Attributes:
+        rank: who.
+        entry: of its part; None where there is one rank, whose manifest says it all.
+        structure: digest of what it holds.
+        num_elements: how many elements it wrote of tensors that are nobody's own.
+        files: where there is one rank, size and hashes of its files.
+        tensors: where there is one rank, what they hold.
+    """
+
+    rank: int
+    entry: PartEntry | None
+    structure: str
+    num_elements: int
+    files: dict[str, FileEntry] = {}
+    tensors: dict[str, TensorEntry] = {}
 
 
 class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
@@ -74,8 +111,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
             the process that ``async_save`` may use.
         step: the step's number.
         job: id of the job, for the manifest.
-        overwrite: replace a committed checkpoint of that step; its commit is taken back, durably,
-            before the first byte is written.
+        overwrite: replace a committed checkpoint of that step; it stands until the new one does.
     """
 
     def __init__(
@@ -89,6 +125,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
         self._job = job
         self._overwrite = overwrite
         self._rank = 0
+        self._save = SaveName(step)  # its own name once the plans are made
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin anew.
@@ -112,7 +149,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
             raise ConfigError("use_collectives=False cannot commit the parts of all ranks at once")
         if is_coordinator and not self._overwrite and self._is_committed():
             raise ConfigError(
-                f"{self._storage.describe(step_name(self.step))} is committed already; save "
+                f"step {self.step} is committed already in {self._storage.describe()}; save "
                 "another step, or replace it with outlast.dcp_writer(path, step, overwrite=True)"
             )
 
@@ -121,14 +158,26 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Clear the step's place; every rank writes only after this.
+        """Name this save and mark its place; every rank writes only after this.
+
+        What a save of this step left unfinished goes: it may have filled the disk. In a job's
+        directory retention sees to that, which knows what the job's own sessions are writing.
 
         Raises:
-            OSError: what lies there cannot be removed.
+            OSError: the storage cannot be listed or written.
         """
-        if self._storage.children(step_name(self.step)):
-            remove_step(self._storage, self.step)
-        return plans
+        found = find_saves(self._storage)
+        saves = [*found.committed, *found.unfinished]
+        attempt = max((save.attempt for save in saves), default=0)
+        there = [save.serial for save in saves if save[:2] == (self.step, attempt)]
+        serial = max(there, default=0) + 1
+        self._save = SaveName(self.step, max(attempt, 0), serial, new_nonce())
+        for save in found.unfinished:
+            if not self._job and save.step == self.step and signed_by(self._storage, save) == "":
+                remove_save(self._storage, save, is_unfinished=True)
+        sign(self._storage, self._save, self._job)
+        told = str(self._save), len(plans)
+        return [dataclasses.replace(plan, storage_data=told) for plan in plans]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part; when it returns, all of it is durable.
@@ -137,40 +186,71 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
             ConfigError: a value cannot be saved as data.
             OSError: as the storage gave it.
         """
-        part = self._write(plan, planner)
-        size = sum(file.size for file in part.files.values())
+        name, world_size = plan.storage_data
+        self._save = named(name)
+        files, tensors = self._write(plan, planner)
+        size = sum(file.size for file in files.values())
+        wrote = self._told(planner, files, tensors, world_size)
         index = MetadataIndex(state_file(self._rank))
         done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(index=index, size_in_bytes=size, storage_data=part)])
+        done.set_result([WriteResult(index=index, size_in_bytes=size, storage_data=wrote)])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit.
 
         Raises:
-            StorageError: another writer committed this step meanwhile.
+            StorageError: another writer took this save for one that was left unfinished.
             OSError: as the storage gave it.
             ConfigError: the parts do not make up what the planner described.
         """
-        parts: list[_Part] = [result.storage_data for one in results for result in one]
+        every: list[_Wrote] = [result.storage_data for one in results for result in one]
+        every.sort(key=lambda one: one.rank)
+        structures: dict[str, int] = {}
+        parts = tuple(
+            msgspec.structs.replace(
+                one.entry, structure=structures.setdefault(one.structure, len(structures))
+            )
+            for one in every
+            if one.entry is not None
+        )
         manifest = Manifest(
             format=FORMAT,
             job=self._job,
             step=self.step,
-            attempt=0,
-            world_size=len(parts),
-            layout={"dcp": len(parts)},
+            attempt=self._save.attempt,
+            serial=self._save.serial,
+            nonce=self._save.nonce,
+            world_size=len(every),
+            layout={"dcp": len(every)},
             created_t=time.time(),
-            files={name: entry for part in parts for name, entry in part.files.items()},
-            tensors=_joined(parts),
+            files={} if parts else every[0].files,
+            tensors={} if parts else every[0].tensors,
+            parts=parts,
         )
         text = encode(manifest)
-        _check(text, manifest, metadata)
-        if not self._storage.put_new(f"{step_name(self.step)}/{MANIFEST}", text):
+        _check(text, manifest, metadata, sum(one.num_elements for one in every))
+        is_there = self._storage.exists(f"{self._save}/{NOTE}")
+        if not is_there or not self._storage.put_new(f"{self._save}/{MANIFEST}", text):
             raise StorageError(
-                f"{self._storage.describe(step_name(self.step))} was committed by somebody else "
-                "while it was written; its manifest was left alone"
+                f"{self._storage.describe(str(self._save))} was taken for an unfinished save and "
+                "removed while it was written; save again, with one writer at a time"
             )
+        if self._overwrite:
+            self._remove_superseded()
+
+    def _remove_superseded(self) -> None:
+        """What this save replaces is of no use; one that cannot be removed does no harm."""
+        try:
+            for save in find_saves(self._storage).committed:
+                if save.step == self.step and save < self._save and self._is_ours(save):
+                    remove_save(self._storage, save)
+        except OSError as error:
+            logger.warning("an older save of step %d stays: %s", self.step, error)
+
+    def _is_ours(self, save: SaveName) -> bool:
+        found = look(Place("", self._storage), save)
+        return found.manifest is not None and found.manifest.job == self._job
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -180,7 +260,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
     @property
     def checkpoint_id(self) -> str:
         """Where the checkpoint goes, for DCP's log."""
-        return self._storage.describe(step_name(self.step))
+        return self._storage.describe(str(self._save))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -193,16 +273,44 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
         return self._opened
 
     def _is_committed(self) -> bool:
-        return self._storage.exists(f"{step_name(self.step)}/{MANIFEST}")
+        return any(save.step == self.step for save in find_saves(self._storage).committed)
 
-    def _write(self, plan: SavePlan, planner: SavePlanner) -> _Part:
+    def _told(
+        self,
+        planner: SavePlanner,
+        files: dict[str, FileEntry],
+        tensors: dict[str, TensorEntry],
+        world_size: int,
+    ) -> _Wrote:
+        """What the coordinator hears of this rank; of several ranks each writes its part."""
+        contents = _contents(planner, tensors)
+        told = _Wrote(
+            rank=self._rank,
+            entry=None,
+            structure=contents.structure,
+            num_elements=contents.num_elements,
+        )
+        if world_size == 1:
+            return msgspec.structs.replace(told, files=files, tensors=tensors)
+        part = make_part(self.step, self._rank, files, contents)
+        try:
+            check_part(part, self.step, self._rank, world_size)
+        except CheckpointInvalid as error:
+            raise ConfigError(f"nothing is committed: {error.reason}") from None
+        data = encode_part(part)
+        write_hashed(self._storage, f"{self._save}/{part_file(self._rank)}", [data])
+        return msgspec.structs.replace(told, entry=part_entry(data, 0, files.values()))
+
+    def _write(
+        self, plan: SavePlan, planner: SavePlanner
+    ) -> tuple[dict[str, FileEntry], dict[str, TensorEntry]]:
         data, private = _small_state(planner)
         items = {name: item for name, item in _named(plan) if item.tensor_data is not None}
         own = {own_name(name, self._rank): tensor for name, tensor in private.items()}
         placed = _place(items, own)
         files: dict[str, FileEntry] = {}
         tensors: dict[str, TensorEntry] = {}
-        directory = step_name(self.step)
+        directory = str(self._save)
         if placed:
             first, file = header(placed), shard_file(self._rank)
             pieces = _pieces(first, placed, items, own, planner)
@@ -215,7 +323,7 @@ class StorageWriter(dcp.StorageWriter):  # type: ignore[misc]
         text = small_state(self.step, self._rank, sorted(private), data)
         name = state_file(self._rank)
         files[name] = write_hashed(self._storage, f"{directory}/{name}", [text])
-        return _Part(files=files, tensors=tensors)
+        return files, tensors
 
 
 def _small_state(planner: SavePlanner) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -321,24 +429,49 @@ def _entry(where: Placed, item: WriteItem | None, file: str, data_start: int) ->
     return TensorEntry(dtype=where.dtype, shape=whole, chunks=(chunk,))
 
 
-def _joined(parts: list[_Part]) -> dict[str, TensorEntry]:
-    tensors: dict[str, TensorEntry] = {}
-    for part in parts:
-        for name, entry in part.tensors.items():
-            before = tensors.get(name)
-            if before and (before.dtype, before.shape) != (entry.dtype, entry.shape):
-                raise ConfigError(f"{name} has another shape or dtype on another rank")
-            chunks = (before.chunks if before else ()) + entry.chunks
-            tensors[name] = msgspec.structs.replace(entry, chunks=chunks)
-    return tensors
+def _contents(planner: SavePlanner, written: Mapping[str, TensorEntry]) -> Contents:
+    """What this rank's part says: besides what it wrote, how the tensors that it holds are spread.
+
+    Who wrote what others hold too is the coordinator's plan, which no rank sees.
+    """
+    numbers: dict[Spread, int] = {}
+    held: dict[str, Holding] = {}
+    leaves: Mapping[str, Any] = getattr(planner, "state_dict", {})
+    for name, leaf in leaves.items():
+        if isinstance(leaf, torch.Tensor) and leaf.dtype in NAMES:
+            number = PLAIN
+            if is_spread(leaf) and leaf.numel():
+                spread = mesh_spread(leaf.device_mesh, leaf.placements)
+                if not spread.problem():
+                    number = numbers.setdefault(spread, len(numbers))
+            held[name] = Holding(NAMES[leaf.dtype], tuple(leaf.shape), number)
+    structure = xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode((held, tuple(numbers))))
+    for name, entry in written.items():
+        slabs = tuple(Slab(chunk.offsets, chunk.shape, chunk.start) for chunk in entry.chunks)
+        known = held.get(name)
+        number = known.spread if known is not None and known.shape == entry.shape else PLAIN
+        held[name] = Holding(entry.dtype, entry.shape, number, slabs)
+    return Contents(
+        structure=structure,
+        spreads=tuple(numbers),
+        tensors=held,
+        num_elements=num_elements(held),
+    )
 
 
-def _check(text: bytes, manifest: Manifest, metadata: Metadata) -> None:
+def _check(text: bytes, manifest: Manifest, metadata: Metadata, written: int) -> None:
     """What was planned is what was written, and a reader will accept it."""
-    for fqn, planned in metadata.state_dict_metadata.items():
-        if hasattr(planned, "chunks") and fqn not in manifest.tensors:
-            raise ConfigError(f"no rank wrote {fqn}; nothing was committed")
+    planned = 0
+    for fqn, one in metadata.state_dict_metadata.items():
+        if hasattr(one, "chunks"):
+            planned += math.prod(one.size)
+            if not manifest.parts and fqn not in manifest.tensors:
+                raise ConfigError(f"no rank wrote {fqn}; nothing was committed")
+    if planned != written:
+        raise ConfigError(
+            f"{planned} elements were planned and {written} written; nothing was committed"
+        )
     try:
-        decode(text, manifest.step)
+        decode(text, manifest.save)
     except CheckpointInvalid as error:
         raise ConfigError(f"nothing was committed: {error.reason}") from None

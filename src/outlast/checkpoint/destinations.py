@@ -3,8 +3,9 @@
 What is wanted may be cut in another way than what was saved. DCP's planner says where the two
 overlap; each overlap then becomes runs of bytes that follow each other in the file and in memory.
 Long runs are copied straight from the verified block. Where they are short (a matrix that was cut
-by rows and is wanted by columns), where the destination is on a GPU, strided, or of another dtype,
-the verified bytes are collected in memory on the side and copied on as a tensor.
+by rows and is wanted by columns), where the destination is on a GPU, strided, of another dtype, or
+one that torch negates or conjugates as it reads it, the verified bytes are collected in memory on
+the side and copied on as a tensor. A destination's elements must not share memory (``overlaps``).
 
 Rejected: DCP's reading itself: it hashes nothing, and copies each overlap through fresh memory.
 Asking for huge pages for new memory: on a virtual machine that gives free memory back to its host,
@@ -23,7 +24,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from outlast.checkpoint.aliases import array_of
 from outlast.checkpoint.manifest import Chunk, TensorEntry
+from outlast.checkpoint.overlaps import is_deferred
 from outlast.checkpoint.read import Piece
 from outlast.checkpoint.reshard import is_spread, local_chunks
 from outlast.checkpoint.shard import DTYPES
@@ -93,7 +96,8 @@ def pieces(name: str, entry: TensorEntry, target: torch.Tensor) -> Iterator[tupl
 def _overlaps(name: str, entry: TensorEntry, offsets: Extents, shape: Extents) -> Iterator[Overlap]:
     if not math.prod(shape):
         return
-    if len(entry.chunks) == 1:  # the whole tensor: no planner is needed, nor imported
+    if entry.chunks and entry.chunks[0].shape == entry.shape:
+        # The whole tensor: no planner is needed, nor imported.
         yield Overlap(entry.chunks[0], offsets, (0,) * len(shape), shape)
         return
     same = next((c for c in entry.chunks if (c.offsets, c.shape) == (offsets, shape)), None)
@@ -143,7 +147,8 @@ def _pieces_of(
     start = chunk.start + first * item
     axis, run = _run(overlap.extent, chunk.shape, region)
     outer = overlap.extent[:axis]
-    direct = region.device.type == "cpu" and region.dtype == dtype and run > 0
+    is_here = region.device.type == "cpu" and region.dtype == dtype
+    direct = is_here and run > 0 and not is_deferred(region)
     if direct and (math.prod(outer) == 1 or run * item >= SHORT_BYTES):
         for index in itertools.product(*(range(extent) for extent in outer)):
             here = start + sum(i * s for i, s in zip(index, saved_strides, strict=False)) * item
@@ -210,8 +215,8 @@ class _Stage:
 def _bring(source: torch.Tensor, target: torch.Tensor) -> None:
     """Copy a tensor to where it belongs, in this thread alone if that is in this memory."""
     with torch.no_grad():
-        if target.device.type != "cpu" or target.dtype != source.dtype:
+        if target.device.type != "cpu" or target.dtype != source.dtype or is_deferred(target):
             target.copy_(source)
             return
         raw = _RAW[source.dtype.itemsize]
-        np.copyto(target.view(raw).numpy(), source.view(raw).numpy())
+        np.copyto(array_of(target.view(raw)), array_of(source.view(raw)))

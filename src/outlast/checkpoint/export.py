@@ -28,6 +28,7 @@ import torch
 import xxhash
 
 from outlast.checkpoint import export_formats
+from outlast.checkpoint.names import SaveName
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.source import Source, State
 from outlast.errors import ConfigError
@@ -95,7 +96,7 @@ class Feed:
 
 def export(
     places: Storage | Sequence[Place],
-    step: int,
+    which: int | SaveName,
     to: str,
     out: str | os.PathLike[str],
     progress: Callable[[int, int], None] | None = None,
@@ -116,7 +117,7 @@ def export(
 
     Args:
         places: where the checkpoint lies, fastest first; or one storage.
-        step: which one.
+        which: which save; of a step the newest whose manifest verifies.
         to: "safetensors", "torch" or "dcp".
         out: the directory to write; it must not exist yet, or be empty.
         progress: told (bytes of tensors done, in all).
@@ -134,8 +135,10 @@ def export(
         raise ConfigError(f"{to!r} is not a format; export to {', '.join(FORMATS)}")
     target = Path(out).absolute()
     _check_free(target)
-    source = Source(places, step)
-    feed = Feed(source, source.state(0), progress)
+    source = Source(places, which)
+    state = source.state(0)
+    source.locate_all(state, 0)
+    feed = Feed(source, state, progress)
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.parent / f".{target.name}.{os.urandom(8).hex()}.part"
     part.mkdir()

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree
 
-from outlast.checkpoint.optimizers import KIND as OPTIMIZER_CLASS
+from outlast.checkpoint.optimizers import OTHER, OURS, OWN_FORM
 from outlast.checkpoint.shard import header, place
 from outlast.checkpoint.tree import KIND, tensor_names
 from outlast.errors import ConfigError
@@ -165,6 +165,8 @@ def _numbered(state: Any) -> Any:
     """An optimizer's state with torch's numbers in place of names; anything else as it is."""
     if not isinstance(state, Mapping) or not {"state", "param_groups"} <= set(state):
         return state
+    if OWN_FORM in state:
+        return state[OWN_FORM]
     groups, inner = state["param_groups"], state["state"]
     if not isinstance(groups, list) or not isinstance(inner, Mapping):
         return state
@@ -173,9 +175,9 @@ def _numbered(state: Any) -> Any:
     if any(str(name) not in numbers for name in inner):
         return state
     left = iter(range(len(names)))
-    numbered = {key: value for key, value in state.items() if key != OPTIMIZER_CLASS}
+    numbered = {key: value for key, value in state.items() if key not in OURS}
     by_number = {numbers[str(name)]: value for name, value in inner.items()}
-    numbered["state"] = dict(sorted(by_number.items()))
+    numbered["state"] = {**dict(sorted(by_number.items())), **state.get(OTHER, {})}
     numbered["param_groups"] = [
         {**group, "params": [next(left) for _ in group["params"]]} for group in groups
     ]

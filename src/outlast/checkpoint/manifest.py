@@ -11,21 +11,24 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
 import xxhash
 
+from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.spreads import has_overlap
 from outlast.errors import CheckpointInvalid
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 MANIFEST: Final = "manifest.json"
 BLOCK_BYTES: Final = 16 << 20
-STEP_NAME: Final = re.compile(r"^step-(\d{12})\Z")
 FILE_NAME: Final = re.compile(r"^rank-(\d{5})\.(safetensors|json)\Z")
+PART_NAME: Final = re.compile(r"^rank-(\d{5})\.part\.json\Z")
 FULL: Final = "full"
 WEIGHTS: Final = "weights"
+ABANDONED: Final = b'{"format":3,"abandoned":true}'  # in place of a manifest that never was
 _NO_CHECKSUM: Final = "0" * 32
 
 # safetensors' names of dtypes → bytes per element
@@ -62,19 +65,46 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
     xxh3_128: tuple[str, ...]
 
 
+class PartEntry(msgspec.Struct, frozen=True, array_like=True):
+    """What the manifest says of one rank's part; see ``parts``.
+
+    Attributes:
+        size: of the part file, in bytes.
+        xxh3_128: of each 16 MiB block of the part file; as a rule there is one.
+        structure: number of the rank's structure: ranks with the same one hold the same tensors,
+            spread alike. It only says where to look first.
+        num_bytes: size of the rank's other files together.
+    """
+
+    size: int
+    xxh3_128: tuple[str, ...]
+    structure: int
+    num_bytes: int
+
+    @property
+    def file(self) -> FileEntry:
+        """The part file as any other file."""
+        return FileEntry(size=self.size, xxh3_128=self.xxh3_128)
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a reader must know of a checkpoint.
+    """Everything a reader must know of a checkpoint, or of where to find it.
+
+    Files and tensors stand either here (a job of one rank; formats 1 and 2) or in the ranks' parts,
+    of which ``parts`` has one entry each: nothing here then grows with the number of tensors.
 
     Attributes:
         format: version of the layout; a reader refuses a later one.
         job: id of the job.
         step: completed optimizer steps.
         attempt: the attempt that wrote it.
+        serial, nonce: with step and attempt they are the save's name; -1 and "" before format 3.
         world_size: number of workers that wrote it.
         layout: how state is spread over workers: axis → workers along it.
         created_t: wall-clock time of the commit, in seconds since the epoch.
         files: name → size and hashes.
         tensors: name → shape, dtype, chunks. A name ending in ``@rank-NNNNN`` is that rank's own.
+        parts: of each rank, size and hash of the file that says the rest.
         kind: "full", or "weights" when it lacks the optimizer's state and cannot be resumed from.
         exact: whether every tensor has the bits it had in training.
         checksum: of the manifest itself.
@@ -87,16 +117,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
     layout: dict[str, int]
     created_t: float
-    files: dict[str, FileEntry]
-    tensors: dict[str, TensorEntry]
+    files: dict[str, FileEntry] = {}
+    tensors: dict[str, TensorEntry] = {}
+    parts: tuple[PartEntry, ...] = ()
     kind: str = FULL
     exact: bool = True
+    serial: int = -1
+    nonce: str = ""
     checksum: str = _NO_CHECKSUM
 
-
-def step_name(step: int) -> str:
-    """The directory of ``step``."""
-    return f"step-{step:012d}"
+    @property
+    def save(self) -> SaveName:
+        """Which save it is, and so the name of its directory."""
+        if not self.nonce:
+            return SaveName(self.step)
+        return SaveName(self.step, self.attempt, self.serial, self.nonce)
 
 
 def shard_file(rank: int) -> str:
@@ -107,6 +142,11 @@ def shard_file(rank: int) -> str:
 def state_file(rank: int) -> str:
     """The file of ``rank``'s small state."""
     return f"rank-{rank:05d}.json"
+
+
+def part_file(rank: int) -> str:
+    """The file that says what ``rank`` wrote."""
+    return f"rank-{rank:05d}.part.json"
 
 
 def small_state(step: int, rank: int, own: Iterable[str], data: dict[str, Any]) -> bytes:
@@ -134,18 +174,25 @@ def encode(manifest: Manifest) -> bytes:
     return _with_checksum(blank, _NO_CHECKSUM, digest)
 
 
-def decode(data: bytes, step: int) -> Manifest:
-    """Read and verify a manifest.
+class LaterFormat(CheckpointInvalid):
+    """A checkpoint of a format that this version does not know: nothing can be said of it."""
+
+
+def decode(data: bytes, save: SaveName) -> Manifest:
+    """Read and verify the manifest of a save.
 
     Raises:
-        CheckpointInvalid: torn, altered, of a later format, or not of ``step``.
+        CheckpointInvalid: torn, altered, of a later format, or not that of ``save``.
     """
+    step = save.step
     if not data:
         raise CheckpointInvalid(step, f"{MANIFEST} is empty")
+    if data == ABANDONED:
+        raise CheckpointInvalid(step, "it was not committed, and is being removed")
     try:
         version = msgspec.json.decode(data, type=_Version).format
         if version > FORMAT:
-            raise CheckpointInvalid(
+            raise LaterFormat(
                 step,
                 f"it has format {version} and this version reads up to {FORMAT}; upgrade outlast",
             )
@@ -157,6 +204,8 @@ def decode(data: bytes, step: int) -> Manifest:
         raise CheckpointInvalid(step, f"{MANIFEST} does not match its own checksum")
     if manifest.step != step:
         raise CheckpointInvalid(step, f"{MANIFEST} is that of step {manifest.step}")
+    if manifest.save != save:
+        raise CheckpointInvalid(step, f"{MANIFEST} is that of {manifest.save}, not of {save}")
     _check(manifest)
     return manifest
 
@@ -178,11 +227,12 @@ def _check(manifest: Manifest) -> None:
 
     if manifest.world_size < 1:
         raise refuse(f"it has a world size of {manifest.world_size}")
+    if manifest.parts:
+        _check_parts(manifest, refuse)
     for name, file in manifest.files.items():
         if not FILE_NAME.match(name):
             raise refuse(f"{name!r} is not the name of a file of a checkpoint")
-        if file.size < 0 or len(file.xxh3_128) != math.ceil(file.size / BLOCK_BYTES):
-            raise refuse(f"{name} has {len(file.xxh3_128)} hashes for {file.size} bytes")
+        check_file(name, file, refuse)
     for name, tensor in manifest.tensors.items():
         item = ITEM_BYTES.get(tensor.dtype)
         if item is None:
@@ -201,31 +251,24 @@ def _check(manifest: Manifest) -> None:
             if not inside or not fits or chunk.end - chunk.start != size:
                 raise refuse(f"a chunk of {name} does not fit its tensor or its file")
         covered = sum(math.prod(chunk.shape) for chunk in tensor.chunks)
-        if covered != math.prod(tensor.shape) or _overlap(tensor.chunks):
+        if covered != math.prod(tensor.shape) or has_overlap(
+            (chunk.offsets, chunk.shape) for chunk in tensor.chunks
+        ):
             raise refuse(f"the chunks of {name} do not cover it")
 
 
-def _overlap(chunks: Sequence[Chunk]) -> bool:
-    """Whether two chunks share an element: a sweep along the axis that is cut most often."""
-    full = [chunk for chunk in chunks if math.prod(chunk.shape)]
-    if len(full) < 2:
-        return False
-    axes = range(len(full[0].shape))
-    axis = max(axes, key=lambda axis: len({chunk.offsets[axis] for chunk in full}))
-    active: list[Chunk] = []
-    for chunk in sorted(full, key=lambda chunk: chunk.offsets[axis]):
-        start = chunk.offsets[axis]
-        active = [other for other in active if other.offsets[axis] + other.shape[axis] > start]
-        if any(_meet(chunk, other) for other in active):
-            return True
-        active.append(chunk)
-    return False
+def _check_parts(manifest: Manifest, refuse: Callable[[str], Exception]) -> None:
+    if manifest.files or manifest.tensors:
+        raise refuse("it names parts and what belongs into them")
+    if len(manifest.parts) != manifest.world_size:
+        raise refuse(f"it names {len(manifest.parts)} parts of {manifest.world_size}")
+    for rank, part in enumerate(manifest.parts):
+        if part.size < 1 or part.num_bytes < 0 or part.structure < 0:
+            raise refuse(f"it says of {part_file(rank)} what cannot be: {part}")
+        check_file(part_file(rank), part.file, refuse)
 
 
-def _meet(one: Chunk, other: Chunk) -> bool:
-    return all(
-        max(start, begin) < min(start + extent, begin + length)
-        for start, extent, begin, length in zip(
-            one.offsets, one.shape, other.offsets, other.shape, strict=True
-        )
-    )
+def check_file(name: str, file: FileEntry, refuse: Callable[[str], Exception]) -> None:
+    """See that a file has as many hashes as blocks; raises what ``refuse`` makes of the reason."""
+    if file.size < 0 or len(file.xxh3_128) != math.ceil(file.size / BLOCK_BYTES):
+        raise refuse(f"{name} has {len(file.xxh3_128)} hashes for {file.size} bytes")

@@ -1,20 +1,58 @@
-"""An optimizer's state under its parameters' names instead of their positions.
+"""An optimizer's state as it is, under its parameters' names instead of their positions.
 
 torch numbers parameters in the order the optimizer saw them. A name (``layers.0.weight``) says what
 a tensor is, lets a shape be checked, and stays right when parameters are split over ranks. A
 parameter that no saved model holds keeps its number, as ``#3``.
+
+Guarantees: what ``state_dict`` gave before a save is what it gives after the load, in types,
+dtypes, devices and placements too, or the load is refused. torch's ``load_state_dict`` casts what
+is nested, rebuilds containers and turns strings into others; classes with one of their own may do
+anything. So it is called, for all that it sets up, and then the state is compared with what was
+saved and put right where it lies.
+
+What a class gives in another form than torch's is saved as it is (``own``), and needs its
+parameters in the same order. Attributes that no ``state_dict`` gives: see ``attributes``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import collections
+import enum
+import functools
+import types
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+import numpy as np
 import torch
+from torch.optim import Optimizer
 
-from outlast.errors import StateMismatch
+from outlast.checkpoint.attributes import (
+    Attributes,
+    holders_of,
+    is_stock_class,
+    keeping_links,
+    tensors_of,
+)
+from outlast.checkpoint.placements import laid_out, notes_of
+from outlast.checkpoint.references import local_of, memory_of, rebuilt, referring, resolved
+from outlast.checkpoint.subclasses import is_subclass
+from outlast.checkpoint.tree import flatten
+from outlast.errors import ConfigError, StateMismatch
 
 KIND: Final = "optimizer_class"
+OWN_FORM: Final = "own"
+OTHER: Final = "other"
+ATTRIBUTES: Final = "attributes"
+NOTES: Final = "notes"
+IN_ORDER: Final = "in_order"
+OURS: Final = frozenset({KIND, OTHER, ATTRIBUTES, NOTES, IN_ORDER})  # torch knows none of them
+
+_LIVE: Final = "@live"  # code in a parameter group: the script's, not the checkpoint's
+_CODE: Final = (
+    *(type, enum.Enum, functools.partial),
+    *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
+)
 
 
 def parameter_names(
@@ -35,16 +73,47 @@ def parameter_names(
     return names
 
 
-def named_state(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[str, Any]:
-    """The optimizer's state_dict with names in place of numbers."""
-    state = optimizer.state_dict()
-    renamed = dict(state)
+def names_by_id(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[int, str]:
+    """Id of a parameter → its name."""
+    return {id(p): name for p, name in zip(_parameters(optimizer), names, strict=True)}
+
+
+def named_state(
+    optimizer: torch.optim.Optimizer, names: list[str], attributes: Attributes | None = None
+) -> dict[str, Any]:
+    """The optimizer's state with names in place of numbers.
+
+    Args:
+        optimizer: of any class.
+        names: of its parameters.
+        attributes: its attributes, if they are to be kept.
+
+    Raises:
+        ConfigError: what cannot be kept; names it.
+    """
+    state = _asked(optimizer)
+    renamed: dict[str, Any]
+    if _is_torchs_form(state, len(names)):
+        renamed = _in_torchs_form(optimizer, state, names)
+    else:
+        groups = [{"params": group} for group in _by_group(optimizer, names)]
+        renamed = {"state": {}, "param_groups": groups, OWN_FORM: state}
     renamed[KIND] = type(optimizer).__name__
-    renamed["state"] = {names[index]: inner for index, inner in state["state"].items()}
-    renamed["param_groups"] = [
-        {**group, "params": [names[index] for index in group["params"]]}
-        for group in state["param_groups"]
-    ]
+    if not _tells_all(optimizer):
+        renamed[IN_ORDER] = True
+    if not is_stock_class(type(optimizer)):
+        by_id, memory = names_by_id(optimizer, names), memory_of(optimizer)
+        for section in ("state", OTHER, OWN_FORM):
+            if section in renamed:
+                renamed[section] = referring(renamed[section], by_id, memory)
+        if attributes is not None:
+            carried = {id(tensor) for tensor in tensors_of(state)}
+            changed = attributes.changed(by_id, carried)
+            if changed:
+                renamed[ATTRIBUTES] = changed
+    notes = notes_of(renamed, dict(zip(names, _parameters(optimizer), strict=True)))
+    if notes:
+        renamed[NOTES] = notes
     return renamed
 
 
@@ -70,30 +139,166 @@ def difference(
     if [sorted(group) for group in before] != [sorted(group) for group in now]:
         sizes = [", ".join(str(len(group)) for group in groups) for groups in (before, now)]
         return f"had its parameters in other groups {then} (of {sizes[0]}; now of {sizes[1]})"
+    if state.get(IN_ORDER) and before != now:
+        return f"had its parameters in another order {then}, which {kind} does not sort out"
     return ""
 
 
 def load_named_state(
-    optimizer: torch.optim.Optimizer, names: list[str], state: Mapping[str, Any], key: str
+    optimizer: torch.optim.Optimizer,
+    names: list[str],
+    state: Mapping[str, Any],
+    key: str,
+    attributes: Attributes | None = None,
 ) -> None:
     """Load what ``named_state`` gave.
 
     Raises:
-        StateMismatch: the saved optimizer had other parameters, or other groups of them.
+        StateMismatch: the saved optimizer had other parameters or other groups of them, or the
+            optimizer does not take its state back as it was.
     """
     problem = difference(optimizer, names, state, "when it was saved")
     if problem:
         raise StateMismatch(f"{key} {problem}")
+    by_name = dict(zip(names, _parameters(optimizer), strict=True))
+    state = resolved(laid_out(dict(state), by_name), by_name)
+    loaded = state.get(OWN_FORM)
+    if loaded is None:
+        loaded = _numbered(optimizer, names, state, key)
+    with keeping_links(optimizer):
+        optimizer.load_state_dict(_guarded(loaded) if _loads_as_torch(optimizer) else loaded)
+    if _tells_all(optimizer):
+        _settle(optimizer, names, loaded["state"])
+    else:
+        _settle_by_words(optimizer, loaded)
+    if attributes is not None:
+        attributes.put(state.get(ATTRIBUTES, {}), key, by_name)
+    if not _tells_all(optimizer):
+        for path, _, _, live, saved in _differences(optimizer.state_dict(), loaded, key):
+            raise StateMismatch(
+                f"{type(optimizer).__name__} does not take its state back as it was saved: {path} "
+                f"was {_short(saved)} and is {_short(live)}"
+            )
+
+
+# --- saving ---------------------------------------------------------------------------------------
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _asked(optimizer: torch.optim.Optimizer) -> Any:
+    kind = type(optimizer).__name__
+    if not is_stock_class(type(optimizer)):
+        for key in optimizer.state:
+            if type(key) is int:
+                raise ConfigError(
+                    f"{kind} keeps state under the number {key}, which its state_dict takes for a "
+                    "parameter; use a string"
+                )
+    try:
+        return optimizer.state_dict()
+    except Exception as error:
+        raise ConfigError(
+            f"the state_dict of {kind} raises {type(error).__name__}: {error}"
+        ) from error
+
+
+def _is_torchs_form(state: Any, num_parameters: int) -> bool:
+    if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
+        return False
+    groups = state.get("param_groups")
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+        return False
+    numbers = [number for group in groups for number in group.get("params", ())]
+    return numbers == list(range(num_parameters))
+
+
+def _in_torchs_form(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], names: list[str]
+) -> dict[str, Any]:
+    renamed = dict(state)
+    numbers = range(len(names))
+    inner = state["state"]
+    renamed["state"] = {
+        names[index]: value
+        for index, value in inner.items()
+        if type(index) is int and index in numbers
+    }
+    if len(renamed["state"]) != len(inner):
+        renamed[OTHER] = {
+            index: value
+            for index, value in inner.items()
+            if type(index) is not int or index not in numbers
+        }
+    renamed["param_groups"] = [
+        {**_without_code(group, optimizer), "params": [names[index] for index in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    return renamed
+
+
+def _without_code(group: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """A group with descriptions in place of functions, classes and members of enumerations."""
+    room = type(optimizer).__module__.partition(".")[0]
+    return {
+        name: (_LIVE, _description(value)) if _is_code(value, room) else value
+        for name, value in group.items()
+    }
+
+
+def _is_code(value: Any, room: str) -> bool:
+    if value is None or isinstance(value, bool | float | list | tuple | torch.Tensor):
+        return False
+    return isinstance(value, _CODE) or (
+        hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] == room != "torch"
+    )
+
+
+def _description(value: Any) -> str:
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__name__}.{value.name}"
+    named = value.func if isinstance(value, functools.partial) else value
+    return str(getattr(named, "__qualname__", type(value).__qualname__))
+
+
+# --- loading --------------------------------------------------------------------------------------
+
+
+def _tells_all(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``state_dict`` is torch's own: it gives the containers that ``step`` works on."""
+    own = vars(optimizer)
+    return (
+        type(optimizer).state_dict is Optimizer.state_dict
+        and "state_dict" not in own
+        and {"state", "param_groups"} <= set(own)
+        and not own.get("_optimizer_state_dict_post_hooks")
+    )
+
+
+def _loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).load_state_dict is Optimizer.load_state_dict
+
+
+def _numbered(
+    optimizer: torch.optim.Optimizer, names: list[str], state: Mapping[str, Any], key: str
+) -> dict[str, Any]:
     number = {name: index for index, name in enumerate(names)}
-    plain = {key: value for key, value in state.items() if key != KIND}
+    plain = {name: value for name, value in state.items() if name not in OURS}
     plain["state"] = {number[name]: inner for name, inner in state["state"].items()}
+    plain["state"] |= state.get(OTHER, {})
     # torch matches the two sides by position, so the saved side takes today's order.
     plain["param_groups"] = [
-        _ordered(group, now, number)
-        for group, now in zip(state["param_groups"], _by_group(optimizer, names), strict=True)
+        _ordered(_with_code(group, live, key), now, number)
+        for group, live, now in zip(
+            state["param_groups"],
+            optimizer.param_groups,
+            _by_group(optimizer, names),
+            strict=True,
+        )
     ]
-    optimizer.load_state_dict(plain)
-    _undo_casts(optimizer, plain["state"])
+    return plain
 
 
 def _by_group(optimizer: torch.optim.Optimizer, names: list[str]) -> list[list[str]]:
@@ -109,19 +314,126 @@ def _ordered(group: Mapping[str, Any], now: list[str], number: Mapping[str, int]
     return ordered
 
 
-def _undo_casts(optimizer: torch.optim.Optimizer, state: Mapping[int, Any]) -> None:
-    # load_state_dict casts floating-point state to the parameter's dtype: fp32 moments of a bf16
-    # parameter would come back rounded, and the run would no longer be the same run.
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for index, saved in state.items():
-        if not isinstance(saved, Mapping):
+def _with_code(group: Mapping[str, Any], live: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = dict(group)
+    for name, value in group.items():
+        if isinstance(value, tuple) and len(value) == 2 and value[0] == _LIVE:
+            now = _description(live[name]) if name in live else "not there"
+            if now != value[1]:
+                raise StateMismatch(f"{key} had {name} {value[1]} and has {now} now")
+            found[name] = live[name]
+    return found
+
+
+class _Held:
+    """What torch's load_state_dict would cast or take apart, and cannot put together again."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def _guarded(loaded: Any) -> Any:
+    if isinstance(loaded, np.ndarray) or (isinstance(loaded, torch.Tensor) and is_subclass(loaded)):
+        return _Held(loaded)
+    return rebuilt(loaded, _guarded)
+
+
+def _settle(optimizer: torch.optim.Optimizer, names: list[str], saved: Mapping[Any, Any]) -> None:
+    """Have ``optimizer.state`` be what was saved, where torch's load_state_dict changed it."""
+    parameters = _parameters(optimizer)
+    for index, value in saved.items():
+        if type(index) is int and index < len(names):
+            parameter = parameters[index]
+            live = optimizer.state.get(parameter)
+            optimizer.state[parameter] = _settled(live, value)
+        else:
+            optimizer.state[index] = _settled(optimizer.state.get(index), value)
+
+
+def _settled(live: Any, saved: Any) -> Any:
+    """``live`` where it is what was saved, put right in place where it can be."""
+    if isinstance(saved, torch.Tensor):
+        return live if _same(live, saved) else saved
+    if isinstance(live, torch.Tensor) and isinstance(saved, int | float):
+        return live  # __setstate__ made a tensor of what older versions kept as a number
+    if isinstance(saved, dict) and type(live) is type(saved):
+        for key, value in saved.items():
+            live[key] = _settled(live.get(key), value)
+        return live
+    if type(saved) is list and type(live) is list and len(live) == len(saved):
+        live[:] = [_settled(now, then) for now, then in zip(live, saved, strict=True)]
+        return live
+    return saved
+
+
+def _settle_by_words(optimizer: torch.optim.Optimizer, loaded: Any) -> None:
+    """The same for a class with a ``state_dict`` of its own: what it gives is found by identity."""
+    left = list(_differences(optimizer.state_dict(), loaded, ""))
+    if not left:
+        return
+    holders = list(holders_of(optimizer))
+    containers = {id(holder.it) for holder in holders}
+    places = {
+        id(value): (holder, name) for holder in holders for name, value in holder.values().items()
+    }
+    for _, container, name, live, saved in left:
+        if id(container) in containers and isinstance(container, dict | list):
+            container[name] = saved
+        elif isinstance(live, torch.Tensor) and id(live) in places:
+            holder, where = places[id(live)]
+            holder.put(where, saved)
+
+
+def _differences(live: Any, saved: Any, path: str) -> Iterator[tuple[str, Any, Any, Any, Any]]:
+    """(path, container, key, what it holds, what was saved) of all that is not as it was saved."""
+    if isinstance(saved, dict):
+        pairs = [(key, live.get(key), value) for key, value in saved.items()]
+    else:
+        pairs = [(index, live[index], value) for index, value in enumerate(saved)]
+    for key, now, then in pairs:
+        here = f"{path}.{key}" if path else str(key)
+        alike = type(now) is type(then) or (isinstance(now, dict) and isinstance(then, dict))
+        if alike and isinstance(then, dict | list | tuple | collections.deque):
+            if len(now) >= len(then):
+                yield from _differences(now, then, here)
+                continue
+        elif _same(now, then):
             continue
-        loaded = optimizer.state[parameters[index]]
-        for name, value in saved.items():
-            now = loaded.get(name)
-            if (
-                isinstance(value, torch.Tensor)
-                and isinstance(now, torch.Tensor)
-                and now.dtype != value.dtype
-            ):
-                loaded[name] = value.to(device=now.device, copy=True)
+        yield here, live, key, now, then
+
+
+def _same(live: Any, saved: Any) -> bool:
+    """Whether two values are the same, tensors to the bit."""
+    if live is saved or type(live) is not type(saved):
+        return live is saved
+    if isinstance(saved, torch.Tensor):
+        return _what(live) == _what(saved) and _have_same_bits(live, saved)
+    try:
+        return bool(flatten(live, "") == flatten(saved, ""))
+    except ConfigError:
+        return bool(live == saved)
+
+
+def _what(tensor: Any) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.device, getattr(tensor, "placements", None)
+
+
+def _have_same_bits(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    if is_subclass(saved):
+        return False  # nobody knows what makes it equal: what was saved is taken
+    mine, theirs = local_of(live), local_of(saved)
+    if mine.data_ptr() == theirs.data_ptr() and mine.stride() == theirs.stride():
+        return True
+    return bool(torch.equal(_bits(mine), _bits(theirs)))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"a tensor of {kind} and shape {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) < 60 else f"a {type(value).__name__}"

@@ -6,6 +6,7 @@ others only hash theirs, and the commit compares. What is thought to be a replic
 found by that comparison, and belongs to its rank from then on.
 
 The plan is worked out once for a structure (names, shapes, dtypes) and holds until it changes.
+Who writes what is worked out in ``shares``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
-import xxhash
 
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
@@ -26,12 +26,14 @@ from outlast.checkpoint.manifest import (
     own_name,
     shard_file,
 )
-from outlast.checkpoint.reshard import PLAIN, LocalPiece, is_spread, local_pieces, why_not
+from outlast.checkpoint.parts import PLAIN, Contents, Holding, Slab, num_elements
+from outlast.checkpoint.reshard import PLAIN as PLAIN_TYPES
+from outlast.checkpoint.reshard import LocalPiece, is_spread, local_pieces, mesh_spread, why_not
 from outlast.checkpoint.shard import DTYPES, NAMES, Placed, header
+from outlast.checkpoint.spreads import Spread, pieces_at
 from outlast.errors import ConfigError
 
 OWN: Final = "outlast"  # the key whose tensors always belong to their rank: random states, data
-SHARE_MIN_BYTES: Final = 1 << 16  # what is smaller is written by every rank: not worth comparing
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
@@ -54,6 +56,7 @@ class Where(NamedTuple):
 
     number: int  # of the piece among those of its tensor
     cuts: tuple[tuple[int, int, int], ...]  # (axis, first row, number of rows); none: all of it
+    spread: Spread | None = None  # of the tensor over ranks, as torch names it
 
 
 Held = tuple[Piece, Where]
@@ -91,6 +94,7 @@ class Plan(NamedTuple):
         size: the file's size in bytes; 0 if there is nothing to write.
         tensors: what the manifest says of them.
         own: names of the tensors that are this rank's own.
+        contents: what this rank's part says of all that it holds.
     """
 
     writes: tuple[Write, ...]
@@ -99,6 +103,7 @@ class Plan(NamedTuple):
     size: int
     tensors: dict[str, TensorEntry]
     own: tuple[str, ...]
+    contents: Contents
 
 
 def structure(tensors: Mapping[str, torch.Tensor], narrow: Collection[str] = ()) -> list[Held]:
@@ -112,7 +117,9 @@ def structure(tensors: Mapping[str, torch.Tensor], narrow: Collection[str] = ())
         ConfigError: a tensor that cannot be saved; names it.
     """
     found: list[Held] = []
-    known: dict[Any, list[LocalPiece]] = {}  # torch takes its time to say how a tensor is spread
+    # torch takes its time to say how a tensor is spread
+    known: dict[Any, tuple[list[LocalPiece], Spread | None]] = {}
+    spreads: dict[Any, Spread] = {}
     for name, tensor in tensors.items():
         refusal = why_not(tensor)
         if refusal:
@@ -121,16 +128,36 @@ def structure(tensors: Mapping[str, torch.Tensor], narrow: Collection[str] = ())
         if dtype not in NAMES:
             raise ConfigError(f"{name} has dtype {tensor.dtype}, which safetensors cannot hold")
         key = spread_of(tensor)
-        pieces = known.get(key)
-        if pieces is None:
+        if key not in known:
             try:
-                pieces = known[key] = local_pieces(tensor)
+                pieces = local_pieces(tensor)
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from None
+            known[key] = pieces, _spread(tensor, pieces, spreads)
         whole = tuple(tensor.shape)
+        pieces, spread = known[key]
         for index, (offsets, shape, cuts) in enumerate(pieces):
-            found.append((Piece(name, NAMES[dtype], whole, offsets, shape), Where(index, cuts)))
+            where = Where(index, cuts, spread)
+            found.append((Piece(name, NAMES[dtype], whole, offsets, shape), where))
     return found
+
+
+def _spread(
+    tensor: torch.Tensor, pieces: Sequence[LocalPiece], known: dict[Any, Spread]
+) -> Spread | None:
+    """How a tensor is spread over ranks, if its pieces are those that follow from it."""
+    if not is_spread(tensor) or not tensor.numel():
+        return None
+    spread: Any = tensor
+    key = spread.device_mesh, spread.placements
+    if key not in known:
+        known[key] = mesh_spread(*key)
+    place = spread.device_mesh.get_coordinate()
+    if known[key].problem() or place is None:
+        return None
+    expected = pieces_at(tuple(tensor.shape), known[key], place)
+    is_right = sorted(expected) == sorted((offsets, shape) for offsets, shape, _ in pieces)
+    return known[key] if is_right else None
 
 
 def spread_of(tensor: torch.Tensor) -> Any:
@@ -144,14 +171,9 @@ def spread_of(tensor: torch.Tensor) -> Any:
 def outline(tensors: Mapping[str, torch.Tensor]) -> list[Any]:
     """What ``structure`` depends on, quickly: while it stays the same, so does the structure."""
     values = tensors.values()
-    if set(map(type, values)) <= PLAIN:
+    if set(map(type, values)) <= PLAIN_TYPES:
         return list(map(KIND, values))
     return [(KIND(tensor), spread_of(tensor)) for tensor in values]
-
-
-def signature(pieces: Sequence[Piece]) -> str:
-    """One word for a structure."""
-    return str(xxhash.xxh3_128_hexdigest(msgspec.msgpack.encode(pieces)))
 
 
 def name_of(key: str) -> str:
@@ -169,63 +191,24 @@ class Share(msgspec.Struct, frozen=True):
 
     Attributes:
         writers: key of a piece → the rank that writes it for all; the others hash theirs.
-        private: names of tensors of which this rank writes a version of its own.
+        private: names of tensors of which this rank writes a version of its own, besides those
+            that belong to their rank always.
         uncompared: names of spread tensors whose replicas are known to differ: a piece has no
             versions, so that of its writer stands for all.
+        groups: key of a piece → one word for the group of ranks that hold it: their digests of all
+            such pieces are compared at once.
+        structure: digest of this rank's structure.
+        num_elements: of all tensors that are not their ranks' own; only rank 0 knows.
+        problem: why the ranks' pieces cannot become one checkpoint, in words; "" if they can.
     """
 
     writers: dict[str, int] = {}
-    private: tuple[str, ...] = ()
+    private: frozenset[str] = frozenset()
     uncompared: tuple[str, ...] = ()
-
-
-def share(structures: Sequence[Sequence[Piece]], own: Collection[str]) -> list[Share]:
-    """Who writes each piece that several ranks hold.
-
-    Args:
-        structures: each rank's pieces.
-        own: names of tensors that are known to differ from rank to rank.
-
-    Returns:
-        Each rank's share. A piece that one rank alone holds, as in a pipeline, is in none: it is
-        written by whoever has it, under its name.
-    """
-    holders: dict[Piece, list[int]] = {}
-    by_name: dict[str, list[int]] = {}
-    kinds: dict[str, set[tuple[str, tuple[int, ...]]]] = {}
-    for rank, pieces in enumerate(structures):
-        for piece in pieces:
-            holders.setdefault(piece, []).append(rank)
-            by_name.setdefault(piece.name, []).append(rank)
-            kinds.setdefault(piece.name, set()).add((piece.dtype, piece.whole))
-    load = [0] * len(structures)
-    writers: list[dict[str, int]] = [{} for _ in structures]
-    private: list[set[str]] = [set() for _ in structures]
-    # The largest first, each to the rank that has the least to write: nobody waits long for one.
-    for piece in sorted(holders, key=lambda piece: (-num_bytes(piece), piece.key, piece.dtype)):
-        ranks = holders[piece]
-        if piece.name.startswith(f"{OWN}."):
-            for rank in ranks:
-                private[rank].add(piece.name)
-        elif _differs(piece, own) or len(kinds[piece.name]) > 1:
-            for rank in ranks:
-                if rank != by_name[piece.name][0]:  # the first one's goes by the plain name
-                    private[rank].add(piece.name)
-        elif len(ranks) > 1:
-            writer = min(ranks, key=lambda rank: (load[rank], rank))
-            load[writer] += num_bytes(piece)
-            for rank in ranks:
-                writers[rank][piece.key] = writer
-    spread = {piece.name for piece in holders if piece.shape != piece.whole}
-    uncompared = tuple(sorted(spread & set(own)))
-    return [Share(w, tuple(sorted(p)), uncompared) for w, p in zip(writers, private, strict=True)]
-
-
-def _differs(piece: Piece, own: Collection[str]) -> bool:
-    """Whether each rank writes its own version; a chunk of a spread tensor never is one."""
-    if piece.shape != piece.whole:
-        return False
-    return num_bytes(piece) < SHARE_MIN_BYTES or piece.name in own
+    groups: dict[str, str] = {}
+    structure: str = ""
+    num_elements: int = 0
+    problem: str = ""
 
 
 def make(pieces: Sequence[Held], rank: int, shared: Share, order: Mapping[str, int]) -> Plan:
@@ -243,14 +226,14 @@ def make(pieces: Sequence[Held], rank: int, shared: Share, order: Mapping[str, i
     for piece, where in pieces:
         if owners.get(piece.key, rank) == rank:
             mine.append((piece, where))
-        elif piece.name not in uncompared:
+        elif piece.name not in uncompared and num_bytes(piece):  # nothing has no digest
             checks.append(Check(piece, where, DTYPES[piece.dtype]))
     last = len(order)
     # As safetensors has it, the widest elements come first: each is aligned to its own size.
     mine.sort(
         key=lambda one: (-DTYPES[one[0].dtype].itemsize, order.get(one[0].name, last), one[0].name)
     )
-    own = sorted({piece.name for piece, _ in mine} & set(shared.private))
+    own = sorted({piece.name for piece, _ in mine if _is_own(piece.name, shared)})
     renamed = {name: own_name(name, rank) for name in own}
     placed: dict[str, Placed] = {}
     position = 0
@@ -270,13 +253,47 @@ def make(pieces: Sequence[Held], rank: int, shared: Share, order: Mapping[str, i
         )
         for (piece, where), place in zip(mine, placed.values(), strict=True)
     ]
+    tensors = _entries(writes, rank, renamed)
     return Plan(
         writes=tuple(writes),
         checks=tuple(checks),
         head=head,
         size=len(head) + position if placed else 0,
-        tensors=_entries(writes, rank, renamed),
+        tensors=tensors,
         own=tuple(own),
+        contents=_contents(pieces, tensors, rank, shared),
+    )
+
+
+def _is_own(name: str, shared: Share) -> bool:
+    return name in shared.private or name.startswith(f"{OWN}.")
+
+
+def _contents(
+    pieces: Sequence[Held], written: Mapping[str, TensorEntry], rank: int, shared: Share
+) -> Contents:
+    """What this rank's part says: besides what it writes, what else it holds, and where that is."""
+    numbers: dict[Spread, int] = {}
+    tensors: dict[str, Holding] = {}
+    elsewhere: dict[str, set[int]] = {}
+    for piece, where in pieces:
+        name = own_name(piece.name, rank) if _is_own(piece.name, shared) else piece.name
+        if name not in tensors:
+            number = PLAIN
+            if where.spread is not None:
+                number = numbers.setdefault(where.spread, len(numbers))
+            chunks = written[name].chunks if name in written else ()
+            slabs = tuple(Slab(chunk.offsets, chunk.shape, chunk.start) for chunk in chunks)
+            tensors[name] = Holding(piece.dtype, piece.whole, number, slabs)
+        writer = shared.writers.get(piece.key, rank)
+        if writer != rank:
+            elsewhere.setdefault(name, set()).add(writer)
+    return Contents(
+        structure=shared.structure,
+        spreads=tuple(numbers),
+        tensors=tensors,
+        elsewhere={name: tuple(sorted(ranks)) for name, ranks in elsewhere.items()},
+        num_elements=num_elements(tensors),
     )
 
 

@@ -17,17 +17,17 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
+from outlast.checkpoint.shard import NAMES
+from outlast.checkpoint.spreads import WHOLE, Run, Spread, cut, spread_over
 from outlast.errors import ConfigError
 
 LocalChunk = tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]
 Cuts = tuple[tuple[int, int, int], ...]  # (axis, first row, number of rows) in the local tensor
 LocalPiece = tuple[tuple[int, ...], tuple[int, ...], Cuts]
-Run = tuple[int, int]  # (first row, number of rows)
 PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})  # most tensors: told at a glance
 
 
@@ -93,16 +93,53 @@ def local_pieces(tensor: torch.Tensor) -> list[LocalPiece]:
     return _cuts(spread, pieces, spread._local_tensor)
 
 
+def mesh_spread(mesh: Any, placements: tuple[Any, ...]) -> Spread:
+    """What a DTensor's mesh and placements say of where its pieces are."""
+    axes = [
+        (int(one.dim), int(getattr(one, "split_factor", 1))) if hasattr(one, "dim") else (WHOLE, 1)
+        for one in placements
+    ]
+    return spread_over(mesh.mesh.flatten().tolist(), tuple(mesh.mesh.shape), axes)
+
+
 def why_not(tensor: Any) -> str:
     """Why a tensor or DTensor cannot be saved, in words that follow its name; "" if it can."""
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+    if type(tensor) not in PLAIN and torch.nn.parameter.is_lazy(tensor):
+        return "has no shape before the first batch; run one through the model before the session"
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
         return f"is a {tensor.layout} tensor on {tensor.device}; only dense ones can be saved"
-    if is_spread(tensor) and any(placement.is_partial() for placement in tensor.placements):
+    if tensor.dtype not in NAMES:
+        return f"has dtype {tensor.dtype}, which safetensors cannot hold"
+    if type(tensor) in PLAIN:
+        return ""
+    if is_spread(tensor):
+        if any(placement.is_partial() for placement in tensor.placements):
+            return (
+                "is spread over workers as terms of a sum (Partial), which is no state yet; "
+                "redistribute it to Shard or Replicate"
+            )
+        local = tensor._local_tensor
+        if not _lies_in_memory(local):
+            return (
+                f"is spread over workers in pieces that are {type(local).__qualname__}s, which "
+                "have no memory of their own and cannot be saved"
+            )
+    elif not _lies_in_memory(tensor):
         return (
-            "is spread over workers as terms of a sum (Partial), which is no state yet; "
-            "redistribute it to Shard or Replicate"
+            f"is a {type(tensor).__qualname__}, which has no memory of its own and no "
+            "__tensor_flatten__, and cannot be saved"
         )
     return ""
+
+
+def _lies_in_memory(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie where the tensor says, as those of some subclasses do not."""
+    if type(tensor) in PLAIN or not tensor.numel():
+        return True
+    try:
+        return bool(tensor.data_ptr())
+    except RuntimeError:
+        return False
 
 
 def _as_dcp_says(tensor: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -128,35 +165,6 @@ def _strided(tensor: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
         (tuple(start for start, _ in runs), tuple(length for _, length in runs))
         for runs in itertools.product(*axes)
     ]
-
-
-def cut(runs: Sequence[Run], parts: int, index: int, split_factor: int = 1) -> list[Run]:
-    """Rows of part ``index`` of ``parts``, as torch.chunk cuts; runs that touch become one.
-
-    With a split factor the rows are cut into so many groups first and each group into parts: what
-    ``_StridedShard`` stands for.
-    """
-    kept: list[Run] = []
-    for group in range(split_factor):
-        for start, length in _chunk(_chunk(runs, split_factor, group), parts, index):
-            if kept and sum(kept[-1]) == start:
-                kept[-1] = (kept[-1][0], kept[-1][1] + length)
-            else:
-                kept.append((start, length))
-    return kept
-
-
-def _chunk(runs: Sequence[Run], parts: int, index: int) -> list[Run]:
-    total = sum(length for _, length in runs)
-    size = -(-total // parts)
-    begin, end = size * index, min(size * (index + 1), total)
-    kept, position = [], 0
-    for start, length in runs:
-        low, high = max(begin, position), min(end, position + length)
-        if low < high:
-            kept.append((start + low - position, high - low))
-        position += length
-    return kept
 
 
 def _cuts(

@@ -19,9 +19,8 @@ import collections
 import contextlib
 import json
 import math
-import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
@@ -33,15 +32,17 @@ from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
     Chunk,
-    Manifest,
     TensorEntry,
     own_name,
     state_file,
-    step_name,
 )
+from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.parts import without_owner
 from outlast.checkpoint.places import Place, as_places
 from outlast.checkpoint.shard import DTYPES
-from outlast.checkpoint.transfer import look, none_valid
+from outlast.checkpoint.spreads import Box, common
+from outlast.checkpoint.subclasses import Parts
+from outlast.checkpoint.transfer import inventory_of, read_manifest
 from outlast.checkpoint.tree import KIND, tensor_names, unflatten
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Storage
@@ -51,7 +52,6 @@ SLICE_BYTES: Final = 2 * BLOCK_BYTES
 READ_AHEAD_BYTES: Final = 2 * NUM_THREADS * SLICE_BYTES
 _CACHED_BLOCKS: Final = READ_AHEAD_BYTES // BLOCK_BYTES
 _OPEN_FILES: Final = 64
-_OWN_NAME: Final = re.compile(r"@rank-\d{5}\Z")
 
 
 class Small(NamedTuple):
@@ -72,13 +72,16 @@ class State(NamedTuple):
     Attributes:
         step: the checkpoint's step.
         data: key → data in which tensors are named; none of them tells a dtype of its own.
-        entries: name of a tensor in ``data`` → where its bytes are.
+        entries: name of a tensor in ``data`` → its dtype and shape, and where its bytes are as far
+            as that is known (see ``Source.locate``).
+        stored: name → the name that the tensor has in the checkpoint.
         dtypes: name → the dtype it had, where it was stored in a narrower one.
     """
 
     step: int
     data: dict[str, Any]
     entries: dict[str, TensorEntry]
+    stored: dict[str, str]
     dtypes: dict[str, torch.dtype]
 
     def build(self, make: Callable[[str, TensorEntry], torch.Tensor]) -> dict[str, Any]:
@@ -89,13 +92,19 @@ class State(NamedTuple):
         """
         tensors = {name: make(name, entry) for name, entry in self.entries.items()}
         try:
-            return {key: unflatten(value, tensors) for key, value in self.data.items()}
+            return {key: unflatten(value, tensors, _inner) for key, value in self.data.items()}
         except (ValueError, KeyError, TypeError) as error:
             raise _not_understood(self.step, error) from None
 
     def dtype(self, name: str) -> torch.dtype:
         """The dtype that the tensor ``name`` had when it was saved."""
         return self.dtypes.get(name, DTYPES[self.entries[name].dtype])
+
+
+def _inner(parts: Parts) -> dict[str, Any]:
+    """A tensor of a subclass, for whoever does not have its class: the tensors inside of it."""
+    inner = parts.inner.items()
+    return {name: _inner(one) if isinstance(one, Parts) else one for name, one in inner}
 
 
 class Want(NamedTuple):
@@ -115,20 +124,21 @@ class Want(NamedTuple):
 
 
 class Source:
-    """One step, wherever a right copy of each of its blocks lies.
+    """One save, wherever a right copy of each of its blocks lies.
 
     Args:
         where: the places to read from, fastest first; or one storage.
-        step: which checkpoint.
+        which: which save; of a step the newest whose manifest verifies.
 
     Raises:
         CheckpointInvalid: no place has a manifest of it that verifies.
         OSError: no place can be read.
     """
 
-    def __init__(self, where: Storage | Sequence[Place], step: int) -> None:
+    def __init__(self, where: Storage | Sequence[Place], which: int | SaveName) -> None:
         self.places = as_places(where)
-        self.manifest = _manifest(self.places, step)
+        self.manifest = read_manifest(self.places, which)
+        self._inventory = inventory_of(self.manifest, self.places)
         self._small: dict[int, Small] = {}
         self._blocks: collections.OrderedDict[tuple[str, int], Future[memoryview]]
         self._blocks = collections.OrderedDict()
@@ -137,7 +147,7 @@ class Source:
 
     def describe(self) -> str:
         """Where the checkpoint is, as a person would write it."""
-        return self.places[0].storage.describe(step_name(self.manifest.step))
+        return self.places[0].storage.describe(str(self.manifest.save))
 
     def small(self, rank: int) -> Small:
         """The small state of ``rank``; beyond the ranks that saved, they are taken in turn.
@@ -148,10 +158,9 @@ class Source:
         source = rank % self.manifest.world_size
         if source not in self._small:
             name, step = state_file(source), self.manifest.step
-            if name not in self.manifest.files:
-                raise CheckpointInvalid(step, f"{MANIFEST} does not name {name}")
+            entry = self._inventory.file(name)
             try:
-                text = bytes(self.read(name, 0, self.manifest.files[name].size))
+                text = bytes(self.read(name, 0, entry.size))
             finally:
                 self._close()
             try:
@@ -169,13 +178,16 @@ class Source:
         Raises:
             CheckpointInvalid: a small state is not understood, or names a tensor that is not there.
         """
-        merged = State(self.manifest.step, {}, {}, {})
+        merged = State(self.manifest.step, {}, {}, {}, {})
         try:
             self._merge(merged, rank)
-            named = {_OWN_NAME.sub("", name) for name in self.manifest.tensors}
-            if not named <= set(merged.entries):
-                for other in range(self.manifest.world_size):
-                    self._merge(merged, other)
+            named = set(map(without_owner, self._inventory.tensors()))
+            every = range(self.manifest.world_size)
+            # The first ranks of each structure know all that is known to more than one rank.
+            for others in (self._inventory.firsts(), every):
+                if not named <= set(merged.entries):
+                    for other in others:
+                        self._merge(merged, other)
         except (ValueError, KeyError, TypeError) as error:
             if isinstance(error, CheckpointInvalid):
                 raise
@@ -190,14 +202,39 @@ class Source:
             plain = without_dtypes(data, merged.dtypes)
             for name in tensor_names(plain):
                 stored = own_name(name, source) if name in small.own else name
-                if stored not in self.manifest.tensors:
+                try:
+                    known = self._inventory.tensor(stored, source)
+                except KeyError:
                     raise CheckpointInvalid(
                         self.manifest.step, f"{MANIFEST} does not name the tensor {stored}"
-                    )
-                merged.entries[name] = self.manifest.tensors[stored]
+                    ) from None
+                merged.entries[name] = TensorEntry(dtype=known.dtype, shape=known.shape, chunks=())
+                merged.stored[name] = stored
             return plain
 
         _add(merged.data, small.data, take)
+
+    def locate(self, state: State, wanted: Mapping[str, Sequence[Box]], rank: int) -> None:
+        """Find where regions of tensors lie: ``state.entries`` has chunks for them then.
+
+        Args:
+            state: of this source.
+            wanted: name → boxes in the whole tensor.
+            rank: whose state it is.
+
+        Raises:
+            CheckpointInvalid, OSError: see ``Inventory.locate``.
+        """
+        stored = {state.stored[name]: boxes for name, boxes in wanted.items()}
+        found = self._inventory.locate(stored, rank % self.manifest.world_size)
+        state.entries.update({name: found[state.stored[name]] for name in wanted})
+
+    def locate_all(self, state: State, rank: int) -> None:
+        """As ``locate``, of all tensors and all of each."""
+        whole = {
+            name: [((0,) * len(entry.shape), entry.shape)] for name, entry in state.entries.items()
+        }
+        self.locate(state, whole, rank)
 
     def tensors(self, entries: Iterable[TensorEntry]) -> Iterator[torch.Tensor]:
         """Whole tensors, one after the other, in memory of their own."""
@@ -293,13 +330,26 @@ class Source:
         with self._lock:
             copies = self._files.get(file)
             if copies is None:
-                path = f"{step_name(self.manifest.step)}/{file}"
-                copies = FileCopies(self.places, path, self.manifest.files[file])
+                path = f"{self.manifest.save}/{file}"
+                copies = FileCopies(self.places, path, self._inventory.file(file))
                 self._files[file] = copies
                 while len(self._files) > _OPEN_FILES:
                     self._files.popitem(last=False)[1].close()
             self._files.move_to_end(file)
         return copies
+
+
+def wanted(entry: TensorEntry, offsets: tuple[int, ...], target: torch.Tensor) -> Iterator[Want]:
+    """What to read of each chunk so that ``target`` holds the box of a tensor at ``offsets``."""
+    for chunk in entry.chunks:
+        low, extents = common((chunk.offsets, chunk.shape), (offsets, tuple(target.shape)))
+        if not math.prod(extents):
+            continue
+        region = target
+        for axis, (start, extent) in enumerate(zip(low, extents, strict=True)):
+            region = region.narrow(axis, start - offsets[axis], extent)
+        inner = tuple(a - b for a, b in zip(low, chunk.offsets, strict=True))
+        yield Want(entry, chunk, inner, region)
 
 
 class _Slice(NamedTuple):
@@ -372,16 +422,6 @@ def _copied(slice_: _Slice, done: Want | None, future: Future[memoryview]) -> It
         slice_.target.copy_(flat.as_strided(slice_.target.shape, slice_.strides))
     if done is not None:
         yield done
-
-
-def _manifest(places: Sequence[Place], step: int) -> Manifest:
-    found = {}
-    for place in places:
-        found[place.name] = look(place, step)
-        manifest = found[place.name].manifest
-        if manifest is not None:
-            return manifest
-    raise none_valid(found, step)
 
 
 def _not_understood(step: int, error: Exception) -> CheckpointInvalid:

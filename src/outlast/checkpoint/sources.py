@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from outlast.checkpoint.aliases import counts, expected, storages_of
 from outlast.checkpoint.plan import KIND, Check, Plan, Write
 from outlast.checkpoint.reshard import PLAIN, is_spread, view
 from outlast.errors import ConfigError
@@ -34,12 +35,17 @@ class Source:
 
     __slots__ = (
         *("address", "at", "hasher", "num_parts", "parts_left", "sampled"),
-        *("tensor", "version", "windows", "write"),
+        *("outer", "outer_version", "tensor", "version", "windows", "write"),
     )
 
-    def __init__(self, write: Write | Check, tensor: torch.Tensor) -> None:
+    def __init__(
+        self, write: Write | Check, tensor: torch.Tensor, outer: torch.Tensor | None = None
+    ) -> None:
         self.write = write
         self.tensor = tensor
+        # A spread tensor counts for itself: what goes through it moves no counter of its part.
+        self.outer = outer
+        self.outer_version = 0 if outer is None else outer._version
         self.version = 0 if tensor.is_inference() else tensor._version
         self.num_parts = self.parts_left = 1
         self.windows: list[Any] = []  # its first and last bytes, where they lie
@@ -84,6 +90,8 @@ class Source:
         tensor = self.tensor
         if not tensor.is_inference() and tensor._version != self.version:
             return True
+        if self.outer is not None and self.outer._version != self.outer_version:
+            return True
         return self.sampled is not None and b"".join(self.windows) != self._sample()
 
     def was_copied_late(self, target: int) -> bool:
@@ -121,6 +129,7 @@ class Remembered:
         self._windows: list[list[Any]] = []
         self._held: tuple[torch.Tensor, ...] = ()
         self._memory: list[torch.UntypedStorage] = []
+        self._counts: list[int] = []  # how many hold each memory, if nobody else does
         self._versions: list[int] = []
         self._sampled = b""
 
@@ -161,6 +170,7 @@ class Remembered:
         own = set(names)
         self._others = [(name, KIND(value)) for name, value in tensors.items() if name not in own]
         self._addresses = [source.address for source in sources]
+        self._counts = list(expected(tensors, names).values())
         self._sizes = list(map(_NUM_BYTES, held))
         windows = [window for source in sources for window in source.windows]
         # In groups: to join a thousand at once takes memory for a moment that is given back to the
@@ -199,7 +209,9 @@ class Remembered:
                 return False
             self._versions = list(map(_VERSION, held))
             # It is this memory that is copied, whatever is assigned to the tensor's data meanwhile.
-            self._memory = list(map(torch.Tensor.untyped_storage, held))
+            self._memory = storages_of(held)
+            if counts(self._memory) != self._counts:
+                return False
         except RuntimeError:
             return False
         self._sampled = b"".join(map(b"".join, self._windows))
@@ -224,14 +236,25 @@ class Remembered:
             if KIND(tensor) != kind or tensor.is_neg()
         ]
 
+    @property
+    def memory(self) -> list[torch.UntypedStorage]:
+        """What the sources lie in, while they are used again."""
+        return self._memory
+
     def let_go(self) -> None:
         """Nothing is captured any more: the tensors are not held on to."""
         self._held, self._memory = (), []
         for source in self.sources:
-            source.tensor = _NOTHING
+            source.tensor, source.outer = _NOTHING, None
 
 
 _NOTHING: Final = torch.empty(0)
+
+
+def source_of(tensors: Mapping[str, torch.Tensor], one: Write | Check) -> Source:
+    """A piece as it is now."""
+    tensor = tensors[one.piece.name]
+    return Source(one, local_of(tensors, one), tensor if is_spread(tensor) else None)
 
 
 def local_of(tensors: Mapping[str, torch.Tensor], one: Write | Check) -> torch.Tensor:

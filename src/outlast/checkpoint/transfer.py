@@ -5,8 +5,9 @@ manifest; in a place that is mended, the manifest comes last.
 What can go wrong: no place has a right copy of a block (CheckpointInvalid); a place cannot be read
 or written (OSError).
 
-A place whose own manifest verifies and is another one holds another save of the same step: nothing
-of it is mended from here. One without a manifest is a copy in the making, or on its way out.
+A save has one manifest, the same everywhere. Before format 3 a place could hold another save of the
+same step under the same name: nothing of it is mended from here. A place without a manifest has a
+copy in the making, or on its way out.
 
 Nothing here knows of tensors or needs torch: the keeper and the command line do without it.
 """
@@ -17,18 +18,12 @@ import errno
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
+from outlast.checkpoint.catalog import newest
 from outlast.checkpoint.copies import MISSING, Bounce, FileCopies, in_words
-from outlast.checkpoint.manifest import (
-    FORMAT,
-    MANIFEST,
-    FileEntry,
-    Manifest,
-    decode,
-    step_name,
-)
-from outlast.checkpoint.places import Place
+from outlast.checkpoint.inventory import Inventory, num_bytes
+from outlast.checkpoint.manifest import MANIFEST, FileEntry, LaterFormat, Manifest, decode
+from outlast.checkpoint.names import SaveName, sign
+from outlast.checkpoint.places import Place, as_places
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Storage
 
@@ -44,7 +39,7 @@ class Repaired(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A place's manifest of a step: its bytes, and what they say or why they say nothing."""
+    """A place's manifest of a save: its bytes, and what they say or why they say nothing."""
 
     data: bytes = b""
     manifest: Manifest | None = None
@@ -66,7 +61,7 @@ def copy_file(
     Args:
         source: where it lies.
         target: where it shall lie; nothing appears there if anything goes wrong.
-        name: its name in both, below the step's directory.
+        name: its name in both, with the save's directory.
         entry: its size and hashes, from the manifest.
         progress: told after each block; what it raises ends the copy.
 
@@ -105,6 +100,19 @@ def mend_file(
     return copies.used.most_common(1)[0][0] if copies.used else bad.name
 
 
+def inventory_of(manifest: Manifest, places: Sequence[Place]) -> Inventory:
+    """What a save consists of, as any of the places where it lies says."""
+
+    def read(name: str, entry: FileEntry) -> bytes:
+        copies = FileCopies(places, f"{manifest.save}/{name}", entry)
+        try:
+            return copies.whole()
+        finally:
+            copies.close()
+
+    return Inventory(manifest, read)
+
+
 def _write(copies: FileCopies, target: Storage, progress: Progress | None) -> None:
     size = copies.entry.size
     buffer = Bounce(copies.entry).view
@@ -121,30 +129,41 @@ def _write(copies: FileCopies, target: Storage, progress: Progress | None) -> No
         raise
 
 
-def look(place: Place, step: int) -> Found:
-    """The manifest of ``step`` in one place; raises nothing."""
+def look(place: Place, save: SaveName) -> Found:
+    """The manifest of a save in one place; raises nothing."""
     try:
-        data = place.storage.read(f"{step_name(step)}/{MANIFEST}")
+        data = place.storage.read(f"{save}/{MANIFEST}")
     except MISSING:
         return Found(problem=f"{MANIFEST} is missing", is_there=False)
     except OSError as error:
         return Found(problem=f"{MANIFEST}: {in_words(error)}", error=error)
     try:
-        return Found(data, decode(data, step))
+        return Found(data, decode(data, save))
     except CheckpointInvalid as error:
-        return Found(data, problem=error.reason, is_later=_is_later(data))
+        is_later = isinstance(error, LaterFormat)
+        return Found(data, problem=error.reason, is_later=is_later)
 
 
-def _is_later(data: bytes) -> bool:
-    """Whether a manifest is of a format that is newer than this version."""
-    try:
-        return msgspec.json.decode(data, type=_Version).format > FORMAT
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
+def read_manifest(where: Storage | Sequence[Place], which: int | SaveName) -> Manifest:
+    """The manifest of a save, or of the newest save of a step that has one that verifies.
 
+    It is taken from the first place where it verifies.
 
-class _Version(msgspec.Struct):
-    format: int
+    Raises:
+        CheckpointInvalid: there is none, or none that verifies.
+        OSError: a place failed in another way than by a missing file.
+    """
+    places = as_places(where)
+
+    def read(save: SaveName) -> Manifest:
+        found: dict[str, Found] = {}
+        for place in places:
+            one = found[place.name] = look(place, save)
+            if one.manifest is not None:
+                return one.manifest
+        raise none_valid(found, save.step)
+
+    return newest(places, which, read)
 
 
 def none_valid(found: Mapping[str, Found], step: int) -> Exception:
@@ -159,19 +178,21 @@ def none_valid(found: Mapping[str, Found], step: int) -> Exception:
     return OSError(failure.errno or errno.EIO, reason) if several else failure
 
 
-def mend_manifest(place: Place, step: int, data: bytes) -> None:
-    """Replace a manifest that does not verify by another place's bytes; its files come first."""
-    place.storage.put(f"{step_name(step)}/{MANIFEST}", data)
+def mend_manifest(place: Place, manifest: Manifest, data: bytes) -> None:
+    """Put another place's manifest where it is missing or does not verify; its files come first."""
+    if manifest.save.nonce:
+        sign(place.storage, manifest.save, manifest.job)
+    place.storage.put(f"{manifest.save}/{MANIFEST}", data)
 
 
-def repair_step(
-    places: Sequence[Place], step: int, progress: Progress | None = None
+def repair_save(
+    places: Sequence[Place], save: SaveName, progress: Progress | None = None
 ) -> list[Repaired]:
-    """Verify every file of ``step`` in every place that holds it, and mend what can be mended.
+    """Verify every file of a save in every place that holds it, and mend what can be mended.
 
     Args:
         places: in order of speed.
-        step: which.
+        save: which.
         progress: told (bytes verified, bytes in all).
 
     Returns:
@@ -182,10 +203,10 @@ def repair_step(
             else has been mended nevertheless.
         OSError: no place has a manifest that verifies, and one of them cannot be read.
     """
-    found = {place.name: look(place, step) for place in places}
+    found = {place.name: look(place, save) for place in places}
     first = next((one for one in found.values() if one.manifest is not None), None)
     if first is None:
-        raise none_valid(found, step)
+        raise none_valid(found, save.step)
     torn = [p for p in places if is_torn(found[p.name])]
     # A torn manifest was the others' once, or its files are another save's and go with it.
     held = [
@@ -193,17 +214,17 @@ def repair_step(
         for place in places
         if found[place.name].manifest is not None or place in torn
     ]
-    mending = _Mending(places, step, _total(held), progress)
+    mending = _Mending(places, save, _total(held), progress)
     for place, one in held:
         is_whole = mending.mend_place(place, one)
         if is_whole and place in torn:
             source = next(name for name, other in found.items() if other is first)
-            mending.mend_manifest(place, first.data, source)
+            mending.mend_manifest(place, first, source)
     left = mending.left + [
         f"{name}: {one.problem}" for name, one in found.items() if one.error or one.is_later
     ]
     if left:
-        raise CheckpointInvalid(step, "; ".join(left))
+        raise CheckpointInvalid(save.step, "; ".join(left))
     return mending.repaired
 
 
@@ -213,20 +234,19 @@ def is_torn(found: Found) -> bool:
 
 
 def _total(held: Sequence[tuple[Place, Found]]) -> int:
-    files = [one.manifest.files.values() for _, one in held if one.manifest is not None]
-    return sum(entry.size for entries in files for entry in entries)
+    return sum(num_bytes(one.manifest) for _, one in held if one.manifest is not None)
 
 
 class _Mending:
-    """One run of ``repair_step``: what was mended, and what is left in words."""
+    """One run of ``repair_save``: what was mended, and what is left in words."""
 
     def __init__(
-        self, places: Sequence[Place], step: int, total: int, progress: Progress | None
+        self, places: Sequence[Place], save: SaveName, total: int, progress: Progress | None
     ) -> None:
         self.repaired: list[Repaired] = []
         self.left: list[str] = []
         self._places = places
-        self._step = step
+        self._save = save
         self._total = total
         self._done = 0
         self._progress = progress
@@ -235,8 +255,9 @@ class _Mending:
         """Verify and mend all files of one place; whether all are right now."""
         assert found.manifest is not None  # noqa: S101 - the caller has chosen one
         num_left = len(self.left)
-        for name, entry in sorted(found.manifest.files.items()):
-            path = f"{step_name(self._step)}/{name}"
+        # A part comes before the files that it names, and is mended by then.
+        for name, entry in inventory_of(found.manifest, self._places).walk():
+            path = f"{self._save}/{name}"
             problem = find_problem(place, path, entry)
             if problem:
                 try:
@@ -251,10 +272,11 @@ class _Mending:
                 self._progress(self._done, self._total)
         return len(self.left) == num_left
 
-    def mend_manifest(self, place: Place, data: bytes, source: str) -> None:
+    def mend_manifest(self, place: Place, found: Found, source: str) -> None:
         """Put the manifest back where it was torn."""
+        assert found.manifest is not None  # noqa: S101 - the caller has chosen one
         try:
-            mend_manifest(place, self._step, data)
+            mend_manifest(place, found.manifest, found.data)
             self.repaired.append(Repaired(MANIFEST, place.name, source))
         except OSError as error:
             self.left.append(f"{place.name}: {MANIFEST}: {in_words(error)}")

@@ -16,10 +16,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from outlast.checkpoint.reshard import why_not
+from outlast.checkpoint.reshard import PLAIN, why_not
+from outlast.checkpoint.subclasses import Described, Parts, is_subclass, put_together, take_apart
 from outlast.errors import ConfigError
 
 KIND: Final = "$"
+_PARTS: Final = "subclass"
 Json = Any
 
 _FACTORIES: Final = {"int": int, "float": float, "list": list, "dict": dict, "set": set}
@@ -60,8 +62,17 @@ def encode_into(state: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json
         raise ConfigError(f"{name} is nested too deeply to be saved, or holds itself") from None
 
 
-def unflatten(data: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
+def unflatten(
+    data: Json,
+    tensors: Mapping[str, torch.Tensor],
+    whole: Callable[[Parts], Any] = put_together,
+) -> Any:
     """The state that ``flatten`` split; ``tensors`` must hold every name in ``data``.
+
+    Args:
+        data: what ``flatten`` gave.
+        tensors: name → tensor.
+        whole: makes a tensor of a subclass of its parts, or whatever else stands for it.
 
     Raises:
         ValueError, KeyError, TypeError: ``data`` is not what ``flatten`` writes.
@@ -72,11 +83,13 @@ def unflatten(data: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
         # What was stored in a narrower dtype than it had comes back in its own.
         return found.to(DTYPE_OF[leaf["dtype"]]) if "dtype" in leaf else found
 
-    return decode(data, tensor)
+    return replace(decode(data, tensor), Parts, whole) if _has_parts(data) else decode(data, tensor)
 
 
 def decode(data: Json, leaf: Callable[[Mapping[str, Any]], Any]) -> Any:
     """The state that ``flatten`` split, with ``leaf`` of its data in place of each tensor.
+
+    In place of a tensor of a subclass there are its ``Parts``.
 
     Raises:
         ValueError, KeyError, TypeError: ``data`` is not what ``flatten`` writes.
@@ -99,6 +112,8 @@ def replace(state: Any, kind: type, by: Callable[[Any], Any]) -> Any:
     """``state`` with ``by`` of it in place of each value of type ``kind`` that containers hold."""
     if isinstance(state, kind):
         return by(state)
+    if isinstance(state, Parts):
+        return state.with_inner(lambda value: replace(value, kind, by))
     if isinstance(state, dict):
         changed = {key: replace(value, kind, by) for key, value in state.items()}
         if isinstance(state, collections.defaultdict):
@@ -134,6 +149,22 @@ def tensor_names(data: Json) -> Iterable[str]:
             yield data["name"]
         else:
             yield from tensor_names(list(data.values()))
+
+
+def names_in_parts(data: Json) -> Iterable[str]:
+    """Names of the tensors that are parts of one of a subclass."""
+    if isinstance(data, list):
+        for value in data:
+            yield from names_in_parts(value)
+    elif isinstance(data, dict):
+        if data.get(KIND) == _PARTS:
+            yield from tensor_names(data["inner"])
+        else:
+            yield from names_in_parts(list(data.values()))
+
+
+def _has_parts(data: Json) -> bool:
+    return next(iter(names_in_parts(data)), None) is not None
 
 
 def _encode(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Json:
@@ -173,6 +204,8 @@ _SEQUENCES: Final[dict[type, str]] = {
 
 
 def _encode_tensor(value: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> Json:
+    if type(value) not in PLAIN and is_subclass(value):
+        return _encode_parts(value, name, tensors)
     refusal = why_not(value)
     if refusal:
         raise ConfigError(f"{name} {refusal}")
@@ -181,6 +214,36 @@ def _encode_tensor(value: torch.Tensor, name: str, tensors: dict[str, torch.Tens
         unique, serial = f"{name}~{serial}", serial + 1
     tensors[unique] = value
     return {KIND: "tensor", "name": unique}
+
+
+def _encode_parts(value: torch.Tensor, name: str, tensors: dict[str, torch.Tensor]) -> Json:
+    try:
+        parts = take_apart(value)
+    except ConfigError as error:
+        raise ConfigError(f"{name} {error}") from None
+    return {
+        KIND: _PARTS,
+        "type": parts.kind,
+        "inner": {
+            inner: _encode_tensor(tensor, f"{name}.{inner}", tensors)
+            for inner, tensor in parts.inner.items()
+        },
+        "settings": _encode(parts.settings, f"{name} (settings)", {}),
+        "shape": list(parts.shape),
+        "strides": list(parts.strides),
+        "dtype": parts.dtype,
+    }
+
+
+def _parts(data: Json, inner: Callable[[Json], Any]) -> Parts:
+    return Parts(
+        kind=str(data["type"]),
+        inner={str(name): inner(value) for name, value in data["inner"].items()},
+        settings=inner(data["settings"]),
+        shape=tuple(data["shape"]),
+        strides=tuple(data["strides"]),
+        dtype=str(data["dtype"]),
+    )
 
 
 def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Json:
@@ -213,6 +276,9 @@ def _encode_leaf(value: Any, name: str) -> Json:
             "shape": list(np.shape(value)),
             "value": base64.b64encode(array.tobytes()).decode(),
         }
+    if isinstance(value, Described):
+        kind, what, content = value
+        return {KIND: what, "type": kind, "value": _encode(content, name, {})}
     if isinstance(value, complex):
         return {KIND: "complex", "value": [repr(value.real), repr(value.imag)]}
     if isinstance(value, torch.dtype):
@@ -248,6 +314,9 @@ _DECODERS: Final[dict[str, Decode]] = {
     "bytearray": lambda data, _: bytearray(base64.b64decode(data["value"])),
     "array": lambda data, _: _array(data),
     "scalar": lambda data, _: _array(data)[()],
+    _PARTS: _parts,
+    "enum": lambda data, inner: Described((data["type"], "enum", inner(data["value"]))),
+    "record": lambda data, inner: Described((data["type"], "record", inner(data["value"]))),
     "dtype": lambda data, _: DTYPE_OF[data["value"]],
     "device": lambda data, _: torch.device(data["value"]),
     "tuple": lambda data, inner: tuple(inner(item) for item in data["items"]),

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from outlast.data import random_state, shield
+from outlast.data import made, random_state, shield
+from outlast.data.generators import Held
 from outlast.errors import ConfigError
 
 _NAMES = {
@@ -70,6 +71,17 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 def generator_states(loader: Any) -> list[Any]:
     """Where the generators of a loader stand, as tensors."""
     return [generator.get_state() for generator in generators_of(loader)]
+
+
+def check_sizes(saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse a position that counts other batches than this loader's."""
+    for name in here.keys() & saved.keys():
+        if saved[name] != here[name]:
+            raise ConfigError(
+                f"the checkpoint's DataLoader had {name}={saved[name]}, this one has "
+                f"{name}={here[name]}: the batches consumed so far would be other ones. "
+                "Build it as it was, or start a new job from the checkpoint's model"
+            )
 
 
 def restore_generators(loader: Any, states: list[Any]) -> None:
@@ -147,6 +159,9 @@ class EpochFeed(abc.ABC):
         batches: batches handed out in that epoch.
         max_epochs: the feed ends rather than starting the epoch of this number; None for never.
         is_tied: the position belongs to the number of workers.
+        is_used_up: nothing comes of it any more, in any loop.
+        doubts: after ``restore``, in words: what differs from the undisturbed run, and what to
+            write instead.
     """
 
     kind: str
@@ -159,6 +174,8 @@ class EpochFeed(abc.ABC):
         self.epoch = 0
         self.batches = 0
         self.max_epochs: int | None = None
+        self.doubts: list[str] = []
+        self._held = Held()
         self._world_size = world_size
         self._has_started = False
         self._passed: list[
@@ -166,6 +183,35 @@ class EpochFeed(abc.ABC):
         ] = []  # of the epoch's batches, from 1, those whose draws were undone
         self._next_epoch = 0
         self._iterator: Iterator[Any] | None = None
+        self.is_used_up = False  # an iterator that cannot be had anew
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a later loop over the same object goes on where this one has ended."""
+        return False
+
+    def hold(self, held: Held) -> None:
+        """Keep these generators, too, where an epoch starts; before the first batch."""
+        self._held = held
+
+    def is_at_end(self) -> bool:
+        """Whether it is known, without asking for it, that there is no further batch."""
+        return self._is_in_last_epoch() and self.batches >= (self._length() or 1 << 62)
+
+    def has_more(self) -> bool:
+        """Whether it is known, without asking for it, that there is a further batch."""
+        return not self._is_in_last_epoch() or self.batches < (self._length() or 0)
+
+    def _is_in_last_epoch(self) -> bool:
+        is_last = self.max_epochs is not None and self.epoch >= self.max_epochs - 1
+        return is_last and self._has_started
+
+    def _length(self) -> int | None:
+        """Batches of an epoch, as far as the loader tells."""
+        try:
+            return len(self.loader)
+        except (TypeError, NotImplementedError, AttributeError):
+            return None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -182,7 +228,7 @@ class EpochFeed(abc.ABC):
             if iterator is None:
                 iterator = self._begin_epoch()
             try:
-                batch = next(iterator)
+                batch = self._take(iterator)
             except StopIteration:
                 self._end_epoch(iterator)
                 continue
@@ -202,6 +248,10 @@ class EpochFeed(abc.ABC):
             random_state.restore(before)
             self._passed.append(self.batches)
 
+    def _take(self, iterator: Iterator[Any]) -> Any:
+        """The iterator's next batch."""
+        return next(iterator)
+
     def _begin_epoch(self) -> Iterator[Any]:
         if self.max_epochs is not None and self._next_epoch >= self.max_epochs:
             raise StopIteration
@@ -214,6 +264,7 @@ class EpochFeed(abc.ABC):
 
     def _end_epoch(self, iterator: Iterator[Any]) -> None:
         if self._is_one_shot(iterator):
+            self.is_used_up = True
             raise StopIteration
         if not self.batches:
             raise ConfigError(
@@ -234,7 +285,8 @@ class EpochFeed(abc.ABC):
 
     def _open(self) -> Iterator[Any]:
         """A new iterator over the epoch that begins."""
-        return shield.start(self._iterated)
+        with made.by_a_feed():
+            return shield.start(self._iterated)
 
     def state(self) -> dict[str, Any]:
         """The position after the batches handed out so far: plain values and tensors."""
@@ -270,6 +322,13 @@ class EpochFeed(abc.ABC):
         """The loop is over: samplers stand as the script had left them."""
         self._samplers.leave()
 
+    def put_down(self) -> None:
+        """Another loop begins; an iterator that the script holds, and its processes, live on."""
+        if self.goes_on:
+            self._iterator = None
+        else:
+            self.close()
+
     def close(self) -> None:
         """End the loader's processes; the position stays readable."""
         iterator, self._iterator = self._iterator, None
@@ -290,6 +349,7 @@ class ReplayFeed(EpochFeed):
         self._start = {
             "random": random_state.capture(),
             "generators": generator_states(self.loader),
+            "held": self._held.state(),
         }
 
     def state(self) -> dict[str, Any]:
@@ -317,8 +377,15 @@ class ReplayFeed(EpochFeed):
     def _rewind(self) -> None:
         """Put all random-number states back to the epoch's start."""
         random_state.restore(self._start["random"])
+        self._held.restore(self._start.get("held", ()))
         restore_generators(self.loader, self._start["generators"])
         self._samplers.tell(self.epoch)
+
+    def _doubt(self, what: str, instead: str) -> None:
+        """Note that what follows differs from the undisturbed run; see ``doubts``."""
+        self.doubts.append(
+            f"{what}: the samples that follow are not those of an undisturbed run. {instead}"
+        )
 
     def _too_short(self, num_batches: int) -> ConfigError:
         return ConfigError(

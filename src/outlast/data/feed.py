@@ -13,20 +13,15 @@ position, and exact as far as what it yields depends on the random numbers at th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
 
-from outlast.data.epochs import (
-    EpochFeed,
-    ReplayFeed,
-    check_kind,
-    generator_states,
-    restore_generators,
-)
+from outlast.data import made
+from outlast.data.epochs import EpochFeed, check_kind, generator_states, restore_generators
+from outlast.data.generators import Held
+from outlast.data.iterated import IterableFeed, has_state
 from outlast.data.loader import Loader
-from outlast.data.random_state import preserved
 from outlast.data.stock import StockFeed, is_stock
 from outlast.data.stream import Stream
 from outlast.data.trail import Trail
@@ -40,16 +35,29 @@ class Feed(Protocol):
     """What a session iterates.
 
     Attributes:
+        loader: what it iterates.
         kind: "outlast", "stream", "stateful", "stock" or "iterable".
         epoch: the epoch of the last batch handed out (of its first sample), from 0.
         max_epochs: the feed ends rather than starting the epoch of this number.
         is_tied: its position is one worker's own, and belongs to the number of workers.
+        doubts: after ``restore``, in words: what differs from the undisturbed run.
     """
 
     kind: str
+    loader: Any
     is_tied: bool
     epoch: int
     max_epochs: int | None
+    doubts: list[str]
+
+    def hold(self, held: Held) -> None:
+        """Keep these generators, too, where an epoch starts; before the first batch."""
+
+    def is_at_end(self) -> bool:
+        """Whether it is known, without asking for it, that there is no further batch."""
+
+    def has_more(self) -> bool:
+        """Whether it is known, without asking for it, that there is a further batch."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to a saved position, before the first batch; random numbers are the caller's."""
@@ -66,6 +74,9 @@ class Feed(Protocol):
 
     def leave(self) -> None:
         """The loop is over; what the script tells the loader's samplers is its own again."""
+
+    def put_down(self) -> None:
+        """Another loop begins: end the processes that were this loop's alone."""
 
     def close(self) -> None:
         """End the loader's processes."""
@@ -93,11 +104,18 @@ def open_feed(
         return OutlastFeed(loader, rank=rank, world_size=world_size, trail=trail, step=step)
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise ConfigError(f"the loader, a {type(loader).__name__}, cannot be iterated")
-    if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
+    if _is_stateful(loader):
         return StatefulFeed(loader, world_size=world_size)
     if is_stock(loader):
         return StockFeed(loader, world_size=world_size)
     return IterableFeed(loader, world_size=world_size)
+
+
+def _is_stateful(loader: Any) -> bool:
+    """Whether it has a state that works; a wrapper may have the name alone."""
+    if any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__):
+        return True  # asked before its first batch it would start its processes
+    return has_state(loader)
 
 
 class OutlastFeed:
@@ -115,6 +133,8 @@ class OutlastFeed:
         self._trail = trail
         self._step = step
         self._max_epochs: int | None = None
+        self.doubts: list[str] = []
+        self._drawn: list[str] = []
         self._iterator: Iterator[Any] | None = None
 
     @property
@@ -155,7 +175,8 @@ class OutlastFeed:
         if self._iterator is None:
             self._begin(self._step)
             self._iterator = iter(self.loader)
-        return next(self._iterator), epoch
+        with made.by_a_feed():
+            return next(self._iterator), epoch
 
     def _begin(self, step: int, left_out: int = 0) -> None:
         loader = self.loader
@@ -173,6 +194,7 @@ class OutlastFeed:
         """The loader's state, the epoch and the number of workers."""
         return {
             **self.loader.state_dict(),
+            "drawn": sorted({*self._drawn, *self.loader.drawn()}),
             "epoch": self.epoch,
             "world_size": self.loader.world_size,
         }
@@ -188,9 +210,31 @@ class OutlastFeed:
         self.close()
         self.loader.load_state_dict(state)
         self.epoch = int(state["epoch"])
+        self._drawn = [str(name) for name in state.get("drawn", ())]
+        if self._drawn:
+            self.doubts.append(
+                f"the loader's processes draw from {' and '.join(self._drawn)}, which begins anew: "
+                "what it draws is not what it would have drawn. Draw from torch's, NumPy's or "
+                "Python's global generator, which is seeded for each sample"
+            )
+
+    def hold(self, held: Held) -> None:
+        """Nothing: its epochs start from a seed, and it watches its processes itself."""
+
+    def is_at_end(self) -> bool:
+        """Whether the last epoch is over."""
+        return self._max_epochs is not None and (self.loader.epoch or 0) >= self._max_epochs
+
+    def has_more(self) -> bool:
+        """Whether the last epoch is not over."""
+        return not self.is_at_end()
 
     def leave(self) -> None:
         """Nothing: there is no sampler."""
+
+    def put_down(self) -> None:
+        """Another loop begins."""
+        self.close()
 
     def close(self) -> None:
         """End the loader's processes; the position stays readable."""
@@ -245,24 +289,3 @@ class StatefulFeed(EpochFeed):
         """End the loader's processes; the position stays readable."""
         self._final_state = self.state()
         super().close()
-
-
-class IterableFeed(ReplayFeed):
-    """Any other iterable: loaded again up to the position.
-
-    Exact if what it yields is a function of the random numbers at the epoch's start, or of none.
-    A one-shot iterator (``iter(x) is x``) ends the feed when it runs out; to resume it, give one
-    that starts at the beginning.
-    """
-
-    kind = "iterable"
-
-    def _replay(self) -> None:
-        self._rewind()
-        self._iterator = self._open()
-        for number in range(self.batches):
-            try:
-                with preserved() if number + 1 in self._passed else nullcontext():
-                    next(self._iterator)
-            except StopIteration:
-                raise self._too_short(number) from None

@@ -9,12 +9,17 @@ is not compared.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 import xxhash
+
+PICKED: Final = 256
+PICKED_ITEMS: Final = 32
 
 
 def fingerprint(item: Any) -> str | None:
@@ -25,6 +30,54 @@ def fingerprint(item: Any) -> str | None:
     except (TypeError, ValueError, RuntimeError, RecursionError):
         return None
     return str(digest.hexdigest())
+
+
+def chained(before: int, item: Any) -> int:
+    """The word, as a number below 2^63, of a sequence that ``item`` comes behind.
+
+    For speed: of a large tensor or array some ``PICKED`` elements count, of a long container its
+    first ones and its length, of a tensor on a device its shape, of an object of a kind that is not
+    known nothing.
+    """
+    if type(item) is list and all(type(one) is int for one in item):
+        data = repr(item).encode()  # a sampler's indices
+    else:
+        digest = xxhash.xxh3_64()
+        # What was fed before an error counts.
+        with contextlib.suppress(TypeError, ValueError, RuntimeError, RecursionError):
+            _feed(digest, _picked(item))
+        data = digest.digest()
+    return int(xxhash.xxh3_64_intdigest(data, seed=before)) >> 1
+
+
+def _picked(item: Any) -> Any:
+    """A short stand-in for ``item``, of plain values."""
+    if isinstance(item, torch.Tensor):
+        if item.device.type != "cpu" or item.layout is not torch.strided:
+            return ["t", str(item.dtype), list(item.shape)]
+        flat = item.detach().reshape(-1) if item.numel() <= PICKED else _some(item.detach())
+        return [list(item.shape), flat.contiguous()]
+    if isinstance(item, np.ndarray) and item.size > PICKED:
+        return [list(item.shape), item[_places(item.shape)]]
+    if isinstance(item, Mapping):
+        pairs = itertools.islice(item.items(), PICKED_ITEMS)
+        return [len(item), [[_picked(key), _picked(value)] for key, value in pairs]]
+    if isinstance(item, list | tuple):
+        return [len(item), [_picked(one) for one in item[:PICKED_ITEMS]]]
+    if isinstance(item, str | bytes):
+        return [len(item), item[:PICKED]]
+    known = item is None or isinstance(item, bool | int | float | complex | np.ndarray | np.generic)
+    return item if known else type(item).__name__
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[tuple(torch.from_numpy(one) for one in _places(tuple(tensor.shape)))]
+
+
+def _places(shape: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], ...]:
+    """Evenly spread elements, by their index in each dimension."""
+    numbers = np.linspace(0, np.prod(shape) - 1, PICKED).astype(np.int64)
+    return np.unravel_index(numbers, shape)
 
 
 def _feed(digest: Any, item: Any) -> None:

@@ -35,6 +35,39 @@ def place(
     return {"loop": loop, BATCH: batch, "position": feed.state(), TRAIL: taken}
 
 
+def given_back(
+    placed: Mapping[str, Any],
+) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """The place before the newest batch of ``placed``, and the random numbers of that moment.
+
+    A stream and a loader with a state of its own know only what is behind the batch: ``placed`` is
+    what there is. The random numbers are known for an epoch's first batch, else None: what loading
+    the batch has drawn stays drawn.
+    """
+    position = placed["position"]
+    kind, batches = position["kind"], position.get("batches", 0)
+    random = None
+    if "source" in position:  # a data set's own state
+        return placed, None
+    if kind == "outlast":
+        before = {"position": position["position"] - position["global_batch"]}
+    elif kind in ("stock", "iterable") and batches > 1:
+        passed = [number for number in position.get("passed", ()) if number < batches]
+        before = {"batches": batches - 1, "passed": passed}
+    elif kind in ("stock", "iterable") and batches:  # as if the epoch had not begun
+        start = dict(position["start"])
+        random = start.pop("random")
+        before = {"batches": 0, "passed": [], "started": False, "start": start}
+    else:
+        return placed, None
+    # What came is not compared then: its word has the batch in it.
+    before |= {name: None for name in ("word",) if name in position}
+    if "record" in position:
+        record = position["record"]
+        before["record"] = {**record, "total": record["total"] - 1, "word": None}
+    return {**placed, BATCH: placed[BATCH] - 1, "position": {**position, **before}}, random
+
+
 def take_over(
     read: Callable[[int], Mapping[str, Any]], saved_by: int, rank: int, world_size: int
 ) -> tuple[dict[str, Any], Trail]:

@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from outlast.data import shield
+from outlast.data.inside import GLOBAL, Watch
 from outlast.data.order import mix64, sample_ids, sample_seed
 from outlast.data.random_state import preserved, seed_all
 from outlast.data.shards import Shards, held
@@ -99,6 +100,7 @@ class Loader:
         self.handed: NDArray[np.int64] = np.empty(0, np.int64)
         self.rank = 0
         self.world_size = 1
+        self._watch: Watch | None = None
 
     def set_worker(self, rank: int, world_size: int) -> None:
         """Say which slice of each global batch is this worker's; call before iterating.
@@ -160,6 +162,9 @@ class Loader:
             # Its own generator: starting the iterator draws nothing from the script's stream.
             generator=torch.Generator().manual_seed(self.seed),
         )
+        if self.num_workers and self._watch is None:
+            parts = {"loader.dataset": self.dataset, "loader.collate_fn": self.collate_fn}
+            self._watch = Watch(loader, [*parts.items()])
         iterator = shield.start(loader)
         expected = self.position
         try:
@@ -174,6 +179,11 @@ class Loader:
                 yield batch
         finally:
             shield.shut_down(iterator)
+
+    def drawn(self) -> list[str]:
+        """The script's own generators that its processes have drawn from, by name."""
+        drawn = self._watch.drawn() if self._watch is not None else []
+        return [name for name in drawn if name != GLOBAL]  # which is seeded for each sample
 
     def _slices(self) -> Slices:
         return Slices(self)

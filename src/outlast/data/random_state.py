@@ -4,9 +4,14 @@ Guarantees: ``restore(capture())`` puts every stream back to the bit, also after
 through JSON (plain values) and safetensors (tensors). Capturing draws nothing and waits for no
 device.
 
+CUDA's states belong to the rank, not to a device's number: those of the devices that this process
+uses are kept by their distance from its current one, and put back at the same distance from the
+current device of then. So a rank that was on ``cuda:0`` of a second machine has its own random
+numbers on ``cuda:4`` of a larger one.
+
 What can go wrong: a checkpoint from a machine with more devices than this one; the states of the
-devices that are not here are left out, and a warning says so. NumPy's *global* stream is covered;
-a ``numpy.random.Generator`` that a script makes is the script's to save.
+devices that are not here are left out, and a warning says so. What is kept here are the *global*
+streams; generators that a script makes are kept by ``generators.py``.
 """
 
 from __future__ import annotations
@@ -39,14 +44,30 @@ def capture(*, cuda: bool = True) -> dict[str, Any]:
     Raises:
         ConfigError: NumPy's global generator was replaced by one that is not an MT19937.
     """
-    version, words, gauss = random.getstate()
-    numpy_state: Any = np.random.get_state(legacy=False)
+    state = as_data(look())
+    if cuda and torch.cuda.is_initialized():
+        state["devices"] = _capture_devices()
+    return state
+
+
+def look() -> tuple[Any, Any, torch.Tensor]:
+    """The states of Python's, NumPy's and torch's own streams as they are: cheap, to compare."""
+    return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+
+
+def as_data(seen: tuple[Any, Any, torch.Tensor]) -> dict[str, Any]:
+    """What :func:`look` saw, as :func:`capture` gives it.
+
+    Raises:
+        ConfigError: NumPy's global generator was replaced by one that is not an MT19937.
+    """
+    (version, words, gauss), numpy_state, torch_state = seen
     if numpy_state["bit_generator"] != _NUMPY_GENERATOR:
         raise ConfigError(
             f"NumPy's global generator is {numpy_state['bit_generator']}, and only "
             f"{_NUMPY_GENERATOR} can be kept; do not call numpy.random.set_bit_generator"
         )
-    state: dict[str, Any] = {
+    return {
         "python": {
             "version": version,
             "words": torch.from_numpy(np.fromiter(words, np.int64, len(words))),
@@ -58,11 +79,54 @@ def capture(*, cuda: bool = True) -> dict[str, Any]:
             "has_gauss": int(numpy_state["has_gauss"]),
             "gauss": float(numpy_state["gauss"]),
         },
-        "torch": torch.get_rng_state(),
+        "torch": torch_state,
     }
-    if cuda and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
+
+
+def _capture_devices() -> dict[str, Any]:
+    """Of those that this process uses: a device on which it holds no memory has drawn nothing."""
+    current = torch.cuda.current_device()
+    used = [
+        index
+        for index in range(torch.cuda.device_count())
+        if index == current or torch.cuda.memory_reserved(index)
+    ]
+    return {
+        "distances": [index - current for index in used],
+        "states": [torch.cuda.get_rng_state(index) for index in used],
+    }
+
+
+def _restore_devices(devices: Mapping[str, Any]) -> None:
+    num_here = torch.cuda.device_count()
+    current = torch.cuda.current_device() if num_here else 0
+    missing = 0
+    for distance, state in zip(devices["distances"], devices["states"], strict=True):
+        index = current + int(distance)
+        if 0 <= index < num_here:
+            torch.cuda.set_rng_state(state.cpu(), index)
+        else:
+            missing += 1
+    _tell_of_missing(len(devices["states"]), missing, num_here)
+
+
+def _restore_by_number(states: list[Any]) -> None:
+    """Those of a checkpoint that has them by device number, of all devices that there were."""
+    num_here = torch.cuda.device_count() if states else 0
+    for index, state in enumerate(states[:num_here]):
+        torch.cuda.set_rng_state(state.cpu(), index)
+    _tell_of_missing(len(states), len(states[num_here:]), num_here)
+
+
+def _tell_of_missing(num_saved: int, missing: int, num_here: int) -> None:
+    if missing:
+        logger.warning(
+            "the checkpoint has random-number states of %d CUDA devices, this process sees %d; "
+            "%d have no place here and are left out",
+            num_saved,
+            num_here,
+            missing,
+        )
 
 
 def restore(state: Mapping[str, Any]) -> None:
@@ -80,17 +144,10 @@ def restore(state: Mapping[str, Any]) -> None:
         )
     )
     torch.set_rng_state(state["torch"].cpu())
-    devices = state.get("cuda", [])
-    num_here = torch.cuda.device_count() if devices else 0
-    for index, device_state in enumerate(devices[:num_here]):
-        torch.cuda.set_rng_state(device_state.cpu(), index)
-    if len(devices) > num_here:
-        logger.warning(
-            "the checkpoint has random-number states of %d CUDA devices, this process sees %d; "
-            "the others are left out",
-            len(devices),
-            num_here,
-        )
+    if "devices" in state:
+        _restore_devices(state["devices"])
+    else:
+        _restore_by_number(state.get("cuda", []))
 
 
 def seed_all(seed: int, *, cuda: bool = False) -> None:

@@ -43,6 +43,8 @@ from typing import Any, Final
 
 import torch
 
+from outlast.data import made
+
 logger = logging.getLogger(__name__)
 
 _LEFT: Final = frozenset({signal.SIGTERM, signal.SIGUSR1})  # to the training process
@@ -191,6 +193,8 @@ def _end(process: Callable[[], Any]) -> None:
 class Cover:
     """While open, the processes of each torch DataLoader that begins to be iterated are shielded.
 
+    It is noted from which random numbers it begins (``made.py``).
+
     Those that a script iterates itself, for an evaluation, and those of loaders that are made on
     top of torch's. Iterators that are there already stay as they are.
     """
@@ -220,9 +224,12 @@ class Cover:
         @functools.wraps(own)
         def _get_iterator(loader: Any) -> Any:
             is_done = isinstance(loader.worker_init_fn, ShieldedInit)
-            if is_done or not self._is_open or not loader.num_workers:
-                return own(loader)
-            return _shielded(loader, lambda: own(loader))
+            begin = functools.partial(own, loader)
+            if not self._is_open:
+                return begin()
+            if is_done or not loader.num_workers:
+                return made.noted(loader, begin)
+            return made.noted(loader, lambda: _shielded(loader, begin))
 
         return _get_iterator
 

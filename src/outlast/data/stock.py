@@ -7,26 +7,31 @@ and those of the loader's and samplers' generators) are kept; to resume, they ar
 epoch is started again, and the sampler's first batches of indices are thrown away.
 
 What can go wrong, and is exact with ``outlast.data.Loader``: random numbers drawn by the data set
-inside loader processes (``num_workers > 0``; their streams cannot be seen from here); a sampler
-that keeps a ``random.Random`` or NumPy generator of its own; a sampler that draws from the global
-stream index by index while processes load ahead; ``in_order=False``; another number of workers,
-which is refused.
+inside loader processes (``num_workers > 0``); a sampler that draws index by index from a stream
+that the loop's body or loading ahead draws from too; ``in_order=False``; another number of workers,
+which is refused. The first two are said at the resume: the first is seen where it happens
+(``inside.py``), for the second a word for all indices of the epoch so far is kept and compared.
 
 Rejected: saving the list of indices (as large as the data set, in every checkpoint).
 """
 
 from __future__ import annotations
 
+import collections
 import copy
+import operator
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from outlast.data.epochs import ReplayFeed, check_kind, check_world_size
+from outlast.data.epochs import ReplayFeed, check_kind, check_sizes, check_world_size
+from outlast.data.fingerprint import chained
+from outlast.data.generators import Held
+from outlast.data.inside import Watch
+from outlast.data.progress import going_through
 from outlast.data.random_state import preserved
-from outlast.errors import ConfigError
 
 
 def is_stock(loader: Any) -> bool:
@@ -56,10 +61,36 @@ class StockFeed(ReplayFeed):
         # Past DataLoader.__setattr__, which forbids it: iterators only read the attribute.
         object.__setattr__(self._iterated, name, self._indices)
         self._iterated._iterator = None
+        self._watch: Watch | None = None
+        self._drawn: list[str] = []
+
+    def hold(self, held: Held) -> None:
+        """Keep these generators; watch what is drawn in the loader's processes."""
+        super().hold(held)
+        if self._iterated.num_workers and self._watch is None:
+            parts = ("dataset", "collate_fn", "worker_init_fn")
+            roots = [(f"loader.{name}", getattr(self.loader, name)) for name in parts]
+            self._watch = Watch(self._iterated, roots)
+
+    def _take(self, iterator: Iterator[Any]) -> Any:
+        batch = super()._take(iterator)
+        self._indices.handed_out()
+        return batch
+
+    def _mark_start(self) -> None:
+        super()._mark_start()
+        self._indices.word = 0
 
     def state(self) -> dict[str, Any]:
         """The position, and the sizes that it depends on."""
-        return {**super().state(), "sizes": self._sizes()}
+        drawn = {*self._drawn, *(self._watch.drawn() if self._watch else ())}
+        return {
+            **super().state(),
+            "sizes": self._sizes(),
+            "word": self._indices.word,
+            "ahead": self._indices.ahead(),
+            "drawn": sorted(drawn),
+        }
 
     def _sizes(self) -> dict[str, Any]:
         """What a count of batches depends on, as far as a loader tells."""
@@ -81,15 +112,29 @@ class StockFeed(ReplayFeed):
         """Go to a saved position; see :meth:`~outlast.data.epochs.EpochFeed.restore`."""
         check_kind(state, self.kind, self.loader)
         check_world_size(state, self._world_size, self.loader)
-        saved, here = state.get("sizes", {}), self._sizes()
-        for name in here.keys() & saved.keys():
-            if saved[name] != here[name]:
-                raise ConfigError(
-                    f"the checkpoint's DataLoader had {name}={saved[name]}, this one has "
-                    f"{name}={here[name]}: the batches consumed so far would be other ones. "
-                    "Build it as it was, or start a new job from the checkpoint's model"
-                )
+        check_sizes(state.get("sizes", {}), self._sizes())
         super().restore(state)
+
+    def _resume(self, state: Mapping[str, Any]) -> None:
+        self._drawn = [str(name) for name in state.get("drawn", ())]
+        super()._resume(state)
+        word, ahead = state.get("word"), state.get("ahead", ())
+        differs = word is not None and word != self._indices.word
+        # As far as both are: the epoch's end may be nearer now.
+        differs |= any(map(operator.ne, ahead, self._indices.ahead()))
+        if self._has_started and differs:
+            self._doubt(
+                f"the sampler's order of epoch {self.epoch} is another one than it was",
+                "Let it draw its whole order when it is iterated, from a generator that nothing "
+                "else draws from, or use outlast.data.Loader",
+            )
+        goes_on = self.batches or (self.epoch and self._iterated.persistent_workers)
+        if self._drawn and goes_on and self._has_started:
+            self._doubt(
+                f"the loader's processes draw from {' and '.join(self._drawn)}, and begin anew in "
+                "the midst of an epoch",
+                "Use outlast.data.Loader, which seeds each sample, or num_workers=0",
+            )
 
     def _replay(self) -> None:
         if self.epoch and self._iterated.persistent_workers:
@@ -99,6 +144,7 @@ class StockFeed(ReplayFeed):
             self._open()
             self._indices.is_empty = False
         self._rewind()
+        self._indices.word = 0
         self._indices.num_skipped, self._indices.passed = self.batches, self._passed
         try:
             self._iterator = self._open()
@@ -106,6 +152,7 @@ class StockFeed(ReplayFeed):
                 # Without processes the sampler would draw its seed at the first batch, from
                 # random numbers that are not the epoch's start any more.
                 self._indices.prime()
+            self._indices.opened()
         except _TooShort as short:
             raise self._too_short(short.num_items) from None
         finally:
@@ -122,6 +169,9 @@ class _Skippable:
     """A sampler that leaves out its first ``num_skipped`` items.
 
     What it draws for those in ``passed``, counted from 1, leaves no trace, as it left none then.
+
+    Attributes:
+        word: for the epoch's items up to the batch handed out last.
     """
 
     def __init__(self, sampler: Any) -> None:
@@ -129,6 +179,7 @@ class _Skippable:
         self.num_skipped = 0
         self.passed: Collection[int] = ()
         self.is_empty = False
+        self.word = 0
         self._latest = _SkippingIterator(iter(()), 0, ())
 
     def __iter__(self) -> Iterator[Any]:
@@ -140,19 +191,38 @@ class _Skippable:
     def __len__(self) -> int:
         return len(self.sampler)
 
+    def ahead(self) -> list[int]:
+        """The words up to each item that is drawn and not handed out: it is being loaded."""
+        return self._latest.ahead()
+
+    def handed_out(self) -> None:
+        """Another batch is."""
+        self.word = self._latest.handed_out()
+
     def prime(self) -> None:
         """Have the latest iterator draw what it draws at an epoch's start."""
         self._latest.prime()
 
+    def opened(self) -> None:
+        """What was to be left out is."""
+        self.word = self._latest.word
+
 
 class _SkippingIterator:
-    """Skips at the first item, not before: torch draws another seed between the two."""
+    """Skips at the first item, not before: torch draws another seed between the two.
+
+    Attributes:
+        word: for what was left out, then for what was handed out too.
+    """
 
     def __init__(self, items: Iterator[Any], num_skipped: int, passed: Collection[int]) -> None:
         self._items = items
         self._num_skipped = num_skipped
         self._passed = passed
         self._held: list[Any] = []
+        self._ahead: collections.deque[int] = collections.deque()  # words of what is being loaded
+        self._drawn = 0  # the newest of them
+        self.word = 0
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -160,16 +230,32 @@ class _SkippingIterator:
     def __next__(self) -> Any:
         if self._num_skipped:
             self._skip()
-        return self._held.pop() if self._held else next(self._items)
+        item = self._held.pop() if self._held else next(self._items)
+        self._drawn = chained(self._drawn, item)
+        self._ahead.append(self._drawn)
+        return item
+
+    def ahead(self) -> list[int]:
+        """The words up to each item that was drawn and not handed out."""
+        return list(self._ahead)
+
+    def handed_out(self) -> int:
+        """The word, now that another batch is handed out."""
+        if self._ahead:
+            self.word = self._ahead.popleft()
+        return self.word
 
     def _skip(self) -> None:
         wanted, self._num_skipped = self._num_skipped, 0
-        for number in range(wanted):
-            try:
-                with preserved() if number + 1 in self._passed else nullcontext():
-                    next(self._items)
-            except StopIteration:
-                raise _TooShort(number) from None
+        with going_through("batches of indices", wanted) as done:
+            for number in range(wanted):
+                try:
+                    with preserved() if number + 1 in self._passed else nullcontext():
+                        self._drawn = chained(self._drawn, next(self._items))
+                except StopIteration:
+                    raise _TooShort(number) from None
+                done(number + 1)
+        self.word = self._drawn
 
     def prime(self) -> None:
         if self._num_skipped:

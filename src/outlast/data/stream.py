@@ -29,6 +29,8 @@ import torch
 from numpy.typing import NDArray
 
 from outlast.data import shield
+from outlast.data.generators import Held
+from outlast.data.inside import GLOBAL, Watch
 from outlast.data.lanes import Lane, Point, Source
 from outlast.data.loader import COLLATE_TAG, checked_int, identity
 from outlast.data.order import mix64
@@ -117,6 +119,8 @@ class Stream:
         self.handed: NDArray[np.int64] = np.empty(0, np.int64)
         self.rank = 0
         self.world_size = 1
+        self._held = Held()
+        self._watch: Watch | None = None
         # What the order follows from: a position means nothing under another value.
         names = ("num_shards", "lanes", "seed", "shuffle", "buffer", "pack")
         self._fixed = {name: getattr(self.source, name) for name in names}
@@ -182,6 +186,9 @@ class Stream:
             # Its own generator: starting the iterator draws nothing from the script's stream.
             generator=torch.Generator().manual_seed(self.source.seed),
         )
+        if processes and self._watch is None:
+            self._watch = Watch(loader, [("loader", self.source)])
+        self._held = self._held if processes else Held([("loader", self.source)])
         iterator = shield.start(loader)
         expected = self.position
         try:
@@ -200,6 +207,12 @@ class Stream:
                 yield batch
         finally:
             shield.shut_down(iterator)
+
+    def drawn(self) -> list[str]:
+        """The script's own generators that were drawn from while reading, by name."""
+        if self._watch is not None:
+            return [name for name in self._watch.drawn() if name != GLOBAL]  # seeded for each item
+        return [one["name"] for one in self._held.state() if one["moved"]]  # reading is ahead
 
     def _portions(self) -> Portions:
         if self.position:

@@ -197,6 +197,10 @@ class Trail:
         self._lot.append(ids)
         self._lot_size += max(len(ids), 1)  # there may be fewer shards than workers
 
+    def cut(self, step: int) -> None:
+        """No batch follows, and those handed out after ``step`` completed ones are forgotten."""
+        self._close(step)
+
     def state(self) -> dict[str, Any]:
         """The record as data, for :meth:`restore`."""
         self._note()

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from outlast.checkpoint.catalog import find_steps
+from outlast.checkpoint.catalog import find_saves
 from outlast.drill.metadata_server import AwsMetadataServer
 from outlast.drill.trace import Trace, read_trace
 from outlast.storage import Directory
@@ -129,18 +129,18 @@ class KillAllDuringCheckpoint:
         if not wait_for_step(job, self.after_step, is_over):
             return None
         pids = job.pids()
-        old = set(find_steps(job.storage).unfinished)
-        while not (torn := set(find_steps(job.storage).unfinished) - old):
+        old = set(find_saves(job.storage).unfinished)
+        while not (torn := set(find_saves(job.storage).unfinished) - old):
             if is_over():
                 return None
             time.sleep(POLL_S / 4)
         _kill(pids)
         t = time.time()
-        (step,) = torn
-        if step not in find_steps(job.storage).unfinished:
+        (save,) = torn
+        if save not in find_saves(job.storage).unfinished:
             return None  # it was committed in the very moment: try the next one
         return Struck(
-            what=f"SIGKILL of all workers while step {step} was being written",
+            what=f"SIGKILL of all workers while step {save.step} was being written",
             t=t,
             last_step=job.completed(),
             event="worker_lost",

@@ -70,14 +70,14 @@ class Client:
         self._thread = threading.Thread(target=self._read, name="outlast-client", daemon=True)
         self._thread.start()
 
-    def send(self, message: Any, blob: bytes = b"") -> None:
-        """Tell the keeper.
+    def send(self, message: Any, blob: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        """Tell the keeper; ``fds`` stay the caller's.
 
         Raises:
             OSError: it is gone, or does not read: it counts as gone then.
         """
         try:
-            self._wire.send(message, blob)
+            self._wire.send(message, blob, fds)
         except OSError:  # perhaps in the middle of a message: nothing more would be understood
             self._wire.close()
             raise
@@ -102,10 +102,10 @@ class Client:
         """
         answer, blob, fds = self._ask_alone(wire.Recall(), wire.Recalled, RECALL_TIMEOUT_S)
         arenas = dict(zip(answer.arenas, [Arena.seen(fd) for fd in fds], strict=True))
-        small = msgspec.msgpack.decode(blob, type=dict[int, dict[str, bytes]])
+        small = msgspec.msgpack.decode(blob, type=dict[str, dict[str, bytes]])
         kept = {
-            step: Kept(files=files, small=small.get(step, {}))
-            for step, files in answer.files.items()
+            save: Kept(files=files, small=small.get(save, {}))
+            for save, files in answer.files.items()
         }
         return Memory(arenas, kept, num_peers=answer.num_peers)
 

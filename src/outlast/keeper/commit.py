@@ -1,7 +1,8 @@
 """The parts of all ranks become a manifest, or are refused.
 
 A rank writes the tensors that the plan gave it, and hashes those that others hold too: a replica
-that went its own way is found before the commit, not after a resume.
+that went its own way is found before the commit, not after a resume. What is compared is one digest
+for each group of ranks that hold the same; only where two differ are the single ones looked at.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
+import xxhash
 
-from outlast.checkpoint.manifest import FORMAT, Chunk, FileEntry, Manifest, TensorEntry
+from outlast.checkpoint.manifest import FORMAT, FileEntry, Manifest, PartEntry, TensorEntry
+from outlast.checkpoint.names import SaveName
 from outlast.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -26,28 +29,49 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank wrote, or why it could not.
 
     Attributes:
-        files: its files' sizes and hashes.
-        tensors: what they hold.
-        digests: of the tensors that other ranks hold too.
+        entry: size and hash of the file that says what it wrote and holds (see
+            ``checkpoint.parts``); None in a job of one rank, where the manifest itself says it.
+        structure: digest of what it holds, the same for ranks that hold the same.
+        num_elements: how many elements it wrote of tensors that are nobody's own.
+        num_files: how many files it wrote.
+        files: in a job of one rank, its files' sizes and hashes.
+        tensors: in a job of one rank, what they hold.
+        replicas: of what other ranks hold too, one digest for each group of holders.
         error: why there is nothing.
         void: tensors that changed under the copy; the snapshot is then to be taken again.
         by_storage: whether an error is the storage's.
     """
 
+    entry: PartEntry | None = None
+    structure: str = ""
+    num_elements: int = 0
+    num_files: int = 0
     files: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
-    digests: dict[str, str] = {}
+    replicas: dict[str, str] = {}
     error: str = ""
     void: tuple[str, ...] = ()
     by_storage: bool = True
 
 
-def disagreements(parts: Mapping[int, Part]) -> tuple[str, ...]:
-    """Names of tensors that were taken for replicas and are not the same on all ranks."""
+def combined(digests: Mapping[str, str], groups: Mapping[str, str]) -> dict[str, str]:
+    """One digest for each group of holders, of all the pieces that they share."""
+    found: dict[str, xxhash.xxh3_128] = {}
+    for key in sorted(digests):
+        group = groups.get(key, "")
+        hasher = found.get(group)
+        if hasher is None:
+            hasher = found[group] = xxhash.xxh3_128()
+        hasher.update(f"{key}={digests[key]}\n".encode(errors="surrogatepass"))
+    return {group: hasher.hexdigest() for group, hasher in found.items()}
+
+
+def differing(digests: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
+    """Names of pieces that were taken for replicas and are not the same everywhere."""
     first: dict[str, str] = {}
     differ = set()
-    for part in parts.values():
-        for name, digest in part.digests.items():
+    for one in digests:
+        for name, digest in one.items():
             if first.setdefault(name, digest) != digest:
                 differ.add(name)
     return tuple(sorted(differ))
@@ -57,41 +81,34 @@ def merge(
     parts: Mapping[int, Part],
     *,
     job: str,
-    step: int,
-    attempt: int,
+    save: SaveName,
     kind: str,
     exact: bool,
     created_t: float,
 ) -> Manifest:
-    """The manifest that names everything in ``parts``, one for each rank of the world.
-
-    Raises:
-        ValueError: two ranks wrote a tensor of one name in different shapes or dtypes.
-    """
-    tensors: dict[str, TensorEntry] = {}
-    for rank in sorted(parts):
-        for name, entry in parts[rank].tensors.items():
-            known = tensors.get(name)
-            if known is None:
-                tensors[name] = entry
-                continue
-            if (known.shape, known.dtype) != (entry.shape, entry.dtype):
-                raise ValueError(
-                    f"{name} is {entry.dtype} {entry.shape} on rank {rank} and {known.dtype} "
-                    f"{known.shape} on another"
-                )
-            chunks: tuple[Chunk, ...] = known.chunks + entry.chunks
-            tensors[name] = msgspec.structs.replace(known, chunks=chunks)
+    """The manifest of what all ranks of the world wrote: one entry each."""
+    first = parts[0]
+    structures: dict[str, int] = {}
+    entries = []
+    for rank in range(len(parts)):
+        part = parts[rank]
+        number = structures.setdefault(part.structure, len(structures))
+        if part.entry is not None:
+            size, hashes, num_bytes = part.entry.size, part.entry.xxh3_128, part.entry.num_bytes
+            entries.append(PartEntry(size, hashes, number, num_bytes))
     return Manifest(
         format=FORMAT,
         job=job,
-        step=step,
-        attempt=attempt,
+        step=save.step,
+        attempt=save.attempt,
+        serial=save.serial,
+        nonce=save.nonce,
         world_size=len(parts),
         layout={"world": len(parts)},
         created_t=created_t,
-        files={name: e for rank in sorted(parts) for name, e in parts[rank].files.items()},
-        tensors=tensors,
+        files={} if entries else first.files,
+        tensors={} if entries else first.tensors,
+        parts=tuple(entries),
         kind=kind,
         exact=exact,
     )
@@ -101,7 +118,7 @@ def put_manifest(storage: Storage, name: str, data: bytes) -> None:
     """Commit, tried again when it fails.
 
     Raises:
-        FileExistsError: another writer has committed this step.
+        FileExistsError: another manifest has the name, as that of a save that is being removed.
         OSError: as the storage gave it.
     """
     for pause_s in (*PAUSES_S, None):
@@ -109,7 +126,7 @@ def put_manifest(storage: Storage, name: str, data: bytes) -> None:
             # Of a try that failed the name may be there, and be ours.
             if not storage.put_new(name, data) and storage.read(name) != data:
                 raise FileExistsError(
-                    errno.EEXIST, "another writer has committed this step", storage.describe(name)
+                    errno.EEXIST, "another manifest is there already", storage.describe(name)
                 )
         except FileExistsError:
             raise

@@ -18,20 +18,20 @@ from typing import Final
 
 import msgspec
 
+from outlast.checkpoint.inventory import num_bytes as num_bytes_of
 from outlast.checkpoint.manifest import (
     MANIFEST,
     Manifest,
     decode,
     encode,
     shard_file,
-    state_file,
-    step_name,
 )
-from outlast.keeper import wire
-from outlast.keeper.commit import Part, disagreements, merge, put_manifest
+from outlast.keeper import trouble, wire
+from outlast.keeper.commit import Part, merge, put_manifest
 from outlast.keeper.files import Files
-from outlast.keeper.flight import Committed, Save, in_words
+from outlast.keeper.flight import Committed, Save
 from outlast.keeper.gate import Gate
+from outlast.keeper.gather import Gathering
 from outlast.keeper.memory import Books, Kept
 from outlast.keeper.persist import Pool
 
@@ -107,6 +107,14 @@ class Conclusions:
         save.is_concluding = True
         self._do(save, lambda: self._follow(save, data))
 
+    def manifest_there(self, save: Save) -> bytes:
+        """The manifest that lies in this save's place, if one does."""
+        _, storage = self._files.target(save)
+        try:
+            return b"" if storage is None else storage.read(f"{save.name}/{MANIFEST}")
+        except OSError:
+            return b""
+
     def _do(self, save: Save, act: Callable[[], None]) -> None:
         """Have a save's last act done; whatever goes wrong with it is its end."""
 
@@ -114,9 +122,10 @@ class Conclusions:
             try:
                 act()
             except Exception as error:  # noqa: BLE001 - it is the save's, told to all
-                logger.warning("step %d: %s", save.step, in_words(error))
+                words = trouble.of_save(error, save, self._files.target(save)[1])
+                logger.warning("step %d: %s", save.step, words)
                 with self._lock:
-                    self._refuse(save, in_words(error))
+                    self._refuse(save, words)
 
         self._pool.put(guarded)
 
@@ -189,7 +198,10 @@ class Conclusions:
 
     def keep(self, save: Save, parts: Mapping[int, Part]) -> bool:
         """Have a save read from memory, where all of it lies, before its commit; if it can be."""
-        if disagreements(parts):
+        gathered = Gathering(save.world_size)
+        for rank, part in parts.items():
+            gathered.add(rank, part)
+        if gathered.differs:
             return False
         _, data = self._manifest(save, parts)
         return self._keep(save, data)
@@ -198,22 +210,21 @@ class Conclusions:
         manifest = merge(
             parts,
             job=self._job,
-            step=save.step,
-            attempt=save.attempt,
+            save=save.name,
             kind=save.kind,
             exact=save.exact,
             created_t=time.time(),
         )
         data = encode(manifest)
-        return decode(data, save.step), data  # nothing is committed that a reader would refuse
+        return decode(data, save.name), data  # nothing is committed that a reader would refuse
 
     def _commit(self, save: Save) -> None:
-        void = disagreements(save.parts)
-        if void:
-            some = ", ".join(void[:3])
-            with self._lock:
-                self._refuse(save, f"not the same on all ranks: {some}", void)
-            return
+        needed, found = save.ranks[0].layout.num_elements, save.gathered.num_elements
+        if save.world_size > 1 and needed not in (
+            0,
+            found,
+        ):  # nothing is committed that a reader would refuse
+            raise ValueError(f"the ranks wrote {found} elements of {needed}")
         start_s = time.monotonic()
         manifest, data = self._manifest(save, save.parts)
         if self._gate is None:
@@ -224,16 +235,17 @@ class Conclusions:
     def _put(self, save: Save, manifest: Manifest, data: bytes, start_s: float) -> None:
         tier, storage = self._files.target(save)
         if storage is not None:
-            put_manifest(storage, f"{step_name(save.step)}/{MANIFEST}", data)
+            put_manifest(storage, f"{save.name}/{MANIFEST}", data)
         self._keep(save, data)
         timings = save.timings(start_s)
-        num_bytes = sum(entry.size for entry in manifest.files.values())
-        num_files = len(manifest.files) + 1
+        num_bytes = num_bytes_of(manifest)
+        num_files = sum(part.num_files for part in save.parts.values()) + 1
         if tier:
             self._record(
                 "commit",
                 attempt=save.attempt,
                 step=save.step,
+                save=str(save.name),
                 durable_s=round(time.monotonic() - save.started_s, 6),
                 bytes=num_bytes,
                 files=num_files,
@@ -254,9 +266,9 @@ class Conclusions:
 
     def _follow(self, save: Save, data: bytes) -> None:
         """Rank 0's keeper has committed: the same manifest holds here."""
-        manifest = decode(data, save.step)
+        manifest = decode(data, save.name)
         tier, storage = self._files.target(save)
-        name = f"{step_name(save.step)}/{MANIFEST}"
+        name = f"{save.name}/{MANIFEST}"
         by_us = False
         try:
             # In a directory that both machines see it is there already.
@@ -283,8 +295,10 @@ class Conclusions:
                 for rank, one in save.ranks.items()
                 if one.layout.size
             }
-            small = {state_file(rank): one.small for rank, one in save.ranks.items()}
-            self._books.kept[save.step] = Kept(
+            small: dict[str, bytes] = {}
+            for rank, one in save.ranks.items():
+                small |= one.small_files(rank)
+            self._books.kept[str(save.name)] = Kept(
                 files=files, small={**small, MANIFEST: data}, attempt=save.attempt
             )
             self._on_change()

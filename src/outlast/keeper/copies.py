@@ -5,10 +5,11 @@ way, and the manifest last. What fails is tried again with growing pauses until 
 takes its place: there is never more than one waiting, so a slow or broken tier costs nothing but
 its own copies. Pruning is the same thread's: a writer never waits for a removal.
 
-Guarantees: what is being copied, or written, is not pruned from under anybody's hands.
+Guarantees: what is being copied, or written, is not pruned from under anybody's hands; a save that
+is committed in a tier is not written there again.
 
-With ranks on several machines each keeper copies its own ranks' files; the keeper of rank 0 puts
-the manifest when it sees them all.
+With ranks on several machines each keeper copies its own ranks' files, and says so to that of rank
+0, which puts the manifest when they are all there: see ``arrivals``.
 """
 
 from __future__ import annotations
@@ -17,22 +18,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from outlast.checkpoint.catalog import Health, prune
-from outlast.checkpoint.manifest import (
-    FULL,
-    MANIFEST,
-    Manifest,
-    decode,
-    shard_file,
-    state_file,
-    step_name,
-)
-from outlast.checkpoint.transfer import copy_file
+from outlast.checkpoint.manifest import FULL, MANIFEST, decode
+from outlast.checkpoint.names import NOTE, SaveName, named, sign
+from outlast.checkpoint.places import Place
+from outlast.checkpoint.transfer import copy_file, inventory_of
 from outlast.errors import CheckpointInvalid
-from outlast.keeper.files import make_way
-from outlast.keeper.flight import Committed, in_words
+from outlast.keeper import parley, trouble
+from outlast.keeper.arrivals import REASON_MAX, Alone, Late, NotComing, Others, Waiting
+from outlast.keeper.flight import Committed
 from outlast.keeper.memory import Due
 from outlast.policy.drain import hopeless
 from outlast.storage import Storage
@@ -42,9 +38,7 @@ logger = logging.getLogger(__name__)
 PAUSE_S: Final = 1.0
 LAST_TRIES: Final = 4  # of a tier that fails, once the job is over: seconds, not for ever
 PAUSE_MAX_S: Final = 60.0
-OTHERS_TIMEOUT_S: Final = 1800.0
-OTHERS_LAST_S: Final = 300.0  # once the job is over here: perhaps it is not there, and nobody comes
-LOOK_S: Final = 0.5
+SAY_S: Final = 5.0  # between two words to rank 0's keeper on how far it is
 PACE_AFTER_S: Final = 2.0  # of a try, until its pace says something
 
 
@@ -69,29 +63,34 @@ class Copier:
     """Brings checkpoints to one tier, and prunes it, in a thread of its own.
 
     Args:
+        job: id of the job.
         tier: where to.
         sources: name → storage of all durable tiers.
         record: puts an event into the ledger.
-        invalid: steps that a resume has rejected.
+        invalid: saves that a resume has rejected.
         health: says what is known of the checkpoints besides.
-        in_use: says which steps of a tier somebody writes or reads.
+        in_use: says which saves of a tier somebody writes or reads.
         on_copied: told of the tier that a copy was taken from.
         on_due: told what this tier has yet to get, and when it no longer has.
+        others: the other machines that bring their files here.
     """
 
     def __init__(
         self,
+        job: str,
         tier: Tier,
         sources: Mapping[str, Storage],
         *,
         record: Callable[..., None],
-        invalid: set[int],
+        invalid: set[SaveName],
         health: Callable[[], Health],
-        in_use: Callable[[str], set[int]],
+        in_use: Callable[[str], set[SaveName]],
         on_copied: Callable[[str], None],
         on_due: Callable[[str, Due, bool], None],
+        others: Others,
     ) -> None:
         self.tier = tier
+        self._job = job
         self.failures = 0
         self.is_given_up = False
         self.done_bytes = self.total_bytes = 0
@@ -103,6 +102,8 @@ class Copier:
         self._in_use = in_use
         self._on_copied = on_copied
         self._on_due = on_due
+        self._others = others
+        self._said_s = 0.0
         self._changed = threading.Condition()
         self._next: Committed | None = None
         self._current: Committed | None = None
@@ -132,11 +133,11 @@ class Copier:
             self._is_prune_due = True
             self._changed.notify_all()
 
-    def reads(self, tier: str) -> set[int]:
-        """The steps that are to be copied from ``tier``."""
+    def reads(self, tier: str) -> set[SaveName]:
+        """The saves that are to be copied from ``tier``."""
         with self._changed:
             due = [one for one in (self._next, self._current) if one is not None]
-            return {one.manifest.step for one in due if one.tier == tier}
+            return {one.manifest.save for one in due if one.tier == tier}
 
     @property
     def idle(self) -> bool:
@@ -175,9 +176,9 @@ class Copier:
             left, self._next = [self._current, self._next], None
             self.is_given_up = self._stopping = True
             self._changed.notify_all()
-        newest = max((one.manifest.step for one in left if one), default=0)
+        newest = max((one.manifest.save for one in left if one), default=None)
         for one in left:
-            if one is not None and one.manifest.step == newest:
+            if one is not None and one.manifest.save == newest:
                 self._skipped(one, "there was no time left for it")
 
     def stop(self) -> None:
@@ -209,6 +210,9 @@ class Copier:
             except Superseded:
                 if committed is not None:
                     self._passed_over(committed)
+            except NotComing as error:
+                if committed is not None:
+                    self._skipped(committed, f"{error}")
             except Stopped:
                 return
             except Exception:
@@ -219,36 +223,48 @@ class Copier:
 
     def _bring(self, committed: Committed) -> None:
         pause_s = PAUSE_S
+        brought: set[str] = set()
         while True:
             start_s = time.monotonic()
             try:
-                self._copy(committed)
+                self._copy(committed, brought)
             except (OSError, CheckpointInvalid) as error:
                 self.failures += 1
                 self._failed(committed, error)
                 if isinstance(error, FileExistsError):
-                    return  # somebody else's commit of this step is there: nothing to repeat
+                    return  # a damaged manifest lies there: nothing to repeat
+                if isinstance(error, Late) and error.is_final and self._tries_left is not None:
+                    raise NotComing(f"{error}") from None
                 self._count_down()
                 self._pause(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
                 continue
+            self._say(committed, "there")
             self._record(
                 "tier_copied",
                 attempt=committed.manifest.attempt,
                 step=committed.manifest.step,
+                save=str(committed.manifest.save),
                 tier=self.tier.name,
                 seconds=round(time.monotonic() - start_s, 6),
                 bytes=self.total_bytes,
             )
             return
 
-    def _copy(self, committed: Committed) -> None:
-        manifest, directory = committed.manifest, step_name(committed.manifest.step)
+    def _copy(self, committed: Committed, brought: set[str]) -> None:
+        """Bring our files, but for those that an earlier try has ``brought``; wait for the rest."""
+        manifest, directory = committed.manifest, committed.manifest.save
         source, target = self._sources[committed.tier], self.tier.storage
-        self._make_way(manifest, committed.data)
-        ours = [name for rank in committed.ranks for name in (shard_file(rank), state_file(rank))]
-        names = [name for name in ours if name in manifest.files]
-        self.total_bytes = sum(manifest.files[name].size for name in names)
+        if self._is_there(committed):
+            return
+        inventory = inventory_of(manifest, [Place(committed.tier, source)])
+        ours = {
+            name: entry
+            for rank in committed.ranks
+            # A rank's part comes last: where it is, the others are.
+            for name, entry in reversed(inventory.files(rank).items())
+        }
+        self.total_bytes = sum(entry.size for entry in ours.values())
         self.done_bytes = before = 0
         self._since_s = time.monotonic()
 
@@ -256,45 +272,42 @@ class Copier:
             self.done_bytes = before + done
             if self._stopping:
                 raise Stopped
+            if time.monotonic() - self._said_s > SAY_S:
+                self._say(committed)
 
-        for name in names:
-            copy_file(source, target, f"{directory}/{name}", manifest.files[name], progress)
-            before += manifest.files[name].size
+        for name, entry in ours.items():
+            if name in brought and _has(target, f"{directory}/{name}", entry.size):
+                before += entry.size
+                continue
+            if not target.exists(f"{directory}/{NOTE}"):
+                sign(target, directory, self._job)
+            copy_file(source, target, f"{directory}/{name}", entry, progress)
+            brought.add(name)
+            before += entry.size
         if 0 in committed.ranks:
-            self._wait_for_others(manifest)
+            waiting = Waiting(
+                manifest,
+                committed.ranks,
+                tier=self.tier.name,
+                storage=target,
+                others=self._others,
+            )
+            while not waiting.look():
+                self._pause(waiting.pause_s)
             path = f"{directory}/{MANIFEST}"
             if not target.put_new(path, committed.data) and target.read(path) != committed.data:
                 raise FileExistsError(
-                    f"another writer has committed step {manifest.step} to {target.describe()}"
+                    f"{target.describe(path)} is there and is not what was committed; see: "
+                    "outlast checkpoints repair"
                 )
 
-    def _make_way(self, manifest: Manifest, data: bytes) -> None:
-        """An older attempt's manifest of this step goes before its files are replaced."""
-        storage = self.tier.storage
+    def _is_there(self, committed: Committed) -> bool:
+        """Whether the tier has it: what a commit names is not written again."""
         try:
-            if storage.read(f"{step_name(manifest.step)}/{MANIFEST}") == data:
-                return
+            path = f"{committed.manifest.save}/{MANIFEST}"
+            return self.tier.storage.read(path) == committed.data
         except (FileNotFoundError, IsADirectoryError):
-            pass
-        make_way(storage, manifest.step, manifest.job, manifest.attempt)
-
-    def _wait_for_others(self, manifest: Manifest) -> None:
-        """Files of ranks on other machines are brought by their keepers."""
-        since_s = time.monotonic()
-        missing = dict(manifest.files)
-        while missing:
-            for name in list(missing):
-                path = f"{step_name(manifest.step)}/{name}"
-                try:
-                    if self.tier.storage.size(path) == missing[name].size:
-                        del missing[name]
-                except FileNotFoundError:
-                    pass
-            if missing:
-                limit_s = OTHERS_TIMEOUT_S if self._tries_left is None else OTHERS_LAST_S
-                if time.monotonic() - since_s > limit_s:
-                    raise TimeoutError(f"{next(iter(missing))} did not come from its machine")
-                self._pause(LOOK_S)
+            return False
 
     def _prune(self) -> None:
         """A failure is said and passed over."""
@@ -303,6 +316,7 @@ class Copier:
         try:
             prune(
                 tier.storage,
+                self._job,
                 keep=tier.keep,
                 invalid=set(self._invalid),
                 in_use=in_use,
@@ -314,7 +328,7 @@ class Copier:
                 "storage_error",
                 operation="prune",
                 path=tier.storage.describe(),
-                error=in_words(error),
+                error=trouble.in_words(error, tier.storage),
                 tier=tier.name,
             )
 
@@ -327,7 +341,10 @@ class Copier:
                 raise Superseded
 
     def _failed(self, committed: Committed, error: Exception) -> None:
-        text = in_words(error)
+        manifest = committed.manifest
+        text = trouble.of_copy(
+            *(error, self.tier.storage, str(manifest.save)), [self.total_bytes], manifest.step
+        )
         logger.warning(
             "step %d is not in %s yet: %s", committed.manifest.step, self.tier.name, text
         )
@@ -341,10 +358,26 @@ class Copier:
             tier=self.tier.name,
         )
 
+    def _say(
+        self, committed: Committed, state: Literal["", "there", "never"] = "", why: str = ""
+    ) -> None:
+        """Tell rank 0's keeper, if it is on another machine."""
+        self._said_s = time.monotonic()
+        if 0 not in committed.ranks:
+            word = parley.Brought(
+                serial=committed.manifest.serial,
+                tier=self.tier.name,
+                done=self.done_bytes,
+                state=state,
+                reason=why[:REASON_MAX],
+            )
+            self._others.bring(committed.manifest.save, word)
+
     def _passed_over(self, committed: Committed) -> None:
         self._skipped(committed, "a newer one came before it was there")
 
     def _skipped(self, committed: Committed, why: str) -> None:
+        self._say(committed, "never", why)
         self._record(
             "save_skipped",
             durable=False,
@@ -355,37 +388,50 @@ class Copier:
         )
 
 
+def _has(storage: Storage, path: str, size: int) -> bool:
+    try:
+        return storage.size(path) == size
+    except FileNotFoundError:
+        return False
+
+
 def _due(committed: Committed) -> Due:
-    return Due(step=committed.manifest.step, source=committed.tier, ranks=committed.ranks)
+    return Due(save=str(committed.manifest.save), source=committed.tier, ranks=committed.ranks)
 
 
 class Copies:
     """All tiers of a keeper.
 
     Args:
+        job: id of the job.
         tiers: durable ones, the fastest first.
         record: puts an event into the ledger: ``record(name, **fields)``.
-        in_flight: says which steps are being saved.
+        in_flight: says which saves are being written.
         on_due: told, for a tier, what it has yet to get, and when it no longer has.
+        others: the other machines that bring their files.
     """
 
     def __init__(
         self,
+        job: str,
         tiers: list[Tier],
         record: Callable[..., Any],
-        in_flight: Callable[[], set[int]] = set,
+        in_flight: Callable[[], set[SaveName]] = set,
         on_due: Callable[[str, Due, bool], None] = lambda *_: None,
+        *,
+        others: Others | None = None,
     ) -> None:
-        self.invalid: set[int] = set()
+        self.invalid: set[SaveName] = set()
         self.health = Health()
         self._in_flight = in_flight
         self._copiers: dict[str, Copier] = {}
         self._lock = threading.Lock()
         self._newest: Committed | None = None
-        self._given: dict[str, int] = {}  # tier → the newest step that it was to get
+        self._given: dict[str, SaveName] = {}  # tier → the newest save that it was to get
         self._tiers = sources = {tier.name: tier.storage for tier in tiers}
         for tier in tiers:
             self._copiers[tier.name] = Copier(
+                job,
                 tier,
                 sources,
                 record=record,
@@ -394,11 +440,11 @@ class Copies:
                 in_use=self._in_use,
                 on_copied=self._copied_from,
                 on_due=on_due,
+                others=others or Alone(),
             )
 
     def committed(self, committed: Committed) -> None:
         """A checkpoint was committed: prune where it lies, bring it where it is due."""
-        self.invalid.discard(committed.manifest.step)
         if not committed.tier:
             return
         for name, copier in self._copiers.items():
@@ -414,17 +460,17 @@ class Copies:
         if newest is None or newest.manifest.kind != FULL:
             return
         for name, copier in self._copiers.items():
-            if name != newest.tier and self._is_new(name, newest.manifest.step):
+            if name != newest.tier and self._is_new(name, newest.manifest.save):
                 copier.submit(newest)
 
-    def _is_new(self, tier: str, step: int) -> bool:
-        """Whether ``tier`` was not to get ``step`` yet; it is from now on."""
+    def _is_new(self, tier: str, save: SaveName) -> bool:
+        """Whether ``tier`` was not to get ``save`` yet; it is from now on."""
         with self._lock:
-            known, self._given[tier] = self._given.get(tier), step
-            return known != step
+            known, self._given[tier] = self._given.get(tier), save
+            return known != save
 
     def _give(self, copier: Copier, committed: Committed) -> None:
-        self._is_new(copier.tier.name, committed.manifest.step)
+        self._is_new(copier.tier.name, committed.manifest.save)
         copier.submit(committed)
 
     def go_on(self, due: Mapping[str, Due]) -> None:
@@ -434,10 +480,10 @@ class Copies:
             if name not in self._copiers or source is None:
                 continue
             try:
-                data = source.read(f"{step_name(one.step)}/{MANIFEST}")
-                manifest = decode(data, one.step)
+                data = source.read(f"{one.save}/{MANIFEST}")
+                manifest = decode(data, named(one.save))
             except (OSError, CheckpointInvalid) as error:
-                logger.warning("step %d is not brought to %s: %s", one.step, name, error)
+                logger.warning("%s is not brought to %s: %s", one.save, name, error)
                 continue
             found = Committed(
                 manifest=manifest,
@@ -489,7 +535,7 @@ class Copies:
         for copier in self._copiers.values():
             copier.stop()
 
-    def _in_use(self, tier: str) -> set[int]:
+    def _in_use(self, tier: str) -> set[SaveName]:
         return self._in_flight().union(*(one.reads(tier) for one in self._copiers.values()))
 
     def _copied_from(self, tier: str) -> None:

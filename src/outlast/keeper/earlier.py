@@ -26,8 +26,9 @@ from outlast.checkpoint.blocks import hashed
 from outlast.checkpoint.manifest import FileEntry
 from outlast.keeper.conclude import Conclusions
 from outlast.keeper.files import Files
-from outlast.keeper.flight import RankSide, Save, in_words, part_of
+from outlast.keeper.flight import RankSide, Save, part_of
 from outlast.keeper.memory import Books
+from outlast.keeper.trouble import in_words
 
 logger = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ class Earlier:
         with ThreadPoolExecutor(NUM_HASHERS, "outlast-hash") as pool:
             entries = list(pool.map(lambda one: self._hashed(one[1]), sides))
         parts = {
-            rank: part_of(rank, one, hashed(one.small), entry)
+            rank: part_of(save, rank, one, hashed(one.small), entry)
             for (rank, one), entry in zip(sides, entries, strict=True)
         }
         return self._conclusions.keep(save, parts)

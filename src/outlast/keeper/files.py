@@ -1,7 +1,8 @@
 """One rank's files on their way to the fastest durable tier of their save.
 
-The shard is written while it is copied, the small file once the copy is whole; each is tried again
-when it fails. What has become of them is the rank's part.
+They go into the save's own directory, which nothing else is ever written into. The shard is written
+while it is copied, the small file once the copy is whole; each is tried again when it fails. What
+has become of them is the rank's part.
 """
 
 from __future__ import annotations
@@ -12,19 +13,11 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from outlast.checkpoint.blocks import hashed, write_hashed
-from outlast.checkpoint.manifest import (
-    MANIFEST,
-    FileEntry,
-    Manifest,
-    decode,
-    shard_file,
-    state_file,
-    step_name,
-)
-from outlast.errors import CheckpointInvalid
-from outlast.keeper import wire
+from outlast.checkpoint.manifest import FileEntry, shard_file
+from outlast.checkpoint.names import sign
+from outlast.keeper import trouble, wire
 from outlast.keeper.commit import Part
-from outlast.keeper.flight import RankSide, Save, in_words, part_of
+from outlast.keeper.flight import RankSide, Save, part_of
 from outlast.keeper.memory import Books
 from outlast.keeper.persist import Pool, ShardFile
 from outlast.storage import Storage
@@ -90,12 +83,12 @@ class Files:
             self._books.arenas[one.begin.arena],
             one.layout.size,
             storage,
-            f"{step_name(step)}/{shard_file(rank)}",
+            f"{save.name}/{shard_file(rank)}",
             pool=self._pool,
             on_done=lambda result: self._shard_done(save, rank, result),
             on_block=written,
             ring_bytes=one.ring_bytes,
-            before=lambda: self._make_way(save),
+            before=lambda: self._sign(save),
         )
         return one.shard
 
@@ -112,13 +105,14 @@ class Files:
         self._pool.put(lambda: self._write_small(save, rank, one))
 
     def _shard_done(self, save: Save, rank: int, result: FileEntry | Exception) -> None:
+        words = "" if isinstance(result, FileEntry) else self._words(save, result)
         with self._lock:
             save.writing -= 1
             one = save.ranks[rank]
             if isinstance(result, FileEntry):
                 one.entry = result
             else:
-                one.failures.append(result)
+                one.failures.append(words)
             self.advance(save, rank)
             self._on_quiet(save)
 
@@ -127,7 +121,7 @@ class Files:
     ) -> None:
         """``act()`` after a while; after too many failures, or one for good, it is the part's."""
         failures = save.ranks[rank].failures
-        words = in_words(failures[-1])
+        words = failures[-1]
         if len(failures) > len(RETRY_S) or not is_possible:
             self._on_part(save, rank, Part(error=words))
             return
@@ -149,61 +143,37 @@ class Files:
 
     def _write_small(self, save: Save, rank: int, one: RankSide) -> None:
         _, storage = self.target(save)
-        name = state_file(rank)
-        entry, failure = None, None
+        part, failure = None, ""
         try:
-            if storage is None:
-                entry = hashed(one.small)
-            else:
-                self._make_way(save)
-                entry = write_hashed(storage, f"{step_name(save.step)}/{name}", [one.small])
+            part = part_of(save, rank, one, hashed(one.small), one.entry)
+            if storage is not None:
+                self._sign(save)
+                for name, data in one.small_files(rank).items():
+                    write_hashed(storage, f"{save.name}/{name}", [data])
         except Exception as error:  # noqa: BLE001 - it is the save's, told to all
-            failure = error
+            failure = self._words(save, error)
         with self._lock:
             save.writing -= 1
-            if entry is not None:
-                self._on_part(save, rank, part_of(rank, one, entry, one.entry))
-            elif failure is not None:
+            if part is not None and not failure:
+                self._on_part(save, rank, part)
+            elif failure:
                 one.failures.append(failure)
                 self._try_again(save, rank, lambda: self._advance_later(save, rank))
             self._on_quiet(save)
+
+    def _words(self, save: Save, error: Exception) -> str:
+        return trouble.of_save(error, save, self.target(save)[1])
 
     def _advance_later(self, save: Save, rank: int) -> None:
         with self._lock:
             self.advance(save, rank)
 
-    def _make_way(self, save: Save) -> None:
-        """A manifest of this step that lies there names files that are about to be replaced.
-
-        It was rejected by a resume, or the step would be behind us.
-        """
+    def _sign(self, save: Save) -> None:
+        """Before its first file: say in its directory whose it is."""
         _, storage = self.target(save)
-        if storage is not None and not save.is_way_free:
-            make_way(storage, save.step, self._job, save.attempt)
-            save.is_way_free = True
-
-
-def make_way(storage: Storage, step: int, job: str, attempt: int) -> None:
-    """Remove a manifest of ``step`` whose files an attempt of a job is about to replace.
-
-    Raises:
-        FileExistsError: it is another job's, or that of a later attempt.
-        OSError: as the storage gave it.
-    """
-    path = f"{step_name(step)}/{MANIFEST}"
-    other: Manifest | None = None
-    try:
-        other = decode(storage.read(path), step)
-    except FileNotFoundError:
-        return
-    except (CheckpointInvalid, IsADirectoryError):
-        pass
-    if other is not None and (other.job != job or other.attempt > attempt):
-        raise FileExistsError(
-            f"another writer (job {other.job}, attempt {other.attempt}) has committed step {step} "
-            f"to {storage.describe()}"
-        )
-    storage.remove(path)
+        if storage is not None and not save.is_signed:
+            sign(storage, save.name, self._job)
+            save.is_signed = True
 
 
 def later(delay_s: float, act: Callable[[], None]) -> None:

@@ -14,7 +14,17 @@ from typing import Final
 import xxhash
 
 from outlast.checkpoint.blocks import hashed
-from outlast.checkpoint.manifest import BLOCK_BYTES, FULL, MANIFEST, Manifest, decode
+from outlast.checkpoint.inventory import Inventory
+from outlast.checkpoint.manifest import (
+    BLOCK_BYTES,
+    FULL,
+    MANIFEST,
+    PART_NAME,
+    FileEntry,
+    Manifest,
+    decode,
+)
+from outlast.checkpoint.names import SaveName, named, parse
 from outlast.errors import CheckpointInvalid
 from outlast.keeper.holdings import COPIES, Holdings
 from outlast.keeper.memory import Copy, Kept
@@ -34,17 +44,22 @@ class Guest:
         problem: what was wrong with it, "" so far.
     """
 
-    def __init__(self, offer: Offer, manifest: Manifest, small: dict[str, bytes]) -> None:
+    def __init__(
+        self,
+        offer: Offer,
+        manifest: Manifest,
+        entries: Mapping[str, FileEntry],
+        small: dict[str, bytes],
+    ) -> None:
         self.offer = offer
         self.manifest = manifest
+        self.entries = entries
         self.small = small
         self.arenas: dict[str, int] = {}
         self.views: dict[str, memoryview] = {}
         self.problem = ""
         self._missing = {
-            (name, index)
-            for name in offer.files
-            for index in range(len(manifest.files[name].xxh3_128))
+            (name, index) for name in offer.files for index in range(len(entries[name].xxh3_128))
         }
 
     def room_for(self, file: str, index: int, num_bytes: int) -> memoryview:
@@ -53,7 +68,7 @@ class Guest:
         Raises:
             ValueError: there is no such block.
         """
-        if file not in self.views or not 0 <= index < len(self.manifest.files[file].xxh3_128):
+        if file not in self.views or not 0 <= index < len(self.entries[file].xxh3_128):
             raise ValueError(f"there is no block {index} of {file}")
         start = index * BLOCK_BYTES
         view = self.views[file][start : start + BLOCK_BYTES]
@@ -65,7 +80,7 @@ class Guest:
         """A block lies in its place: compare it with the manifest."""
         start = index * BLOCK_BYTES
         view = self.views[file][start : start + BLOCK_BYTES]
-        if xxhash.xxh3_128_hexdigest(view) == self.manifest.files[file].xxh3_128[index]:
+        if xxhash.xxh3_128_hexdigest(view) == self.entries[file].xxh3_128[index]:
             self._missing.discard((file, index))
         else:
             self.problem = f"block {index} of {file} does not match its checksum"
@@ -99,15 +114,15 @@ class Guests:
         Raises:
             Refused: it makes no sense, is older than what is here, or there is no memory.
         """
-        guest = Guest(offer, _checked(offer, small, self._job), dict(small))
+        guest = Guest(offer, *_checked(offer, small, self._job), dict(small))
         books = self._holdings.books
         with self._lock:
             here = books.copies.get(offer.node)
             if here is not None:
                 if here.kept.manifest == small[MANIFEST]:
                     return None
-                if (here.kept.attempt, here.step) > (offer.attempt, offer.step):
-                    raise Refused(f"step {here.step} of attempt {here.kept.attempt} is here")
+                if when(named(here.save)) > when(guest.manifest.save):
+                    raise Refused(f"{here.save} is here")
             if offer.node in self._coming:
                 raise Refused("another copy of this machine is coming in")
             numbers = self._find_room(offer)
@@ -125,8 +140,8 @@ class Guests:
         with self._lock:
             self._coming.pop(offer.node, None)
             files = {name: (guest.arenas[name], size) for name, size in offer.files.items()}
-            kept = Kept(files=files, small=guest.small, attempt=offer.attempt)
-            self._holdings.books.copies[offer.node] = Copy(step=offer.step, kept=kept)
+            kept = Kept(files=files, small=guest.small, attempt=guest.manifest.attempt)
+            self._holdings.books.copies[offer.node] = Copy(save=offer.save, kept=kept)
             self._holdings.note()
 
     def give_up(self, guest: Guest) -> None:
@@ -134,17 +149,17 @@ class Guests:
         with self._lock:
             self._coming.pop(guest.offer.node, None)
 
-    def see_off(self, staying: Collection[str], newest: tuple[int, int]) -> None:
+    def see_off(self, staying: Collection[str], newest: SaveName) -> None:
         """Drop what machines have left here that do not leave anything here any more.
 
         Args:
             staying: the machines whose copies are kept here.
-            newest: (attempt, step): only what is older goes.
+            newest: only what is older goes.
         """
         books = self._holdings.books
         with self._lock:
             for node, copy in list(books.copies.items()):
-                if node not in staying and (copy.kept.attempt, copy.step) < newest:
+                if node not in staying and when(named(copy.save)) < when(newest):
                     del books.copies[node]
             if not books.copies and not self._coming:
                 self._holdings.drop(self._spare())
@@ -171,26 +186,43 @@ class Guests:
         return set(books.of_rank(COPIES)) - used
 
 
-def _checked(offer: Offer, small: Mapping[str, bytes], job: str) -> Manifest:
-    """The manifest of what is offered, which fits all of it.
+def when(save: SaveName) -> tuple[int, int, int]:
+    """What is newer among a machine's snapshots: of a later attempt, of a later step, later."""
+    return save.attempt, save.step, save.serial
+
+
+def _checked(
+    offer: Offer, small: Mapping[str, bytes], job: str
+) -> tuple[Manifest, dict[str, FileEntry]]:
+    """The manifest of what is offered and the entries of its files, which fit all of it.
 
     Raises:
         Refused: it does not.
     """
+    save = parse(offer.save)
+    if save is None:
+        raise Refused(f"{offer.save!r} is not the name of a save")
     try:
-        manifest = decode(small.get(MANIFEST, b""), offer.step)
+        manifest = decode(small.get(MANIFEST, b""), save)
     except CheckpointInvalid as error:
         raise Refused(error.reason) from None
     if manifest.job != job:
         raise Refused(f"it is of job {manifest.job}")
-    if manifest.attempt != offer.attempt or manifest.kind != FULL:
-        raise Refused("it is not what it is said to be")
+    if manifest.kind != FULL:
+        raise Refused("it cannot be resumed from")
     if len(offer.files) > FILES_MAX:
         raise Refused(f"{len(offer.files)} files")
+    inventory = Inventory(manifest, lambda name, _: small.get(name, b""))
+    try:
+        content = {name: data for name, data in small.items() if name != MANIFEST}
+        # Parts first: what they say of other files is believed once they are what was committed.
+        for name in sorted(content, key=lambda name: PART_NAME.match(name) is None):
+            if inventory.file(name) != hashed(content[name]):
+                raise Refused(f"{name} does not match its checksum")
+        entries = {name: inventory.file(name) for name in offer.files}
+    except CheckpointInvalid as error:
+        raise Refused(error.reason) from None
     for name, size in offer.files.items():
-        if name not in manifest.files or manifest.files[name].size != size or not size:
+        if entries[name].size != size or not size:
             raise Refused(f"{name} is not what the manifest says")
-    for name, data in small.items():
-        if name != MANIFEST and manifest.files.get(name) != hashed(data):
-            raise Refused(f"{name} does not match its checksum")
-    return manifest
+    return manifest, entries

@@ -1,17 +1,18 @@
 """Snapshots in memory: the keeper's books of them, and the tier that a worker reads.
 
 A snapshot is readable from its commit until the next one begins to be copied over it. In the tier
-it looks like any checkpoint: the same names, the same bytes.
+it looks like any checkpoint: the same names, the same bytes. Snapshots are known by the names of
+their saves: of a step that is saved again there may be two.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from outlast.checkpoint.manifest import MANIFEST, STEP_NAME, step_name
+from outlast.checkpoint.manifest import MANIFEST
 from outlast.keeper.arena import Arena
 from outlast.storage import Blob
 
@@ -31,21 +32,21 @@ class Kept(msgspec.Struct, kw_only=True):
 
     @property
     def manifest(self) -> bytes:
-        """The manifest's bytes: what is of one save has the same."""
+        """The manifest's bytes."""
         return self.small[MANIFEST]
 
 
 class Copy(msgspec.Struct, frozen=True, kw_only=True):
-    """Another machine's newest snapshot, kept here for it."""
+    """Another machine's newest snapshot, kept here for it, under its save's name."""
 
-    step: int
+    save: str
     kept: Kept
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint that a slower tier is to get: its step, where it lies, whose files are ours."""
+    """A checkpoint that a slower tier is to get: its save, where it lies, whose files are ours."""
 
-    step: int
+    save: str
     source: str
     ranks: tuple[int, ...]
 
@@ -60,7 +61,7 @@ class Books:
     def __init__(self) -> None:
         self.arenas: dict[int, Arena] = {}
         self.owners: dict[int, int] = {}  # arena → rank
-        self.kept: dict[int, Kept] = {}
+        self.kept: dict[str, Kept] = {}  # by the name of the save
         self.copies: dict[str, Copy] = {}
         self.due: dict[str, Due] = {}  # by tier
         self._number = 0
@@ -87,9 +88,9 @@ class Books:
 
     def overwrite(self, number: int) -> None:
         """What lies in this arena is no longer whole."""
-        for step, kept in list(self.kept.items()):
+        for save, kept in list(self.kept.items()):
             if any(arena == number for arena, _ in kept.files.values()):
-                del self.kept[step]
+                del self.kept[save]
         for node, copy in list(self.copies.items()):
             if any(arena == number for arena, _ in copy.kept.files.values()):
                 del self.copies[node]
@@ -104,20 +105,17 @@ class Books:
         """Everything but the memory itself, for a successor."""
         return msgspec.msgpack.encode((self.owners, self.kept, self.due, self.copies))
 
-    def everything(self) -> dict[int, Kept]:
-        """Step → what lies here of it: this machine's own files and those kept for others.
-
-        Of two saves of a step the later attempt's counts.
-        """
-        found: dict[int, Kept] = {}
-        parts = [*self.kept.items(), *((copy.step, copy.kept) for copy in self.copies.values())]
-        for step, part in parts:
-            known = found.get(step)
-            if known is None or known.attempt < part.attempt:
-                found[step] = part
+    def everything(self) -> dict[str, Kept]:
+        """Save → what lies here of it: this machine's own files and those kept for others."""
+        found: dict[str, Kept] = {}
+        parts = [*self.kept.items(), *((copy.save, copy.kept) for copy in self.copies.values())]
+        for save, part in parts:
+            known = found.get(save)
+            if known is None:
+                found[save] = part
             elif known.manifest == part.manifest:
                 files, small = {**part.files, **known.files}, {**part.small, **known.small}
-                found[step] = Kept(files=files, small=small, attempt=known.attempt)
+                found[save] = Kept(files=files, small=small, attempt=known.attempt)
         return found
 
     def take_over(self, data: bytes, arenas: Mapping[int, Arena]) -> None:
@@ -125,7 +123,7 @@ class Books:
         try:
             owners, kept, self.due, copies = msgspec.msgpack.decode(
                 data,
-                type=tuple[dict[int, int], dict[int, Kept], dict[str, Due], dict[str, Copy]],
+                type=tuple[dict[int, int], dict[str, Kept], dict[str, Due], dict[str, Copy]],
             )
         except msgspec.MsgspecError:
             owners, kept, copies = {}, {}, {}
@@ -135,8 +133,8 @@ class Books:
             else:
                 arena.close()
         self.kept = {
-            step: one
-            for step, one in kept.items()
+            save: one
+            for save, one in kept.items()
             if all(arena in self.arenas for arena, _ in one.files.values())
         }
         self.copies = {
@@ -151,12 +149,12 @@ class Memory:
 
     Args:
         arenas: number → memory.
-        kept: step → what it consists of.
+        kept: name of a save → what it consists of.
         num_peers: how many other machines' memory the keeper can ask.
     """
 
     def __init__(
-        self, arenas: Mapping[int, Arena], kept: Mapping[int, Kept], num_peers: int = 0
+        self, arenas: Mapping[int, Arena], kept: Mapping[str, Kept], num_peers: int = 0
     ) -> None:
         self.num_peers = num_peers
         self._arenas = arenas
@@ -172,10 +170,10 @@ class Memory:
         return f"this machine's memory ({name})" if name else "this machine's memory"
 
     def children(self, name: str = "") -> list[str]:
-        """Steps, or the files of a step."""
+        """Saves, or the files of a save."""
         if not name:
-            return sorted(step_name(step) for step in self._kept)
-        kept = self._of(name)
+            return sorted(self._kept)
+        kept = self._kept.get(name)
         return sorted([*kept.files, *kept.small]) if kept else []
 
     def exists(self, name: str) -> bool:
@@ -192,8 +190,8 @@ class Memory:
 
     def view(self, name: str) -> memoryview | None:
         """A file's bytes as they lie in memory, or None if there is none."""
-        step, _, file = name.partition("/")
-        kept = self._of(step)
+        save, _, file = name.partition("/")
+        kept = self._kept.get(save)
         if kept is None:
             return None
         if file in kept.small:
@@ -219,10 +217,6 @@ class Memory:
             raise FileNotFoundError(errno.ENOENT, "no such file in memory", name)
         return view
 
-    def _of(self, name: str) -> Kept | None:
-        match = STEP_NAME.match(name)
-        return self._kept.get(int(match[1])) if match else None
-
     def put(self, name: str, data: bytes) -> None:
         """Memory is written by the keeper alone."""
         raise OSError(errno.EROFS, "snapshots in memory are not changed", name)
@@ -239,7 +233,7 @@ class Memory:
         """Memory is written by the keeper alone."""
         raise OSError(errno.EROFS, "snapshots in memory are not changed", name)
 
-    def remove_tree(self, name: str) -> None:
+    def remove_tree(self, name: str, last: Sequence[str] = ()) -> None:
         """Memory is written by the keeper alone."""
         raise OSError(errno.EROFS, "snapshots in memory are not changed", name)
 

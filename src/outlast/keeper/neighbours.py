@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from outlast.checkpoint.manifest import BLOCK_BYTES, STEP_NAME, step_name
+from outlast.checkpoint.manifest import BLOCK_BYTES
 from outlast.errors import OutlastError
 from outlast.keeper import parley
 from outlast.keeper.wire import Member
@@ -47,7 +47,7 @@ class Neighbours:
         self._open_channel = open_channel
         self._lock = threading.Lock()
         self._idle: dict[Member, list[Channel]] = {member: [] for member in members}
-        self._found: dict[int, _Step] | None = None
+        self._found: dict[str, _Save] | None = None
         self._mute: dict[Member, float] = {}  # who did not answer in time, and when
         self._looked_s = 0.0
         self._closed = False
@@ -63,12 +63,12 @@ class Neighbours:
     # --- as a tier ------------------------------------------------------------------------------
 
     def children(self, name: str = "") -> list[str]:
-        """Steps, asked for anew; or the files of a step."""
+        """Saves, asked for anew; or the files of a save."""
         if not name:
             self._look_round()
-            return sorted(step_name(step) for step in self._steps())
-        step = self._step_of(name)
-        return sorted(step.where) if step else []
+            return sorted(self._saves())
+        save = self._saves().get(name)
+        return sorted(save.where) if save else []
 
     def exists(self, name: str) -> bool:
         """Whether some machine has the file."""
@@ -103,7 +103,7 @@ class Neighbours:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _steps(self) -> Mapping[int, _Step]:
+    def _saves(self) -> Mapping[str, _Save]:
         if self._found is None:
             self._look_round()
         return self._found or {}
@@ -115,17 +115,15 @@ class Neighbours:
             return
         with ThreadPoolExecutor(ASKED_AT_ONCE, "outlast-ask") as pool:
             answers = list(pool.map(self._list, self.members))
-        found: dict[int, _Step] = {}
+        found: dict[str, _Save] = {}
         for member, listing in zip(self.members, answers, strict=True):
-            for number, listed in listing.items():
-                step = found.get(number)
-                if step is None or step.attempt < listed.attempt:
-                    step = found[number] = _Step(listed.attempt, listed.manifest)
-                if step.manifest == listed.manifest:
-                    step.add(member, listed.files)
+            for name, listed in listing.items():
+                save = found.setdefault(name, _Save(listed.manifest))
+                if save.manifest == listed.manifest:
+                    save.add(member, listed.files)
         self._found, self._looked_s = found, time.monotonic()
 
-    def _list(self, member: Member) -> dict[int, parley.Listed]:
+    def _list(self, member: Member) -> dict[str, parley.Listed]:
         if time.monotonic() - self._mute.get(member, float("-inf")) < MUTE_S:
             return {}
         try:
@@ -140,13 +138,14 @@ class Neighbours:
             return {}
 
     def _read(self, member: Member, name: str, view: memoryview, start: int) -> None:
-        step = self._step_of(name.partition("/")[0])
-        if step is None:
+        directory, _, file = name.partition("/")
+        save = self._saves().get(directory)
+        if save is None:
             raise FileNotFoundError(errno.ENOENT, "no machine has it", name)
         ask = parley.Read(
-            step=int(name.partition("/")[0][5:]),
-            manifest=step.manifest,
-            file=name.partition("/")[2],
+            save=directory,
+            manifest=save.manifest,
+            file=file,
             start=start,
             size=len(view),
         )
@@ -170,18 +169,14 @@ class Neighbours:
                 return
         channel.close()
 
-    def _step_of(self, name: str) -> _Step | None:
-        match = STEP_NAME.match(name)
-        return self._steps().get(int(match[1])) if match else None
-
     def _place(self, name: str) -> _File | None:
         directory, _, file = name.partition("/")
-        step = self._step_of(directory)
-        place = step.where.get(file) if step else None
+        save = self._saves().get(directory)
+        place = save.where.get(file) if save else None
         if place is None and time.monotonic() - self._looked_s > LOOK_AGAIN_S:
             self._look_round()  # a machine may not have answered before
-            step = self._step_of(directory)
-            place = step.where.get(file) if step else None
+            save = self._saves().get(directory)
+            place = save.where.get(file) if save else None
         return place
 
     def _placed(self, name: str) -> _File:
@@ -216,11 +211,10 @@ class _File:
         self.members: list[Member] = []
 
 
-class _Step:
+class _Save:
     """One save, as far as the others have it."""
 
-    def __init__(self, attempt: int, manifest: str) -> None:
-        self.attempt = attempt
+    def __init__(self, manifest: str) -> None:
         self.manifest = manifest
         self.where: dict[str, _File] = {}
 

@@ -15,6 +15,7 @@ import msgspec
 from outlast.peer import Channel
 
 PURPOSE: Final = "keeper"
+SAVING: Final = "keeper/saves"
 CONNECT_S: Final = 5.0
 SILENCE_S: Final = 10.0  # without an acknowledgement from the other machine's kernel
 ANSWER_S: Final = 120.0
@@ -35,8 +36,7 @@ class Offer(_Message):
     """
 
     node: str
-    step: int
-    attempt: int
+    save: str
     files: dict[str, int]
     small: dict[str, int]
 
@@ -74,21 +74,20 @@ class Later(_Message):
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
-    """What is there of one step: whose save, known by its manifest's hash, and name → size."""
+    """What is there of one save: its manifest's hash, and name → size."""
 
-    attempt: int
     manifest: str
     files: dict[str, int]
 
 
 class Listing(_Message):
-    """What is in memory, by step: MessagePack, as bulk."""
+    """What is in memory, by the names of saves: MessagePack, as bulk."""
 
 
 class Read(_Message):
     """Asks for ``size`` bytes of a file from byte ``start`` on."""
 
-    step: int
+    save: str
     manifest: str
     file: str
     start: int
@@ -101,9 +100,124 @@ class Data(_Message):
     error: str = ""
 
 
-Message = Offer | Block | Whole | Withdrawn | Verdict | List | Later | Listing | Read | Data
+# --- how a save ends (see ``leader`` and ``follower``) -------------------------------------------
+
+
+class Join(_Message):
+    """To rank 0's keeper: this machine has these ranks of an attempt."""
+
+    job: str
+    attempt: int
+    first: int
+    count: int
+
+
+class Report(_Message):
+    """To rank 0's keeper: what one rank wrote; a commit.Part as bulk."""
+
+    step: int
+    serial: int
+    rank: int
+
+
+class Outcome(_Message):
+    """From rank 0's keeper: how a save ended. Names of void tensors: MessagePack, as bulk.
+
+    Of a commit, ``manifest`` is its hash, and ``size`` its bytes.
+    """
+
+    step: int
+    serial: int
+    error: str = ""
+    manifest: str = ""
+    size: int = 0
+
+
+class Want(_Message):
+    """To rank 0's keeper: the manifest of a save is not in a place that this machine sees."""
+
+    step: int
+    serial: int
+
+
+class Root(_Message):
+    """The manifest, as bulk; none if it is not there any more."""
+
+    step: int
+    serial: int
+
+
+class Done(_Message):
+    """To rank 0's keeper: nothing more is needed of it for this save."""
+
+    serial: int
+
+
+class Detail(_Message):
+    """From rank 0's keeper: replicas differ; which digests has this rank in these groups?"""
+
+    step: int
+    serial: int
+    rank: int
+    groups: tuple[str, ...]
+
+
+class Digests(_Message):
+    """The answer: piece → digest, MessagePack, as bulk."""
+
+    step: int
+    serial: int
+    rank: int
+
+
+class Beat(_Message):
+    """From rank 0's keeper, now and then while a save is in flight: are you there?
+
+    The answer says of each save in flight there how often something of it has moved, and whether
+    it waits for a worker's copy.
+    """
+
+    moves: dict[int, tuple[int, bool]] = {}
+
+
+class Brought(_Message):
+    """To rank 0's keeper: what becomes of this machine's files of a save in a slower tier.
+
+    Said now and then while they are brought (``done`` bytes so far), and when they are there or
+    do not come.
+    """
+
+    serial: int
+    tier: str
+    done: int = 0
+    state: Literal["", "there", "never"] = ""
+    reason: str = ""
+
+
+Message = (
+    Offer
+    | Block
+    | Whole
+    | Withdrawn
+    | Verdict
+    | List
+    | Later
+    | Listing
+    | Read
+    | Data
+    | Join
+    | Report
+    | Outcome
+    | Want
+    | Root
+    | Done
+    | Detail
+    | Digests
+    | Beat
+    | Brought
+)
 _decoder: Final = msgspec.json.Decoder(Message)
-_listing: Final = msgspec.msgpack.Decoder(dict[int, Listed])
+_listing: Final = msgspec.msgpack.Decoder(dict[str, Listed])
 
 
 def say(
@@ -178,7 +292,7 @@ def take_bulk(channel: Channel, most: int) -> bytearray:
     return data
 
 
-def decode_listing(data: bytes | bytearray) -> dict[int, Listed]:
+def decode_listing(data: bytes | bytearray) -> dict[str, Listed]:
     """What a Listing's bulk says.
 
     Raises:

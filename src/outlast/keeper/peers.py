@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from outlast.checkpoint.manifest import FULL, decode, step_name
+from outlast.checkpoint.manifest import FULL, decode
+from outlast.checkpoint.names import SaveName, named
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import parley, wire
-from outlast.keeper.guests import Guests
+from outlast.keeper.guests import Guests, when
 from outlast.keeper.holdings import Holdings
 from outlast.keeper.memory import Kept, Memory
 from outlast.keeper.neighbours import Neighbours
@@ -63,7 +64,12 @@ class Peers:
         self._replicator: Replicator | None = None
         self._neighbours: Neighbours | None = None
         self._wards: frozenset[str] = frozenset()  # machines whose copies are to be here
-        self._arrivals = ((0, 0), (0, 0))  # (attempt, step) of the last two that came or were made
+        self._arrivals = (SaveName(0), SaveName(0))  # the last two that came or were made
+
+    @property
+    def key(self) -> bytes:
+        """The job's key; b"" where nobody has given one."""
+        return self._key
 
     @property
     def num_others(self) -> int:
@@ -82,9 +88,14 @@ class Peers:
         return self._neighbours
 
     def serve(self, message: wire.Serve, key: bytes, fd: int) -> None:
-        """Listen for other machines; a supervisor that comes later takes the place of this one."""
+        """Listen for other machines; a supervisor that comes later takes the place of this one.
+
+        Without a socket (``fd`` is below 0) only the job's key is known from here on.
+        """
         self.stop()
         self._node, self._key = message.node, key
+        if fd < 0:
+            return
         files = [Path(file) for file in message.tls or ()]
         self._tls = Tls(cert=files[0], key=files[1], ca=files[2]) if files else None
         self._reception = Reception(
@@ -130,8 +141,8 @@ class Peers:
         self._wards = frozenset(node for node in nodes if self._node in chosen[node])
         self._replicator.to([nodes[node] for node in chosen[self._node]])
 
-    def committed(self, newest: tuple[int, int]) -> None:
-        """A snapshot of this machine is committed: (attempt, step)."""
+    def committed(self, newest: SaveName) -> None:
+        """A snapshot of this machine is committed."""
         if self._replicator is not None:
             self._replicator.committed()
             if not self._wards:
@@ -150,14 +161,14 @@ class Peers:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _came(self, newest: tuple[int, int]) -> None:
+    def _came(self, newest: SaveName) -> None:
         """A copy has come in; or, where none does, a snapshot of this machine was committed.
 
         What others left here goes when two newer ones are there: until then it may be a part of the
         newest step of which everything is somewhere.
         """
         with self._lock:
-            if newest > self._arrivals[1]:
+            if when(newest) > when(self._arrivals[1]):
                 self._arrivals = (self._arrivals[1], newest)
         self._guests.see_off(self._wards, self._arrivals[0])
 
@@ -171,37 +182,35 @@ class Peers:
             tls=self._tls,
         )
 
-    def _inventory(self) -> dict[int, Kept]:
+    def _inventory(self) -> dict[str, Kept]:
         with self._lock:
             return self._holdings.books.everything()
 
-    def _view(self, step: int, manifest: str, file: str) -> memoryview | None:
+    def _view(self, save: str, manifest: str, file: str) -> memoryview | None:
         """A file of a save, as it lies here."""
         with self._lock:
             books = self._holdings.books
-            kept = books.everything().get(step)
+            kept = books.everything().get(save)
             if kept is None or fingerprint(kept) != manifest:
                 return None
-            return Memory(books.arenas, {step: kept}).view(f"{step_name(step)}/{file}")
+            return Memory(books.arenas, {save: kept}).view(f"{save}/{file}")
 
-    def _view_of(self, step: int, kept: Kept, file: str) -> memoryview | None:
+    def _view_of(self, save: str, kept: Kept, file: str) -> memoryview | None:
         """A file of one of this machine's own snapshots, unless that is gone."""
         with self._lock:
             books = self._holdings.books
-            if books.kept.get(step) is not kept:
+            if books.kept.get(save) is not kept:
                 return None
-            return Memory(books.arenas, {step: kept}).view(f"{step_name(step)}/{file}")
+            return Memory(books.arenas, {save: kept}).view(f"{save}/{file}")
 
-    def _newest(self) -> tuple[int, Kept] | None:
+    def _newest(self) -> tuple[SaveName, Kept] | None:
         """The newest of this machine's own snapshots that a job can be resumed from."""
         with self._lock:
-            own = sorted(
-                self._holdings.books.kept.items(), key=lambda one: (one[1].attempt, one[0])
-            )
-        for step, kept in reversed(own):
+            own = {named(save): kept for save, kept in self._holdings.books.kept.items()}
+        for save in sorted(own, key=when, reverse=True):
             try:
-                if decode(kept.manifest, step).kind == FULL:
-                    return step, kept
+                if decode(own[save].manifest, save).kind == FULL:
+                    return save, own[save]
             except CheckpointInvalid as error:  # it was read back before it was put there
-                logger.warning("step %d in memory: %s", step, error.reason)
+                logger.warning("%s in memory: %s", save, error.reason)
         return None

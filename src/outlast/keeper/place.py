@@ -1,7 +1,9 @@
 """Where the keeper's socket lies: in a directory that only its user can enter.
 
 A file system that several machines see is no place for a socket, and its path may be too long for
-one; so it lies in the user's runtime directory, under a name made from the job's.
+one; so it lies in the user's runtime directory, under a name made from the job's and from the
+version of what is said over it: who is of another version finds no keeper there, and starts its
+own. Which of the two may commit is settled by the claims of their attempts.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, StorageError
+from outlast.keeper import wire
 
 RUNTIME_VARIABLE: Final = "OUTLAST_RUNTIME_DIR"
 BACKLOG: Final = 256
 LONGEST: Final = 100  # bytes of a socket's address; the kernel takes 107
 LOG_KEPT_S: Final = 7 * 24 * 3600.0
-_NAME: Final = re.compile(r"^[0-9a-f]{20}\.(sock|lock|log)\Z")
+_NAME: Final = re.compile(r"^[0-9a-f]{20}(?:-([0-9a-f]{8}))?\.(sock|lock|log)\Z")
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -35,7 +38,13 @@ def socket_path(job: str, directory: Path) -> Path:
     """The socket of the keeper for ``job``, whose files lie in ``directory``."""
     whole = os.fsencode(f"{job}\0{directory.resolve()}")
     digest = hashlib.sha256(whole).hexdigest()[:20]
-    return runtime_directory() / f"{digest}.sock"
+    return runtime_directory() / f"{digest}-{wire.version()}.sock"
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether the keeper of this socket is of another version, by the socket's name."""
+    name = _NAME.match(path.name)  # one that somebody has chosen says nothing
+    return name is not None and name[1] != wire.version()
 
 
 def runtime_directory() -> Path:
@@ -43,6 +52,7 @@ def runtime_directory() -> Path:
 
     Raises:
         ConfigError: there is something else under its name.
+        StorageError: it cannot be made.
     """
     given = os.environ.get(RUNTIME_VARIABLE)
     base = os.environ.get("XDG_RUNTIME_DIR")
@@ -52,14 +62,26 @@ def runtime_directory() -> Path:
         path = Path(base) / "outlast"
     else:
         path = Path(tempfile.gettempdir()) / f"outlast-{os.getuid()}"
-    path.mkdir(mode=0o700, parents=bool(given), exist_ok=True)
-    found = path.lstat()
+    try:
+        path.mkdir(mode=0o700, parents=bool(given), exist_ok=True)
+        found = path.lstat()
+    except FileExistsError:
+        raise ConfigError(f"{path} is in the way of a directory; {_remove_or_set()}") from None
+    except OSError as error:
+        raise StorageError(
+            f"{path}, the directory of the keeper's socket, cannot be made: {error.strerror}; "
+            f"mend that, or set {RUNTIME_VARIABLE} to a directory that can be written"
+        ) from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ConfigError(
-            f"{path} must be a directory of yours that nobody else can enter (mode 700); remove "
-            f"it, or set {RUNTIME_VARIABLE} to another"
+            f"{path} must be a directory of yours that nobody else can enter (mode 700); "
+            f"{_remove_or_set()}"
         )
     return path
+
+
+def _remove_or_set() -> str:
+    return f"remove it, or set {RUNTIME_VARIABLE} to another"
 
 
 def is_ours(sock: socket.socket) -> bool:

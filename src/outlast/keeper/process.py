@@ -23,9 +23,9 @@ from typing import Final
 
 import msgspec
 
-from outlast.errors import OutlastError, StorageError
+from outlast.errors import OutlastError, StorageError, remedy
 from outlast.keeper import wire
-from outlast.keeper.place import connect, only_one
+from outlast.keeper.place import RUNTIME_VARIABLE, connect, only_one
 from outlast.keeper.setup import Setup, encode_setup
 from outlast.peer import Tls, listen
 
@@ -106,14 +106,17 @@ class Supervisor:
         Raises:
             StorageError: the address cannot be listened on.
         """
+        files = None if tls is None else (str(tls.cert), str(tls.key), str(tls.ca))
         try:
             listener = listen(host)
         except OSError as error:
+            with self._lock:
+                self._serve = (wire.Serve(node=node, tls=files), key)  # saves need the key as well
+                self._say_peers()
             raise StorageError(
                 f"the keeper cannot listen on {host} for other machines: {error.strerror}; give an "
                 "address of this machine with --local-addr"
             ) from None
-        files = None if tls is None else (str(tls.cert), str(tls.key), str(tls.ca))
         with self._lock:
             before, self._listener = self._listener, listener
             self._serve = (wire.Serve(node=node, tls=files), key)
@@ -147,7 +150,7 @@ class Supervisor:
         Raises:
             ValueError: ``serve`` was not called, or this machine is not among the members.
         """
-        serving = {self._serve[0].node} if self._serve is not None else set()
+        serving = {self._serve[0].node} if self._serve and self._listener else set()
         if serving - {one.node for one in members} or (members and not serving):
             raise ValueError("this machine is not among the members, or does not serve them")
         with self._told:
@@ -231,8 +234,13 @@ class Supervisor:
                     sock = connect(path)
                 except OSError:
                     sock = self._spawn(path)
+        except StorageError:
+            raise
         except OSError as error:
-            raise StorageError(f"the keeper cannot be started: {error}") from None
+            raise StorageError(
+                f"the keeper cannot be started: {path.parent}: {error.strerror or error}; "
+                f"{remedy(error)}, or set {RUNTIME_VARIABLE} to another directory"
+            ) from None
         with self._lock:
             self._wire = wire.Wire(sock)
             with contextlib.suppress(OSError):  # it is gone again: the thread that reads sees it
@@ -249,9 +257,10 @@ class Supervisor:
 
     def _say_peers(self) -> None:
         """With the lock held: what a keeper must know of other machines."""
-        if self._serve is not None and self._listener is not None:
+        if self._serve is not None:
             message, key = self._serve
-            if not self._send_quietly(message, key, (self._listener.fileno(),)):
+            fds = () if self._listener is None else (self._listener.fileno(),)
+            if not self._send_quietly(message, key, fds):
                 return
         if self._members is not None:
             self._send_quietly(self._members)

@@ -1,37 +1,32 @@
 """Other machines' keepers come in here: copies to be kept, and questions about what is in memory.
 
-One thread accepts, one thread a connection; their number is bounded, and a stranger gets no further
-than the handshake. What is refused is said once in the log and in the ledger.
+What is refused is said once in the log and in the ledger.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import select
 import socket
 import threading
-import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import xxhash
 
 from outlast.checkpoint.manifest import BLOCK_BYTES
-from outlast.errors import CutShort, SealError
+from outlast.checkpoint.names import SaveName, named
 from outlast.keeper import parley
+from outlast.keeper.door import Door
 from outlast.keeper.guests import Guest, Guests, Refused
 from outlast.keeper.memory import Kept
 from outlast.keeper.pace import Cores, Pace, yield_to_training
-from outlast.peer import Channel, Tls, accept
+from outlast.peer import Channel, Tls
 
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS: Final = 256
-HANDSHAKE_S: Final = 10.0
-TELL_EVERY_S: Final = 60.0  # the same refusal of the same host again
-MAX_TOLD: Final = 256
 
 
 class Reception:
@@ -43,9 +38,9 @@ class Reception:
         tls: files for TLS, or None.
         guests: copies that are kept here.
         wait_for_earlier: waits until nothing of attempts before one is in flight.
-        inventory: what is in memory, by step.
+        inventory: what is in memory, by the names of saves.
         view: a file's bytes in memory.
-        on_copy: told of each copy that has come in: (attempt, step).
+        on_copy: told the save of each copy that has come in.
         gives_way: takes copies more slowly while no core is spare.
         record: puts an event into the ledger.
     """
@@ -58,106 +53,31 @@ class Reception:
         *,
         guests: Guests,
         wait_for_earlier: Callable[[int], None],
-        inventory: Callable[[], dict[int, Kept]],
-        view: Callable[[int, str, str], memoryview | None],
-        on_copy: Callable[[tuple[int, int]], None],
+        inventory: Callable[[], dict[str, Kept]],
+        view: Callable[[str, str, str], memoryview | None],
+        on_copy: Callable[[SaveName], None],
         gives_way: bool,
         record: Callable[..., None],
     ) -> None:
-        self._listener = listener
-        self._key = key
-        self._tls = tls
         self._guests = guests
         self._wait_for_earlier = wait_for_earlier
         self._inventory = inventory
         self._view = view
         self._on_copy = on_copy
         self._gives_way = gives_way
-        self._record = record
-        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._told: dict[tuple[str, str], float] = {}
-        self._open: set[Channel] = set()
-        self._lock = threading.Lock()
-        self._closing = threading.Event()
-        self._wake = socket.socketpair()
-        listener.setblocking(False)
-        threading.Thread(target=self._accept, name="outlast-peers", daemon=True).start()
+        self._door = Door(
+            listener,
+            lambda: key,
+            tls,
+            purpose=parley.PURPOSE,
+            talk=self._talk,
+            record=record,
+            places=MAX_CONNECTIONS,
+        )
 
     def close(self) -> None:
         """Listen no longer, and end all connections."""
-        with self._lock:
-            self._closing.set()
-            channels = list(self._open)
-        self._wake[1].close()
-        for channel in channels:
-            channel.close()
-
-    def _accept(self) -> None:
-        # Not ended by a shutdown of the listener: that is the supervisor's too, for a successor.
-        poll = select.poll()
-        with self._listener, self._wake[0]:
-            poll.register(self._listener, select.POLLIN)
-            poll.register(self._wake[0], select.POLLIN)
-            while True:
-                poll.poll()
-                if self._closing.is_set():
-                    return
-                try:
-                    sock, address = self._listener.accept()
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    logger.warning("a peer could not be let in: %s", error)
-                    time.sleep(0.1)  # too many open files, for instance
-                    continue
-                if not self._places.acquire(blocking=False):
-                    sock.close()  # it tries again, or asks another
-                    continue
-                threading.Thread(
-                    target=self._serve, args=(sock, address), name="outlast-peer", daemon=True
-                ).start()
-
-    def _serve(self, sock: socket.socket, address: Any) -> None:
-        channel: Channel | None = None
-        try:
-            channel = accept(
-                sock,
-                self._key,
-                parley.PURPOSE,
-                HANDSHAKE_S,
-                silence_s=parley.SILENCE_S,
-                tls=self._tls,
-            )
-            with self._lock:
-                if self._closing.is_set():
-                    return
-                self._open.add(channel)
-            self._talk(channel)
-        except CutShort:
-            pass  # it died, or looked only whether somebody listens
-        except SealError as error:
-            self._refused(str(address[0]), f"{address[0]}:{address[1]}", error.reason)
-        except (OSError, ValueError) as error:
-            logger.info("%s: %s", address[0], error)
-        except Exception:
-            logger.exception("a peer's connection is given up")
-        finally:
-            if channel is not None:
-                with self._lock:
-                    self._open.discard(channel)
-                channel.close()
-            self._places.release()
-
-    def _refused(self, host: str, peer: str, reason: str) -> None:
-        """Into the ledger, but not for ever: whoever hammers must not fill the disk."""
-        now = time.monotonic()
-        kind = (host, reason.replace(peer, ""))
-        with self._lock:
-            self._told = {k: at for k, at in self._told.items() if now - at < TELL_EVERY_S}
-            if kind in self._told or len(self._told) >= MAX_TOLD:
-                return
-            self._told[kind] = now
-        self._record("replica_refused", peer=peer, reason=reason)
+        self._door.close()
 
     def _talk(self, channel: Channel) -> None:
         while (message := parley.hear(channel)) is not None:
@@ -182,9 +102,7 @@ class Reception:
         try:
             guest = self._guests.receive(offer, small)
         except Refused as refused:
-            logger.warning(
-                "a copy of %s: step %d is not taken: %s", offer.node, offer.step, refused
-            )
+            logger.warning("a copy of %s: %s is not taken: %s", offer.node, offer.save, refused)
             parley.say(channel, parley.Verdict(verdict="refused", reason=str(refused)))
             return
         if guest is None:
@@ -201,11 +119,11 @@ class Reception:
         if is_whole:
             self._guests.adopt(guest)
             parley.say(channel, parley.Verdict(verdict="have"))
-            self._on_copy((offer.attempt, offer.step))
+            self._on_copy(named(offer.save))
 
     def _fill(self, channel: Channel, guest: Guest) -> bool:
         """Take the blocks as they come; whether the copy is whole."""
-        pace = Pace(math.inf, self._closing, Cores()) if self._gives_way else None
+        pace = Pace(math.inf, self._door.closing, Cores()) if self._gives_way else None
         while True:
             message = parley.hear(channel, parley.ANSWER_S)
             match message:
@@ -217,7 +135,7 @@ class Reception:
                     return True
                 case parley.Whole():
                     host = channel.peer.rpartition(":")[0]
-                    self._refused(host, channel.peer, guest.problem)
+                    self._door.refused(host, channel.peer, guest.problem)
                     logger.warning("refused a copy from %s: %s", channel.peer, guest.problem)
                     verdict = parley.Verdict(verdict="refused", reason=guest.problem)
                     parley.say(channel, verdict)
@@ -242,13 +160,13 @@ class Reception:
         threading.Thread(target=settle, name="outlast-settling", daemon=True).start()
         while not is_settled.wait(parley.LATER_S):
             parley.say(channel, parley.Later())
-        found = {step: listed(kept) for step, kept in self._inventory().items()}
+        found = {save: listed(kept) for save, kept in self._inventory().items()}
         parley.say(channel, parley.Listing(), [msgspec.msgpack.encode(found)])
 
     def _read(self, channel: Channel, message: parley.Read) -> None:
-        view = self._view(message.step, message.manifest, message.file)
+        view = self._view(message.save, message.manifest, message.file)
         if view is None or not 0 <= message.size <= BLOCK_BYTES or message.start < 0:
-            why = f"{message.file} of step {message.step} is not here"
+            why = f"{message.file} of {message.save} is not here"
             parley.say(channel, parley.Data(error=why))
             return
         part = view[message.start : message.start + message.size]
@@ -259,7 +177,7 @@ def listed(kept: Kept) -> parley.Listed:
     """What is said of a snapshot to those who ask."""
     sizes = {name: size for name, (_, size) in kept.files.items()}
     sizes |= {name: len(data) for name, data in kept.small.items()}
-    return parley.Listed(attempt=kept.attempt, manifest=fingerprint(kept), files=sizes)
+    return parley.Listed(manifest=fingerprint(kept), files=sizes)
 
 
 def fingerprint(kept: Kept) -> str:

@@ -7,6 +7,7 @@ processes fork (data loaders). So the keeper asks, and hands the answer over.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 
 import msgspec
 
@@ -75,7 +76,7 @@ class Remote:
         """Only the keeper writes."""
         raise self._read_only(name)
 
-    def remove_tree(self, name: str) -> None:
+    def remove_tree(self, name: str, last: Sequence[str] = ()) -> None:
         """Only the keeper writes."""
         raise self._read_only(name)
 

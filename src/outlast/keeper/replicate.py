@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from outlast.checkpoint.manifest import BLOCK_BYTES
+from outlast.checkpoint.names import SaveName
 from outlast.errors import OutlastError
 from outlast.keeper import parley
 from outlast.keeper.memory import Kept
@@ -44,7 +45,7 @@ class Replicator:
 
     Args:
         node: this machine.
-        newest: (step, snapshot) of the newest one that can be resumed from, if there is one.
+        newest: (save, snapshot) of the newest one that can be resumed from, if there is one.
         view: a file's bytes in memory, or None if they are gone.
         open_channel: to another machine's keeper.
         rate_bytes: how fast, per second; None: after the cores, and slower while none is spare.
@@ -55,8 +56,8 @@ class Replicator:
         self,
         node: str,
         *,
-        newest: Callable[[], tuple[int, Kept] | None],
-        view: Callable[[int, Kept, str], memoryview | None],
+        newest: Callable[[], tuple[SaveName, Kept] | None],
+        view: Callable[[str, Kept, str], memoryview | None],
         open_channel: Callable[[Member], Channel],
         rate_bytes: float | None,
         record: Callable[..., None],
@@ -74,7 +75,7 @@ class Replicator:
         self._news = 0  # counts what has changed
         self._channels: dict[Member, Channel] = {}
         self._have: dict[Member, bytes] = {}  # the manifest of what a machine keeps for us
-        self._failed: set[tuple[Member, int]] = set()
+        self._failed: set[tuple[Member, SaveName]] = set()
         self._thread = threading.Thread(target=self._run, name="outlast-replicate", daemon=True)
         self._thread.start()
 
@@ -132,53 +133,52 @@ class Replicator:
         newest = self._newest()
         if newest is None or self._have.get(holder) == newest[1].manifest:
             return True
-        step, kept = newest
+        save, kept = newest
         start_s = time.monotonic()
         try:
-            num_bytes = self._send(holder, step, kept)
+            num_bytes = self._send(holder, save, kept)
         except Gone:
             return True  # a newer one is on its way, which will say so
         except Exception as error:  # noqa: BLE001 - said and tried again: this thread goes on
             if not isinstance(error, Declined):
                 self._hang_up(holder)
             if not self._stop.is_set():
-                self._say_failed(holder, step, kept, error)
+                self._say_failed(holder, save, error)
             return False
         self._have[holder] = kept.manifest
         if num_bytes:
             self._record(
                 "replicated",
                 durable=False,
-                attempt=kept.attempt,
-                step=step,
+                attempt=save.attempt,
+                step=save.step,
                 machine=holder.node,
                 bytes=num_bytes,
                 seconds=round(time.monotonic() - start_s, 6),
             )
         return True
 
-    def _say_failed(self, holder: Member, step: int, kept: Kept, error: Exception) -> None:
+    def _say_failed(self, holder: Member, save: SaveName, error: Exception) -> None:
         reason = getattr(error, "strerror", None) or str(error)
-        logger.warning("step %d has no copy on %s yet: %s", step, holder.node, reason)
-        if (holder, step) not in self._failed:
-            self._failed = {(holder, step)} | {one for one in self._failed if one[1] == step}
+        logger.warning("step %d has no copy on %s yet: %s", save.step, holder.node, reason)
+        if (holder, save) not in self._failed:
+            self._failed = {(holder, save)} | {one for one in self._failed if one[1] == save}
             self._record(
                 "replica_failed",
                 durable=False,
-                attempt=kept.attempt,
-                step=step,
+                attempt=save.attempt,
+                step=save.step,
                 machine=holder.node,
                 reason=reason,
             )
 
-    def _send(self, holder: Member, step: int, kept: Kept) -> int:
+    def _send(self, holder: Member, save: SaveName, kept: Kept) -> int:
         """Bytes sent, 0 if the other machine had it already."""
         channel = self._channel(holder)
         sizes = {name: size for name, (_, size) in kept.files.items()}
         offer = parley.Offer(
             node=self._node,
-            step=step,
-            attempt=kept.attempt,
+            save=str(save),
             files=sizes,
             small={name: len(data) for name, data in kept.small.items()},
         )
@@ -186,20 +186,20 @@ class Replicator:
         if self._verdict(channel) == "have":
             return 0
         for name, size in sizes.items():
-            self._send_file(channel, step, kept, name, size)
+            self._send_file(channel, str(save), kept, name, size)
         parley.say(channel, parley.Whole())
         self._verdict(channel)
         return sum(sizes.values()) + sum(map(len, kept.small.values()))
 
-    def _send_file(self, channel: Channel, step: int, kept: Kept, name: str, size: int) -> None:
+    def _send_file(self, channel: Channel, save: str, kept: Kept, name: str, size: int) -> None:
         for index, start in enumerate(range(0, size, BLOCK_BYTES)):
-            view = self._view(step, kept, name)
+            view = self._view(save, kept, name)
             if view is None:
                 parley.say(channel, parley.Withdrawn())
                 raise Gone
             block = view[start : min(start + BLOCK_BYTES, size)]
             parley.say(channel, parley.Block(file=name, index=index), [block], self._pace)
-        if self._view(step, kept, name) is None:
+        if self._view(save, kept, name) is None:
             parley.say(channel, parley.Withdrawn())
             raise Gone
 

@@ -5,8 +5,9 @@ of this machine fills its arena, blocks are written as they become full, and whe
 job has reported its part the manifest is put: the commit. A rank that dies before its copy is whole
 voids the save; one that dies after it changes nothing.
 
-With ranks on several machines, each machine's keeper reports its parts through its workers, and the
-keeper of rank 0 commits. What others say may come before this machine's own ranks begin.
+With ranks on several machines, each machine's keeper reports its parts to that of rank 0, which
+commits; see ``leader`` and ``follower``. What others say may come before this machine's own ranks
+begin, and where rank 0 is may be known later than that.
 
 A save ends only when nobody writes any of its files any more: the next one may be of the same step.
 
@@ -19,18 +20,21 @@ import collections
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
+import xxhash
 
-from outlast.keeper import wire
+from outlast.checkpoint.names import SaveName
+from outlast.keeper import parley, wire
 from outlast.keeper.commit import Part
 from outlast.keeper.conclude import Conclusions
 from outlast.keeper.earlier import ENDED, Earlier
 from outlast.keeper.files import Files
-from outlast.keeper.flight import Committed, Peer, RankSide, Save
+from outlast.keeper.flight import Committed, Peer, RankSide, Save, Side
 from outlast.keeper.gate import Gate
+from outlast.keeper.leader import Leader
 from outlast.keeper.memory import Books
 from outlast.keeper.persist import Pool
 from outlast.storage import Storage
@@ -38,6 +42,14 @@ from outlast.storage import Storage
 logger = logging.getLogger(__name__)
 
 MAX_PAST: Final = 64
+MAX_MANIFESTS: Final = 4  # of the newest of these: other machines may still ask for them
+
+
+class _Past(msgspec.Struct):
+    """How a save has ended."""
+
+    ended: wire.Ended
+    manifest: bytes
 
 
 class Saves:
@@ -94,12 +106,47 @@ class Saves:
             on_change=on_change,
         )
         self._open: dict[tuple[int, int], Save] = {}
-        self._past: collections.OrderedDict[tuple[int, int], wire.Ended]
+        self._past: collections.OrderedDict[tuple[int, int], _Past]
         self._past = collections.OrderedDict()
+        self._sides: dict[int, Side] = {}  # by attempt
+        self._given_up: dict[tuple[int, int], tuple[int, int, int, Part]] = {}  # as `unanswered`
+        self._local: dict[int, set[int]] = {}  # attempt → ranks of this machine
         self._changed = threading.Condition(self.lock)
         self._earlier = Earlier(
             self._open, self._files, books, self._conclusions, changed=self._changed, record=record
         )
+
+    # --- who else there is ----------------------------------------------------------------------
+
+    def know(self, attempt: int, ranks: Iterable[int]) -> None:
+        """These ranks of an attempt are this machine's."""
+        with self.lock:
+            self._local.setdefault(attempt, set()).update(ranks)
+
+    def local(self, attempt: int, world_size: int) -> Collection[int]:
+        """The ranks of this machine."""
+        return self._local.get(attempt) or range(world_size)
+
+    def meet(self, attempt: int, side: Side) -> Side | None:
+        """Other machines of an attempt are reached in this way; the way before it, if any."""
+        with self.lock:
+            before = self._sides.get(attempt)
+            self._sides[attempt] = side
+            for save in self._of(attempt):
+                for rank in save.parts.keys() & set(save.local):
+                    self._pass_on(save, rank, save.parts[rank])
+            return before
+
+    def part(self) -> list[Side]:
+        """The ways that nobody needs any more: later attempts have begun."""
+        with self.lock:
+            newest = max(self._sides, default=0)
+            busy = {attempt for attempt, _ in self._open}
+            over = [one for one in self._sides if one < newest and one not in busy]
+            for attempt in over:
+                self._local.pop(attempt, None)
+                self._forget(attempt)
+            return [self._sides.pop(attempt) for attempt in over]
 
     # --- what workers say -----------------------------------------------------------------------
 
@@ -109,8 +156,7 @@ class Saves:
         message: wire.Begin,
         layout: wire.Layout,
         *,
-        attempt: int,
-        world_size: int,
+        hello: wire.Hello,
         ring_bytes: int,
     ) -> None:
         """A rank begins to copy."""
@@ -120,30 +166,28 @@ class Saves:
             # Whatever comes of this save: the worker is writing there by now.
             self._books.overwrite(message.arena)
             self._on_change()
-            self._leave_earlier(attempt, rank, message)
-            save = self._join(peer, attempt, world_size, message)
+            self._leave_earlier(hello.attempt, rank, message)
+            save = self._join(peer, hello, message)
             if save is None:
                 return
-            if rank in save.here:
+            if rank in save.ranks or rank in save.absent:
                 raise ValueError(f"rank {rank} begins save {message.serial} twice")
             save.join(rank, RankSide(peer, message, layout, ring_bytes))
-            if save.ended is None and (before := self._writes_the_same(save)) is not None:
-                words = f"attempt {before.attempt}'s files of step {save.step} are not ended yet"
-                self._report(save, rank, Part(error=words))
-            elif save.ended is None:
+            if save.ended is None:
                 self._files.begin(save, rank)
                 self._conclude(save)
 
-    def absent(self, peer: Peer, message: wire.Absent, *, attempt: int, world_size: int) -> None:
+    def absent(self, peer: Peer, message: wire.Absent, *, hello: wire.Hello) -> None:
         """A rank has nothing to give to a save."""
         rank = peer.rank
         assert rank is not None  # noqa: S101 - the server lets only workers speak of saves
         with self.lock:
-            save = self._join(peer, attempt, world_size, message)
+            save = self._join(peer, hello, message)
             if save is None:
                 return
             if rank not in save.ranks:
                 save.absent[rank] = peer
+            save.is_told = save.is_told or message.is_told
             part = Part(error=message.reason, void=message.names, by_storage=False)
             self._report(save, rank, part)
 
@@ -192,30 +236,161 @@ class Saves:
                     words = f"rank {rank} was lost during its copy"
                     self._report(save, rank, Part(error=words, by_storage=False))
 
-    def relayed(
-        self, peer: Peer, attempt: int, world_size: int, message: wire.Part, data: bytes
+    # --- what other machines' keepers say -------------------------------------------------------
+
+    def reported(
+        self, hello: wire.Hello, message: parley.Report, part: Part, source: object
     ) -> None:
         """Another machine's rank has reported, perhaps before our own have begun."""
-        part = msgspec.json.decode(data, type=Part)
         with self.lock:
-            save = self._join(peer, attempt, world_size, message)
-            if save is not None and save.is_open:
-                save.parts.setdefault(message.rank, part)
-                self._conclude(save)
+            past = self._past.get((hello.attempt, message.serial))
+            if past is None:
+                save = self._find(hello, message)
+                if save.is_open and save.gathered.add(message.rank, part):
+                    self._conclude(save)
+                return
+            side = self._sides.get(hello.attempt)
+        if side is not None:
+            side.tell(past.ended, past.manifest, source)
 
-    def decided(
-        self, peer: Peer, attempt: int, world_size: int, message: wire.Outcome, data: bytes
-    ) -> None:
-        """The keeper of rank 0, on another machine, has committed or refused."""
+    def detailed(self, attempt: int, message: parley.Digests, digests: dict[str, str]) -> None:
+        """Another machine's rank has these digests."""
         with self.lock:
-            save = self._join(peer, attempt, world_size, message)
+            save = self._open.get((attempt, message.serial))
+            if save is not None:
+                self._answered(save, message.rank, digests)
+
+    def machine_gone(self, attempt: int, ranks: range, words: str) -> None:
+        """What these ranks have not reported does not come any more."""
+        with self.lock:
+            for save in self._of(attempt):
+                for rank in ranks:
+                    if save.is_open and save.gathered.waits_for(rank):
+                        self._answered(save, rank, {})
+                    if save.is_open and save.gathered.add(
+                        rank, Part(error=words, by_storage=False)
+                    ):
+                        self._conclude(save)
+
+    def manifest_of(self, attempt: int, serial: int) -> bytes:
+        """The manifest of a save that was committed; b"" if it is not known any more."""
+        with self.lock:
+            past = self._past.get((attempt, serial))
+            return b"" if past is None else past.manifest
+
+    def overdue(self, attempt: int, leader: Leader) -> bool:
+        """Fail what has not moved for too long; whether anything of the attempt is in flight."""
+        now_s = time.monotonic()
+        with self.lock:
+            mine = self._of(attempt)
+            for save in mine:
+                mark = save.progress, leader.moves(save.serial)
+                if mark != save.mark:
+                    save.mark, save.moved_s = mark, now_s
+                quiet_s = now_s - save.moved_s
+                if save.is_open and quiet_s >= leader.limits.gone_s:
+                    self._fail_overdue(save, leader, quiet_s)
+            return bool(mine)
+
+    def _fail_overdue(self, save: Save, leader: Leader, quiet_s: float) -> None:
+        for rank in save.gathered.missing():
+            limit_s, words = leader.patience(save, rank)
+            if quiet_s >= limit_s:
+                save.by_storage = False
+                self._refuse(save, f"rank {rank}: {words} for {quiet_s:.0f} s")
+                return
+
+    def decided(self, hello: wire.Hello, message: parley.Outcome, void: tuple[str, ...]) -> None:
+        """The keeper of rank 0, on another machine, has committed or refused."""
+        attempt = hello.attempt
+        with self.lock:
+            side = self._sides.get(attempt)
+            self._given_up.pop((attempt, message.serial), None)
+            if (attempt, message.serial) in self._past:
+                if side is not None:
+                    side.done(message.serial)
+                return
+            save = self._find(hello, message)
+            if not save.is_open:
+                return
+            if message.error or void:
+                save.is_told = True
+                self._refuse(save, message.error, void)
+            elif not save.ranks:
+                save.is_told = True
+                self._refuse(save, "this machine's keeper knows nothing of it")
+            else:
+                self._pool.put(lambda: self._look_for_manifest(save, message))
+
+    def _look_for_manifest(self, save: Save, message: parley.Outcome) -> None:
+        """In a tier that both machines see it is there already; or rank 0's keeper is asked."""
+        data = self._conclusions.manifest_there(save)
+        with self.lock:
+            if not save.is_open:
+                return
+            if xxhash.xxh3_128_hexdigest(data) == message.manifest:
+                self._conclusions.follow(save, data)
+            elif (side := self._sides.get(save.attempt)) is not None:
+                side.want(save.step, save.serial)
+
+    def given(self, attempt: int, message: parley.Root, data: bytes) -> None:
+        """The manifest that was asked for."""
+        with self.lock:
+            save = self._open.get((attempt, message.serial))
             if save is None or not save.is_open:
                 return
-            if message.error or message.void:
-                save.is_told = True
-                self._refuse(save, message.error, message.void)
-            else:
+            if data:
                 self._conclusions.follow(save, data)
+            else:
+                save.by_storage = False
+                self._refuse(save, "its manifest is not to be had from rank 0's keeper any more")
+
+    def unanswered(self, attempt: int) -> list[tuple[int, int, int, Part]]:
+        """(step, serial, rank, part) of everything that has been reported and still counts."""
+        with self.lock:
+            found = [one for key, one in self._given_up.items() if key[0] == attempt]
+            return found + [
+                (save.step, save.serial, rank, part)
+                for save in self._of(attempt)
+                if save.is_open
+                for rank, part in save.parts.items()
+            ]
+
+    def digests_of(self, attempt: int, message: parley.Detail) -> dict[str, str]:
+        """A rank's single digests in some groups."""
+        with self.lock:
+            save = self._open.get((attempt, message.serial))
+            one = save.ranks.get(message.rank) if save is not None else None
+            return {} if one is None else one.in_groups(message.groups)
+
+    def moves(self, attempt: int) -> dict[int, tuple[int, bool]]:
+        """By save: how often something of it has moved; whether it waits for a worker."""
+        with self.lock:
+            found = {}
+            for save in self._of(attempt):
+                if save.progress != save.mark:
+                    save.mark, save.num_moves = save.progress, save.num_moves + 1
+                found[save.serial] = (save.num_moves, save.needs_workers)
+            return found
+
+    def left_alone(self, attempt: int, words: str) -> None:
+        """Nobody decides any more about what has been reported."""
+        with self.lock:
+            self._forget(attempt)
+            for save in self._of(attempt):
+                if save.is_open and save.parts:
+                    save.by_storage = False
+                    self._refuse(save, words)
+
+    def _forget(self, attempt: int) -> None:
+        """Nobody is to hear of what was given up."""
+        for key in [one for one in self._given_up if one[0] == attempt]:
+            del self._given_up[key]
+
+    def _of(self, attempt: int) -> list[Save]:
+        return [save for save in self._open.values() if save.attempt == attempt]
+
+    # --- the end of attempts --------------------------------------------------------------------
 
     def nobody_is_left(self) -> None:
         """No worker is connected: what waits for one of them waits in vain."""
@@ -245,10 +420,10 @@ class Saves:
         with self.lock:
             return not self._open
 
-    def steps(self) -> set[int]:
-        """The steps of all saves in flight."""
+    def names(self) -> set[SaveName]:
+        """The names of all saves in flight."""
         with self.lock:
-            return {save.step for save in self._open.values()}
+            return {save.name for save in self._open.values()}
 
     def arenas(self) -> set[int]:
         """The arenas of all saves in flight."""
@@ -259,20 +434,26 @@ class Saves:
     # --- inside ---------------------------------------------------------------------------------
 
     def _join(
-        self,
-        peer: Peer,
-        attempt: int,
-        world_size: int,
-        message: wire.Begin | wire.Absent | wire.Part | wire.Outcome,
+        self, peer: Peer, hello: wire.Hello, message: wire.Begin | wire.Absent
     ) -> Save | None:
-        """The save that a message belongs to; None if it has ended before."""
-        key = (attempt, message.serial)
-        if key in self._past:
-            if isinstance(message, wire.Begin | wire.Absent):
-                peer.send(self._past[key])
+        """The save that a worker's message belongs to; None if it has ended before."""
+        past = self._past.get((hello.attempt, message.serial))
+        if past is not None:
+            peer.send(past.ended)
             return None
+        return self._find(hello, message)
+
+    def _find(
+        self,
+        hello: wire.Hello,
+        message: wire.Begin | wire.Absent | parley.Report | parley.Outcome,
+    ) -> Save:
+        """The save that a message belongs to."""
+        key = (hello.attempt, message.serial)
         if key not in self._open:
-            self._open[key] = Save(attempt, world_size, message.step, message.serial)
+            local = self.local(hello.attempt, hello.world_size)
+            name = SaveName(message.step, hello.attempt, message.serial, hello.nonce)
+            self._open[key] = Save(name, hello.world_size, local)
         save = self._open[key]
         if save.step != message.step and save.is_open:
             # The ranks count their saves alike; where they do not, nothing of it is to be believed.
@@ -296,14 +477,6 @@ class Saves:
                         save.by_storage = False
                         self._refuse(save, f"its memory was taken for step {message.step}")
 
-    def _writes_the_same(self, save: Save) -> Save | None:
-        """A save that a tier hangs on, and whose files would one day take the place of these."""
-        tier, _ = self._files.target(save)
-        for one in self._open.values():
-            if one.is_left and one.step == save.step and self._files.target(one)[0] == tier:
-                return one if tier else None
-        return None
-
     def _rank(self, attempt: int, serial: int, rank: int) -> RankSide | None:
         save = self._open.get((attempt, serial))
         return save.ranks.get(rank) if save and save.is_open else None
@@ -311,31 +484,50 @@ class Saves:
     # --- all ranks' parts -----------------------------------------------------------------------
 
     def _report(self, save: Save, rank: int, part: Part) -> None:
-        """A rank of this machine has its part; with several machines rank 0 is told of it."""
-        if rank in save.parts or not save.is_open:
+        """A rank of this machine has its part; with several machines rank 0's keeper is told."""
+        if not save.is_open or not save.gathered.add(rank, part):
             return
-        save.parts[rank] = part
         one = save.ranks.get(rank)
         if part.error and one is not None and one.shard is not None:
             one.shard.abandon()
-        messenger = save.messenger(rank)
-        if 0 not in save.here and len(save.here) < save.world_size and messenger is not None:
-            message = wire.Part(step=save.step, serial=save.serial, rank=rank)
-            messenger.send(message, msgspec.json.encode(part))
+        self._pass_on(save, rank, part)
         self._conclude(save)
 
+    def _pass_on(self, save: Save, rank: int, part: Part) -> None:
+        side = self._sides.get(save.attempt)
+        if side is not None and save.is_open:
+            side.report(save.step, save.serial, rank, part)
+
     def _conclude(self, save: Save) -> None:
-        failed = [rank for rank, part in save.parts.items() if part.error]
-        if not save.is_open or 0 not in save.here:
+        gathered = save.gathered
+        if not save.is_open or not save.has_rank_0:
             return
-        if failed:
-            part = save.parts[failed[0]]
-            void = tuple(sorted({name for one in save.parts.values() for name in one.void}))
-            who = f"rank {failed[0]}: " if save.world_size > 1 else ""
+        if gathered.failed:
+            rank = gathered.failed[0]
+            part = gathered.parts[rank]
+            who = f"rank {rank}: " if save.world_size > 1 else ""
             save.by_storage = part.by_storage
-            self._refuse(save, who + part.error, void)
-        elif len(save.parts) == save.world_size:
+            self._refuse(save, who + part.error, tuple(sorted(gathered.void)))
+        elif gathered.is_whole and gathered.differs:
+            self._compare(save)
+        elif gathered.is_whole:
             self._conclusions.commit(save)
+
+    def _compare(self, save: Save) -> None:
+        """Replicas differ: one rank for each version says what it has."""
+        side = self._sides.get(save.attempt)
+        for rank, groups in save.gathered.ask().items():
+            one = save.ranks.get(rank)
+            if one is not None:
+                self._answered(save, rank, one.in_groups(groups))
+            elif side is None or not side.detail(save.step, save.serial, rank, groups):
+                self._answered(save, rank, {})
+
+    def _answered(self, save: Save, rank: int, digests: dict[str, str]) -> None:
+        if save.is_open and save.gathered.answer(rank, digests):
+            void = save.gathered.differing()
+            some = ", ".join(void[:3]) or "of some it is not known which"
+            self._refuse(save, f"not the same on all ranks: {some}", void)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -343,10 +535,27 @@ class Saves:
         with self.lock:
             for save in [one for one in self._open.values() if one.is_open and which(one)]:
                 save.by_storage = False
+                if save.is_shared and 0 not in save.local:
+                    self._give_notice(save, error)
                 self._refuse(save, error)
 
+    def _give_notice(self, save: Save, error: str) -> None:
+        """Rank 0's keeper must hear of what this one gives up, also where it cannot just now."""
+        lost = Part(error=error, by_storage=False)
+        parts = {rank: save.parts.get(rank, lost) for rank in save.local}
+        rank, part = next((item for item in parts.items() if item[1].error), (min(parts), lost))
+        self._given_up[save.attempt, save.serial] = (save.step, save.serial, rank, part)
+        self._pass_on(save, rank, part)
+
     def _refuse(self, save: Save, error: str, void: tuple[str, ...] = ()) -> None:
-        self._decide(save, wire.Ended(step=save.step, serial=save.serial, error=error, void=void))
+        ended = wire.Ended(
+            step=save.step,
+            serial=save.serial,
+            error=error,
+            void=void,
+            by_storage=save.by_storage and not void,
+        )
+        self._decide(save, ended)
 
     def _decide(self, save: Save, ended: wire.Ended, manifest: bytes = b"") -> None:
         """How a save ends is known."""
@@ -369,22 +578,22 @@ class Saves:
         with self.lock:
             if (save.attempt, save.serial) in self._past:
                 return
-            self._past[save.attempt, save.serial] = ended
+            self._past[save.attempt, save.serial] = _Past(ended, save.manifest)
             while len(self._past) > MAX_PAST:
                 self._past.popitem(last=False)
+            for past in list(self._past.values())[:-MAX_MANIFESTS]:
+                past.manifest = b""
+            side = self._sides.get(save.attempt) if save.is_shared else None
         if ended.error and not ended.void and not save.is_told:
             self._record_failure(save, ended.error)
+        if side is not None:  # before this keeper may leave, since it is idle
+            side.tell(ended, save.manifest) if side.leads else side.done(save.serial)
         with self.lock:
             del self._open[save.attempt, save.serial]
             here = save.here
             for one in save.ranks.values():
                 one.shard = None  # it knows the save: together they would keep the memory mapped
             self._changed.notify_all()
-        if 0 in here and len(here) < save.world_size:
-            outcome = wire.Outcome(
-                step=save.step, serial=save.serial, error=ended.error, void=ended.void
-            )
-            here[0].send(outcome, save.manifest)
         for peer in here.values():
             peer.send(ended)
 

@@ -19,7 +19,9 @@ from typing import Any, Final
 import msgspec
 
 from outlast.checkpoint.catalog import Health
+from outlast.checkpoint.names import named
 from outlast.keeper import wire
+from outlast.keeper.between import Between
 from outlast.keeper.connection import Connection
 from outlast.keeper.copies import Copies, Tier
 from outlast.keeper.fence import Fence
@@ -30,7 +32,7 @@ from outlast.keeper.memory import Due
 from outlast.keeper.neighbours import Neighbours
 from outlast.keeper.peers import Peers
 from outlast.keeper.persist import Pool
-from outlast.keeper.place import Listener, is_ours, sweep
+from outlast.keeper.place import Listener, is_foreign, is_ours, sweep
 from outlast.keeper.saves import Saves
 from outlast.keeper.setup import Setup, decode_setup
 from outlast.ledger.queued import PATIENCE_S, QueuedLedger
@@ -78,7 +80,10 @@ class Keeper:
             on_change=self._holdings.note,
             gate=self._gate,
         )
-        self._copies = Copies(tiers, self._record, self._saves.steps, self._due)
+        self._between = Between(self._saves, job_key=lambda: self._peers.key, record=self._record)
+        self._copies = Copies(
+            setup.job, tiers, self._record, self._saves.names, self._due, others=self._between
+        )
         self._copies.go_on(dict(self._holdings.books.due))
         self._peers = Peers(
             setup,
@@ -103,6 +108,7 @@ class Keeper:
                 sock = self._listener.accept()
             except TimeoutError:
                 self._saves.tick()
+                self._between.tidy()
                 self._tell_progress()
                 self._replan()
                 continue
@@ -113,6 +119,7 @@ class Keeper:
                 sock.close()
         is_done = self._saves.idle and self._copies.is_complete
         self._copies.stop()
+        self._between.stop()
         self._peers.stop()
         if self._gate is not None:
             self._gate.stop()
@@ -127,7 +134,9 @@ class Keeper:
         Raises:
             ValueError, KeyError: it makes no sense; the connection is given up.
         """
-        wanted = isinstance(message, wire.Serve) and peer.supervises
+        wanted = (
+            peer.supervises if isinstance(message, wire.Serve) else isinstance(message, wire.Lead)
+        )
         listener = fds.pop() if wanted and fds else -1
         for fd in fds:  # nobody hands us memory
             os.close(fd)
@@ -142,15 +151,25 @@ class Keeper:
         if isinstance(message, wire.ABOUT_SAVES):
             self._about_a_save(peer, peer.hello, message, blob)
             return
+        self._worker(peer, peer.hello, message, blob, listener)
+
+    def _worker(
+        self, peer: Connection, hello: wire.Hello, message: Any, blob: bytes, listener: int
+    ) -> None:
+        """What a worker says that is not about one save."""
         match message:
             case wire.Bye():
                 self._bye(peer, message)
             case wire.Recall():
-                self._start_recall(peer, peer.hello)
+                self._start_recall(peer, hello)
             case wire.Reserve():
-                self._reserve(peer, peer.hello, message)
+                self._reserve(peer, hello, message)
             case wire.Rejected() | wire.Judged():
                 self._told(message)
+            case wire.Lead() if listener >= 0:
+                self._between.lead(hello, message, blob, listener)
+            case wire.Follow():
+                self._between.follow(hello, message, blob)
             case wire.Layout():
                 peer.layouts[message.number] = message
             case wire.Fetch():
@@ -162,7 +181,7 @@ class Keeper:
     def _told(self, message: wire.Rejected | wire.Judged) -> None:
         """What a worker knows of the checkpoints that are there."""
         if isinstance(message, wire.Rejected):
-            self._copies.invalid.update(message.steps)
+            self._copies.invalid.update(named(save) for save in message.saves)
             return
         healthy = None if message.healthy is None else frozenset(message.healthy)
         self._copies.health = Health(healthy=healthy, rollbacks=message.rollbacks)
@@ -171,7 +190,7 @@ class Keeper:
         match message:
             case wire.Bye():
                 self._bye(peer, message)
-            case wire.Serve() if listener >= 0:
+            case wire.Serve():
                 self._peers.serve(message, blob, listener)
             case wire.Members():
                 if self._gate is not None:
@@ -183,22 +202,18 @@ class Keeper:
                 raise ValueError(f"{type(message).__name__} from a supervisor")
 
     def _about_a_save(self, peer: Connection, hello: wire.Hello, message: Any, blob: bytes) -> None:
-        attempt, rank, world_size = hello.attempt, int(peer.rank or 0), hello.world_size
+        attempt, rank = hello.attempt, int(peer.rank or 0)
         match message:
             case wire.Begin():
                 self._begin(peer, hello, message)
             case wire.Absent():
-                self._saves.absent(peer, message, attempt=attempt, world_size=world_size)
+                self._saves.absent(peer, message, hello=hello)
             case wire.Ready():
                 self._saves.ready(attempt, rank, message)
             case wire.Complete():
                 self._saves.complete(attempt, rank, message, blob)
             case wire.Void():
                 self._saves.void(attempt, rank, message)
-            case wire.Part():
-                self._saves.relayed(peer, attempt, world_size, message, blob)
-            case wire.Outcome():
-                self._saves.decided(peer, attempt, world_size, message, blob)
 
     def gone(self, peer: Connection) -> None:
         """A connection has ended."""
@@ -221,9 +236,13 @@ class Keeper:
             raise ValueError(f"this is the keeper of job {self._setup.job}")
         if peer.hello is not None:
             raise ValueError("Hello twice")
+        if self._gate is not None and message.reign:
+            self._gate.told(message.attempt, message.reign)
         with self._saves.lock:
             peer.rank, peer.hello = message.rank, message
             if message.rank is not None:
+                if message.rank in message.local:  # not one that only looks
+                    self._saves.know(message.attempt, message.local)
                 self._deadline_s = None
                 self._copies.end(is_over=False)
                 self._keep_spares()
@@ -262,8 +281,8 @@ class Keeper:
             books = self._holdings.books
             kept = books.everything()
             used = sorted({arena for one in kept.values() for arena, _ in one.files.values()})
-            files = {step: one.files for step, one in kept.items()}
-            small = msgspec.msgpack.encode({step: one.small for step, one in kept.items()})
+            files = {save: one.files for save, one in kept.items()}
+            small = msgspec.msgpack.encode({save: one.small for save, one in kept.items()})
             fds = tuple(books.arenas[number].fd for number in used)
             answer = wire.Recalled(
                 arenas=tuple(used), files=files, num_peers=self._peers.num_others
@@ -295,8 +314,7 @@ class Keeper:
             peer,
             message,
             layout,
-            attempt=hello.attempt,
-            world_size=hello.world_size,
+            hello=hello,
             ring_bytes=peer.ring_bytes,
         )
 
@@ -320,7 +338,7 @@ class Keeper:
         self._copies.committed(committed)
         with self._saves.lock:
             self._holdings.leave_out(committed.ranks, self._saves.arenas())
-        self._peers.committed((committed.manifest.attempt, committed.manifest.step))
+        self._peers.committed(committed.manifest.save)
 
     def _due(self, tier: str, due: Due, is_due: bool) -> None:
         """What a successor has to bring to a tier, should there be one."""
@@ -357,7 +375,7 @@ class Keeper:
                 return False
             if any(now - peer.since_s < HELLO_S for peer in self._connections.difference(known)):
                 return False  # it is about to say who it is
-            if not self._saves.idle or not self._copies.idle:
+            if not (self._saves.idle and self._copies.idle and self._between.idle):
                 return False
             return bool(known) or now >= self._stays_until_s
 
@@ -369,7 +387,7 @@ class Keeper:
 
     def _replan(self) -> None:
         """While the end waits for slower tiers, and not for ever."""
-        if self._deadline_s is not None and not self._saves.steps():
+        if self._deadline_s is not None and not self._saves.names():
             self._copies.replan(self._deadline_s - time.monotonic())
 
 
@@ -398,5 +416,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(format="outlast keeper: %(message)s")
-    is_done = Keeper(decode_setup(sys.stdin.buffer.read())).run()
+    setup = decode_setup(sys.stdin.buffer.read())
+    if is_foreign(Path(setup.socket)):  # who has started us would not understand us
+        sys.exit("outlast was upgraded while the job ran; start the same command again")
+    is_done = Keeper(setup).run()
     os._exit(0 if is_done else 1)

@@ -32,7 +32,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         linger_s: how long it stays when a worker has died and nobody else is connected.
         replicas: how many other machines keep this one's newest snapshot; None: see the policy.
         rate_bytes: how fast it is sent to them at most, per second; None: after the cores.
-        claims: where attempts are claimed, a directory or URL; "" on one machine.
+        claims: where attempts are claimed, a directory or URL; "" where nobody claims them.
         inherited: arena → descriptor of memory that a predecessor left; 0 is its books.
     """
 
@@ -64,7 +64,7 @@ def setup_of(settings: Settings, job: str, of: str = "", claims: str = "") -> Se
         settings: the job's.
         job: its id.
         of: what tells apart keepers of one job on one machine: each agent has its own.
-        claims: where attempts are claimed; "" on one machine.
+        claims: where attempts are claimed; "" where nobody claims them.
 
     Raises:
         ConfigError: there is no place for its socket.

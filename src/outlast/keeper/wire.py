@@ -3,11 +3,16 @@
 A frame is twelve bytes (lengths of the JSON and of what follows it, number of descriptors) and both
 parts. JSON carries the message, the rest carries bytes that would only be blown up by it. Nothing
 that arrives can be decoded into anything but the structs below.
+
+Both ends are of one :func:`version`: it is part of the socket's name, so that an Outlast that was
+upgraded and a keeper of before, which still runs, never meet. It follows from the messages
+themselves; a number that somebody has to raise is forgotten once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import struct
@@ -15,8 +20,10 @@ import threading
 from typing import Any, Final
 
 import msgspec
+import xxhash
 
 from outlast.checkpoint.manifest import TensorEntry
+from outlast.checkpoint.parts import Contents
 from outlast.keeper import descriptors
 from outlast.policy.rollbacks import Rollback
 
@@ -24,6 +31,10 @@ _HEAD: Final = struct.Struct("<III")
 MAX_FRAME: Final = 1 << 30
 SEND_TIMEOUT_S: Final = 20
 SEND_BUFFER_BYTES: Final = 4 << 20
+NO_NONCE: Final = "00000000"
+# What the messages' fields do not show: the frame, and how an arena is filled. Raised by hand.
+_MEANING: Final = 1
+_WORDS: Final = frozenset({"title", "description"})  # of a schema: for people
 
 
 class _Message(msgspec.Struct, kw_only=True, tag=True):
@@ -31,12 +42,27 @@ class _Message(msgspec.Struct, kw_only=True, tag=True):
 
 
 class Hello(_Message):
-    """A worker, or with ``rank`` None a supervisor that holds the memory, introduces itself."""
+    """A worker, or with ``rank`` None a supervisor that holds the memory, introduces itself.
+
+    ``nonce`` is the session's, the same on all ranks: part of the names of its saves. ``reign`` has
+    formed the attempt, where no supervisor says so (see ``Members``). ``num_local`` ranks from
+    ``first_local`` on are this machine's; None: all of them.
+    """
 
     job: str
     attempt: int = 0
+    nonce: str = NO_NONCE
     rank: int | None = None
     world_size: int = 1
+    reign: str = ""
+    first_local: int = 0
+    num_local: int | None = None
+
+    @property
+    def local(self) -> range:
+        """The ranks of this machine."""
+        count = self.world_size if self.num_local is None else self.num_local
+        return range(self.first_local, self.first_local + count)
 
 
 class Recall(_Message):
@@ -92,9 +118,9 @@ class Reserve(_Message):
 
 
 class Rejected(_Message):
-    """Steps that a resume has found not to be valid."""
+    """Names of saves that a resume has found not to be valid."""
 
-    steps: tuple[int, ...]
+    saves: tuple[str, ...]
 
 
 class Judged(_Message):
@@ -110,11 +136,21 @@ class Judged(_Message):
 
 
 class Layout(_Message):
-    """How a rank's shard file is made up; the frame's bytes are the file's header."""
+    """How a rank's shard file is made up; the frame's bytes are the file's header.
+
+    ``tensors`` says so in a job of one rank, ``contents`` where there are several, with what else
+    the rank holds. ``num_elements`` is how many elements all ranks together must write of tensors
+    that are nobody's own, 0 where that is not known: rank 0 says it.
+    ``groups`` says of each piece that other ranks hold too which ranks these are: pieces of one
+    group are held by the same ranks, and a group has the same name on all of them.
+    """
 
     number: int
     size: int
-    tensors: dict[str, TensorEntry]
+    tensors: dict[str, TensorEntry] = {}
+    contents: Contents = Contents()
+    num_elements: int = 0
+    groups: dict[str, str] = {}
 
 
 class Begin(_Message):
@@ -166,29 +202,35 @@ class Absent(_Message):
     """This rank has no snapshot to give to a save that all have agreed on.
 
     With ``names`` it is void (an empty name: the structure has changed) and to be taken again.
+    ``is_told``: the ledger has it already.
     """
 
     step: int
     serial: int
     reason: str
     names: tuple[str, ...] = ()
+    is_told: bool = False
 
 
-class Part(_Message):
-    """One rank's part in words: what it wrote. The frame's bytes are a commit.Part as JSON."""
+class Lead(_Message):
+    """From rank 0: the other machines' keepers report their ranks' parts to this one.
 
-    step: int
-    serial: int
-    rank: int
+    A listening socket comes with the frame, whose bytes are the key of this session. ``tls`` are
+    the files of ``[peer]``: certificate, key, authority.
+    """
+
+    tls: tuple[str, str, str] | None = None
 
 
-class Outcome(_Message):
-    """What rank 0's keeper decided; the frame's bytes are the manifest, if there is one."""
+class Follow(_Message):
+    """From another machine's first rank: the keeper of rank 0 is there.
 
-    step: int
-    serial: int
-    error: str
-    void: tuple[str, ...] = ()
+    The frame's bytes are the key of this session; ``tls`` as above.
+    """
+
+    host: str
+    port: int
+    tls: tuple[str, str, str] | None = None
 
 
 class Bye(_Message):
@@ -240,13 +282,15 @@ class Written(_Message):
 class Ended(_Message):
     """A save is over: committed if ``error`` is "", to the durable ``tier`` or to memory alone.
 
-    ``void`` names tensors that made it so; it is then to be taken again.
+    ``void`` names tensors that made it so; it is then to be taken again. ``by_storage``: the error
+    is the storage's.
     """
 
     step: int
     serial: int
     error: str = ""
     void: tuple[str, ...] = ()
+    by_storage: bool = False
     tier: str = ""
     num_bytes: int = 0
     num_files: int = 0
@@ -254,14 +298,15 @@ class Ended(_Message):
 
 
 class Recalled(_Message):
-    """Committed snapshots in memory: step → file → (arena, bytes).
+    """Committed snapshots in memory: name of the save → file → (arena, bytes).
 
     The descriptors of the arenas come with the frame, in the order of ``arenas``. Its bytes are
-    JSON: step → small files. ``num_peers`` says how many other machines' memory can be asked.
+    MessagePack: name of the save → small files. ``num_peers`` says how many other machines' memory
+    can be asked.
     """
 
     arenas: tuple[int, ...]
-    files: dict[int, dict[str, tuple[int, int]]]
+    files: dict[str, dict[str, tuple[int, int]]]
     num_peers: int = 0
 
 
@@ -306,8 +351,8 @@ Message = (
     | Complete
     | Void
     | Absent
-    | Part
-    | Outcome
+    | Lead
+    | Follow
     | Bye
     | Fetch
     | Fetched
@@ -320,8 +365,30 @@ Message = (
     | Drop
     | Progress
 )
-ABOUT_SAVES: Final = (Begin, Absent, Ready, Complete, Void, Part, Outcome)
+ABOUT_SAVES: Final = (Begin, Absent, Ready, Complete, Void)
 _decoder = msgspec.json.Decoder(Message)
+
+
+@functools.cache
+def version() -> str:
+    """Eight hexadecimal digits: the same for all who understand each other's messages."""
+    schema = msgspec.json.schema_components([Message])
+    form = msgspec.json.encode([_MEANING, _without_words(schema)], order="sorted")
+    return xxhash.xxh32_hexdigest(form)
+
+
+def _without_words(schema: Any) -> Any:
+    """A JSON schema without what only people read."""
+    if isinstance(schema, dict):
+        is_word = {name for name in _WORDS & schema.keys() if isinstance(schema[name], str)}
+        return {
+            str(name): _without_words(value)
+            for name, value in schema.items()
+            if name not in is_word
+        }
+    if isinstance(schema, list | tuple):
+        return [_without_words(one) for one in schema]
+    return schema
 
 
 class Wire:

@@ -7,7 +7,7 @@ event of the ledger (``left_out``), so that it outlives this agent.
 
 The agent asks here, at each look at its workers, whether the running attempt is over for a reason
 that lies elsewhere; and says here what became of its own. A job on one machine, or under one of
-torch's own rendezvous, has a ``Machines`` that always says no.
+torch's own rendezvous, has a ``Machines`` that says no, unless a newer attempt was begun elsewhere.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from outlast.errors import Exit
 from outlast.launch.membership import Membership
 from outlast.launch.membership.handler import REASON_MAX
 from outlast.launch.membership.messages import Go, LeftOut
+from outlast.launch.stores import OneMachine
 from outlast.ledger.file import Ledger
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.failures import Failure
@@ -43,6 +44,7 @@ class Machines:
 
     def __init__(self, rendezvous: RendezvousHandler) -> None:
         self._membership = rendezvous if isinstance(rendezvous, Membership) else None
+        self._alone = rendezvous if isinstance(rendezvous, OneMachine) else None
         self._has_notice = False
         self._last: Go | None = None  # the attempt that ``lost`` was asked about last
 
@@ -58,7 +60,9 @@ class Machines:
 
     @property
     def attempt(self) -> int | None:
-        """The number of the attempt, where the machines have agreed on one."""
+        """The number of the attempt, where it was claimed; None under torch's own rendezvous."""
+        if self._alone is not None:
+            return self._alone.attempt
         if self._membership is None or self._membership.attempt is None:
             return None
         return self._membership.attempt.attempt
@@ -98,6 +102,9 @@ class Machines:
     @property
     def ends_now(self) -> Verdict | None:
         """How the job has ended elsewhere, if it has; its workers have been told, or are lost."""
+        if self._alone is not None and self._alone.reign.overtaken:
+            reason = self._alone.reign.overtaken
+            return Verdict(restart=False, exit_code=int(Exit.STORAGE), reason=reason)
         over = self._membership.over if self._membership is not None else None
         if over is None:
             return None

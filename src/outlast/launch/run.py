@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from outlast import config
 from outlast.attempt.trackers import JOB_VARIABLE
+from outlast.checkpoint.identity import open_job
 from outlast.errors import ConfigError, Exit
 from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
 from outlast.keeper.setup import setup_of
@@ -40,7 +41,7 @@ from outlast.launch.warm.client import Server
 from outlast.launch.warm.starts import Starts
 from outlast.ledger import planned
 from outlast.ledger.file import Ledger, read_events
-from outlast.ledger.job import Job, JobLock, open_job, versions
+from outlast.ledger.job import Job, JobLock, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
@@ -48,6 +49,7 @@ from outlast.ledger.queued import QueuedLedger
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.desk import checked
 from outlast.notice.foresight import Foresight, standing
+from outlast.peer.reign import reign_over
 from outlast.policy.restart import Verdict
 from outlast.values import GRACE_MAX_S
 
@@ -78,8 +80,10 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         return examined.exit_code
     job = open_job(settings.dir, settings)
     past = Past(settings.dir).look()
-    rendezvous = _rendezvous(launch, settings, job, past)
+    rendezvous = None if launch.one_machine else _rendezvous(launch, settings, job, past)
     lock = JobLock(settings.dir, shared=not launch.one_machine)
+    if rendezvous is None:
+        rendezvous = _alone(launch, settings, past, is_locked=lock.is_held)
     _tell_workers(settings, job)
     _quieten_torch()
     ledger = QueuedLedger(settings.dir, job=job.id)
@@ -93,6 +97,9 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     keeper = _start_keeper(settings, job, rendezvous, ledger)
     if isinstance(rendezvous, Membership):
         introduce(rendezvous, keeper, settings)
+    elif isinstance(rendezvous, OneMachine):
+        name = rendezvous.reign.name
+        rendezvous.reign.on_claimed = lambda number: keeper.tell_members(number, [], 0, reign=name)
     if settings.restart_let_in:
         let_in(rendezvous, ledger)
     workers = launch.config.nproc_per_node
@@ -109,7 +116,10 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         narrator.stop()
         keeper.close(_time_left_s(desk), hurry=lambda: _time_left_s(desk))
         desk.close()  # not before: a signal while copies are made must not hide how the job ended
-    others_go_on = isinstance(rendezvous, Membership) and rendezvous.others_go_on
+    reign = rendezvous.reign if isinstance(rendezvous, OneMachine) else None
+    others_go_on = (isinstance(rendezvous, Membership) and rendezvous.others_go_on) or (
+        reign is not None and bool(reign.overtaken)
+    )
     if not others_go_on:
         ledger.append(
             "job_finished",
@@ -118,6 +128,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
             kind=verdict.kind.value if verdict.kind else None,
         )
     ledger.close()
+    if reign is not None:
+        reign.close(verdict.exit_code, verdict.reason)
     lock.release()
     if verdict.exit_code == Exit.DRAINED:
         _say_behind(settings)
@@ -169,7 +181,11 @@ def _start_keeper(
     settings: config.Settings, job: Job, rendezvous: RendezvousHandler, ledger: Ledger
 ) -> Supervisor:
     """The keeper of this machine; it outlives the workers, and its memory outlives it."""
-    claims = rendezvous.place if isinstance(rendezvous, Membership) else ""
+    claims = ""
+    if isinstance(rendezvous, Membership):
+        claims = rendezvous.place
+    elif isinstance(rendezvous, OneMachine):
+        claims = str(settings.dir)
     setup = setup_of(settings, job.id, str(os.getpid()), claims)
     os.environ[SOCKET_VARIABLE] = setup.socket
     keeper = Supervisor(setup, Waits(say).tell, functools.partial(note_gap, ledger, "keeper"))
@@ -266,11 +282,21 @@ def _gave_up(reason: str) -> Verdict:
     return Verdict(restart=False, exit_code=int(Exit.GAVE_UP), reason=reason)
 
 
+def _alone(launch: Launch, settings: config.Settings, past: Past, *, is_locked: bool) -> OneMachine:
+    """The job on this machine alone, its first attempt claimed.
+
+    Raises:
+        ConfigError, StorageError: the job runs already, here or elsewhere.
+    """
+    reign = reign_over(settings.dir, say, is_locked=is_locked)
+    reign.open(past.attempt)
+    past.look()  # whoever was waited for may have written meanwhile
+    return OneMachine(launch.config.run_id, reign)
+
+
 def _rendezvous(
     launch: Launch, settings: config.Settings, job: Job, past: Past
 ) -> RendezvousHandler:
-    if launch.one_machine:
-        return OneMachine(launch.config.run_id)
     conf = launch.config
     if conf.rdzv_backend == BACKEND:
         return membership(launch, settings, job, past)

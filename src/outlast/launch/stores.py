@@ -14,15 +14,26 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from outlast.attempt.link import connect, open_store
+from outlast.peer.reign import Reign
 
 _TIMEOUT = timedelta(minutes=5)
 
 
 class OneMachine(RendezvousHandler):
-    """The rendezvous of a job on one machine: nobody to wait for, all on loopback."""
+    """The rendezvous of a job on one machine: nobody to wait for, all on loopback.
 
-    def __init__(self, run_id: str) -> None:
+    Args:
+        run_id: the job's id.
+        reign: claims the attempts.
+
+    Attributes:
+        attempt: the number of the newest; 0 before the first.
+    """
+
+    def __init__(self, run_id: str, reign: Reign) -> None:
         self._run_id = run_id
+        self.reign = reign
+        self.attempt = 0
         self._server: Any = None
         self._closed = False
 
@@ -37,6 +48,7 @@ class OneMachine(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """An attempt of this machine alone, with a fresh store."""
+        self.attempt = self.reign.begin()
         self._server, port = open_store("127.0.0.1")
         return _info("127.0.0.1", port, rank=0, world_size=1)
 

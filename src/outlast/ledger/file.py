@@ -6,8 +6,8 @@ reader skips a torn line (power went in the middle of a write) and a writer that
 on a fresh line.
 
 What can go wrong: a full disk or a vanished directory. The ledger then counts the lost events and
-says so once in the log; it never raises into training. A rollback is kept beside it then
-(:mod:`outlast.ledger.reserve`).
+says so once in the log, and once more when it works again; it never raises into training. A
+rollback is kept beside it then (:mod:`outlast.ledger.reserve`).
 
 Rejected: a database (one more thing to be torn), one file per process (a reader at 3 a.m. wants
 one file).
@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from outlast.errors import remedy
 from outlast.ledger.events import Event, EventName, decode, encode
 from outlast.ledger.reserve import keep
 
@@ -52,6 +53,7 @@ class Ledger:
         self.node = socket.gethostname()
         self.lost_events = 0
         self._lock = threading.Lock()
+        self._fails = False
         self._fd: int | None = None
 
     def append(
@@ -96,12 +98,18 @@ class Ledger:
                 if durable:
                     os.fsync(self._fd)
             except OSError as error:
-                if not self.lost_events:
-                    logger.warning("the ledger %s cannot be written: %s", self.path, error)
+                if not self._fails and not self.rank:  # of all ranks' processes, one says so
+                    words = f"{error.strerror or error}; {remedy(error)}"
+                    logger.warning("the ledger %s cannot be written: %s", self.path, words)
+                self._fails = True
                 is_kept = entry.event == "rollback" and keep(self.path.parent, line)
                 self.lost_events += not is_kept
                 self._close()  # what comes next starts on a fresh line
                 return False
+            if self._fails and not self.rank:
+                lost = f"; {self.lost_events} events are lost" if self.lost_events else ""
+                logger.warning("the ledger %s can be written again%s", self.path, lost)
+            self._fails = False
         return True
 
     def close(self) -> None:

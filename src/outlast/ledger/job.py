@@ -1,7 +1,14 @@
-"""``job.json``: who a job is. Written once, by whoever comes first; the id outlives restarts."""
+"""``job.json``: who a job is. Written once, by whoever comes first; the id outlives restarts.
+
+Where it is lost (removed by hand, or torn by a crash of the machine) the ledger beside it still
+says whose it is: each of its lines does. What else can tell, and what is done where nobody can, is
+:mod:`outlast.checkpoint.identity`'s, which opens a job.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import importlib.metadata
 import os
@@ -9,12 +16,15 @@ import platform
 import time
 import uuid
 from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from outlast._version import __version__
 from outlast.config import Settings, as_rows
-from outlast.errors import ConfigError, StorageError
+from outlast.errors import ConfigError, StorageError, remedy, unusable
+from outlast.ledger.file import FILE_NAME as LEDGER
+from outlast.ledger.file import read_events
 
 FILE_NAME = "job.json"
 
@@ -24,15 +34,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         id: twelve hexadecimal digits.
-        created_t: wall-clock time in seconds since the epoch.
-        settings: setting → value, as they were when the job was made.
+        created_t: wall-clock time in seconds since the epoch; 0 if that is not known.
+        settings: setting → value, as they were when the record was made.
         versions: outlast, torch and python, as they were then.
     """
 
-    id: str
-    created_t: float
-    settings: dict[str, str]
-    versions: dict[str, str]
+    id: Annotated[str, msgspec.Meta(min_length=1)]
+    created_t: float = 0.0
+    settings: dict[str, str] = {}
+    versions: dict[str, str] = {}
+
+
+class NoRecord(NamedTuple):
+    """There is no job.json that says who the job is: ``why``, in words; ``there``: a file is."""
+
+    why: str
+    there: bool
 
 
 def versions() -> dict[str, str]:
@@ -44,91 +61,205 @@ def versions() -> dict[str, str]:
     }
 
 
-def open_job(directory: Path, settings: Settings) -> Job:
-    """The job in ``directory``, made now if there is none.
+def new_job(settings: Settings, id: str = "", created_t: float = 0.0) -> Job:  # noqa: A002
+    """A record of a job as it is here and now; without an ``id`` of one that there was not."""
+    return Job(
+        id=id or uuid.uuid4().hex[:12],
+        created_t=created_t or time.time(),
+        settings={key: value for key, value, _ in as_rows(settings)},
+        versions=versions(),
+    )
 
-    Raises:
-        ConfigError: the directory cannot be made or written, or job.json is not one.
-        StorageError: job.json cannot be read.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{directory} cannot be made: {error.strerror}; give another with --dir"
-        ) from None
-    path = directory / FILE_NAME
-    if not path.exists():
-        _create(path, settings)
-    job = read_job(directory)
-    if not os.access(directory, os.W_OK):
-        raise ConfigError(f"{directory} cannot be written; give another with --dir")
-    return job
+
+# --- reading -------------------------------------------------------------------------------------
 
 
 def read_job(directory: Path) -> Job:
-    """The job in ``directory``.
+    """The job in ``directory``: as job.json says, and where that is lost, as the ledger does.
 
     Raises:
-        ConfigError: there is none, or job.json is not one.
+        ConfigError: neither says which it is.
+        StorageError: they cannot be read.
+    """
+    found = read_record(directory)
+    if isinstance(found, Job):
+        return found
+    ids = ids_in_ledger(directory)
+    if len(ids) == 1:
+        ((name, created_t),) = ids.items()
+        return Job(id=name, created_t=created_t)
+    if not found.there and not ids:
+        raise ConfigError(
+            f"{directory} is not a job's directory: it has no {FILE_NAME}. "
+            "Give the one that was used with --dir, as in outlast report JOB, or set OUTLAST_DIR"
+        )
+    raise ConfigError(
+        f"{directory / FILE_NAME} is not a job's record: {found.why}; bring it back from a copy, "
+        "or start the job there: it is found again if its checkpoints say which it is"
+    )
+
+
+def read_record(directory: Path) -> Job | NoRecord:
+    """What job.json says, and nothing else.
+
+    Raises:
         StorageError: it cannot be read.
     """
     path = directory / FILE_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Job)
+        data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(
-            f"{directory} is not a job's directory: it has no {FILE_NAME}. "
-            "Give the one that was used with --dir, as in outlast report JOB, or set OUTLAST_DIR"
-        ) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a job's record: {error}") from None
+        return NoRecord("it is missing", there=False)
     except OSError as error:
-        raise StorageError(f"{path} cannot be read: {error.strerror}") from None
+        raise StorageError(
+            f"{path} cannot be read: {error.strerror}; {remedy(error)}, or bring it back from a "
+            "copy"
+        ) from None
+    try:
+        return msgspec.json.decode(data, type=Job)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        is_empty = not data.strip(b"\0 \n")  # zeros: its name was durable before its bytes
+        return NoRecord("it is empty" if is_empty else f"it is damaged ({error})", there=True)
 
 
-def _create(path: Path, settings: Settings) -> None:
-    job = Job(
-        id=uuid.uuid4().hex[:12],
-        created_t=time.time(),
-        settings={key: value for key, value, _ in as_rows(settings)},
-        versions=versions(),
-    )
-    # By the id, not by the process's number: two containers' processes often have the same.
-    part = path.with_name(f".{path.name}.{job.id}")
+def ids_in_ledger(directory: Path) -> dict[str, float]:
+    """The jobs whose events are in the ledger: id → time of the first one.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    found: dict[str, float] = {}
+    try:
+        for event in read_events(directory):
+            found.setdefault(event.job, event.t)
+    except NotADirectoryError:
+        return {}
+    except OSError as error:
+        path = directory / LEDGER
+        raise StorageError(f"{path} cannot be read: {error.strerror}; {remedy(error)}") from None
+    return found
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def make_directory(directory: Path) -> None:
+    """Have the job's directory there.
+
+    Raises:
+        ConfigError: it cannot be one.
+        StorageError: the storage does not let it be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unusable(f"{directory} cannot be made", error) from None
+
+
+def raise_unless_writable(directory: Path) -> None:
+    """See whether a job whose record is there can go on there.
+
+    Raises:
+        StorageError: it cannot; says why.
+    """
+    try:
+        os.close(os.open(directory / FILE_NAME, os.O_RDWR | os.O_CLOEXEC))
+        if not os.access(directory, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise unusable(f"{directory} cannot be written", error) from None
+
+
+def write_record(directory: Path, job: Job, instead_of: NoRecord) -> bool:
+    """Write job.json, atomically and durably; whether it was done, and not by somebody else.
+
+    What is in the way is replaced only while nobody holds it: a job that runs has its lock there.
+
+    Raises:
+        ConfigError, StorageError: it cannot be written.
+    """
+    path = directory / FILE_NAME
+    # By random digits, not by the process's number: two containers' processes often have the same.
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         with part.open("wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        # A link, not a rename: of two that start at once, the second finds the first one's id.
+        is_done = _replace(part, path) if instead_of.there else _name_new(part, path)
+        _sync_directory(directory)
+    except OSError as error:
+        raise unusable(f"{path.parent} cannot be written", error) from None
+    finally:
+        with contextlib.suppress(OSError):  # what was wrong is said
+            part.unlink()
+    return is_done
+
+
+def _name_new(part: Path, path: Path) -> bool:
+    # A link, not a rename: of two that start at once, the second finds the first one's id.
+    try:
         os.link(part, path)
     except FileExistsError:
-        pass
-    except OSError as error:
-        raise ConfigError(
-            f"{path.parent} cannot be written: {error.strerror}; give another with --dir"
-        ) from None
+        return False
+    return True
+
+
+def _replace(part: Path, path: Path) -> bool:
+    """Of two that find a damaged record, one replaces it, and the other finds that it has."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        if isinstance(read_record(path.parent), Job):
+            return False
+        part.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        os.close(fd)
+    return True
+
+
+def _sync_directory(directory: Path) -> None:
+    """A name is durable only with its directory: a crash would leave a ledger without a record."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 class JobLock:
     """Keeps a second launcher from running the same job at the same time.
 
-    On this machine, and on others where the file system's locks reach them.
+    On this machine, and on others where the file system's locks reach them; where they do not, the
+    claims of attempts do (:mod:`outlast.peer.reign`).
 
     Args:
         directory: the job's.
         shared: with others that share it: the machines of one job settle by themselves who takes
             part. Nobody runs the job alone meanwhile.
 
+    Attributes:
+        is_held: whether the file system has locks at all.
+
     Raises:
         ConfigError: the job runs already, in a way that does not go together with this.
+        StorageError: its record cannot be opened.
     """
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
-        self._fd = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CLOEXEC)
+        self.is_held = True
+        try:
+            self._fd = os.open(directory / FILE_NAME, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            words = f"{directory / FILE_NAME} cannot be opened: {error.strerror}; {remedy(error)}"
+            raise StorageError(f"{words}, and run the same command again") from None
         kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
             fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
@@ -139,7 +270,7 @@ class JobLock:
                 f"{', on one machine alone' * shared}; wait for it, or give another --dir"
             ) from None
         except OSError:
-            pass  # a file system without locks: two launchers are then the owner's to avoid
+            self.is_held = False  # the claims of attempts decide alone
 
     def release(self) -> None:
         """Let the next one in."""

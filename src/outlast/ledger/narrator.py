@@ -38,6 +38,7 @@ class Narrator:
         for event in self._follower.poll():  # what happened before is told by `outlast report`
             also(event)
         self._told = ""
+        self._failing = Failing()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="outlast-narrator", daemon=True)
 
@@ -62,7 +63,7 @@ class Narrator:
             return  # telling that fails never stops training
         for event in events:
             self._also(event)
-            text = sentence(event)
+            text = self._failing.sentence(event) or sentence(event)
             # Of a notice that Slurm sends to every process, the agent and each worker hear.
             is_again = event.event == "notice" and text == self._told
             if text and not is_again:
@@ -228,6 +229,37 @@ def _to_tier(event: Event) -> str:
     return f" to {event.get('tier')}" if event.get("tier") else ""
 
 
+class Failing:
+    """What storage does not do at the moment: told once, and once more when it does it again.
+
+    Not told is what others say, whether or not the ledger's storage answers: a worker, of its saves
+    that fail; those who have waited, of their waits.
+    """
+
+    def __init__(self) -> None:
+        self._failing: set[tuple[str, str]] = set()  # operation and tier
+
+    def sentence(self, event: Event) -> str:
+        """What a person should hear of ``event`` in this respect; "" for nothing."""
+        tier = str(event.get("tier") or "")
+        if event.event == "storage_error":
+            operation = str(event.get("operation"))
+            if operation in ("save", "wait") or (operation, tier) in self._failing:
+                return ""
+            self._failing.add((operation, tier))
+            return (
+                f"storage failed ({operation}{_to_tier(event)}): {event.get('error')}; "
+                "training goes on"
+            )
+        done = {"tier_copied": ("copy", tier), "commit": ("claim", "")}.get(event.event)
+        if done not in self._failing:
+            return ""
+        self._failing.discard(done)
+        if event.event == "commit":
+            return f"step {event.get('step')} is saved: storage answers again"
+        return f"step {event.get('step')} is in tier {tier}: copies work again"
+
+
 _ANSWERS: Final = {
     "leave": "saving, then leaving",
     "save": "saving more often",
@@ -254,12 +286,6 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
         + (", committed" if event.get("committed") else ", not committed")
         if event.get("step")
         else "drained before the first step"
-    ),
-    "storage_error": lambda event: (
-        ""  # those who waited have said so, whether or not the ledger's storage answers
-        if event.get("operation") == "wait"
-        else f"storage failed ({event.get('operation')}{_to_tier(event)}): {event.get('error')}; "
-        "training goes on"
     ),
     "verify_failed": lambda event: (
         f"{event.get('file')} in tier {event.get('tier')} is damaged: {event.get('reason')}"

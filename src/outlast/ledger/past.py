@@ -58,6 +58,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     offset: int
     attempt: int = 0
     promised: int = 0
+    promised_by: tuple[int, str] = (0, "")
     commits: list[int] = []
     healthy: list[int] = []
     rollbacks: list[Rollback] = []
@@ -166,6 +167,7 @@ class Past:
     Attributes:
         attempt: the largest number of an attempt; 0 for none.
         promised: the newest step that was committed and can be resumed from; 0 for none.
+        promised_save: the name of its newest save; "" where the ledger does not say.
         failures: how often it failed.
         commits: the newest such steps, those that a rollback has undone left out.
         healthy: those of them, and of the ones before, that were seen to be healthy.
@@ -207,6 +209,11 @@ class Past:
     def promised(self) -> int:
         """The newest step that was committed and stands."""
         return self._known.promised
+
+    @property
+    def promised_save(self) -> str:
+        """The name of the newest save of that step, if it is known."""
+        return self._known.promised_by[1]
 
     @property
     def commits(self) -> list[int]:
@@ -313,7 +320,10 @@ class Past:
             self._roll_back(event)
         elif not is_undone(known.rollbacks, event.attempt, step):
             if event.event == "commit" and event.get("kind", _FULL) == _FULL:
-                known.promised = max(known.promised, step)
+                by = event.attempt, str(event.get("save") or "")
+                # Of two saves of a step an older attempt's counts less, though it may end later.
+                if step > known.promised or (step == known.promised and by >= known.promised_by):
+                    known.promised, known.promised_by = step, by
                 known.commits = _with(known.commits, step)
             elif event.event == "healthy":
                 known.healthy = _with(known.healthy, step)
@@ -331,7 +341,8 @@ class Past:
         known.rollbacks = sorted([*known.rollbacks, rollback], key=lambda one: one.attempt)
         known.commits = [step for step in known.commits if step <= rollback.step]
         known.healthy = [step for step in known.healthy if step <= rollback.step]
-        known.promised = min(known.promised, rollback.step)
+        if known.promised > rollback.step:
+            known.promised, known.promised_by = rollback.step, (0, "")
         known.windows = _windows_of(event) or known.windows
 
 

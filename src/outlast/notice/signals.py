@@ -65,14 +65,24 @@ class SignalNotice:
     Args:
         on_signal: called with the signal's name in a thread of its own, once for each signal.
         interrupt: whether SIGINT and SIGHUP are notices too (a person, or a closed terminal).
+        patient: asked at SIGINT, where Python's own handler is in place: whether the first one is
+            to be heard as the others are. The next one, and any where it is not, interrupts.
     """
 
-    def __init__(self, on_signal: Callable[[str], None], *, interrupt: bool = False) -> None:
+    def __init__(
+        self,
+        on_signal: Callable[[str], None],
+        *,
+        interrupt: bool = False,
+        patient: Callable[[], bool] | None = None,
+    ) -> None:
         self._on_signal = on_signal
         self._numbers = SIGNALS + ((signal.SIGINT, signal.SIGHUP) if interrupt else ())
         self._previous: dict[int, Any] = {}
         self._read_fd = self._write_fd = -1
         self._leave_with: int | None = None
+        self._patient = patient
+        self._is_interrupted = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -90,6 +100,9 @@ class SignalNotice:
             if previous is not None and previous is not signal.SIG_IGN:
                 self._previous[number] = previous
                 signal.signal(number, self._handle)
+        if self._patient and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._previous[signal.SIGINT] = signal.default_int_handler
+            signal.signal(signal.SIGINT, self._handle_interrupt)
         self._thread = threading.Thread(target=self._listen, name="outlast-signals", daemon=True)
         self._thread.start()
         if early is not None and early.heard:
@@ -134,12 +147,24 @@ class SignalNotice:
         os.close(self._write_fd)
         os.close(self._read_fd)
 
+    def _handle_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self._leave_with is not None:
+            self._handle(number, frame)
+        assert self._patient is not None  # noqa: S101 - or this would not be the handler
+        if self._is_interrupted or not self._patient():
+            signal.default_int_handler(number, frame)
+        self._is_interrupted = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write_fd, bytes([number]))
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._leave_with is not None:
             code, self._leave_with = self._leave_with, None
             for each in self._previous:  # whoever ends a group signals more than once
                 signal.signal(each, signal.SIG_IGN)
             self._previous = {}
+            if self._is_interrupted:
+                raise KeyboardInterrupt
             raise SystemExit(code)
         with contextlib.suppress(BlockingIOError):  # a full pipe has been heard already
             os.write(self._write_fd, bytes([number]))

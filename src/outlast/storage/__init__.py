@@ -12,6 +12,7 @@ what :class:`Patience` allows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from outlast.storage.directory import Directory
@@ -96,5 +97,9 @@ class Storage(Protocol):
     def remove(self, name: str) -> None:
         """Remove the file ``name`` durably; nothing happens when there is none."""
 
-    def remove_tree(self, name: str) -> None:
-        """Remove all below ``name`` durably; nothing happens when there is nothing."""
+    def remove_tree(self, name: str, last: Sequence[str] = ()) -> None:
+        """Remove all below ``name`` durably; nothing happens when there is nothing.
+
+        What is directly below ``name`` under one of the names in ``last`` goes when all else is
+        gone durably, in that order.
+        """

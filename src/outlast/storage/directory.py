@@ -11,9 +11,12 @@ it (a crash in between leaves a claim that nobody can tell from a writer that is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from outlast.storage.files import (
     PART_PREFIX,
@@ -24,6 +27,14 @@ from outlast.storage.files import (
 )
 from outlast.storage.names import checked
 from outlast.storage.spares import Spares
+
+
+class Room(NamedTuple):
+    """What a file system has left for this user, in bytes and in files; bytes go by blocks."""
+
+    num_bytes: int
+    num_files: int
+    block_bytes: int
 
 
 class Directory:
@@ -118,26 +129,55 @@ class Directory:
         path = self._path(name)
         try:
             path.unlink()
-        except FileNotFoundError:
-            return
+        except FileNotFoundError:  # perhaps by another process, which has yet to make it durable
+            if not path.parent.is_dir():
+                return
         sync_directory(path.parent)
 
-    def remove_tree(self, name: str) -> None:
+    def remove_tree(self, name: str, last: Sequence[str] = ()) -> None:
         """Remove ``name`` and all below it, durably; nothing happens when there is none.
 
-        Nobody may need its files any more: some may be kept to be written over.
+        Nobody may need its files any more: some may be kept to be written over. Those in ``last``
+        go when all others are gone durably, in that order.
         """
         path = self._path(name)
         if path == self.root:
             raise ValueError("the root of a storage is not removed")
         self._spares.keep_from(path)
         try:
+            if last:
+                _remove_all_but(path, last)
+                there = [late for late in last if os.path.lexists(path / late)]
+                for late in there[:-1]:
+                    self.remove(f"{name}/{late}")
+                # The very last goes with the directory itself: an empty one would be nobody's.
             shutil.rmtree(path, ignore_errors=False)
         except FileNotFoundError:
             if path.exists():  # something inside went away under our hands
                 raise
             return
         sync_directory(path.parent)
+
+    def room(self, name: str) -> Room:
+        """What there is for files below ``name``; those that are there already take none of it.
+
+        Raises:
+            OSError: the file system does not say.
+        """
+        path = self._path(name)
+        used = 0
+        for directory, _, files in os.walk(path):
+            for file in files:
+                with contextlib.suppress(FileNotFoundError):  # given up just now
+                    used += os.lstat(os.path.join(directory, file)).st_blocks
+        while not path.exists():
+            path = path.parent
+        found = os.statvfs(path)
+        return Room(
+            found.f_bavail * found.f_frsize + used * 512,
+            found.f_favail if found.f_files else 1,  # btrfs counts none
+            found.f_frsize,
+        )
 
     def keep_spares(self, num_spares: int) -> None:
         """Keep at least so many big files of removed trees: one for each writer."""
@@ -158,3 +198,15 @@ class Directory:
         for directory in reversed(missing):
             directory.mkdir(mode if directory == missing[0] else 0o777, exist_ok=True)
             sync_directory(directory.parent)
+
+
+def _remove_all_but(path: Path, kept: Collection[str]) -> None:
+    """Remove everything directly below ``path`` but those names, durably."""
+    for child in path.iterdir():
+        if child.name in kept:
+            continue
+        if child.is_dir() and not child.is_symlink():
+            shutil.rmtree(child)
+        else:
+            child.unlink(missing_ok=True)
+    sync_directory(path)

@@ -1,4 +1,4 @@
-"""Whether a directory is still there when this machine is not: as far as the kernel can tell.
+"""What a directory is mounted from, and what follows from that: as far as the kernel can tell.
 
 What a network serves outlasts the machine. A disk that looks local may be one that the cloud
 attaches (EBS, Persistent Disk); nothing here can tell, so it is taken for the machine's own.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 # Types in /proc/self/mountinfo, without what follows "fuse." where any FUSE file system is meant.
 NETWORK_TYPES: Final = frozenset(
@@ -23,8 +23,29 @@ LOCAL_FUSE: Final = frozenset(
 )
 
 
-def is_network(directory: str, mounts: str | None = None) -> bool:
-    """Whether ``directory`` (or the nearest parent that is there) is on a network file system.
+# Of one kernel alone: all that use them are under its locks.
+LOCAL_TYPES: Final = frozenset(
+    {
+        *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs"),
+        *("tmpfs", "ramfs", "overlay", "vfat", "exfat", "ntfs3"),
+    }
+)
+
+
+class Mount(NamedTuple):
+    """A file system as it is mounted.
+
+    Attributes:
+        kind: its type, as the kernel calls it; "" where that is not known.
+        options: of the mount and of the file system.
+    """
+
+    kind: str
+    options: tuple[str, ...]
+
+
+def mount_of(directory: str, mounts: str | None = None) -> Mount:
+    """What ``directory`` (or the nearest parent that is there) lies on.
 
     Args:
         directory: an absolute path.
@@ -34,8 +55,8 @@ def is_network(directory: str, mounts: str | None = None) -> bool:
         try:
             mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
         except OSError:
-            return False
-    kind, best = "", -1
+            return Mount("", ())
+    found, best = Mount("", ()), -1
     path = os.path.realpath(directory)
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -45,8 +66,20 @@ def is_network(directory: str, mounts: str | None = None) -> bool:
         place = _unescaped(fields[4])
         # The last mount on a place is the one that is seen.
         if (path == place or path.startswith(place.rstrip("/") + "/")) and len(place) >= best:
-            kind, best = kinds[0], len(place)
+            options = ",".join([*fields[5:6], *kinds[2:3]]).split(",")
+            found, best = Mount(kinds[0], tuple(options)), len(place)
+    return found
+
+
+def is_network(directory: str, mounts: str | None = None) -> bool:
+    """Whether ``directory`` (see ``mount_of``) is on a network file system."""
+    kind = mount_of(directory, mounts).kind
     return kind in NETWORK_TYPES or (kind.startswith("fuse.") and kind not in LOCAL_FUSE)
+
+
+def is_local(directory: str, mounts: str | None = None) -> bool:
+    """Whether ``directory`` (see ``mount_of``) is surely seen by this machine's kernel alone."""
+    return mount_of(directory, mounts).kind in LOCAL_TYPES
 
 
 def _unescaped(text: str) -> str:

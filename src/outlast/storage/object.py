@@ -169,14 +169,21 @@ class ObjectStore:
         with contextlib.suppress(FileNotFoundError):
             self._delete(name, checked(name))
 
-    def remove_tree(self, name: str) -> None:
-        """Remove all objects below ``name``; nothing happens when there are none."""
+    def remove_tree(self, name: str, last: Sequence[str] = ()) -> None:
+        """Remove all objects below ``name``; nothing happens when there are none.
+
+        Those in ``last`` go when all others are gone, in that order.
+        """
         import obstore
 
         if not checked(name):
             raise ValueError("the root of a storage is not removed")
         with self._doing("listing", name):
             pages = [[entry["path"] for entry in page] for page in obstore.list(self._store, name)]
+        late = [f"{name}/{one}" for one in last]
+        found = {path for page in pages for path in page}
+        pages = [[path for path in page if path not in late] for page in pages]
+        pages += [[path] for path in late if path in found]
         for page in filter(None, pages):
             with contextlib.suppress(FileNotFoundError):  # another process removes it too
                 self._delete(name, page)

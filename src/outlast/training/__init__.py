@@ -13,6 +13,6 @@
 ``sharing``     the ranks agree on who writes what
 ``room``        the memory that snapshots are copied into
 ``line``        the connection to the keeper
-``relay``       between the keepers of several machines
+``meeting``     where the keepers of several machines find each other
 ``pending``     what save() returns
 """

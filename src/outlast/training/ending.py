@@ -1,33 +1,42 @@
-"""The end of a loop is saved at once, and once more at the session's end if it was touched since.
+"""A loop's end is saved at once, the session's end again unless it is proven to be the same.
 
 What follows a loop may take long (an evaluation), so its end is saved behind that; and it may
-change the state (averages are put in place, statistics computed): the session's end saves it then.
+change the state (averages are put in place, statistics computed): the session's end saves it then,
+whatever had saved the last step. Nothing but the content tells: version counters do not see writes
+through ``.data`` or NumPy. So the state is compared, byte by byte, with the newest snapshot, which
+still lies in this machine's memory; without one, it is saved again.
 
-Whether state was touched is seen without reading it all again: a tensor's version counter moves
-with each operation that writes to it, its address when it is replaced; everything else is small and
-compared. As everywhere, writes that go past the counter (``.data``, NumPy views) are not noticed.
+All ranks have to end at the same step. Each tells rank 0 where it is, one that fails that it is
+gone, and nobody waits for longer than a save may take. What cannot be saved is said, and is a
+failure: a job whose end is in no checkpoint is not finished.
+
+Rejected: hashes of the state at each save (they would be computed while training goes on); the
+files' own digests (to compare a change of one tensor, all of its 16 MiB block has to be there).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgspec
-import torch
 
 from outlast.attempt.agreement import DECISION_TIMEOUT_S, Agreement
-from outlast.checkpoint.tree import flatten
+from outlast.errors import ConfigError, StorageError
+from outlast.ledger.narrator import say
+from outlast.training.flight import State
 from outlast.training.rig import Rig
 
 logger = logging.getLogger(__name__)
 
 END_TIMEOUT_S: Final = 30.0 + DECISION_TIMEOUT_S  # for rank 0 to come to a loop's end too
 HEARD_S: Final = 30.0
-State = Mapping[str, Any]
-Marks = list[Any]
+SLICE_S: Final = 5.0  # a link serves one waiting thread at a time
+TELL_S: Final = 10.0  # until it is said for whom the session's end waits
+_GONE: Final = b"gone "
 
 
 class _Word(msgspec.Struct, frozen=True):
@@ -43,7 +52,7 @@ class Ending:
 
     Args:
         rig: what the session stands on.
-        state: gives the state of this moment.
+        state: gives what would be saved in this moment.
         snapshot: has a snapshot taken; whether that was possible.
     """
 
@@ -53,11 +62,6 @@ class Ending:
         self._rig = rig
         self._state = state
         self._snapshot = snapshot
-        self._marks: Marks | None = None  # of the state as it was saved
-
-    def begin(self) -> None:
-        """Another loop begins."""
-        self._marks = None
 
     def act(self, loop: int, step: int, agreement: Agreement) -> dict[str, Any] | None:
         """A loop has come to its end: do what is due, and have the end saved if that pays.
@@ -90,8 +94,7 @@ class Ending:
     def _save_end(self) -> None:
         since_s = time.monotonic()
         self._rig.engine.take_at_once()  # whatever follows may change the state in any way
-        if self._snapshot({"reason": "the loop's end"}):
-            self._marks = marks_of(self._state())
+        self._snapshot({"reason": "the loop's end"})
         self._rig.turns.end_taken(time.monotonic() - since_s)
 
     def _rank_0s_word(self, loop: int, step: int, agreed: dict[str, Any] | None) -> _Word:
@@ -106,14 +109,81 @@ class Ending:
             logger.warning("the loop's end is not saved before the session's: %s", error)
             return _Word(None, saves_end=False)
 
-    def is_due(self, loop: int, step: int, timeout_s: float) -> bool:
-        """At the session's end: whether some rank's state is not what is committed of ``step``."""
+    def is_none(self, error: BaseException | None) -> None:
+        """This rank's session does not come to an end that is saved: nobody is to wait for it."""
+        link = self._rig.link
+        if link.world_size > 1:
+            with contextlib.suppress(OSError, RuntimeError):  # the store is gone, the attempt over
+                link.publish(f"end/at/{link.rank}", _GONE + type(error).__name__.encode())
+
+    def is_due(self, step: int, timeout_s: float, may_differ: Callable[[], bool]) -> bool:
+        """At the session's end: whether some rank's state is not what is committed of ``step``.
+
+        Args:
+            step: completed steps.
+            timeout_s: for the other ranks to come here, and for a save in flight.
+            may_differ: whether this session has completed a step, or changed its state without.
+
+        Raises:
+            ConfigError: the ranks have ended at different steps.
+            StorageError: a rank does not come here.
+        """
+        if self._rig.link.world_size > 1:
+            self._meet(step, timeout_s)
         engine = self._rig.engine
         engine.wait(timeout_s)
         due = engine.committed_step != step
-        if self._marks is not None and not due:
-            due = self._marks != marks_of(self._state())
-        return self._anybody(f"end/{loop}/{step}/due", due, timeout_s)
+        if not due and may_differ():
+            due = not engine.holds(self._state())
+        return self._anybody("end/due", due, timeout_s)
+
+    def _meet(self, step: int, timeout_s: float) -> None:
+        """See that all ranks have come to the session's end, at the same step."""
+        link = self._rig.link
+        try:
+            if link.rank:
+                link.publish(f"end/at/{link.rank}", b"%d" % step)
+                word = link.fetch("end/at", timeout_s + HEARD_S)
+            else:
+                word = self._who_differs(step, timeout_s).encode()
+                link.publish("end/at", word)
+        except (OSError, RuntimeError) as error:  # the store is gone, and with it the attempt
+            logger.warning("the ranks do not meet at the session's end: %s", error)
+            return
+        if not word:
+            return
+        committed = self._rig.engine.committed_step
+        stands = f"step {committed}, the newest commit, stands" if committed else "none stands"
+        kind, _, why = word.decode().partition(" ")
+        if kind == "differ":
+            raise ConfigError(
+                f"the ranks left their loops at different steps ({why}), and a checkpoint is of "
+                f"one step: the end is in none, and {stands}. Have all ranks decide alike, by "
+                "all_reduce or broadcast"
+            )
+        raise StorageError(f"the end, step {step}, is not committed: {why}; {stands}")
+
+    def _who_differs(self, step: int, timeout_s: float) -> str:
+        """On rank 0: "" where all ranks are at ``step``, or what keeps them from being saved."""
+        until_s = time.monotonic() + timeout_s
+        tell_s = time.monotonic() + TELL_S
+        for rank in range(1, self._rig.link.world_size):
+            while True:
+                try:
+                    word = self._rig.link.fetch(f"end/at/{rank}", SLICE_S)
+                    break
+                except TimeoutError:
+                    now = time.monotonic()
+                    if now > until_s:
+                        return f"late rank {rank} did not come to its session's end in time"
+                    if now > tell_s:
+                        tell_s = until_s
+                        say(f"the session's end, step {step}, waits for rank {rank}")
+            if word.startswith(_GONE):
+                return f"gone rank {rank} was ended by {word.removeprefix(_GONE).decode()}"
+            if int(word) != step:
+                return f"differ rank 0 at {step}, rank {rank} at {int(word)}"
+        return ""
 
     def _anybody(self, what: str, says: bool, timeout_s: float) -> bool:
         """Whether any rank says so: the same answer for all, where all ask."""
@@ -133,21 +203,3 @@ class Ending:
         except (OSError, RuntimeError) as error:  # the store is gone, and with it the attempt
             logger.warning("the ranks do not agree (%s): %s", what, error)
         return says
-
-
-def marks_of(state: State) -> Marks:
-    """What is equal for two states of which the second is the first, untouched."""
-    marks: Marks = []
-    for key, value in state.items():
-        data, tensors = flatten(value, key)
-        marks += [data, [(name, _mark(tensor)) for name, tensor in tensors.items()]]
-    return marks
-
-
-def _mark(tensor: torch.Tensor) -> tuple[Any, ...]:
-    try:
-        address = tensor.data_ptr()
-    except RuntimeError:  # it has no storage of its own
-        address = 0
-    version = -1 if tensor.is_inference() else tensor._version
-    return address, version, tuple(tensor.shape), tensor.dtype

@@ -20,17 +20,28 @@ from typing import Any, Final, NamedTuple
 from outlast.attempt.link import Link
 from outlast.checkpoint.capture import Capture, Copiers
 from outlast.checkpoint.manifest import FULL, small_state
-from outlast.checkpoint.plan import Plan, Share, make, name_of, num_bytes, outline, structure
+from outlast.checkpoint.plan import (
+    Held,
+    Plan,
+    Share,
+    make,
+    name_of,
+    num_bytes,
+    outline,
+    structure,
+)
 from outlast.checkpoint.sources import Remembered
 from outlast.config import Settings
-from outlast.errors import OutlastError
+from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
 from outlast.keeper.setup import setup_of
+from outlast.training.attempts import Attempt
 from outlast.training.flight import Flight, State, Written
 from outlast.training.line import GONE, Line
-from outlast.training.relay import Relay
+from outlast.training.meeting import Meeting, local_ranks
 from outlast.training.room import Room
-from outlast.training.sharing import Sharing, Structure
+from outlast.training.sharing import Sharing
+from outlast.training.untouched import Copy, is_copy_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +57,7 @@ class Planned(NamedTuple):
     """What this rank does of a kind of save, and what that was worked out for."""
 
     narrow: frozenset[str]
-    pieces: Structure
+    pieces: Sequence[Held]
     share: Share
     number: int  # of the layout, as the keeper knows it
     plan: Plan
@@ -64,7 +75,7 @@ class Engine:
         settings: the job's.
         link: the other ranks.
         job: the job's id.
-        attempt: number of this attempt.
+        attempt: number of this attempt, and whose it is where no agent says so.
         on_written: told of each save's end, in a thread that is not the training thread.
         on_change: told that a snapshot may have become possible, in some thread.
         say: tells people what they must know.
@@ -76,7 +87,7 @@ class Engine:
         link: Link,
         *,
         job: str,
-        attempt: int,
+        attempt: Attempt,
         on_written: Callable[[Written], None],
         on_change: Callable[[], None],
         say: Callable[[str], None],
@@ -84,15 +95,25 @@ class Engine:
         self.committed_step = 0
         self.failures = 0
         self._link = link
+        local = local_ranks(link)
         self._on_written = on_written
         self._on_change = on_change
         self._say = say
         self.line = Line(
-            setup_of(settings, job),
-            wire.Hello(job=job, attempt=attempt, rank=link.rank, world_size=link.world_size),
+            setup_of(settings, job, claims=attempt.claims),
+            wire.Hello(
+                job=job,
+                attempt=attempt.number,
+                nonce=attempt.nonce or wire.NO_NONCE,
+                rank=link.rank,
+                world_size=link.world_size,
+                reign=attempt.reign,
+                first_local=local.start,
+                num_local=len(local),
+            ),
             on_message=self._heard,
             on_lost=self._keeper_died,
-            on_back=on_change,
+            on_back=self._keeper_back,
             say=say,
         )
         self._changed = threading.Condition()
@@ -104,14 +125,17 @@ class Engine:
         self._at_once = False  # the next snapshot: nothing is left for later
         self._eager: set[str] = set()  # names that were seen to change under a copy
         self._own: set[str] = set()  # names that were seen to differ from rank to rank
-        self._structures: dict[str, tuple[Any, Structure]] = {}  # by kind of save
+        self._structures: dict[str, tuple[Any, Sequence[Held]]] = {}  # by kind of save
         self._plans: dict[str, Planned] = {}  # by kind of save
         self._layouts = 0
         self._remembered = Remembered()
         self._room = Room(settings, link.world_size)
         self._sharing = Sharing(link, on_change)
-        self._relay = Relay(link, self.line.send)
+        self._meeting = Meeting(settings, link, local, self.line, say)
+        self._unsaid: list[wire.Absent] = []  # of saves whose keeper has died
         self._copiers = Copiers(self._copied)
+        self._copies: dict[int, Copy] = {}  # by serial: what lies in memory of a save
+        self._committed_copy: Copy | None = None  # of ``committed_step``, while it lies there
 
     # --- beginning and end ----------------------------------------------------------------------
 
@@ -127,7 +151,10 @@ class Engine:
         self.wait(timeout_s)
         self._copiers.stop()
         self._sharing.stop()
-        self.line.close(clean=clean, copying_s=copying_s)
+        try:
+            self.line.close(clean=clean, copying_s=copying_s)
+        finally:
+            self._meeting.stop()
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -227,6 +254,19 @@ class Engine:
                 return self._last
             return None
 
+    def holds(self, state: State) -> bool:
+        """Whether ``state`` is, to the bit, the newest commit; False where that is not certain."""
+        copy, reserved = self._committed_copy, self._room.reserved
+        if copy is None or reserved is None or reserved.ring_bytes or copy.step != state.step:
+            return False
+        try:
+            text = small_state(state.step, self._link.rank, copy.plan.own, state.data)
+            buffer = self._room.buffer(copy.arena)
+            return text == copy.text and buffer is not None and is_copy_of(copy, state, buffer)
+        except (OSError, OutlastError, RuntimeError) as error:
+            logger.warning("the state could not be compared with its snapshot: %s", error)
+            return False
+
     def give_up(self) -> None:
         """The attempt is over: what other ranks have a part in does not end any more."""
         self._sharing.stop()
@@ -253,8 +293,8 @@ class Engine:
     def _take_off(self, step: int, kind: str = FULL) -> Flight:
         with self._changed:
             self._serial += 1
+            self._copies, self._committed_copy = {}, None  # its memory may be written to
             flight = self._flights[self._serial] = Flight(step, self._serial, kind)
-        self._relay.begun(step, flight.serial)
         return flight
 
     def _begin(
@@ -282,6 +322,8 @@ class Engine:
             self._remembered.let_go()
             self._absent(flight, "the state has other tensors than before", ("",))
             return 0
+        if share.problem:
+            raise ConfigError(share.problem)
         number, plan = self._plan(state, pieces, share)
         again = again and known is not None and plan is known.plan
         self._reserve(plan.size)
@@ -323,7 +365,7 @@ class Engine:
     def _may_be_late(self, lazy: frozenset[str]) -> frozenset[str]:
         return lazy - self._eager if self._eager else lazy
 
-    def _pieces(self, state: State) -> Structure:
+    def _pieces(self, state: State) -> Sequence[Held]:
         # Names, shapes and dtypes are compared, not worked out anew, while they stay the same.
         key = state.narrow, list(state.tensors), outline(state.tensors)
         known = self._structures.get(state.kind)
@@ -333,14 +375,24 @@ class Engine:
         self._structures[state.kind] = (key, pieces)
         return pieces
 
-    def _plan(self, state: State, pieces: Structure, share: Share) -> tuple[int, Plan]:
+    def _plan(self, state: State, pieces: Sequence[Held], share: Share) -> tuple[int, Plan]:
         known = self._plans.get(state.kind)
         if known is not None and known.pieces is pieces and known.share is share:
             return known.number, known.plan
         plan = make(pieces, self._link.rank, share, state.order)
         self._layouts += 1
         number = self._layouts
-        self.line.send(wire.Layout(number=number, size=plan.size, tensors=plan.tensors), plan.head)
+        self.line.send(
+            wire.Layout(
+                number=number,
+                size=plan.size,
+                tensors=plan.tensors if self._link.world_size == 1 else {},
+                contents=plan.contents,
+                num_elements=share.num_elements if state.kind == FULL else 0,
+                groups=share.groups,
+            ),
+            plan.head,
+        )
         self._plans[state.kind] = Planned(state.narrow, pieces, share, number, plan)
         return number, plan
 
@@ -354,7 +406,7 @@ class Engine:
 
     # --- other threads --------------------------------------------------------------------------
 
-    def _reserve_ahead(self, pieces: Structure) -> None:
+    def _reserve_ahead(self, pieces: Sequence[Held]) -> None:
         try:
             share = self._sharing.of(pieces, SHARE_TIMEOUT_S)
             if share is not None:
@@ -393,6 +445,8 @@ class Engine:
             self.line.send_quietly(wire.Void(step=step, serial=serial, reason=reason, names=names))
             return
         text = small_state(step, self._link.rank, plan.own, state.data)
+        arena, narrow = flight.arena, state.narrow
+        self._copies[serial] = Copy(step, plan, capture.digests, text, arena, narrow)
         done = wire.Complete(step=step, serial=serial, digests=capture.digests)
         self.line.send_quietly(done, text)
 
@@ -401,7 +455,7 @@ class Engine:
         try:
             self.line.send(message)
         except OSError:
-            self._relay.fail(flight.serial, reason)
+            self._unsaid.append(message)
             self._over(flight.serial, Written(step=flight.step, error=reason))
 
     def _heard(self, message: Any, blob: bytes) -> None:
@@ -413,15 +467,18 @@ class Engine:
                 flight = self._flights.get(message.serial)
                 if flight is not None:
                     flight.free_block(message.block)
-            case wire.Part():
-                self._relay.publish_part(message, blob)
-            case wire.Outcome():
-                self._relay.publish_outcome(message, blob)
             case wire.Waits():
                 self._say(message.words)
 
     def _ended(self, message: wire.Ended) -> None:
-        written = Written(step=message.step, error=message.error)
+        if message.serial not in self._flights:  # its end is known: the keeper died meanwhile
+            return
+        written = Written(
+            step=message.step,
+            error=message.error,
+            by_storage=message.by_storage,
+            tier=message.tier,
+        )
         if not message.error:
             self._voids = 0
             with self._changed:
@@ -430,6 +487,7 @@ class Engine:
                 # What is in memory alone is gone with the machine; weights alone don't resume.
                 if message.tier and is_full:
                     self.committed_step = max(self.committed_step, message.step)
+                    self._committed_copy = self._copies.get(message.serial)
         elif message.void and self._voids < MAX_VOID:
             self._voids += 1
             self._at_once = True
@@ -443,7 +501,6 @@ class Engine:
         self._over(message.serial, written)
 
     def _over(self, serial: int, written: Written) -> None:
-        self._relay.ended(serial)
         with self._changed:
             flight = self._flights.pop(serial, None)
             self._last = written
@@ -453,11 +510,23 @@ class Engine:
         flight.end()
         self._on_written(written)
 
+    def _keeper_back(self) -> None:
+        """Other machines are not to wait for what the keeper before this one had."""
+        unsaid, self._unsaid = self._unsaid, []
+        if self._meeting.is_needed:
+            for message in unsaid:
+                self.line.send_quietly(message)
+        self._on_change()
+
     def _keeper_died(self) -> None:
         """What was in flight has failed; the next goes to the keeper's successor."""
+        self._committed_copy = None
         self._room.forget()
         self._plans = {}
         for flight in list(self._flights.values()):
-            self._relay.fail(flight.serial, DIED)
+            absent = wire.Absent(
+                step=flight.step, serial=flight.serial, reason=DIED, is_told=not self._link.rank
+            )
+            self._unsaid.append(absent)
             self.failures += 1
             self._over(flight.serial, Written(step=flight.step, error=DIED, told=False))

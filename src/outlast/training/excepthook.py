@@ -8,9 +8,20 @@ import os
 import sys
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Final, TypeVar
 
 from outlast.errors import OutlastError
 from outlast.ledger.narrator import say
+
+_SAID: Final = "_outlast_has_said_it"
+Raised = TypeVar("Raised", bound=BaseException)
+
+
+def quietly(error: Raised) -> Raised:
+    """Mark an error of which all is said: uncaught, it ends the process without a traceback."""
+    install()
+    setattr(error, _SAID, True)
+    return error
 
 
 def install() -> None:
@@ -20,6 +31,8 @@ def install() -> None:
         return
 
     def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
+        if getattr(error, _SAID, False):
+            return
         if not isinstance(error, OutlastError):
             previous(kind, error, tb)
             return

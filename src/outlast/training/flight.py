@@ -23,12 +23,16 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
         error: "" when it was committed.
         void: whether it is to be taken again.
         told: whether the ledger has the error: the keeper writes it down, unless it has died.
+        by_storage: whether the error is the storage's.
+        tier: the durable one that has it; "" if it is in memory alone, or nowhere.
     """
 
     step: int
     error: str = ""
     void: bool = False
     told: bool = True
+    by_storage: bool = False
+    tier: str = ""
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

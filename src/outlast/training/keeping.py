@@ -55,17 +55,20 @@ class Keeping:
                 break
         over.watch(let_go)
 
-    def keep(self, state: Callable[[], State]) -> None:
-        """A step has ended, or the first one is about to begin, with this state."""
+    def keep(self, state: Callable[[], State] | None) -> None:
+        """A step has ended, or the first one is about to begin, with this state.
+
+        None: this moment is not one that can be gone on from.
+        """
         start_s = time.monotonic()
         try:
             self._keep(state)
         finally:
             self._rig.samples.stalled(time.monotonic() - start_s)
 
-    def _keep(self, state: Callable[[], State]) -> None:
+    def _keep(self, state: Callable[[], State] | None) -> None:
         self._moment = None  # two of them are never held
-        if self._is_off:
+        if self._is_off or state is None:
             return
         try:
             moment = Moment(self._rig.timeline, self._rig.link, state())

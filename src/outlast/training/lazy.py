@@ -9,7 +9,7 @@ whenever it likes, and is copied at the boundary. What this judges wrongly is fo
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import torch
@@ -32,6 +32,11 @@ MOMENTS: Final = frozenset(
 class Lazy:
     """The answer for a set of named objects.
 
+    Args:
+        objects: name → object.
+        tensors: name → tensor of their states.
+        inner: names of those that are parts of a tensor of a subclass.
+
     Attributes:
         names: of tensors that may be copied later.
         order: name → when the optimizers will touch it.
@@ -40,7 +45,12 @@ class Lazy:
         tensors: names of all tensors that were there, in their order.
     """
 
-    def __init__(self, objects: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        objects: Mapping[str, Any],
+        tensors: Mapping[str, torch.Tensor],
+        inner: Collection[str] = (),
+    ) -> None:
         self.tensors = list(tensors)
         self.optimizers = tuple(
             key for key, value in objects.items() if isinstance(value, torch.optim.Optimizer)
@@ -62,7 +72,9 @@ class Lazy:
         turns |= self.order
         for key in self.optimizers:
             self._add_state(key, tensors, turns, last)
-        self.names = frozenset(self.order) & frozenset(tensors)
+        # What changes a tensor of a subclass moves no counter of the tensors inside of it.
+        self.names = (frozenset(self.order) & frozenset(tensors)) - frozenset(inner)
+        self.moments -= set(inner)
 
     def _turns(self, objects: Mapping[str, Any]) -> dict[int, int]:
         turn: dict[int, int] = {}

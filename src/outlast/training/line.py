@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -15,6 +16,7 @@ from outlast.errors import OutlastError, StorageError
 from outlast.keeper import wire
 from outlast.keeper.client import Client
 from outlast.keeper.memory import Memory
+from outlast.keeper.place import is_foreign
 from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
 from outlast.keeper.setup import Setup
 from outlast.keeper.waits import Waits
@@ -64,7 +66,7 @@ class Line:
         self._starter: threading.Thread | None = None
         self._not_started = ""
         self._closing = False
-        self._judged: wire.Judged | None = None
+        self._standing: dict[type[Any], tuple[Any, bytes, tuple[int, ...]]] = {}
 
     # --- beginning and end ----------------------------------------------------------------------
 
@@ -73,7 +75,15 @@ class Line:
 
         One that runs already may have snapshots in memory; a new one has none, so that it can get
         ready while the state is read from elsewhere. ``wait_until_ready`` waits for it.
+
+        Raises:
+            StorageError: the agent's keeper is of another version.
         """
+        if is_foreign(self.socket):
+            raise StorageError(
+                "outlast was upgraded while the job ran: this worker and the agent's keeper do "
+                "not understand each other; start the same command again"
+            )
         try:
             self._connect(0.0)
         except OSError:
@@ -125,15 +135,26 @@ class Line:
             logger.warning("snapshots in memory cannot be read: %s", error)
             return None
 
-    def reject(self, steps: tuple[int, ...]) -> None:
-        """Tell the keeper which steps a resume found not to be valid."""
-        if steps:
-            self.send_quietly(wire.Rejected(steps=steps))
+    def reject(self, saves: tuple[str, ...]) -> None:
+        """Tell the keeper which saves a resume found not to be valid."""
+        if saves:
+            self.send_quietly(wire.Rejected(saves=saves))
 
     def judge(self, judged: wire.Judged) -> None:
         """Tell the keeper, and whichever takes its place, what is known of the checkpoints."""
-        self._judged = judged
-        self.send_quietly(judged)
+        self.tell_all(judged)
+
+    def tell_all(self, message: Any, blob: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        """Tell the keeper, and whichever takes its place; the last one of a kind counts.
+
+        ``fds`` stay the caller's, open for as long as this line.
+        """
+        with self._changed:
+            self._standing[type(message)] = (message, blob, fds)
+        client = self.client
+        if client is not None:
+            with contextlib.suppress(OSError):  # its successor is told
+                client.send(message, blob, fds)
 
     def send(self, message: Any, blob: bytes = b"") -> None:
         """Tell the keeper.
@@ -180,8 +201,12 @@ class Line:
         )
         if self._closing:
             self.client.leave()
-        elif self._judged is not None:
-            self.send_quietly(self._judged)
+            return
+        with self._changed:
+            standing = list(self._standing.values())
+        for item in standing:
+            with contextlib.suppress(OSError):  # whoever reads hears of it too
+                self.client.send(*item)
 
     def _lost(self) -> None:
         if self._closing:

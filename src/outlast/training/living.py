@@ -20,6 +20,7 @@ import torch
 import xxhash
 
 from outlast.attempt.link import Link
+from outlast.checkpoint.aliases import array_of
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.reshard import is_spread
 from outlast.errors import ConfigError
@@ -87,7 +88,8 @@ class Moment:
         found = xxhash.xxh3_128(self.rest)
         for name, tensor in self.tensors.items():
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(as_bytes(tensor).numpy())
+            raw = as_bytes(tensor)
+            found.update(array_of(raw).data)
         return str(found.hexdigest())
 
 

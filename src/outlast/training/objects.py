@@ -6,19 +6,25 @@ depend on how the model was wrapped; an optimizer's state goes under its paramet
 
 from __future__ import annotations
 
-import collections
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from outlast.checkpoint.attributes import Attributes
 from outlast.checkpoint.load import Checkpoint
-from outlast.checkpoint.optimizers import load_named_state, named_state, parameter_names
+from outlast.checkpoint.optimizers import (
+    load_named_state,
+    named_state,
+    names_by_id,
+    parameter_names,
+)
 from outlast.checkpoint.plan import OWN
 from outlast.errors import ConfigError, StateMismatch
 from outlast.reduce import SameBits
+from outlast.training import modules
 from outlast.training.bits import Bits
 from outlast.training.models import ModelState, is_stock
 from outlast.training.restore import Restore
@@ -63,6 +69,11 @@ class Objects:
         models = self._models()
         self.bits = Bits(wrappers, models.values())
         self._model_states = {name: ModelState(model) for name, model in models.items()}
+        self._attributes = {
+            name: Attributes(value, names_by_id(value, self._names(value)), models.values())
+            for name, value in self._stateful.items()
+            if isinstance(value, torch.optim.Optimizer)
+        }
         if not self._stateful:
             raise ConfigError(f"a session needs something to save, as in {EXAMPLE}")
 
@@ -79,6 +90,11 @@ class Objects:
     def forget_loader(self, loader: Any) -> None:
         """``steps`` keeps this loader's position: it is not saved a second time by its name."""
         self._stateful = {k: value for k, value in self._stateful.items() if value is not loader}
+
+    @property
+    def unasked(self) -> list[str]:
+        """The names that ``capture`` without loaders leaves out."""
+        return [name for name in self._stateful if self._may_be_absent(name)]
 
     def _may_be_absent(self, name: str) -> bool:
         # A loader with state of its own is saved under its name only until steps() has it.
@@ -101,7 +117,11 @@ class Objects:
                 state[name] = model() if model is not None else value.state_dict()
         for name, value in self._stateful.items():
             if isinstance(value, torch.optim.Optimizer):
-                state[name] = named_state(value, self._names_again(name, value, state))
+                names = self._names_again(name, value, state)
+                try:
+                    state[name] = named_state(value, names, self._attributes[name])
+                except ConfigError as error:
+                    raise ConfigError(f"{name}: {error}") from error
         return state
 
     def check(self, loaded: Checkpoint) -> Restore:
@@ -128,23 +148,31 @@ class Objects:
                     f"step {step} does not hold {name!r}, which this session names; remove it from "
                     "outlast.session(), or start a new job with another --dir"
                 )
-        restore = Restore(loaded)
-        for name, value in self._stateful.items():
-            if name not in saved:
-                continue
-            if isinstance(value, torch.nn.Module):
-                restore.take_model(name, value)
-            elif isinstance(value, torch.optim.Optimizer):
-                restore.take_optimizer(name, value, self._names(value))
-            else:
-                restore.take_object(name, value)
+        restore = self._taken(loaded, saved)
         if OWN in loaded.data:
             restore.take(OWN)
         self._restore = restore
         return restore
 
-    def apply(self, loaded: Checkpoint) -> None:
+    def _taken(self, loaded: Checkpoint, names: Collection[str]) -> Restore:
+        """What the objects with these names take from a checkpoint that has them."""
+        restore = Restore(loaded)
+        for name, value in self._stateful.items():
+            if name not in names:
+                continue
+            if isinstance(value, torch.nn.Module):
+                restore.take_model(name, value)
+            elif isinstance(value, torch.optim.Optimizer):
+                restore.take_optimizer(name, value, self._names(value), self._attributes[name])
+            else:
+                restore.take_object(name, value)
+        return restore
+
+    def apply(self, loaded: Checkpoint) -> list[str]:
         """Give every object its state; ``check`` comes first, or is done now.
+
+        Returns:
+            What to say of it.
 
         Raises:
             StateMismatch: it does not fit, or an object refused its state.
@@ -154,34 +182,48 @@ class Objects:
             restore = self.check(loaded)
             self._restore = None
         restore.apply()
+        return restore.remarks
 
-    def put(self, state: Mapping[str, Any]) -> None:
+    def apply_again(self, loaded: Checkpoint, names: Collection[str]) -> None:
+        """Give some objects the state again that ``apply`` gave them; each rank by itself.
+
+        Raises:
+            StateMismatch: it does not fit any more, or an object refused its state.
+            CheckpointInvalid, OSError: it cannot be read any more.
+        """
+        restore = self._taken(loaded, loaded.data.keys() & set(names))
+        restore.settle(restore.absent.keys())  # they are other ranks': that was found at the start
+        restore.apply()
+
+    def put(self, state: Mapping[str, Any]) -> list[str]:
         """Give every object the state that ``capture`` gave elsewhere.
+
+        Returns:
+            What to say of it.
 
         Raises:
             StateMismatch: an object refused its state.
         """
+        said: list[str] = []
         for name, value in self._stateful.items():
             if name not in state:
                 continue
             try:
                 if isinstance(value, torch.optim.Optimizer):
-                    load_named_state(value, self._names(value), state[name], name)
+                    names = self._names(value)
+                    load_named_state(value, names, state[name], name, self._attributes[name])
                 elif isinstance(value, torch.nn.Module):
-                    given = collections.OrderedDict(state[name])
-                    # Modules read their version from here; without it some convert "old" state.
-                    versions = getattr(value.state_dict(), "_metadata", None)
-                    given._metadata = versions  # type: ignore[attr-defined]
-                    value.load_state_dict(given)
+                    said += modules.put(name, value, state[name])
                 else:
                     value.load_state_dict(state[name])
-            except (RuntimeError, ValueError, KeyError, TypeError) as error:
-                if isinstance(error, StateMismatch):
-                    raise
+            except StateMismatch:
+                raise
+            except Exception as error:  # whatever a load_state_dict of the script's does
                 raise StateMismatch(
                     f"{name} does not take its state of the attempt before: "
                     f"{type(error).__name__}: {error}"
                 ) from error
+        return said
 
     def _names(self, optimizer: torch.optim.Optimizer) -> list[str]:
         return parameter_names(optimizer, self._models())

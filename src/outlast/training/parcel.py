@@ -76,5 +76,5 @@ def raw(tensor: torch.Tensor) -> bytes:
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor as uint8 on the CPU; its own memory where it lies there already."""
-    plain = tensor.detach().cpu().contiguous()
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8)

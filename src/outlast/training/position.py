@@ -1,26 +1,45 @@
 """Where a worker is in its data, over all the loops of its script.
 
-A position belongs to one loop, the n-th call of ``steps``; a checkpoint has that of the loop that
-was running, or had ended last. Batches that a rollback has left out are passed over on the way.
+A position belongs to one loop; a checkpoint has that of the loop that was running, or had ended
+last. Which loop a call of ``steps`` is follows from the line that it comes from and the script's
+own counter there (``callsite.py``), else from the number of calls before it. Batches that a
+rollback has left out are passed over on the way.
+
+Where a resumed loop cannot be what it would have been, that is said as it begins, in one line with
+what to write instead; a session that ends without having come to the loop that its checkpoint is in
+ends with a refusal.
 """
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from outlast.attempt.link import Link
-from outlast.data import Feed
+from outlast.data import Feed, made, random_state
 from outlast.data.feed import OutlastFeed
-from outlast.data.handover import BATCH, place, take_over
+from outlast.data.generators import Held, same
+from outlast.data.handover import BATCH, given_back, place, take_over
+from outlast.data.iterated import IterableFeed
 from outlast.data.skipping import Skipping
 from outlast.data.trail import Trail
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, ResumeRefused
 from outlast.ledger.narrator import say
 from outlast.policy.rollbacks import Rollback, left_out
+from outlast.training.afresh import Afresh, trace
+from outlast.training.callsite import Loops, Site
 from outlast.training.objects import Objects
 from outlast.training.rig import Rig
 from outlast.training.streams import Streams
+
+EVERY_LOOP: Final = (
+    "Let the script call steps() for every loop, as in `for epoch in range(epochs)`: those that "
+    "had ended are not run again"
+)
 
 
 def refuse_loop(
@@ -62,20 +81,77 @@ def _tell_of_start(position: int, rank: int) -> None:
         )
 
 
+class Aside(NamedTuple):
+    """The feed of a loop that has ended, whose loader may come again, and its position."""
+
+    feed: Feed
+    state: Mapping[str, Any]
+
+
+def _keeps_its_place(feed: Feed) -> bool:
+    """Whether a later loop over the same loader begins where this one has ended."""
+    return isinstance(feed, OutlastFeed) or (isinstance(feed, IterableFeed) and feed.goes_on)
+
+
+def _ended(feed: Feed | None) -> list[str]:
+    """Have a loop behind its last batch see its end; what differs from then, in words."""
+    if feed is None:
+        return []
+    with contextlib.suppress(StopIteration):
+        next(feed)
+    feed.leave()
+    feed.close()
+    return feed.doubts
+
+
+def _may_come_again(feed: Feed) -> bool:
+    """Whether a later loop may go on with this one's loader: it keeps its place, and is held.
+
+    An iterator that was made for its loop (``steps(islice(loader, 9))``) ends with it.
+    """
+    if not _keeps_its_place(feed) or (isinstance(feed, IterableFeed) and feed.is_used_up):
+        return False
+    held_here = sum(value is feed.loader for value in vars(feed).values())
+    return sys.getrefcount(feed.loader) - 1 > held_here  # one is that of the call
+
+
+def _say_doubt(doubt: str, step: int, rank: int) -> None:
+    whose = f"rank {rank}: " if rank else ""
+    say(f"{whose}going on at step {step}: {doubt}")
+
+
 class Position:
     """One worker's.
 
     Attributes:
-        loop: how many times ``steps`` was called.
+        loop: number of the loop that was called last, from 1, over the whole job.
     """
 
     def __init__(self) -> None:
         self.loop = 0
         self._saved: Mapping[str, Any] | None = None  # until the feed tells its own
+        self._is_reached = False
         self._trail = Trail()
         self._skipping = Skipping(())
         self._feed: Feed | None = None
+        self._until: int | None = None
+        self._left = False  # the script has ended the loop
+        self._done = 0  # completed steps
         self._ahead: dict[str, Any] | None = None  # the position at the end of this step
+        self._is_given_back = False  # the newest batch
+        self._loops = Loops()
+        self._site = Site()
+        self._held = Held()
+        self._end_held: list[dict[str, Any]] | None = None  # where the loop left them
+        self._end_random: list[Any] | None = None
+        self._objects: Objects | None = None
+        self._end_trace: list[Any] | None = None
+        self._aside: dict[str, Any] = {}  # line → where the loader of its loops stood, elsewhere
+        self._put_aside: dict[str, Aside] = {}  # line → the same of this process
+        self._feed_line = ""
+        self._is_ended = False  # the session: what the script does behind its loop is done
+        self._is_counted = False  # nothing else tells which loop it is, and the script computes it
+        self._acts_between: bool | None = None  # whether the script draws, or changes its objects
 
     # --- from a checkpoint ----------------------------------------------------------------------
 
@@ -92,6 +168,9 @@ class Position:
         self._saved, self._trail = take_over(
             lambda rank: own_of(rank)["data"], saved_by, link.rank, link.world_size
         )
+        self._loops = Loops(self._saved.get("loops"))
+        self._acts_between = self._saved.get("between")
+        self._aside = {str(line): state for line, state in self._saved.get("aside", ())}
 
     def leave_out(self, rollbacks: Iterable[Rollback]) -> None:
         """What these have left out is passed over."""
@@ -102,7 +181,64 @@ class Position:
         """The loop whose position the checkpoint has that was resumed from; 0 for none."""
         return int(self._saved["loop"]) if self._saved else 0
 
+    @property
+    def is_first(self) -> bool:
+        """Whether the checkpoint is in the midst of the job's first loop."""
+        saved = self._saved or {}
+        return self.saved_loop == 1 and not saved.get("over", True)
+
+    def ends_anew(self, afresh: Afresh) -> bool:
+        """At the end of a session without a step: whether its state is another one than before.
+
+        All ranks call it. Behind a loop whose session had ended, the script has done again what is
+        in the checkpoint already.
+        """
+        ended = (self._saved or {}).get("ended")
+        if ended:
+            afresh.put_back()
+        return ended is False and afresh.is_changed()  # a checkpoint of before does not say
+
+    def refuse_unreached(self, step: int) -> None:
+        """At the session's end.
+
+        Raises:
+            ResumeRefused: steps of the saved loop were to follow, and it was not come to.
+        """
+        is_missed = self._is_counted or not self._was_over(step)
+        if self._saved and not self._is_reached and is_missed:
+            raise ResumeRefused(
+                f"the job is not finished: the checkpoint of step {step} is in the midst of loop "
+                f"{self.saved_loop} ({self._saved_line()}), and this run has ended without coming "
+                f"to it. {EVERY_LOOP}"
+            )
+
+    def _was_over(self, step: int) -> bool:
+        """Whether the saved loop had ended; yes where a checkpoint of before does not say."""
+        saved = self._saved or {}
+        until = saved.get("until")
+        return bool(saved.get("over", True)) or (until is not None and step >= until)
+
+    def _saved_line(self) -> str:
+        return str((self._saved or {}).get("line") or "its line is not known")
+
     # --- a loop ---------------------------------------------------------------------------------
+
+    def called(self, site: Site, step: int, until: int | None) -> None:
+        """``steps`` is called: say which loop that is."""
+        self._site, self._until = site, until
+        self.loop += 1
+        if self._saved:
+            saved = self.saved_loop
+            near = {saved, saved + 1} if self._was_over(step) else {saved}
+            number = self._loops.number_of(site, near)
+            if number is not None and not self._is_reached:
+                self.loop = number
+            if self.loop == 1 and until is None and site.reads_step and not self._is_reached:
+                may_be_behind = saved > 1 or any(
+                    (self._saved or {}).get(name, True) for name in ("over", "may_be_over")
+                )
+                self._is_counted = may_be_behind and not self._loops.is_first(site)
+        self._loops.begins(site, self.loop)
 
     def open(
         self,
@@ -112,6 +248,7 @@ class Position:
         rig: Rig,
         objects: Objects,
         streams: Streams,
+        afresh: Afresh,
         epochs: int | None = None,
         one_pass: bool = False,
         is_over: bool = False,
@@ -125,27 +262,187 @@ class Position:
         Raises:
             ConfigError: the loader cannot be used, or does not fit the checkpoint.
         """
-        self.close()
-        feed = rig.open_feed(loader, self._trail, step)
+        self._look_between()
+        self._objects, was_reached = objects, self._is_reached
+        feed, aside = self._opened(loader, step, rig)
+        self._is_given_back = False
         feed.max_epochs = epochs
         objects.forget_loader(loader)
+        self._hold(loader, feed)
         batch = 0
+        doubts: list[str] = []
         if self._saved and self.saved_loop == self.loop:
+            self._is_reached = True
             batch = int(self._saved.get(BATCH, step))
-            if not is_over or feed.kind != "iterable":  # which would be read up to its end
+            # At its end it would be read for nothing, but for one that goes on in the next loop.
+            goes_on = isinstance(feed, IterableFeed) and feed.goes_on
+            if not is_over or goes_on or feed.kind != "iterable":
                 feed.restore(self._saved["position"])
-            # Not before: what the script draws ahead of its loop (a list of data, say) it must
-            # draw as in the undisturbed run, from its own seeds.
-            streams.restore(step)
-        elif self._saved and self.saved_loop > self.loop and isinstance(feed, OutlastFeed):
-            feed.restore(self._saved["position"])  # the loops before are not there any more
+            afresh.put_back()
+            doubts = self._go_on(step, streams)
+            if self._is_counted:
+                doubts.append(
+                    f"no variable of a loop around {self._site.line} tells which loop this is, so "
+                    f"calls are counted: it is taken for loop {self.loop}. If the script computes "
+                    "from session.step how many are left, it will end too early. Write `for epoch "
+                    "in range(session.step // len(loader), epochs)`, or range(epochs)"
+                )
+        elif self._saved and not self._is_reached:
+            doubts = self._begin_behind(feed, step, aside)
+            before = self._at_its_end(loader, feed, step, rig)
+            doubts += self._go_on(step, streams) + _ended(before) + self._may_count_twice(afresh)
+        elif aside is not None:
+            self._take_up(feed, aside)
         elif isinstance(feed, OutlastFeed) and not step and feed.loader.position:
             _tell_of_start(feed.loader.position, rig.link.rank)
+        if self._saved and self.loop > 1 and isinstance(feed, IterableFeed) and feed.is_hidden:
+            doubts.append(
+                "the loader keeps one iterator, or its processes, for all its passes, behind "
+                "something that is given to steps(): they begin anew. Give steps() the loader "
+                "itself"
+            )
+        if self._saved and self.loop > self.saved_loop:
+            if was_reached and self._saved.get("ended"):
+                afresh.put_back()
+            afresh.release()
+            self._saved = None  # what is saved from here on has what was done between the loops
         if one_pass:
             feed.max_epochs = feed.epoch + 1
+        for doubt in [*feed.doubts, *doubts]:
+            _say_doubt(doubt, step, rig.link.rank)
+        feed.doubts.clear()
         streams.forget()
-        self._feed = feed
+        self._feed, self._left, self._end_held, self._done = feed, False, None, step
         self._skipping.begin(self.loop, batch)
+
+    def _look_between(self) -> None:
+        """A loop begins: has the script drawn, or changed its objects, since the one before?"""
+        before, self._end_random = self._end_random, None
+        if before is not None and self._objects is not None and not self._acts_between:
+            acted = not same(before, [*random_state.look()])
+            acted = acted or trace(self._objects) != self._end_trace
+            self._acts_between = acted
+
+    def _opened(self, loader: Iterable[Any], step: int, rig: Rig) -> tuple[Feed, Any]:
+        """The loop's feed; and where its loader stood in another process, if it was put aside."""
+        before, feed = self._feed, rig.open_feed(loader, self._trail, step)
+        if before is not None and before.loader is not loader and _may_come_again(before):
+            self._put_aside[self._feed_line] = Aside(before, before.state())
+        line = self._site.line
+        aside = self._aside.pop(line, None)
+        known = before if before is not None and before.loader is loader else None
+        for other, kept in list(self._put_aside.items()):
+            if kept.feed.loader is loader:
+                known = self._put_aside.pop(other).feed
+        if known is not None:  # it stands where it was
+            aside = None
+            if isinstance(known, IterableFeed) and isinstance(feed, IterableFeed):
+                feed.go_on_from(known)
+        self._put_aside.pop(line, None)  # another object has taken its place
+        if before is not None:
+            before.put_down()
+        self._feed_line = line
+        return feed, aside
+
+    def _asides(self) -> dict[str, Any]:
+        """Line → where a loader stands that is put aside, in this process or in the one before."""
+        return self._aside | {line: kept.state for line, kept in self._put_aside.items()}
+
+    def _take_up(self, feed: Feed, aside: Mapping[str, Any]) -> None:
+        """The loader was put aside for another one's loop, in the process before."""
+        if aside["kind"] != feed.kind:
+            return
+        if isinstance(feed, OutlastFeed):
+            feed.restore(aside)
+            feed.epoch = feed.loader.epoch or 0
+            return
+        held = self._held.state()
+        with random_state.preserved():  # its next pass begins here, where the script stands
+            feed.restore({**aside, "batches": 0, "started": False, "passed": []})
+        self._held.restore(held)
+
+    def _hold(self, loader: Any, feed: Feed) -> None:
+        for _, value in self._site.roots:
+            made.adopt(value)
+        self._held = Held([("loader", loader), *self._site.roots])
+        feed.hold(self._held)
+        self._site = msgspec.structs.replace(self._site, roots=[])  # it is not to be kept alive
+
+    def _go_on(self, step: int, streams: Streams) -> list[str]:
+        """Random numbers stand where they stood; what cannot be put back, in words.
+
+        Not before: what the script draws ahead of its loop (a list of data, say) it must draw as in
+        the undisturbed run, from its own seeds.
+        """
+        assert self._saved is not None  # noqa: S101
+        streams.restore(step)
+        doubts = [
+            f"the random-number generator {name} was drawn from, and is not there now: what it "
+            "draws is not what it would have drawn. Make it before the loop, in each run"
+            for name in self._held.restore(self._saved.get("held", ()))
+        ]
+        doubts += [
+            f"the script took batches besides steps(), from {other}: its place is not kept, and it "
+            "begins anew. Give steps() one data set of both"
+            for other in self._saved.get("besides", ())
+        ]
+        return doubts
+
+    def _begin_behind(self, feed: Feed, step: int, aside: Any) -> list[str]:
+        """The first loop of this run is another one than that of the checkpoint."""
+        assert self._saved is not None  # noqa: S101
+        saved, is_next = self._saved, self.loop == self.saved_loop + 1
+        self._is_reached = True
+        if aside is not None:
+            self._take_up(feed, aside)
+        elif isinstance(feed, OutlastFeed) and saved.get("position", {}).get("kind") == feed.kind:
+            feed.restore(saved["position"])
+            if self.loop > self.saved_loop:
+                feed.epoch = feed.loader.epoch or 0
+        if isinstance(feed, OutlastFeed):
+            return []
+        if is_next and self._was_over(step):
+            if self._acts_between is False:
+                return []
+            doubt = (
+                f"loop {self.saved_loop} had ended, and this run begins with the next one: what "
+                "the script does between them (random draws of an evaluation, a scheduler's step) "
+                f"was not done. {EVERY_LOOP}"
+            )
+            return [doubt]
+        doubt = (
+            f"the checkpoint is in the midst of loop {self.saved_loop} ({self._saved_line()}), and "
+            f"this run goes on with loop {self.loop} from its beginning: samples are repeated or "
+            f"left out. {EVERY_LOOP}"
+        )
+        return [doubt]
+
+    def _at_its_end(self, loader: Any, feed: Feed, step: int, rig: Rig) -> Feed | None:
+        """The saved loop over this loader behind its last batch, where it had yet to see its end.
+
+        A sampler may draw as it ends (torch's RandomSampler does, from a generator of the script).
+        """
+        assert self._saved is not None  # noqa: S101
+        position = self._saved["position"]
+        is_same = self._saved.get("line") == self._site.line and position["kind"] == feed.kind
+        has_seen = self._saved.get("left", True) or not self._saved.get("over", True)
+        if has_seen or not is_same or _keeps_its_place(feed):
+            return None
+        before = rig.open_feed(loader, Trail(), step)
+        before.hold(self._held)
+        before.restore(position)
+        before.max_epochs = before.epoch + 1
+        return before
+
+    def _may_count_twice(self, afresh: Afresh) -> list[str]:
+        """In words, where the script has changed its objects in front of a later loop."""
+        if not afresh.is_changed():
+            return []
+        doubt = (
+            "what the script has changed in front of this loop takes effect; what it does so in "
+            f"front of the loops before it too counts twice. {EVERY_LOOP}"
+        )
+        return [doubt]
 
     def next(self, step: int) -> Any:
         """The next batch; ``step`` are completed.
@@ -156,9 +453,20 @@ class Position:
         assert self._feed is not None  # noqa: S101 - opened before
         return self._skipping.next(self._feed, step)
 
+    def end(self) -> None:
+        """The session is over: what is saved now has what the script did behind its loop."""
+        self._is_ended = True
+
     def completed(self) -> None:
         """The batch's step is complete."""
         self._saved = None  # it is the feed's to tell from here on
+        self._done += 1
+
+    def give_back(self, step: int) -> None:
+        """The newest batch is in no step: the position is the one before it, if the loader can."""
+        self._is_given_back = self._saved is None
+        if self._feed is not None and self._feed.kind == "outlast":
+            self._trail.cut(step)
 
     @property
     def batch(self) -> tuple[int, int]:
@@ -167,6 +475,11 @@ class Position:
 
     def leave(self) -> None:
         """The loop is over."""
+        self._left = True
+        self._end_held = self._held.state()
+        self._end_random = [*random_state.look()]
+        if self._objects is not None and not self._acts_between:
+            self._end_trace = trace(self._objects)
         if self._feed is not None:
             self._feed.leave()
 
@@ -180,8 +493,17 @@ class Position:
     def state(self) -> Mapping[str, Any]:
         """The position at this boundary."""
         if self._saved is not None or self._feed is None:
-            return self._saved or {}
-        return place(self._skipping.loop, self._feed, self._trail, self._skipping.batch)
+            saved = dict(self._saved or {})
+            return saved | {"ended": True} if saved and self._is_ended else saved
+        found = self._placed(ahead=False)
+        return given_back(found)[0] if self._is_given_back else found
+
+    @property
+    def random(self) -> Mapping[str, Any] | None:
+        """The random numbers of the position, where they are not those of now."""
+        if not self._is_given_back or self._feed is None:
+            return None
+        return given_back(self._placed(ahead=False))[1]
 
     def forget_ahead(self) -> None:
         """Another step begins."""
@@ -190,7 +512,27 @@ class Position:
     def ahead(self) -> Mapping[str, Any]:
         """The position at the end of the step in progress."""
         if self._ahead is None and self._feed is not None:
-            self._ahead = place(
-                self._skipping.loop, self._feed, self._trail, self._skipping.batch, ahead=True
-            )
+            self._ahead = self._placed(ahead=True)
         return self.state() if self._ahead is None else self._ahead
+
+    def _placed(self, *, ahead: bool) -> dict[str, Any]:
+        assert self._feed is not None  # noqa: S101
+        placed = place(
+            self._skipping.loop, self._feed, self._trail, self._skipping.batch, ahead=ahead
+        )
+        at_until = self._until is not None and self._done >= self._until
+        return placed | {
+            "line": self._site.line,
+            "loops": self._loops.state(),
+            # The same behind the loop's last step and behind the loop, wherever that can be told:
+            # a session's end that is what is committed already is not saved once more.
+            "over": self._feed.is_at_end() or (self._left and not at_until),
+            "left": self._left,
+            "may_be_over": not self._feed.has_more(),
+            "until": self._until,
+            "ended": self._is_ended,
+            "between": self._acts_between,
+            "aside": [[line, state] for line, state in self._asides().items()],
+            "held": self._held.state() if self._end_held is None else self._end_held,
+            "besides": made.in_progress(),
+        }

@@ -1,8 +1,9 @@
 """What one rank takes from a checkpoint: decided from the manifest alone, before a byte is read.
 
-A model is filled where it lies, if it keeps its state as torch's own modules do; an optimizer gets
-new tensors, spread over the workers like its parameters; anything else gets its state as it was
-saved. How the state is spread may have changed since it was saved, and so may the number of
+A model is filled where it lies, as far as its modules keep their state as torch's own do; one that
+loads in its own way is given its part (``modules``). An optimizer gets new tensors, spread over the
+workers like its parameters; anything else gets its state as it was saved. How the state is spread
+may have changed since it was saved, and so may the number of
 workers: a tensor is found by its name, whichever rank wrote it.
 
 Guarantees: names, shapes and dtypes are compared first; what does not fit is said (StateMismatch)
@@ -13,31 +14,27 @@ rank's. Such names are ``absent`` here, and the ranks settle it among themselves
 
 from __future__ import annotations
 
-import collections
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
+from outlast.checkpoint import subclasses
+from outlast.checkpoint.attributes import Attributes
 from outlast.checkpoint.destinations import fresh
 from outlast.checkpoint.load import Checkpoint, Leaf
-from outlast.checkpoint.manifest import FILE_NAME
-from outlast.checkpoint.optimizers import KIND, difference, load_named_state
+from outlast.checkpoint.optimizers import KIND, NOTES, difference, load_named_state
+from outlast.checkpoint.placements import SPREAD, memory_for
+from outlast.checkpoint.references import like
 from outlast.checkpoint.reshard import is_spread
+from outlast.checkpoint.subclasses import Parts, is_subclass, memories, put_together
 from outlast.checkpoint.tree import flatten, replace
 from outlast.errors import StateMismatch
+from outlast.training import modules
 
 REMEDY: Final = "build the model as it was, or start a new job with another --dir"
-
-_METHODS: Final = (
-    *("state_dict", "load_state_dict", "_load_from_state_dict", "_save_to_state_dict"),
-    *("get_extra_state", "set_extra_state"),
-)
-_HOOKS: Final = (
-    *("_state_dict_hooks", "_state_dict_pre_hooks"),
-    *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
-)
 
 
 class Restore:
@@ -49,6 +46,7 @@ class Restore:
         claims: names of the parameters that this rank has.
         absent: names that this rank's source holds and this rank has not → what to say if no other
             rank has them either.
+        remarks: what to say once the state is applied.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -56,6 +54,8 @@ class Restore:
         self.targets: list[tuple[str, torch.Tensor]] = []
         self.claims: set[str] = set()
         self.absent: dict[str, str] = {}
+        self.remarks: list[str] = []
+        self._offers: dict[str, Callable[[], None]] = {}  # of what is absent, if it is nobody's
         self._is_read = False
         self._taken: set[int] = set()  # memory that is filled where it lies
         self._acts: list[tuple[str, Callable[[], None]]] = []
@@ -67,9 +67,12 @@ class Restore:
         Raises:
             StateMismatch: a name of the checkpoint is nobody's.
         """
-        for name, problem in self.absent.items():
-            if name not in claimed:
+        left = {name: one for name, one in self.absent.items() if name not in claimed}
+        for name, problem in left.items():
+            if name not in self._offers:
                 raise StateMismatch(problem)
+        for name in left:
+            self._offers[name]()
         self.absent = {}
 
     def read(self, share: tuple[int, int] | None = None) -> None:
@@ -94,9 +97,9 @@ class Restore:
         for key, act in self._acts:
             try:
                 act()
-            except (RuntimeError, ValueError, KeyError, TypeError) as error:
-                if isinstance(error, StateMismatch):
-                    raise
+            except StateMismatch:
+                raise
+            except Exception as error:  # whatever a load_state_dict of the script's does
                 raise StateMismatch(
                     f"{key} does not take the state of step {self._step}: "
                     f"{type(error).__name__}: {error}"
@@ -117,33 +120,55 @@ class Restore:
             likes = {name: tensor for name, tensor in live.items() if is_spread(tensor)}
         outline = self.checkpoint.outline(key)
         state = replace(outline, Leaf, lambda leaf: self._want(leaf, likes.get(leaf.name)))
-        self._acts.append((key, lambda: value.load_state_dict(state)))
+        self._acts.append((key, lambda: value.load_state_dict(_whole(state))))
 
     def take_model(self, key: str, model: torch.nn.Module) -> None:
-        """A module's parameters and buffers.
+        """A module's parameters and buffers, and what else its modules give.
 
         Raises:
             StateMismatch: other names, shapes or dtypes.
         """
-        outline = self._mapping(key, "model", model)
-        live = model.state_dict()
+        one = _Model(key, model, model.state_dict(), self._mapping(key, "model", model))
+        self.claims |= {f"{key}.{name}" for name in one.live}
+        owners = modules.owners_of(model)
+        plain = {n: it for n, it in one.live.items() if modules.owner_in(owners, n) is None}
+        fills = modules.lies_in(model, plain)
+        if not fills:  # it gives copies: it takes all of it back in one go
+            owners = {"": model}
+        parts: dict[str, dict[str, Any]] = {prefix: {} for prefix in owners}
         saved: dict[str, Any] = {}
-        for name in sorted({*live, *outline}):
-            self._compare(key, name, live, outline, saved)
-        self.claims |= {f"{key}.{name}" for name in live}
-        if fills_in_place(model, live):
-            self.targets += [(saved[name].name, live[name].detach()) for name in live]
-            self._taken |= {_storage(live[name]) for name in live}
-            return
-        state = collections.OrderedDict(
-            (name, self._fill(saved[name], live[name])) for name in [*live] if name in saved
-        )
-        # Modules read their version from here; without it some convert "old" state.
-        state._metadata = getattr(live, "_metadata", None)  # type: ignore[attr-defined]
-        self._acts.append((key, lambda: _ignore(model.load_state_dict(state))))
+        for name in sorted({*one.live, *one.outline}):
+            prefix = modules.owner_in(owners, name)
+            if fills and prefix is not None and not modules.is_plain_parameter(model, name):
+                self._leave_to_owner(one, name, parts[prefix], prefix)
+                continue
+            if fills and self._take_place(one, name):
+                continue
+            self._compare(one, name, saved)
+            if name not in saved:
+                continue
+            if prefix is None:
+                self._want_in_place(saved[name], one.live[name])
+            else:
+                filled = self._fill(saved[name], one.live[name])
+                parts[prefix][name.removeprefix(prefix)] = filled
+        for prefix, module in owners.items():
+            where, part = modules.name_of(key, prefix), parts[prefix]
+            given = modules.Given(where, part, modules.versions_in(one.live, prefix))
+            self._acts.append((where, functools.partial(self._load, module, given, fills)))
 
-    def take_optimizer(self, key: str, optimizer: torch.optim.Optimizer, names: list[str]) -> None:
-        """An optimizer's state, under its parameters' names.
+    def _load(self, module: torch.nn.Module, given: modules.Given, is_own: bool) -> None:
+        whole = given._replace(state=_whole(dict(given.state)))
+        self.remarks += modules.load(module, whole, own=is_own)
+
+    def take_optimizer(
+        self,
+        key: str,
+        optimizer: torch.optim.Optimizer,
+        names: list[str],
+        attributes: Attributes | None = None,
+    ) -> None:
+        """An optimizer's state, under its parameters' names, and its attributes.
 
         Raises:
             StateMismatch: another class, other parameters or other groups of them.
@@ -156,26 +181,27 @@ class Restore:
         self.claims |= {f"{key}/{name}" for name in names}
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         by_name = dict(zip(names, parameters, strict=True))
-        self._taken |= {_storage(parameter) for parameter in parameters}
-        state = {name: self._fill(value) for name, value in merged.items() if name != "state"}
+        self._taken |= {at for parameter in parameters for at in modules.storages(parameter)}
+        memory = _Memory(key, merged.get(NOTES, {}), by_name)
+        state = {
+            name: self._fill(value, memory=memory)
+            for name, value in merged.items()
+            if name != "state"
+        }
         state["state"] = {
-            name: self._fill_slots(inner, by_name[name], optimizer.state.get(by_name[name]))
+            name: self._fill_slots(inner, by_name[name], optimizer.state.get(by_name[name]), memory)
             for name, inner in merged["state"].items()
         }
-        self._acts.append((key, lambda: load_named_state(optimizer, names, state, key)))
+        self._acts.append(
+            (key, lambda: load_named_state(optimizer, names, _whole(state), key, attributes))
+        )
 
     # --- models ------------------------------------------------------------------------------
 
-    def _compare(
-        self,
-        key: str,
-        name: str,
-        live: Mapping[str, Any],
-        outline: Mapping[str, Any],
-        saved: dict[str, Any],
-    ) -> None:
+    def _compare(self, one: _Model, name: str, saved: dict[str, Any]) -> None:
         """Find what was saved under one name of a model, and see that it fits."""
         step = self._step
+        key, live, outline = one.key, one.live, one.outline
         if name not in live:
             where = f"{key}.{name}"
             self.absent[where] = f"{where} is only in step {step}; {REMEDY}"
@@ -183,8 +209,14 @@ class Restore:
         then, now = outline.get(name), live[name]
         if isinstance(now, torch.Tensor):
             then = self._elsewhere(key, name) if then is None else then
-            if not isinstance(then, Leaf):
+            if not isinstance(then, Leaf | Parts):
                 raise StateMismatch(f"{key}.{name} is only in the model; {REMEDY}")
+            if isinstance(then, Parts) or is_subclass(now):
+                problem = subclasses.difference(then, now, lambda leaf: (leaf.shape, leaf.dtype))
+                if problem:
+                    raise StateMismatch(f"{key}.{name} {problem} (step {step}); {REMEDY}")
+                saved[name] = then
+                return
             for what, old, new in (
                 ("shape", then.shape, tuple(now.shape)),
                 ("dtype", then.dtype, now.dtype),
@@ -192,11 +224,42 @@ class Restore:
                 if old != new:
                     raise StateMismatch(
                         f"{key}.{name} has {what} {old} in step {step} and {new} in the model; "
-                        f"{REMEDY}"
+                        f"{REMEDY}{modules.hint(one.model, name, what)}"
                     )
             saved[name] = then
         elif name in outline:
             saved[name] = then
+
+    def _leave_to_owner(self, one: _Model, name: str, part: dict[str, Any], prefix: str) -> None:
+        """What a module that loads in its own way is given, whether it has that now or not."""
+        inner, then, live = name.removeprefix(prefix), one.outline.get(name), one.live
+        if name in live:
+            if name not in one.outline and isinstance(live[name], torch.Tensor):
+                then = self._elsewhere(one.key, name)
+            if name in one.outline or then is not None:
+                part[inner] = self._fill(then, live[name])
+            return
+        where = f"{one.key}.{name}"
+        self.absent[where] = f"{where} is only in step {self._step}; {REMEDY}"
+
+        def take() -> None:
+            part[inner] = self._fill(then)
+
+        self._offers[where] = take
+
+    def _take_place(self, one: _Model, name: str) -> bool:
+        """Whether a buffer is made that is None or empty now, and was not when it was saved."""
+        now, then = one.live.get(name), one.outline.get(name)
+        if not isinstance(then, Leaf) or (isinstance(now, torch.Tensor) and now.numel()):
+            return False
+        place = modules.place_for(one.model, name)
+        if place is None or not place.is_for(now, then.shape, then.dtype):
+            return False
+        where = f"{one.key}.{name}"
+        self.claims.add(where)
+        value, home = self._want(then), modules.home_of(one.model)
+        self._acts.append((where, lambda: place.put(value, home)))
+        return True
 
     def _elsewhere(self, key: str, name: str) -> Any:
         """What another rank saved under a name of this model that the source rank has not."""
@@ -222,7 +285,7 @@ class Restore:
             return outline
         problem = difference(optimizer, names, outline, f"at step {self._step}")
         groups = [_Group(group) for group in outline["param_groups"]]
-        state = dict(outline["state"])
+        state, notes = dict(outline["state"]), dict(outline.get(NOTES, {}))
         lacking = [name for name in names if name not in saved]
         for name in lacking:
             other = self._holder(key, name, len(groups))
@@ -230,12 +293,15 @@ class Restore:
                 raise self._other(key, problem)
             if name in other["state"]:
                 state[name] = other["state"][name]
+            theirs = other.get(NOTES, {})
+            notes |= {path: theirs[path] for path in theirs if path.startswith(f"state.{name}.")}
             for group, its in zip(groups, other["param_groups"], strict=True):
                 group.adopt(its, name)
         for name in saved - now:
             self.absent[f"{key}/{name}"] = str(self._other(key, problem))
         return {
             **outline,
+            **({NOTES: notes} if notes else {}),
             "state": {name: inner for name, inner in state.items() if name in now},
             "param_groups": [group.only(now) for group in groups],
         }
@@ -278,46 +344,107 @@ class Restore:
         return self._outlines[key, rank]
 
     def _other_ranks(self, name: str) -> Iterator[int]:
-        """The ranks whose small state may name this tensor: first those that wrote it."""
-        manifest, source = self.checkpoint.manifest, self.checkpoint.source_rank
-        likely: list[int] = []
-        for tensor, entry in manifest.tensors.items():
-            if tensor == name or (name.endswith(".") and tensor.startswith(name)):
-                files = [FILE_NAME.match(chunk.file) for chunk in entry.chunks]
-                likely += [int(match[1]) for match in files if match]
-        ranks = dict.fromkeys([*sorted(likely), *range(manifest.world_size)])
-        yield from (rank for rank in ranks if rank != source and rank < manifest.world_size)
+        """The ranks whose small state may name this tensor, the likely ones first."""
+        checkpoint = self.checkpoint
+        for rank in checkpoint.inventory.ranks_with(name):
+            if rank != checkpoint.source_rank:
+                yield rank
 
-    def _fill_slots(self, saved: Any, parameter: torch.Tensor, live: Any) -> Any:
+    def _fill_slots(self, saved: Any, parameter: torch.Tensor, live: Any, memory: _Memory) -> Any:
         """One parameter's state; an optimizer that has stepped before is filled where it lies."""
         if not isinstance(saved, dict) or not isinstance(live, Mapping):
-            return self._fill(saved, parameter)
+            return self._fill(saved, parameter, memory)
         found = {}
         for slot, leaf in saved.items():
             now = live.get(slot)
-            if (
+            if isinstance(leaf, Parts) and isinstance(now, torch.Tensor):
+                found[slot] = self._fill_parts(leaf, now)
+            elif (
                 isinstance(leaf, Leaf)
                 and isinstance(now, torch.Tensor)
+                and not is_subclass(now)
                 and _is_memory_for(leaf, now, parameter)
+                and not memory.is_noted(leaf)
                 and _storage(now) not in self._taken  # shared with another state or a parameter
             ):
                 self._taken.add(_storage(now))
                 self.targets.append((leaf.name, now.detach()))
                 found[slot] = now
             else:
-                found[slot] = self._fill(leaf, parameter)
-        return found
+                found[slot] = self._fill(leaf, parameter, memory)
+        return like(saved, found)
 
-    def _fill(self, outline: Any, like: Any = None) -> Any:
-        return replace(outline, Leaf, lambda leaf: self._want(leaf, like))
+    def _fill_parts(self, parts: Parts, now: torch.Tensor) -> Any:
+        """A state of a subclass: the live one, where it is what was saved."""
+        problem = subclasses.difference(parts, now, lambda leaf: (leaf.shape, leaf.dtype))
+        if problem or not self._taken.isdisjoint(modules.storages(now)):
+            return self._fill(parts)
+        self._want_in_place(parts, now)
+        return now
 
-    def _want(self, leaf: Leaf, like: Any = None) -> torch.Tensor:
-        """New memory for a tensor; a part of it if ``like`` is spread and has its shape."""
-        if not isinstance(like, torch.Tensor) or tuple(like.shape) != leaf.shape:
-            like = None
-        tensor = fresh(leaf.shape, leaf.dtype, like)
+    def _want_in_place(self, saved: Any, live: torch.Tensor) -> None:
+        """A live tensor is filled where it lies, or the tensors that it is made of."""
+        for leaf, tensor in subclasses.pairs(saved, live):
+            self.targets.append((leaf.name, tensor.detach()))
+        self._taken |= set(modules.storages(live))
+
+    def _fill(self, outline: Any, alike: Any = None, memory: _Memory | None = None) -> Any:
+        return replace(outline, Leaf, lambda leaf: self._want(leaf, alike, memory))
+
+    def _want(self, leaf: Leaf, alike: Any = None, memory: _Memory | None = None) -> torch.Tensor:
+        """New memory for a tensor; a part of it if ``alike`` is spread and has its shape."""
+        tensor = memory.of(leaf, alike) if memory is not None else None
+        if tensor is None:
+            if not isinstance(alike, torch.Tensor) or tuple(alike.shape) != leaf.shape:
+                alike = None
+            tensor = fresh(leaf.shape, leaf.dtype, alike)
         self.targets.append((leaf.name, tensor))
         return tensor
+
+
+class _Model(NamedTuple):
+    """A model that is restored.
+
+    Attributes:
+        key: its name in the session.
+        model: itself.
+        live: its state_dict.
+        outline: what was saved of it.
+    """
+
+    key: str
+    model: torch.nn.Module
+    live: Any
+    outline: Mapping[str, Any]
+
+
+class _Memory:
+    """How the tensors of an optimizer's state are spread, where that is not as by default.
+
+    Args:
+        key: the optimizer's.
+        notes: of when it was saved.
+        parameters: name → parameter of today.
+    """
+
+    def __init__(
+        self, key: str, notes: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._prefix = f"{key}."
+        self._notes = notes
+        self._parameters = parameters
+
+    def is_noted(self, leaf: Leaf) -> bool:
+        """Whether something was noted of it."""
+        return leaf.name.removeprefix(self._prefix) in self._notes
+
+    def of(self, leaf: Leaf, parameter: Any) -> torch.Tensor | None:
+        """New memory for it; None where the default is right."""
+        return memory_for(
+            *(leaf.shape, leaf.dtype, self._notes.get(leaf.name.removeprefix(self._prefix))),
+            *(parameter, self._parameters),
+            was_spread=SPREAD in self._notes,
+        )
 
 
 def _is_memory_for(leaf: Leaf, now: torch.Tensor, parameter: torch.Tensor) -> bool:
@@ -356,45 +483,14 @@ def _given_names(group: Mapping[str, Any]) -> dict[str, str]:
     return dict(zip(group["params"], group.get("param_names", group["params"]), strict=True))
 
 
-def _ignore(_: Any) -> None:
-    """load_state_dict says which keys did not fit; with strict it has raised instead."""
-
-
-def fills_in_place(model: torch.nn.Module, live: Mapping[str, Any]) -> bool:
-    """Whether filling the tensors of ``live`` is all that load_state_dict would do.
-
-    Args:
-        model: a module.
-        live: its state_dict.
-    """
-    own = {_storage(tensor) for tensor in [*model.parameters(), *model.buffers()]}
-    return all(map(_is_torchs_own, model.modules())) and all(
-        isinstance(tensor, torch.Tensor)
-        and _storage(tensor) in own  # a copy, as FSDP1 gives, would be filled in vain
-        and torch._debug_has_internal_overlap(_local(tensor)) != 1
-        for tensor in live.values()
-    )
-
-
 def _storage(tensor: torch.Tensor) -> int:
-    return int(_local(tensor).untyped_storage().data_ptr())
+    return modules.storages(tensor)[0]
 
 
-def _local(tensor: torch.Tensor) -> Any:
-    local: Any = tensor.detach()
-    return local.to_local() if is_spread(tensor) else local
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return memories(tensor)[0]
 
 
-def _is_torchs_own(module: torch.nn.Module) -> bool:
-    """Whether a module keeps, takes and gives its state as torch.nn wrote it."""
-    kind = type(module)
-    for name in _METHODS:
-        if name in vars(module) or not _from_torch(getattr(kind, name)):
-            return False
-    hooks = [hook for name in _HOOKS for hook in getattr(module, name).values()]
-    return all(_from_torch(getattr(hook, "hook", hook)) for hook in hooks)
-
-
-def _from_torch(function: Any) -> bool:
-    room = str(getattr(function, "__module__", ""))
-    return room.startswith("torch.") and not room.startswith("torch.ao.")
+def _whole(state: Any) -> Any:
+    """A state of which all tensors have been read: those of subclasses are put together."""
+    return replace(state, Parts, put_together)

@@ -1,6 +1,6 @@
 """Finding the newest checkpoint that verifies on every rank, and saying what was passed over.
 
-Rank 0 proposes a step, newest first; every rank checks that it fits its objects, verifies its share
+Rank 0 proposes a save, newest first; every rank checks that it fits its objects, verifies its share
 of the files, reads what it needs, and reports; one rank's refusal is everybody's. A step that does
 not fit changes nothing in any object. One that proves damaged half-way may have filled objects in
 part, with verified bytes: an older step then overwrites them, or the job does not start.
@@ -29,6 +29,7 @@ from outlast.checkpoint.load import (
     open_checkpoint,
 )
 from outlast.checkpoint.manifest import FULL
+from outlast.checkpoint.names import SaveName, named
 from outlast.checkpoint.places import Place, as_places
 from outlast.checkpoint.transfer import Repaired
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
@@ -104,7 +105,7 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
 def find(
     where: Storage | Sequence[Place],
     link: Link,
-    promised: Collection[int],
+    promised: Collection[SaveName],
     check: Callable[[Checkpoint], Restore | None],
     *,
     on_damaged: OnDamaged = ignore,
@@ -115,7 +116,7 @@ def find(
     Args:
         where: places that may hold checkpoints, the fastest first, or one storage.
         link: the other ranks.
-        promised: steps that the ledger says were committed (rank 0 needs them).
+        promised: saves that the ledger says were committed (rank 0 needs them).
         check: says what this rank takes from a checkpoint, or raises StateMismatch when that does
             not fit; None stands for everything in the small state.
         on_damaged: told (step, file, place, reason) of what is wrong where the step is.
@@ -133,10 +134,13 @@ def find(
     number = 0
     while True:
         proposal = _exchange_proposal(link, number, search)
-        if proposal.step is None:
-            return Outcome(step=0, loaded=None, skipped=[], read_s=time.monotonic() - start_s)
-        if trial is None or trial.step != proposal.step:
-            trial = _Trial(places, proposal.step, link, check, on_damaged)
+        if not proposal.save:
+            read_s = time.monotonic() - start_s
+            _say(proposal.notes, link.rank)
+            return Outcome(step=0, loaded=None, skipped=[], read_s=read_s, notes=proposal.notes)
+        save = named(proposal.save)
+        if trial is None or trial.save != save:
+            trial = _Trial(places, save, link, check, on_damaged)
         report = trial.run()
         link.publish(f"resume/{number}/{link.rank}", msgspec.json.encode(report))
         reports = _reports(link, number)
@@ -147,13 +151,13 @@ def find(
         if fine and any(one.is_open for one in reports):
             trial.settle(number)
             if search is not None:
-                search.again(proposal.step)
+                search.again(save)
         elif fine and trial.checkpoint is not None:
             read_s = time.monotonic() - start_s
             outcome = _finish(proposal, trial.checkpoint, reports, link.rank, on_repaired)
             return msgspec.structs.replace(outcome, read_s=read_s)
         elif search is not None:
-            search.reject(proposal.step, worst.invalid, worst.storage, worst.kind)
+            search.reject(save, worst.invalid, worst.storage, worst.kind)
         number += 1
 
 
@@ -184,9 +188,8 @@ def _finish(
     )
     notes = list(proposal.notes)
     if not checkpoint.manifest.exact:
-        notes.append(f"step {proposal.step}: {INEXACT}")
-    for note in notes if rank == 0 else ():
-        logger.warning("%s", note)
+        notes.append(f"step {checkpoint.manifest.step}: {INEXACT}")
+    _say(notes, rank)
     return Outcome(
         step=checkpoint.manifest.step,
         loaded=checkpoint,
@@ -198,18 +201,23 @@ def _finish(
     )
 
 
+def _say(notes: Sequence[str], rank: int) -> None:
+    for note in notes if rank == 0 else ():
+        logger.warning("%s", note)
+
+
 class _Trial:
-    """This rank's dealings with one proposed step."""
+    """This rank's dealings with one proposed save."""
 
     def __init__(
         self,
         places: Sequence[Place],
-        step: int,
+        save: SaveName,
         link: Link,
         check: Callable[[Checkpoint], Restore | None],
         on_damaged: OnDamaged,
     ) -> None:
-        self.step = step
+        self.save = save
         self.checkpoint: Checkpoint | None = None
         self._places = places
         self._link = link
@@ -259,9 +267,9 @@ class _Trial:
         if self.checkpoint is None:
             self.checkpoint = open_checkpoint(
                 self._places,
-                self.step,
+                self.save,
                 rank=self._link.rank,
-                on_damaged=functools.partial(self._on_damaged, self.step),
+                on_damaged=functools.partial(self._on_damaged, self.save.step),
             )
         checkpoint = self.checkpoint
         if checkpoint.manifest.kind != FULL:
@@ -277,7 +285,10 @@ class _Trial:
         if restore is None or is_open:
             checkpoint.read((), share=share)
         else:
-            restore.read(share)
+            try:
+                restore.read(share)
+            except StateMismatch as error:  # what is seen of the values alone
+                mismatch = str(error)
         return _Report(
             mismatch=mismatch,
             checksum=checkpoint.manifest.checksum,

@@ -32,27 +32,30 @@ from outlast.attempt.link import (
     open_link,
 )
 from outlast.checkpoint.catalog import find_standing
-from outlast.checkpoint.load import Checkpoint
+from outlast.checkpoint.identity import open_job
+from outlast.checkpoint.load import Checkpoint, open_checkpoint
 from outlast.checkpoint.manifest import FULL
+from outlast.checkpoint.names import SaveName, parse
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.standing import standing
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
 from outlast.data.trail import Trail
-from outlast.errors import ConfigError, Exit
+from outlast.errors import ConfigError, Exit, StorageError
 from outlast.keeper.memory import Memory
 from outlast.keeper.remote import Remote
 from outlast.ledger import planned
-from outlast.ledger.job import JobLock, open_job, versions
+from outlast.ledger.job import JobLock, versions
 from outlast.ledger.narrator import Narrator, say
 from outlast.ledger.queued import PATIENCE_S, QueuedLedger
 from outlast.notice import Notice
 from outlast.notice.foresight import Foresight
 from outlast.notice.record import fields_of
+from outlast.peer.reign import Reign, reign_over
 from outlast.policy.cadence import Change
 from outlast.storage import Directory
 from outlast.tiers import PEER
-from outlast.training import attempts, regain, resume
+from outlast.training import attempts, excepthook, regain, resume
 from outlast.training.engine import Engine
 from outlast.training.flight import Written
 from outlast.training.judging import Judging
@@ -63,6 +66,7 @@ from outlast.training.samples import Samples
 from outlast.training.states import States
 from outlast.training.timing import Meter
 from outlast.training.turns import Turns
+from outlast.training.unsaved import Unsaved
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +99,7 @@ class Rig:
         self._is_closed = False
         self._under_agent = STORE_VARIABLE in os.environ
         self._lock: JobLock | None = None
+        self._reign: Reign | None = None  # where there is no agent, on rank 0
         given = os.environ.get("OUTLAST_DIR")
         if self._under_agent and given and settings.dir != Path(given):
             raise ConfigError(
@@ -111,6 +116,7 @@ class Rig:
             self._open_the_books(undo)
             undo.pop_all()
         self.states = States(settings)
+        self.unsaved = Unsaved(say if not self.link.rank else lambda _: None)
         self.samples = Samples(self._ledger, self.link.rank)
         self._memory: Memory | None = None  # that was looked at to resume
         self._notes: collections.deque[dict[str, Any]] = collections.deque()
@@ -135,9 +141,12 @@ class Rig:
             self._lock = JobLock(settings.dir)
             undo.callback(self._lock.release)
         past = attempts.look_back(self.link, self._settings.dir)
-        self._promised = {past.promised} if past is not None and past.promised else set()
         self._failures = past.failures if past is not None else None
-        attempt = attempts.agree_on_attempt(self.link, past)
+        agreed = attempts.agree_on_attempt(self.link, past, settings.dir, lambda: self._begin(undo))
+        attempt = agreed.number
+        self._promised = set[SaveName]()
+        if past is not None and past.promised:
+            self._promised = {parse(past.promised_save) or SaveName(past.promised)}
         self.judging = Judging(settings, self.link, past)
         self.timeline = attempt  # a line of steps that goes on in the next one keeps its number
         # Steps go on while the job's directory does not answer.
@@ -165,11 +174,28 @@ class Rig:
             settings,
             self.link,
             job=self.job.id,
-            attempt=attempt,
+            attempt=agreed,
             on_written=self._written,
             on_change=self._changed,
             say=say,
         )
+
+    def _begin(self, undo: contextlib.ExitStack) -> Reign:
+        """This process has the job, once ``open`` has returned."""
+        is_locked = self._lock is not None and self._lock.is_held
+        self._reign = reign_over(self._settings.dir, say, is_locked=is_locked)
+        undo.callback(self._reign.close, int(Exit.USAGE))
+        return self._reign
+
+    def raise_if_overtaken(self) -> None:
+        """At a boundary: another attempt of this job was begun, and this one must end.
+
+        Raises:
+            StorageError: says which.
+        """
+        if self._reign is not None and self._reign.overtaken:
+            with excepthook.one_line_errors():
+                raise StorageError(self._reign.overtaken)
 
     # --- resuming, starting, stopping --------------------------------------------------------
 
@@ -181,7 +207,7 @@ class Rig:
         self.link.publish(key, str(os.getpid()).encode())  # the agent sees: it drains itself
         found = regain.find(
             self.link,
-            self._promised,
+            {save.step for save in self._promised},
             takes_part=LINE_VARIABLE in os.environ,
             rollbacks=self.judging.rollbacks,
         )
@@ -213,7 +239,7 @@ class Rig:
             on_repaired=self._repaired,
         )
         self.engine.line.wait_until_ready()
-        self.engine.line.reject(tuple(skipped.step for skipped in outcome.skipped))
+        self.engine.line.reject(tuple(one.save for one in outcome.skipped if one.save))
         self.engine.committed_step = outcome.step
         if self.link.rank == 0:
             source = outcome.loaded.manifest.world_size if outcome.loaded else None
@@ -230,6 +256,15 @@ class Rig:
             )
         return outcome
 
+    def reopen(self, save: SaveName) -> Checkpoint:
+        """Open the checkpoint that was resumed from once more, before the next save begins.
+
+        Raises:
+            CheckpointInvalid, OSError: it is in no place any more.
+        """
+        places, self._memory = self._places(), None
+        return open_checkpoint(places, save, rank=self.link.rank)
+
     def _places(self) -> list[Place]:
         """All tiers, as this worker may read them."""
         memory, client = self.engine.line.memory(), self.engine.line.client
@@ -241,7 +276,7 @@ class Rig:
             peers = Remote(client, PEER, "other machines' memory")
             places.append(Place(PEER, peers, in_memory=True))
         self._memory = memory
-        return [*standing(places, self.judging.rollbacks), *self._tiers()]
+        return [*standing(places, self.job.id, self.judging.rollbacks), *self._tiers()]
 
     def _tiers(self) -> list[Place]:
         """What outlives the machines' memory."""
@@ -251,7 +286,7 @@ class Rig:
                 places.append(Place(tier.name, Directory(Path(tier.url))))
             elif tier.kind == "object" and client is not None:
                 places.append(Place(tier.name, Remote(client, tier.name, tier.url)))
-        return standing(places, self.judging.rollbacks)
+        return standing(places, self.job.id, self.judging.rollbacks)
 
     def _damaged(self, step: int, file: str, place: Place, reason: str) -> None:
         tier = place.name
@@ -316,9 +351,12 @@ class Rig:
         if self._is_closed:  # by the thread that leaves for one that does not end
             return
         self._is_closed = True
-        if self._keeps_the_books:
+        reign = self._reign
+        if self._keeps_the_books and not (reign is not None and reign.overtaken):
             self._ledger.append("job_finished", exit_code=exit_code, reason="")
         self._ledger.close()
+        if reign is not None:
+            reign.close(exit_code)
         if self._narrator is not None:
             self._narrator.stop()
         if self._lock is not None:
@@ -453,6 +491,11 @@ class Rig:
         self._ledger.append("save_skipped", durable=False, step=step, reason=reason)
 
     @property
+    def under_agent(self) -> bool:
+        """Whether this worker is one of an agent of ours, which hears what comes for the job."""
+        return self._under_agent
+
+    @property
     def listens(self) -> bool:
         """Whether this worker is to hear the platform: there is no agent that does."""
         return not self._under_agent and int(os.environ.get("LOCAL_RANK", "0")) == 0
@@ -480,6 +523,7 @@ class Rig:
         else:
             if self.link.rank == 0 and not written.told:
                 self.skipped(written.step, written.error)
+            self.unsaved.ended(written)
             self._on_written(written.step, written.error)
             self.judging.committed(self.engine.committed_step)
         self._changed()

@@ -86,6 +86,10 @@ class Room:
         self._used[number] = self._turn
         return number, self._buffers[number]
 
+    def buffer(self, number: int) -> torch.Tensor | None:
+        """The arena of this number, if there is one."""
+        return self._buffers.get(number)
+
     def forget(self) -> None:
         """The keeper that gave it is gone; its successor gives the same memory again."""
         with self._lock:

@@ -6,15 +6,18 @@ boundaries it does nothing: no thread of its own runs while the loop computes, e
 while a checkpoint is being written.
 
 Guarantees: state is captured at step boundaries only, never in a signal handler; a failing save
-never stops the loop; with exit code 75 everything is committed, or the message says what is not.
+never stops the loop; with exit code 75 everything is committed, or the message says what is not; a
+session that its script leaves (behind its loop, by ``break``, ``return`` or ``sys.exit``) has its
+end committed, or fails with a line that says why not.
 
 What breaks the guarantee: state that no named object holds (a counter in a local variable), and
-random numbers drawn from generators that are not Python's, NumPy's or torch's own.
+random numbers from generators that are neither global nor found (``data/generators.py``).
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,8 +38,12 @@ from outlast.notice.platform import Chosen
 from outlast.notice.record import answer_to, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.training import excepthook, lazy
+from outlast.training.afresh import Afresh, held, read
+from outlast.training.callsite import Entry, Site, entry_of, site_of
 from outlast.training.ending import Ending
-from outlast.training.flight import Written
+from outlast.training.flight import State, Written
+from outlast.training.gradients import KEY as GRADIENTS
+from outlast.training.gradients import Gradients
 from outlast.training.keeping import Keeping
 from outlast.training.leaving import NO_COMMIT, Leaving, Where
 from outlast.training.objects import Objects
@@ -44,6 +51,8 @@ from outlast.training.pending import PendingSave, Saves
 from outlast.training.position import Position, refuse_loop
 from outlast.training.rig import Rig
 from outlast.training.streams import Streams
+from outlast.training.transient import Transient
+from outlast.training.unnamed import Unnamed
 
 Batch = TypeVar("Batch")
 
@@ -56,7 +65,8 @@ class Session:
     """A running session; made by :func:`outlast.session`.
 
     Attributes:
-        step: completed optimizer steps.
+        step: batches of ``steps()`` whose turn of the loop is completed, over the whole job. Not
+            the optimizer's steps: where it is called after every fourth batch, these are four.
         resumed: whether this run went on from a checkpoint.
     """
 
@@ -67,12 +77,13 @@ class Session:
         self._objects = objects
         self._saves = Saves()
         self._rig: Rig
-        self._signals = SignalNotice(self._on_signal)
+        self._signals = SignalNotice(self._on_signal, patient=self._is_patient)
         self._desk = PlatformDesk(settings, self._on_notice, self._on_platform)
         self._cover = shield.Cover()  # for loaders that the script iterates itself
         self._leaving: Leaving
         self._ending: Ending
         self._position = Position()
+        self._entry = Entry()
         self._keeping: Keeping | None = None  # where this process may go on into another attempt
         self._end_random: dict[str, Any] | None = None  # as the loop left them, for the last save
         self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
@@ -81,11 +92,19 @@ class Session:
         self._hook: Any = None
         self._heard: Notice | None = None  # here, not from another rank
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
+        self._has_trained = self._is_rolled_back = False
+        self._unnamed: Unnamed
+        self._transient: Transient
+        self._gradients: Gradients
+        self._afresh: Afresh
 
     # --- entering and leaving ----------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        self._entry = entry_of(sys._getframe(1))
         with excepthook.one_line_errors():
+            self._unnamed, self._transient = Unnamed(self._objects), Transient(self._objects)
+            self._gradients = Gradients(lambda: self._objects.stateful, self._unnamed.saw)
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
             hear, done = self._on_decision, self._saves.written
@@ -93,8 +112,9 @@ class Session:
             self._rig = Rig(self._settings, hear, done, hasten)
             where = lambda: Where(self.step, self._in_loop, self._is_draining or self._is_over)  # noqa: E731
             self._leaving = Leaving(self._rig, self._signals, where)
-            self._ending = Ending(self._rig, self._state, self._snapshot)
+            self._ending = Ending(self._rig, self._newest, self._snapshot)
             self._streams = Streams(self._rig.link)
+            self._afresh = Afresh(self._objects, self._rig.link)
             self._meter = self._rig.meter()
             try:
                 self._resume()
@@ -105,6 +125,10 @@ class Session:
                 self._rig.stop(0.0, exit_code_of(error), clean=False)
                 raise
         self._hook = lazy.hook(self._before_optimizer, self._rig.engine.distrust)
+        self._gradients.open(self.step)
+        if self._rig.link.rank == 0:
+            self._unnamed.open()
+            self._transient.open()
         if over.is_held:
             self._keeping = Keeping(self._rig, self._own_end, self._let_go, self._objects.model)
         self._signals.install()
@@ -117,20 +141,26 @@ class Session:
         self._objects.bits.tell_at_start(self._rig.link.rank, self._rig.link.world_size)
         regained = self._rig.regain()
         if regained is not None:
-            self._objects.put(regained.state)
+            remarks = self._objects.put(regained.state)
             own_of, saved_by = regained.own_of, regained.world_size
+            again = held(self._objects, regained.state)
         else:
             loaded = self._rig.resume(self._objects.check).loaded
             if loaded is None:
                 return
-            self._objects.apply(loaded)
+            remarks = self._objects.apply(loaded)
             own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
+            again = read(self._objects, self._rig, loaded.save)
         link, bits = self._rig.link, self._objects.bits
+        for line in remarks if link.rank == 0 else ():
+            say(line)
         own = own_of(link.rank % saved_by)
         self.step, self.resumed = own["step"], True
         self._streams.resumed(own["random"], saved_by, any_size=bits.any_size)
         bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
+        self._gradients.resumed(own, saved_by, link.world_size, link.rank)
         self._position.take_over(own_of, saved_by, link)
+        self._afresh.restored(again, self.step, is_whole=not self._position.is_first)
 
     def __exit__(
         self,
@@ -139,33 +169,36 @@ class Session:
         traceback: TracebackType | None,
     ) -> None:
         self._is_over = True
-        self._meter.close()  # a loop that was left may still be held: what comes now is no step
+        self._leave_loop()  # it may still be held: what comes now is no step
         code = exit_code_of(error)
         if error is not None:
             over.explains(error)  # waits for the agent's word, on which it depends what is done
         if isinstance(error, Exception) and self._leaving.is_known and code != Exit.STORAGE:
             say(f"ended by {type(error).__name__} while the job was leaving: {error}")
             code = int(Exit.DRAINED)
-        self._agreement.leave(self.step)
         # An exception leaves at once: other ranks may be gone, and the older commit stands.
-        clean = kind is None or code == Exit.DRAINED
+        ended = self._is_end(error)
+        clean = ended or code == Exit.DRAINED
         try:
-            ended = kind is None and self._at_boundary
-            if ended and self._ending.is_due(self._position.loop, self.step, COMMIT_TIMEOUT_S):
-                self._final_save()
+            if not ended:
+                self._ending.is_none(error)
+            else:
+                with excepthook.one_line_errors():
+                    self._position.refuse_unreached(self.step)
+                self._save_end()
         except OutlastError as failure:
             code, clean = int(failure.exit_code), False
             raise
         finally:
             self._signals.remove()  # not before: a signal would be the end of the last save
             self._hook.remove()
+            self._gradients.close()
+            self._unnamed.close()
             self._cover.close()
             if self._keeping is not None:
                 self._keeping.close()
             self._position.close()
-            timeout_s = self._leaving.seconds_for_saving(
-                COMMIT_TIMEOUT_S if kind is None else OTHERS_S
-            )
+            timeout_s = self._leaving.seconds_for_saving(COMMIT_TIMEOUT_S if ended else OTHERS_S)
             if over.is_over or code == Exit.ROLLED_BACK:  # what is in memory stays there
                 timeout_s, clean = 0.0, False
             copying_s = self._leaving.seconds_for_copying()
@@ -173,6 +206,7 @@ class Session:
                 self._rig.stop(timeout_s, code, clean=clean, copying_s=copying_s)
             finally:
                 self._leaving.left()
+                self._saves.give_up(self.step)
                 if self._rig.listens:
                     self._desk.close()
         if code != Exit.DRAINED:
@@ -188,7 +222,11 @@ class Session:
     def steps(
         self, loader: Iterable[Batch], until: int | None = None, *, epochs: int | None = None
     ) -> Iterator[Batch]:
-        """Batches from where the last checkpoint left off, one for each optimizer step.
+        """Batches from where the last checkpoint left off, one for each step of the job.
+
+        A loop that is left early (``break``, ``return``) has completed the step that it was in if
+        an optimizer has stepped, or backward has run, since its batch was handed out. Otherwise
+        the batch was looked at only, and comes again after a resume.
 
         Args:
             loader: an :class:`outlast.data.Loader` or ``Stream``, a loader with its own
@@ -201,10 +239,18 @@ class Session:
             ConfigError: the loader does not fit the checkpoint, or another loop has not ended.
             SystemExit: with code 75, once a drain is agreed and committed.
         """
+        site = site_of(
+            sys._getframe(1), self._entry
+        )  # where it is called, not where it is first advanced
+        return self._steps(loader, until, epochs, site)
+
+    def _steps(
+        self, loader: Iterable[Batch], until: int | None, epochs: int | None, site: Site
+    ) -> Iterator[Batch]:
         with excepthook.one_line_errors():
             open_at = self.step if self._in_loop else None
             refuse_loop(until, epochs, is_over=self._is_over, open_at=open_at)
-        self._position.loop += 1
+        self._position.called(site, self.step, until)
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
         if self._was_over(until):
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
@@ -217,9 +263,9 @@ class Session:
         with excepthook.one_line_errors():
             self._open(loader, **limits)
         self._in_loop, self._end_random = True, None
+        self._gradients.restore()
         meter = self._meter
         meter.open(self._objects.stateful.values())
-        self._ending.begin()
         self._keep()
         try:
             while until is None or self.step < until:
@@ -230,22 +276,15 @@ class Session:
                 except StopIteration:
                     break
                 self._at_boundary = False
+                self._gradients.handed_out()
                 meter.stepping()
                 yield batch
-                self.step += 1
-                meter.ended(self.step)
-                self._at_boundary = True
-                self._position.completed()
-                self._rig.completed(self.step, *self._position.batch)
+                self._complete()
                 self._keep()
                 if not self._is_prepared:
                     self._prepare()
         finally:
-            self._in_loop = False
-            self._position.leave()
-            meter.close()
-            self._agreement.leave(self.step)
-        self._end_random = random_state.capture()
+            self._leave_loop()
         self._act_on_last_boundary()
 
     def log(self, **scalars: Any) -> None:
@@ -270,6 +309,42 @@ class Session:
 
     # --- inside ------------------------------------------------------------------------------
 
+    def _complete(self) -> None:
+        """The step in progress is complete."""
+        self.step += 1
+        self._meter.ended(self.step)
+        self._at_boundary = self._has_trained = True
+        self._position.completed()
+        self._gradients.completed(self.step)
+        self._unnamed.completed()
+        self._transient.completed()
+        self._rig.completed(self.step, *self._position.batch)
+
+    def _leave_loop(self) -> None:
+        """The loop has ended or was left, maybe in the midst of a step."""
+        if not self._in_loop:
+            return
+        if not self._at_boundary:
+            if self._gradients.have_moved:
+                self._complete()
+            else:
+                self._position.give_back(self.step)
+                self._at_boundary = True
+        self._in_loop = False
+        self._position.leave()
+        self._meter.close()
+        self._agreement.leave(self.step)
+        self._end_random = random_state.capture()
+
+    def _is_end(self, error: BaseException | None) -> bool:
+        """Whether the script leaves the session as it means to, so that this is a state to save."""
+        if error is None:
+            return True
+        if self._leaving.is_known or self._is_rolled_back or over.is_over or sys.is_finalizing():
+            return False
+        # What ends a generator that the session is in, or whoever asks ``steps`` for its next.
+        return isinstance(error, SystemExit | GeneratorExit | StopIteration)
+
     def _was_over(self, until: int | None) -> bool:
         """Whether this loop had ended when the checkpoint that was resumed from was written."""
         if until is not None:
@@ -291,17 +366,21 @@ class Session:
             rig=self._rig,
             objects=self._objects,
             streams=self._streams,
+            afresh=self._afresh,
             **limits,
         )
 
     def _boundary(self) -> None:
+        self._rig.raise_if_overtaken()
         while actions := self._agreement.boundary(self.step):
             self._act(actions)
         over.raise_if_over()
         # After what was due here: a save that has just begun must not hold up the one asked for.
         due = self._rig.save_is_due(self.step)
         if due is not None:
-            self._agreement.request(**due, not_before=self.step + 1, hold=True)
+            step = self.step + 1
+            step = self._gradients.foreseen(step) if due["kind"] == "save" else step
+            self._agreement.request(**due, not_before=step, hold=True)
 
     def _act_on_last_boundary(self) -> None:
         """The loop's end is saved, behind whatever follows: an evaluation may take long.
@@ -330,11 +409,21 @@ class Session:
         return agreement
 
     def _prepare(self) -> None:
-        """After this attempt's first step the state is what it will be: make ready for saving."""
+        """After this attempt's first step the state is what it will be: make ready for saving.
+
+        Raises:
+            ConfigError: it cannot be saved. Not after hours: the job has trained one step so far.
+        """
         self._is_prepared = True
         try:
-            self._rig.prepare(self.step, self._objects.stateful, self._state())
+            state = self._state()
+            if self._gradients.come_and_go:
+                state[OWN].pop(GRADIENTS, None)
+            self._rig.prepare(self.step, self._objects.stateful, state)
         except ConfigError as error:  # said again, and counted, when it is to be saved
+            if not self.resumed:
+                with excepthook.one_line_errors():
+                    raise
             say(f"step {self.step} could not be saved: {error}")
 
     def _before_optimizer(self) -> None:
@@ -351,10 +440,16 @@ class Session:
     def _state(self) -> dict[str, Any]:
         state = self._objects.capture()
         state[OWN] = self._own(self.step, self._position.state())
+        if gradients := self._gradients.in_the_making():
+            state[OWN][GRADIENTS] = gradients
         return state
 
+    def _newest(self) -> State:
+        """What would be saved now."""
+        return self._rig.states.of(self.step, self._objects.stateful, self._state())
+
     def _own(self, step: int, data: Mapping[str, Any]) -> dict[str, Any]:
-        random = self._end_random or random_state.capture()
+        random = self._position.random or self._end_random or random_state.capture()
         return {"step": step, "random": random, "data": data, "bits": self._objects.bits.facts()}
 
     def _snapshot(self, info: Mapping[str, Any]) -> bool:
@@ -421,8 +516,8 @@ class Session:
         """A step has ended, or the first one begins: this moment can be gone on from."""
         self._position.forget_ahead()
         if self._keeping is not None:
-            of = self._objects.stateful
-            self._keeping.keep(lambda: self._rig.states.of(self.step, of, self._state()))
+            # Gradients in the making are this process's alone: there is nothing to go on from.
+            self._keeping.keep(None if self._gradients.are_unused else self._newest)
 
     def _own_end(self, step: int) -> dict[str, Any]:
         """This rank's own state, as if ``step``, which is in progress, had just ended."""
@@ -436,6 +531,7 @@ class Session:
 
     def _roll_back(self, info: Mapping[str, Any]) -> None:
         """Leave without saving; all ranks do, and the next attempt goes on from before."""
+        self._is_rolled_back = True
         unknown = str(info.get("unknown", ""))
         raise SystemExit(self._rig.code_of_rollback(stops=bool(info["stops"]), unknown=unknown))
 
@@ -445,10 +541,13 @@ class Session:
         if not self._leaving.claim():
             raise SystemExit(int(Exit.DRAINED))  # it was just given up
         self._rig.drain_agreed(self.step, action.info)
+        self._rig.unsaved.is_ending = True
         left_s = self._leaving.seconds_for_saving(COMMIT_TIMEOUT_S)
         written = self._commit_now("drain", left_s, tiers=action.info.get("tiers"))
         committed = self._rig.engine.committed_step
         self._rig.drained(self.step, committed == self.step)
+        if action.info.get("interrupt"):
+            raise self._interrupted(committed == self.step)
         self._signals.deafen()
         if committed != self.step:
             why = written.error if written and written.error else "there was no time left"
@@ -457,6 +556,14 @@ class Session:
                 raise SystemExit(int(Exit.STORAGE))
         raise SystemExit(int(Exit.DRAINED))
 
+    def _save_end(self) -> None:
+        self._rig.unsaved.is_ending = True
+        with excepthook.one_line_errors():
+            differs = lambda: self._has_trained or self._position.ends_anew(self._afresh)  # noqa: E731
+            if self._ending.is_due(self.step, COMMIT_TIMEOUT_S, differs):
+                self._position.end()
+                self._final_save()
+
     def _final_save(self) -> None:
         written = self._commit_now("finished", COMMIT_TIMEOUT_S, once_more=True)
         committed = self._rig.engine.committed_step
@@ -464,14 +571,31 @@ class Session:
             why = f"not within {COMMIT_TIMEOUT_S:.0f} s"
             if written is not None:
                 why = written.error or "the message above says why"
-            with excepthook.one_line_errors():
-                raise StorageError(
-                    f"the final state, step {self.step}, is not committed ({why}); "
-                    + (f"the newest commit is step {committed}" if committed else NO_COMMIT)
-                    + ". Mend it and run the same command again"
-                )
+            raise StorageError(
+                f"the final state, step {self.step}, is not committed ({why}); "
+                + (f"the newest commit is step {committed}" if committed else NO_COMMIT)
+                + ". Mend it and run the same command again"
+            )
+
+    def _is_patient(self) -> bool:
+        """Whether Ctrl-C waits for the step's end: in the loop, where no agent sees to it."""
+        return self._in_loop and not self._rig.under_agent
+
+    def _interrupted(self, is_committed: bool) -> KeyboardInterrupt:
+        if is_committed and self._rig.link.rank == 0:
+            say(f"stopped after step {self.step}, which is committed; the same command goes on")
+        elif not is_committed:
+            self._leaving.tell_loss(self.step, "the save failed")
+        return excepthook.quietly(KeyboardInterrupt())
 
     def _on_signal(self, name: str) -> None:
+        if name == "SIGINT":
+            if self._rig.link.rank == 0:
+                say("Ctrl-C: stopping once this step is complete and saved; again to stop at once")
+            self._agreement.request(
+                "drain", not_before=0, reason="Ctrl-C", left_s=None, interrupt=True
+            )
+            return
         self._on_notice(signal_notice(name, self._desk.grace_s()))
 
     def _on_notice(self, notice: Notice) -> None:

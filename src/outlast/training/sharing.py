@@ -1,7 +1,9 @@
 """The ranks agree on who writes what, without a barrier and off the training thread.
 
-Each rank offers its structure; rank 0 works out everybody's share and tells each its own. A new
-round begins at the same points on all ranks: after the first step, and after a save that was void.
+Each rank names the digest of its structure; rank 0 publishes which rank has which; a structure that
+not all ranks have is published once, by the first that has it. From that each rank works out its
+own share (see ``checkpoint.shares``): no message grows with ranks times tensors. A new round begins
+at the same points on all ranks: after the first step, and after a save that was void.
 """
 
 from __future__ import annotations
@@ -14,12 +16,17 @@ from typing import Final
 import msgspec
 
 from outlast.attempt.link import Link
-from outlast.checkpoint.plan import Held, Piece, Share, share, signature
+from outlast.checkpoint.plan import Held, Share
+from outlast.checkpoint.shares import Structure, World, describe, share
 
 logger = logging.getLogger(__name__)
 
 _SLICE_S: Final = 1.0
-Structure = Sequence[Held]
+
+
+class _Table(msgspec.Struct, frozen=True, array_like=True):
+    words: tuple[str, ...]  # digests of the structures
+    runs: tuple[tuple[int, int], ...]  # (number of the structure, how many ranks have it)
 
 
 class Sharing:
@@ -35,7 +42,7 @@ class Sharing:
         self._on_settled = on_settled
         self._changed = threading.Condition()
         self._round = 0
-        self._offered: Structure = ()
+        self._offered: Sequence[Held] = ()
         self._share: Share | None = None
         self._is_over = False
 
@@ -46,20 +53,20 @@ class Sharing:
             self._round += 1  # ends the thread of the one under way
             self._changed.notify_all()
 
-    def offer(self, structure: Structure, own: Collection[str]) -> None:
+    def offer(self, structure: Sequence[Held], own: Collection[str]) -> None:
         """Begin a round; all ranks do. ``own`` are names known to differ, the same on all ranks."""
         with self._changed:
             self._round += 1
             self._share = None
             self._offered = structure
             number = self._round
-        pieces = [piece for piece, _ in structure]
+        mine = describe(structure, self._link.rank)
         if self._link.world_size == 1:
-            self._settle(number, share([pieces], own)[0])
+            self._settle(number, share(World([0], [mine]), 0, own))
             return
         threading.Thread(
             target=self._agree,
-            args=(number, pieces, sorted(own)),
+            args=(number, mine, sorted(own)),
             name="outlast-sharing",
             daemon=True,
         ).start()
@@ -74,7 +81,7 @@ class Sharing:
         """Whether there was an offer."""
         return self._round > 0
 
-    def of(self, structure: Structure, timeout_s: float) -> Share | None:
+    def of(self, structure: Sequence[Held], timeout_s: float) -> Share | None:
         """This rank's share, waited for; None if ``structure`` is another than was offered."""
         if structure is not self._offered and structure != self._offered:
             return None
@@ -82,30 +89,47 @@ class Sharing:
             self._changed.wait_for(lambda: self._share is not None or self._is_over, timeout_s)
             return self._share
 
-    def _agree(self, number: int, pieces: list[Piece], own: list[str]) -> None:
-        link, word = self._link, signature(pieces)
+    def _agree(self, number: int, mine: Structure, own: list[str]) -> None:
+        link = self._link
         try:
-            link.publish(f"structure/{word}", msgspec.msgpack.encode(pieces))
-            link.publish(f"sharing/{number}/{link.rank}", word.encode())
+            link.publish(f"sharing/{number}/{link.rank}", mine.digest().encode())
             if link.rank == 0:
-                self._work_out(number, own)
-            raw = self._fetch(number, f"sharing/{number}/of/{link.rank}")
-            self._settle(number, msgspec.msgpack.decode(raw, type=Share))
-        except (OSError, RuntimeError) as error:  # the attempt is over, or another round has begun
+                self.publish_table(number)
+            world = self._world(number, mine)
+            self._settle(number, share(world, link.rank, own))
+        except (
+            OSError,
+            RuntimeError,
+            msgspec.MsgspecError,
+        ) as error:  # the attempt is over, or another round has begun
             logger.info("the ranks did not agree on who writes what: %s", error)
 
-    def _work_out(self, number: int, own: list[str]) -> None:
-        link = self._link
-        known: dict[str, list[Piece]] = {}
-        structures = []
-        for rank in range(link.world_size):
+    def publish_table(self, number: int) -> None:
+        """Say which rank has which structure: runs of ranks that have the same one."""
+        words: dict[str, int] = {}
+        runs: list[tuple[int, int]] = []
+        for rank in range(self._link.world_size):
             word = self._fetch(number, f"sharing/{number}/{rank}").decode()
-            if word not in known:
-                raw = self._fetch(number, f"structure/{word}")
-                known[word] = msgspec.msgpack.decode(raw, type=list[Piece])
-            structures.append(known[word])
-        for rank, one in enumerate(share(structures, own)):
-            link.publish(f"sharing/{number}/of/{rank}", msgspec.msgpack.encode(one))
+            which = words.setdefault(word, len(words))
+            if runs and runs[-1][0] == which:
+                runs[-1] = (which, runs[-1][1] + 1)
+            else:
+                runs.append((which, 1))
+        table = _Table(tuple(words), tuple(runs))
+        self._link.publish(f"sharing/{number}/table", msgspec.msgpack.encode(table))
+
+    def _world(self, number: int, mine: Structure) -> World:
+        raw = self._fetch(number, f"sharing/{number}/table")
+        found = msgspec.msgpack.decode(raw, type=_Table)
+        table = [which for which, length in found.runs for _ in range(length)]
+        ours = table[self._link.rank]
+        if len(found.words) > 1 and table.index(ours) == self._link.rank:
+            self._link.publish(f"structure/{found.words[ours]}", mine.encode())
+        structures = [
+            mine if which == ours else Structure.decode(self._fetch(number, f"structure/{word}"))
+            for which, word in enumerate(found.words)
+        ]
+        return World(table, structures)
 
     def _fetch(self, number: int, key: str) -> bytes:
         """Wait in slices, since a link serves one waiting thread at a time; a rank may be late."""

@@ -14,7 +14,7 @@ import torch
 
 from outlast.checkpoint.flat import Flattener
 from outlast.checkpoint.manifest import FULL
-from outlast.checkpoint.tree import mark_narrow
+from outlast.checkpoint.tree import mark_narrow, names_in_parts
 from outlast.config import Settings
 from outlast.training.flight import State
 from outlast.training.lazy import Lazy
@@ -44,7 +44,7 @@ class States:
                 data[key], found = self._flatten(value, key)
                 tensors |= found
         if self._lazy is None or (kind == FULL and self._lazy.tensors != list(tensors)):
-            self._lazy = Lazy(objects, tensors)
+            self._lazy = Lazy(objects, tensors, set(names_in_parts(data)))
         narrow: frozenset[str] = frozenset()
         if self._settings.checkpoint_moments == "bf16" and kind == FULL:
             narrow = frozenset(self._lazy.moments)

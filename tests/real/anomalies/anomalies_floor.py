@@ -3,6 +3,7 @@
 import shutil
 
 from floor import SCRIPTS, Job
+from saved import saved
 
 SCRIPT = SCRIPTS / "anomalous.py"
 STEPS = 60
@@ -26,9 +27,11 @@ def reference(floor, job, step, *options, copied=False):
     """The same from the checkpoint of ``step`` on, in a job of its own that nobody watches."""
     clean = Job(job.directory.with_name("clean"), job.num_ranks)
     source = job.directory.with_name("kept") if copied else job.checkpoints
+    clean.directory.mkdir(parents=True, exist_ok=True)
+    shutil.copy(job.directory / "job.json", clean.directory)  # another job's is left alone
     if step:
-        name = clean.path(step).name
-        shutil.copytree(source / name, clean.path(step))
+        kept = saved(source, step)
+        shutil.copytree(kept, clean.checkpoints / kept.name)
     ranks = floor.ranks(job.num_ranks, SCRIPT, clean.records, STEPS, *options, env=clean.env)
     assert [rank.wait() for rank in ranks] == [0] * job.num_ranks, ranks[0].text
     return clean

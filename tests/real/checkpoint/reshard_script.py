@@ -36,18 +36,20 @@ from outlast.checkpoint.manifest import (
     own_name,
     shard_file,
     state_file,
-    step_name,
 )
+from outlast.checkpoint.names import SaveName
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.reshard import local_chunks
 from outlast.checkpoint.shard import place
 from outlast.checkpoint.tree import flatten
 from outlast.errors import StateMismatch
+from outlast.keeper.wire import NO_NONCE
 from outlast.storage import Directory
 from outlast.training import resume
 from outlast.training.objects import Objects
 
 STEP = 8
+SAVE = SaveName(STEP, 1, 1, NO_NONCE)
 WIDTH, LAYERS = 6, 4
 
 
@@ -167,7 +169,7 @@ def tensors_of(objects):
 
 
 def save(objects, storage, link):
-    rank, directory = link.rank, step_name(STEP)
+    rank, directory = link.rank, SAVE
     data, tensors = {}, {}
     for key, value in objects.capture().items():
         data[key], found = flatten(value, key)
@@ -212,13 +214,15 @@ def commit(storage, link):
         job="job",
         step=STEP,
         attempt=1,
+        serial=1,
+        nonce=NO_NONCE,
         world_size=link.world_size,
         layout={},
         created_t=0.0,
         files=files,
         tensors=tensors,
     )
-    storage.put(f"{step_name(STEP)}/{MANIFEST}", encode(manifest))
+    storage.put(f"{SAVE}/{MANIFEST}", encode(manifest))
     link.publish("done", b"")
 
 
@@ -252,7 +256,7 @@ def main(act, layout, directory):
 
 def load(objects, model, storage, link, own):
     before = {name: address(tensor) for name, tensor in model.state_dict().items()}
-    outcome = resume.find([Place("local", storage)], link, (STEP,), objects.check)
+    outcome = resume.find([Place("local", storage)], link, (SAVE,), objects.check)
     objects.apply(outcome.loaded)
     assert outcome.step == STEP
     now = tensors_of(objects)

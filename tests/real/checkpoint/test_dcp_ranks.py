@@ -8,15 +8,17 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
+from saved import saved
 
 import outlast
 from outlast.checkpoint.export import export
-from outlast.checkpoint.load import load, read_manifest, verify
+from outlast.checkpoint.load import load, verify
+from outlast.checkpoint.places import as_places
+from outlast.checkpoint.transfer import inventory_of, read_manifest
 from outlast.storage import Directory
 from thorough import some
 
 SCRIPT = Path(__file__).with_name("dcp_script.py")
-STEP = "step-000000000007"
 
 
 class Ranks:
@@ -72,15 +74,20 @@ def test_each_byte_is_written_once_and_read_by_outlast_too(job, tmp_path):
     path = tmp_path / "ckpt"
     job.run(2, ("save", path, "sharded", 7))
     manifest = read_manifest(Directory(path), 7)
-    chunks = {name: [c.file for c in e.chunks] for name, e in manifest.tensors.items()}
+    inventory = inventory_of(manifest, as_places(Directory(path)))
+    tensors = inventory.tensors()
+    found = inventory.locate(
+        {name: [((0,) * len(one.shape), one.shape)] for name, one in tensors.items()}, 0
+    )
+    chunks = {name: [c.file for c in e.chunks] for name, e in found.items()}
     assert sorted(chunks["model.0.weight"]) == ["rank-00000.safetensors", "rank-00001.safetensors"]
     assert len(chunks["optimizer.state.0.weight.step"]) == 1
     names = set()
     for rank in range(2):
-        with safe_open(path / STEP / f"rank-{rank:05d}.safetensors", "pt") as file:
+        with safe_open(saved(path, 7) / f"rank-{rank:05d}.safetensors", "pt") as file:
             names |= set(file.keys())
-    assert names == set(manifest.tensors)
-    rows = {tuple(one.offsets): one.shape for one in manifest.tensors["model.0.weight"].chunks}
+    assert names == set(tensors)
+    rows = {tuple(one.offsets): one.shape for one in found["model.0.weight"].chunks}
     assert rows == {(0, 0): (4, 6), (4, 0): (3, 6)}
     found = load(Directory(path), 7, rank=1)
     assert found.state("mine") == {"rank": 1, "n": [1, 3.0]}
@@ -96,7 +103,7 @@ def test_saving_while_training_goes_on(job, tmp_path):
 def test_wrong_bytes_are_refused_on_every_rank_and_named(job, tmp_path):
     path = tmp_path / "ckpt"
     job.run(2, ("save", path, "sharded", 7))
-    shard = path / STEP / "rank-00001.safetensors"
+    shard = saved(path, 7) / "rank-00001.safetensors"
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
@@ -143,7 +150,7 @@ def test_a_coordinator_killed_at_any_moment(job, tmp_path, moment):
     ranks[1].kill()  # as a launcher would
     expected = json.loads(ranks[1].out.splitlines()[0])["answer"]
     committed = moment == "after-manifest"
-    assert (path / STEP / "manifest.json").exists() == committed
+    assert (saved(path, 7) / "manifest.json").exists() == committed
     again = [] if committed else [("save", path, "sharded", 7)]
     found, *_ = job.run(2, ("load", path, "sharded"), *again)
     assert [one["digest"] for one in found] == [expected, expected]

@@ -11,6 +11,9 @@ import torch
 from outlast.data import Loader, open_feed
 from outlast.data.shield import Cover, shut_down
 
+# How often an idle worker looks for its parent, 5 s by default: here it is the shield's to end it.
+torch.utils.data._utils.worker.MP_STATUS_CHECK_INTERVAL = 600.0
+
 
 class Numbers(torch.utils.data.Dataset):
     def __len__(self):
@@ -37,6 +40,7 @@ class Wedged(Numbers):
         return index, os.getpid()
 
 
+PATIENCE_S = 50.0
 DATA = {"stuck": Stuck, "wedged": Wedged}
 
 
@@ -55,7 +59,7 @@ def build(method, kind):
 def main():
     method, kind = sys.argv[1:3]
     # torch's patience with a worker that does not end, 5 s by default.
-    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5 if kind in DATA else 5.0
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.5 if kind in DATA else PATIENCE_S
     received = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda number, frame: received.append(number))

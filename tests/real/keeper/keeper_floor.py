@@ -8,9 +8,10 @@ from pathlib import Path
 
 import psutil
 from floor import Job, until
+from saved import is_committed, saved
 
 from outlast.checkpoint.load import verify
-from outlast.checkpoint.manifest import step_name
+from outlast.checkpoint.names import NOTE, save_of
 from outlast.keeper import wire
 from outlast.keeper.client import Client
 from outlast.keeper.place import RUNTIME_VARIABLE
@@ -74,10 +75,10 @@ class KeeperJob(Job):
     def verified(self, storage=None):
         """The committed steps, each of them verified."""
         storage = storage or self.storage
-        steps = [int(n[5:]) for n in storage.children() if storage.exists(f"{n}/manifest.json")]
-        for step in steps:
-            verify(storage, step)
-        return steps
+        saves = [save_of(name) for name in storage.children() if is_committed(storage, name)]
+        for save in saves:
+            verify(storage, save)
+        return [save.step for save in saves]
 
     def sockets(self):
         return sorted(self.runtime.glob("*.sock"))
@@ -98,18 +99,16 @@ class KeeperJob(Job):
         with self.client() as client:
             memory = client.recall()
         for name in memory.children():
-            verify(memory, int(name[5:]))
+            verify(memory, save_of(name))
         return memory
 
     def same_in_memory(self, step):
         """Whether memory holds the same bytes of a step as the disk."""
         memory, disk = self.in_memory(), Directory(self.checkpoints)
-        names = disk.children(step_name(step))
-        assert memory.children(step_name(step)) == names
-        return all(
-            memory.read(f"{step_name(step)}/{name}") == disk.read(f"{step_name(step)}/{name}")
-            for name in names
-        )
+        save = saved(self.checkpoints, step).name
+        names = [name for name in disk.children(save) if name != NOTE]
+        assert memory.children(save) == names
+        return all(memory.read(f"{save}/{name}") == disk.read(f"{save}/{name}") for name in names)
 
 
 def keepers(floor):

@@ -9,6 +9,7 @@ import sys
 import threading
 
 from floor import until
+from saved import is_committed
 
 from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import (
@@ -19,6 +20,10 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
+from outlast.checkpoint.names import save_of
+from outlast.checkpoint.parts import contents_of
+from outlast.checkpoint.places import as_places
+from outlast.checkpoint.transfer import inventory_of
 from outlast.keeper import wire
 from outlast.keeper.client import Client
 from outlast.keeper.setup import Setup, TierSetup, encode_setup
@@ -95,20 +100,21 @@ class Place:
     def committed(self, storage=None):
         """The steps that are listed as committed; every byte of each is what it should be."""
         storage = storage or self.storage
-        names = [n for n in storage.children() if storage.exists(f"{n}/manifest.json")]
-        return [int(name[5:]) for name in names if self._is_right(storage, name)]
+        names = [name for name in storage.children() if is_committed(storage, name)]
+        return [save_of(name).step for name in names if self._is_right(storage, name)]
 
     def _is_right(self, storage, name):
         try:
-            step = int(name[5:])
-            manifest = verify(storage, step)
-            size = manifest.tensors["x"].shape[0]
+            step = save_of(name).step
+            manifest = verify(storage, save_of(name))
+            inventory = inventory_of(manifest, as_places(storage))
+            size = inventory.tensor("x", 0).shape[0]
             for rank in range(manifest.world_size):
-                if shard_file(rank) in manifest.files:
+                if shard_file(rank) in inventory.files(rank):
                     assert storage.read(f"{name}/{shard_file(rank)}") == shard(step, size)
                 assert storage.read(f"{name}/{state_file(rank)}") == small(step, rank)
         except Exception:
-            if storage.exists(f"{name}/manifest.json"):
+            if is_committed(storage, name):
                 raise
             return False  # pruned while it was read: its manifest goes first
         return True
@@ -141,7 +147,11 @@ class Worker:
             end=HEAD_BYTES + size,
         )
         entry = TensorEntry(dtype="U8", shape=(size,), chunks=(chunk,))
-        self.layout = wire.Layout(number=1, size=size + HEAD_BYTES, tensors={"x": entry})
+        tensors = {"x": entry}
+        said = {"tensors": tensors}
+        if hello.world_size > 1:
+            said = {"contents": contents_of(tensors)}
+        self.layout = wire.Layout(number=1, size=size + HEAD_BYTES, **said)
         self.client.send(self.layout)
 
     def begin(self, step, *, tiers=None, arena=0, whole=True):

@@ -1,6 +1,6 @@
 """Several machines of one job on one: a keeper each, with workers that are none (see ``lean``).
 
-What keepers have to say to each other about a save goes through their workers: here by hand.
+Where rank 0's keeper is, their keepers are told by hand.
 """
 
 import contextlib
@@ -15,7 +15,8 @@ from floor import until
 from lean import HEAD_BYTES, Place, Worker, shard, small
 
 from outlast.checkpoint.load import open_checkpoint
-from outlast.checkpoint.manifest import MANIFEST, shard_file, state_file, step_name
+from outlast.checkpoint.manifest import MANIFEST, shard_file, state_file
+from outlast.checkpoint.parts import Contents, contents_of
 from outlast.checkpoint.places import Place as ReadFrom
 from outlast.keeper import wire
 from outlast.keeper.client import Client
@@ -23,19 +24,25 @@ from outlast.keeper.process import Supervisor
 from outlast.keeper.remote import Remote
 from outlast.keeper.setup import TierSetup
 from outlast.ledger.file import read_events
+from outlast.peer import listen
 from outlast.storage import Directory
+
+SESSION_KEY = b"s" * 32
 
 
 class Machine(Place):
     """One machine: its keeper, and whoever supervises it."""
 
-    def __init__(self, floor, place, shared, *, key, node, labels=None, tls=None, **more):
+    def __init__(
+        self, floor, place, shared, *, key, node, labels=None, tls=None, slower=None, **more
+    ):
         super().__init__(floor, place)
         self.node, self.labels = node, labels or {}
         self.storage = Directory(shared)
-        self.setup = msgspec.structs.replace(
-            self.setup, tiers=(TierSetup(name="shared", url=str(shared), keep=3),), **more
-        )
+        tiers = [TierSetup(name="shared", url=str(shared), keep=3)]
+        if slower is not None:
+            tiers.append(TierSetup(name="slower", url=str(slower), keep=3))
+        self.setup = msgspec.structs.replace(self.setup, tiers=tuple(tiers), **more)
         self.supervisor = Supervisor(self.setup)
         self.supervisor.start()
         self.host, self.port = self.supervisor.serve("127.0.0.1", key, node=node, tls=tls)
@@ -119,9 +126,20 @@ class Fleet:
         """``form``, and workers."""
         self.form(*nodes, **options)
         self.workers = [
-            RelayedWorker(self, self.machines[node], rank, len(nodes), buffers)
+            OneOfSeveral(self, self.machines[node], rank, len(nodes), buffers)
             for rank, node in enumerate(nodes)
         ]
+        self.introduce()
+
+    def introduce(self, keys=()):
+        """The keepers of all but rank 0 are told where that of rank 0 is."""
+        with listen("127.0.0.1") as listener:
+            host, port = listener.getsockname()[:2]
+            key = SESSION_KEY
+            self.workers[0].client.send(wire.Lead(), key, (listener.fileno(),))
+        for worker in self.workers[1:]:
+            key = dict(keys).get(worker.hello.rank, SESSION_KEY)
+            worker.client.send(wire.Follow(host=host, port=port), key)
 
     def save(self, step):
         """Save a step on all machines; their errors."""
@@ -148,36 +166,32 @@ class Fleet:
         )
 
 
-class RelayedWorker(Worker):
-    """A worker that passes on what its keeper has to say to others."""
+class OneOfSeveral(Worker):
+    """A worker of a job on several machines."""
 
     def __init__(self, fleet, machine, rank, world_size, buffers):
-        self.fleet = fleet
         hello = wire.Hello(
-            job=machine.setup.job, attempt=fleet.attempt, rank=rank, world_size=world_size
+            job=machine.setup.job,
+            attempt=fleet.attempt,
+            rank=rank,
+            world_size=world_size,
+            first_local=rank,
+            num_local=1,
         )
         super().__init__(machine, hello, fleet.size, buffers=buffers)
         # Ranks have tensors of their own here: the plan of a job has each element once.
         name = f"x@rank-{rank:05d}"
-        layout = wire.Layout(
-            number=1, size=self.layout.size, tensors={name: self.layout.tensors["x"]}
-        )
+        held = self.layout.contents.tensors or contents_of(self.layout.tensors).tensors
+        said = {"contents": Contents(tensors={name: held["x"]})}
+        if world_size == 1:
+            said = {"tensors": {name: self.layout.tensors["x"]}}
+        layout = wire.Layout(number=1, size=self.layout.size, **said)
         self.client.send(layout)
         self._turn = 0
 
     def begin(self, step, **options):
         self._turn += 1
         return super().begin(step, arena=self._turn % len(self.arenas), **options)
-
-    def _heard(self, message, blob):
-        others = [worker for worker in self.fleet.workers if worker is not self]
-        if isinstance(message, wire.Part):
-            others = [worker for worker in others if worker.hello.rank == 0]
-        if isinstance(message, wire.Part | wire.Outcome):
-            for worker in others:
-                with contextlib.suppress(OSError):
-                    worker.client.send(message, blob)
-        super()._heard(message, blob)
 
 
 def whole(places, step, num_ranks, size):
@@ -190,7 +204,7 @@ def whole(places, step, num_ranks, size):
             (shard_file(rank), shard(step, size)),
             (state_file(rank), small(step, rank)),
         ):
-            assert checkpoint.manifest.files[name].size == len(data)
+            assert checkpoint.inventory.file(name).size == len(data)
             copies = checkpoint._copies_of(name)
             buffer = memoryview(bytearray(1 << 24))
             blocks = range(len(copies.entry.xxh3_128))
@@ -247,4 +261,4 @@ class Relay:
                 sock.shutdown(socket.SHUT_RDWR)
 
 
-__all__ = ["HEAD_BYTES", "MANIFEST", "Fleet", "Machine", "Relay", "step_name", "whole"]
+__all__ = ["HEAD_BYTES", "MANIFEST", "Fleet", "Machine", "Relay", "whole"]

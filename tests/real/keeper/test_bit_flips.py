@@ -5,6 +5,7 @@ import shutil
 import pytest
 from floor import Floor
 from keeper_floor import SCRIPT, KeeperJob
+from saved import saved
 
 from outlast.checkpoint.load import verify
 from outlast.storage import Directory
@@ -46,7 +47,7 @@ def _job(base):
 
 
 def flip(base, tier, name, rng):
-    path = base[0] / tier / f"step-{STEP:012d}" / name
+    path = saved(base[0] / tier, STEP) / name
     data = bytearray(path.read_bytes())
     offset, bit = rng.randrange(len(data)), rng.randrange(8)
     print(f"bit {bit} of byte {offset} of {name}")

@@ -19,6 +19,7 @@ import psutil
 import pytest
 from floor import until
 from lean import Place
+from saved import saves_in
 
 from thorough import ALL
 
@@ -38,6 +39,10 @@ KNOWN = {
     ("fsync", "step"),
     ("mkdir", "step"),
     ("fsync", "tier"),
+    ("openat", "note part"),
+    ("write", "note part"),
+    ("fsync", "note part"),
+    ("rename", "note"),
     ("openat", "small part"),
     ("write", "small part"),
     ("fsync", "small part"),
@@ -52,7 +57,8 @@ KNOWN = {
     ("unlink", "manifest"),
     ("mkdir", "spares"),
     ("rename", "shard -> spare"),
-    ("unlinkat", "small"),
+    ("unlink", "small"),
+    ("unlinkat", "note"),
     ("rmdir", "step"),
 }
 HARMLESS = {
@@ -68,7 +74,7 @@ FAULTS = {
     "EIO for good": "error=EIO",
     "ENOSPC for good": "error=ENOSPC",
 }
-STEP = r"step-\d{12}"
+STEP = r"step-\d{12}\.a\d+\.s\d+\.[0-9a-f]{8}"
 
 
 @contextlib.contextmanager
@@ -112,6 +118,8 @@ def path_kind(path, place):
         (STEP, "step"),
         (rf"{STEP}/rank-\d+\.safetensors", "shard"),
         (rf"{STEP}/rank-\d+\.json", "small"),
+        (rf"{STEP}/save\.json", "note"),
+        (rf"{STEP}/\.save\.json\.[0-9a-f]+\.part", "note part"),
         (rf"{STEP}/manifest\.json", "manifest"),
         (rf"{STEP}/\.rank-\d+\.safetensors\.[0-9a-f]+\.part", "shard part"),
         (rf"{STEP}/\.rank-\d+\.json\.[0-9a-f]+\.part", "small part"),
@@ -193,9 +201,9 @@ class Matrix:
 
     def is_settled(self):
         root = self.place.storage.root
-        steps = {path.name for path in root.glob("step-*")}
+        steps = {save.step for save in saves_in(root)}
         spares = list((root / ".spare").glob("*"))
-        newest = {f"step-{step:012d}" for step in range(self.step - KEEP + 1, self.step + 1)}
+        newest = set(range(self.step - KEEP + 1, self.step + 1))
         return steps == newest and len(spares) == 1
 
     def save(self):

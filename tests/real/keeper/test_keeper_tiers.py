@@ -9,6 +9,7 @@ import pytest
 from floor import until
 from keeper_floor import SCRIPT, KeeperJob, keeper, memfds
 from lean import Place
+from saved import saves_in
 from test_crash_matrix import traced
 
 from outlast.keeper.process import Supervisor
@@ -205,7 +206,7 @@ def job_with_two_tiers(tmp_path, every):
 
 
 def steps_in(directory):
-    return sorted(int(path.name[5:]) for path in directory.glob("step-*"))
+    return [save.step for save in saves_in(directory)]
 
 
 def test_a_job_whose_local_tier_is_gone_resumes_from_the_shared_one(floor, tmp_path):

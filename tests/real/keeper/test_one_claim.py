@@ -9,8 +9,8 @@ from floor import until
 from lean import Place
 
 from outlast.keeper.process import Supervisor
-from outlast.launch.membership.claims import Claim, Claims
 from outlast.ledger.file import read_events
+from outlast.peer.claims import Claim, Claims
 from outlast.storage import Directory
 
 HALVES = ("majority", "minority")

@@ -1,7 +1,7 @@
 """Two machines, played by two agents on one: each has its keeper, and rank 0's commits.
 
-What the other keeper has to say goes through its workers, so a worker that dies takes word of its
-part along: the save is void then, and the one before it stands.
+The other keeper reports to it directly: see ``test_save_ends`` for what becomes of a save whose
+workers, or keepers, are gone.
 """
 
 import os
@@ -10,6 +10,8 @@ import signal
 import pytest
 from floor import TRAIN, Job, free_port, until
 from keeper_floor import SCRIPT, KeeperJob, keepers
+
+from outlast.keeper.place import RUNTIME_VARIABLE
 
 RANKS = 2
 STEPS = 18
@@ -94,4 +96,28 @@ def test_a_keeper_killed_on_one_machine_costs_that_save_alone(floor, tmp_path, c
     assert len([one for one in commits if one > step]) >= 2
     assert not job.events("storage_error")
     (skipped,) = [event for event in job.events("save_skipped") if event["step"] == step]
-    assert "the keeper died before the commit" in skipped["reason"]
+    assert "keeper died before the commit" in skipped["reason"]
+
+
+def test_under_torchs_launcher_the_workers_bring_the_keepers_together(floor, tmp_path, calm):
+    """Two machines, as far as keepers can see: each has a directory for sockets of its own."""
+    job = KeeperJob(tmp_path / "job", RANKS, free=-9, pause=AT + 1)
+    port = free_port()
+    both = []
+    for number in range(RANKS):
+        runtime = tmp_path / f"run-{number}"
+        runtime.mkdir(mode=0o700)
+        both.append(
+            floor.torchrun(
+                *("--nnodes", 2, "--nproc-per-node", 1, "--rdzv-backend", "c10d"),
+                *("--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "plain"),
+                *("--local-addr", "127.0.0.1"),
+                *(SCRIPT, job.records, STEPS, "--light"),
+                env={**job.env, RUNTIME_VARIABLE: runtime},
+            )
+        )
+    until(job.paused, "a commit", running=both[0])
+    assert len(keepers(floor)) == 2
+    job.go()
+    finish(job, both, calm)
+    assert not job.events("storage_error")

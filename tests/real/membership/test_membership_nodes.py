@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from outlast.launch.membership import JobOver, Membership, messages
-from outlast.launch.membership.claims import Claims
+from outlast.peer.claims import Claims
 from outlast.policy.membership import Rules
 from outlast.storage import Directory
 

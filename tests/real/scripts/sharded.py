@@ -60,6 +60,23 @@ def spread(model, mode, world_size):
     return model
 
 
+class Rows(torch.optim.Optimizer):
+    """As Adafactor or SM3: statistics of rows and of columns, and finer ones in a dict."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state, square = self.state[p], p.grad.square()
+                row = square.mean(dim=-1, keepdim=True) if p.dim() > 1 else square
+                state["row"] = row if "row" not in state else state["row"] * 0.9 + row
+                state["fine"] = {"sum": state["row"].double() / 3}
+                p.sub_(p.grad / (state["row"].sqrt() + 1e-3), alpha=group["lr"])
+
+
 def whole(value):
     """State as one process would have it; a collective where it is spread."""
     if isinstance(value, torch.Tensor):
@@ -81,6 +98,7 @@ def main():
     parser.add_argument("--norm", action="store_true")
     parser.add_argument("--every", default="2 steps")
     parser.add_argument("--perturb-at", type=int, default=-1)
+    parser.add_argument("--rows", action="store_true", help="an optimizer of row statistics")
     parser.add_argument("--vector-scale", action="store_true", help="as FSDP2 wants it")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -97,7 +115,8 @@ def main():
     else:
         trained = spread(model, options.mode, world_size)
         named = {"model": model}
-    optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-2)
+    kind = Rows if options.rows else torch.optim.AdamW
+    optimizer = kind(trained.parameters(), lr=1e-2)
     key = f"optimizer{rank}" if options.mode == "stages" else "optimizer"
     named[key] = optimizer
     train(options, named, trained, optimizer, rank)

@@ -5,13 +5,14 @@ import copy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from unit_names import save_name
 from unit_saver import written
 
 import outlast
 from outlast.checkpoint.shard import DTYPES
 from outlast.storage import Directory
 
-STEP = "step-000000000007"
+STEP = save_name(7, attempt=0)
 SHARD = f"{STEP}/rank-00000.safetensors"
 
 

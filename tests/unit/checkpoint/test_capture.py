@@ -96,8 +96,9 @@ def test_every_kind_of_tensor_is_copied_bit_for_bit(ring_bytes, is_lazy):
         tensors, True
     )
     assert bytes(ring.file[: len(made.plan.head)]) == made.plan.head
-    everything = sum(len(data) for data in found.values())
-    assert made.copied_at_once_bytes == (0 if is_lazy and not ring_bytes else everything)
+    # The negated one is a view of a view that lives as well.
+    late = {"negated"} if is_lazy and not ring_bytes else set(found)
+    assert made.copied_at_once_bytes == sum(len(found[name]) for name in late)
 
 
 @pytest.mark.parametrize("ring_bytes", [0, 2 * BLOCK_BYTES])

@@ -1,5 +1,6 @@
 """What goes, in which order, and what must never go: any history of saves, rot and pruning."""
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -8,21 +9,40 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from unit_fakes import WatchedStorage
+from unit_names import committed, save_of, unfinished
 
-from outlast.checkpoint.catalog import expendable, find_steps, prune, remove_step
-from outlast.checkpoint.manifest import Manifest, encode, step_name
+from outlast.checkpoint.catalog import expendable, find_saves, prune, remove_save
+from outlast.checkpoint.manifest import FORMAT, Manifest, encode
+from outlast.checkpoint.names import sign
 from outlast.storage import Directory
 from thorough import examples
 
 
-def add(storage, step, *, manifest=True, kind="full"):
-    storage.put(f"{step_name(step)}/rank-00000.json", b"{}")
+def one_of(step):
+    """Saves follow each other in one attempt."""
+    return save_of(step, serial=step)
+
+
+def name_of(step):
+    return str(one_of(step))
+
+
+def saved(*steps):
+    return [one_of(step) for step in steps]
+
+
+def add(storage, step, *, save=None, manifest=True, kind="full", job="j", form=FORMAT):
+    save = save or one_of(step)
+    sign(storage, save, job)
+    storage.put(f"{save}/rank-00000.json", b"{}")
     if manifest:
         written = Manifest(
-            format=2,
-            job="j",
-            step=step,
-            attempt=1,
+            format=form,
+            job=job,
+            step=save.step,
+            attempt=save.attempt,
+            serial=save.serial,
+            nonce=save.nonce,
             world_size=1,
             layout={},
             created_t=0.0,
@@ -30,7 +50,7 @@ def add(storage, step, *, manifest=True, kind="full"):
             tensors={},
             kind=kind,
         )
-        storage.put(f"{step_name(step)}/manifest.json", encode(written))
+        storage.put(f"{save}/manifest.json", encode(written))
 
 
 def test_steps_are_told_apart(tmp_path):
@@ -42,26 +62,26 @@ def test_steps_are_told_apart(tmp_path):
     storage.put("other/manifest.json", b"")
     storage.put("step-000000000005x/manifest.json", b"")
     storage.put("report.html", b"")
-    found = find_steps(storage)
-    assert found.committed == [20, 300, 1000]
-    assert found.unfinished == [400]
+    found = find_saves(storage)
+    assert found.committed == saved(20, 300, 1000)
+    assert found.unfinished == saved(400)
 
 
 def test_nothing_there(tmp_path):
-    found = find_steps(Directory(tmp_path / "none"))
+    found = find_saves(Directory(tmp_path / "none"))
     assert (found.committed, found.unfinished) == ([], [])
-    assert prune(Directory(tmp_path / "none"), keep=1, invalid=set()) == []
+    assert prune(Directory(tmp_path / "none"), "j", keep=1, invalid=set()) == []
 
 
 def test_the_manifest_goes_first_and_then_the_rest(tmp_path):
     storage = WatchedStorage(Directory(tmp_path))
     add(storage.inner, 7)
-    remove_step(storage, 7)
+    remove_save(storage, one_of(7))
     assert storage.log == [
-        ("remove", f"{step_name(7)}/manifest.json"),
-        ("remove_tree", step_name(7)),
+        ("remove", f"{name_of(7)}/manifest.json"),
+        ("remove_tree", name_of(7)),
     ]
-    assert not (tmp_path / step_name(7)).exists()
+    assert not (tmp_path / name_of(7)).exists()
 
 
 def test_files_stay_when_the_manifest_cannot_be_removed(tmp_path):
@@ -69,10 +89,11 @@ def test_files_stay_when_the_manifest_cannot_be_removed(tmp_path):
     storage = WatchedStorage(Directory(tmp_path), lambda did, _: error if did == "remove" else None)
     add(storage.inner, 7)
     with pytest.raises(OSError, match="Input/output"):
-        remove_step(storage, 7)
-    assert sorted(path.name for path in (tmp_path / step_name(7)).iterdir()) == [
+        remove_save(storage, one_of(7))
+    assert sorted(path.name for path in (tmp_path / name_of(7)).iterdir()) == [
         "manifest.json",
         "rank-00000.json",
+        "save.json",
     ]
 
 
@@ -84,11 +105,11 @@ def test_a_prune_that_fails_half_way_leaves_an_unfinished_step_that_goes_next_ti
     for step in (1, 2, 3):
         add(storage.inner, step)
     with pytest.raises(OSError, match="Input/output"):
-        prune(storage, keep=1, invalid=set())
-    assert find_steps(storage).unfinished == [1]
-    assert find_steps(storage).committed == [3]  # the others were tried all the same
-    assert prune(storage, keep=1, invalid=set()) == [1]
-    assert find_steps(storage).committed == [3]
+        prune(storage, "j", keep=1, invalid=set())
+    assert unfinished(storage) == [1]
+    assert committed(storage) == [3]  # the others were tried all the same
+    assert prune(storage, "j", keep=1, invalid=set()) == saved(1)
+    assert committed(storage) == [3]
 
 
 def test_an_invalid_step_is_removed_once_and_not_missed_after(tmp_path):
@@ -96,30 +117,30 @@ def test_an_invalid_step_is_removed_once_and_not_missed_after(tmp_path):
     storage = Directory(tmp_path)
     for step in (100, 200, 300):
         add(storage, step)
-    invalid = {50, 200}  # 50: the ledger had its commit, the disk had nothing
-    assert prune(storage, keep=1, invalid=invalid) == [100, 200]
+    invalid = set(saved(50, 200))  # 50: the ledger had its commit, the disk had nothing
+    assert prune(storage, "j", keep=1, invalid=invalid) == saved(100, 200)
     add(storage, 400)
-    assert prune(storage, keep=1, invalid=invalid) == [300]
-    assert find_steps(storage).committed == [400]
+    assert prune(storage, "j", keep=1, invalid=invalid) == saved(300)
+    assert committed(storage) == [400]
 
 
 def test_weights_go_with_what_was_kept_before_them(tmp_path):
     storage = Directory(tmp_path)
     for step, kind in [(10, "full"), (20, "weights"), (30, "full"), (40, "weights")]:
         add(storage, step, kind=kind)
-    assert prune(storage, keep=2, invalid=set()) == []
-    assert prune(storage, keep=1, invalid=set()) == [10, 20]
-    assert find_steps(storage).committed == [30, 40]
+    assert prune(storage, "j", keep=2, invalid=set()) == []
+    assert prune(storage, "j", keep=1, invalid=set()) == saved(10, 20)
+    assert committed(storage) == [30, 40]
 
 
 def test_a_torn_manifest_is_not_counted_among_those_that_are_kept(tmp_path):
     storage = Directory(tmp_path)
     for step in (10, 20, 30):
         add(storage, step)
-    torn = storage.read(f"{step_name(30)}/manifest.json")[:-9]
-    storage.put(f"{step_name(30)}/manifest.json", torn)
-    assert prune(storage, keep=1, invalid=set()) == [10]
-    assert find_steps(storage).committed == [20, 30]
+    torn = storage.read(f"{name_of(30)}/manifest.json")[:-9]
+    storage.put(f"{name_of(30)}/manifest.json", torn)
+    assert prune(storage, "j", keep=1, invalid=set()) == saved(10)
+    assert committed(storage) == [20, 30]
 
 
 def test_a_manifest_that_cannot_be_read_is_left_alone_and_not_counted(tmp_path):
@@ -128,21 +149,137 @@ def test_a_manifest_that_cannot_be_read_is_left_alone_and_not_counted(tmp_path):
     error = OSError(5, "Input/output error")
     storage = WatchedStorage(
         Directory(tmp_path),
-        lambda did, name: error if did == "read" and step_name(30) in name else None,
+        lambda did, name: error if did == "read" and name_of(30) in name else None,
     )
-    assert expendable(storage, keep=1).steps == (10,)
+    assert expendable(storage, "j", keep=1).saves == (*saved(10),)
     with pytest.raises(OSError, match="Input/output"):
-        prune(storage, keep=1, invalid=set())
-    assert find_steps(storage).committed == [20, 30]
+        prune(storage, "j", keep=1, invalid=set())
+    assert committed(storage) == [20, 30]
 
 
 def test_a_step_in_use_stays(tmp_path):
     storage = Directory(tmp_path)
     for step in (10, 20, 30):
         add(storage, step)
-    assert expendable(storage, keep=1, in_use={30}).steps == (10, 20)  # and is counted
-    assert prune(storage, keep=1, invalid=set(), in_use={10}) == [20]
-    assert prune(storage, keep=1, invalid=set()) == [10]
+    assert expendable(storage, "j", keep=1, in_use=saved(30)).saves == (
+        *saved(10, 20),
+    )  # and is counted
+    assert prune(storage, "j", keep=1, invalid=set(), in_use=saved(10)) == saved(20)
+    assert prune(storage, "j", keep=1, invalid=set()) == saved(10)
+
+
+# --- what is not recognised is left alone --------------------------------------------------------
+
+
+def test_checkpoints_of_a_later_format_stay_and_do_not_count(tmp_path):
+    storage = Directory(tmp_path)
+    for step, form in ((100, FORMAT), (200, FORMAT + 1), (300, FORMAT + 1), (400, FORMAT)):
+        add(storage, step, form=form)
+    assert prune(storage, "j", keep=3, invalid=()) == []
+    assert prune(storage, "j", keep=1, invalid=()) == saved(100)
+    assert committed(storage) == [200, 300, 400]
+
+
+def test_checkpoints_of_other_jobs_stay_and_do_not_count(tmp_path):
+    storage = Directory(tmp_path)
+    for step in (10, 20):
+        add(storage, step)
+        add(storage, step + 5, job="other")
+        add(storage, step + 7, job="other", manifest=False)
+    storage.put(f"{name_of(35)}/manifest.json", b"torn")  # and nobody's
+    storage.put("step-000000000003/manifest.json", b"torn")
+    storage.put("step-000000000004/rank-00000.json", b"{}")
+    assert prune(storage, "j", keep=2, invalid=()) == []
+    assert prune(storage, "j", keep=1, invalid=()) == saved(10)
+    assert committed(storage) == [3, 15, 20, 25, 35]
+    assert unfinished(storage) == [4, 17, 27]
+
+
+def test_a_step_that_was_saved_again_has_one_save_once_the_new_one_is_whole(tmp_path):
+    storage = Directory(tmp_path)
+    old, new, late = save_of(7, 1, 3), save_of(7, 2, 1), save_of(7, 1, 4)
+    add(storage, 7, save=old)
+    add(storage, 7, save=new, manifest=False)
+    assert prune(storage, "j", keep=1, invalid=()) == []
+    add(storage, 7, save=new)
+    add(storage, 7, save=late)  # a machine of the older attempt goes on after a pause
+    assert prune(storage, "j", keep=1, invalid=()) == [old, late]
+    assert find_saves(storage).committed == [new]
+
+
+def test_weights_do_not_supersede_what_can_be_resumed_from(tmp_path):
+    storage = Directory(tmp_path)
+    full, weights = save_of(7, 1, 1), save_of(7, 1, 2)
+    add(storage, 7, save=full)
+    add(storage, 7, save=weights, kind="weights")
+    assert prune(storage, "j", keep=1, invalid=()) == []
+    add(storage, 7, save=save_of(7, 1, 3))
+    assert prune(storage, "j", keep=1, invalid=()) == [full, weights]
+
+
+def test_of_a_writer_and_whoever_removes_its_save_one_gets_the_manifests_name(tmp_path):
+    storage = Directory(tmp_path)
+    zombie = save_of(9, 1, 5)
+    add(storage, 9, save=zombie, manifest=False)
+    add(storage, 7, save=save_of(7, 2, 1))
+    manifest = f"{zombie}/manifest.json"
+
+    def in_between(did, name):
+        if (did, name) == ("put_new", manifest):
+            add(storage, 9, save=zombie)  # it commits after it was found unfinished
+
+    assert prune(WatchedStorage(storage, in_between), "j", keep=1, invalid=()) == []
+    assert find_saves(storage).committed == [save_of(7, 2, 1), zombie]
+    storage.remove(manifest)
+    tried = []
+
+    def too_late(did, name):
+        if did == "remove_tree":
+            tried.append(storage.put_new(manifest, b"its manifest"))
+
+    assert prune(WatchedStorage(storage, too_late), "j", keep=1, invalid=()) == [zombie]
+    assert tried == [False]
+
+
+def test_a_manifest_that_comes_when_all_else_is_gone_counts_for_nothing(tmp_path):
+    storage = Directory(tmp_path)
+    add(storage, 7, save=save_of(7, 2, 1))
+    zombie = save_of(9, 1, 5)
+    add(storage, 9, save=zombie)
+    for name in ("save.json", "rank-00000.json"):
+        storage.remove(f"{zombie}/{name}")
+    assert prune(storage, "j", keep=1, invalid=()) == []
+    assert save_of(7, 2, 1) in find_saves(storage).committed
+
+
+def test_an_empty_directory_goes_where_its_session_is_known(tmp_path):
+    storage = Directory(tmp_path)
+    add(storage, 7, save=save_of(7, 2, 1))
+    for save in (save_of(5, 2, 0), save_of(5, 1, 1)):
+        (tmp_path / str(save)).mkdir()
+    assert prune(storage, "j", keep=1, invalid=()) == [save_of(5, 2, 0)]
+
+
+@pytest.mark.parametrize("is_unfinished", [True, False])
+def test_what_is_left_of_a_removal_that_was_cut_short_goes_next_time(tmp_path, is_unfinished):
+    """At whichever removal of a file it dies: what is left says whose it is, or is nobody's."""
+    for number in range(8):
+        storage = Directory(tmp_path / str(number))
+        save = save_of(1, 1, 1)
+        add(storage, 1, save=save, manifest=not is_unfinished)
+        add(storage, 2, save=save_of(2, 1, 2))
+        left = [number]
+
+        def dies(_, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+
+        with pytest.MonkeyPatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr("outlast.storage.directory.sync_directory", dies)
+            prune(storage, "j", keep=1, invalid=())
+        prune(storage, "j", keep=1, invalid=())
+        assert storage.children() == [str(save_of(2, 1, 2))], number
 
 
 class Pruning(RuleBasedStateMachine):
@@ -152,22 +289,21 @@ class Pruning(RuleBasedStateMachine):
         super().__init__()
         self.place = tempfile.TemporaryDirectory()
         self.storage = Directory(Path(self.place.name))
-        self.step = 0
+        self.attempt, self.step, self.serial = 1, 0, 0
         self.rotten, self.known_rotten = set(), set()
 
     def teardown(self):
         self.place.cleanup()
 
     def committed(self):
-        return find_steps(self.storage).committed
+        return find_saves(self.storage).committed
 
-    @rule(gap=st.integers(1, 3), commits=st.booleans())
+    @rule(gap=st.integers(0, 3), commits=st.booleans())
     def save(self, gap, commits):
         self.step += gap
-        add(self.storage, self.step, manifest=commits)
-        if commits:
-            self.known_rotten.discard(self.step)
-            self.rotten.discard(self.step)
+        self.serial += 1
+        save = save_of(self.step, self.attempt, self.serial)
+        add(self.storage, self.step, save=save, manifest=commits)
 
     @precondition(lambda self: self.committed())
     @rule(data=st.data())
@@ -178,30 +314,35 @@ class Pruning(RuleBasedStateMachine):
     def restart(self):
         """A resume goes from newest to oldest and stops at the first that verifies."""
         self.known_rotten = set()
-        for step in reversed(self.committed()):
-            if step not in self.rotten:
-                self.step = step
+        self.attempt, self.serial = self.attempt + 1, 0
+        for save in reversed(self.committed()):
+            if save not in self.rotten:
+                self.step = save.step
                 return
-            self.known_rotten.add(step)
+            self.known_rotten.add(save)
 
     @rule(keep=st.integers(1, 3))
     def prune(self, keep):
-        before = find_steps(self.storage)
-        trusted = [step for step in before.committed if step not in self.known_rotten]
-        removed = prune(self.storage, keep=keep, invalid=set(self.known_rotten))
-        after = find_steps(self.storage)
+        before = find_saves(self.storage)
+        newest = {save.step: save for save in before.committed if save not in self.known_rotten}
+        trusted = sorted(newest.values())
+        removed = prune(self.storage, "j", keep=keep, invalid=set(self.known_rotten))
+        after = find_saves(self.storage)
         assert removed == sorted(removed)
         assert set(removed).isdisjoint(trusted[-keep:])
-        assert after.committed == [step for step in before.committed if step not in removed]
-        assert [step for step in trusted if step in after.committed] == trusted[-keep:]
+        assert after.committed == [save for save in before.committed if save not in removed]
+        assert [save for save in after.committed if save not in self.known_rotten] == trusted[
+            -keep:
+        ]
         if trusted:
-            newest = trusted[-1]
-            assert all(step in after.unfinished for step in before.unfinished if step > newest)
-            assert not [step for step in after.unfinished if step < newest]
-            assert not [s for s in after.committed if s in self.known_rotten and s < newest]
+            last = max(trusted, key=lambda save: save.written)
+            later = [save for save in before.unfinished if save.written > last.written]
+            assert after.unfinished == sorted(later)
+            rotten = [save for save in after.committed if save in self.known_rotten]
+            assert not [save for save in rotten if save < trusted[-1]]
         else:
             assert removed == []
-        again = prune(self.storage, keep=keep, invalid=set(self.known_rotten))
+        again = prune(self.storage, "j", keep=keep, invalid=set(self.known_rotten))
         assert again == []
 
 

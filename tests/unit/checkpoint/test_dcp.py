@@ -21,13 +21,16 @@ from dcp_state import (
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from unit_fakes import same, same_tensor
+from unit_names import save_name
 
 import outlast
 from outlast.checkpoint.blocks import write_hashed
 from outlast.checkpoint.dcp import StorageReader
+from outlast.checkpoint.dcp_writer import StorageWriter
 from outlast.checkpoint.export import export
-from outlast.checkpoint.load import load, read_manifest, verify
+from outlast.checkpoint.load import load, verify
 from outlast.checkpoint.manifest import encode
+from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.storage import Directory
 
@@ -180,8 +183,8 @@ def test_the_newest_that_verifies_is_read_unless_a_step_is_given(tmp_path, caplo
         saved_state(tmp_path, step=step, seed=step)
     assert same(state_of(3), loaded_state(tmp_path))
     assert same(state_of(2), loaded_state(tmp_path, step=2))
-    assert same(state_of(1), loaded_state(tmp_path / "step-000000000001"))
-    flip(tmp_path / "step-000000000003" / "manifest.json", 60)
+    assert same(state_of(1), loaded_state(tmp_path / save_name(1, attempt=0)))
+    flip(tmp_path / save_name(3, attempt=0) / "manifest.json", 60)
     assert same(state_of(2), loaded_state(tmp_path))
     assert "step 3 is not valid" in caplog.text
 
@@ -197,7 +200,7 @@ def test_nothing_to_read_is_said_in_words(tmp_path):
 
 def test_a_jobs_tiers(tmp_path, monkeypatch):
     from outlast import config
-    from outlast.ledger.job import open_job
+    from outlast.checkpoint.identity import open_job
 
     job = tmp_path / "job"
     tiers = "".join(
@@ -208,8 +211,11 @@ def test_a_jobs_tiers(tmp_path, monkeypatch):
     opened = open_job(job, config.load({"dir": str(job)}))
     saved_state(job, step=7)
     assert read_manifest(Directory(tmp_path / "fast"), 7).job == opened.id
-    saved_state(tmp_path / "slow", step=8, seed=8)
-    assert same(state_of(8), loaded_state(job))
+    dcp.save(
+        state_of(8), storage_writer=StorageWriter(Directory(tmp_path / "slow"), 8, job=opened.id)
+    )
+    saved_state(tmp_path / "slow", step=9, seed=9)
+    assert same(state_of(8), loaded_state(job)), "step 9 is not this job's"
     assert same(state_of(0), loaded_state(job, tier="fast"))
     with pytest.raises(ConfigError, match=r"'nowhere' is not a tier .* known: fast, slow"):
         outlast.dcp_reader(job, tier="nowhere")

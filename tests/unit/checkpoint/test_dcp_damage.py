@@ -21,12 +21,13 @@ from outlast.checkpoint import manifest as manifest_room
 from outlast.checkpoint import source as source_room
 from outlast.checkpoint.blocks import write_hashed
 from outlast.checkpoint.dcp import StorageReader
-from outlast.checkpoint.load import read_manifest
-from outlast.checkpoint.manifest import Chunk, Manifest, TensorEntry, encode
+from outlast.checkpoint.manifest import FORMAT, Chunk, Manifest, TensorEntry, encode
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.shard import DTYPES
 from outlast.checkpoint.source import Source, Want, bounds
+from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
+from outlast.keeper.wire import NO_NONCE
 from outlast.storage import Directory
 from thorough import examples
 
@@ -88,10 +89,12 @@ def put_chunks(storage, whole, boxes, pad):
     entry = TensorEntry(dtype=names[whole.dtype], shape=tuple(whole.shape), chunks=tuple(chunks))
     files = {"rank-00000.safetensors": write_hashed(storage, SHARD, pieces)}
     manifest = Manifest(
-        format=2,
+        format=FORMAT,
         job="",
         step=7,
         attempt=0,
+        serial=1,
+        nonce=NO_NONCE,
         world_size=1,
         layout={},
         created_t=0.0,

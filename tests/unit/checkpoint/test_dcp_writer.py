@@ -9,6 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from dcp_state import SHARD, STEP, loaded_state, refused, saved_state, state_of
 from unit_fakes import WatchedStorage, same
+from unit_names import save_name
 
 import outlast
 from outlast.checkpoint.dcp import StorageWriter
@@ -109,16 +110,34 @@ def test_the_manifest_comes_last_and_all_else_is_durable_before(tmp_path):
     watched_save(storage, state_of())
     done = [(op, name) for op, name in storage.log if op in ("finish", "put_new", "put")]
     assert done[-1] == ("put_new", f"{STEP}/manifest.json")
-    assert {name for _, name in done[:-1]} == {SHARD, f"{STEP}/rank-00000.json"}
+    assert done[0] == ("put", f"{STEP}/save.json")
+    assert {name for _, name in done[1:-1]} == {SHARD, f"{STEP}/rank-00000.json"}
 
 
-def test_overwriting_takes_the_commit_back_before_anything_is_written(tmp_path):
+def test_what_is_overwritten_stands_until_the_new_one_does_and_goes_then(tmp_path):
     saved_state(tmp_path)
     storage = WatchedStorage(Directory(tmp_path))
     watched_save(storage, state_of(1), overwrite=True)
-    operations = [entry for entry in storage.log if entry[0] != "exists"]
-    first = next(i for i, (op, _) in enumerate(operations) if op == "create")
-    assert operations.index(("remove", f"{STEP}/manifest.json")) < first
+    new = save_name(7, attempt=0, serial=2)
+    changes = [one for one in storage.log if one[0] in ("put", "create", "put_new", "remove")]
+    assert changes.index(("put_new", f"{new}/manifest.json")) == len(changes) - 2
+    assert changes[-1] == ("remove", f"{STEP}/manifest.json")
+    assert Directory(tmp_path).children() == [new]
+    assert same(state_of(1), loaded_state(tmp_path))
+
+
+@pytest.mark.parametrize("what", ["create", "write", "finish", "put_new"])
+def test_an_overwrite_that_fails_leaves_what_it_was_to_replace(tmp_path, what):
+    state = saved_state(tmp_path)
+    before = {path: path.read_bytes() for path in (tmp_path / STEP).iterdir()}
+    trouble = OSError(28, "No space left on device")
+    storage = WatchedStorage(Directory(tmp_path), lambda did, _: trouble if did == what else None)
+    assert refused(lambda: watched_save(storage, state_of(1), overwrite=True)) is trouble
+    assert before == {path: path.read_bytes() for path in (tmp_path / STEP).iterdir()}
+    assert same(state, loaded_state(tmp_path))
+    saved_state(tmp_path, seed=2, overwrite=True)
+    assert same(state_of(2), loaded_state(tmp_path))
+    assert len(Directory(tmp_path).children()) == 1, "what the failed one left is gone as well"
 
 
 @pytest.mark.parametrize("what", ["create", "write", "finish", "put_new"])
@@ -132,7 +151,7 @@ def test_a_save_that_fails_leaves_the_older_commit_in_force(tmp_path, what):
     assert same(state_of(1), loaded_state(tmp_path))
 
 
-def test_whoever_commits_first_is_not_undone(tmp_path):
+def test_whoever_takes_the_manifests_name_first_is_not_undone(tmp_path):
     class Late(dcp.DefaultSavePlanner):
         def resolve_data(self, write_item):
             (tmp_path / STEP / "manifest.json").write_text("{}")
@@ -141,7 +160,7 @@ def test_whoever_commits_first_is_not_undone(tmp_path):
     writer = outlast.dcp_writer(tmp_path, 7)
     error = refused(lambda: dcp.save({"m": torch.ones(1)}, storage_writer=writer, planner=Late()))
     assert isinstance(error, StorageError)
-    assert "committed by somebody else" in str(error)
+    assert "taken for an unfinished save" in str(error)
 
 
 def test_a_plan_that_nobody_carried_out_is_not_committed(tmp_path):
@@ -190,7 +209,7 @@ def test_saving_while_training_goes_on(tmp_path):
 
 def test_a_writer_can_be_sent_to_another_process(tmp_path):
     writer = outlast.dcp_writer(tmp_path, 7)
-    assert STEP in writer.checkpoint_id
+    assert "step-000000000007" in writer.checkpoint_id
     writer = pickle.loads(pickle.dumps(writer))
     dcp.save({"m": torch.ones(1)}, storage_writer=writer)
     verify(Directory(tmp_path), 7)

@@ -10,6 +10,7 @@ import xxhash
 from hypothesis import given
 from unit_checkpoints import grid, region
 from unit_fakes import bits
+from unit_names import save_name
 
 from outlast.checkpoint import copies as copies_room
 from outlast.checkpoint import destinations, reshard
@@ -18,11 +19,11 @@ from outlast.checkpoint.destinations import fresh, pieces
 from outlast.checkpoint.manifest import Chunk, FileEntry, TensorEntry
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.read import by_file, job_for, read
-from outlast.checkpoint.reshard import cut
 from outlast.checkpoint.shard import NAMES
+from outlast.checkpoint.spreads import cut
 from thorough import examples
 
-STEP = "step-000000000001"
+STEP = save_name(1)
 
 
 class Seen:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 from unit_fakes import WatchedStorage, listing, same, same_tensor
+from unit_names import save_name
 from unit_saver import written
 
 from outlast.checkpoint import export as export_room
@@ -27,7 +28,7 @@ from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.storage import Directory
 
 FORMATS = ["safetensors", "torch", "dcp"]
-STEP = "step-000000000007"
+STEP = save_name(7)
 SHARD = f"{STEP}/rank-00000.safetensors"
 
 

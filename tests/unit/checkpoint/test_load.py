@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from unit_checkpoints import grid, write
+from unit_checkpoints import grid, read_flat, write
 from unit_fakes import WatchedStorage, same, same_tensor
+from unit_names import save_name
 
-from outlast.checkpoint.load import load, open_checkpoint, read_manifest
+from outlast.checkpoint.load import load, open_checkpoint
 from outlast.storage import Directory
 
-STEP = "step-000000000007"
+STEP = save_name(7)
 MANIFEST = f"{STEP}/manifest.json"
 
 
@@ -64,7 +65,7 @@ def test_a_tensor_in_many_chunks_of_many_files_is_put_together(tmp_path):
     whole = torch.arange(60.0).view(6, 10)
     states = [{"m": {"w": whole}}] * 3
     write(Directory(tmp_path), states, cut=lambda name, tensor: grid((0, 1, 4, 6), (0, 3, 10)))
-    entry = read_manifest(Directory(tmp_path), 7).tensors["m.w"]
+    entry = read_flat(Directory(tmp_path), 7).tensors["m.w"]
     assert len({chunk.file for chunk in entry.chunks}) == 3
     for rank in range(3):
         assert same_tensor(whole, load(Directory(tmp_path), 7, rank=rank).tensor("m.w"))

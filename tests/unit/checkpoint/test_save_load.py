@@ -9,15 +9,17 @@ import weakref
 import msgspec
 import pytest
 import torch
+from unit_checkpoints import read_flat
 from unit_fakes import WatchedStorage, listing, same, same_tensor
+from unit_names import save_name, save_of
 from unit_saver import Attempt, captured, save_all, share_everything, small_blocks, written
 
-from outlast.checkpoint.load import load, read_manifest, verify
+from outlast.checkpoint.load import load, verify
 from outlast.checkpoint.manifest import WEIGHTS, decode, encode
 from outlast.checkpoint.shard import ALIGNMENT
 from outlast.storage import Directory
 
-STEP = "step-000000000007"
+STEP = save_name(7)
 MANIFEST = f"{STEP}/manifest.json"
 DIFFERENT = ("model.running[0]",)
 
@@ -108,7 +110,7 @@ def test_kind_and_narrow_dtypes_are_in_the_manifest(tmp_path):
 def test_small_tensors_are_every_ranks_and_large_ones_are_shared(tmp_path):
     """A comparison of what is smaller than 64 KiB costs more than writing it."""
     written(Directory(tmp_path), states_of(3))
-    manifest = read_manifest(Directory(tmp_path), 7)
+    manifest = read_flat(Directory(tmp_path), 7)
     small = {f"model.{name}" for name in ("w", "half", "running", "empty", "scalar")}
     small.add("optimizer.state.w.step")
     own = {f"{name}@rank-{rank:05d}" for name in small for rank in (1, 2)}
@@ -133,7 +135,7 @@ def test_what_is_no_replica_is_found_before_the_commit_and_then_a_ranks_own(tmp_
         assert events == ["commit"]  # a void one is no event
         attempt.save(states_of(3), step=8)
         assert [len(saver.ended) for saver in attempt.savers] == [3] * 3
-    manifest = read_manifest(Directory(tmp_path), 7)
+    manifest = read_flat(Directory(tmp_path), 7)
     assert own_tensors(manifest) == {
         *("model.running@rank-00001", "model.running@rank-00002"),
         *(f"outlast.random@rank-{rank:05d}" for rank in range(3)),
@@ -148,7 +150,8 @@ def test_replicas_are_dealt_out_and_written_once(tmp_path):
     with Attempt(Directory(tmp_path), 2) as attempt:
         attempt.save(states * 2)
         assert [len(saver.ended) for saver in attempt.savers] == [1, 1]
-    manifest = verify(Directory(tmp_path), 7)
+    verify(Directory(tmp_path), 7)
+    manifest = read_flat(Directory(tmp_path), 7)
     assert set(manifest.tensors) == {"m.a", "m.b", "m.c", "m.d"}
     files = {name: files_of(manifest, f"m.{name}") for name in "abcd"}
     first, second = {"rank-00000.safetensors"}, {"rank-00001.safetensors"}
@@ -161,7 +164,7 @@ def test_random_states_are_each_ranks_own_even_if_they_agree(tmp_path):
     """Ranks that were seeded alike; the next save may find them apart."""
     state = {"model": {"w": torch.ones(2)}, "outlast": {"random": torch.arange(8)}}
     written(Directory(tmp_path), [state, state])
-    names = set(read_manifest(Directory(tmp_path), 7).tensors)
+    names = set(read_flat(Directory(tmp_path), 7).tensors)
     assert names == {"model.w", "outlast.random@rank-00000", "outlast.random@rank-00001"}
     assert_each_rank_gets_back(tmp_path, [state, state])
 
@@ -202,7 +205,7 @@ def test_ranks_with_other_names_keep_them(tmp_path):
     ]
     written(Directory(tmp_path), states)
     assert_each_rank_gets_back(tmp_path, states)
-    manifest = read_manifest(Directory(tmp_path), 7)
+    manifest = read_flat(Directory(tmp_path), 7)
     assert own_tensors(manifest) == {"m.shape@rank-00001", "m.kind@rank-00001"}
 
 
@@ -213,8 +216,11 @@ def test_a_rank_that_has_nothing_to_write_writes_no_tensors(tmp_path):
     assert listing(tmp_path / STEP) == [
         "manifest.json",
         "rank-00000.json",
+        "rank-00000.part.json",
         "rank-00000.safetensors",
         "rank-00001.json",
+        "rank-00001.part.json",
+        "save.json",
     ]
     assert_each_rank_gets_back(tmp_path, states)
 
@@ -238,7 +244,7 @@ def test_another_number_of_ranks_reads_in_turn(tmp_path, saved_by, read_by):
 
 def test_numbers_of_a_commit(tmp_path):
     results = written(Directory(tmp_path), states_of(2))
-    files = [path for path in (tmp_path / STEP).iterdir() if path.name != "manifest.json"]
+    files = [path for path in (tmp_path / STEP).iterdir() if path.name.startswith("rank-")]
     for result in results:
         assert result.num_files == len(files) + 1
         assert result.num_bytes == sum(path.stat().st_size for path in files)
@@ -253,10 +259,11 @@ def test_what_follows_a_commit_is_told_of_it_and_so_is_the_ledger(tmp_path):
         (told,) = keeper.commits
         ((name, fields),) = keeper.events
     assert (sorted(told.ranks), told.tier, told.by_us) == ([0, 1], "local", True)
-    assert told.data == (tmp_path / MANIFEST).read_bytes()
-    assert told.manifest == decode(told.data, 7)
+    assert told.data == (tmp_path / save_name(7, attempt=3) / "manifest.json").read_bytes()
+    assert told.manifest == decode(told.data, save_of(7, attempt=3))
     assert name == "commit"
     assert (fields["attempt"], fields["step"], fields["kind"]) == (3, 7, "full")
+    assert fields["save"] == save_name(7, attempt=3)
     assert (fields["tier"], fields["bytes"]) == (ended.tier, ended.num_bytes)
     assert fields["files"] == ended.num_files
 
@@ -265,7 +272,7 @@ def test_a_sharded_tensor_is_put_together(tmp_path):
     """Whatever the order in which the manifest names its chunks."""
     storage = Directory(tmp_path)
     written(storage, [{"m": {"w": torch.arange(12.0).view(4, 3)}}])
-    manifest = read_manifest(storage, 7)
+    manifest = read_flat(storage, 7)
     entry = manifest.tensors["m.w"]
     (whole,) = entry.chunks
     halves = [
@@ -298,7 +305,7 @@ def test_a_committed_snapshot_is_readable_in_memory_until_the_next_is_copied_ove
         memory = attempt.keepers[0].memory()
         for rank in range(2):
             assert same(state_of(rank), loaded_state(memory, rank))
-        for name in listing(tmp_path / STEP):
+        for name in set(listing(tmp_path / STEP)) - {"save.json"}:
             assert memory.read(f"{STEP}/{name}") == (tmp_path / STEP / name).read_bytes()
         attempt.agree([captured(state) for state in states_of(2)])
         attempt.savers[0].copy(captured(state_of(0, seed=1), 8))
@@ -357,15 +364,22 @@ def test_machines_with_disks_of_their_own_have_the_manifest_each_and_their_ranks
     assert (tmp_path / "0" / MANIFEST).read_bytes() == (tmp_path / "1" / MANIFEST).read_bytes()
     for machine in range(2):
         ranks = (2 * machine, 2 * machine + 1)
-        names = {f"rank-{rank:05d}.{kind}" for rank in ranks for kind in ("json", "safetensors")}
-        assert set(listing(tmp_path / str(machine) / STEP)) == names | {"manifest.json"}
+        names = {
+            f"rank-{rank:05d}.{kind}"
+            for rank in ranks
+            for kind in ("json", "part.json", "safetensors")
+        }
+        assert set(listing(tmp_path / str(machine) / STEP)) == names | {
+            "manifest.json",
+            "save.json",
+        }
 
 
 @pytest.mark.parametrize("machines", [2, 3, 6])
 def test_machines_with_a_directory_in_common_commit_once(tmp_path, machines):
     storage = WatchedStorage(Directory(tmp_path))
     written(storage, states_of(6), machines=machines)
-    puts = [entry for entry in storage.log if entry[0] in ("put", "put_new")]
+    puts = [entry for entry in storage.log if entry[0] == "put_new"]
     assert puts == [("put_new", MANIFEST)]
     assert_each_rank_gets_back(tmp_path, states_of(6))
 
@@ -387,14 +401,12 @@ def test_what_does_not_fit_into_memory_goes_through_a_ring(tmp_path, monkeypatch
 # --- the order of operations ---------------------------------------------------------------------
 
 
-def test_a_rejected_manifest_goes_first_and_the_new_one_comes_last(tmp_path):
-    written(Directory(tmp_path), [state_of(0)])
+def test_the_note_comes_first_and_the_manifest_last(tmp_path):
     storage = WatchedStorage(Directory(tmp_path))
     written(storage, [state_of(0)])
     tensors, small = f"{STEP}/rank-00000.safetensors", f"{STEP}/rank-00000.json"
     assert storage.log == [
-        ("read", MANIFEST),
-        ("remove", MANIFEST),
+        ("put", f"{STEP}/save.json"),
         ("create", tensors),
         ("write_at", tensors),
         ("finish", tensors),
@@ -406,14 +418,14 @@ def test_a_rejected_manifest_goes_first_and_the_new_one_comes_last(tmp_path):
 
 
 @pytest.mark.parametrize("machines", [1, 3])
-def test_the_manifest_comes_after_every_ranks_files_and_goes_before_any(tmp_path, machines):
-    written(Directory(tmp_path), states_of(3))
+def test_the_manifest_comes_after_every_ranks_files_and_the_note_before_any(tmp_path, machines):
     storage = WatchedStorage(Directory(tmp_path))
     written(storage, states_of(3), machines=machines)
-    order = [did for did, _ in storage.log if did in ("create", "finish", "put_new", "remove")]
-    assert order[0] == "remove"
+    order = [did for did, _ in storage.log if did in ("create", "finish", "put_new", "put")]
+    assert order[0] == "put"
+    assert order.count("put") >= machines, "each machine's keeper says whose it is"
     assert order[-1] == "put_new"
-    assert [order.count(did) for did in ("create", "finish", "put_new")] == [6, 6, 1]
+    assert [order.count(did) for did in ("create", "finish", "put_new")] == [9, 9, 1]
 
 
 def test_the_small_state_is_written_when_the_copy_is_whole(tmp_path):
@@ -456,4 +468,4 @@ def test_everything_on_disk_is_text_or_safetensors(tmp_path):
         else:
             assert data[8:9] == b"{"
             assert int.from_bytes(data[:8], "little") % ALIGNMENT == ALIGNMENT - 8
-    assert decode((tmp_path / MANIFEST).read_bytes(), 7).step == 7
+    assert decode((tmp_path / MANIFEST).read_bytes(), save_of(7)).step == 7

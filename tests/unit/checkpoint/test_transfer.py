@@ -6,21 +6,23 @@ import sys
 
 import pytest
 import torch
-from unit_checkpoints import damage, rewrite, write
+from unit_checkpoints import damage, flat, rewrite, write
 from unit_fakes import WatchedStorage, listing
+from unit_names import save_name, save_of
 
 from outlast.checkpoint import blocks as blocks_room
 from outlast.checkpoint import copies as copies_room
 from outlast.checkpoint import manifest as manifest_room
 from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import MANIFEST
+from outlast.checkpoint.names import NOTE
 from outlast.checkpoint.places import Place
-from outlast.checkpoint.transfer import Repaired, copy_file, repair_step
+from outlast.checkpoint.transfer import Repaired, copy_file, repair_save
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
 
-STEP = "step-000000000007"
-TENSORS, SMALL = "rank-00000.safetensors", "rank-00000.json"
+STEP = save_name(7)
+TENSORS, SMALL, PART = "rank-00000.safetensors", "rank-00000.json", "rank-00000.part.json"
 PATH = f"{STEP}/{TENSORS}"
 
 
@@ -38,7 +40,8 @@ def state(seed=0):
 class Tiers:
     def __init__(self, path, count):
         self.paths = [path / f"tier-{number}" for number in range(count)]
-        self.manifest = write(Directory(self.paths[0]), [state(), {"more": 1}])
+        self.root = write(Directory(self.paths[0]), [state(), {"more": 1}])
+        self.manifest = flat(Directory(self.paths[0]), self.root)
         for other in self.paths[1:]:
             shutil.copytree(self.paths[0], other)
         self.places = [Place(one.name, Directory(one)) for one in self.paths]
@@ -51,7 +54,7 @@ class Tiers:
         ]
 
     def repair(self, places=None, progress=None):
-        return repair_step(places or self.places, 7, progress)
+        return repair_save(places or self.places, save_of(7), progress)
 
 
 @pytest.fixture(name="two")
@@ -137,6 +140,30 @@ def test_two_damaged_copies_mend_each_other_block_by_block(two):
     assert two.files() == two.whole
 
 
+def test_a_part_is_mended_before_the_files_that_it_names(two):
+    damage(two.paths[0], 7, PART)
+    damage(two.paths[0], 7, TENSORS, 5)
+    (two.paths[1] / STEP / PART.replace("00000", "00001")).write_bytes(b"{}")
+    with pytest.raises(CheckpointInvalid, match=r"rank-00000\.part\.json does not match"):
+        verify(two.places[0].storage, 7)
+    assert two.repair() == [
+        Repaired(PART, "tier-0", "tier-1"),
+        Repaired(TENSORS, "tier-0", "tier-1"),
+        Repaired(PART.replace("00000", "00001"), "tier-1", "tier-0"),
+    ]
+    assert two.files() == two.whole
+
+
+def test_what_a_part_names_is_left_alone_where_the_part_is_lost(two):
+    """Nothing of it can be told from what it should be."""
+    for path in two.paths:
+        damage(path, 7, PART)
+    damage(two.paths[1], 7, "rank-00001.json")
+    with pytest.raises(CheckpointInvalid, match=r"tier-0: rank-00000\.part\.json does not match"):
+        two.repair()
+    assert two.files()[1]["rank-00001.json"] == two.whole[1]["rank-00001.json"]
+
+
 @pytest.mark.parametrize("torn", [b"", b"{}", b"x"])
 def test_a_torn_manifest_comes_last_and_is_anothers_to_the_byte(three, torn):
     (three.paths[0] / STEP / MANIFEST).write_bytes(torn)
@@ -149,7 +176,8 @@ def test_a_torn_manifest_comes_last_and_is_anothers_to_the_byte(three, torn):
         Repaired(MANIFEST, "tier-0", "tier-1"),
     ]
     order = [entry for entry in storage.log if entry[0] in ("finish", "put")]
-    assert order == [("finish", f"{STEP}/{SMALL}"), ("put", f"{STEP}/{MANIFEST}")]
+    assert order[0] == ("finish", f"{STEP}/{SMALL}")
+    assert order[1:] == [("put", f"{STEP}/{NOTE}"), ("put", f"{STEP}/{MANIFEST}")]
     assert three.files() == three.whole
 
 
@@ -177,23 +205,29 @@ def test_a_copy_in_the_making_is_left_alone(two):
     (two.paths[1] / STEP / MANIFEST).unlink()
     (two.paths[1] / STEP / SMALL).unlink()
     assert two.repair() == []
-    assert sorted(listing(two.paths[1] / STEP)) == ["rank-00000.safetensors", "rank-00001.json"]
+    assert sorted(listing(two.paths[1] / STEP)) == [
+        "rank-00000.part.json",
+        "rank-00000.safetensors",
+        "rank-00001.json",
+        "rank-00001.part.json",
+        NOTE,
+    ]
 
 
 def test_another_save_of_the_step_is_mended_by_its_own_manifest(three):
-    """Two tiers hold the newer save, one an older attempt's."""
-    write(Directory(three.paths[0]), [state(1), {"more": 1}], attempt=2)
-    shutil.rmtree(three.paths[1])
-    shutil.copytree(three.paths[0], three.paths[1])
-    before = three.files()
-    damage(three.paths[1], 7, TENSORS)
-    assert three.repair() == [Repaired(TENSORS, "tier-1", "tier-0")]
-    assert three.files() == before
-    damage(three.paths[2], 7, TENSORS)
-    with pytest.raises(CheckpointInvalid, match=r"tier-2: rank-00000\.safetensors does not match"):
-        three.repair()
-    verify(three.places[0].storage, 7)
-    verify(three.places[1].storage, 7)
+    """Two tiers hold an older attempt's save besides."""
+    for path in three.paths[:2]:
+        write(Directory(path), [state(1), {"more": 1}], attempt=2)
+    before = [path.joinpath(save_name(7, 2), TENSORS).read_bytes() for path in three.paths[:2]]
+    damage(three.paths[1], 7, TENSORS, attempt=2)
+    damage(three.paths[0], 7, TENSORS)
+    assert repair_save(three.places, save_of(7, 2)) == [Repaired(TENSORS, "tier-1", "tier-0")]
+    after = [path.joinpath(save_name(7, 2), TENSORS).read_bytes() for path in three.paths[:2]]
+    assert after == before
+    assert not (three.paths[2] / save_name(7, 2)).exists()
+    with pytest.raises(CheckpointInvalid, match=r"rank-00000\.safetensors does not match"):
+        verify(three.places[0].storage, save_of(7))
+    assert three.repair() == [Repaired(TENSORS, "tier-0", "tier-1")]
 
 
 def test_no_manifest_verifies(two):
@@ -223,7 +257,7 @@ def test_a_place_that_cannot_be_read_or_written_is_said(two):
 
 def test_a_step_of_the_future_is_torn_for_us_and_not_overwritten(two):
     """A manifest of a later format says itself that it is not for this version."""
-    rewrite(Directory(two.paths[0]), two.manifest, format=99)
+    rewrite(Directory(two.paths[0]), two.root, format=99)
     before = two.files()
     with pytest.raises(CheckpointInvalid, match="upgrade outlast"):
         two.repair()

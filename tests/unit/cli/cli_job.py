@@ -3,6 +3,7 @@
 import random
 
 import msgspec
+from unit_names import save_of
 
 from outlast.checkpoint.blocks import write_hashed
 from outlast.checkpoint.manifest import (
@@ -12,12 +13,13 @@ from outlast.checkpoint.manifest import (
     encode,
     shard_file,
     state_file,
-    step_name,
 )
+from outlast.checkpoint.names import sign
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job
 from outlast.storage import Directory
 
+JOB = "0123456789ab"
 SHARD, STATE = shard_file(0), state_file(0)
 BYTES = 4096
 TOML = """
@@ -31,6 +33,15 @@ keep = 2
 """
 
 
+def one_of(step):
+    """Saves follow each other in one attempt."""
+    return save_of(step, serial=step)
+
+
+def name_of(step):
+    return str(one_of(step))
+
+
 class MadeJob:
     """A job in ``place``: its ledger, and checkpoints in the directories of its tiers."""
 
@@ -38,7 +49,7 @@ class MadeJob:
         self.place = place
         self.directory = place / "outlast-job"
         self.directory.mkdir()
-        job = Job(id="0123456789ab", created_t=0.0, settings={}, versions={})
+        job = Job(id=JOB, created_t=0.0, settings={}, versions={})
         (self.directory / "job.json").write_bytes(msgspec.json.encode(job))
         (place / "outlast.toml").write_text(toml)
         self.ledger = Ledger(self.directory, job=job.id, attempt=1)
@@ -47,7 +58,7 @@ class MadeJob:
         return [event for event in read_events(self.directory) if event.event in names]
 
     def path(self, tier, step, name=""):
-        return self.place / tier / step_name(step) / name
+        return self.place / tier / name_of(step) / name
 
     def save(self, *steps, tiers=("fast", "slow"), kind="full", exact=True, told=True):
         """Committed checkpoints; the same bytes in each tier."""
@@ -55,9 +66,13 @@ class MadeJob:
             for tier in tiers:
                 write_checkpoint(Directory(self.place / tier), step, kind, exact)
                 if told and tier == "fast":
-                    self.ledger.append("commit", step=step)
+                    self.ledger.append("commit", step=step, save=name_of(step))
                 if told and tier != "fast":
-                    self.ledger.append("tier_copied", step=step, tier=tier)
+                    self.ledger.append("tier_copied", step=step, save=name_of(step), tier=tier)
+
+    def begin(self, tier, step):
+        """A save that has no manifest yet."""
+        sign(Directory(self.place / tier), one_of(step), JOB)
 
     def flip(self, tier, step, name=SHARD):
         """One bit of one file."""
@@ -81,7 +96,7 @@ class MadeJob:
     def steps(self, tier):
         """(committed, unfinished) in a tier."""
         found = sorted((self.place / tier).glob("step-*"))
-        numbers = {int(path.name[5:]): (path / "manifest.json").is_file() for path in found}
+        numbers = {int(path.name[5:17]): (path / "manifest.json").is_file() for path in found}
         return [s for s, whole in numbers.items() if whole], [
             s for s, whole in numbers.items() if not whole
         ]
@@ -90,16 +105,19 @@ class MadeJob:
 def write_checkpoint(storage, step, kind="full", exact=True):
     """One checkpoint of one rank and one tensor."""
     data = random.Random(step).randbytes(BYTES)
+    sign(storage, one_of(step), JOB)
     files = {
-        SHARD: write_hashed(storage, f"{step_name(step)}/{SHARD}", [data]),
-        STATE: write_hashed(storage, f"{step_name(step)}/{STATE}", [b'{"state": {}}']),
+        SHARD: write_hashed(storage, f"{name_of(step)}/{SHARD}", [data]),
+        STATE: write_hashed(storage, f"{name_of(step)}/{STATE}", [b'{"state": {}}']),
     }
     chunk = Chunk(offsets=(0,), shape=(BYTES,), file=SHARD, start=0, end=BYTES)
     manifest = Manifest(
-        format=2,
-        job="0123456789ab",
+        format=3,
+        job=JOB,
         step=step,
         attempt=1,
+        serial=step,
+        nonce=one_of(step).nonce,
         world_size=1,
         layout={"data_parallel": 1},
         created_t=1.8e9 + step,
@@ -108,4 +126,4 @@ def write_checkpoint(storage, step, kind="full", exact=True):
         kind=kind,
         exact=exact,
     )
-    storage.put(f"{step_name(step)}/manifest.json", encode(manifest))
+    storage.put(f"{name_of(step)}/manifest.json", encode(manifest))

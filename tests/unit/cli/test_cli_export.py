@@ -13,7 +13,7 @@ def _calls(monkeypatch):
     asked = []
 
     def export(places, step, to, out, progress):
-        asked.append(([place.name for place in places], step, to, out))
+        asked.append(([place.name for place in places], step.step, to, out))
         progress(1, 2)
 
     monkeypatch.setattr("outlast.checkpoint.export.export", export)

@@ -3,7 +3,10 @@
 import json
 
 import pytest
-from cli_job import BYTES, SHARD, STATE
+from cli_job import BYTES, JOB, SHARD, STATE, name_of
+from unit_checkpoints import write
+
+from outlast.storage import Directory
 
 SIZE = BYTES + len('{"state": {}}')
 
@@ -47,6 +50,8 @@ def test_every_state_in_every_tier(job, outlast):
     assert states(rows[400]) == {"fast": "absent", "slow": "unfinished"}
     assert rows[100] | {"tiers": None} == {
         "step": 100,
+        "save": name_of(100),
+        "attempt": 1,
         "state": "committed",
         "bytes": SIZE,
         "created_t": 1.8e9 + 100,
@@ -64,7 +69,7 @@ def test_every_state_in_every_tier(job, outlast):
 def test_as_a_person_reads_it(job, outlast):
     job.save(100)
     job.save(1200, tiers=["fast"], kind="weights")
-    job.path("slow", 1200).mkdir()
+    job.begin("slow", 1200)
     code, out, err = outlast("checkpoints", "list")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
@@ -299,3 +304,38 @@ def test_which_were_seen_to_be_healthy_and_which_were_undone(job, outlast):
     assert json.loads(out)["health"] == "unhealthy"
     code, out, _ = outlast("checkpoints", "verify")
     assert code == 0, "verifying is about bytes"
+
+
+def test_older_saves_of_a_step_and_other_jobs_are_listed_apart(job, outlast):
+    (job.place / "outlast.toml").write_text('[[tier]]\nname = "fast"\nurl = "fast"\n')
+    job.save(100, 200, tiers=["fast"])
+    tier = Directory(job.place / "fast")
+    write(tier, [{"m": 1}], 200, job=JOB, attempt=2)
+    write(tier, [{"m": 1}], 300, job="a" * 12)
+    write(tier, [{"m": 1}], 400, job="a" * 12)
+    code, out, err = outlast("checkpoints", "list")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert [line.split()[:3] for line in lines[:2]] == [
+        ["step", "100", "committed"],
+        ["step", "200", "committed"],
+    ]
+    assert lines[2] == "saved again since, and removed by the next commit:"
+    assert lines[3].split()[:3] == ["step", "200", "committed"]
+    assert lines[4] == (
+        "not of this job: 2 steps of job aaaaaaaaaaaa, the newest 400, in fast; left alone"
+    )
+    found = json.loads(outlast("checkpoints", "list", "--json")[1])
+    assert [row["attempt"] for row in found["checkpoints"]] == [1, 2]
+    assert [row["save"] for row in found["superseded"]] == [name_of(200)]
+    assert [(row["step"], row["job"]) for row in found["others"]] == [
+        (300, "a" * 12),
+        (400, "a" * 12),
+    ]
+    shown = json.loads(outlast("checkpoints", "show", "--step", "200", "--json")[1])
+    assert shown["attempt"] == 2
+    code, out, _ = outlast("checkpoints", "verify", "--json")
+    assert (code, len(json.loads(out)["checkpoints"])) == (0, 3)
+    assert outlast("checkpoints", "show", "--step", "300")[0] == 2
+    gone = json.loads(outlast("checkpoints", "prune", "--yes", "--json")[1])["tiers"][0]["steps"]
+    assert [(one["step"], one["save"]) for one in gone] == [(200, name_of(200))]

@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from cli_job import SHARD
+from cli_job import SHARD, name_of
 
 from outlast.checkpoint.manifest import MANIFEST
 from outlast.ledger.job import JobLock
@@ -48,21 +48,21 @@ def test_only_one_tier_and_another_number(job, outlast):
 
 def test_as_a_person_reads_it(job, outlast):
     job.save(100, 200, 300)
-    job.path("slow", 150).mkdir()
+    job.begin("slow", 150)
     job.path("slow", 150, SHARD).write_bytes(b"x" * 2000)
     code, out, err = outlast("checkpoints", "prune", "--dry-run", "--tier", "slow")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "tier slow: 2 steps may go (keep 2; step 300 stays and verifies)",
+        "tier slow: 2 saves may go (keep 2; step 300 stays and verifies)",
         "  step       100  committed       4.1 kB",
-        "  step       150  unfinished      2.0 kB",
-        "2 copies would go and free 6.1 kB; nothing was removed",
+        "  step       150  unfinished      2.1 kB",
+        "2 copies would go and free 6.2 kB; nothing was removed",
         "Next: outlast checkpoints prune --tier=slow",
     ]
     _, out, _ = outlast("checkpoints", "prune", "--yes")
     assert out.splitlines()[0] == "tier fast: nothing may go (keep 3)"
     assert out.splitlines()[-2:] == [
-        "2 copies removed, 6.1 kB freed",
+        "2 copies removed, 6.2 kB freed",
         "Next: outlast checkpoints list",
     ]
 
@@ -103,8 +103,8 @@ def test_weights_do_not_count_as_what_stays(job, outlast):
 
 def test_a_newer_one_in_the_making_stays(job, outlast):
     job.save(100, 200, tiers=["fast"])
-    job.path("fast", 300).mkdir()
-    job.path("fast", 150).mkdir()
+    job.begin("fast", 300)
+    job.begin("fast", 150)
     assert pruned(outlast, "--yes", "--keep", "1")["fast"] == (1, 200, [100, 150], [100, 150])
     assert job.steps("fast") == ([200], [300])
 
@@ -148,14 +148,14 @@ def test_while_the_job_runs_it_refuses_and_shows(job, outlast):
 
 
 def test_no_job_starts_while_it_prunes(job, outlast, monkeypatch):
-    def remove(storage, step):
+    def remove(storage, save, *, is_unfinished):
         with pytest.raises(Exception, match="is running already"):
             JobLock(job.directory)
-        seen.append(step)
+        seen.append(save.step)
 
     seen = []
     job.save(100, 200, 300, 400)
-    monkeypatch.setattr("outlast.cli.checkpoints.prune.remove_step", remove)
+    monkeypatch.setattr("outlast.cli.checkpoints.prune.remove_save", remove)
     outlast("checkpoints", "prune", "--yes")
     assert seen == [100, 100, 200]
     JobLock(job.directory).release()
@@ -185,7 +185,7 @@ def test_a_job_that_is_silent_is_not_running(job, outlast, monkeypatch):
 
 def test_a_step_that_cannot_be_removed(job, outlast, monkeypatch):
     def refuse(self, name):
-        if name.endswith("100/manifest.json"):
+        if name == f"{name_of(100)}/manifest.json":
             raise PermissionError(13, "Permission denied")
         removed(self, name)
 

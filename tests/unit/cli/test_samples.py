@@ -37,7 +37,7 @@ def save(job, kind=Loader, *, workers=2, noted=True):
         own = {"step": STEPS, "random": torch.zeros(2), "data": data}
         states.append({"model": {"w": torch.ones(2)}, "outlast": own})
     storage = Directory(job.place / "fast")
-    write(storage, states, STEPS, job="0123456789ab")
+    write(storage, states, STEPS, job="0123456789ab", serial=STEPS)
     job.ledger.append("commit", step=STEPS)
     return loader
 

@@ -4,9 +4,8 @@ import json
 import shutil
 
 import pytest
-from cli_job import SHARD, STATE
+from cli_job import SHARD, STATE, name_of
 
-from outlast.checkpoint.manifest import step_name
 from outlast.storage import Directory
 
 
@@ -140,7 +139,7 @@ def test_weights_are_not_what_a_resume_goes_on_from(job, outlast):
 
 def test_files_that_cannot_be_read(job, outlast, monkeypatch):
     def fail(_, name):
-        if step_name(200) in name:
+        if name_of(200) in name:
             raise OSError(5, "Input/output error")
         return opened(_, name)
 

@@ -467,3 +467,82 @@ def test_a_position_that_does_not_exist_is_refused():
 def test_not_a_loader():
     with pytest.raises(ConfigError, match="cannot be iterated"):
         open_feed(7, rank=0, world_size=1)
+
+
+class NameAlone(DataLoader):
+    """As Accelerate's wrapper: it has ``state_dict``, and no state."""
+
+    def state_dict(self):
+        return self.dl_state_dict
+
+    def load_state_dict(self, state):
+        self.dl_state_dict = state
+
+
+def test_a_loader_that_has_the_name_alone_is_resumed_as_a_loader_without_a_state():
+    def batches(feed, count):
+        return [next(feed).tolist() for _ in range(count)]
+
+    torch.manual_seed(1)
+    feed = open_feed(NameAlone(Numbers(), 3, shuffle=True), rank=0, world_size=1)
+    assert feed.kind == "stock"
+    batches(feed, 6)
+    state = feed.state()
+    wanted = batches(feed, 2)
+    again = open_feed(NameAlone(Numbers(), 3, shuffle=True), rank=0, world_size=1)
+    again.restore(state)
+    assert batches(again, 2) == wanted
+    assert again.doubts == []
+
+
+class Counting(torch.utils.data.IterableDataset):
+    """Goes on where it was, and counts what is read."""
+
+    def __init__(self):
+        self.at = self.read = 0
+
+    def __iter__(self):
+        while True:
+            self.at += 1
+            self.read += 1
+            yield self.at
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("named_too", [False, True])
+def test_a_stream_with_a_state_goes_on_behind_what_was_handed_out(named_too):
+    feed = open_feed(DataLoader(Counting(), 4), rank=0, world_size=1)
+    for _ in range(5):
+        next(feed)
+    dataset = Counting()
+    again = open_feed(DataLoader(dataset, 4), rank=0, world_size=1)
+    if named_too:  # the session has given it its state already
+        dataset.load_state_dict({"at": 20})
+    again.restore(feed.state())
+    assert next(again).tolist() == [21, 22, 23, 24]
+    assert dataset.read == 4
+
+
+def test_another_batch_size_is_refused_for_a_stream_too():
+    feed = open_feed(DataLoader(Stream(), 4), rank=0, world_size=1)
+    next(feed)
+    again = open_feed(DataLoader(Stream(), 2), rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="batch_size=4, this one has batch_size=2"):
+        again.restore(feed.state())
+
+
+def test_an_order_that_is_not_what_it_was_is_told():
+    torch.manual_seed(1)
+    feed = open_feed(DataLoader(Numbers(), 3, sampler=CoinSampler()), rank=0, world_size=1)
+    for _ in range(3):
+        next(feed)
+        torch.rand(3)  # the body draws from the stream that the sampler draws from
+    state = feed.state()
+    again = open_feed(DataLoader(Numbers(), 3, sampler=CoinSampler()), rank=0, world_size=1)
+    again.restore(state)
+    assert "the sampler's order of epoch 0 is another one" in " ".join(again.doubts)

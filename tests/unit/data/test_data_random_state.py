@@ -82,3 +82,50 @@ def test_another_numpy_generator_is_refused():
             random_state.capture()
     finally:
         np.random.set_bit_generator(before)
+
+
+class Devices:
+    """CUDA as one process sees it: so many devices, one of them its own."""
+
+    def __init__(self, monkeypatch, num, current, *, used=()):
+        self.states = [torch.tensor([index]) for index in range(num)]
+        fakes = {
+            "is_initialized": lambda: True,
+            "device_count": lambda: num,
+            "current_device": lambda: current,
+            "memory_reserved": lambda index: 1 << 20 if index in used else 0,
+            "get_rng_state": lambda index: self.states[index],
+            "set_rng_state": self.put,
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def put(self, state, index):
+        self.states[index] = state
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "used", "wanted"),
+    [
+        ((4, 0), (8, 4), (), {4: 100}),  # rank 4: of two machines with 4, then of one with 8
+        ((8, 5), (1, 0), (), {0: 105}),
+        ((8, 2), (8, 6), (2, 3), {6: 102, 7: 103}),  # two devices to a rank
+        ((8, 2), (3, 2), (2, 3), {2: 102}),
+    ],
+)
+def test_cuda_states_go_with_the_rank(monkeypatch, caplog, there, here, used, wanted):
+    devices = Devices(monkeypatch, *there, used=used)
+    devices.states = [torch.tensor([100 + index]) for index in range(there[0])]
+    state = through_json(random_state.capture())
+    devices = Devices(monkeypatch, *here)
+    random_state.restore(state)
+    got = {index: int(one) for index, one in enumerate(devices.states) if int(one) >= 100}
+    assert got == wanted
+    assert ("are left out" in caplog.text) == (len(wanted) < max(len(used), 1))
+
+
+def test_cuda_states_of_an_older_checkpoint_go_by_number(monkeypatch):
+    devices = Devices(monkeypatch, 2, 1)
+    state = random_state.capture(cuda=False) | {"cuda": [torch.tensor([7]), torch.tensor([8])]}
+    random_state.restore(state)
+    assert [int(one) for one in devices.states] == [7, 8]

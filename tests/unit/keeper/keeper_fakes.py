@@ -4,6 +4,7 @@ import json
 import os
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, FORMAT, Chunk, TensorEntry, shard_file
+from outlast.checkpoint.parts import contents_of
 from outlast.keeper import files, wire
 from outlast.keeper.fence import Verdict
 from outlast.keeper.memory import Books
@@ -38,6 +39,33 @@ class FakePeer:
 
     def of(self, kind):
         return [message for message, _ in self.sent if isinstance(message, kind)]
+
+
+class FakeSide:
+    """The way to other machines' keepers: keeps what is said."""
+
+    def __init__(self, leads):
+        self.leads, self.is_closed, self.can_ask = leads, False, True
+        self.reports, self.told, self.asked, self.wanted, self.over = [], [], [], [], []
+
+    def report(self, step, serial, rank, part):
+        self.reports.append((step, serial, rank, part))
+
+    def tell(self, ended, manifest, to=None):
+        self.told.append((ended, manifest, to))
+
+    def detail(self, step, serial, rank, groups):
+        self.asked.append((rank, groups))
+        return self.can_ask
+
+    def want(self, step, serial):
+        self.wanted.append((step, serial))
+
+    def done(self, serial):
+        self.over.append(serial)
+
+    def close(self):
+        self.is_closed = True
 
 
 class StepGate:
@@ -92,6 +120,13 @@ class FakeKeeper:
     def worker(self, rank=0, world_size=1, *, size=1000, attempt=1, ring_bytes=0, peer=None):
         return FakeWorker(self, rank, world_size, size, attempt, ring_bytes, peer)
 
+    def meet(self, local, attempt=1):
+        """Only these ranks are this machine's."""
+        side = FakeSide(leads=0 in local)
+        self.saves.know(attempt, local)
+        self.saves.meet(attempt, side)
+        return side
+
     def run(self):
         """Until nothing is left to do; what waits for its time is done too."""
         while self.pool.acts or self.timers:
@@ -100,13 +135,18 @@ class FakeKeeper:
                 self.timers.pop(0)()
 
 
+def hello(attempt=1, world_size=2):
+    """How a worker has introduced itself."""
+    return wire.Hello(job=JOB, attempt=attempt, world_size=world_size)
+
+
 class FakeWorker:
     """One rank, speaking to ``Saves`` as the server would."""
 
     def __init__(self, keeper, rank, world_size, size, attempt, ring_bytes, peer):
         self.keeper, self.rank, self.size, self.ring_bytes = keeper, rank, size, ring_bytes
         self.peer = peer or FakePeer(rank)
-        self.who = {"attempt": attempt, "world_size": world_size}
+        self.who = {"hello": hello(attempt, world_size)}
         self.attempt = attempt
         self.arena = keeper.books.make(rank, ring_bytes or size + HEAD_BYTES)
         name = f"x@rank-{rank:05d}"
@@ -119,7 +159,8 @@ class FakeWorker:
         )
         tensors = {name: TensorEntry(dtype="U8", shape=(size,), chunks=(chunk,))} if size else {}
         whole = size + HEAD_BYTES if size else 0
-        self.layout = wire.Layout(number=1, size=whole, tensors=tensors)
+        said = {"tensors": tensors} if world_size == 1 else {"contents": contents_of(tensors)}
+        self.layout = wire.Layout(number=1, size=whole, **said)
 
     def begin(self, step, serial, *, tiers=None, arena=None):
         message = wire.Begin(

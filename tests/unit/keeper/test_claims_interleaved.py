@@ -9,7 +9,7 @@ import itertools
 import pytest
 
 from outlast.keeper.fence import Fence, Verdict
-from outlast.launch.membership.claims import Claim, Claims
+from outlast.peer.claims import Claim, Claims
 from outlast.peer.numbers import claimed_numbers, name_of, reign_of
 
 NUMBER = 5

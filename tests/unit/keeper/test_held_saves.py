@@ -5,9 +5,9 @@ import itertools
 import msgspec
 import pytest
 from keeper_fakes import FakeKeeper, StepGate
+from unit_names import committed, save_name
 
 from outlast.checkpoint.load import verify
-from outlast.checkpoint.manifest import step_name
 from outlast.keeper import conclude, earlier, wire
 from outlast.keeper.fence import Fence
 from outlast.peer.numbers import name_of
@@ -44,7 +44,7 @@ class Held:
         self.keeper.run()
 
     def is_committed(self, step):
-        return self.disk.exists(f"{step_name(step)}/manifest.json")
+        return step in committed(self.disk)
 
     def events(self, name):
         return [fields for event, fields in self.keeper.events if event == name]
@@ -67,7 +67,7 @@ def test_it_is_committed_once_the_claim_is_there(held):
     held.later(1.0)
     assert verify(held.disk, 5)
     assert worker.ended[0].error == ""
-    assert 5 in held.keeper.books.kept
+    assert save_name(5) in held.keeper.books.kept
     assert not held.events("storage_error")  # it did not take long
 
 

@@ -4,13 +4,16 @@ import threading
 import time
 
 import pytest
-from keeper_fakes import FakeKeeper
+from keeper_fakes import JOB, FakeKeeper
 from unit_fakes import WatchedStorage
+from unit_names import committed, save_name, save_of
 
-from outlast.checkpoint.catalog import find_steps
 from outlast.checkpoint.load import verify
+from outlast.checkpoint.manifest import shard_file, state_file
+from outlast.checkpoint.names import signed_by
 from outlast.keeper import copies
 from outlast.keeper.copies import Copies, Tier
+from outlast.keeper.memory import Due
 from outlast.storage import Directory
 
 LIMIT_S = 20
@@ -30,7 +33,7 @@ class Tiers:
         watched = WatchedStorage(self.shared, self._fail)
         self.keeper = FakeKeeper(monkeypatch, {"local": self.local})
         tiers = [Tier("local", self.local, keep[0]), Tier("shared", watched, keep[1])]
-        self.copies = Copies(tiers, self._record, self.keeper.saves.steps)
+        self.copies = Copies(JOB, tiers, self._record, self.keeper.saves.names)
         self.keeper.saves._conclusions._on_committed = self.copies.committed
         self.worker = self.keeper.worker()
         self.events = []
@@ -74,8 +77,8 @@ def test_a_checkpoint_goes_where_it_is_due(tiers):
     tiers.save(1)
     tiers.save(2, ("local",))
     tiers.settle()
-    assert find_steps(tiers.shared).committed == [1]
-    assert find_steps(tiers.local).committed == [2]
+    assert committed(tiers.shared) == [1]
+    assert committed(tiers.local) == [2]
     verify(tiers.shared, 1)
 
 
@@ -86,7 +89,7 @@ def test_of_those_that_wait_the_newest_is_brought(tiers):
     tiers.gate.set()
     tiers.settle()
     assert tiers.events.count(("save_skipped", 2)) + tiers.events.count(("save_skipped", 3)) == 2
-    assert find_steps(tiers.shared).committed[-1] == 4
+    assert committed(tiers.shared)[-1] == 4
 
 
 def test_a_failure_is_repeated_until_a_newer_one_takes_its_place(tiers):
@@ -97,9 +100,28 @@ def test_a_failure_is_repeated_until_a_newer_one_takes_its_place(tiers):
     tiers.until("storage_error", 2)
     tiers.error = None
     tiers.settle()
-    assert find_steps(tiers.shared).committed == [2]
+    assert committed(tiers.shared) == [2]
     assert ("save_skipped", 1) in tiers.events
     assert tiers.copies._copiers["shared"].failures >= 2
+
+
+def test_a_further_try_brings_what_is_missing_and_nothing_else(tiers, monkeypatch):
+    put_new, tries = tiers.shared.put_new, []
+
+    def fail_once(name, data):
+        tries.append(name)
+        if len(tries) == 1:
+            tiers.shared.remove(f"{save_name(1)}/{state_file(0)}")
+            raise OSError(5, "Input/output error")
+        return put_new(name, data)
+
+    monkeypatch.setattr(tiers.shared, "put_new", fail_once)
+    tiers.save(1)
+    tiers.settle()
+    log = tiers.copies._copiers["shared"].tier.storage.log
+    made = [name.rpartition("/")[2] for did, name in log if did == "create"]
+    assert (made.count(shard_file(0)), made.count(state_file(0))) == (1, 2)
+    verify(tiers.shared, 1)
 
 
 def test_once_the_job_is_over_a_tier_that_fails_is_given_up(tiers):
@@ -117,7 +139,7 @@ def test_once_the_job_is_over_a_tier_that_fails_is_given_up(tiers):
         time.sleep(0.01)
     tiers.error = None
     tiers.settle()
-    assert find_steps(tiers.shared).committed == [2]
+    assert committed(tiers.shared) == [2]
 
 
 def test_the_source_of_a_copy_stays_until_it_is_made(tiers):
@@ -126,15 +148,15 @@ def test_the_source_of_a_copy_stays_until_it_is_made(tiers):
     for step in (2, 3):
         tiers.save(step, ("local",))
     tiers.copies._copiers["local"].tidy()
-    assert 1 in find_steps(tiers.local).committed
+    assert 1 in committed(tiers.local)
     copier, still_read = tiers.copies._copiers["shared"], []
     tell = copier._on_copied
     copier._on_copied = lambda tier: (still_read.append(copier.reads(tier)), tell(tier))
     tiers.gate.set()
     tiers.settle()
     tiers.settle()
-    assert find_steps(tiers.shared).committed == [1]
-    assert find_steps(tiers.local).committed == [3]
+    assert committed(tiers.shared) == [1]
+    assert committed(tiers.local) == [3]
     assert still_read == [set()]
 
 
@@ -150,18 +172,42 @@ def test_a_save_in_flight_is_not_pruned_by_one_that_overtakes_it(monkeypatch, tm
     tiers.keeper.run()
     assert late.ended[0].error == ""
     tiers.settle()
-    assert find_steps(tiers.local).committed == [1, 2]
+    assert committed(tiers.local) == [1, 2]
     verify(tiers.local, 1)
     tiers.copies.stop()
 
 
-def test_what_another_writer_committed_is_left_alone(tiers, tmp_path, monkeypatch):
+def test_what_another_writer_committed_is_left_alone(tiers, monkeypatch):
     other = FakeKeeper(monkeypatch, {"local": tiers.shared})
     worker = other.worker(attempt=7)
     worker.save(1, 1)
     other.run()
-    before = tiers.shared.read("step-000000000001/manifest.json")
+    theirs = save_name(1, attempt=7)
+    before = {name: tiers.shared.read(f"{theirs}/{name}") for name in tiers.shared.children(theirs)}
     tiers.save(1)
-    tiers.until("storage_error", 1)
     tiers.settle()
-    assert tiers.shared.read("step-000000000001/manifest.json") == before
+    assert ("tier_copied", 1) in tiers.events
+    after = {name: tiers.shared.read(f"{theirs}/{name}") for name in tiers.shared.children(theirs)}
+    assert after == before
+    assert verify(tiers.shared, 1).attempt == 7
+    assert committed(tiers.local) == [1]
+
+
+def test_what_is_committed_in_a_tier_is_not_written_there_again(tiers):
+    tiers.save(1)
+    tiers.settle()
+    watched = tiers.copies._copiers["shared"].tier.storage
+    watched.log.clear()
+    tiers.copies.go_on({"shared": Due(save=save_name(1), source="local", ranks=(0,))})
+    tiers.settle()
+    assert not {did for did, _ in watched.log} & {"create", "put", "put_new", "finish"}
+
+
+def test_a_copy_says_first_whose_it_is(tiers):
+    tiers.save(1)
+    tiers.settle()
+    log = tiers.copies._copiers["shared"].tier.storage.log
+    wrote = [one for one in log if one[0] in ("put", "create", "put_new")]
+    assert wrote[0] == ("put", f"{save_name(1)}/save.json")
+    assert wrote[-1] == ("put_new", f"{save_name(1)}/manifest.json")
+    assert signed_by(tiers.shared, save_of(1)) == JOB

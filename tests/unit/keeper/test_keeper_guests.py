@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from keeper_fakes import JOB
+from unit_names import save_name, save_of
 
 from outlast.checkpoint.blocks import hashed
 from outlast.checkpoint.manifest import (
@@ -15,13 +16,12 @@ from outlast.checkpoint.manifest import (
     encode,
     shard_file,
     state_file,
-    step_name,
 )
 from outlast.keeper import holdings
 from outlast.keeper.arena import Arena
 from outlast.keeper.guests import Guests, Refused
 from outlast.keeper.holdings import COPIES, Holdings
-from outlast.keeper.memory import Books, Kept, Memory
+from outlast.keeper.memory import Books, Copy, Kept, Memory
 from outlast.keeper.parley import Offer
 
 GIB = 1 << 30
@@ -58,6 +58,8 @@ def offered(node="n1", step=1, attempt=1, *, rank=0, size=SIZE, kind=FULL, job=J
         job=job,
         step=step,
         attempt=attempt,
+        serial=1,
+        nonce=save_of(step).nonce,
         world_size=1,
         layout={"world": 1},
         created_t=0.0,
@@ -69,8 +71,7 @@ def offered(node="n1", step=1, attempt=1, *, rank=0, size=SIZE, kind=FULL, job=J
     sizes = {name: len(data) for name, data in files.items()}
     offer = Offer(
         node=node,
-        step=step,
-        attempt=attempt,
+        save=save_name(step, attempt),
         files=sizes,
         small={name: len(data) for name, data in small.items()},
     )
@@ -90,7 +91,7 @@ def fill(guest, step, size=SIZE, *, blocks=(0, 1), spoil=()):
 def take(guests, *args, **options):
     offer, small = offered(*args, **options)
     guest = guests.receive(offer, small)
-    fill(guest, offer.step)
+    fill(guest, guest.manifest.step)
     assert guest.is_whole(), guest.problem
     guests.adopt(guest)
     return offer
@@ -102,8 +103,8 @@ def test_a_copy_is_there_when_it_is_whole_and_survives_the_keeper(guests, held):
     heir.take_over(held.books.encode(), held.books.arenas)
     for books in (held.books, heir):
         memory = Memory(books.arenas, books.everything())
-        assert memory.children() == [step_name(3)]
-        assert memory.read(f"{step_name(3)}/{shard_file(0)}") == data_of(3)
+        assert memory.children() == [save_name(3)]
+        assert memory.read(f"{save_name(3)}/{shard_file(0)}") == data_of(3)
 
 
 def test_a_torn_block_or_one_that_is_missing_is_no_copy(guests, held):
@@ -121,11 +122,11 @@ def test_the_older_copy_stays_until_the_newer_one_is_whole(guests, held):
     take(guests, step=1)
     guest = guests.receive(*offered(step=2))
     fill(guest, 2, blocks=(0,))
-    assert held.books.copies["n1"].step == 1
+    assert held.books.copies["n1"].save == save_name(1)
     guests.give_up(guest)
     take(guests, step=2)
     take(guests, step=3)
-    assert held.books.copies["n1"].step == 3
+    assert held.books.copies["n1"].save == save_name(3)
     assert len(held.books.of_rank(COPIES)) == 2
 
 
@@ -136,16 +137,16 @@ def test_where_memory_is_short_the_older_copy_makes_way(guests, held, free):
     assert not held.books.copies
     fill(guest, 2)
     guests.adopt(guest)
-    assert held.books.copies["n1"].step == 2
+    assert held.books.copies["n1"].save == save_name(2)
     with pytest.raises(Refused, match="no memory for"):
         guests.receive(*offered(node="n2"))
-    assert held.books.copies["n1"].step == 2
+    assert held.books.copies["n1"].save == save_name(2)
 
 
 def test_what_is_here_already_or_older_is_not_taken(guests):
     take(guests, step=5, attempt=2)
     assert guests.receive(*offered(step=5, attempt=2)) is None
-    with pytest.raises(Refused, match="step 5 of attempt 2 is here"):
+    with pytest.raises(Refused, match=f"{save_name(5, 2)} is here"):
         guests.receive(*offered(step=9, attempt=1))
     take(guests, step=4, attempt=3)
 
@@ -162,12 +163,13 @@ def test_two_copies_of_one_machine_do_not_come_at_once(guests):
     ("change", "words"),
     [
         (lambda offer, small: offer.files.update({shard_file(0): 7}), "not what the manifest says"),
-        (lambda offer, small: offer.files.update({"../../etc/x": 7}), "not what the manifest says"),
+        (lambda offer, small: offer.files.update({"../../etc/x": 7}), "does not name ../../etc/x"),
         (lambda offer, small: small.update({state_file(0): b"[]"}), "does not match its checksum"),
         (lambda offer, small: small.update({MANIFEST: b"{}"}), "torn or altered"),
         (lambda offer, small: small.pop(MANIFEST), "is empty"),
-        (lambda offer, small: setattr(offer, "step", 8), "that of step 1"),
-        (lambda offer, small: setattr(offer, "attempt", 8), "not what it is said to be"),
+        (lambda offer, small: setattr(offer, "save", save_name(8)), "that of step 1"),
+        (lambda offer, small: setattr(offer, "save", "../x"), "not the name of a save"),
+        (lambda offer, small: setattr(offer, "save", save_name(1, 8)), "is that of"),
     ],
 )
 def test_what_makes_no_sense_is_refused(guests, held, change, words):
@@ -179,7 +181,8 @@ def test_what_makes_no_sense_is_refused(guests, held, change, words):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"job": "other"}, "of job other"), ({"kind": "weights"}, "not what")]
+    ("options", "words"),
+    [({"job": "other"}, "of job other"), ({"kind": "weights"}, "cannot be resumed")],
 )
 def test_other_jobs_and_weights_alone_are_refused(guests, options, words):
     with pytest.raises(Refused, match=words):
@@ -198,11 +201,11 @@ def test_a_block_that_does_not_exist_has_no_room(guests, block):
 def test_who_is_gone_is_seen_off_once_newer_copies_are_here(guests, held):
     take(guests, "gone", step=1)
     take(guests, "stays", step=1)
-    guests.see_off({"stays"}, (1, 1))
+    guests.see_off({"stays"}, save_of(1))
     assert held.books.copies.keys() == {"gone", "stays"}  # not older: its part may be needed
-    guests.see_off({"stays"}, (2, 1))
+    guests.see_off({"stays"}, save_of(1, 2))
     assert held.books.copies.keys() == {"stays"}
-    guests.see_off(set(), (2, 1))
+    guests.see_off(set(), save_of(1, 2))
     assert not held.books.of_rank(COPIES)
 
 
@@ -212,20 +215,16 @@ def test_commits_of_this_machine_leave_copies_alone(guests, held):
     assert held.books.copies.keys() == {"n1"}
 
 
-def test_of_two_saves_of_a_step_the_later_attempts_counts():
+def test_two_saves_of_a_step_are_two_and_the_parts_of_one_are_one():
     books = Books()
+    one, two = save_name(7), save_name(7, attempt=2)
     parts = {
-        attempt: Kept(
-            files={}, small={MANIFEST: b"%d" % attempt, f"a{attempt}": b"x"}, attempt=attempt
-        )
-        for attempt in (1, 2)
+        name: Kept(files={}, small={MANIFEST: name.encode(), "a": b"x"}) for name in (one, two)
     }
-    books.kept = {7: parts[1]}
-    assert books.everything()[7].small.keys() == {MANIFEST, "a1"}
-    from outlast.keeper.memory import Copy
-
-    books.copies = {"n1": Copy(step=7, kept=parts[2])}
-    assert books.everything()[7].small.keys() == {MANIFEST, "a2"}
-    same = Kept(files={}, small={MANIFEST: b"2", "b": b"y"}, attempt=2)
-    books.copies["n2"] = Copy(step=7, kept=same)
-    assert books.everything()[7].small.keys() == {MANIFEST, "a2", "b"}
+    books.kept = {one: parts[one]}
+    books.copies = {"n1": Copy(save=two, kept=parts[two])}
+    same = Kept(files={}, small={MANIFEST: two.encode(), "b": b"y"})
+    books.copies["n2"] = Copy(save=two, kept=same)
+    found = books.everything()
+    assert found[one].small.keys() == {MANIFEST, "a"}
+    assert found[two].small.keys() == {MANIFEST, "a", "b"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from outlast.errors import ConfigError
-from outlast.keeper import place
-from outlast.keeper.place import RUNTIME_VARIABLE, Listener, connect, only_one, sweep
+from outlast.errors import ConfigError, StorageError
+from outlast.keeper import place, wire
+from outlast.keeper.place import RUNTIME_VARIABLE, Listener, connect, is_foreign, only_one, sweep
 from outlast.keeper.setup import Setup, TierSetup, decode_setup, encode_setup
 
 NAME = "0123456789abcdef0123"
@@ -58,6 +58,26 @@ def test_any_path_of_a_job_has_a_socket_of_its_own(runtime, tmp_path):
     sockets = {place.socket_path("job", path) for path in odd}
     assert len(sockets) == len(odd)
     assert place.socket_path("job", odd[0]) != place.socket_path("other", odd[0])
+
+
+def test_the_name_says_which_version_is_spoken(runtime, tmp_path, monkeypatch):
+    mine = place.socket_path("job", tmp_path)
+    assert mine == place.socket_path("job", tmp_path)
+    assert mine.stem.endswith(f"-{wire.version()}")
+    assert not is_foreign(mine)
+    old = mine.with_name(f"{mine.stem.partition('-')[0]}.sock")  # before names said so
+    assert is_foreign(old)
+    assert not is_foreign(tmp_path / "k.sock")  # somebody has chosen it
+    monkeypatch.setattr(wire, "version", lambda: "00000000")
+    assert place.socket_path("job", tmp_path) != mine
+    assert is_foreign(mine)
+
+
+def test_a_directory_that_cannot_be_made_is_the_storages_fault(monkeypatch):
+    monkeypatch.setenv(RUNTIME_VARIABLE, "/proc/nothing/here")
+    words = f"/proc/nothing/here, .* cannot be made: .*set {RUNTIME_VARIABLE} to a directory"
+    with pytest.raises(StorageError, match=words):
+        place.runtime_directory()
 
 
 def test_a_setup_keeps_any_path():
@@ -131,6 +151,8 @@ def waits_for_a_lock():
 
 def test_what_dead_keepers_left_is_swept_and_nothing_else(tmp_path):
     dead, alive, ours = (tmp_path / f"{digit * 20}.sock" for digit in "abc")
+    newer = tmp_path / f"a{NAME[1:]}-01234567.sock"
+    Listener(newer)._server.close()
     Listener(dead)._server.close()
     listener = Listener(alive)
     for path in (dead, alive):

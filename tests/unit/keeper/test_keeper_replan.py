@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from unit_names import save_of
 
 from outlast.keeper import copies as room
 from outlast.keeper.copies import Copies, Tier
@@ -14,16 +15,20 @@ from outlast.storage import Directory
 def _copies(tmp_path):
     recorded = []
     tiers = [Tier(name, Directory(tmp_path / name), 3) for name in ("local", "near", "far")]
-    copies = Copies(tiers, lambda event, **fields: recorded.append((event, fields)))
+    copies = Copies("job", tiers, lambda event, **fields: recorded.append((event, fields)))
     copies.recorded = recorded
     yield copies
     copies.stop()
 
 
+def manifest_of(step):
+    return SimpleNamespace(step=step, attempt=1, save=save_of(step))
+
+
 def busy(copies, name, *, since_s, done, total=100, step=7):
     """As if the tier's thread were in the middle of a copy."""
     copier = copies._copiers[name]
-    copier._current = SimpleNamespace(manifest=SimpleNamespace(step=step, attempt=1))
+    copier._current = SimpleNamespace(manifest=manifest_of(step), tier="local", ranks=(0,))
     copier._since_s = time.monotonic() - since_s
     copier.done_bytes, copier.total_bytes = done, total
     return copier
@@ -62,7 +67,7 @@ def test_a_tier_that_was_given_up_takes_nothing_more_and_is_not_done(copies):
     far = busy(copies, "far", since_s=4, done=1)
     copies.replan(10)
     far._current = None
-    far.submit(SimpleNamespace(manifest=SimpleNamespace(step=8, attempt=1), tier="local", ranks=()))
+    far.submit(SimpleNamespace(manifest=manifest_of(8), tier="local", ranks=()))
     assert far.idle
     assert not copies.is_complete
     assert room.PACE_AFTER_S == 2.0

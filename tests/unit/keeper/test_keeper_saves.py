@@ -2,14 +2,17 @@
 
 import msgspec
 import pytest
-from keeper_fakes import FakeKeeper, FakePeer, full_disk
+import xxhash
+from keeper_fakes import FakeKeeper, FakePeer, full_disk, hello
+from unit_checkpoints import flat
 from unit_fakes import WatchedStorage
+from unit_names import committed, save_name, save_of
 
 from outlast.checkpoint.load import verify
-from outlast.checkpoint.manifest import BLOCK_BYTES, FileEntry, decode, encode, step_name
-from outlast.keeper import wire
+from outlast.checkpoint.manifest import BLOCK_BYTES, PartEntry
+from outlast.checkpoint.transfer import read_manifest
+from outlast.keeper import parley, wire
 from outlast.keeper.commit import Part
-from outlast.keeper.files import make_way
 from outlast.keeper.memory import Kept
 from outlast.storage import Directory
 
@@ -17,11 +20,11 @@ EIO = OSError(5, "Input/output error")
 
 
 def manifest_of(disk, step):
-    return decode(disk.read(f"{step_name(step)}/manifest.json"), step)
+    return read_manifest(disk, step)
 
 
 def is_committed(disk, step):
-    return disk.exists(f"{step_name(step)}/manifest.json")
+    return step in committed(disk)
 
 
 def watched(keeper, disk, fail=lambda operation, name: None):
@@ -40,8 +43,8 @@ def test_a_save_is_committed_to_the_tier_and_to_memory(keeper, disk):
     keeper.run()
     (ended,) = worker.ended
     assert (ended.error, ended.tier, ended.num_files) == ("", "local", 3)
-    assert verify(disk, 5).files.keys() == {"rank-00000.json", "rank-00000.safetensors"}
-    assert keeper.books.kept[5].files == {"rank-00000.safetensors": (worker.arena, 1064)}
+    assert flat(disk, verify(disk, 5)).files.keys() == {"rank-00000.json", "rank-00000.safetensors"}
+    assert keeper.books.kept[save_name(5)].files == {"rank-00000.safetensors": (worker.arena, 1064)}
     ((event, fields),) = keeper.events
     assert (event, fields["step"], fields["tier"]) == ("commit", 5, "local")
     (committed,) = keeper.committed
@@ -79,7 +82,7 @@ def test_a_rank_without_tensors_takes_part(keeper, disk):
     two.begin(5, 1)
     two.complete(5, 1)
     keeper.run()
-    assert "rank-00001.safetensors" not in verify(disk, 5).files
+    assert "rank-00001.safetensors" not in flat(disk, verify(disk, 5)).files
 
 
 def test_a_save_for_memory_alone_says_so(keeper, disk):
@@ -87,7 +90,7 @@ def test_a_save_for_memory_alone_says_so(keeper, disk):
     worker.save(5, 1, tiers=("memory",))
     keeper.run()
     assert (worker.ended[0].error, worker.ended[0].tier) == ("", "")
-    assert 5 in keeper.books.kept
+    assert save_name(5) in keeper.books.kept
     assert disk.children() == []
     assert keeper.events == []
 
@@ -143,12 +146,16 @@ def test_the_end_of_an_old_connection_does_not_touch_the_new_one(keeper, disk):
 def test_a_rank_that_comes_after_the_save_has_failed_hears_of_it(keeper):
     one, two = keeper.worker(0, 2), keeper.worker(1, 2)
     before = keeper.worker(1, 2, peer=two.peer)
-    keeper.books.kept[4] = Kept(files={"rank-00001.safetensors": (before.arena, 1)}, small={})
+    keeper.books.kept[save_name(4)] = Kept(
+        files={"rank-00001.safetensors": (before.arena, 1)}, small={}
+    )
     one.absent(5, 1)
     keeper.run()
     two.begin(5, 1, arena=before.arena)
     assert two.ended[0].error == "rank 0: nothing to give"
-    assert 4 not in keeper.books.kept  # the worker writes there, whatever has come of the save
+    assert (
+        save_name(4) not in keeper.books.kept
+    )  # the worker writes there, whatever has come of the save
     two.fill(5, 1)
     two.complete(5, 1)
     keeper.run()
@@ -222,70 +229,214 @@ def test_a_new_attempt_does_not_wait_for_workers_of_the_old_one(keeper, disk):
 # --- several machines ---------------------------------------------------------------------------
 
 
-def part_of_rank_1(keeper, disk, step):
+def part_of_rank_1(disk, step, serial=1, **more):
     """What another machine's keeper would report."""
-    other = keeper.worker(1, 2)
-    disk.put(f"{step_name(step)}/rank-00001.json", b"{}")
-    files = {"rank-00001.json": FileEntry(size=2, xxh3_128=("0" * 32,))}
-    del other
-    return msgspec.json.encode(Part(files=files))
+    disk.put(f"{save_name(step, serial=serial)}/rank-00001.json", b"{}")
+    return Part(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2, **more)
+
+
+def report(keeper, rank, part, *, step=5, serial=1, world_size=2, source=None):
+    message = parley.Report(step=step, serial=serial, rank=rank)
+    keeper.saves.reported(hello(1, world_size), message, part, source)
+
+
+def decide(keeper, *, error="", void=(), data=b""):
+    message = parley.Outcome(
+        step=5,
+        serial=1,
+        error=error,
+        manifest=xxhash.xxh3_128_hexdigest(data) if data else "",
+        size=len(data),
+    )
+    keeper.saves.decided(hello(), message, void)
+    keeper.run()
 
 
 @pytest.mark.parametrize("part_first", [True, False])
 def test_another_machines_part_may_come_before_rank_0_begins(keeper, disk, part_first):
+    side = keeper.meet([0])
     one = keeper.worker(0, 2)
-    message = wire.Part(step=5, serial=1, rank=1)
-    data = part_of_rank_1(keeper, disk, 5)
+    part = part_of_rank_1(disk, 5)
     if part_first:
-        keeper.saves.relayed(one.peer, 1, 2, message, data)
+        report(keeper, 1, part)
     one.save(5, 1)
     if not part_first:
-        keeper.saves.relayed(one.peer, 1, 2, message, data)
+        report(keeper, 1, part)
     keeper.run()
     assert is_committed(disk, 5)
-    (outcome,) = one.peer.of(wire.Outcome)
-    assert outcome.error == ""
+    ((ended, data, to),) = side.told
+    assert (ended.error, to) == ("", None)
+    assert data == disk.read(f"{save_name(5)}/manifest.json")
+    report(keeper, 1, part, source="who comes back")  # it has not heard of it
+    assert side.told[1:] == [(ended, data, "who comes back")]
+    assert keeper.saves.manifest_of(1, 1) == data
+
+
+def test_a_save_of_several_machines_needs_no_worker_once_its_copies_are_whole(keeper, disk):
+    keeper.meet([0])
+    one = keeper.worker(0, 2)
+    one.save(5, 1)
+    one.peer.is_gone = True
+    keeper.saves.lost(1, one.peer)
+    keeper.saves.nobody_is_left()
+    keeper.run()
+    report(keeper, 1, part_of_rank_1(disk, 5))
+    keeper.run()
+    assert is_committed(disk, 5)
+
+
+def test_a_machine_whose_workers_are_gone_says_so(keeper):
+    side = keeper.meet([1])
+    two = keeper.worker(1, 2)
+    two.begin(5, 1)
+    keeper.saves.nobody_is_left()
+    keeper.run()
+    ((_, _, rank, part),) = side.reports
+    assert (rank, part.error) == (1, "its workers ended before the snapshot was whole")
+    assert keeper.saves.idle
+    assert [one[2:] for one in keeper.saves.unanswered(1)] == [(1, part)]  # it may not have come
+    decide(keeper, error=f"rank 1: {part.error}")
+    assert keeper.saves.unanswered(1) == []
+    assert side.over == [1, 1]
 
 
 def test_rank_0s_refusal_may_come_before_this_machine_begins(keeper):
+    side = keeper.meet([1])
     two = keeper.worker(1, 2)
-    outcome = wire.Outcome(step=5, serial=1, error="rank 0: no space", void=())
-    keeper.saves.decided(two.peer, 1, 2, outcome, b"")
-    keeper.run()
+    decide(keeper, error="rank 0: no space")
     two.save(5, 1)
     keeper.run()
     assert [ended.error for ended in two.ended] == ["rank 0: no space"]
     assert keeper.events == []  # the keeper of rank 0 has it on record
     assert keeper.saves.idle
+    assert side.over == [1]
 
 
-def test_the_other_machine_follows_rank_0s_commit(keeper, disk, monkeypatch, tmp_path):
+@pytest.mark.parametrize("sees_it", [True, False])
+def test_the_other_machine_follows_rank_0s_commit(keeper, disk, monkeypatch, tmp_path, sees_it):
+    side = keeper.meet([1])
     two = keeper.worker(1, 2)
     two.save(5, 1)
     keeper.run()
-    (part,) = two.peer.of(wire.Part)
-    assert (part.rank, two.ended) == (1, [])
+    ((_, _, rank, part),) = side.reports
+    assert (rank, two.ended) == (1, [])
     first = FakeKeeper(monkeypatch, {"local": Directory(tmp_path / "first")})
+    told = first.meet([0]).told
     one = first.worker(0, 2)
     one.save(5, 1)
-    first.saves.relayed(one.peer, 1, 2, part, two.peer.sent[0][1])
+    report(first, 1, part)
     first.run()
-    data = next(blob for message, blob in one.peer.sent if isinstance(message, wire.Outcome))
-    outcome = wire.Outcome(step=5, serial=1, error="", void=())
-    keeper.saves.decided(two.peer, 1, 2, outcome, data)
-    keeper.run()
+    ((_, data, _),) = told
+    if sees_it:
+        disk.put(f"{save_name(5)}/manifest.json", data)
+    decide(keeper, data=data)
+    assert side.wanted == ([] if sees_it else [(5, 1)])
+    if not sees_it:
+        assert two.ended == []
+        keeper.saves.given(1, parley.Root(step=5, serial=1), data)
+        keeper.run()
     assert two.ended[0].error == ""
-    assert disk.read(f"{step_name(5)}/manifest.json") == data
-    assert 5 in keeper.books.kept
+    assert disk.read(f"{save_name(5)}/manifest.json") == data
+    assert save_name(5) in keeper.books.kept
+    assert side.over == [1]
 
 
-def test_a_dead_ranks_failure_is_reported_by_one_that_lives(keeper):
-    two, three = keeper.worker(1, 3), keeper.worker(2, 3)
+def test_what_was_reported_before_rank_0_was_known_is_reported_then(keeper):
+    keeper.saves.know(1, [1])
+    two = keeper.worker(1, 2)
+    two.save(5, 1)
+    keeper.run()
+    side = keeper.meet([1])
+    assert [rank for _, _, rank, _ in side.reports] == [1]
+    ((step, serial, rank, _),) = keeper.saves.unanswered(1)
+    assert (step, serial, rank) == (5, 1, 1)
+
+
+def test_a_machine_that_is_gone_fails_what_it_has_not_reported_at_once(keeper, disk):
+    side = keeper.meet([0])
+    one = keeper.worker(0, 3)
+    one.save(5, 1)
+    report(keeper, 1, part_of_rank_1(disk, 5), world_size=3)
+    keeper.saves.machine_gone(1, range(1, 3), "its keeper is gone")
+    keeper.run()
+    assert [ended.error for ended in one.ended] == ["rank 2: its keeper is gone"]
+    assert [ended.error for ended, _, _ in side.told] == ["rank 2: its keeper is gone"]
+    one.save(6, 2)
+    report(keeper, 1, part_of_rank_1(disk, 6, 2), step=6, serial=2, world_size=2)
+    keeper.saves.machine_gone(1, range(1, 2), "its keeper is gone")  # all is here: it is not needed
+    report(keeper, 2, part_of_rank_1(disk, 6, 2), step=6, serial=2, world_size=3)
+    keeper.run()
+    assert is_committed(disk, 6)
+
+
+def test_nobody_waits_for_a_keeper_of_rank_0_that_does_not_decide(keeper):
+    keeper.meet([1])
+    two = keeper.worker(1, 2)
     two.begin(5, 1)
-    three.begin(5, 1)
-    two.peer.is_gone = True
-    keeper.saves.lost(1, two.peer)
-    assert [part.rank for part in three.peer.of(wire.Part)] == [1]
+    keeper.saves.left_alone(1, "rank 0 is silent")
+    keeper.run()
+    assert two.ended == []  # nothing is reported yet
+    two.fill(5, 1)
+    two.complete(5, 1)
+    keeper.run()
+    keeper.saves.left_alone(1, "rank 0 is silent")
+    keeper.run()
+    assert [ended.error for ended in two.ended] == ["rank 0 is silent"]
+    ((event, fields),) = keeper.events
+    assert (event, fields["reason"]) == ("save_skipped", "rank 0 is silent")
+
+
+@pytest.mark.parametrize("can_ask", [True, False])
+def test_only_where_replicas_differ_are_single_digests_asked_for(keeper, disk, can_ask):
+    side = keeper.meet([0])
+    side.can_ask = can_ask
+    one = keeper.worker(0, 4)
+    one.layout = msgspec.structs.replace(one.layout, groups={"a[0]": "all", "b[0]": "two"})
+    one.begin(5, 1)
+    one.fill(5, 1)
+    one.complete(5, 1, {"a[0]": "1", "b[0]": "2"})
+    keeper.run()
+    mine = one.keeper.saves._open[1, 1].parts[0].replicas
+    assert mine.keys() == {"all", "two"}
+    report(keeper, 1, Part(replicas=mine), world_size=4)
+    report(keeper, 2, Part(replicas={"all": mine["all"], "four": "x"}), world_size=4)
+    report(keeper, 3, Part(replicas={"all": "another", "four": "x"}), world_size=4)
+    keeper.run()
+    assert side.asked == [(3, ("all",))]
+    if can_ask:
+        assert one.ended == []
+        answer = parley.Digests(step=5, serial=1, rank=3)
+        keeper.saves.detailed(1, answer, {"a[0]": "9"})
+        keeper.run()
+    (ended,) = one.ended
+    assert ended.void == (("a[0]",) if can_ask else ())
+    assert ended.error.startswith("not the same on all ranks: ")
+    assert not is_committed(disk, 5)
+
+
+def test_a_machine_that_is_gone_is_not_waited_for_when_replicas_differ(keeper):
+    keeper.meet([0])
+    one = keeper.worker(0, 2)
+    one.begin(5, 1)
+    one.fill(5, 1)
+    one.complete(5, 1, {"a[0]": "1"})
+    report(keeper, 1, Part(replicas={"": "another"}))
+    keeper.run()
+    assert one.ended == []
+    keeper.saves.machine_gone(1, range(1, 2), "gone")
+    keeper.run()
+    assert one.ended[0].error.startswith("not the same on all ranks")
+
+
+def test_a_machine_names_the_single_digests_of_its_ranks(keeper):
+    keeper.meet([1])
+    two = keeper.worker(1, 2)
+    two.layout = msgspec.structs.replace(two.layout, groups={"a[0]": "all", "b[0]": "two"})
+    two.begin(5, 1)
+    two.fill(5, 1)
+    two.complete(5, 1, {"a[0]": "1", "b[0]": "2"})
+    ask = parley.Detail(step=5, serial=1, rank=1, groups=("two",))
+    assert keeper.saves.digests_of(1, ask) == {"b[0]": "2"}
 
 
 # --- storage that fails -------------------------------------------------------------------------
@@ -388,7 +539,7 @@ def test_a_ring_is_free_again_also_when_the_disk_fails(keeper, disk, fails):
     keeper.run()
     assert ("OSError" in worker.ended[0].error) == fails
     assert is_committed(disk, 5) != fails
-    assert 5 not in keeper.books.kept  # a ring holds no snapshot
+    assert save_name(5) not in keeper.books.kept  # a ring holds no snapshot
 
 
 # --- nothing is written too late ----------------------------------------------------------------
@@ -410,7 +561,7 @@ def test_a_save_ends_only_when_nobody_writes_its_files(keeper, disk):
     keeper.run()
     assert seen == [(0, False)]
     assert len(one.ended) == 1
-    assert not disk.exists(f"{step_name(5)}/rank-00000.safetensors")
+    assert not disk.exists(f"{save_name(5)}/rank-00000.safetensors")
 
 
 def test_a_second_try_is_not_made_for_a_save_that_has_ended(keeper, disk):
@@ -452,7 +603,7 @@ def test_memory_that_was_reused_after_it_was_written_is_not_listed(keeper, disk)
     two.save(5, 1)
     keeper.pool.run()
     assert is_committed(disk, 5)
-    assert 5 not in keeper.books.kept
+    assert save_name(5) not in keeper.books.kept
 
 
 def test_memory_given_back_meanwhile_is_not_listed(keeper, disk):
@@ -467,30 +618,41 @@ def test_memory_given_back_meanwhile_is_not_listed(keeper, disk):
 # --- a step that is there already ---------------------------------------------------------------
 
 
-def test_a_step_that_was_rejected_is_replaced(keeper, disk):
+def test_a_step_that_is_saved_again_leaves_the_save_before_as_it_is(keeper, disk, tmp_path):
     worker = keeper.worker()
     worker.save(5, 1)
     keeper.run()
-    first = manifest_of(disk, 5)
-    worker.save(5, 2)
+    before = files_of(disk, save_name(5))
+    worker.begin(5, 2)
+    worker.fill(5, 2)
     keeper.run()
-    assert manifest_of(disk, 5).created_t > first.created_t
-    disk.put(f"{step_name(5)}/manifest.json", b"torn")
-    worker.save(5, 3)
+    assert read_manifest(disk, 5).serial == 1, "the second has no manifest yet"
+    worker.complete(5, 2)
     keeper.run()
-    verify(disk, 5)
+    assert read_manifest(disk, 5).serial == 2
+    assert files_of(disk, save_name(5)) == before
+    verify(disk, save_of(5))
 
 
-@pytest.mark.parametrize("change", [{"attempt": 9}, {"job": "another"}])
-def test_another_writers_commit_stands(keeper, disk, change):
-    worker = keeper.worker()
-    worker.save(5, 1)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_zombie_of_an_older_attempt_takes_nothing_from_a_newer_one(keeper, disk, when):
+    old, new = keeper.worker(attempt=1), keeper.worker(attempt=2)
+    old.begin(5, 1)
+    old.fill(5, 1)
+    if when == "before":
+        old.complete(5, 1)
+        keeper.run()
+    new.save(5, 1)
     keeper.run()
-    theirs = encode(msgspec.structs.replace(manifest_of(disk, 5), **change))
-    disk.put(f"{step_name(5)}/manifest.json", theirs)
-    worker.save(5, 2)
-    keeper.run()
-    assert "another writer" in worker.ended[-1].error
-    assert disk.read(f"{step_name(5)}/manifest.json") == theirs
-    with pytest.raises(FileExistsError):
-        make_way(disk, 5, "job", 1)
+    before = files_of(disk, save_name(5, attempt=2))
+    if when == "after":
+        old.complete(5, 1)
+        keeper.run()
+    assert [one.ended[-1].error for one in (old, new)] == ["", ""]
+    assert files_of(disk, save_name(5, attempt=2)) == before
+    assert verify(disk, 5).attempt == 2
+    assert verify(disk, save_of(5, attempt=1)).attempt == 1
+
+
+def files_of(disk, name):
+    return {file: disk.read(f"{name}/{file}") for file in disk.children(name)}

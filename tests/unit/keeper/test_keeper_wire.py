@@ -4,6 +4,7 @@ import gc
 import os
 import socket
 import threading
+from typing import Union
 
 import msgspec
 import pytest
@@ -120,3 +121,39 @@ def test_an_end_that_does_not_read_is_given_up(monkeypatch):
     peer.send(wire.Drop(arena=1))
     assert owner.over.wait(30)
     here.close()
+
+
+# --- the version ---------------------------------------------------------------------------------
+
+
+class Old(wire._Message, tag="Drop"):
+    """What Drop was once."""
+
+    arena: int
+    why: str = ""
+
+
+def version_of(monkeypatch, *messages):
+    monkeypatch.setattr(wire, "Message", Union[wire.Bye, *messages])
+    wire.version.cache_clear()
+    try:
+        return wire.version()
+    finally:
+        monkeypatch.undo()
+        wire.version.cache_clear()
+
+
+def test_the_version_follows_from_what_is_said(monkeypatch):
+    assert len(wire.version()) == 8
+    now = version_of(monkeypatch, wire.Drop)
+    assert now == version_of(monkeypatch, wire.Drop) != wire.version()
+    assert version_of(monkeypatch, Old) != now
+    assert version_of(monkeypatch, wire.Drop, wire.Hold) != now
+
+
+def test_the_version_is_not_that_of_the_words_around_it(monkeypatch):
+    documented = wire._without_words({"title": "A", "description": "B", "type": "object"})
+    assert documented == {"type": "object"}
+    # A field of this name is no word for people.
+    fields = {"properties": {"title": {"type": "string"}}}
+    assert wire._without_words(fields) == fields

@@ -12,13 +12,13 @@ import types
 import pytest
 from keeper_fakes import FakeKeeper, StepGate
 
-from outlast.checkpoint.manifest import decode, step_name
+from outlast.checkpoint.transfer import read_manifest
 from outlast.keeper.fence import Fence
 from outlast.launch.membership import coordinator as coordinators
-from outlast.launch.membership.claims import Claims
 from outlast.launch.membership.coordinator import Coordinator
 from outlast.launch.membership.messages import Go, Halt, Join, Member
 from outlast.launch.membership.messages import decode as decoded
+from outlast.peer.claims import Claims
 from outlast.policy.membership import Phase, Roster, Rules
 from outlast.storage import Directory
 from thorough import ALL
@@ -179,7 +179,7 @@ class Side:
     def live(self):
         self.clerk.work()
         is_due = self.world.now_s - self.saved_s > SAVE_S
-        if self.worker and is_due and len(self.keeper.saves.steps()) < len(self.arenas):
+        if self.worker and is_due and len(self.keeper.saves.names()) < len(self.arenas):
             self.saved_s = self.world.now_s
             busy = self.keeper.saves.arenas()
             arena = next(one for one in self.arenas if one not in busy)
@@ -199,8 +199,7 @@ class Side:
             if event == "commit" and fields["step"] not in [step for _, step, _ in self.commits]:
                 self.commits.append((fields["attempt"], fields["step"], self.world.now_s))
         for attempt, step, _ in self.commits[known:]:
-            data = self.tier.read(f"{step_name(step)}/manifest.json")
-            assert decode(data, step).attempt == attempt
+            assert read_manifest(self.tier, step).attempt == attempt
 
     def committed(self):
         return {attempt for attempt, _, _ in self.commits}

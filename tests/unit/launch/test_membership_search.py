@@ -12,11 +12,11 @@ import random
 import pytest
 
 from outlast.launch.membership import search as searching
-from outlast.launch.membership.claims import Alive, Claim, Claims
 from outlast.launch.membership.coordinator import ALIVE_S
 from outlast.launch.membership.hub import HANGS, REFUSED
 from outlast.launch.membership.messages import Go, Member, Waits
 from outlast.launch.membership.search import Known, Means, Search
+from outlast.peer.claims import Alive, Claim, Claims
 from outlast.policy.membership import Rules
 from outlast.policy.succession import REFUSED_S, STRANGER_S, UNREACHED_S
 

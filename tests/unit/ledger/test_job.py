@@ -1,16 +1,20 @@
 """``job.json`` is written once, whoever comes first; and one launcher at a time."""
 
+import errno
 import json
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from unit_fakes import listing, num_descriptors
 
 from outlast import config
+from outlast.checkpoint.identity import open_job
 from outlast.errors import ConfigError, StorageError
 from outlast.ledger import job as job_room
-from outlast.ledger.job import JobLock, open_job, read_job
+from outlast.ledger.file import Ledger
+from outlast.ledger.job import JobLock, read_job
 
 
 @pytest.fixture
@@ -104,10 +108,25 @@ def test_a_record_that_is_none(settings, content):
     open_job(settings.dir, settings)
     path = settings.dir / "job.json"
     path.write_bytes(content)
-    for read in (lambda: read_job(settings.dir), lambda: open_job(settings.dir, settings)):
-        with pytest.raises(ConfigError, match=r"job\.json is not a job's record"):
-            read()
+    with pytest.raises(ConfigError, match=r"job\.json is not a job's record: it is (empty|damag)"):
+        read_job(settings.dir)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"id": "a'])
+def test_a_lost_record_is_read_from_the_ledger(settings, content):
+    job = open_job(settings.dir, settings)
+    ledger = Ledger(settings.dir, job=job.id)
+    first = ledger.append("job_started")
+    ledger.append("attempt_formed")
+    path = settings.dir / "job.json"
+    path.unlink() if content is None else path.write_bytes(content)
+    found = read_job(settings.dir)
+    assert (found.id, found.created_t) == (job.id, pytest.approx(first.t))
+    assert not path.exists() if content is None else path.read_bytes() == content  # only read
+    Ledger(settings.dir, job="another").append("job_started")
+    with pytest.raises(ConfigError, match=r"job\.json is not a job's record: it is"):
+        read_job(settings.dir)
 
 
 def test_a_field_of_a_later_version_does_not_matter(settings):
@@ -126,21 +145,62 @@ def test_a_place_that_cannot_be_made(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["link", "fsync"])
-def test_a_place_that_cannot_be_written(settings, monkeypatch, call):
+@pytest.mark.parametrize(
+    ("number", "order"),
+    [
+        (errno.ENOSPC, "free space there"),
+        (errno.EDQUOT, "free space there, or have the quota raised"),
+        (errno.EROFS, "make it writable again"),
+        (errno.EACCES, "give this user the right to write there"),
+        (errno.EIO, "see the kernel's log, and whether the storage answers"),
+    ],
+)
+def test_a_place_that_cannot_be_written(settings, monkeypatch, call, number, order):
     def fail(*_):
-        raise OSError(28, "No space left on device")
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(ConfigError, match="cannot be written: No space left on device; give"):
+    with pytest.raises(StorageError) as caught:
         open_job(settings.dir, settings)
+    words = str(caught.value)
+    assert words.startswith(f"{settings.dir} cannot be written: {os.strerror(number)}; {order}")
+    assert words.endswith(", or give another directory with --dir")
+    assert caught.value.exit_code == 77
     assert listing(settings.dir) == []
 
 
 def test_a_job_that_can_be_read_and_not_written(settings, monkeypatch):
     open_job(settings.dir, settings)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    with pytest.raises(ConfigError, match="cannot be written; give another with --dir"):
+    with pytest.raises(StorageError, match="cannot be written: Permission denied; give this user"):
         open_job(settings.dir, settings)
+    monkeypatch.undo()
+    real = os.open
+
+    def read_only(path, flags, *rest):
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(StorageError, match="cannot be written: Read-only file system; make it"):
+        open_job(settings.dir, settings)
+    with pytest.raises(StorageError, match=r"job\.json cannot be opened: Read-only file system; "):
+        JobLock(settings.dir)
+
+
+def test_a_name_is_durable_before_anything_follows(settings, monkeypatch):
+    """Else a crash leaves a ledger, and no record of whose it is."""
+    synced = []
+    real = os.fsync
+
+    def fsync(fd):
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    open_job(settings.dir, settings)
+    assert synced[-1] == str(settings.dir)
 
 
 def test_a_record_that_the_disk_does_not_give(settings):

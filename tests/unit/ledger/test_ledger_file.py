@@ -189,9 +189,8 @@ def test_lines_of_several_writers_do_not_mix(tmp_path):
 
 
 @pytest.mark.parametrize("call", ["open", "write", "fsync"])
-def test_a_full_disk_is_counted_and_told_once_and_never_raised(
-    ledger, tmp_path, monkeypatch, caplog, call
-):
+def test_a_full_disk_is_counted_and_told_once_and_never_raised(tmp_path, monkeypatch, caplog, call):
+    ledger, other = (Ledger(tmp_path, job="j", attempt=1, rank=rank) for rank in (0, 1))
     real = getattr(os, call)
 
     def fail(*_):
@@ -201,11 +200,19 @@ def test_a_full_disk_is_counted_and_told_once_and_never_raised(
     with caplog.at_level(logging.WARNING):
         for step in range(3):
             assert ledger.append("commit", step=step)["step"] == step
-    assert ledger.lost_events == 3
-    assert len(caplog.records) == 1
-    assert "No space left on device" in caplog.text
+            other.append("commit", step=step)  # it meets the same disk
+    assert ledger.lost_events == other.lost_events == 3
+    (record,) = caplog.records
+    words = f"the ledger {ledger.path} cannot be written: No space left on device; free space there"
+    assert record.getMessage() == words
+    caplog.clear()
     monkeypatch.setattr(os, call, real)
-    ledger.append("job_finished")
+    with caplog.at_level(logging.WARNING):
+        for one in (other, ledger, ledger):
+            one.append("job_finished")
+    (record,) = caplog.records
+    words = f"the ledger {ledger.path} can be written again; 3 events are lost"
+    assert record.getMessage() == words
     assert ledger.lost_events == 3
     assert names(tmp_path)[-1] == "job_finished"
 

@@ -65,10 +65,6 @@ def event(name, *, rank=None, attempt=1, on=socket.gethostname(), **fields):  # 
         (event("restart", reason="rank 1 failed", restarts=1), "restarting: rank 1 failed"),
         (event("drained", step=7, committed=True), "drained after step 7, committed"),
         (event("drained", step=7, committed=False), "drained after step 7, not committed"),
-        (
-            event("storage_error", operation="save", error="OSError: no space"),
-            "storage failed (save): OSError: no space; training goes on",
-        ),
         (event("cadence", interval_s=30.0, before_s=None), ""),
         (
             event(
@@ -130,11 +126,37 @@ def test_a_notice_that_several_hear_is_told_once_and_other_lines_each_time(tmp_p
     for _ in range(3):
         ledger.append("notice", source="SIGUSR1", action="terminate", deadline_t=None)
     for _ in range(2):
-        ledger.append("storage_error", operation="save", error="no space")
+        ledger.append("restart", reason="rank 1 failed")
     narrator.start()
     narrator.stop()
     ledger.close()
-    failed = "outlast: storage failed (save): no space; training goes on\n"
+    failed = "outlast: restarting: rank 1 failed\n"
     assert capfd.readouterr().err == (
         f"outlast: notice from SIGUSR1: terminate; draining\n{failed}{failed}"
     )
+
+
+def test_what_storage_does_not_do_is_told_once_and_when_it_does_it_again(tmp_path, capfd):
+    ledger = Ledger(tmp_path, job="j", attempt=1)
+    narrator = Narrator(tmp_path)
+    for step in (1, 2):
+        ledger.append("storage_error", operation="save", error="no space", step=step)  # a worker's
+        ledger.append("storage_error", operation="wait", error="waited 9 s", step=step)  # said
+        for tier in ("near", "far"):
+            ledger.append("storage_error", operation="copy", tier=tier, error="EIO", step=step)
+        ledger.append("storage_error", operation="claim", error="no answer", step=step)
+    for step in (3, 4):
+        ledger.append("commit", step=step, tier="local")
+        ledger.append("tier_copied", step=step, tier="far")
+    ledger.append("storage_error", operation="copy", tier="far", error="EIO", step=5)
+    narrator.start()
+    narrator.stop()
+    ledger.close()
+    assert capfd.readouterr().err.splitlines() == [
+        "outlast: storage failed (copy to near): EIO; training goes on",
+        "outlast: storage failed (copy to far): EIO; training goes on",
+        "outlast: storage failed (claim): no answer; training goes on",
+        "outlast: step 3 is saved: storage answers again",
+        "outlast: step 3 is in tier far: copies work again",
+        "outlast: storage failed (copy to far): EIO; training goes on",
+    ]

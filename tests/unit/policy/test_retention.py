@@ -14,15 +14,30 @@ steps = st.sets(st.integers(0, 30), max_size=15)
     unfinished=steps,
     invalid=steps,
     weights_only=steps,
+    superseded=steps,
     in_use=steps,
     keep=st.integers(-1, 6),
 )
 @example(
-    committed={1, 2}, unfinished=set(), invalid={1, 2}, weights_only=set(), in_use=set(), keep=1
+    committed={1, 2},
+    unfinished=set(),
+    invalid={1, 2},
+    weights_only=set(),
+    superseded=set(),
+    in_use=set(),
+    keep=1,
 )
-@example(committed={5}, unfinished=set(), invalid={3}, weights_only=set(), in_use=set(), keep=1)
+@example(
+    committed={5},
+    unfinished=set(),
+    invalid={3},
+    weights_only=set(),
+    superseded=set(),
+    in_use=set(),
+    keep=1,
+)
 @examples(300)
-def test_what_may_go(committed, unfinished, invalid, weights_only, in_use, keep):
+def test_what_may_go(committed, unfinished, invalid, weights_only, superseded, in_use, keep):
     unfinished = unfinished - committed
     gone = removable(
         committed,
@@ -30,19 +45,21 @@ def test_what_may_go(committed, unfinished, invalid, weights_only, in_use, keep)
         keep=keep,
         invalid=invalid,
         weights_only=weights_only,
+        superseded=superseded,
         in_use=in_use,
     )
     assert list(gone) == sorted(set(gone))
     assert set(gone) <= committed | unfinished, "what is not there cannot be removed"
     assert set(gone).isdisjoint(in_use)
     keep = max(keep, 1)
-    weights = sorted((committed - invalid) & weights_only)
-    full = sorted(committed - invalid - weights_only)
+    old = (committed - invalid) & superseded
+    weights = sorted(((committed - invalid) & weights_only) - old)
+    full = sorted(committed - invalid - weights_only - old)
     assert set(gone).isdisjoint(full[-keep:])
     if not full:
-        assert set(gone) == set(weights[:-keep]) - in_use
+        assert set(gone) == (set(weights[:-keep]) | old) - in_use
         return
-    older = {step for step in (committed & invalid) | unfinished if step < full[-1]}
+    older = {step for step in committed & invalid if step < full[-1]} | unfinished | old
     older |= {step for step in weights if step < full[-keep:][0]}
     assert set(gone) == (set(full[:-keep]) | older) - in_use
 
@@ -99,5 +116,6 @@ def test_rotten_ones_do_not_push_out_the_last_that_can_be_read():
     ]
 
 
-def test_one_in_the_making_stays():
-    assert list(removable([100, 200], [150, 250], keep=1, invalid=set())) == [100, 150]
+def test_unfinished_ones_go_only_where_there_is_one_to_resume_from():
+    assert list(removable([100, 200], [150, 250], keep=1, invalid=set())) == [100, 150, 250]
+    assert list(removable([100], [150], keep=1, invalid={100})) == []

@@ -7,6 +7,8 @@ import threading
 import numpy as np
 import pytest
 
+from outlast.storage.trust import distrust
+
 MIB = 2**20
 BLOCK = 16 * MIB
 
@@ -109,6 +111,12 @@ class StorageContract:
         storage.remove("a/f")
         assert storage.put_new("a/f", b"3") is True
         assert storage.read("a/f") == b"3"
+
+    def test_it_can_say_who_comes_first(self, storage):
+        storage.put("membership/alive.json", b"1")
+        assert distrust(storage, "membership") is None
+        assert distrust(storage, "another") is None
+        assert storage.children("membership") == ["alive.json"]
 
     def test_of_many_who_put_a_new_file_one_does(self, storage):
         for num in range(5):

@@ -347,3 +347,15 @@ def test_an_exception_of_any_kind_abandons(storage, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         storage.put("f", b"1")
     assert listing(storage.root) == []
+
+
+def test_removing_what_is_already_gone_makes_that_durable(tmp_path, monkeypatch):
+    """Another process has removed it, and may not have come to make it durable."""
+    storage = Directory(tmp_path)
+    storage.put("step/manifest.json", b"{}")
+    (tmp_path / "step" / "manifest.json").unlink()
+    synced = []
+    monkeypatch.setattr("outlast.storage.directory.sync_directory", synced.append)
+    storage.remove("step/manifest.json")
+    assert synced == [tmp_path / "step"]
+    storage.remove("nowhere/manifest.json")

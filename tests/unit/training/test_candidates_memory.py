@@ -4,8 +4,8 @@ import pytest
 import torch
 from unit_checkpoints import write
 from unit_fakes import Hub, WatchedStorage, on_ranks
+from unit_names import names, save_name, save_of
 
-from outlast.checkpoint.manifest import step_name
 from outlast.checkpoint.places import Place
 from outlast.errors import StorageError
 from outlast.storage import Directory
@@ -32,8 +32,8 @@ def _job(tmp_path):
         save(peer, step)
     for place, rank in ((memory, 1), (peer, 0)):
         for step in (10, 20):
-            (place / step_name(step) / f"rank-{rank:05d}.safetensors").unlink(missing_ok=True)
-            (place / step_name(step) / f"rank-{rank:05d}.json").unlink()
+            (place / save_name(step) / f"rank-{rank:05d}.safetensors").unlink(missing_ok=True)
+            (place / save_name(step) / f"rank-{rank:05d}.json").unlink()
     return memory, peer, disk
 
 
@@ -48,7 +48,7 @@ def places(job, disk):
 
 def find(where, promised):
     def act(link):
-        return resume.find(where, link, promised, lambda _: None)
+        return resume.find(where, link, names(*promised), lambda _: None)
 
     return on_ranks(2, act, hub=Hub(2))
 
@@ -83,7 +83,7 @@ def test_what_is_promised_and_can_nowhere_be_read_is_missed_in_words(job):
 def test_a_step_that_is_not_whole_in_memory_is_completed_from_storage(job):
     _, peer, disk = job
     save(disk, 20)
-    (peer / step_name(20) / "rank-00001.json").unlink()
+    (peer / save_name(20) / "rank-00001.json").unlink()
     outcomes = find(places(job, Directory(disk)), (10, 20))
     assert [outcome.step for outcome in outcomes] == [20, 20]
     assert outcomes[1].sources["rank-00001.json"] == "local"
@@ -92,7 +92,7 @@ def test_a_step_that_is_not_whole_in_memory_is_completed_from_storage(job):
 def test_when_memory_proves_damaged_storage_is_asked_after_all(job):
     memory, _, disk = job
     save(disk, 10)
-    (memory / step_name(20) / "rank-00000.json").write_text("{}")
+    (memory / save_name(20) / "rank-00000.json").write_text("{}")
     outcomes = find(places(job, Directory(disk)), (10,))
     assert [outcome.step for outcome in outcomes] == [10, 10]
     assert [skipped.step for skipped in outcomes[0].skipped] == [20]
@@ -101,7 +101,7 @@ def test_when_memory_proves_damaged_storage_is_asked_after_all(job):
 def test_memory_alone_that_is_damaged_and_storage_that_is_gone_is_no_first_start(job):
     for place in job[:2]:
         for step in (10, 20):
-            (place / step_name(step) / "manifest.json").write_text("{}")
+            (place / save_name(step) / "manifest.json").write_text("{}")
     assert all(
         isinstance(error, StorageError) for error in find(places(job, unreachable(job[2])), (10,))
     )
@@ -109,9 +109,9 @@ def test_memory_alone_that_is_damaged_and_storage_that_is_gone_is_no_first_start
 
 def test_without_memory_all_is_as_before(job):
     save(job[2], 30)
-    search = Candidates([Place("local", Directory(job[2]))], (30,))
-    assert search.propose().step == 30
-    search.reject(30, "torn", "", "full")
+    search = Candidates([Place("local", Directory(job[2]))], names(30))
+    assert search.propose().save == save_name(30)
+    search.reject(save_of(30), "torn", "", "full")
     assert "none is valid" in search.propose().refused
 
 
@@ -120,5 +120,5 @@ def test_nothing_anywhere_is_a_first_start(tmp_path):
         Place("peer", Directory(tmp_path / "peer"), in_memory=True),
         Place("local", Directory(tmp_path / "disk")),
     ]
-    assert Candidates(where, ()).propose().step is None
+    assert Candidates(where, ()).propose().save == ""
     assert Candidates(where, ()).propose().refused == ""

@@ -17,8 +17,10 @@ from outlast.training.parcel import pack, unpack
         torch.randn(3, 3).t(),
         torch.tensor([True, False]),
         torch.randn(4).bfloat16(),
+        torch._neg_view(torch.randn(4)),
+        torch.randn(4, dtype=torch.complex64).conj(),
     ],
-    ids=["matrix", "scalar", "empty", "transposed", "bool", "bfloat16"],
+    ids=["matrix", "scalar", "empty", "transposed", "bool", "bfloat16", "negated", "conjugated"],
 )
 def test_tensors_come_back_to_the_bit(value):
     found = unpack(pack({"one": value}, "x"))["one"]

@@ -18,9 +18,11 @@ def rig(rank):
 def begin(loader, step=0, rank=0):
     position = Position()
     position.loop = 1
-    objects = SimpleNamespace(forget_loader=lambda loader: None)
+    objects = SimpleNamespace(forget_loader=lambda loader: None, stateful={})
     streams = SimpleNamespace(forget=lambda: None, restore=lambda step: None)
-    position.open(loader, step, rig=rig(rank), objects=objects, streams=streams, epochs=1)
+    position.open(
+        loader, step, rig=rig(rank), objects=objects, streams=streams, afresh=None, epochs=1
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,17 @@ import pytest
 import torch
 from unit_checkpoints import damage, write
 from unit_fakes import Hub, WatchedStorage, on_ranks, same
+from unit_names import names as saves
+from unit_names import save_name
 
 from outlast.attempt.link import LocalLink
-from outlast.checkpoint.manifest import step_name
 from outlast.checkpoint.places import Place
 from outlast.errors import ResumeRefused, StateMismatch, StorageError
 from outlast.storage import Directory
 from outlast.training import resume
 from outlast.training.restore import Restore
+
+NEXT = "; run the same command again once it can be, or start anew with another --dir"
 
 
 def fine(loaded):
@@ -33,7 +36,7 @@ def find(path, world_size=2, *, promised=(), check=fine, storages=None, only=Non
 
     def act(link):
         mine = check[link.rank] if isinstance(check, list) else check
-        given = promised if link.rank == 0 else ()
+        given = saves(*promised) if link.rank == 0 else ()
         return resume.find(storages[link.rank], link, given, mine)
 
     return on_ranks(world_size, act, hub=Hub(world_size), only=only)
@@ -43,7 +46,7 @@ def cannot_read(path, step):
     """A machine's view of the storage in which the files of ``step`` are unreadable."""
 
     def fail(did, name):
-        hit = did == "open" and step_name(step) in name
+        hit = did == "open" and save_name(step) in name
         return OSError(5, "Input/output error") if hit else None
 
     return WatchedStorage(Directory(path), fail)
@@ -66,7 +69,7 @@ def test_a_first_start(tmp_path):
 
 
 def test_unfinished_steps_are_no_promise(tmp_path):
-    (tmp_path / step_name(5)).mkdir()
+    (tmp_path / save_name(5)).mkdir()
     assert [outcome.step for outcome in find(tmp_path)] == [0, 0]
 
 
@@ -96,8 +99,8 @@ def test_several_are_passed_over_newest_first(tmp_path):
     for step in (100, 200, 300, 400):
         save(tmp_path, step)
     damage(tmp_path, 300, "rank-00000.json")
-    (tmp_path / step_name(400) / "rank-00001.safetensors").unlink(missing_ok=True)
-    (tmp_path / step_name(400) / "rank-00001.json").unlink()
+    (tmp_path / save_name(400) / "rank-00001.safetensors").unlink(missing_ok=True)
+    (tmp_path / save_name(400) / "rank-00001.json").unlink()
     for outcome in find(tmp_path, promised=[400, 500]):
         assert outcome.step == 200
         assert [(one.step, one.reason) for one in outcome.skipped] == [
@@ -200,7 +203,7 @@ def test_a_storage_that_cannot_be_listed(tmp_path, promised):
     blind = WatchedStorage(Directory(tmp_path), lambda did, _: error if did == "children" else None)
     results = find(tmp_path, promised=promised, storages=[blind, Directory(tmp_path)])
     assert [type(result) for result in results] == [StorageError, StorageError]
-    assert str(results[1]) == f"{tmp_path} cannot be listed: Permission denied"
+    assert str(results[1]) == f"{tmp_path} cannot be listed: Permission denied{NEXT}"
 
 
 def test_a_storage_that_cannot_be_read_is_not_a_loss(tmp_path):
@@ -210,7 +213,7 @@ def test_a_storage_that_cannot_be_read_is_not_a_loss(tmp_path):
     blind = WatchedStorage(Directory(tmp_path), lambda did, _: error if did == "read" else None)
     results = find(tmp_path, promised=[100], storages=[blind, Directory(tmp_path)])
     assert all(isinstance(result, StorageError) for result in results)
-    assert str(results[0]) == f"{tmp_path} cannot be read: EIO: Input/output error"
+    assert str(results[0]) == f"{tmp_path} cannot be read: EIO: Input/output error{NEXT}"
 
 
 @pytest.mark.parametrize(("saved_by", "read_by"), [(3, 3), (4, 2), (2, 3), (5, 1)])
@@ -223,10 +226,16 @@ def test_all_files_are_verified_between_the_ranks_and_none_for_nothing(tmp_path,
         for storage in storages
     ]
     for rank, names in enumerate(read):
-        needed = {"rank-00000.safetensors", f"rank-{rank % saved_by:05d}.json"}
-        share = {f"rank-{number:05d}.json" for number in range(rank, saved_by, read_by)}
-        assert sorted(names) == sorted(needed | share), "each is opened once"
-    assert len(set().union(*read)) == saved_by + 1
+        mine = f"rank-{rank % saved_by:05d}"
+        needed = {"rank-00000.safetensors", "rank-00000.part.json", f"{mine}.json"}
+        share = {
+            f"rank-{number:05d}.{kind}"
+            for number in range(saved_by * rank // read_by, saved_by * (rank + 1) // read_by)
+            for kind in ("json", "part.json")
+        }
+        found = sorted(needed | share | {f"{mine}.part.json"})
+        assert sorted(names) == found, "each is opened once"
+    assert len(set().union(*read)) == 2 * saved_by + 1
 
 
 def test_a_rank_that_does_not_answer(tmp_path, monkeypatch):
@@ -263,7 +272,7 @@ def find_in(places, world_size=2, *, promised=(), check=fine, each=None):
         return resume.find(
             each[link.rank] if each else places,
             link,
-            promised if link.rank == 0 else (),
+            saves(*promised) if link.rank == 0 else (),
             mine,
             on_damaged=lambda _step, file, place, _: told.append((link.rank, file, place.name)),
             on_repaired=lambda _step, file, place: mended.append((link.rank, file, place.name)),
@@ -303,7 +312,7 @@ def test_what_is_damaged_in_one_place_does_not_cost_the_step_and_is_mended_once(
     assert mended == [(0, "rank-00000.safetensors", "local"), (1, "rank-00001.json", "local")]
     assert outcomes[0].origin == "from local and shared, 1 file repaired from shared"
     for name in ("rank-00000.safetensors", "rank-00001.json"):
-        files = [tmp_path / place / step_name(200) / name for place in ("local", "shared")]
+        files = [tmp_path / place / save_name(200) / name for place in ("local", "shared")]
         assert files[0].read_bytes() == files[1].read_bytes()
 
 
@@ -356,7 +365,7 @@ def test_the_silence_of_a_place_is_no_reason_to_start_anew(tmp_path):
     (tmp_path / "shared").mkdir()
     results, *_ = find_in([unlisted(places[0]), places[1]])
     assert [type(result) for result in results] == [StorageError, StorageError]
-    assert str(results[0]) == f"{tmp_path / 'local'} cannot be listed: Permission denied"
+    assert str(results[0]) == f"{tmp_path / 'local'} cannot be listed: Permission denied{NEXT}"
 
 
 def test_no_place_can_be_listed(tmp_path):
@@ -366,12 +375,12 @@ def test_no_place_can_be_listed(tmp_path):
     assert str(results[0]).count("cannot be listed") == 2
 
 
-def test_workers_that_see_different_saves_of_a_step_do_not_mix_them(tmp_path):
+def test_a_save_that_one_worker_does_not_see_makes_way_for_an_older_one_of_the_step(tmp_path):
     places = copied(tmp_path, 100, 200)
     save(tmp_path / "shared", 200, attempt=2)
-    outcomes, *_ = find_in(places, each=[places, places[1:]])
-    assert [one.step for one in outcomes] == [100, 100]
-    reason = "not all workers see the same save of this step"
+    outcomes, *_ = find_in(places, each=[places, places[:1]])
+    assert [(one.step, one.loaded.manifest.attempt) for one in outcomes] == [(200, 1)] * 2
+    reason = "manifest.json is missing"
     assert outcomes[1].skipped[0].reason == reason
 
 

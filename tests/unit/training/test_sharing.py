@@ -3,10 +3,12 @@
 import threading
 
 import pytest
+from unit_checkpoints import shares_of
 from unit_fakes import Hub, on_ranks
 
 from outlast.attempt.link import LocalLink
-from outlast.checkpoint.plan import SHARE_MIN_BYTES, Piece, Where, share
+from outlast.checkpoint.plan import Piece, Where
+from outlast.checkpoint.shares import SHARE_MIN_BYTES
 from outlast.training import sharing
 from outlast.training.sharing import Sharing
 
@@ -29,7 +31,7 @@ def test_one_rank_agrees_with_itself_at_once():
     assert one.has_begun
     assert one.is_settled
     assert settled == [True]
-    assert one.of(held, 0.0) == share([pieces(held)], ())[0]
+    assert one.of(held, 0.0) == shares_of([pieces(held)], ())[0]
     assert one.of(structure("a"), 0.0) is None
     assert one.of(structure("a", "b"), 0.0) is not None, "an equal structure is the same"
 
@@ -46,7 +48,7 @@ def test_each_rank_hears_its_own_share(world_size):
         return one.of(mine, 10.0)
 
     structures = [pieces(held)] * (world_size - 1) + [pieces(more)]
-    assert on_ranks(world_size, act) == share(structures, {"c"})
+    assert on_ranks(world_size, act) == shares_of(structures, {"c"})
 
 
 def test_a_new_round_replaces_the_one_before_also_when_that_has_not_ended():
@@ -59,22 +61,25 @@ def test_a_new_round_replaces_the_one_before_also_when_that_has_not_ended():
     assert not ranks[0].is_settled
     ranks[1].offer(old, ())
     ranks[1].offer(new, ())
-    expected = share([pieces(new)] * 2, ())
+    expected = shares_of([pieces(new)] * 2, ())
     assert [one.of(new, 10.0) for one in ranks] == expected
     assert [one.of(old, 0.0) for one in ranks] == [None, None]
 
 
 def test_structures_that_many_ranks_have_are_published_once_each():
-    hub = Hub(3)
-    held = structure("a")
+    """And not at all where every rank has the same."""
+    for stages, expected in ((1, 0), (2, 2)):
+        hub = Hub(4)
 
-    def act(link):
-        one = Sharing(link, lambda: None)
-        one.offer(held, ())
-        return one.of(held, 10.0)
+        def act(link, stages=stages):
+            held = structure("a", *"bc"[: link.rank % stages])
+            one = Sharing(link, lambda: None)
+            one.offer(held, ())
+            return one.of(held, 10.0)
 
-    on_ranks(3, act, hub=hub)
-    assert len({key for key in hub.published if key.startswith("structure/")}) == 1
+        on_ranks(4, act, hub=hub)
+        published = [key for key in hub.published if key.startswith("structure/")]
+        assert len(published) == expected
 
 
 def test_a_rank_that_is_late_is_waited_for(monkeypatch):
@@ -96,7 +101,7 @@ def test_a_rank_that_is_late_is_waited_for(monkeypatch):
         assert fetched.acquire(timeout=10)
     assert ranks[0].of(held, 0.0) is None
     ranks[1].offer(held, ())
-    assert [one.of(held, 10.0) for one in ranks] == share([pieces(held)] * 2, ())
+    assert [one.of(held, 10.0) for one in ranks] == shares_of([pieces(held)] * 2, ())
 
 
 def test_a_link_that_is_gone_ends_the_round_without_a_word_to_training():

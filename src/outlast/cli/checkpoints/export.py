@@ -22,7 +22,9 @@ FORMATS = ("safetensors", "dcp", "torch")
 @DIRECTORY
 @click.option("--to", default=None, help="safetensors, dcp, or torch (torch.save).")
 @click.option("--out", default=None, help="Where the files go; must be empty or not exist.")
-@click.option("--step", type=int, default=None, help="Which step; the newest by default.")
+@click.option(
+    "--step", type=int, default=None, help="Which step (its newest save); the newest by default."
+)
 @TIER
 @JSON
 def command(
@@ -42,7 +44,7 @@ def command(
         raise ConfigError("say where the files go with --out PATH")
     target = _vacant(Path(out))
     at = find_job(directory)
-    found = survey(at.settings, tier)
+    found = survey(at, tier)
     found.complain()
     picked = pick(at, found, step)
     manifests = found.manifests(picked)
@@ -50,22 +52,23 @@ def command(
     num_bytes = size_of(next(iter(manifests.values())))
     from outlast.checkpoint.export import export
 
+    number = picked.step
     with bar(num_bytes) as shown:
-        shown.begin(f"step {picked:,}")
+        shown.begin(f"step {number:,}")
         try:
             export(places, picked, to, target, shown.part)
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
             raise StorageError(
-                f"step {picked} could not be written to {target}: {in_words(error)}; free space "
+                f"step {number} could not be written to {target}: {in_words(error)}; free space "
                 "there, or give another --out"
             ) from None
     if as_json:
-        click.echo(msgspec.json.encode({"step": picked, "to": to, "out": str(target)}))
+        click.echo(msgspec.json.encode({"step": number, "to": to, "out": str(target)}))
         return
     click.echo(
-        f"step {picked:,} as {to} ({humanise.size(num_bytes)}) in {target}, every byte verified"
+        f"step {number:,} as {to} ({humanise.size(num_bytes)}) in {target}, every byte verified"
     )
     click.echo(f"Next: ls {shlex.quote(str(target))}")
 

@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 import click
 import msgspec
 
-from outlast.checkpoint.catalog import Health, expendable, remove_step
-from outlast.checkpoint.manifest import step_name
+from outlast.checkpoint.catalog import Health, expendable, remove_save
+from outlast.checkpoint.names import SaveName
 from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import Survey, survey
 from outlast.cli.checkpoints.verify import Target, problem_of
@@ -45,21 +45,21 @@ QUIET_S: Final = 120.0
 
 
 class Going(NamedTuple):
-    """A step that may go from a tier."""
+    """A save that may go from a tier."""
 
     tier: str
-    step: int
+    save: SaveName
     state: str
     num_bytes: int
 
 
 class Plan(NamedTuple):
-    """What may go from one tier, and which step that stays there was verified for it."""
+    """What may go from one tier, and which save that stays there was verified for it."""
 
     tier: str
     keep: int
     going: list[Going]
-    verified: int | None
+    verified: SaveName | None
 
 
 @click.command(name="prune")
@@ -82,20 +82,20 @@ def command(
     at = find_job(directory, writes=True)
     wanted = None if keep is None else _parse_keep(keep)
     with _nobody_else(at) if not dry_run else contextlib.nullcontext():
-        found = survey(at.settings, tier)
+        found = survey(at, tier)
         found.complain()
         plans = [_plan(at, found, name, wanted) for name in found.places]
         going = [one for plan in plans for one in plan.going]
         if not as_json:
             _print(plans)
-        failures: dict[tuple[str, int], str] = {}
+        failures: dict[tuple[str, SaveName], str] = {}
         if going and not dry_run:
             _ask(going, yes, as_json)
             failures = _remove(found, going)
     if as_json:
         click.echo(msgspec.json.encode(_as_json(plans, failures, dry_run)))
     else:
-        _conclude([one for one in going if (one.tier, one.step) not in failures], dry_run)
+        _conclude([one for one in going if (one.tier, one.save) not in failures], dry_run)
         again = [f"--keep={wanted}"] * (wanted is not None) + [f"--tier={tier}"] * bool(tier)
         click.echo(at.next("prune", *again) if going and dry_run else at.next("list"))
     if failures:
@@ -158,42 +158,42 @@ def _plan(at: JobAt, found: Survey, tier: str, keep: int | None) -> Plan:
     keep = own if keep is None else keep
     storage = found.places[tier].storage
     copies = found.at(tier)
-    invalid = {step for step, copy in copies.items() if copy.state == "invalid"}
+    invalid = {save for save, copy in copies.items() if copy.state == "invalid"}
     full = [s for s, one in copies.items() if one.restartable and found.health(s) != "unhealthy"]
     past = found.past
     health = Health(
         healthy=frozenset(past.healthy) if past.healthy or past.rollbacks else None,
         rollbacks=tuple(past.rollbacks),
     )
-    if not expendable(storage, keep=keep, invalid=invalid, health=health).steps:
+    if not expendable(storage, at.job.id, keep=keep, invalid=invalid, health=health).saves:
         return Plan(tier, keep, [], None)
     verified = None
-    for step in reversed(full):
-        with bar(copies[step].num_bytes) as shown:
-            shown.begin(f"step {step:,} {tier}")
-            if not problem_of(found, Target(step, tier, copies[step]), shown.advance):
-                verified = step
+    for save in reversed(full):
+        with bar(copies[save].num_bytes) as shown:
+            shown.begin(f"step {save.step:,} {tier}")
+            if not problem_of(found, Target(save, tier, copies[save]), shown.advance):
+                verified = save
                 break
-        invalid.add(step)
+        invalid.add(save)
     if full and verified is None:
         return Plan(tier, keep, [], None)
     going = []
-    for step in expendable(storage, keep=keep, invalid=invalid, health=health).steps:
-        copy = copies.get(step)
-        state = copy.state if copy is not None and step not in invalid else "invalid"
+    for save in expendable(storage, at.job.id, keep=keep, invalid=invalid, health=health).saves:
+        copy = copies.get(save)
+        state = copy.state if copy is not None and save not in invalid else "invalid"
         if copy is not None and copy.manifest and not copy.restartable:
             state = "weights only"
         num_bytes = copy.num_bytes if copy else 0
-        going.append(Going(tier, step, state, num_bytes or _size_of(storage, step)))
+        going.append(Going(tier, save, state, num_bytes or _size_of(storage, save)))
     return Plan(tier, keep, going, verified)
 
 
-def _size_of(storage: Storage, step: int) -> int:
-    """Bytes of a step that has no manifest to say so."""
+def _size_of(storage: Storage, save: SaveName) -> int:
+    """Bytes of a save that has no manifest to say so."""
     total = 0
-    for name in storage.children(step_name(step)):
+    for name in storage.children(str(save)):
         with contextlib.suppress(OSError):
-            total += storage.size(f"{step_name(step)}/{name}")
+            total += storage.size(f"{save}/{name}")
     return total
 
 
@@ -202,11 +202,13 @@ def _print(plans: list[Plan]) -> None:
         if not plan.going:
             click.echo(f"tier {plan.tier}: nothing may go (keep {plan.keep})")
             continue
-        stays = "" if plan.verified is None else f"; step {plan.verified:,} stays and verifies"
-        steps = humanise.count(len(plan.going), "step")
-        click.echo(f"tier {plan.tier}: {steps} may go (keep {plan.keep}{stays})")
+        stays = "" if plan.verified is None else f"; step {plan.verified.step:,} stays and verifies"
+        saves = humanise.count(len(plan.going), "save")
+        click.echo(f"tier {plan.tier}: {saves} may go (keep {plan.keep}{stays})")
         for one in plan.going:
-            click.echo(f"  step {one.step:>9,}  {one.state:<12}{humanise.size(one.num_bytes):>10}")
+            click.echo(
+                f"  step {one.save.step:>9,}  {one.state:<12}{humanise.size(one.num_bytes):>10}"
+            )
 
 
 def _ask(going: list[Going], yes: bool, as_json: bool) -> None:
@@ -228,36 +230,36 @@ def _is_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def _remove(found: Survey, going: list[Going]) -> dict[tuple[str, int], str]:
+def _remove(found: Survey, going: list[Going]) -> dict[tuple[str, SaveName], str]:
     """Remove each; (tier, step) → why it could not be."""
     failures = {}
     for one in going:
         storage = found.places[one.tier].storage
         try:
-            remove_step(storage, one.step)
+            remove_save(storage, one.save, is_unfinished=one.state == "unfinished")
         except FileNotFoundError:
             continue
         except OSError as error:
-            failures[one.tier, one.step] = (
-                f"{storage.describe(step_name(one.step))}: {in_words(error)}"
-            )
+            where = storage.describe(str(one.save))
+            failures[one.tier, one.save] = f"{where}: {in_words(error)}"
     return failures
 
 
 def _as_json(
-    plans: list[Plan], failures: dict[tuple[str, int], str], dry_run: bool
+    plans: list[Plan], failures: dict[tuple[str, SaveName], str], dry_run: bool
 ) -> dict[str, Any]:
     tiers = [
         {
             "tier": plan.tier,
             "keep": plan.keep,
-            "verified": plan.verified,
+            "verified": None if plan.verified is None else plan.verified.step,
             "steps": [
                 {
-                    "step": one.step,
+                    "step": one.save.step,
+                    "save": str(one.save),
                     "state": one.state,
                     "bytes": one.num_bytes,
-                    "removed": not dry_run and (one.tier, one.step) not in failures,
+                    "removed": not dry_run and (one.tier, one.save) not in failures,
                 }
                 for one in plan.going
             ],

@@ -14,8 +14,15 @@ from typing import Any
 import click
 import msgspec
 
-from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, Manifest, decode, step_name
-from outlast.checkpoint.transfer import Repaired, find_problem, mend_file
+from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, PART_NAME, Manifest, decode
+from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.transfer import (
+    Repaired,
+    find_problem,
+    inventory_of,
+    mend_file,
+    mend_manifest,
+)
 from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import Survey, size_of, survey
 from outlast.cli.checkpoints.verify import (
@@ -37,8 +44,8 @@ from outlast.errors import CheckpointInvalid
 from outlast.ledger.file import Ledger
 from outlast.report import humanise
 
-_FILE = re.compile(rf"{FILE_NAME.pattern}|{re.escape(MANIFEST)}$")
-Key = tuple[int, str]  # a copy: its step and its tier
+_FILE = re.compile(rf"{FILE_NAME.pattern}|{PART_NAME.pattern}|{re.escape(MANIFEST)}$")
+Key = tuple[SaveName, str]  # a copy: its save and its tier
 
 
 @click.command(name="repair")
@@ -48,7 +55,7 @@ Key = tuple[int, str]  # a copy: its step and its tier
 def command(directory: str | None, step: int | None, as_json: bool) -> int:
     """Verify every tier and mend what is damaged from another; exit code 1 if something remains."""
     at = find_job(directory, writes=True)
-    found = survey(at.settings)
+    found = survey(at)
     found.complain()
     targets = [one for one in targets_of(at, found, step) if not one.making]
     bad = [one for one in verify_all(found, targets) if one.bad]
@@ -57,9 +64,15 @@ def command(directory: str | None, step: int | None, as_json: bool) -> int:
     left = _what_remains(at, bad, failures)
     ledger.close()
     if as_json:
-        rows = [{"step": step, **_as_row(one)} for step, one in mended]
+        rows = [{"step": save.step, "save": str(save), **_as_row(one)} for save, one in mended]
         remains = [
-            {"step": one.target.step, "tier": one.target.tier, "reason": one.reason} for one in left
+            {
+                "step": one.target.step,
+                "save": str(one.target.save),
+                "tier": one.target.tier,
+                "reason": one.reason,
+            }
+            for one in left
         ]
         click.echo(msgspec.json.encode({"repaired": rows, "remains": remains}))
     else:
@@ -69,13 +82,13 @@ def command(directory: str | None, step: int | None, as_json: bool) -> int:
 
 def _mend(
     found: Survey, bad: list[Verified], ledger: Ledger
-) -> tuple[list[tuple[int, Repaired]], dict[Key, str]]:
+) -> tuple[list[tuple[SaveName, Repaired]], dict[Key, str]]:
     """Mend copy after copy; what was done, and copy → why not all of it could be.
 
     A copy without a manifest is made whole here as well: whoever calls has made sure that it is
     not one in the making.
     """
-    mended: list[tuple[int, Repaired]] = []
+    mended: list[tuple[SaveName, Repaired]] = []
     failures: dict[Key, str] = {}
     for one in bad:
         step, tier = one.target.step, one.target.tier
@@ -92,16 +105,16 @@ def _mend(
                 if isinstance(done, str):
                     problems.append(done)
                     continue
-                mended.append((target.step, done))
+                mended.append((target.save, done))
                 ledger.append("repaired", step=target.step, **_as_row(done))
             if problems:
-                failures[target.step, target.tier] = "; ".join(problems)
+                failures[target.save, target.tier] = "; ".join(problems)
     return mended, failures
 
 
 def _model(found: Survey, target: Target) -> tuple[str, Manifest]:
     """The manifest that a copy is mended by, and its tier: its own, or else the first one's."""
-    manifests = found.manifests(target.step)
+    manifests = found.manifests(target.save)
     tier = target.tier if target.tier in manifests else next(iter(manifests))
     return tier, manifests[tier]
 
@@ -111,11 +124,12 @@ def _mend_copy(
 ) -> Iterator[Repaired | str]:
     """Each file that is whole again, and in words each that is not; the manifest comes last."""
     source, manifest = _model(found, target)
-    places = [place for tier, place in found.places.items() if target.step in found.at(tier)]
+    places = [place for tier, place in found.places.items() if target.save in found.at(tier)]
     here = found.places[target.tier]
     whole = True
-    for name, entry in sorted(manifest.files.items()):
-        path = f"{step_name(target.step)}/{name}"
+    # A part comes before the files that it names, and is mended by then.
+    for name, entry in inventory_of(manifest, [here, *places]).walk():
+        path = f"{target.save}/{name}"
         try:
             if find_problem(here, path, entry):
                 yield Repaired(name, here.name, mend_file(places, here, path, entry))
@@ -127,11 +141,9 @@ def _mend_copy(
             yield f"{name} cannot be written: {in_words(error)}"
         progress(entry.size)
     if whole and source != target.tier:
-        path = f"{step_name(target.step)}/{MANIFEST}"
         try:
-            data = found.places[source].storage.read(path)
-            decode(data, target.step)  # what was right a moment ago
-            here.storage.put(path, data)
+            data = found.places[source].storage.read(f"{target.save}/{MANIFEST}")
+            mend_manifest(here, decode(data, target.save), data)  # it was right a moment ago
             yield Repaired(MANIFEST, here.name, source)
         except CheckpointInvalid as error:
             yield error.reason
@@ -143,13 +155,13 @@ def _what_remains(at: JobAt, bad: list[Verified], failures: dict[Key, str]) -> l
     """The copies that do not verify still, each read again, and why they could not be mended."""
     if not bad:
         return []
-    now = survey(at.settings)
+    now = survey(at)
     left = []
     for one in bad:
-        copy = now.at(one.target.tier).get(one.target.step, ABSENT)
+        copy = now.at(one.target.tier).get(one.target.save, ABSENT)
         (after,) = verify_all(now, [one.target._replace(copy=copy)])
         if after.bad:
-            why = failures.get((one.target.step, one.target.tier)) or "no other tier has a copy"
+            why = failures.get((one.target.save, one.target.tier)) or "no other tier has a copy"
             left.append(after._replace(reason=f"{after.reason}; {why}"))
     return left
 
@@ -159,10 +171,10 @@ def _as_row(one: Repaired) -> dict[str, Any]:
 
 
 def _print(
-    at: JobAt, mended: list[tuple[int, Repaired]], left: list[Verified], num_copies: int
+    at: JobAt, mended: list[tuple[SaveName, Repaired]], left: list[Verified], num_copies: int
 ) -> None:
-    for step, one in mended:
-        click.echo(f"mended  step {step:>9,}  {one.place}  {one.file}, from {one.source}")
+    for save, one in mended:
+        click.echo(f"mended  step {save.step:>9,}  {one.place}  {one.file}, from {one.source}")
     for broken in left:
         click.echo(f"BAD     step {broken.target.step:>9,}  {broken.target.tier}  {broken.reason}")
     if left:

@@ -57,7 +57,7 @@ def read(places: Sequence[Place], manifest: Manifest) -> History:
         ConfigError: nothing was noted.
         CheckpointInvalid: a record does not verify, or is not understood.
     """
-    checkpoint = open_checkpoint(places, manifest.step)
+    checkpoint = open_checkpoint(places, manifest.save)
     records: list[Record] = []
     for rank in range(manifest.world_size):
         try:

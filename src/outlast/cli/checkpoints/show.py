@@ -7,7 +7,9 @@ from typing import Any, Final
 import click
 import msgspec
 
-from outlast.checkpoint.manifest import FULL, Manifest
+from outlast.checkpoint.inventory import Inventory
+from outlast.checkpoint.manifest import FULL
+from outlast.checkpoint.transfer import inventory_of
 from outlast.cli.checkpoints.survey import pick, size_of, survey
 from outlast.cli.checkpoints.where import DIRECTORY, JSON, TIER, find_job, when
 from outlast.report import humanise
@@ -21,7 +23,9 @@ HEALTH: Final = {
 
 @click.command(name="show")
 @DIRECTORY
-@click.option("--step", type=int, default=None, help="Which step; the newest by default.")
+@click.option(
+    "--step", type=int, default=None, help="Which step (its newest save); the newest by default."
+)
 @TIER
 @click.option("--samples", is_flag=True, help="Prove which samples went into which step.")
 @click.option("--ids", metavar="STEP[-STEP]", default=None, help="The samples of these steps.")
@@ -40,29 +44,32 @@ def command(
     With --samples: whether each sample came exactly once, when it was its turn; exit code 1 if not.
     """
     at = find_job(directory)
-    found = survey(at.settings, tier)
+    found = survey(at, tier)
     found.complain()
     picked = pick(at, found, step)
     manifests = found.manifests(picked)
     where, manifest = next(iter(manifests.items()))
+    places = [found.places[name] for name in manifests]
     if samples or ids is not None:
         from outlast.cli.checkpoints.samples import answer
 
-        places = [found.places[name] for name in manifests]
         answer(places, manifest, samples=samples, ids=ids, as_json=as_json)
         return
     also = [name for name in manifests if name != where]
+    inventory = inventory_of(manifest, places)
     if as_json:
-        shown = _as_json(manifest, where, also)
-        click.echo(msgspec.json.encode({**shown, "health": found.health(picked)}))
+        shown = _as_json(inventory, where, also)
+        health = found.health(picked)
+        click.echo(msgspec.json.encode({**shown, "save": str(picked), "health": health}))
         return
-    for line in _lines(manifest, where, also):
+    for line in _lines(inventory, where, also):
         click.echo(line)
     click.echo(HEALTH[found.health(picked)])
-    click.echo(at.next("verify", "--step", str(picked)))
+    click.echo(at.next("verify", "--step", str(picked.step)))
 
 
-def _as_json(manifest: Manifest, where: str, also: list[str]) -> dict[str, Any]:
+def _as_json(inventory: Inventory, where: str, also: list[str]) -> dict[str, Any]:
+    manifest = inventory.manifest
     return {
         "step": manifest.step,
         "job": manifest.job,
@@ -75,15 +82,16 @@ def _as_json(manifest: Manifest, where: str, also: list[str]) -> dict[str, Any]:
         "tier": where,
         "also_in": also,
         "bytes": size_of(manifest),
-        "files": {name: file.size for name, file in manifest.files.items()},
+        "files": {name: file.size for name, file in inventory.walk()},
         "tensors": {
             name: {"dtype": tensor.dtype, "shape": tensor.shape}
-            for name, tensor in manifest.tensors.items()
+            for name, tensor in sorted(inventory.tensors().items())
         },
     }
 
 
-def _lines(manifest: Manifest, where: str, also: list[str]) -> list[str]:
+def _lines(inventory: Inventory, where: str, also: list[str]) -> list[str]:
+    manifest = inventory.manifest
     workers = humanise.count(manifest.world_size, "worker")
     kind = (
         "everything that a resume needs"
@@ -102,9 +110,9 @@ def _lines(manifest: Manifest, where: str, also: list[str]) -> list[str]:
         f"holds {kind}, {exact}",
         f"{humanise.size(size_of(manifest))} in tier {where}{elsewhere}",
     ]
-    lines += [f"  {name:<28}{humanise.size(f.size):>10}" for name, f in manifest.files.items()]
+    lines += [f"  {name:<28}{humanise.size(f.size):>10}" for name, f in inventory.walk()]
     lines += [
         f"  {tensor.dtype:<5} {'x'.join(map(str, tensor.shape)) or 'scalar':<16} {name}"
-        for name, tensor in manifest.tensors.items()
+        for name, tensor in sorted(inventory.tensors().items())
     ]
     return lines

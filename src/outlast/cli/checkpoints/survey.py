@@ -1,4 +1,8 @@
-"""Which step is in which tier, as the manifests say; data is not read."""
+"""Which save is in which tier, as the manifests say; data is not read.
+
+A step is shown as its newest save that verifies. Older saves of it, which retention has yet to
+remove, and other jobs' checkpoints are kept apart.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from typing import NamedTuple
 
 import click
 
-from outlast.checkpoint.catalog import find_steps
-from outlast.checkpoint.manifest import FULL, MANIFEST, Manifest, decode, step_name
+from outlast.checkpoint.catalog import find_saves
+from outlast.checkpoint.inventory import num_bytes
+from outlast.checkpoint.manifest import ABANDONED, FULL, MANIFEST, Manifest, decode
+from outlast.checkpoint.names import SaveName, parse, signed_by
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.standing import stands
 from outlast.cli.checkpoints.where import JobAt, in_words, places_of, tiers_of
@@ -22,21 +28,23 @@ from outlast.storage import Storage
 
 def size_of(manifest: Manifest) -> int:
     """Bytes of the files that a manifest names."""
-    return sum(file.size for file in manifest.files.values())
+    return num_bytes(manifest)
 
 
 class Copy(NamedTuple):
-    """One step in one tier.
+    """One save in one tier.
 
     Attributes:
         state: "committed", "invalid" (its manifest does not verify) or "unfinished" (it has none).
         manifest: where it is committed.
         reason: why it is invalid.
+        job: whose it says it is; "" where it does not say.
     """
 
     state: str
     manifest: Manifest | None = None
     reason: str = ""
+    job: str = ""
 
     @property
     def num_bytes(self) -> int:
@@ -57,41 +65,52 @@ class Survey(NamedTuple):
         tiers: names of the tiers that were asked for, in order of speed.
         places: tier → place, of those that could be listed.
         unreadable: tier → why it could not be listed.
-        copies: step → tier → what is there, oldest step first.
+        copies: save → tier → what is there of this job, oldest first.
+        others: the same of other jobs.
     """
 
     tiers: tuple[str, ...]
     places: dict[str, Place]
     unreadable: dict[str, str]
-    copies: dict[int, dict[str, Copy]]
+    copies: dict[SaveName, dict[str, Copy]]
+    others: dict[SaveName, dict[str, Copy]]
     past: Past
 
-    def manifests(self, step: int) -> dict[str, Manifest]:
-        """Tier → manifest of ``step``, of those that verify."""
-        here = self.copies.get(step, {})
+    def manifests(self, save: SaveName) -> dict[str, Manifest]:
+        """Tier → manifest of a save, of those that verify."""
+        here = self.copies.get(save, {})
         return {tier: copy.manifest for tier, copy in here.items() if copy.manifest}
 
-    def at(self, tier: str) -> dict[int, Copy]:
-        """Step → what is in ``tier``, oldest first."""
-        return {step: here[tier] for step, here in self.copies.items() if tier in here}
+    def at(self, tier: str) -> dict[SaveName, Copy]:
+        """Save → what is in ``tier``, oldest first."""
+        return {save: here[tier] for save, here in self.copies.items() if tier in here}
 
-    def steps(self) -> list[int]:
-        """Steps with a manifest that verifies in some tier, oldest first."""
-        return [step for step in self.copies if self.manifests(step)]
+    def saves(self) -> list[SaveName]:
+        """Saves with a manifest that verifies in some tier, oldest first."""
+        return [save for save in self.copies if self.manifests(save)]
 
-    def state(self, step: int) -> str:
-        """What ``step`` is in the best of its copies."""
-        for manifest in self.manifests(step).values():
+    def newest(self) -> dict[int, SaveName]:
+        """Step → the save that a reader takes of it: the newest that verifies, or the newest."""
+        return {save.step: save for save in [*self.copies, *self.saves()]}
+
+    def superseded(self) -> list[SaveName]:
+        """Saves whose step was saved again since, oldest first."""
+        newest = self.newest()
+        return [save for save in self.copies if save < newest[save.step]]
+
+    def state(self, save: SaveName) -> str:
+        """What a save is in the best of its copies."""
+        for manifest in self.manifests(save).values():
             return "committed" if manifest.kind == FULL else "weights only"
-        states = {copy.state for copy in self.copies[step].values()}
+        states = {copy.state for copy in self.copies[save].values()}
         return "invalid" if "invalid" in states else "unfinished"
 
-    def health(self, step: int) -> str:
-        """What is known of the loss behind ``step``: "healthy", "unhealthy" or "unknown"."""
-        manifests = self.manifests(step).values()
+    def health(self, save: SaveName) -> str:
+        """What is known of the loss behind a save: "healthy", "unhealthy" or "unknown"."""
+        manifests = self.manifests(save).values()
         if manifests and not any(stands(one, self.past.rollbacks) for one in manifests):
             return "unhealthy"
-        return "healthy" if manifests and step in self.past.healthy else "unknown"
+        return "healthy" if manifests and save.step in self.past.healthy else "unknown"
 
     def places_in_words(self) -> str:
         """The places that could be listed, as a person would write them."""
@@ -103,80 +122,102 @@ class Survey(NamedTuple):
             click.echo(f"outlast: tier {tier}: {reason}; going on without it", err=True)
 
 
-def survey(settings: Settings, only: str | None = None) -> Survey:
+def survey(at: JobAt, only: str | None = None) -> Survey:
     """List every tier and read every manifest.
 
     Raises:
         ConfigError: ``only`` is not a tier.
         StorageError: no tier can be listed.
     """
-    places, unreadable = places_of(settings, only)
-    found: dict[int, dict[str, Copy]] = {}
+    places, unreadable = places_of(at.settings, only)
+    ours: dict[SaveName, dict[str, Copy]] = {}
+    others: dict[SaveName, dict[str, Copy]] = {}
     for tier, place in list(places.items()):
         try:
-            for step, copy in _copies(place.storage):
-                found.setdefault(step, {})[tier] = copy
+            for save, copy in _copies(place.storage):
+                found = ours if copy.job in ("", at.job.id) else others
+                found.setdefault(save, {})[tier] = copy
         except OSError as error:
             del places[tier]
             unreadable[tier] = f"{place.storage.describe()} cannot be listed: {in_words(error)}"
     if not places:
         reasons = "; ".join(unreadable.values())
         raise StorageError(f"{reasons}. Look at the disk, the network and its permissions")
-    names = tuple(tier.name for tier in tiers_of(settings, only))
-    past = Past(settings.dir).look()
-    return Survey(names, places, unreadable, dict(sorted(found.items())), past)
+    names = tuple(tier.name for tier in tiers_of(at.settings, only))
+    past = Past(at.settings.dir).look()
+    in_order, theirs = dict(sorted(ours.items())), dict(sorted(others.items()))
+    return Survey(names, places, unreadable, in_order, theirs, past)
 
 
-def _copies(storage: Storage) -> Iterator[tuple[int, Copy]]:
-    steps = find_steps(storage)
-    for step in steps.committed:
-        yield step, look(storage, step)
-    for step in steps.unfinished:
-        yield step, Copy("unfinished", reason=f"{MANIFEST} is missing")
+def _copies(storage: Storage) -> Iterator[tuple[SaveName, Copy]]:
+    found = find_saves(storage)
+    for save in found.committed:
+        yield save, look(storage, save)
+    for save in found.unfinished:
+        yield save, _unfinished(storage, save)
 
 
-def look(storage: Storage, step: int) -> Copy:
-    """One step in one place, its manifest read."""
+def look(storage: Storage, save: SaveName) -> Copy:
+    """One save in one place, its manifest read."""
     try:
-        return Copy("committed", decode(storage.read(f"{step_name(step)}/{MANIFEST}"), step))
+        data = storage.read(f"{save}/{MANIFEST}")
+        if data == ABANDONED:
+            return _unfinished(storage, save)
+        manifest = decode(data, save)
+        return Copy("committed", manifest, job=manifest.job)
     except CheckpointInvalid as error:
-        return Copy("invalid", reason=error.reason)
+        return Copy("invalid", reason=error.reason, job=_job_of(storage, save))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return Copy("unfinished", reason=f"{MANIFEST} is missing")
+        return _unfinished(storage, save)
     except OSError as error:
         return Copy("invalid", reason=f"{MANIFEST} cannot be read: {in_words(error)}")
 
 
-def promised(settings: Settings) -> dict[str, int]:
-    """Tier → the newest step that the ledger says was committed there."""
+def _unfinished(storage: Storage, save: SaveName) -> Copy:
+    return Copy("unfinished", reason=f"{MANIFEST} is missing", job=_job_of(storage, save))
+
+
+def _job_of(storage: Storage, save: SaveName) -> str:
+    try:
+        return signed_by(storage, save) or ""
+    except OSError:
+        return ""
+
+
+def promised(settings: Settings) -> dict[str, SaveName]:
+    """Tier → the newest save that the ledger says was committed there."""
     first = next(tier.name for tier in settings.tiers if tier.kind != "memory")
-    newest: dict[str, int] = {}
+    newest: dict[str, SaveName] = {}
     rollbacks = Past(settings.dir).look().rollbacks
     for event in read_events(settings.dir):
         if event.event in ("commit", "tier_copied"):
             tier, step = str(event.get("tier") or first), event.get("step")
             if isinstance(step, int) and not is_undone(rollbacks, event.attempt, step):
-                newest[tier] = max(newest.get(tier, 0), step)
+                save = parse(str(event.get("save") or "")) or SaveName(step)
+                newest[tier] = max(newest.get(tier, save), save)
     return newest
 
 
-def pick(at: JobAt, found: Survey, step: int | None) -> int:
-    """``step`` if some tier has it committed; by default the newest that was not undone.
+def pick(at: JobAt, found: Survey, step: int | None) -> SaveName:
+    """The newest save of ``step`` if some tier has one committed; by default the newest of all.
+
+    By default what a rollback has undone is passed over.
 
     Raises:
         ConfigError: there is no such step.
         CheckpointInvalid: it is there and does not verify.
     """
-    steps = found.steps()
-    if step is None and steps:
-        return max((one for one in steps if found.health(one) != "unhealthy"), default=steps[-1])
-    if step in steps:
-        return step
+    saves, newest = found.saves(), found.newest()
+    if step is None and saves:
+        return max((one for one in saves if found.health(one) != "unhealthy"), default=saves[-1])
     if step is None:
         raise nothing_there(at, found)
-    if step in found.copies:
-        reason = next(iter(found.copies[step].values())).reason
+    if step in newest and newest[step] in saves:
+        return newest[step]
+    if step in newest:
+        reason = next(iter(found.copies[newest[step]].values())).reason
         raise CheckpointInvalid(step, f"{reason}. See: outlast checkpoints verify --step {step}")
+    steps = sorted({save.step for save in saves})
     raise ConfigError(
         f"step {step} is not in {found.places_in_words()}; committed steps: {known(steps)}"
     )

@@ -1,9 +1,9 @@
 """``outlast checkpoints verify``: every byte in every tier.
 
-Looked at is every copy with a manifest, and every one that should have one: the newest step that
-was committed there, as the ledger says, and a step that has no manifest there and one in another
-tier. A step without a manifest that is newer than all of its tier may be in the making: it is
-named and not held against anybody.
+Looked at is every copy of this job's with a manifest, and every one that should have one: the
+newest save that was committed there, as the ledger says, and a save that has no manifest there and
+one in another tier. A save without a manifest that is newer than all of its tier may be in the
+making: it is named and not held against anybody.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ import click
 import msgspec
 
 from outlast.checkpoint.copies import FileCopies
-from outlast.checkpoint.manifest import MANIFEST, step_name
+from outlast.checkpoint.coverage import check_parts
+from outlast.checkpoint.manifest import MANIFEST
+from outlast.checkpoint.names import SaveName
 from outlast.checkpoint.read import job_for, read
+from outlast.checkpoint.transfer import inventory_of
 from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import (
     Copy,
@@ -39,16 +42,22 @@ from outlast.cli.checkpoints.where import (
 from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.report import humanise
 
+NONE = SaveName(0)
 ABSENT = Copy("unfinished", reason=f"{MANIFEST} is missing")
 
 
 class Target(NamedTuple):
     """A copy that is looked at; ``making`` if it may not be finished yet."""
 
-    step: int
+    save: SaveName
     tier: str
     copy: Copy
     making: bool = False
+
+    @property
+    def step(self) -> int:
+        """The step that was saved."""
+        return self.save.step
 
 
 class Verified(NamedTuple):
@@ -71,7 +80,7 @@ class Verified(NamedTuple):
 def command(directory: str | None, step: int | None, tier: str | None, as_json: bool) -> int:
     """Read every byte and compare it with its checksum; exit code 1 if one does not match."""
     at = find_job(directory)
-    found = survey(at.settings, tier)
+    found = survey(at, tier)
     found.complain()
     targets = targets_of(at, found, step)
     began_s = time.monotonic()
@@ -91,10 +100,13 @@ def targets_of(at: JobAt, found: Survey, step: int | None) -> list[Target]:
     Raises:
         ConfigError: there is nothing, or not this step.
     """
-    targets = sorted(_targets(found, promised(at.settings)), key=lambda one: one.step)
+    targets = sorted(_targets(found, promised(at.settings)), key=lambda one: one.save)
     if step is not None:
         chosen = [one for one in targets if one.step == step] or [
-            Target(step, tier, copy) for tier, copy in found.copies.get(step, {}).items()
+            Target(save, tier, copy)
+            for save, copies in found.copies.items()
+            if save.step == step
+            for tier, copy in copies.items()
         ]
         if not chosen:
             there = known(sorted({one.step for one in targets}))
@@ -105,21 +117,26 @@ def targets_of(at: JobAt, found: Survey, step: int | None) -> list[Target]:
     return targets
 
 
-def _targets(found: Survey, ledger: dict[str, int]) -> Iterator[Target]:
-    whole = set(found.steps())
+def _targets(found: Survey, ledger: dict[str, SaveName]) -> Iterator[Target]:
+    whole = set(found.saves())
     for tier in found.places:
         mine = found.at(tier)
-        newest = max((step for step, copy in mine.items() if copy.state != "unfinished"), default=0)
-        said = ledger.get(tier, 0)
-        if said > newest:
+        newest = max(
+            (one for one, copy in mine.items() if copy.state != "unfinished"), default=NONE
+        )
+        said = ledger.get(tier, NONE)
+        if said.step > newest.step:
+            # An older Outlast did not note which save of the step it was.
+            there = max((one for one in mine if one.step == said.step), default=said)
+            said = there if not said.nonce else said
             yield Target(said, tier, mine.get(said, ABSENT))
-        for step, copy in mine.items():
+        for save, copy in mine.items():
             if copy.state != "unfinished":
-                yield Target(step, tier, copy)
-            elif step > newest and step != said:
-                yield Target(step, tier, copy, making=True)
-            elif step < newest and step in whole:
-                yield Target(step, tier, copy)
+                yield Target(save, tier, copy)
+            elif save > newest and save != said:
+                yield Target(save, tier, copy, making=True)
+            elif save < newest and save in whole:
+                yield Target(save, tier, copy)
 
 
 def verify_all(found: Survey, targets: list[Target]) -> list[Verified]:
@@ -136,12 +153,13 @@ def problem_of(found: Survey, one: Target, progress: Callable[[int], None]) -> s
     """What is wrong with a copy, naming the file; empty when it verifies."""
     if one.copy.manifest is None:
         return one.copy.reason
-    place, files = found.places[one.tier], one.copy.manifest.files
-    copies = [
-        FileCopies([place], f"{step_name(one.step)}/{name}", entry)
-        for name, entry in sorted(files.items())
-    ]
+    place = found.places[one.tier]
     try:
+        files = check_parts(inventory_of(one.copy.manifest, [place]), progress)
+        copies = [
+            FileCopies([place], f"{one.save}/{name}", entry)
+            for name, entry in sorted(files.items())
+        ]
         read([job_for(each, (), everything=True) for each in copies], progress)
     except CheckpointInvalid as error:
         return error.reason
@@ -151,7 +169,8 @@ def problem_of(found: Survey, one: Target, progress: Callable[[int], None]) -> s
 
 
 def _row(one: Verified) -> dict[str, object]:
-    row: dict[str, object] = {"step": one.target.step, "tier": one.target.tier}
+    row: dict[str, object] = {"step": one.target.step, "save": str(one.target.save)}
+    row["tier"] = one.target.tier
     row["valid"] = not one.reason
     if one.target.making:
         row["unfinished"] = True
@@ -198,5 +217,5 @@ def _conclude(
 
 
 def mendable(found: Survey, one: Target) -> bool:
-    """Whether another tier has a copy of the step with a manifest."""
-    return any(tier != one.tier for tier in found.manifests(one.step))
+    """Whether another tier has a copy of the save with a manifest."""
+    return any(tier != one.tier for tier in found.manifests(one.save))

@@ -18,11 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from outlast.checkpoint.manifest import STEP_NAME
+from outlast.checkpoint.names import parse
 from outlast.errors import OutlastError
 from outlast.policy.fitness.storage import PlaceFacts
 from outlast.storage import Directory, ObjectStore, Patience, Storage, open_storage
 from outlast.storage.mounts import is_network
+from outlast.storage.trust import distrust, doubt_of_mount
 
 BLOCK_BYTES: Final = 16 << 20
 ROUND_BYTES: Final = 1 << 20
@@ -160,10 +161,9 @@ def _clock(storage: Storage, name: str, facts: PlaceFacts, begun_t: float, took_
 
 
 def _conditional(storage: Storage, folder: str, facts: PlaceFacts) -> None:
-    name = f"{folder}/new"
-    first = storage.put_new(name, b"first")
-    second = storage.put_new(name, b"second")
-    facts.put_new = first and not second and storage.read(name) == b"first"
+    found = distrust(storage, folder)
+    facts.put_new = found is None
+    facts.doubt, facts.todo = found or doubt_of_mount(storage) or ("", "")
 
 
 def _lock(root: Path, folder: str, facts: PlaceFacts) -> None:
@@ -225,7 +225,7 @@ def _one_file(storage: Storage, name: str, size: int, data: memoryview) -> None:
 def _tidy(storage: Storage, root: Path | None, facts: PlaceFacts) -> None:
     """Count what is there, and remove what an earlier doctor had to leave behind."""
     names = storage.children()
-    facts.held_steps = sum(STEP_NAME.match(name) is not None for name in names)
+    facts.held_steps = len({save.step for save in map(parse, names) if save is not None})
     for name in filter(_OURS.match, names):
         is_old = root is None or time.time() - (root / name).stat().st_mtime > OLD_S
         if root is not None and is_old:

@@ -13,7 +13,6 @@ from typing import Any, Final
 import msgspec
 
 from outlast.attempt.link import open_store
-from outlast.launch.membership.claims import Alive, Claim, Claims, Clerk
 from outlast.launch.membership.hub import Hub, Peer
 from outlast.launch.membership.messages import (
     Apart,
@@ -44,6 +43,7 @@ from outlast.launch.membership.messages import (
     encode,
     fingerprint,
 )
+from outlast.peer.claims import Alive, Claim, Claims, Clerk
 from outlast.policy.membership import End, Excludes, Form, Leaves, Order, Phase, Roster, Stop
 
 logger = logging.getLogger(__name__)

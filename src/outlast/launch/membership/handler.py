@@ -32,7 +32,6 @@ from torch.distributed.elastic.rendezvous.api import (
 
 from outlast.attempt.link import connect
 from outlast.errors import ConfigError, Exit
-from outlast.launch.membership.claims import Claims, Clerk
 from outlast.launch.membership.descriptors import lack
 from outlast.launch.membership.hub import Hub
 from outlast.launch.membership.mailbox import JobOver, Mailbox
@@ -55,6 +54,7 @@ from outlast.launch.membership.messages import (
 from outlast.launch.membership.node import Node
 from outlast.launch.place import BACKEND, place_of, reached_at
 from outlast.ledger.narrator import say
+from outlast.peer.claims import FORMED_VARIABLE, Claims, Clerk
 from outlast.peer.key import job_key
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.membership import Rules
@@ -142,7 +142,7 @@ class Membership(RendezvousHandler):
         self._node = Node(
             self._hub,
             self._clerk,
-            Claims(storage),
+            Claims(storage, on_doubt=say),
             rules,
             self.me,
             store_host=host,
@@ -322,6 +322,8 @@ class Membership(RendezvousHandler):
                 continue
             rank = [member.node for member in go.members].index(self.me.node)
             self._ranks_from(go)
+            formed = {"number": go.attempt, "reign": go.reign, "claims": self.place}
+            os.environ[FORMED_VARIABLE] = msgspec.json.encode(formed).decode()
             self.on_attempt(go)
             return RendezvousInfo(
                 store, rank, len(go.members), RendezvousStoreInfo(host, int(port))

@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import msgspec
 
-from outlast.launch.membership.claims import Claim, Claims, Clerk, new_reign
 from outlast.launch.membership.coordinator import Coordinator
 from outlast.launch.membership.heirs import Failed, Inheritance, Ways
 from outlast.launch.membership.hub import Hub, Peer
@@ -58,6 +57,7 @@ from outlast.launch.membership.messages import (
     fingerprint,
 )
 from outlast.launch.membership.search import Known, Means, Search
+from outlast.peer.claims import Claim, Claims, Clerk, new_reign
 from outlast.policy.exclusion import Exclusions
 from outlast.policy.membership import Roster, Rules
 

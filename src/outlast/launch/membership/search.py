@@ -17,10 +17,11 @@ from typing import Any
 
 import msgspec
 
-from outlast.launch.membership.claims import Alive, Claim, Claims, Clerk, new_reign
 from outlast.launch.membership.heirs import Failed
 from outlast.launch.membership.hub import HANGS, REFUSED
 from outlast.launch.membership.messages import Go, Member, Over, Waits
+from outlast.peer.claims import Alive, Claim, Claims, Clerk, new_reign
+from outlast.peer.processes import is_alive
 from outlast.policy.membership import Rules
 from outlast.policy.succession import Seeking, Sign, gone_after_s
 
@@ -142,6 +143,8 @@ class Search:
                 self._claim(number, claim.attempt)  # it is started again
         elif claim.node == self._me.node:
             self._claim(claim.attempt + 1, claim.attempt)
+        elif not claim.address and is_alive(claim.process) is False:
+            self._claim(claim.attempt + 1, claim.attempt)  # it ran the job alone, here, and is gone
         else:
             self._sign.seen((claim, alive), asked_s=asked_s, answered_s=time.monotonic())
             self._call(claim)
@@ -153,7 +156,7 @@ class Search:
             if not self._is_outdated(number):
                 self._not_there(claim, why)
 
-        if claim.node:
+        if claim.node and claim.address:
             self._means.dial(claim, failed)
         else:
             failed("", False)
@@ -176,7 +179,9 @@ class Search:
             self._claim(claim.attempt + 1, claim.attempt)
             return
         words = f"the coordinator on {claim.host}, which is not reached"
-        if not claim.node:
+        if claim.process:
+            words = f"the job to end on {claim.host}, which runs it alone"
+        elif not claim.node:
             words = f"the coordinator of attempt {claim.attempt}, whose claim cannot be read"
         self._means.tell(Waits(words=self._in_vain or words))
         self._again()

@@ -49,7 +49,8 @@ class PlaceFacts(msgspec.Struct, kw_only=True):
         free_bytes, total_bytes: of a directory's file system.
         held_steps: checkpoints that are there already.
         small_s: seconds until a small file is durable, the better of some.
-        put_new: whether of two puts under one name the first was taken and the second refused.
+        put_new: whether it can say who of two comes first, as claims of attempts need it.
+        doubt, todo: why not, or why others may see it late; and what to do about it.
         locks: whether the job's lock works there; None where it was not tried.
         written_bytes, written_s: of the largest file that was written, fsync included.
         outlasts: whether it is there when the machine is not.
@@ -65,6 +66,8 @@ class PlaceFacts(msgspec.Struct, kw_only=True):
     held_steps: int = 0
     small_s: float | None = None
     put_new: bool | None = None
+    doubt: str = ""
+    todo: str = ""
     locks: bool | None = None
     written_bytes: int = 0
     written_s: float = 0.0
@@ -96,8 +99,8 @@ def judge_place(name: str, where: str, facts: PlaceFacts) -> Finding:
         return Finding(
             name=name,
             status="failed",
-            seen=f"{where}: two puts of one name were both taken, so two machines could both lead",
-            todo="use a store with conditional puts, or a file system with hard links",
+            seen=f"{where}: {facts.doubt}, so two machines could both lead",
+            todo=facts.todo,
             figures=_figures(facts),
         )
     parts = []
@@ -111,6 +114,11 @@ def judge_place(name: str, where: str, facts: PlaceFacts) -> Finding:
     if facts.small_s is not None and facts.small_s > SLOW_COMMIT_S:
         todo = "every commit and every claim waits so long: look at the server, or name another"
         return Finding(name=name, status="warning", seen=seen, todo=todo, figures=_figures(facts))
+    if facts.doubt:
+        seen = f"{seen}; {facts.doubt}"
+        return Finding(
+            name=name, status="warning", seen=seen, todo=facts.todo, figures=_figures(facts)
+        )
     if facts.locks is False:
         todo = "its file system has no locks: see to it that the job is started only once"
         return Finding(name=name, status="warning", seen=seen, todo=todo, figures=_figures(facts))

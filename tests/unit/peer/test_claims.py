@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from outlast.launch.membership.claims import KEPT, Alive, Claim, Claims, Clerk
+from outlast.peer.claims import KEPT, Alive, Claim, Claims, Clerk
 from outlast.storage import Directory
 
 

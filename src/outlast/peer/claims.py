@@ -2,9 +2,10 @@
 
 A claim is a small file ``attempt-000000000012.json`` that is created if it does not exist, which a
 directory and a bucket can both decide for everybody at once. Whoever has made it coordinates the
-attempt of that number; keepers look there before each commit (:mod:`outlast.keeper.fence`). A
-majority may begin without one, and makes up for it. Nobody's clock is compared with anybody else's:
-whether a coordinator lives is seen from a counter that goes on or does not.
+attempt of that number, or runs it alone (:mod:`outlast.peer.reign`); keepers look there before
+each commit (:mod:`outlast.keeper.fence`). A majority may begin without one, and makes up for it.
+Nobody's clock is compared with anybody else's: whether a coordinator lives is seen from a counter
+that goes on or does not.
 
 What can go wrong: storage answers with errors or not at all. Both are an OSError or silence here;
 :class:`Clerk` does the asking in a thread of its own, so that nobody waits for it.
@@ -25,11 +26,14 @@ import msgspec
 
 from outlast.peer.numbers import FOLDER, claimed_numbers, name_of, reign_of
 from outlast.storage import Storage
+from outlast.storage.trust import distrust, doubt_of_mount
 
 logger = logging.getLogger(__name__)
 
 KEPT: Final = 8
+FORMED_VARIABLE: Final = "OUTLAST_FORMED"  # an attempt of several machines, for their workers
 _ALIVE: Final = f"{FOLDER}/alive.json"
+_LOOKED: Final = f"{FOLDER}/probed.json"
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +44,9 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         node: the agent's own name.
         reign: one time of its being coordinator, a name that nobody else has.
         host: its machine's name.
-        address: where its hub listens, host:port.
+        address: where its hub listens, host:port; "" for one that runs the job alone.
         members: of the attempt, the coordinator first; empty while they gather.
+        process: the one that runs the job alone (see ``processes``); "" for several machines.
     """
 
     attempt: int
@@ -50,6 +55,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     reign: str = ""
     members: tuple[str, ...] = ()
+    process: str = ""
 
 
 class Alive(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,16 +69,30 @@ class Alive(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class _Looked(msgspec.Struct, frozen=True):
+    """That a storage was probed, and what was found: once for each place that a job has had."""
+
+    place: str
+    words: str = ""
+
+
 def new_reign() -> str:
     """A word that no other coordinator's claims have."""
     return uuid.uuid4().hex[:12]
 
 
 class Claims:
-    """The claims on one storage; each call may take as long as the storage does."""
+    """The claims on one storage; each call may take as long as the storage does.
 
-    def __init__(self, storage: Storage) -> None:
+    Args:
+        storage: where they are.
+        on_doubt: told, before the first claim, why claims there cannot be trusted, if they cannot;
+            without it nothing is probed.
+    """
+
+    def __init__(self, storage: Storage, on_doubt: Callable[[str], None] | None = None) -> None:
         self._storage = storage
+        self._on_doubt = on_doubt
 
     def newest(self) -> Claim | None:
         """The claim of the largest number; nobody's (``node`` is "") where it cannot be read.
@@ -108,12 +128,34 @@ class Claims:
         Raises:
             OSError: storage cannot be asked; the claim may be there or not.
         """
+        self._look_once()
         numbers = self._numbers()
         newest = numbers[-1] if numbers else 0
         if newest > claim.attempt or (newest > known and not self._is_there(claim, newest)):
             return False
         wanted = sorted({min(newest + 1, claim.attempt), claim.attempt})
         return all(self._put(msgspec.structs.replace(claim, attempt=one)) for one in wanted)
+
+    def _look_once(self) -> None:
+        """Say what speaks against this storage; one that does not answer is none that lies."""
+        told, self._on_doubt = self._on_doubt, None
+        if told is None:
+            return
+        with contextlib.suppress(OSError):
+            if words := self._doubt():
+                told(f"claims of attempts in {self._storage.describe()} cannot be trusted: {words}")
+
+    def _doubt(self) -> str:
+        place = self._storage.describe()
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+            looked = msgspec.json.decode(self._storage.read(_LOOKED), type=_Looked)
+            if looked.place == place:
+                return looked.words
+        found = distrust(self._storage, FOLDER)
+        looked = _Looked(place, "" if found is None else str(found))
+        self._storage.put(_LOOKED, msgspec.json.encode(looked))
+        on_mount = doubt_of_mount(self._storage)
+        return looked.words or ("" if on_mount is None else str(on_mount))
 
     def _put(self, claim: Claim) -> bool:
         name = name_of(claim.attempt)

@@ -1,0 +1,262 @@
+"""Ways to write to a tensor that move none of its version counters, and what is done about them.
+
+A capture leaves a tensor for later because nothing but an optimizer's step is to change it. Its
+version counter tells of a change, unless the writer goes past it: through ``.data``, a NumPy or
+DLPack view, torch's fused kernels, its foreach kernels on spread tensors, a CUDA graph. All of them
+need either another tensor or array over the same memory, or one of a few functions of torch.
+
+So it is looked at the boundary who else holds the memory (``alone``): memory that others hold, or
+that is not torch's own, is copied at once. And until the copy is whole, who asks for a new way in,
+or calls one of those functions on memory that is being copied, has to wait until it has been
+copied (``hold_back``): as the optimizer's step does.
+
+What can go wrong: native code that has kept an address from before (``data_ptr()``), an alias of a
+spread tensor that is written past the counter, and compiled code that writes through ``.data``:
+torch puts the counter back behind it.
+Rejected: a TorchDispatchMode for that time (microseconds for each operation, and compiled code is
+compiled anew); write-protected pages (userfaultfd: 28 ms for each GiB at the boundary, and not in
+most containers); torch's copy-on-write storage (reading through ``data_ptr()`` moves the memory);
+hashing at the boundary (100 ms for each GiB).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+
+from outlast.checkpoint.reshard import PLAIN, is_spread
+from outlast.checkpoint.subclasses import is_subclass, memories
+
+OWN_THREADS: Final = "outlast-"
+_ALL: Final = 1 << 10  # of a function's arguments
+_STORAGE: Final = torch.Tensor.untyped_storage
+_RESIZABLE: Final = torch.UntypedStorage.resizable
+_COUNT: Final[Callable[[int], int]] = torch._C._storage_Use_Count
+
+
+class Copying(Protocol):
+    """A capture on its way."""
+
+    def wait(self) -> None:
+        """Copy what is left."""
+
+    def storages(self) -> Iterable[torch.UntypedStorage]:
+        """The memory of what is copied later than at the boundary."""
+
+
+# --- at the boundary -----------------------------------------------------------------------------
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    """The memory of plain tensors."""
+    return list(map(_STORAGE, tensors))
+
+
+def counts(storages: Iterable[torch.UntypedStorage]) -> list[int]:
+    """How many hold each memory, ``storages`` themselves as one; -1 if it is not torch's own.
+
+    Once there was a NumPy view of some memory, torch counts it as not its own.
+    """
+    return [_COUNT(one._cdata) if _RESIZABLE(one) else -1 for one in storages]
+
+
+def expected(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> dict[str, int]:
+    """What ``counts`` says of each name's memory if nobody holds it but ``tensors``."""
+    holders: dict[int, set[int]] = {}
+    at: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        if type(tensor) in PLAIN and tensor.layout == torch.strided and not tensor.is_meta:
+            storage = _STORAGE(tensor)
+            at[name] = storage._cdata
+            own = holders.setdefault(storage._cdata, set())
+            own.add(tensor._cdata)
+            if not tensor.is_inference() and tensor._is_view():
+                own.add(tensor._base._cdata)  # it shares the view's counter
+    return {name: len(holders[at[name]]) + 1 for name in names if name in at}
+
+
+def held_by_others(tensors: Mapping[str, torch.Tensor], names: Iterable[str]) -> set[str]:
+    """Which of these plain tensors lie in memory that others hold too, or that is not torch's."""
+    wanted = expected(tensors, [name for name in names if name in tensors])
+    found = counts(storages_of(map(tensors.__getitem__, wanted)))
+    return {name for (name, want), is_ in zip(wanted.items(), found, strict=True) if want != is_}
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The memory of a plain tensor of integers as an array, of which torch takes no note.
+
+    Whoever uses it keeps the tensor.
+    """
+    width = tensor.element_size()
+    places = zip(tensor.shape, tensor.stride(), strict=True)
+    size = width * (1 + sum((n - 1) * stride for n, stride in places)) if tensor.numel() else 0
+    return np.ndarray(
+        tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        buffer=memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())),
+        strides=[stride * width for stride in tensor.stride()],
+    )
+
+
+# --- until the copy is whole ---------------------------------------------------------------------
+
+
+class _Held:
+    """The capture that is waited for: one at a time, as there is one torch."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.copying: weakref.ref[Copying] | None = None
+        self.pid = 0  # a process that is forked meanwhile has the functions, and no copiers
+        self.addresses: frozenset[int] | None = None  # of its memory, once somebody has asked
+
+    def now(self) -> Copying | None:
+        """The capture, if there is one."""
+        reference = self.copying
+        return None if reference is None or self.pid != os.getpid() else reference()
+
+
+_held: Final = _Held()
+
+
+def hold_back(copying: Copying) -> None:
+    """From here on, whoever finds a way past the counters waits until ``copying`` is over."""
+    with _held.lock:
+        _held.copying, _held.addresses = weakref.ref(copying), None
+        _held.pid = os.getpid()
+        for owner, name, patched in _patched():
+            setattr(owner, name, patched)
+
+
+def let_go(copying: Copying) -> None:
+    """``copying`` is over: torch's functions are its own again."""
+    with _held.lock:
+        if _held.now() is not copying:
+            return
+        _held.copying = _held.addresses = None
+        for owner, name, original, is_own in _originals():
+            if is_own:
+                setattr(owner, name, original)
+            else:
+                delattr(owner, name)
+
+
+def _pass(values: Iterable[Any]) -> None:
+    """Before anything is done with these: the copy of what they lie in comes first."""
+    copying = _held.now()
+    if copying is None or threading.current_thread().name.startswith(OWN_THREADS):
+        return
+    if any(_is_copied(value, copying) for value in values):
+        copying.wait()
+
+
+def _is_copied(value: Any, copying: Copying) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_is_copied(one, copying) for one in value)
+    try:
+        found = list(_memory_of(value))
+        known = _held.addresses
+        if found and known is None:
+            known = frozenset(one.data_ptr() for one in copying.storages())
+            _held.addresses = known
+        return any(one.data_ptr() in (known or ()) for one in found)
+    except (RuntimeError, NotImplementedError):  # it does not say
+        return True
+
+
+def _memory_of(value: Any) -> Iterator[torch.UntypedStorage]:
+    if isinstance(value, torch.UntypedStorage):
+        yield value
+    elif isinstance(value, torch.storage.TypedStorage):
+        yield value._untyped_storage
+    elif isinstance(value, torch.Tensor) and not _is_elsewhere(value):
+        if is_spread(value) or is_subclass(value):
+            for one in memories(value):
+                yield _STORAGE(one)
+        else:
+            yield _STORAGE(value)
+
+
+def _is_elsewhere(tensor: torch.Tensor) -> bool:
+    return bool(tensor.is_meta or tensor.layout != torch.strided)
+
+
+def _function(original: Any, count: int) -> Any:
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        _pass([*args, *kwargs.values()][:count])
+        return original(*args, **kwargs)
+
+    return patched
+
+
+def _attribute(original: Any) -> property:
+    def get(self: Any) -> Any:
+        _pass((self,))
+        return original.__get__(self)
+
+    def put(self: Any, value: Any) -> None:
+        original.__set__(self, value)
+
+    return property(get, put)
+
+
+def _replay(original: Any) -> Any:
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        copying = _held.now()  # a graph writes wherever it wrote when it was captured
+        if copying is not None:
+            copying.wait()
+        return original(*args, **kwargs)
+
+    return patched
+
+
+@functools.cache
+def _originals() -> list[tuple[Any, str, Any, bool]]:
+    """(owner, name, what it is, whether it is the owner's own) of all ways past the counters."""
+    names: list[tuple[Any, str]] = [
+        (torch.Tensor, name)
+        for name in (
+            *("data", "numpy", "__array__", "__dlpack__", "__cuda_array_interface__"),
+            *("set_", "resize_", "resize_as_"),
+        )
+    ]
+    names += [(torch.UntypedStorage, n) for n in ("resize_", "fill_", "copy_", "__setitem__")]
+    names += [(torch.cuda.CUDAGraph, "replay")]
+    names += [(torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack")]
+    names += [
+        (torch, name)
+        for name in dir(torch)
+        if name.startswith(("_foreach_", "_fused_", "_amp_foreach_")) and name.endswith("_")
+    ]
+    return [
+        (owner, name, getattr(owner, name), name in vars(owner))
+        for owner, name in names
+        if hasattr(owner, name)
+    ]
+
+
+@functools.cache
+def _patched() -> list[tuple[Any, str, Any]]:
+    made = []
+    for owner, name, original, _ in _originals():
+        if name == "replay":
+            new = _replay(original)
+        elif not callable(original):
+            new = _attribute(original)
+        else:
+            # What is changed, or lent, is the first argument; fused kernels change several, and
+            # ``set_`` gives the first one the memory of the second.
+            takes_all = name == "set_" or name.startswith("_fused_")
+            new = _function(original, _ALL if takes_all else 1)
+        made.append((owner, name, new))
+    return made

@@ -1,0 +1,316 @@
+"""The random-number generators that a loader, its data set or a loop's body holds, as states.
+
+Python's, NumPy's and torch's global streams are kept by ``random_state.py``. Scripts also make
+generators of their own: a sampler has a ``numpy.random.Generator``, a collate function a
+``random.Random`` in its closure, the body of the loop a ``torch.Generator`` in a variable. They are
+found by walking what the loader and the calling script refer to, and kept under the path on which
+they were found, which is the same in each process that runs the same script.
+
+Guarantees: the same objects give the same names in each process; a generator that is found on two
+paths has one state. Looking takes milliseconds: at most ``OBJECTS_MAX`` objects are looked at.
+
+What can go wrong: a generator behind more than ``DEPTH_MAX`` references, in the 257th item of a
+list, in C code, or made after the loop began is not seen. A copy inside of a loader process is
+another object: whether such copies are drawn from is seen by ``inside.py``.
+
+Rejected: looking through all objects that the garbage collector knows (no stable names, and those
+of libraries among them); hooks in NumPy (its generators are C types).
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import gc
+import itertools
+import random
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+OBJECTS_MAX: Final = 4000
+DEPTH_MAX: Final = 8
+ITEMS_MAX: Final = 256  # of a container
+KEPT_MAX: Final = 64
+
+State = dict[str, Any]
+_LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), torch.Tensor, np.ndarray)
+_BUILTIN_ITERATORS: Final = (enumerate, zip, map, filter, itertools.islice, itertools.chain)
+_LOOKED_INTO: Final = ("outlast.data.loader", "outlast.data.stream")  # they hold data sets
+_LIBRARIES: Final = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+class Held:
+    """Generators that were found, by name.
+
+    Args:
+        roots: (name, object) from which to look, in this order.
+
+    Attributes:
+        left_out: names of those beyond ``KEPT_MAX``, which are not kept.
+    """
+
+    def __init__(self, roots: Iterable[tuple[str, Any]] = ()) -> None:
+        found = dict(itertools.islice(_walk(roots), KEPT_MAX + 1))
+        self.left_out = list(found)[KEPT_MAX:]
+        self._found = {name: found[name] for name in list(found)[:KEPT_MAX]}
+        self._began = [read(generator) for generator in self._found.values()]
+
+    def names(self) -> list[str]:
+        """Of all that are kept."""
+        return list(self._found)
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Name and generator."""
+        return list(self._found.items())
+
+    def state(self) -> list[State]:
+        """Where they stand, as plain values and tensors; and whether each has moved since."""
+        states = []
+        for (name, generator), began in zip(self._found.items(), self._began, strict=True):
+            now = read(generator)
+            states.append({"name": name, "moved": not _equal(now, began), "state": _data(now)})
+        return states
+
+    def read(self) -> list[Any]:
+        """Where they stand, to be compared by :func:`same`."""
+        return [read(generator) for generator in self._found.values()]
+
+    def data_of(self, states: list[Any]) -> list[State]:
+        """What :meth:`read` gave as :meth:`state` gives it."""
+        pairs = zip(self._found, states, strict=True)
+        return [{"name": name, "moved": True, "state": _data(state)} for name, state in pairs]
+
+    def restore(self, states: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Put back what :meth:`state` gave, here or in another process.
+
+        Returns:
+            Names of those that had moved and are not here, or are of another kind now.
+        """
+        missing = []
+        for saved in states:
+            generator = self._found.get(saved["name"])
+            is_back = False
+            if generator is not None:
+                try:
+                    _write(generator, _value(saved["state"]))
+                    is_back = True
+                except (TypeError, ValueError, KeyError, RuntimeError):
+                    pass  # another kind of generator than the one that was saved
+            if not is_back and saved.get("moved"):
+                missing.append(str(saved["name"]))
+        return missing
+
+
+# --- one generator ------------------------------------------------------------------------------
+
+
+def read(generator: Any) -> Any:
+    """Where one generator stands, to be compared by :func:`same`."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return generator.state  # of a BitGenerator
+
+
+def _write(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state.cpu())
+    elif isinstance(generator, random.Random):
+        generator.setstate(_tuples(state))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.state = state
+
+
+def _tuples(state: Any) -> Any:
+    return tuple(map(_tuples, state)) if isinstance(state, list | tuple) else state
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return bool(torch.equal(one, other))
+    if isinstance(one, np.ndarray):
+        return bool(np.array_equal(one, other))
+    if isinstance(one, dict):
+        pairs = [(one[key], other.get(key)) for key in one]
+        return len(one) == len(other) and all(_equal(*pair) for pair in pairs)
+    if isinstance(one, tuple) and any(isinstance(part, torch.Tensor | dict) for part in one):
+        return same(list(one), list(other))
+    return bool(one == other)
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    """Whether two lists of states are equal."""
+    return len(one) == len(other) and all(map(_equal, one, other))
+
+
+def _data(value: Any) -> Any:
+    """A state as values that a checkpoint can have: NumPy's states hold integers of 128 bits."""
+    if isinstance(value, np.ndarray):
+        words = torch.from_numpy(np.frombuffer(value.tobytes(), np.uint8).copy())
+        return {"array": words, "dtype": value.dtype.str}
+    if isinstance(value, dict):
+        return {"dict": {key: _data(one) for key, one in value.items()}}
+    if isinstance(value, tuple) and len(value) > ITEMS_MAX:  # the words of Python's generator
+        return {"words": torch.tensor(value, dtype=torch.int64)}
+    if isinstance(value, list | tuple):
+        return {"list": [_data(one) for one in value]}
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return {"int": str(int(value))}
+    return value
+
+
+def _value(data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        return data
+    if "array" in data:
+        return np.frombuffer(data["array"].cpu().numpy().tobytes(), data["dtype"]).copy()
+    if "dict" in data:
+        return {key: _value(one) for key, one in data["dict"].items()}
+    if "words" in data:
+        return tuple(data["words"].tolist())
+    if "list" in data:
+        return [_value(one) for one in data["list"]]
+    return int(data["int"])
+
+
+# --- finding them -------------------------------------------------------------------------------
+
+
+def _kept(value: Any) -> Any | None:
+    """What is to be kept of ``value``, if it is a generator and not one of the global ones."""
+    if isinstance(value, np.random.Generator):
+        value = value.bit_generator
+    if isinstance(value, np.random.RandomState):
+        return None if value is np.random.mtrand._rand else value
+    if isinstance(value, torch.Generator):
+        known = (torch.default_generator, *torch.cuda.default_generators)
+        return None if any(value is one for one in known) else value
+    if isinstance(value, random.Random):
+        is_known = value is random._inst or isinstance(value, random.SystemRandom)
+        return None if is_known else value
+    if isinstance(value, np.random.BitGenerator):
+        return None if value is np.random.mtrand._rand._bit_generator else value
+    return None
+
+
+def _walk(roots: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """(name, generator), those on shorter paths first."""
+    seen: set[int] = set()
+    alive = []  # an id is one object's only while that lives
+    waiting = collections.deque((name, value, 0) for name, value in roots)
+    while waiting and len(seen) < OBJECTS_MAX:
+        name, value, depth = waiting.popleft()
+        if isinstance(value, _LEAVES) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        alive.append(value)
+        generator = _kept(value)
+        if generator is not None:
+            if generator is value or id(generator) not in seen:
+                seen.add(id(generator))
+                yield name, generator
+            continue
+        if depth < DEPTH_MAX and not _is_of_a_library(value):
+            waiting.extend((f"{name}{path}", one, depth + 1) for path, one in _parts(value))
+
+
+def _is_of_a_library(value: Any) -> bool:
+    """Whether looking inside is of no use: modules, types, functions that libraries define."""
+    if isinstance(value, types.ModuleType | type | torch.nn.Module | torch.optim.Optimizer):
+        return True
+    if isinstance(value, types.FunctionType):
+        return not is_users(value.__code__.co_filename) and value.__closure__ is None
+    module = type(value).__module__
+    return module.startswith("outlast.") and module not in _LOOKED_INTO
+
+
+def is_users(file: str) -> bool:
+    """Whether a source file is the script's, or of its kind: not of Python or a library."""
+    return not file.startswith(("<frozen", *_LIBRARIES))
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | list | tuple | collections.deque):
+        yield from _of_container(value)
+    elif isinstance(value, functools.partial):
+        yield from ((f".{name}", getattr(value, name)) for name in ("func", "args", "keywords"))
+    elif isinstance(value, types.MethodType):
+        yield from (("", value.__self__), (".__func__", value.__func__))
+    elif isinstance(value, types.FunctionType):
+        yield from _of_function(value)
+    elif isinstance(value, types.GeneratorType):
+        if value.gi_frame is not None:
+            yield from ((f".{name}", one) for name, one in value.gi_frame.f_locals.items())
+            if is_users(value.gi_code.co_filename):
+                yield from _named(value.gi_code, value.gi_frame.f_globals)
+    elif isinstance(value, _BUILTIN_ITERATORS):
+        yield from ((f"<{n}>", one) for n, one in enumerate(gc.get_referents(value)))
+    elif isinstance(value, types.BuiltinMethodType):  # rng.random, given as a function
+        yield "", value.__self__
+    elif isinstance(value, _BaseDataLoaderIter):  # its sampler's own iterator draws on the way
+        names = ("_dataset", "_index_sampler", "_collate_fn")
+        yield from ((f".{name}", getattr(value, name, None)) for name in names)
+    else:
+        yield from _of_object(value)
+
+
+def _of_container(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        pairs = itertools.islice(value.items(), ITEMS_MAX)
+        yield from ((f"[{key!r}]", one) for key, one in pairs if isinstance(key, str | int))
+    else:
+        items = itertools.islice(value, ITEMS_MAX)
+        yield from ((f"[{number}]", one) for number, one in enumerate(items))
+
+
+def _of_function(value: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        try:
+            yield f".{name}", cell.cell_contents
+        except ValueError:
+            continue  # not set yet
+    yield ".__defaults__", value.__defaults__ or ()
+    if is_users(value.__code__.co_filename):
+        yield from _named(value.__code__, value.__globals__)
+
+
+def _named(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The global variables that a script's function names."""
+    for name in code.co_names:
+        if name in names:
+            yield f".{name}", names[name]
+
+
+def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
+    kind = type(value)
+    own = getattr(value, "__dict__", None)
+    if isinstance(own, dict):
+        yield from ((f".{name}", one) for name, one in list(own.items())[:ITEMS_MAX])
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if isinstance(vars(base).get(name), types.MemberDescriptorType):
+                try:
+                    yield f".{name}", getattr(value, name)
+                except AttributeError:
+                    continue
+        module = sys.modules.get(base.__module__)
+        if base.__module__ == "__main__" or is_users(_file_of(module)):
+            # What the class has, and the global variables that its methods name.
+            yield from ((f".{name}", one) for name, one in vars(base).items())
+
+
+def _file_of(module: types.ModuleType | None) -> str:
+    return getattr(module, "__file__", None) or "<frozen"

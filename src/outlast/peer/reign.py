@@ -1,0 +1,359 @@
+"""One launcher's time at a job that runs on one machine: it claims its attempts as several do.
+
+``outlast run`` on one machine, and a session that no agent has started, take their attempts'
+numbers here before they write anything into the job's directory. So two of them never have the
+same number, whatever the file system's locks are worth; and keepers, which look at the claims
+before each commit, refuse what a predecessor still wants to commit that was paused for an hour.
+
+A predecessor is passed over when it has said that it is over; when its process is known here, and
+has ended; when the job's lock, which it held, is ours on a file system of this kernel's; and
+otherwise when its sign of life has stood still as long as one machine of several waits for another
+(:mod:`outlast.policy.succession`). One that lives is waited for, and then ours is refused: a new
+start never ends an old one that is alive. Whoever finds itself passed over (``overtaken``) ends.
+
+Storage is asked in a thread of its own, for as long as the reign lasts. Where it does not answer,
+the launcher begins without a claim after a second, as a majority of machines does; what it saves is
+held by its keeper until the claim is there. Later attempts of one reign wait for nothing.
+
+What can go wrong: a predecessor that has claimed and died before it wrote anything, while storage
+fails at the start of the next one: the number that was begun with is taken, and this reign ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from outlast.errors import ConfigError, StorageError, remedy
+from outlast.peer.claims import Alive, Claim, Claims, new_reign
+from outlast.peer.processes import is_alive, pid_of, this_process
+from outlast.policy.succession import AGAIN_S, STRANGER_S, Sign
+from outlast.storage import Directory, Storage
+from outlast.storage.mounts import is_local
+
+logger = logging.getLogger(__name__)
+
+ALIVE_S: Final = 2.0  # between two signs of life, and two looks for a newer claim
+CLAIM_S: Final = 1.0  # that storage is waited for at the start
+WAIT_S: Final = 600.0  # for a predecessor that is alive elsewhere to end
+CLOSE_S: Final = 2.0
+_LOOK_S: Final = 0.05
+
+
+def reign_over(directory: Path, say: Callable[[str], None], *, is_locked: bool) -> Reign:
+    """The reign of this process over the job in ``directory``; ``open`` begins it.
+
+    Args:
+        directory: the job's.
+        say: tells people.
+        is_locked: whether this process holds the job's lock.
+    """
+    alone = is_locked and is_local(str(directory))
+    return Reign(Directory(directory), str(directory), alone=alone, say=say)
+
+
+class Reign:
+    """Of one launcher over a job.
+
+    Args:
+        storage: the job's.
+        place: the job's directory, for people.
+        alone: whether the job's lock is held on a file system that this kernel alone sees.
+        say: tells people what is waited for, and what speaks against the storage.
+
+    Attributes:
+        name: what its claims carry; nobody else has it.
+        attempt: the newest number that it has asked for.
+        overtaken: why it must end, in words; "" while it need not.
+        on_claimed: told of each attempt that has begun and is claimed, in the reign's thread: a
+            keeper that heard of it before would hold what the attempt before has left.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        place: str,
+        *,
+        alone: bool,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.name = new_reign()
+        self.attempt = 0
+        self.overtaken = ""
+        self.on_claimed: Callable[[int], object] = lambda _: None
+        self._claims = Claims(storage, on_doubt=say)
+        self._place = place
+        self._alone = alone
+        self._say = say
+        self._host = socket.gethostname()
+        self._held = 0  # the newest number that is claimed
+        self._told = 0  # the newest that was told of
+        self._is_begun = False  # whether an attempt runs
+        self._refused: ConfigError | StorageError | None = None
+        self._has_failed = False  # the last try to claim
+        self._has_doubted = False  # whether it was said that the first claim fails
+        self._asked_s: float | None = None  # since when storage alone is waited for
+        self._count = 0
+        self._end = (0, "")
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="outlast-reign", daemon=True)
+
+    def open(self, known: int) -> int:
+        """Claim the first attempt; waits for a predecessor, and a second for storage.
+
+        Args:
+            known: the largest number of an attempt that the ledger knows.
+
+        Returns:
+            Its number.
+
+        Raises:
+            ConfigError: the job runs on this machine already.
+            StorageError: it runs elsewhere, and has not ended in time.
+        """
+        self.attempt = known + 1
+        self._asked_s = time.monotonic()
+        self._thread.start()
+        with self._changed:
+            while not (self._held or self._refused or self._is_late()):
+                self._changed.wait(_LOOK_S)
+            if self._refused is not None:
+                raise self._refused
+            self.attempt = max(self.attempt, self._held)
+            return self.attempt
+
+    def begin(self) -> int:
+        """An attempt begins: its number, which is claimed meanwhile if it is not the first."""
+        with self._changed:
+            if self._is_begun:
+                self.attempt += 1
+            self._is_begun = True
+            self._changed.notify_all()
+            return self.attempt
+
+    def close(self, exit_code: int, reason: str = "") -> None:
+        """It is over: the next one need not wait. Storage has two seconds to take the word."""
+        with self._changed:
+            if self._is_over:
+                return
+            self._is_over, self._end = True, (exit_code, reason)
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_S)
+
+    def _is_late(self) -> bool:
+        """Whether storage has not answered for so long that it is not waited for."""
+        since_s = self._asked_s
+        return since_s is not None and time.monotonic() - since_s > CLAIM_S
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._seek()
+            while self._held and not self.overtaken:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_over or self._is_due, ALIVE_S)
+                if self._is_over:
+                    self._say_over()
+                    return
+                self._live()
+        except Exception:
+            logger.exception("the job's claims are not looked after any more")
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether an attempt has begun that is neither claimed nor tried to be, or not told of."""
+        is_missing = self.attempt > self._held and not self._has_failed
+        return is_missing or (self._is_begun and self._told < self._held)
+
+    def _seek(self) -> None:
+        """Look who runs the job until it is ours, or ours is refused."""
+        before = _Before(self._place)
+        while not self._is_over and self._refused is None:
+            asked_s = time.monotonic()
+            try:
+                claim, alive = self._claims.newest(), self._claims.alive()
+                is_over = claim is None or self._is_over_for(claim, alive)
+                if is_over or before.is_silent:
+                    if self._take(claim):
+                        return
+                    before = _Before(self._place)  # somebody else was quicker
+                    continue
+            except OSError as error:
+                if not self._has_doubted:  # not at each try: it may be hours until there is room
+                    words = f"{error.strerror or error}; {remedy(error)}"
+                    logger.warning("the attempts of %s cannot be claimed: %s", self._place, words)
+                self._has_doubted = True
+                before.sign.failed()
+            else:
+                assert claim is not None  # noqa: S101 - there is somebody to wait for
+                before.seen(claim, alive, asked_s)
+                self._asked_s = None
+                self._wait_for(before)
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over, AGAIN_S)
+
+    def _is_over_for(self, claim: Claim, alive: Alive | None) -> bool:
+        """Whether the one before is known to be over, without a look at how long it is silent."""
+        if claim.reign == self.name or (claim.process and claim.process == this_process()):
+            return True  # the answer to our claim was lost; or it is this process's last session
+        if alive is not None and alive.over and alive.attempt >= claim.attempt:
+            return True
+        lives = is_alive(claim.process)
+        return self._alone if lives is None else not lives
+
+    def _wait_for(self, before: _Before) -> None:
+        """Say what is waited for, or that this start is one too many."""
+        claim = before.claim
+        if is_alive(claim.process):
+            self._refuse(
+                ConfigError(
+                    f"the job in {self._place} is running already (process "
+                    f"{pid_of(claim.process)}); wait for it, or give another --dir"
+                )
+            )
+        elif before.waited_s > WAIT_S:
+            words = f"another attempt of this job is in the way: {before.words}"
+            self._refuse(StorageError(f"{words}; end it, or give another --dir"))
+        elif before.has_news:
+            limit = f"for at most {WAIT_S / 60:.0f} min"
+            self._say(f"waiting {limit} for the attempt before this one: {before.words}")
+
+    def _refuse(self, error: ConfigError | StorageError) -> None:
+        with self._changed:
+            if self._is_begun:  # without a claim, while storage was away
+                self.overtaken = str(error)
+            self._refused = error
+            self._changed.notify_all()
+
+    def _take(self, before: Claim | None) -> bool:
+        known = before.attempt if before is not None else 0
+        number = max(known + 1, self.attempt)
+        if not self._claims.take(self._claim(number), known):
+            return False
+        if not self._alone:
+            self._sign_of_life(number)
+        with self._changed:
+            if self._is_begun and number != self.attempt:
+                self.overtaken = (
+                    f"attempt {self.attempt} had been claimed before while storage did not "
+                    "answer; start me again"
+                )
+            self._held = number
+            self._changed.notify_all()
+        if self._has_doubted:
+            logger.warning("attempt %d of %s is claimed now", number, self._place)
+        return True
+
+    def _claim(self, number: int) -> Claim:
+        return Claim(
+            attempt=number,
+            node=self.name,
+            host=self._host,
+            address="",
+            reign=self.name,
+            members=(self.name,),
+            process=this_process(),
+        )
+
+    def _live(self) -> None:
+        """Claim the attempt that has begun, look for whoever came after, leave a sign of life."""
+        number = self.attempt
+        try:
+            if number > self._held and self._claims.take(self._claim(number), self._held):
+                self._held = number
+            if self._is_begun and self._told < self._held:
+                self._told = self._held
+                self.on_claimed(self._told)
+                self._claims.forget_old()
+            newest = self._claims.newest()
+            if newest is not None and newest.attempt > self._held:
+                where = f"on {newest.host}" if newest.host else "elsewhere"
+                self.overtaken = (
+                    f"attempt {newest.attempt} of this job was begun {where} meanwhile: this one, "
+                    f"attempt {self._held}, ends, and commits nothing any more"
+                )
+            elif not self._alone:
+                self._sign_of_life(self._held)
+        except OSError as error:
+            if not self._has_failed:
+                logger.warning("the claims in %s are not answered for: %s", self._place, error)
+            self._has_failed = True
+        else:
+            self._has_failed = False
+
+    def _sign_of_life(self, number: int) -> None:
+        self._count += 1
+        self._claims.say_alive(Alive(attempt=number, node=self.name, count=self._count))
+
+    def _say_over(self) -> None:
+        exit_code, reason = self._end
+        with contextlib.suppress(OSError):
+            if self._claims.newest_number() <= self._held:
+                over = Alive(
+                    attempt=self._held,
+                    node=self.name,
+                    count=self._count + 1,
+                    over=True,
+                    exit_code=exit_code,
+                    reason=reason,
+                )
+                self._claims.say_alive(over)
+
+
+class _Before:
+    """The one before, as far as storage shows it."""
+
+    def __init__(self, place: str) -> None:
+        self.sign = Sign()
+        self.claim = Claim(attempt=0, node="", host="", address="")
+        self._place = place
+        self._alive: Alive | None = None
+        self._begun_s = time.monotonic()
+        self._moved_s = 0.0  # when its counter was seen to go on; 0 before
+        self._said: object = None
+
+    def seen(self, claim: Claim, alive: Alive | None, asked_s: float) -> None:
+        """Storage was asked then, and has answered now."""
+        now_s = time.monotonic()
+        self.sign.seen((claim, alive), asked_s=asked_s, answered_s=now_s)
+        if claim == self.claim and alive != self._alive:
+            self._moved_s = now_s
+        self.claim, self._alive = claim, alive
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it gives no sign of life any more."""
+        return self.sign.stands_still(STRANGER_S)
+
+    @property
+    def waited_s(self) -> float:
+        """How long it was waited for."""
+        return time.monotonic() - self._begun_s
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to say that was not said yet; once for each answer."""
+        now = (self.claim.reign, bool(self._moved_s))
+        is_news, self._said = now != self._said, now
+        return is_news
+
+    @property
+    def words(self) -> str:
+        """What is known of it."""
+        where = f"on {self.claim.host}" if self.claim.host else f"as number {self.claim.attempt}"
+        if not self._moved_s:
+            return (
+                f"it was begun {where}, and has not said that it ended; without a sign of life "
+                f"for {STRANGER_S:.0f} s it is taken for gone"
+            )
+        ago_s = time.monotonic() - self._moved_s
+        return f"it is running {where} in {self._place} (last sign of life {ago_s:.0f} s ago)"

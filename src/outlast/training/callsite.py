@@ -1,0 +1,263 @@
+"""From where a script calls ``steps``, and what counts its loops there.
+
+A loop for each epoch is called from one line, again and again, with another value of the script's
+own counter each time: the variable of a ``for`` around the call, or one that is added to. A script
+that goes on behind the finished epochs by itself (``range(session.step // len(loader), 4)``) begins
+with the counter of a later loop, one that begins at 0 with that of the first: so the counter tells
+which loop a call is, by construction.
+
+What can go wrong: no counter in the frames of the call (``itertools.repeat``), or one that does not
+go by the same stride from call to call (an inner one of two loops): then calls are counted.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from outlast.data.generators import is_users
+
+FRAMES_MAX: Final = 8
+_STORES: Final = frozenset({"STORE_NAME", "STORE_FAST", "STORE_GLOBAL", "STORE_DEREF"})
+
+
+class Site(msgspec.Struct, frozen=True):
+    """One call.
+
+    Attributes:
+        line: where, as "train.py:12, in main".
+        counted: variables of the ``for`` loops around it that are whole numbers.
+        added: variables that are added to near it.
+        roots: (name, object): what the calling functions refer to.
+        reads_step: something in front of it computes with an attribute ``step``.
+    """
+
+    line: str = ""
+    counted: dict[str, int] = {}
+    added: dict[str, int] = {}
+    roots: list[tuple[str, Any]] = []
+    reads_step: bool = False
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """Where a session was entered: loops around that are not loops of the session."""
+
+    frame_id: int = 0
+    at: int = 0
+
+
+def entry_of(frame: types.FrameType | None) -> Entry:
+    """The place of the script that ``frame``, or one that called it, is at."""
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    return Entry() if frame is None else Entry(id(frame), frame.f_lasti)
+
+
+def site_of(frame: types.FrameType | None, entry: Entry | None = None) -> Site:
+    """The call that ``frame`` is at, and those around it, in a session that ``entry`` began."""
+    line, roots, reads_step = "", [], False
+    counted: dict[str, int] = {}
+    added: dict[str, int] = {}
+    entry, is_inside = entry or Entry(), True
+    for depth in range(FRAMES_MAX):
+        if frame is None:
+            break
+        code = frame.f_code
+        if is_users(code.co_filename):
+            line = line or f"{Path(code.co_filename).name}:{frame.f_lineno}, in {code.co_name}"
+            names = _counters(code)
+            values = frame.f_locals
+            is_entry = id(frame) == entry.frame_id
+            for name, begin, end in names.targets if is_inside else ():
+                is_around = is_entry and begin < entry.at < end
+                if begin < frame.f_lasti < end and not is_around:
+                    _note(counted, f"{depth}:{name}", values.get(name))
+            reads_step |= is_inside and any(at < frame.f_lasti for at in names.reads)
+            for name in names.added if is_inside else ():
+                _note(added, f"{depth}:{name}", values.get(name))
+            for name in names.attributes if is_inside else ():
+                _note(added, f"{depth}:self.{name}", getattr(values.get("self"), name, None))
+            is_inside &= not is_entry
+            roots += [(name, one) for name, one in values.items() if not name.startswith("__")]
+            if frame.f_locals is not frame.f_globals:
+                shared = frame.f_globals
+                roots += [(name, shared[name]) for name in code.co_names if name in shared]
+        frame = frame.f_back
+    return Site(line, counted, added, roots, reads_step)
+
+
+def _note(into: dict[str, int], name: str, value: Any) -> None:
+    if type(value) is int and abs(value) < 1 << 53:
+        into[name] = value
+
+
+class _Names(msgspec.Struct, frozen=True):
+    targets: list[tuple[str, int, int]]  # name, and from where to where its loop reaches
+    added: list[str]
+    attributes: list[str]  # of ``self``
+    reads: list[int]  # where an attribute ``step`` is read, but to be compared
+
+
+@functools.lru_cache(maxsize=256)
+def _counters(code: types.CodeType) -> _Names:
+    found = _Names([], [], [], [])
+    known = list(dis.get_instructions(code))
+    for number, one in enumerate(known):
+        if one.opname == "FOR_ITER":
+            following = known[number + 1 : number + 2]
+            if following and following[0].opname.startswith("UNPACK_SEQUENCE"):
+                following = known[number + 2 : number + 2 + int(following[0].arg or 0)]
+            for target in following:
+                if target.opname in _STORES:
+                    found.targets.append((str(target.argval), one.offset, int(one.argval)))
+        elif one.opname == "LOAD_ATTR" and one.argval == "step":
+            is_called = "NULL" in one.argrepr  # optimizer.step(), from Python 3.12 on
+            following = known[number + 1 : number + 4]
+            if not is_called and not any(two.opname == "COMPARE_OP" for two in following):
+                found.reads.append(one.offset)
+        elif one.opname == "BINARY_OP" and one.argrepr in ("+=", "-="):
+            for target in known[number + 1 : number + 4]:
+                if target.opname in _STORES:
+                    found.added.append(str(target.argval))
+                    break
+                if target.opname == "STORE_ATTR":
+                    found.attributes.append(str(target.argval))
+                    break
+    return found
+
+
+class Line(msgspec.Struct):
+    """The loops that were called from one line.
+
+    Attributes:
+        first: the number of the first one.
+        last: of the newest.
+        passes: how many there were.
+        every: how many loops of the job lie between two of them; 0 where that differs.
+        counters: name → its first value, its newest, what it goes by (0 before it is known).
+        firsts: name → value in the first loop, of the variables of ``for`` loops.
+        varied: those of them that had another value in a later loop.
+    """
+
+    first: int
+    last: int
+    passes: int = 1
+    every: int = 0
+    counters: dict[str, tuple[int, int, int]] = {}
+    firsts: dict[str, int] = {}
+    varied: list[str] = []
+
+
+class Loops:
+    """The lines of a job, with their loops; it goes into the checkpoints."""
+
+    def __init__(self, state: Mapping[str, Any] | None = None) -> None:
+        self._lines: dict[str, Line] = {
+            str(line["line"]): Line(
+                first=int(line["first"]),
+                last=int(line["last"]),
+                passes=int(line["passes"]),
+                every=int(line["every"]),
+                counters={
+                    str(name): (int(first), int(newest), int(stride))
+                    for name, first, newest, stride in line["counters"]
+                },
+                firsts={str(name): int(value) for name, value in line["firsts"]},
+                varied=[str(name) for name in line["varied"]],
+            )
+            for line in (state or {}).get("lines", ())
+        }
+
+    def state(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "lines": [
+                {
+                    "line": name,
+                    "first": line.first,
+                    "last": line.last,
+                    "passes": line.passes,
+                    "every": line.every,
+                    "counters": [[key, *value] for key, value in line.counters.items()],
+                    "varied": line.varied,
+                    "firsts": [list(pair) for pair in line.firsts.items()],
+                }
+                for name, line in self._lines.items()
+            ]
+        }
+
+    def begins(self, site: Site, loop: int) -> None:
+        """Loop number ``loop`` of the job is called from ``site``."""
+        line, values = self._lines.get(site.line), {**site.counted, **site.added}
+        if line is None:
+            counters = {name: (value, value, 0) for name, value in values.items()}
+            self._lines[site.line] = Line(
+                first=loop, last=loop, counters=counters, firsts=dict(site.counted)
+            )
+            return
+        every = loop - line.last
+        if every <= 0:
+            return  # gone on in
+        line.every = every if line.passes == 1 or line.every == every else 0
+        now = site.counted
+        line.varied = [
+            name
+            for name, value in line.firsts.items()
+            if name in line.varied or now.get(name, value) != value
+        ]
+        kept = {}
+        for name, (first, newest, stride) in line.counters.items():
+            went = values[name] - newest if name in values else 0
+            if went and stride in (0, went):
+                kept[name] = (first, values[name], went)
+        line.counters, line.last, line.passes = kept, loop, line.passes + 1
+
+    def number_of(self, site: Site, near: set[int]) -> int | None:
+        """Which loop of the job a call from ``site`` is, as far as its counters tell.
+
+        Args:
+            site: the call.
+            near: loops that a script would go on in by itself; a variable that is merely added to
+                is believed only if it tells one of them.
+        """
+        line = self._lines.get(site.line)
+        if line is None:
+            return None
+        told = self._told(line, site.counted)
+        told = self._without_first(line, told)
+        if len(told) > 1:
+            told &= near
+        if not told:
+            told = self._without_first(line, self._told(line, site.added) & near)
+        return told.pop() if len(told) == 1 else None
+
+    def _without_first(self, line: Line, told: set[int]) -> set[int]:
+        # One that is the same in all loops, or begins anew in each run, tells the first one.
+        return told - {line.first} if len(told) > 1 else told
+
+    def is_first(self, site: Site) -> bool:
+        """Whether the ``for`` loops around ``site`` stand where they stood in its first loop."""
+        line = self._lines.get(site.line)
+        if line is None or not line.varied:
+            return False
+        return all(site.counted.get(name) == line.firsts[name] for name in line.varied)
+
+    def _told(self, line: Line, values: Mapping[str, int]) -> set[int]:
+        # Between the first two loops of a line lie those of other lines, or none.
+        strides = {line.every} if line.passes > 1 else {1, len(self._lines)}
+        told = set()
+        for name, value in values.items():
+            if name not in line.counters or strides == {0}:
+                continue
+            first, _, by = line.counters[name]
+            for stride in (by,) if by else (1, -1):
+                went, rest = divmod(value - first, stride)
+                if went >= 0 and not rest:
+                    told |= {line.first + went * every for every in strides}
+        return told

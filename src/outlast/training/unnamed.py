@@ -1,0 +1,299 @@
+"""What a session sees at work and was not given: said once, with the line to add.
+
+Seen are optimizers (their steps, by a hook that all of torch's call), schedulers (by what refers to
+such an optimizer, where one was made for it or its learning rate has moved), a ``GradScaler`` and
+an ``AveragedModel`` (by their updates). Whether one is in the checkpoints is told by content: its
+tensors are among those that are saved. What has no tensors is looked for inside the named objects.
+
+Guarantees: nothing is said of what lives for a single step (an attack's optimizer, a probe), nor of
+what a named object holds and may save by itself. Looking costs some milliseconds, once for each
+that is seen, on rank 0.
+
+What is not seen: optimizers that are not ``torch.optim.Optimizer``; averages that a script computes
+itself; a scheduler that keeps no reference to its optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+
+from outlast.checkpoint.tree import flatten
+from outlast.errors import ConfigError
+from outlast.ledger.narrator import say
+from outlast.training.objects import Objects
+
+logger = logging.getLogger(__name__)
+
+STEPS: Final = 3  # in so many steps something has to be at work to be one that stays
+LOOKED_AT_MAX: Final = 5000  # objects inside of the named ones
+DEPTH: Final = 4
+_PLAIN: Final = (str, bytes, int, float, bool, complex, type(None), type, torch.Tensor)
+
+
+class Unnamed:
+    """Of one session.
+
+    Args:
+        objects: what it was given.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._speaks = False
+        self._found: dict[int, _Found] = {}
+        self._new = False
+        self._undo = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """The session begins, and this rank is the one that says it."""
+        self._speaks = True
+        for owner, name in (
+            (torch.amp.GradScaler, "update"),
+            (torch.optim.swa_utils.AveragedModel, "update_parameters"),
+        ):
+            self._undo.enter_context(_told(owner, name, self.saw))
+
+    def close(self) -> None:
+        """It is over."""
+        self._undo.close()
+
+    def saw(self, one: Any) -> None:
+        """It is at work, in the step in progress."""
+        found = self._found.get(id(one))
+        if found is None or found.it() is not one:
+            if not self._speaks:
+                return
+            found = self._found[id(one)] = _Found(one)
+        if found.steps < STEPS:
+            found.is_at_work = self._new = True
+
+    def completed(self) -> None:
+        """The step is complete: what was at work in enough of them is judged."""
+        if not self._new:
+            return
+        self._new = False
+        self._found = {key: one for key, one in self._found.items() if one.it() is not None}
+        ripe = []
+        for found in self._found.values():
+            found.steps += found.is_at_work
+            if found.is_at_work and found.steps == STEPS:
+                ripe.append(found.it())
+            found.is_at_work = False
+        if ripe:
+            try:
+                self._judge([one for one in ripe if one is not None])
+            except Exception as error:  # noqa: BLE001 - what only observes never stops training
+                logger.warning("what is not named was not looked for: %s", error)
+
+    def _judge(self, ripe: Collection[Any]) -> None:
+        named = self._objects.stateful
+        saved = _Saved(named, self._objects.capture)
+        lines: list[str] = []
+        for one in ripe:
+            if isinstance(one, torch.optim.Optimizer):
+                lines += self._of_optimizer(one, named, saved)
+            elif isinstance(one, torch.nn.Module):
+                if not saved.has(one.parameters()):
+                    lines.append(_line(one, "a resumed run begins its averages anew", "ema", named))
+            elif one.is_enabled() and not saved.reaches(one):
+                lines.append(_line(one, "a resumed run begins with another scale", "scaler", named))
+        for line in lines:
+            say(line)
+
+    def _of_optimizer(
+        self, optimizer: torch.optim.Optimizer, named: Mapping[str, Any], saved: _Saved
+    ) -> Iterator[str]:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        state = [
+            value
+            for slots in optimizer.state.values()
+            if isinstance(slots, dict)
+            for value in slots.values()
+            if isinstance(value, torch.Tensor)
+        ]
+        is_saved = bool(state and saved.has(state)) or saved.reaches(optimizer)
+        if not saved.has(parameters):
+            free = _free("model", named)
+            add = f"{free}={free}"
+            if not is_saved:
+                other = _free("optimizer", named)
+                add += f", {other}={other}"
+            yield (
+                f"the {type(optimizer).__name__} that steps changes parameters that are in no "
+                f"checkpoint: a resumed run has fresh ones; name their model: "
+                f"outlast.session(..., {add})"
+            )
+        elif not is_saved:
+            yield _line(optimizer, "a resumed run goes on with a fresh one", "optimizer", named)
+        moved = _rates(optimizer) != self._found[id(optimizer)].rates
+        if moved or getattr(optimizer.step, "_wrapped_by_lr_sched", False):
+            found = [one for one in _schedulers(optimizer) if not saved.reaches(one)]
+            for one in found:
+                if not any(_holds(other, one) for other in found):
+                    yield _line(one, "a resumed run begins its schedule anew", "scheduler", named)
+
+
+class _Found:
+    """Something that was seen at work; it is not held."""
+
+    def __init__(self, one: Any) -> None:
+        self.it = weakref.ref(one)
+        self.steps = 0
+        self.rates = _rates(one) if isinstance(one, torch.optim.Optimizer) else []
+        self.is_at_work = False
+
+
+class _Saved:
+    """What is in the checkpoints."""
+
+    def __init__(self, named: Mapping[str, Any], capture: Callable[..., Mapping[str, Any]]) -> None:
+        self._named = named
+        self._capture = capture
+
+    @functools.cached_property
+    def _places(self) -> set[int]:
+        found: set[int] = set()
+        with contextlib.suppress(ConfigError):
+            for name, state in self._capture(loaders=False).items():
+                found |= {_place(tensor) for tensor in flatten(state, name)[1].values()}
+        return found
+
+    def has(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether all of them are saved."""
+        return all(_place(one) in self._places for one in tensors if one.numel())
+
+    def reaches(self, one: Any) -> bool:
+        """Whether a named object is, holds, or is held by ``one``."""
+        if any(value is one for value in self._named.values()):
+            return True
+        like = isinstance(one, torch.optim.Optimizer)
+        holders = self._with_optimizers if like else self._others
+        groups = getattr(one, "param_groups", None)
+        if any(part is one or part is groups for part in _inside(holders) if part is not None):
+            return True
+        # A wrapper that is not named itself.
+        inner = [v for v in self._named.values() if isinstance(v, torch.optim.Optimizer) == like]
+        ids = {id(v) for v in inner if not isinstance(v, torch.nn.Module)}
+        return any(id(part) in ids for part in _inside([one]))
+
+    @property
+    def _others(self) -> list[Any]:
+        # A module saves its parameters and buffers, unless it has a state_dict of its own.
+        return [
+            value
+            for value in self._named.values()
+            if not isinstance(value, torch.optim.Optimizer) and not _is_plain_module(value)
+        ]
+
+    @functools.cached_property
+    def _with_optimizers(self) -> list[Any]:
+        """Named objects whose state may be an optimizer's: a scheduler refers to one only."""
+        found = [v for v in self._named.values() if isinstance(v, torch.optim.Optimizer)]
+        for value in self._others:
+            with contextlib.suppress(Exception):
+                data, tensors = flatten(value.state_dict(), "")
+                if tensors or "param_groups" in str(data):
+                    found.append(value)
+        return found
+
+
+def _is_plain_module(value: Any) -> bool:
+    plain = torch.nn.Module
+    return isinstance(value, plain) and (
+        type(value).state_dict is plain.state_dict
+        and type(value).get_extra_state is plain.get_extra_state
+    )
+
+
+def _inside(holders: Iterable[Any]) -> Iterator[Any]:
+    """What they hold, by attributes and containers, to some depth."""
+    todo = [(one, 0) for one in holders]
+    seen: set[int] = set()
+    while todo and len(seen) < LOOKED_AT_MAX:
+        one, depth = todo.pop(0)
+        if depth:
+            yield one
+        if depth > DEPTH or (depth and isinstance(one, torch.nn.Module)):
+            continue
+        if isinstance(one, Mapping):
+            parts: Iterable[Any] = list(one.values())
+        elif isinstance(one, list | tuple | set | frozenset):
+            parts = list(one)
+        else:
+            parts = list(getattr(one, "__dict__", {}).values())
+        for part in parts:
+            if not isinstance(part, _PLAIN) and not callable(part) | (id(part) in seen):
+                seen.add(id(part))
+                todo.append((part, depth + 1))
+
+
+def _holds(one: Any, other: Any) -> bool:
+    return one is not other and any(part is other for part in _inside([one]))
+
+
+def _schedulers(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """What refers to the optimizer and steps and has state, and is no optimizer or model."""
+    found: dict[int, Any] = {}
+    for referrer in gc.get_referrers(optimizer):
+        owners = [referrer]
+        if type(referrer) is dict:  # an object's attributes
+            owners = [
+                o for o in gc.get_referrers(referrer) if getattr(o, "__dict__", 0) is referrer
+            ]
+        for one in owners:
+            if isinstance(one, torch.optim.Optimizer | torch.nn.Module | type | dict | list):
+                continue
+            with contextlib.suppress(Exception):
+                if one.optimizer is optimizer and callable(one.step) and callable(one.state_dict):
+                    found[id(one)] = one
+    return list(found.values())
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> list[Any]:
+    return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return int(getattr(tensor, "_local_tensor", tensor).data_ptr())
+
+
+def _free(name: str, named: Collection[str]) -> str:
+    number = 1
+    while (name if number == 1 else f"{name}{number}") in named:
+        number += 1
+    return name if number == 1 else f"{name}{number}"
+
+
+def _line(one: Any, cost: str, name: str, named: Collection[str]) -> str:
+    free = _free(name, named)
+    verb = "steps" if hasattr(one, "step") else "is updated"
+    return (
+        f"the {type(one).__name__} that {verb} is in no checkpoint: {cost}; name it: "
+        f"outlast.session(..., {free}={free})"
+    )
+
+
+@contextlib.contextmanager
+def _told(owner: Any, name: str, tell: Callable[[Any], None]) -> Iterator[None]:
+    """Calls of this method are told of, with the object that it is called on."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def told(self: Any, *args: Any, **options: Any) -> Any:
+        tell(self)
+        return original(self, *args, **options)
+
+    setattr(owner, name, told)
+    try:
+        yield
+    finally:
+        if getattr(owner, name) is told:  # else somebody wrapped it since
+            setattr(owner, name, original)

@@ -1,0 +1,135 @@
+"""What is said of a full disk, and of other errors: where, how much, and what to do."""
+
+import errno
+import os
+import re
+from types import SimpleNamespace
+
+import pytest
+from keeper_fakes import FakeKeeper
+from unit_fakes import listing
+
+from outlast.keeper import trouble
+from outlast.storage import Directory
+
+MIB = 2**20
+
+
+def full(number=errno.ENOSPC):
+    return OSError(number, os.strerror(number))
+
+
+@pytest.fixture(name="room")
+def _room(monkeypatch):
+    """What the file system says it has."""
+    found = SimpleNamespace(f_bavail=0, f_frsize=4096, f_files=100, f_favail=50)
+    monkeypatch.setattr(os, "statvfs", lambda _: found)
+    return found
+
+
+@pytest.mark.parametrize("where", ["create", "write_at", "finish", "put", "put_new"])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_whatever_does_not_fit_the_line_says_all_of_it(
+    monkeypatch, tmp_path, room, where, world_size
+):
+    """A shard, the small files, a rank's part, the note, the manifest."""
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    room.f_bavail = 0 if where == "put_new" else 100  # all but the manifest was written
+    disk = Fails(tmp_path / "tier", where)
+    keeper = FakeKeeper(monkeypatch, {"local": disk})
+    workers = [keeper.worker(rank, world_size, size=8 * MIB) for rank in range(world_size)]
+    for worker in workers:
+        worker.save(5, 1)
+    keeper.run()
+    ((event, fields),) = keeper.events
+    assert event == "storage_error"
+    words = fields["error"].removeprefix("rank 0: ")
+    start = f"No space left on device: step 5 needs {8 * world_size}(\\.[0-9]+)? MiB in "
+    assert re.match(f"{start}{tmp_path}/tier, and ", words)
+    assert words.endswith(f" are free; {trouble.KEEP_FEWER}")
+    free = room.f_bavail * 4096 + sum(
+        path.stat().st_blocks * 512 for path in (tmp_path / "tier").rglob("*") if path.is_file()
+    )
+    assert f", and {trouble.size_of(free)} are free; " in words
+    (ended,) = workers[0].ended
+    assert (ended.error, ended.by_storage) == (fields["error"], True)
+
+
+class Fails(Directory):
+    """A disk that is full at one kind of call."""
+
+    def __init__(self, root, where):
+        super().__init__(root)
+        self.where = where
+
+    def _fail(self, where, name=""):
+        if where == self.where:
+            raise full()
+
+    def create(self, name, size=None):
+        self._fail("create", name)
+        blob = super().create(name, size)
+        if size is not None:
+            for call in ("write_at", "finish"):
+                if call == self.where:
+                    setattr(blob, call, lambda *_: self._fail(self.where))
+        return blob
+
+    def put(self, name, data):
+        self._fail("put", name)
+        super().put(name, data)
+
+    def put_new(self, name, data, **options):
+        self._fail("put_new", name)
+        return super().put_new(name, data, **options)
+
+
+def of(error, tmp_path, sizes=(10 * MIB,)):
+    return trouble.of_copy(error, Directory(tmp_path), "step-x", list(sizes), 7)
+
+
+def test_what_the_save_has_written_is_room_for_it(tmp_path, room):
+    (tmp_path / "step-x").mkdir()
+    (tmp_path / "step-x" / "shard").write_bytes(b"x" * 3 * MIB)
+    (tmp_path / "other").write_bytes(b"x" * 3 * MIB)
+    assert "needs 10 MiB" in of(full(), tmp_path)
+    assert "and 3 MiB are free; " in of(full(), tmp_path)
+
+
+def test_so_little_is_missing_that_it_is_said_to_the_byte(tmp_path, room):
+    room.f_bavail = 10 * MIB // 4096
+    assert "and 12288 bytes less are free; " in of(full(), tmp_path)
+
+
+def test_what_is_free_by_the_time_it_is_said(tmp_path, room):
+    room.f_bavail = 20 * MIB // 4096
+    assert "and 20 MiB are free by now; " in of(full(), tmp_path)
+
+
+def test_a_quota_and_too_many_files_are_called_so(tmp_path, room):
+    room.f_bavail = 10**6
+    words = of(full(errno.EDQUOT), tmp_path)
+    assert words.startswith("Disk quota exceeded: step 7 needs 10 MiB in ")
+    assert "of which your quota there leaves less; free space there" in words
+    room.f_favail = 0
+    assert "(no inodes are free); free space there" in of(full(), tmp_path)
+    room.f_files = 0  # a file system that does not count them
+    assert "inodes" not in of(full(), tmp_path)
+
+
+def test_a_file_system_that_does_not_say_is_none_the_less_full(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "statvfs", fail)
+    assert f"needs 10 MiB in {tmp_path}; {trouble.KEEP_FEWER}" in of(full(), tmp_path)
+
+
+def test_other_errors_name_the_place_and_what_to_do(tmp_path):
+    words = of(OSError(errno.EIO, "Input/output error"), tmp_path)
+    place = f"OSError: [Errno 5] Input/output error in {tmp_path}; see the kernel's log"
+    assert words.startswith(place)
+    words = of(OSError(errno.EROFS, "Read-only file system", "/x/f"), tmp_path)
+    assert words.startswith("OSError: [Errno 30] Read-only file system: '/x/f'; make it writable")
+    assert trouble.in_words(ValueError("odd")) == "ValueError: odd"
+    assert listing(tmp_path) == []

@@ -1,0 +1,95 @@
+"""What machines say to each other about a save: the same few bytes, however large the job is."""
+
+import msgspec
+import pytest
+from keeper_fakes import HEAD_BYTES, FakeKeeper, hello
+
+from outlast.checkpoint.manifest import Chunk, PartEntry, TensorEntry, shard_file
+from outlast.checkpoint.parts import contents_of
+from outlast.keeper import parley
+from outlast.keeper.arrivals import REASON_MAX
+from outlast.keeper.commit import Part
+from outlast.storage import Directory
+
+WORD_BYTES_MAX = 1000  # a rank's report, with what comes with it
+ENTRY_BYTES_MAX = 200  # of a rank in the manifest: 4,096 ranks in 1 MB
+SIZE = 4000
+
+
+def encoded(*messages):
+    return sum(len(msgspec.json.encode(one)) for one in messages)
+
+
+def large(worker, num_tensors, num_groups):
+    """Give a worker's layout so many tensors, held by so many groups of ranks; their digests."""
+    share = SIZE // num_tensors
+    tensors, groups = {}, {}
+    for number in range(num_tensors):
+        name = f"model.layers.{number}.attention.weight"
+        start = HEAD_BYTES + number * share
+        box = {"offsets": (0,), "shape": (share,)}
+        chunk = Chunk(**box, file=shard_file(worker.rank), start=start, end=start + share)
+        tensors[name] = TensorEntry(dtype="U8", shape=(share,), chunks=(chunk,))
+        groups[f"{name}[0]"] = f"group-{number % num_groups}"
+    contents = contents_of(tensors)
+    worker.layout = msgspec.structs.replace(worker.layout, contents=contents, groups=groups)
+    return dict.fromkeys(groups, "0123456789abcdef" * 2)
+
+
+@pytest.fixture(name="keeper_of")
+def _keeper_of(monkeypatch, tmp_path):
+    def make(rank, num_ranks, num_tensors):
+        place = Directory(tmp_path / f"{rank}-{num_ranks}-{num_tensors}")
+        keeper = FakeKeeper(monkeypatch, {"local": place})
+        side = keeper.meet([rank])
+        worker = keeper.worker(rank, num_ranks, size=SIZE)
+        digests = large(worker, num_tensors, num_groups=3)
+        worker.begin(5, 1)
+        worker.fill(5, 1)
+        worker.complete(5, 1, digests)
+        keeper.run()
+        return keeper, side
+
+    return make
+
+
+def test_a_rank_reports_the_same_few_bytes_whatever_it_holds(keeper_of):
+    sizes = set()
+    for num_ranks, num_tensors in ((2, 4), (2, 2000), (50_000, 2000)):
+        _, side = keeper_of(1, num_ranks, num_tensors)
+        ((step, serial, rank, part),) = side.reports
+        assert not part.error
+        assert len(part.replicas) == 3
+        sizes.add(encoded(part, parley.Report(step=step, serial=serial, rank=rank)))
+    assert max(sizes) <= WORD_BYTES_MAX
+    assert max(sizes) - min(sizes) < 20  # numbers of more digits
+
+
+def test_the_manifest_has_a_few_bytes_for_each_rank_and_none_for_a_tensor(keeper_of):
+    sizes = {}
+    for num_ranks, num_tensors in ((100, 4), (100, 2000), (3000, 2000)):
+        keeper, side = keeper_of(0, num_ranks, num_tensors)
+        part = Part(
+            entry=PartEntry(10**6, ("0123456789abcdef" * 2,), 0, 10**12),
+            structure="0123456789abcdef" * 2,
+            num_files=3,
+        )
+        own = next(iter(keeper.saves._open.values())).parts[0]
+        part = msgspec.structs.replace(part, replicas=own.replicas)
+        for rank in range(1, num_ranks):
+            report = parley.Report(step=5, serial=1, rank=rank)
+            keeper.saves.reported(hello(1, num_ranks), report, part, None)
+        keeper.run()
+        ((ended, manifest, _),) = side.told
+        assert ended.error == ""
+        sizes[num_ranks, num_tensors] = len(manifest)
+    assert abs(sizes[100, 2000] - sizes[100, 4]) < 20
+    per_rank = (sizes[3000, 2000] - sizes[100, 2000]) / 2900
+    assert per_rank <= ENTRY_BYTES_MAX
+
+
+def test_an_outcome_names_the_manifest_and_does_not_carry_it():
+    outcome = parley.Outcome(step=2**40, serial=2**40, manifest="0" * 32, size=2**40)
+    assert encoded(outcome) <= WORD_BYTES_MAX
+    word = parley.Brought(serial=2**40, tier="x" * 64, done=2**60, state="never", reason="")
+    assert encoded(word) + REASON_MAX <= 2 * WORD_BYTES_MAX
