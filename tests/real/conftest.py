@@ -1,12 +1,11 @@
 """Fixtures of the real floor."""
 
-import os
 import random
 
 import floor as real
 import pytest
 
-SEED = "OUTLAST_TEST_SEED"
+import thorough
 
 
 @pytest.fixture(name="floor")
@@ -20,6 +19,4 @@ def _floor(tmp_path):
 @pytest.fixture
 def rng():
     """Random numbers that a failing run prints the seed of: set OUTLAST_TEST_SEED to replay."""
-    seed = int(os.environ.get(SEED) or random.SystemRandom().randrange(10**6))
-    print(f"{SEED}={seed}")
-    return random.Random(seed)
+    return random.Random(thorough.seed())

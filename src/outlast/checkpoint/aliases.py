@@ -45,8 +45,13 @@ _COUNT: Final[Callable[[int], int]] = torch._C._storage_Use_Count
 class Copying(Protocol):
     """A capture on its way."""
 
+    error: Exception | None
+
+    def help(self) -> None:
+        """Copy what is left, in the calling thread."""
+
     def wait(self) -> None:
-        """Copy what is left."""
+        """The same, and wait for what other threads are copying."""
 
     def storages(self) -> Iterable[torch.UntypedStorage]:
         """The memory of what is copied later than at the boundary."""
@@ -155,7 +160,23 @@ def _pass(values: Iterable[Any]) -> None:
     if copying is None or threading.current_thread().name.startswith(OWN_THREADS):
         return
     if any(_is_copied(value, copying) for value in values):
-        copying.wait()
+        _wait_for(copying)
+
+
+def _wait_for(copying: Copying) -> None:
+    """Have it copied in a thread of its own, where none of this thread's modes is on.
+
+    While torch compiles, it runs the script's lines under modes in which a copy copies nothing, and
+    ``torch.func``'s transforms take no copy to what was there before them.
+    """
+    thread = threading.Thread(target=copying.help, name=f"{OWN_THREADS}copy-ahead", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:  # no more threads: this save is lost, and training goes on
+        copying.error = error
+    else:
+        thread.join()
+    copying.wait()
 
 
 def _is_copied(value: Any, copying: Copying) -> bool:
@@ -214,7 +235,7 @@ def _replay(original: Any) -> Any:
     def patched(*args: Any, **kwargs: Any) -> Any:
         copying = _held.now()  # a graph writes wherever it wrote when it was captured
         if copying is not None:
-            copying.wait()
+            _wait_for(copying)
         return original(*args, **kwargs)
 
     return patched

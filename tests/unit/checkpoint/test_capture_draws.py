@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.utils.flop_counter import FlopCounterMode
 from unit_checkpoints import write
 from unit_fakes import bits
 
@@ -399,8 +401,7 @@ def draw(seed, mesh, copiers=None):
 def seeds(num):
     if "OUTLAST_TEST_DRAW" in os.environ:
         return [int(os.environ["OUTLAST_TEST_DRAW"])]
-    first = random.SystemRandom().randrange(10**9)
-    print("first seed", first)
+    first = thorough.seed()
     return range(first, first + num)
 
 
@@ -426,6 +427,59 @@ def test_the_same_with_threads_that_copy(mesh):
             assert copied.acquire(timeout=30)
     finally:
         copiers.stop()
+
+
+def _what_is_copied_ahead(tensor, ask):
+    """The bytes of a snapshot whose copy ``ask`` made, and which was not void."""
+    made = make(structure({"t": tensor}), 0, Share(), {})
+    buffer = torch.zeros(made.size, dtype=torch.uint8)
+    one = Capture(made, {"t": tensor}, {"t"}, buffer, on_blocks=lambda _: None)
+    one.take_now()
+    one.hold_back()
+    ask()
+    assert not one._items
+    one.wait()
+    assert not one.void
+    assert one.error is None
+    (write,) = made.writes
+    return bytes(buffer[write.start : write.end].numpy())
+
+
+@pytest.mark.parametrize("kind", [strided, negated, view])
+def test_who_asks_under_one_of_torch_s_modes_has_the_real_bytes_copied(kind):
+    """While torch compiles, a copy copies nothing; under ``torch.func`` it is an error."""
+    for mode in (FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False)):
+        tensor = kind(Rng(1), 3000, FLOAT, None)
+        wanted = bits(tensor)
+
+        def ask(tensor=tensor, mode=mode):
+            with mode:
+                tensor.data  # noqa: B018
+
+        assert _what_is_copied_ahead(tensor, ask) == wanted
+    tensor = kind(Rng(1), 3000, FLOAT, None)
+
+    def loss(x, tensor=tensor):
+        return (x * tensor.data).sum()
+
+    wanted = bits(tensor)
+    assert _what_is_copied_ahead(tensor, lambda: torch.func.grad(loss)(torch.ones(3000))) == wanted
+
+
+def test_without_a_thread_for_it_the_save_is_lost_and_training_goes_on(monkeypatch):
+    tensor = torch.zeros(5000)
+    made = make(structure({"t": tensor}), 0, Share(), {})
+    buffer = torch.zeros(made.size, dtype=torch.uint8)
+    one = Capture(made, {"t": tensor}, {"t"}, buffer, on_blocks=lambda _: None)
+    one.take_now()
+    one.hold_back()
+    monkeypatch.setattr(threading.Thread, "start", _no_more_threads)
+    tensor.data[7] = 1
+    assert str(one.error) == "can't start new thread"
+
+
+def _no_more_threads(_):
+    raise RuntimeError("can't start new thread")
 
 
 def test_a_forked_process_waits_for_nobody(mesh):
