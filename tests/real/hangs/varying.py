@@ -45,7 +45,7 @@ def main():
     module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
     model = DistributedDataParallel(module)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    until = torch.tensor([time.time() + options.seconds])
+    until = torch.tensor([time.time() + options.seconds], dtype=torch.float64)  # to the second
     dist.broadcast(until, 0)
     slowest, steps = 0.0, 0
     with outlast.session(model=module, optimizer=optimizer, every="20 steps") as session:
