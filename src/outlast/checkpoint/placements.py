@@ -25,6 +25,7 @@ from outlast.errors import ConfigError
 
 SPREAD: Final = "spread"  # that parameters were, when this was saved
 MAX_GAPS: Final = 8  # a strided tensor's extent in memory, by its own size
+_IS_CPU: Final = torch.Tensor.is_cpu.__get__
 _WHOLE: Final = -1
 _SECTIONS: Final = ("other", "own", "attributes")
 
@@ -173,7 +174,7 @@ def _is_plain(state: Mapping[str, Any], parameters: Parameters) -> bool:
         tensors += inner.values()
     if not set(map(type, tensors)) <= PLAIN:
         return False
-    return all(tensor.is_contiguous() and tensor.device.type == "cpu" for tensor in tensors)
+    return all(map(_IS_CPU, tensors)) and all(map(torch.Tensor.is_contiguous, tensors))
 
 
 def _fills_memory(tensor: torch.Tensor) -> bool:

@@ -138,6 +138,8 @@ def _tuples(state: Any) -> Any:
 
 
 def _equal(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
     if isinstance(one, torch.Tensor):
         return bool(torch.equal(one, other))
     if isinstance(one, np.ndarray):

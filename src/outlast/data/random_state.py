@@ -17,8 +17,10 @@ streams; generators that a script makes are kept by ``generators.py``.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import random
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,6 +32,7 @@ from outlast.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _NUMPY_GENERATOR = "MT19937"
+_NUMPY_BYTES = 625 * 4  # its 624 words and its position
 
 
 def capture(*, cuda: bool = True) -> dict[str, Any]:
@@ -52,7 +55,38 @@ def capture(*, cuda: bool = True) -> dict[str, Any]:
 
 def look() -> tuple[Any, Any, torch.Tensor]:
     """The states of Python's, NumPy's and torch's own streams as they are: cheap, to compare."""
-    return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+    return random.getstate(), _look_at_numpy(), torch.get_rng_state()
+
+
+class _Unchanged:
+    """NumPy's global state as it was last seen; asking for it takes 80 µs, looking again one.
+
+    Attributes:
+        generator: whose state it is.
+        memory: what lay in the generator's memory.
+        state: as ``numpy.random.get_state`` told it.
+    """
+
+    generator: Any = None
+    memory: bytes = b""
+    state: Any = None
+
+
+def _look_at_numpy() -> Any:
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if type(generator) is not np.random.MT19937:
+        return np.random.get_state(legacy=False)
+    memory = ctypes.string_at(generator.ctypes.state_address, _NUMPY_BYTES)
+    if generator is _Unchanged.generator and memory == _Unchanged.memory:
+        return _Unchanged.state
+    state = np.random.get_state(legacy=False)
+    inner = state["state"]
+    is_all = memory == inner["key"].tobytes() + int(inner["pos"]).to_bytes(4, sys.byteorder)
+    # A second normal number that waits to be given out lies elsewhere, and goes without a trace.
+    known = is_all and not state["has_gauss"]
+    _Unchanged.generator, _Unchanged.memory = (generator, memory) if known else (None, b"")
+    _Unchanged.state = state
+    return state
 
 
 def as_data(seen: tuple[Any, Any, torch.Tensor]) -> dict[str, Any]:
@@ -134,6 +168,7 @@ def restore(state: Mapping[str, Any]) -> None:
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     numpy_state = state["numpy"]
+    _Unchanged.generator = None  # there may be a second normal number now
     np.random.set_state(  # the script's own stream, whatever one thinks of it
         (
             _NUMPY_GENERATOR,

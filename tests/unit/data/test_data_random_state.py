@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from outlast.data import random_state
+from outlast.data.generators import same
 from outlast.errors import ConfigError
 
 
@@ -129,3 +130,38 @@ def test_cuda_states_of_an_older_checkpoint_go_by_number(monkeypatch):
     state = random_state.capture(cuda=False) | {"cuda": [torch.tensor([7]), torch.tensor([8])]}
     random_state.restore(state)
     assert [int(one) for one in devices.states] == [7, 8]
+
+
+def drawn_by_numpy(number):
+    """Ways to change NumPy's state; each seen by a look that follows another."""
+    np.random.seed(5)
+    yield np.random.random
+    yield np.random.normal  # the second one waits to be given out
+    yield np.random.normal  # which leaves the words as they are
+    yield lambda: np.random.shuffle(np.arange(number))
+    yield lambda: np.random.seed(7)
+    yield lambda: np.random.random(624)
+    yield lambda: np.random.set_state(np.random.RandomState(3).get_state())
+    yield lambda: np.random.get_bit_generator().jumped() and np.random.bytes(4)
+
+
+def test_a_look_is_what_numpy_says_whatever_was_drawn_since_the_last_one():
+    random_state.look()
+    for draw in drawn_by_numpy(9):
+        before = random_state.look()[1]
+        draw()
+        for _ in range(2):
+            seen = random_state.look()[1]
+            asked = np.random.get_state(legacy=False)
+            assert same([seen], [asked])
+        assert not same([before], [seen])
+
+
+def test_a_look_after_a_restore_has_the_normal_number_that_waits():
+    np.random.seed(5)
+    np.random.normal()
+    waits = random_state.capture()
+    np.random.normal()
+    random_state.look()
+    random_state.restore(waits)
+    assert random_state.look()[1]["has_gauss"] == 1
