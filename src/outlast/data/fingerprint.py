@@ -10,6 +10,7 @@ is not compared.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Mapping
 from typing import Any, Final
@@ -74,6 +75,7 @@ def _some(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[tuple(torch.from_numpy(one) for one in _places(tuple(tensor.shape)))]
 
 
+@functools.lru_cache(maxsize=64)  # batches are of few shapes
 def _places(shape: tuple[int, ...]) -> tuple[np.ndarray[Any, Any], ...]:
     """Evenly spread elements, by their index in each dimension."""
     numbers = np.linspace(0, np.prod(shape) - 1, PICKED).astype(np.int64)

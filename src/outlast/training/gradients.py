@@ -25,12 +25,13 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from outlast.checkpoint.reshard import PLAIN
 from outlast.ledger.narrator import say
 from outlast.training.lazy import FULLGRAPH
 
@@ -171,14 +172,22 @@ class Gradients:
                 found = max(found, step + (one.period - left if left else 0))
         return found if found - step <= WAIT_STEPS_MAX else step
 
-    def in_the_making(self) -> dict[str, torch.Tensor]:
-        """Name of parameter → its gradient, of those that no optimizer has used yet."""
+    def in_the_making(
+        self, tensors: Collection[torch.Tensor] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Name of parameter → its gradient, of those that no optimizer has used yet.
+
+        Args:
+            tensors: all of the models', where somebody has just gone through them.
+        """
         used: set[int] = set()
         unused: set[int] = set()
         for one in self._seen.values():
             is_used = one.has_used(is_now=one.last == self._step or one.has_stepped)
             (used if is_used else unused).update(map(id, one.parameters()))
         used -= unused
+        if not unused and tensors is not None and self._are_all(used, tensors):
+            return {}
         found = {
             name: _local(parameter.grad).detach()
             for name, parameter in self._parameters()
@@ -189,6 +198,16 @@ class Gradients:
         }
         # Set to zero where they lie, they are as good as none.
         return found if any(bool(gradient.any()) for gradient in found.values()) else {}
+
+    def _are_all(self, used: Collection[int], tensors: Collection[torch.Tensor]) -> bool:
+        """Whether no other parameter has a gradient, told quickly: nearly always it is so."""
+        if not set(map(type, tensors)) <= PLAIN:  # FSDP2 keeps some elsewhere
+            return False
+        held = [one for one in tensors if type(one) is torch.nn.Parameter]
+        for value in self._objects().values():
+            if isinstance(value, torch.optim.Optimizer):
+                held += _parameters_of(value)
+        return all(id(one) in used or one.grad is None for one in held)
 
     # --- from a checkpoint ----------------------------------------------------------------------
 

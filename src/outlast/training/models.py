@@ -42,12 +42,18 @@ class ModelState:
             values = self._walk.again()
             if values is not None:
                 return OrderedDict(zip(self._walk.names, values, strict=True))
+        self._walk = None
         if not is_stock(self._model):
             return self._model.state_dict()
         with torch.no_grad():  # whoever copies detaches, more cheaply than a DTensor does
             state = self._model.state_dict(keep_vars=True)
         self._walk = _learn(self._model, state)
         return state
+
+    @property
+    def is_known(self) -> bool:
+        """Whether what was returned last has all parameters, each of them itself."""
+        return self._walk is not None
 
 
 def is_stock(model: Module) -> bool:

@@ -124,6 +124,12 @@ class Objects:
                     raise ConfigError(f"{name}: {error}") from error
         return state
 
+    def gone_through(self, state: Mapping[str, Any]) -> list[torch.Tensor] | None:
+        """All tensors of the models, if what ``capture`` has just given holds all of them."""
+        if not all(model.is_known for model in self._model_states.values()):
+            return None
+        return [tensor for name in self._model_states for tensor in state[name].values()]
+
     def check(self, loaded: Checkpoint) -> Restore:
         """See that a checkpoint fits, before anything is read or changed.
 

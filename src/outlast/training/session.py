@@ -440,7 +440,7 @@ class Session:
     def _state(self) -> dict[str, Any]:
         state = self._objects.capture()
         state[OWN] = self._own(self.step, self._position.state())
-        if gradients := self._gradients.in_the_making():
+        if gradients := self._gradients.in_the_making(self._objects.gone_through(state)):
             state[OWN][GRADIENTS] = gradients
         return state
 
