@@ -1,11 +1,43 @@
 """Fixtures of the real floor."""
 
+import os
 import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import floor as real
+import psutil
 import pytest
 
 import thorough
+
+PY_SPY = Path(sys.executable).with_name("py-spy")
+STDERR = pytest.StashKey()  # pytest's own, past what it captures
+
+
+def pytest_configure(config):
+    config.stash[STDERR] = os.dup(sys.__stderr__.fileno())
+
+
+@pytest.fixture(autouse=True)
+def _stacks_of_what_hangs(request):
+    """Shortly before a test is given up, what each process that it has started is doing."""
+    seconds = float(request.config.getini("faulthandler_timeout"))
+    told = request.node.nodeid, request.config.stash[STDERR]
+    watch = threading.Timer(seconds - 10, _show_stacks, told)
+    watch.daemon = True
+    watch.start()
+    yield
+    watch.cancel()
+
+
+def _show_stacks(name, fd):
+    os.write(fd, f"\n{name} hangs; its processes:\n".encode())
+    for child in psutil.Process().children(recursive=True):
+        command = [PY_SPY, "dump", "--nonblocking", "--pid", str(child.pid)]
+        subprocess.run(command, stdout=fd, stderr=fd, timeout=20, check=False)
 
 
 @pytest.fixture(name="floor")
