@@ -71,9 +71,7 @@ class Handshake:
         self._purpose = name
         self.connects = connects
         self._nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
-        self.below = (
-            b""  # what both sides see of the connection below; set before the other's hello
-        )
+        self.below = b""  # what both sides see of what lies below it; set before the other's hello
         self._came = bytearray()
         self._keys: tuple[bytes, bytes] | None = None  # to send with, to check with
         self.is_proven = False

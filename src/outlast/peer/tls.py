@@ -1,11 +1,11 @@
 """TLS below the seal, for networks on which others may listen: settings of ``[peer]``.
 
 Mutual: each side shows a certificate that the job's own authority (``tls_ca``) signed. Names in
-certificates are not compared with addresses, which change with every machine; that the other side
-belongs to the job is proven by the job's key, inside, and that it is the one whose certificate was
-shown: the seal's keys are made of both certificates (RFC 5929's "tls-server-end-point", for both
-ends; what is better, RFC 9266's exporter, Python's ssl module does not give). So another host of the
-same authority cannot stand in the middle.
+certificates are not compared with addresses, which change with every machine. That the other side
+belongs to the job is proven by the job's key, inside; that it is the one that showed its
+certificate, too: the seal's keys are made of both certificates (RFC 5929's "tls-server-end-point",
+of both ends; Python's ssl module does not give RFC 9266's exporter). So another host of the same
+authority cannot stand in the middle.
 """
 
 from __future__ import annotations
