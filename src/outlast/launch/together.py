@@ -43,7 +43,8 @@ def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) 
         ConfigError, StorageError: an address or the storage cannot be used.
     """
     conf = launch.config
-    if (tls := Tls.of(settings)) is not None:
+    tls = Tls.of(settings)
+    if tls is not None:
         tls.client()  # files that cannot be used are said before anything is started
     wait_s = wait_s_of(conf)
     rules = Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes)
@@ -56,6 +57,7 @@ def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) 
         run_id=job.id,
         host=reached_at(conf.local_addr, say),
         silence_s=settings.membership_silence_s,
+        tls=tls,
         attempt=past.attempt,
         workers=conf.nproc_per_node,
         labels=settings.membership_labels,

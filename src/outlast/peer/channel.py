@@ -37,7 +37,7 @@ from outlast.peer.seal import (
     Sealer,
     Unsealer,
 )
-from outlast.peer.tls import Tls
+from outlast.peer.tls import Tls, refusal
 
 log = logging.getLogger(__name__)
 
@@ -155,10 +155,11 @@ def _wrapped(sock: socket.socket, tls: Tls, handshake: Handshake, until_s: float
     context = tls.client() if handshake.connects else tls.server()
     sock.settimeout(max(until_s - time.monotonic(), 0.001))
     try:
-        return context.wrap_socket(sock, server_side=not handshake.connects)
+        wrapped = context.wrap_socket(sock, server_side=not handshake.connects)
     except ssl.SSLError as error:
-        reason = (error.reason or "no TLS").lower().replace("_", " ")
-        raise SealError(f"its TLS is not this job's ({reason})") from None
+        raise refusal(error) from None
+    handshake.below = tls.below(wrapped.getpeercert(True), connects=handshake.connects)
+    return wrapped
 
 
 def _shake_hands(stream: _Stream, handshake: Handshake) -> None:

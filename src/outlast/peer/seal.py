@@ -2,7 +2,9 @@
 
 Each side sends a hello (magic, version, role, purpose, 32-byte nonce) in the clear. From the job's
 key, the purpose and both nonces come two keys, one for each direction, so that nothing recorded in
-another connection, or sent by this side, fits here. A frame is::
+another connection, or sent by this side, fits here. What lies below it (both sides' certificates
+under TLS) goes into these keys too: two connections that somebody has joined in the middle have two
+different pairs. A frame is::
 
     head   4 bytes payload length, 8 bytes bulk length, and their seal
     body   the payload and its seal       (left out when the payload is empty)
@@ -30,7 +32,7 @@ from outlast.errors import CutShort, SealError
 Buffer = bytes | bytearray | memoryview
 
 MAGIC: Final = b"OLPR"
-VERSION: Final = 1
+VERSION: Final = 2  # 1 did not look at what lies below it
 NONCE_BYTES: Final = 32
 TAG_BYTES: Final = 32
 MAX_PURPOSE_BYTES: Final = 64
@@ -69,6 +71,7 @@ class Handshake:
         self._purpose = name
         self.connects = connects
         self._nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
+        self.below = b""  # what both sides see of what lies below it; set before the other's hello
         self._came = bytearray()
         self._keys: tuple[bytes, bytes] | None = None  # to send with, to check with
         self.is_proven = False
@@ -158,7 +161,7 @@ class Handshake:
         if purpose != self._purpose:
             raise SealError(f"it came for {ascii(purpose)[1:]} and this is for {self._purpose!r}")
         nonces = self._nonce + theirs if self.connects else theirs + self._nonce
-        context = _HELLO.pack(MAGIC, VERSION, b" ", len(purpose)) + purpose + nonces
+        context = _HELLO.pack(MAGIC, VERSION, b" ", len(purpose)) + purpose + nonces + self.below
         to_acceptor = hmac.digest(self._key, b">" + context, "sha256")
         to_connector = hmac.digest(self._key, b"<" + context, "sha256")
         both = (to_acceptor, to_connector)
@@ -168,7 +171,7 @@ class Handshake:
         lengths, tag = self._came[: _LENGTHS.size], self._came[_LENGTHS.size :]
         expected = _tag(self._pair()[1], _HEAD, 0, lengths)
         if not hmac.compare_digest(expected, tag):
-            raise SealError("it does not hold this job's key, or was altered on its way")
+            raise SealError("it does not hold this job's key, or somebody is between the two")
         if _LENGTHS.unpack(lengths) != (0, 0):
             raise SealError("its proof carries a message")
         self.is_proven = True

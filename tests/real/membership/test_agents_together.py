@@ -5,6 +5,7 @@ import signal
 import time
 
 import pytest
+from certificates import machines
 from floor import Job, until
 
 from outlast.ledger.file import read_events
@@ -38,15 +39,15 @@ class Two:
         self.script.write_text(SCRIPT)
         self.agents = []
 
-    def start(self, *, nnodes="1:2", workers=(1, 1)):
+    def start(self, *, nnodes="1:2", workers=(1, 1), env=({}, {})):
         self.agents = [
             self.floor.outlast(
                 *("run", "--nnodes", nnodes, "--nproc-per-node", count),
                 *("--local-addr", "127.0.0.1", "--dir", self.job.directory),
                 *(self.script, self.here),
-                env={"OUTLAST_WORKERS_WARM": "false", "OUTLAST_MEMBERSHIP_SILENCE": "1 s"},
+                env={"OUTLAST_WORKERS_WARM": "false", "OUTLAST_MEMBERSHIP_SILENCE": "1 s", **own},
             )
-            for count in workers
+            for count, own in zip(workers, env, strict=True)
         ]
 
     def of(self, rank, world=2):
@@ -70,6 +71,22 @@ class Two:
 @pytest.fixture
 def two(floor, tmp_path):
     return Two(floor, tmp_path)
+
+
+def test_agents_meet_under_tls(two, tmp_path):
+    files = machines(tmp_path, ["one", "other"])
+    settings = [
+        {
+            f"OUTLAST_PEER_TLS_{name.upper()}": str(getattr(one, name))
+            for name in ("cert", "key", "ca")
+        }
+        for one in files
+    ]
+    two.start(nnodes="2", env=settings)
+    two.of(1)
+    two.of(0)
+    two.say("end", 0)
+    assert two.codes() == [0, 0]
 
 
 def test_one_that_had_finished_ends_as_the_job_does(two):

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from certificates import machines
+from relay import Relay
 
 from outlast.launch.membership import hub as hubs
 from outlast.launch.membership.hub import Hub
@@ -25,11 +27,11 @@ LIMIT_S = 60
 class Heard:
     """A hub, and what it is told."""
 
-    def __init__(self, silence_s=1.0, key=KEY):
+    def __init__(self, silence_s=1.0, key=KEY, tls=None):
         self.news = queue.SimpleQueue()
         self.peers = []
         self.failed = []
-        self.hub = Hub(key, "127.0.0.1", silence_s, self.failed.append)
+        self.hub = Hub(key, "127.0.0.1", silence_s, self.failed.append, tls=tls)
         self.hub.on_accepted = self._accepted
 
     def _accepted(self, peer):
@@ -305,3 +307,71 @@ def test_a_closed_hub_writes_into_nobodys_file(tmp_path):
         finally:
             os.close(number)
     assert (tmp_path / "file").read_bytes() == b""
+
+
+def in_words(address):
+    return f"{address[0]}:{address[1]}"
+
+
+def seen_between(one, other, tls=None):
+    """A relay in front of ``other``, which ``one`` has dialled."""
+    host, _, port = other.hub.address.rpartition(":")
+    relay = Relay((host, int(port)), tls)
+    one.dial(in_words(relay.address))
+    return relay
+
+
+@pytest.mark.parametrize("has_tls", [True, False])
+def test_under_tls_nobody_on_the_way_reads_what_agents_say(make, tmp_path, has_tls):
+    files = machines(tmp_path, ["one", "other"]) if has_tls else [None, None]
+    one, other = (make(tls=tls) for tls in files)
+    relay = seen_between(one, other)
+    mine, theirs = one.next("open")[1], other.next("accepted")[1]
+    for number in range(50):
+        one.hub.call(lambda number=number: mine.send(b"who leaves %d" % number))
+        other.hub.call(lambda number=number: theirs.send(b"who comes %d" % number + b"." * 40_000))
+    for number in range(50):
+        assert other.next("message")[1] == b"who leaves %d" % number
+        assert one.next("message")[1].startswith(b"who comes %d." % number)
+    assert relay.seen
+    assert (b"who leaves" in relay.seen) is not has_tls
+    one.hub.call(mine.close)
+    assert other.next("closed")[2] is True  # as without
+    relay.close()
+
+
+def test_a_host_of_the_same_authority_cannot_stand_between_agents(make, tmp_path):
+    files = machines(tmp_path, ["one", "other", "stranger"])
+    one, other = make(tls=files[0]), make(tls=files[1])
+    relay = seen_between(one, other, files[2])
+    assert "somebody is between" in one.next("closed")[1]
+    assert b"OLPR" in relay.seen
+    assert other.news.empty()
+    relay.close()
+
+
+def test_with_tls_and_without_do_not_mix(make, tmp_path):
+    (tls,) = machines(tmp_path, ["one"])
+    one, other = make(tls=tls), make()
+    one.dial(other.hub.address)
+    assert "TLS" in one.next("closed")[1]
+    other.dial(one.hub.address)
+    other.next("closed")
+    assert not one.peers
+    assert not other.peers
+
+
+def test_certificates_that_are_gone_end_a_connection_and_not_the_hub(make, tmp_path):
+    """They are renewed while a job runs: each connection reads them anew."""
+    tls, again = machines(tmp_path, ["one", "again"])
+    one, other = make(tls=tls), make(tls=tls)
+    kept = tls.cert.read_bytes()
+    tls.cert.write_text("")
+    one.dial(other.hub.address)
+    assert "TLS" in one.next("closed")[1]
+    tls.cert.write_bytes(again.cert.read_bytes())
+    tls.key.write_bytes(again.key.read_bytes())
+    one.dial(other.hub.address)
+    one.next("open")
+    assert other.next("accepted")
+    assert kept != tls.cert.read_bytes()

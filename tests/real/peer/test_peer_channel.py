@@ -7,7 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from certificates import authority
+from certificates import authority, machines
+from relay import Relay
 
 from outlast.errors import ConfigError, CutShort, SealError
 from outlast.peer import channel as channels
@@ -238,7 +239,7 @@ def test_a_wrong_key_or_purpose_is_refused_on_both_sides(
     [
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "does not speak this protocol"),
         (b"\x16\x03\x01\x02\x00\x01\x00", "does not speak this protocol"),
-        (seal.MAGIC + b"\x02c\x07", "version 2"),
+        (seal.MAGIC + b"\x09c\x07", "version 9"),
         (b"OL", "left before it said"),
         (seal.Handshake(KEY, "testing", connects=True).hello, "left without proving"),
         (seal.Handshake(KEY, "testing", connects=True).hello + bytes(1000), "key"),
@@ -295,6 +296,37 @@ def test_tls_carries_messages_and_bulk_both_ways_at_once(listener, certificates)
         with pytest.raises(TimeoutError):
             ends[0].receive(timeout_s=0.01)
         assert list(pool.map(exchange, ends)) == [True, True]
+
+
+def test_a_host_of_the_same_authority_cannot_stand_between_two(listener, tmp_path):
+    """It has a certificate, and not the job's key: it may pass on what it can read of."""
+    job, other, stranger = machines(tmp_path, ["job", "other", "stranger"])
+    relay = Relay(listener.getsockname(), stranger)
+    with contextlib.closing(relay), ThreadPoolExecutor(1) as pool:
+        accepting = pool.submit(
+            lambda: channels.accept(listener.accept()[0], KEY, "testing", LIMIT_S, tls=job)
+        )
+        with pytest.raises(SealError):
+            channels.connect(relay.address, KEY, "testing", LIMIT_S, tls=other)
+        with pytest.raises(SealError):
+            accepting.result()
+    assert b"OLPR" in relay.seen  # it did read
+
+
+def test_machines_with_certificates_of_their_own_speak_to_each_other(listener, tmp_path):
+    job, other = machines(tmp_path, ["job", "other"])
+    relay = Relay(listener.getsockname())  # passes on what is sealed between the two
+    with contextlib.closing(relay), ThreadPoolExecutor(1) as pool:
+        accepting = pool.submit(
+            lambda: channels.accept(listener.accept()[0], KEY, "testing", LIMIT_S, tls=job)
+        )
+        mine = channels.connect(relay.address, KEY, "testing", LIMIT_S, tls=other)
+        theirs = accepting.result()
+        with contextlib.closing(mine), contextlib.closing(theirs):
+            mine.send(b"weights")
+            assert theirs.receive(LIMIT_S) == b"weights"
+    assert relay.seen
+    assert b"weights" not in relay.seen
 
 
 @pytest.mark.parametrize("stranger_has_tls", [True, False])

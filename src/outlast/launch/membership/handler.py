@@ -31,6 +31,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from outlast.attempt.link import connect
+from outlast.config import load
 from outlast.errors import ConfigError, Exit
 from outlast.launch.membership.descriptors import lack
 from outlast.launch.membership.hub import Hub
@@ -56,6 +57,7 @@ from outlast.launch.place import BACKEND, place_of, reached_at
 from outlast.ledger.narrator import say
 from outlast.peer.claims import FORMED_VARIABLE, Claims, Clerk
 from outlast.peer.key import job_key
+from outlast.peer.tls import Tls
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.membership import Rules
 from outlast.storage import open_storage
@@ -88,6 +90,7 @@ class Membership(RendezvousHandler):
         script: what the workers run, without the way to it; "" where that is not known.
         exits: end this process where the job is over, in one line: torch's own agent would show a
             traceback.
+        tls: for all connections between agents.
 
     Raises:
         ConfigError, StorageError: the storage or the address cannot be used.
@@ -109,6 +112,7 @@ class Membership(RendezvousHandler):
         script: str = "",
         exits: bool = False,
         out: Iterable[Exclusion] = (),
+        tls: Tls | None = None,
     ) -> None:
         self._run_id = run_id
         self._timeout_s = timeout_s
@@ -123,7 +127,7 @@ class Membership(RendezvousHandler):
         self.key = job_key(storage)
         self.on_attempt: Callable[[Go], None] = lambda _: None  # told before workers are started
         try:
-            self._hub = Hub(self.key, host, silence_s, self._mail.fail)
+            self._hub = Hub(self.key, host, silence_s, self._mail.fail, tls=tls)
         except OSError as error:
             raise ConfigError(
                 f"no other machine can reach this one at {host}: {error.strerror or error}; name "
@@ -450,6 +454,7 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
     Raises:
         ValueError: no endpoint is given, or one of another kind.
+        ConfigError: the settings cannot be read.
     """
     if not parameters.endpoint:
         raise ValueError("--rdzv-endpoint must name a directory or bucket that all machines share")
@@ -463,6 +468,7 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         timeout_s=parameters.get_as_int("join_timeout", 600),
         say=say,
         exits=True,
+        tls=Tls.of(load()),
     )
 
 

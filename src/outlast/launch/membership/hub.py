@@ -27,9 +27,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from outlast.errors import SealError
+from outlast.errors import ConfigError, SealError
 from outlast.launch.membership.descriptors import make_room
 from outlast.peer.seal import Handshake, Sealer, Unsealer
+from outlast.peer.tls import Piped, Tls
 from outlast.policy.silence import Silence
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Peer:
         self.heard_s = time.monotonic()
         self.handshake = Handshake(hub.key, PURPOSE, connects=connects)
         self.ends: tuple[Sealer, Unsealer] | None = None
+        self.tls: Piped | None = None
         self.unsent = bytearray()
         self._hub = hub
 
@@ -117,10 +119,21 @@ class Hub:
         host: the address to listen on, a number.
         silence_s: how long a machine may be silent on a network that answers at once.
         on_failed: told the exception that ended the thread, if one does.
+        tls: wrap all connections.
+
+    Raises:
+        ConfigError: its files cannot be used.
+        OSError: the address cannot be listened on.
     """
 
     def __init__(
-        self, key: bytes, host: str, silence_s: float, on_failed: Callable[[Exception], None]
+        self,
+        key: bytes,
+        host: str,
+        silence_s: float,
+        on_failed: Callable[[Exception], None],
+        *,
+        tls: Tls | None = None,
     ) -> None:
         self.silence_s = silence_s
         self.hung_s = max(HUNG * silence_s, HUNG_S)
@@ -128,6 +141,9 @@ class Hub:
         self.on_accepted: Callable[[Peer], None] = lambda peer: peer.close()
         self.key = key
         self._on_failed = on_failed
+        self._tls = tls
+        if tls is not None:
+            tls.client()  # what cannot be used is said now
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=4096)
         self._listener.setblocking(False)
@@ -209,7 +225,11 @@ class Hub:
         """Send bytes, now as far as they go."""
         if peer.is_closed:
             return
-        peer.unsent += data
+        try:
+            peer.unsent += data if peer.tls is None else peer.tls.sent(data)
+        except SealError as error:
+            self._lose_soon(peer, f"was refused: {error}", certain=False)
+            return
         self._flush(peer)
         if len(peer.unsent) > UNSENT_MAX:
             self._lose_soon(peer, "does not read what it is sent", certain=False)
@@ -286,8 +306,7 @@ class Hub:
             if len(self._strangers) >= STRANGERS_MAX and not self._make_room():
                 self._accept_later()  # a closed door would be taken for a dead machine
             self._selector.register(sock, selectors.EVENT_READ, peer)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.write(peer, peer.handshake.hello)
+            self._greet(peer)
             self.later(HANDSHAKE_S, lambda one=peer: self._give_up(one))  # type: ignore[misc]
 
     def _cannot_take(self, error: OSError) -> None:
@@ -338,8 +357,18 @@ class Hub:
 
     def _begin(self, peer: Peer) -> None:
         peer.is_connected = True
-        peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._selector.modify(peer.sock, selectors.EVENT_READ, peer)
+        self._greet(peer)
+
+    def _greet(self, peer: Peer) -> None:
+        peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is not None:
+            try:
+                peer.tls = Piped(self._tls, connects=peer.connects)
+            except ConfigError as error:  # the files have changed since the job began
+                logger.warning("%s", error)
+                self._lose_soon(peer, "cannot be spoken to without TLS", certain=False)
+                return
         self.write(peer, peer.handshake.hello)
 
     def _flush(self, peer: Peer) -> None:
@@ -359,7 +388,7 @@ class Hub:
 
     def _read(self, peer: Peer) -> None:
         wanted = 1 << 16
-        if peer.ends is None:
+        if peer.ends is None and peer.tls is None:
             wanted = peer.handshake.wanted_bytes
         try:
             data = peer.sock.recv(wanted)
@@ -379,28 +408,39 @@ class Hub:
             peer.is_hung = False
             peer.on_hung(False)
         try:
+            if peer.tls is not None:
+                data, answer = peer.tls.came(data)
+                peer.handshake.below = peer.tls.below
+                peer.unsent += answer
+                self._flush(peer)
             self._take(peer, data)
         except (SealError, ValueError) as error:
             logger.warning("%s was refused: %s", peer.address, error)
             self._lose(peer, f"was refused: {error}", certain=False)
 
     def _take(self, peer: Peer, data: bytes) -> None:
-        if peer.ends is not None:
-            for message in peer.ends[1].feed(data):
-                if message == PARTS:
-                    peer.parts = True
-                elif message and not peer.is_closed:
-                    peer.on_message(message)
+        if peer.ends is None:
+            data = self._take_proof(peer, data)
+        if peer.ends is None or not data:
             return
+        for message in peer.ends[1].feed(data):
+            if message == PARTS:
+                peer.parts = True
+            elif message and not peer.is_closed:
+                peer.on_message(message)
+
+    def _take_proof(self, peer: Peer, data: bytes) -> bytes:
+        """What comes before the first message; returns what comes behind it."""
         handshake = peer.handshake
         was_met = handshake.is_met
-        handshake.feed(data)
+        rest = handshake.feed(data)
         if handshake.is_met and not was_met:
             self.write(peer, handshake.proof())
         if handshake.is_proven and not peer.is_closed:
             peer.ends = handshake.ends()
             self._strangers.pop(peer, None)
             (peer.on_open if peer.connects else self.on_accepted)(peer)
+        return rest
 
     def _give_up(self, peer: Peer) -> None:
         if not peer.is_closed and peer.ends is None:

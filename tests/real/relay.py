@@ -1,0 +1,59 @@
+"""Somebody between two machines: passes on what comes, and reads it."""
+
+import contextlib
+import socket
+import threading
+
+
+class Relay:
+    """Takes connections in place of ``target``.
+
+    Args:
+        target: host and port of who is meant.
+        tls: opens each connection with its own certificate, and joins the two; None passes on
+            bytes as they are.
+
+    Attributes:
+        address: host and port.
+        seen: all that it could read.
+    """
+
+    def __init__(self, target, tls=None):
+        self.seen = bytearray()
+        self._target = target
+        self._tls = tls
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self._listener.getsockname()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def close(self):
+        self._listener.close()
+
+    def _run(self):
+        while True:
+            try:
+                sock = self._listener.accept()[0]
+            except OSError:
+                return
+            threading.Thread(target=self._join, args=(sock,), daemon=True).start()
+
+    def _join(self, one):
+        with contextlib.suppress(OSError):
+            other = socket.create_connection(self._target)
+            if self._tls is not None:
+                one = self._tls.server().wrap_socket(one, server_side=True)
+                other = self._tls.client().wrap_socket(other)
+            back = threading.Thread(target=self._pass, args=(other, one), daemon=True)
+            back.start()
+            self._pass(one, other)
+            back.join()
+        for sock in (one, other):
+            sock.close()
+
+    def _pass(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.seen += data
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
