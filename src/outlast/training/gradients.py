@@ -31,6 +31,7 @@ from typing import Any, Final
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from outlast.checkpoint.references import parameters_of
 from outlast.ledger.narrator import say
 from outlast.training.lazy import FULLGRAPH
 
@@ -230,7 +231,7 @@ class Gradients:
                     yield f"{key}/{name}", parameter
         for key, value in objects.items():
             if isinstance(value, torch.optim.Optimizer):
-                for number, parameter in enumerate(_parameters_of(value)):
+                for number, parameter in enumerate(parameters_of(value)):
                     if id(parameter) not in known:
                         known.add(id(parameter))
                         yield f"{key}/{number}", parameter
@@ -276,7 +277,7 @@ class _Seen:
 
         def parameters() -> Iterable[torch.Tensor]:
             one = found()
-            return _parameters_of(one) if one is not None else ()
+            return parameters_of(one) if one is not None else ()
 
         return cls(parameters, found)
 
@@ -376,10 +377,6 @@ def _like(parameter: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
         shape=spread.shape,
         stride=spread.stride(),
     )
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _some(parameters: list[Any]) -> list[Any]:
