@@ -28,7 +28,7 @@ from outlast.checkpoint.aliases import array_of
 from outlast.checkpoint.manifest import Chunk, TensorEntry
 from outlast.checkpoint.overlaps import is_deferred
 from outlast.checkpoint.read import Piece
-from outlast.checkpoint.reshard import is_spread, local_chunks
+from outlast.checkpoint.reshard import is_spread, local_chunks, spread_as
 from outlast.checkpoint.shard import DTYPES
 
 SHORT_BYTES: Final = 64 << 10  # below this a call for each run costs more than a second copy
@@ -60,19 +60,9 @@ def fresh(
     """
     if like is None or not is_spread(like):
         return torch.empty(tuple(shape), dtype=dtype)
-    from torch.distributed.tensor import DTensor
-
     spread: Any = like
     local = spread.to_local()
-    part = torch.empty(local.shape, dtype=dtype, device=local.device)
-    return DTensor.from_local(
-        part,
-        spread.device_mesh,
-        spread.placements,
-        run_check=False,
-        shape=spread.shape,
-        stride=spread.stride(),
-    )
+    return spread_as(like, torch.empty(local.shape, dtype=dtype, device=local.device))
 
 
 def pieces(name: str, entry: TensorEntry, target: torch.Tensor) -> Iterator[tuple[str, Piece]]:

@@ -32,6 +32,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from outlast.checkpoint.references import parameters_of
+from outlast.checkpoint.reshard import spread_as
 from outlast.ledger.narrator import say
 from outlast.training.lazy import FULLGRAPH
 
@@ -362,21 +363,11 @@ def _local(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _like(parameter: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
-    spread: Any = parameter
     local = torch.empty_like(_local(parameter), requires_grad=False)
     local.copy_(saved)
     if not hasattr(parameter, "_local_tensor"):
         return local
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        local,
-        spread.device_mesh,
-        spread.placements,
-        run_check=False,
-        shape=spread.shape,
-        stride=spread.stride(),
-    )
+    return spread_as(parameter, local)
 
 
 def _some(parameters: list[Any]) -> list[Any]:
