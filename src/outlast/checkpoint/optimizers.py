@@ -34,6 +34,7 @@ from outlast.checkpoint.attributes import (
     keeping_links,
     tensors_of,
 )
+from outlast.checkpoint.overlaps import holds
 from outlast.checkpoint.placements import laid_out, notes_of
 from outlast.checkpoint.references import (
     local_of,
@@ -426,11 +427,7 @@ def _have_same_bits(live: torch.Tensor, saved: torch.Tensor) -> bool:
     mine, theirs = local_of(live), local_of(saved)
     if mine.data_ptr() == theirs.data_ptr() and mine.stride() == theirs.stride():
         return True
-    return bool(torch.equal(_bits(mine), _bits(theirs)))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return holds(mine, theirs)
 
 
 def _short(value: Any) -> str:
