@@ -26,7 +26,7 @@ import torch
 
 from outlast.checkpoint.aliases import array_of
 from outlast.checkpoint.manifest import Chunk, TensorEntry
-from outlast.checkpoint.overlaps import is_deferred
+from outlast.checkpoint.overlaps import is_deferred, span
 from outlast.checkpoint.read import Piece
 from outlast.checkpoint.reshard import is_spread, local_chunks, spread_as
 from outlast.checkpoint.shard import DTYPES
@@ -146,7 +146,7 @@ def _pieces_of(
             address = region.data_ptr() + there
             yield chunk.file, Piece(here, here + run * item, address)
         return
-    last = sum((n - 1) * s for n, s in zip(overlap.extent, saved_strides, strict=True)) + 1
+    last = span(overlap.extent, saved_strides)
     stage = _Stage(
         last * item,
         lambda raw: _bring(raw.view(dtype).as_strided(overlap.extent, saved_strides), region),

@@ -12,6 +12,7 @@ bytes are not their values.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -27,6 +28,13 @@ def overlaps(tensor: torch.Tensor) -> bool:
     axes = [(stride, size) for stride, size in axes if size > 1]
     ends = itertools.accumulate(((size - 1) * stride for stride, size in axes), initial=0)
     return any(stride <= end for (stride, _), end in zip(axes, ends, strict=False))
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """From the first of a tensor's elements to its last as they lie, in elements; 0 without any."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def is_deferred(tensor: torch.Tensor) -> bool:
@@ -54,10 +62,9 @@ def lay(values: torch.Tensor, target: torch.Tensor) -> bool:
         for axis, stride in enumerate(target.stride()):
             if not stride:
                 places, stored = places.narrow(axis, 0, 1), stored.narrow(axis, 0, 1)
-        sizes = zip(places.shape, places.stride(), strict=True)
-        extent = 1 + sum((size - 1) * stride for size, stride in sizes)
-        memory = _raw(places.as_strided((extent,), (1,)))
-        index = torch.arange(extent, device=memory.device).as_strided(
+        size = span(places.shape, places.stride())
+        memory = _raw(places.as_strided((size,), (1,)))
+        index = torch.arange(size, device=memory.device).as_strided(
             places.shape, places.stride(), 0
         )
         memory.index_put_((index,), _raw(stored.contiguous()))
