@@ -26,14 +26,12 @@ import torch
 
 from outlast.checkpoint.aliases import array_of
 from outlast.checkpoint.manifest import Chunk, TensorEntry
-from outlast.checkpoint.overlaps import is_deferred, span
+from outlast.checkpoint.overlaps import is_deferred, raw, span
 from outlast.checkpoint.read import Piece
 from outlast.checkpoint.reshard import is_spread, local_chunks, spread_as
 from outlast.checkpoint.shard import DTYPES
 
 SHORT_BYTES: Final = 64 << 10  # below this a call for each run costs more than a second copy
-
-_RAW: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Extents = tuple[int, ...]
 
@@ -149,7 +147,7 @@ def _pieces_of(
     last = span(overlap.extent, saved_strides)
     stage = _Stage(
         last * item,
-        lambda raw: _bring(raw.view(dtype).as_strided(overlap.extent, saved_strides), region),
+        lambda memory: _bring(memory.view(dtype).as_strided(overlap.extent, saved_strides), region),
     )
     yield chunk.file, Piece(start, start + last * item, 0, stage)
 
@@ -208,5 +206,4 @@ def _bring(source: torch.Tensor, target: torch.Tensor) -> None:
         if target.device.type != "cpu" or target.dtype != source.dtype or is_deferred(target):
             target.copy_(source)
             return
-        raw = _RAW[source.dtype.itemsize]
-        np.copyto(array_of(target.view(raw)), array_of(source.view(raw)))
+        np.copyto(array_of(raw(target)), array_of(raw(source)))

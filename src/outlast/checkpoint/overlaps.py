@@ -63,26 +63,26 @@ def lay(values: torch.Tensor, target: torch.Tensor) -> bool:
             if not stride:
                 places, stored = places.narrow(axis, 0, 1), stored.narrow(axis, 0, 1)
         size = span(places.shape, places.stride())
-        memory = _raw(places.as_strided((size,), (1,)))
+        memory = raw(places.as_strided((size,), (1,)))
         index = torch.arange(size, device=memory.device).as_strided(
             places.shape, places.stride(), 0
         )
-        memory.index_put_((index,), _raw(stored.contiguous()))
+        memory.index_put_((index,), raw(stored.contiguous()))
         return holds(target, values)
 
 
 def holds(target: torch.Tensor, values: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype have the same elements, to the bit."""
     one, other = (
-        _raw(tensor.detach().resolve_conj().resolve_neg().contiguous())
+        raw(tensor.detach().resolve_conj().resolve_neg().contiguous())
         for tensor in (target, values)
     )
     if one.is_complex():  # its parts are compared as they are: NaN is NaN
-        one, other = (_raw(torch.view_as_real(tensor).reshape(-1)) for tensor in (one, other))
+        one, other = (raw(torch.view_as_real(tensor).reshape(-1)) for tensor in (one, other))
     return bool(torch.equal(one, other.to(one.device)))
 
 
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
+def raw(tensor: torch.Tensor) -> torch.Tensor:
     """The same elements as integers: there is no operation that all dtypes have."""
-    raw = _RAW.get(tensor.element_size())
-    return tensor if raw is None else tensor.view(raw)
+    kind = _RAW.get(tensor.element_size())
+    return tensor if kind is None else tensor.view(kind)
