@@ -39,7 +39,7 @@ from outlast.checkpoint.generators import put_state, state_of
 OBJECTS_MAX: Final = 4000
 DEPTH_MAX: Final = 8
 ITEMS_MAX: Final = 256  # of a container
-KEPT_MAX: Final = 64
+KEPT_MAX: Final = 64  # generators; those that are found later are not
 
 State = dict[str, Any]
 _LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), torch.Tensor, np.ndarray)
@@ -53,20 +53,11 @@ class Held:
 
     Args:
         roots: (name, object) from which to look, in this order.
-
-    Attributes:
-        left_out: names of those beyond ``KEPT_MAX``, which are not kept.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]] = ()) -> None:
-        found = dict(itertools.islice(_walk(roots), KEPT_MAX + 1))
-        self.left_out = list(found)[KEPT_MAX:]
-        self._found = {name: found[name] for name in list(found)[:KEPT_MAX]}
+        self._found = dict(itertools.islice(_walk(roots), KEPT_MAX))
         self._began = [state_of(generator) for generator in self._found.values()]
-
-    def names(self) -> list[str]:
-        """Of all that are kept."""
-        return list(self._found)
 
     def items(self) -> list[tuple[str, Any]]:
         """Name and generator."""
