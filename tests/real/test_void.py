@@ -23,6 +23,43 @@ def build():
     return model, torch.optim.AdamW(model.parameters())
 
 
+def one_step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.randn(2, SIZE)).sum().backward()
+    optimizer.step()
+
+
+def train(job, named, change=lambda step: None, *, before_save=lambda num: None, num_saves=3):
+    """Save one time after another from step 2 on, with a change under each copy.
+
+    Args:
+        change: called with the number of completed steps, behind each boundary.
+        before_save: called with the number of saves, in front of each.
+
+    Returns:
+        The last step; the saves; step → the state at its boundary.
+    """
+    at, saves = {}, []
+    with outlast.session(dir=job, every="1 h", keep=100, **named) as session:
+        for _ in session.steps(range(10**6), until=10**6):
+            at[session.step] = copy_of(named)
+            if session.step >= 2 and (not saves or saves[-1].wait(0.0)):
+                if len(saves) == num_saves:
+                    break
+                before_save(len(saves))
+                saves.append(session.save())
+            change(session.step)
+            one_step(**named)
+    return session.step, saves, at
+
+
+def assert_held(job, steps, at, named):
+    """The checkpoints of these steps hold what was there."""
+    for step in steps:
+        found = held(load(Directory(job / "checkpoints"), step), named)
+        assert not difference(at[step], found)
+
+
 def steps_of(job, event):
     return [e["step"] for e in read_events(job) if e.event == event]
 
@@ -72,23 +109,12 @@ def test_a_tensor_that_changes_under_the_copy_voids_the_snapshot_once(job, watch
     change, name = CHANGES[kind]
     change = change or of_the_moments(lambda: optimizer)
     watch.pace = "idle"  # nothing is copied before the hook, and the change comes before it
-    at, saves = {}, []
-    with outlast.session(dir=job, every="1 h", keep=100, **named) as session:
-        for _ in session.steps(range(10**6), until=10**6):
-            at[session.step] = copy_of(named)
-            if session.step >= 2 and (not saves or saves[-1].wait(0.0)):
-                if len(saves) == 3:
-                    break
-                saves.append(session.save())
-            change(model[0].weight) if session.step >= 2 else None
-            optimizer.zero_grad()
-            model(torch.randn(2, SIZE)).sum().backward()
-            optimizer.step()
+    last, saves, at = train(job, named, lambda step: change(model[0].weight) if step >= 2 else None)
     # The first save was void: its step is not committed, a later one is, and whoever asked knows.
     void = saves[0].not_before
     committed = steps_of(job, "commit")
     assert void not in committed
-    assert committed == [*[save.step for save in saves], session.step]  # and the end
+    assert committed == [*[save.step for save in saves], last]  # and the end
     assert saves[0].step > void
     assert reasons(job) == [f"{name} changed under the copy; it is taken again, all at once"]
     # All at once; from then on all but that tensor is left for later, and nothing is void.
@@ -97,9 +123,7 @@ def test_a_tensor_that_changes_under_the_copy_voids_the_snapshot_once(job, watch
     assert watch.left[1] == 0
     assert watch.left[2:4] == [watch.left[0] - size] * 2
     assert watch.at_once[1] == total
-    for step in committed:
-        found = held(load(Directory(job / "checkpoints"), step), named)
-        assert not difference(at[step], found)
+    assert_held(job, committed, at, named)
 
 
 @pytest.mark.parametrize("how", PAST)
@@ -107,24 +131,11 @@ def test_who_writes_past_the_counter_waits_for_the_copy(job, watch, how):
     model, optimizer = build()
     named = {"model": model, "optimizer": optimizer}
     watch.pace = "idle"
-    at, saves = {}, []
-    with outlast.session(dir=job, every="1 h", keep=100, **named) as session:
-        for _ in session.steps(range(10**6), until=10**6):
-            at[session.step] = copy_of(named)
-            if session.step >= 2 and (not saves or saves[-1].wait(0.0)):
-                if len(saves) == 3:
-                    break
-                saves.append(session.save())
-            PAST[how](model[0].weight)
-            optimizer.zero_grad()
-            model(torch.randn(2, SIZE)).sum().backward()
-            optimizer.step()
+    _, saves, at = train(job, named, lambda _: PAST[how](model[0].weight))
     assert not reasons(job)
     committed = steps_of(job, "commit")
     assert committed[:3] == [save.step for save in saves]
-    for step in committed[:3]:
-        found = held(load(Directory(job / "checkpoints"), step), named)
-        assert not difference(at[step], found)
+    assert_held(job, committed[:3], at, named)
     # Of what somebody has a view of nothing is left for later.
     size = SIZE * SIZE * 4
     later = size if how == "through numpy" else 0
@@ -136,27 +147,18 @@ def test_a_tensor_of_another_shape_where_it_lies_voids_the_snapshot_once(job):
     model.spare = torch.nn.Parameter(torch.randn(6, 4), requires_grad=False)
     optimizer.add_param_group({"params": [model.spare]})
     named = {"model": model, "optimizer": optimizer}
-    at, saves = {}, []
-    with outlast.session(dir=job, every="1 h", keep=100, **named) as session:
-        for _ in session.steps(range(10**6), until=10**6):
-            at[session.step] = copy_of(named)
-            if session.step >= 2 and (not saves or saves[-1].wait(0.0)):
-                if len(saves) == 4:
-                    break
-                if len(saves) == 2:
-                    model.spare.data = model.spare.data.view(4, 6)
-                saves.append(session.save())
-            optimizer.zero_grad()
-            model(torch.randn(2, SIZE)).sum().backward()
-            optimizer.step()
+
+    def before_save(num_saves):
+        if num_saves == 2:
+            model.spare.data = model.spare.data.view(4, 6)
+
+    last, saves, at = train(job, named, before_save=before_save, num_saves=4)
     why = "model.spare is not of the dtype or shape that it was; it is taken again, all at once"
     assert reasons(job) == [why]
     committed = steps_of(job, "commit")
-    assert committed == [*[save.step for save in saves], session.step]  # and the end
-    for step in committed:
-        found = held(load(Directory(job / "checkpoints"), step), named)
-        assert not difference(at[step], found)
-    assert found["model"]["spare"].shape == (4, 6)
+    assert committed == [*[save.step for save in saves], last]  # and the end
+    assert_held(job, committed, at, named)
+    assert at[committed[-1]]["model"]["spare"].shape == (4, 6)
 
 
 @pytest.fixture
@@ -188,9 +190,7 @@ def test_the_last_snapshot_is_taken_again_on_the_spot(job, watch, meddler, monke
         with outlast.session(dir=job, every="1 h", **named) as session:
             monkeypatch.setattr(session._ending, "may_save", lambda *_: False)
             for _ in session.steps(range(steps), until=steps):
-                optimizer.zero_grad()
-                model(torch.randn(2, SIZE)).sum().backward()
-                optimizer.step()
+                one_step(model, optimizer)
                 if session.step == 2:
                     meddler(model)
                     if how == "drain":
@@ -219,9 +219,7 @@ def test_a_void_save_is_made_good_by_the_end_of_the_loop(job, watch):
                 pending = session.save()
             if session.step == 3:
                 through_the_counter(model[0].weight)
-            optimizer.zero_grad()
-            model(torch.randn(2, SIZE)).sum().backward()
-            optimizer.step()
+            one_step(model, optimizer)
     assert pending.wait(0)
     assert pending.step == 4
     assert steps_of(job, "commit") == [4]

@@ -103,6 +103,17 @@ def on_ranks(world_size, act, *, only=None, hub=None, limit_s=20.0):
     return results
 
 
+def at_once(num, act, *, limit_s=20.0):
+    """``act(number)`` in so many threads, which begin together; what each returned or raised."""
+    gate = threading.Barrier(num)
+
+    def begun(link):
+        gate.wait(limit_s)
+        return act(link.rank)
+
+    return on_ranks(num, begun, limit_s=limit_s)
+
+
 class WatchedStorage:
     """Another storage whose operations are kept in ``log``, and fail where ``fail`` says so.
 

@@ -33,6 +33,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
+from outlast.checkpoint.overlaps import span
 from outlast.checkpoint.reshard import PLAIN, is_spread
 from outlast.checkpoint.subclasses import is_subclass, memories
 
@@ -106,8 +107,7 @@ def array_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     Whoever uses it keeps the tensor.
     """
     width = tensor.element_size()
-    places = zip(tensor.shape, tensor.stride(), strict=True)
-    size = width * (1 + sum((n - 1) * stride for n, stride in places)) if tensor.numel() else 0
+    size = width * span(tensor.shape, tensor.stride())
     return np.ndarray(
         tuple(tensor.shape),
         dtype=str(tensor.dtype).removeprefix("torch."),

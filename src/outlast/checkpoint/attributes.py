@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from outlast.checkpoint.generators import put_state, state_of
 from outlast.checkpoint.references import (
     Names,
     key_referring,
@@ -187,7 +188,7 @@ class Attributes:
                 if tensors and all(id(tensor) in carried for tensor in tensors):
                     continue
                 if isinstance(value, _GENERATORS):
-                    value = _state_of(value)  # noqa: PLW2901 - it is what is kept of it
+                    value = state_of(value)  # noqa: PLW2901 - it is what is kept of it
                 values[key_referring(name, names)] = referring(value, names, memory)
             if values:
                 found[holder.path] = values
@@ -361,27 +362,6 @@ def _by_id(names: Names) -> dict[int, str]:
     return {id(parameter): name for name, parameter in names.items()}
 
 
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return generator.getstate()
-
-
-def _put_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.setstate(state)
-
-
 def _put_all(
     holder: Holder, values: Mapping[Any, Any], first: Mapping[Any, Any], names: Names
 ) -> None:
@@ -391,7 +371,7 @@ def _put_all(
         name, value = resolved(key, names), resolved(saved, names)
         live = now.get(name)
         if isinstance(live, _GENERATORS):
-            _put_state(live, value)
+            put_state(live, value)
         elif key in values or not holds_tensor(live):  # what holds one now came by state_dict
             holder.put(name, _merged(live, value, parameters))
 

@@ -26,14 +26,12 @@ import torch
 
 from outlast.checkpoint.aliases import array_of
 from outlast.checkpoint.manifest import Chunk, TensorEntry
-from outlast.checkpoint.overlaps import is_deferred
+from outlast.checkpoint.overlaps import is_deferred, raw, span
 from outlast.checkpoint.read import Piece
-from outlast.checkpoint.reshard import is_spread, local_chunks
+from outlast.checkpoint.reshard import is_spread, local_chunks, spread_as
 from outlast.checkpoint.shard import DTYPES
 
 SHORT_BYTES: Final = 64 << 10  # below this a call for each run costs more than a second copy
-
-_RAW: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Extents = tuple[int, ...]
 
@@ -60,19 +58,9 @@ def fresh(
     """
     if like is None or not is_spread(like):
         return torch.empty(tuple(shape), dtype=dtype)
-    from torch.distributed.tensor import DTensor
-
     spread: Any = like
     local = spread.to_local()
-    part = torch.empty(local.shape, dtype=dtype, device=local.device)
-    return DTensor.from_local(
-        part,
-        spread.device_mesh,
-        spread.placements,
-        run_check=False,
-        shape=spread.shape,
-        stride=spread.stride(),
-    )
+    return spread_as(like, torch.empty(local.shape, dtype=dtype, device=local.device))
 
 
 def pieces(name: str, entry: TensorEntry, target: torch.Tensor) -> Iterator[tuple[str, Piece]]:
@@ -156,10 +144,10 @@ def _pieces_of(
             address = region.data_ptr() + there
             yield chunk.file, Piece(here, here + run * item, address)
         return
-    last = sum((n - 1) * s for n, s in zip(overlap.extent, saved_strides, strict=True)) + 1
+    last = span(overlap.extent, saved_strides)
     stage = _Stage(
         last * item,
-        lambda raw: _bring(raw.view(dtype).as_strided(overlap.extent, saved_strides), region),
+        lambda memory: _bring(memory.view(dtype).as_strided(overlap.extent, saved_strides), region),
     )
     yield chunk.file, Piece(start, start + last * item, 0, stage)
 
@@ -218,5 +206,4 @@ def _bring(source: torch.Tensor, target: torch.Tensor) -> None:
         if target.device.type != "cpu" or target.dtype != source.dtype or is_deferred(target):
             target.copy_(source)
             return
-        raw = _RAW[source.dtype.itemsize]
-        np.copyto(array_of(target.view(raw)), array_of(source.view(raw)))
+        np.copyto(array_of(raw(target)), array_of(raw(source)))

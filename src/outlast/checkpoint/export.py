@@ -31,9 +31,9 @@ from outlast.checkpoint import export_formats
 from outlast.checkpoint.names import SaveName
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.source import Source, State
+from outlast.durable import sync_directory
 from outlast.errors import ConfigError
 from outlast.storage import Storage
-from outlast.storage.files import sync_directory
 
 FORMATS: Final = ("safetensors", "torch", "dcp")
 SPLIT_BYTES: Final = 5 * 10**9  # as Hugging Face's save_pretrained did for years

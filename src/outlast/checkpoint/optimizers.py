@@ -34,8 +34,16 @@ from outlast.checkpoint.attributes import (
     keeping_links,
     tensors_of,
 )
+from outlast.checkpoint.overlaps import holds
 from outlast.checkpoint.placements import laid_out, notes_of
-from outlast.checkpoint.references import local_of, memory_of, rebuilt, referring, resolved
+from outlast.checkpoint.references import (
+    local_of,
+    memory_of,
+    parameters_of,
+    rebuilt,
+    referring,
+    resolved,
+)
 from outlast.checkpoint.subclasses import is_subclass
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError, StateMismatch
@@ -66,16 +74,15 @@ def parameter_names(
     for key, model in models.items():
         for name, parameter in model.named_parameters():
             known.setdefault(id(parameter), name if len(models) == 1 else f"{key}.{name}")
-    names: list[str] = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            names.append(known.get(id(parameter), f"#{len(names)}"))
-    return names
+    return [
+        known.get(id(parameter), f"#{number}")
+        for number, parameter in enumerate(parameters_of(optimizer))
+    ]
 
 
 def names_by_id(optimizer: torch.optim.Optimizer, names: list[str]) -> dict[int, str]:
     """Id of a parameter → its name."""
-    return {id(p): name for p, name in zip(_parameters(optimizer), names, strict=True)}
+    return {id(p): name for p, name in zip(parameters_of(optimizer), names, strict=True)}
 
 
 def named_state(
@@ -111,7 +118,7 @@ def named_state(
             changed = attributes.changed(by_id, carried)
             if changed:
                 renamed[ATTRIBUTES] = changed
-    notes = notes_of(renamed, dict(zip(names, _parameters(optimizer), strict=True)))
+    notes = notes_of(renamed, dict(zip(names, parameters_of(optimizer), strict=True)))
     if notes:
         renamed[NOTES] = notes
     return renamed
@@ -160,7 +167,7 @@ def load_named_state(
     problem = difference(optimizer, names, state, "when it was saved")
     if problem:
         raise StateMismatch(f"{key} {problem}")
-    by_name = dict(zip(names, _parameters(optimizer), strict=True))
+    by_name = dict(zip(names, parameters_of(optimizer), strict=True))
     state = resolved(laid_out(dict(state), by_name), by_name)
     loaded = state.get(OWN_FORM)
     if loaded is None:
@@ -182,10 +189,6 @@ def load_named_state(
 
 
 # --- saving ---------------------------------------------------------------------------------------
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _asked(optimizer: torch.optim.Optimizer) -> Any:
@@ -340,7 +343,7 @@ def _guarded(loaded: Any) -> Any:
 
 def _settle(optimizer: torch.optim.Optimizer, names: list[str], saved: Mapping[Any, Any]) -> None:
     """Have ``optimizer.state`` be what was saved, where torch's load_state_dict changed it."""
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     for index, value in saved.items():
         if type(index) is int and index < len(names):
             parameter = parameters[index]
@@ -424,11 +427,7 @@ def _have_same_bits(live: torch.Tensor, saved: torch.Tensor) -> bool:
     mine, theirs = local_of(live), local_of(saved)
     if mine.data_ptr() == theirs.data_ptr() and mine.stride() == theirs.stride():
         return True
-    return bool(torch.equal(_bits(mine), _bits(theirs)))
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return holds(mine, theirs)
 
 
 def _short(value: Any) -> str:

@@ -12,6 +12,7 @@ bytes are not their values.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -27,6 +28,13 @@ def overlaps(tensor: torch.Tensor) -> bool:
     axes = [(stride, size) for stride, size in axes if size > 1]
     ends = itertools.accumulate(((size - 1) * stride for stride, size in axes), initial=0)
     return any(stride <= end for (stride, _), end in zip(axes, ends, strict=False))
+
+
+def span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """From the first of a tensor's elements to its last as they lie, in elements; 0 without any."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def is_deferred(tensor: torch.Tensor) -> bool:
@@ -54,28 +62,27 @@ def lay(values: torch.Tensor, target: torch.Tensor) -> bool:
         for axis, stride in enumerate(target.stride()):
             if not stride:
                 places, stored = places.narrow(axis, 0, 1), stored.narrow(axis, 0, 1)
-        sizes = zip(places.shape, places.stride(), strict=True)
-        extent = 1 + sum((size - 1) * stride for size, stride in sizes)
-        memory = _raw(places.as_strided((extent,), (1,)))
-        index = torch.arange(extent, device=memory.device).as_strided(
+        size = span(places.shape, places.stride())
+        memory = raw(places.as_strided((size,), (1,)))
+        index = torch.arange(size, device=memory.device).as_strided(
             places.shape, places.stride(), 0
         )
-        memory.index_put_((index,), _raw(stored.contiguous()))
+        memory.index_put_((index,), raw(stored.contiguous()))
         return holds(target, values)
 
 
 def holds(target: torch.Tensor, values: torch.Tensor) -> bool:
     """Whether two tensors of one shape and dtype have the same elements, to the bit."""
     one, other = (
-        _raw(tensor.detach().resolve_conj().resolve_neg().contiguous())
+        raw(tensor.detach().resolve_conj().resolve_neg().contiguous())
         for tensor in (target, values)
     )
     if one.is_complex():  # its parts are compared as they are: NaN is NaN
-        one, other = (_raw(torch.view_as_real(tensor).reshape(-1)) for tensor in (one, other))
+        one, other = (raw(torch.view_as_real(tensor).reshape(-1)) for tensor in (one, other))
     return bool(torch.equal(one, other.to(one.device)))
 
 
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
+def raw(tensor: torch.Tensor) -> torch.Tensor:
     """The same elements as integers: there is no operation that all dtypes have."""
-    raw = _RAW.get(tensor.element_size())
-    return tensor if raw is None else tensor.view(raw)
+    kind = _RAW.get(tensor.element_size())
+    return tensor if kind is None else tensor.view(kind)

@@ -148,20 +148,6 @@ def without_owner(name: str) -> str:
     return _OWN.sub("", name)
 
 
-def contents_of(tensors: Mapping[str, TensorEntry]) -> Contents:
-    """What one rank wrote, where nothing else is known: by whom the rest was written, say."""
-    held = {
-        name: Holding(
-            entry.dtype,
-            entry.shape,
-            PLAIN,
-            tuple(Slab(chunk.offsets, chunk.shape, chunk.start) for chunk in entry.chunks),
-        )
-        for name, entry in tensors.items()
-    }
-    return Contents(tensors=held, num_elements=num_elements(held))
-
-
 def num_elements(tensors: Mapping[str, Holding]) -> int:
     """Elements that a rank wrote of tensors that are nobody's own."""
     return sum(

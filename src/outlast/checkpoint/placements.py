@@ -19,12 +19,13 @@ from typing import Any, Final
 
 import torch
 
+from outlast.checkpoint.overlaps import span
 from outlast.checkpoint.references import like, rebuilt
 from outlast.checkpoint.reshard import PLAIN, is_spread
 from outlast.errors import ConfigError
 
 SPREAD: Final = "spread"  # that parameters were, when this was saved
-MAX_GAPS: Final = 8  # a strided tensor's extent in memory, by its own size
+MAX_GAPS: Final = 8  # a strided tensor's span in memory, by its own size
 _IS_CPU: Final = torch.Tensor.is_cpu.__get__
 _WHOLE: Final = -1
 _SECTIONS: Final = ("other", "own", "attributes")
@@ -181,9 +182,7 @@ def _fills_memory(tensor: torch.Tensor) -> bool:
     """Whether no two elements share memory, and not much of it is left out between them."""
     if type(tensor) not in PLAIN or torch._debug_has_internal_overlap(tensor) != 0:
         return False
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    extent = 1 + sum((size - 1) * stride for size, stride in sizes)
-    return bool(extent <= MAX_GAPS * tensor.numel())
+    return bool(span(tensor.shape, tensor.stride()) <= MAX_GAPS * tensor.numel())
 
 
 def _strided(tensor: torch.Tensor, note: Note) -> torch.Tensor:

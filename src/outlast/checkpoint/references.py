@@ -24,13 +24,14 @@ _MARKS: Final = frozenset({PARAMETER, NUMBER, VIEW})
 Names = Mapping[str, torch.Tensor]  # a parameter's name → it
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All of an optimizer's parameters, in the order in which torch numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def memory_of(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
     """Address of a parameter's memory → the parameter."""
-    found = {
-        address(parameter): parameter
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
+    found = {address(parameter): parameter for parameter in parameters_of(optimizer)}
     found.pop(0, None)
     return found
 

@@ -40,6 +40,21 @@ def is_spread(tensor: torch.Tensor) -> bool:
     return kind is not None and isinstance(tensor, kind)
 
 
+def spread_as(like: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """A DTensor of the shape of ``like``, spread as it is, of which this process has ``part``."""
+    from torch.distributed.tensor import DTensor
+
+    spread: Any = like
+    return DTensor.from_local(
+        part,
+        spread.device_mesh,
+        spread.placements,
+        run_check=False,
+        shape=spread.shape,
+        stride=spread.stride(),
+    )
+
+
 def local_chunks(tensor: torch.Tensor) -> list[LocalChunk]:
     """The pieces of ``tensor`` that this process holds.
 

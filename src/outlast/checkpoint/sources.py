@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from outlast.checkpoint.aliases import counts, expected, storages_of
+from outlast.checkpoint.overlaps import span
 from outlast.checkpoint.plan import KIND, Check, Plan, Write
 from outlast.checkpoint.reshard import PLAIN, is_spread, view
 from outlast.errors import ConfigError
@@ -78,9 +79,8 @@ class Source:
             first, last = self.address, self.address + size - count
         else:  # strided: the first and the last element
             count = tensor.element_size()
-            places = zip(tensor.shape, tensor.stride(), strict=True)
             first = tensor.data_ptr()
-            last = first + count * sum((n - 1) * stride for n, stride in places)
+            last = first + count * (span(tensor.shape, tensor.stride()) - 1)
         at = _array(count).from_address  # ctypes.string_at takes ten times as long
         self.windows = [at(first), at(last)]
         self.sampled = b"".join(self.windows)

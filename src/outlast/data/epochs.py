@@ -159,6 +159,7 @@ class EpochFeed(abc.ABC):
         batches: batches handed out in that epoch.
         max_epochs: the feed ends rather than starting the epoch of this number; None for never.
         is_tied: the position belongs to the number of workers.
+        goes_on: a later loop over the same loader begins where this one has ended.
         is_used_up: nothing comes of it any more, in any loop.
         doubts: after ``restore``, in words: what differs from the undisturbed run, and what to
             write instead.
@@ -166,6 +167,7 @@ class EpochFeed(abc.ABC):
 
     kind: str
     is_tied = True
+    goes_on = False
 
     def __init__(self, loader: Any, *, world_size: int) -> None:
         self.loader = loader
@@ -186,9 +188,13 @@ class EpochFeed(abc.ABC):
         self.is_used_up = False  # an iterator that cannot be had anew
 
     @property
-    def goes_on(self) -> bool:
-        """Whether a later loop over the same object goes on where this one has ended."""
+    def is_hidden(self) -> bool:
+        """Whether the loader goes on in a later loop without that being seen."""
         return False
+
+    def go_on_from(self, before: object) -> None:
+        """Another loop went through the same loader before this one."""
+        del before  # each begins anew
 
     def hold(self, held: Held) -> None:
         """Keep these generators, too, where an epoch starts; before the first batch."""

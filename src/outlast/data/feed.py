@@ -40,15 +40,26 @@ class Feed(Protocol):
         epoch: the epoch of the last batch handed out (of its first sample), from 0.
         max_epochs: the feed ends rather than starting the epoch of this number.
         is_tied: its position is one worker's own, and belongs to the number of workers.
+        goes_on: a later loop over the same loader begins where this one has ended.
+        is_used_up: nothing comes of the loader any more, in any loop.
         doubts: after ``restore``, in words: what differs from the undisturbed run.
     """
 
     kind: str
     loader: Any
     is_tied: bool
+    goes_on: bool
+    is_used_up: bool
     epoch: int
     max_epochs: int | None
     doubts: list[str]
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether the loader goes on in a later loop without that being seen."""
+
+    def go_on_from(self, before: object) -> None:
+        """Another loop, of the feed ``before``, went through the same loader before this one."""
 
     def hold(self, held: Held) -> None:
         """Keep these generators, too, where an epoch starts; before the first batch."""
@@ -122,6 +133,9 @@ class OutlastFeed:
     """Our own loaders: one cursor for the whole job, valid at any number of workers."""
 
     is_tied = False
+    goes_on = True
+    is_used_up = False
+    is_hidden = False
 
     def __init__(
         self, loader: Loader | Stream, *, rank: int, world_size: int, trail: Trail, step: int
@@ -217,6 +231,9 @@ class OutlastFeed:
                 "what it draws is not what it would have drawn. Draw from torch's, NumPy's or "
                 "Python's global generator, which is seeded for each sample"
             )
+
+    def go_on_from(self, before: object) -> None:
+        """Nothing: the loader stands where it was."""
 
     def hold(self, held: Held) -> None:
         """Nothing: its epochs start from a seed, and it watches its processes itself."""

@@ -34,10 +34,12 @@ import numpy as np
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from outlast.checkpoint.generators import put_state, state_of
+
 OBJECTS_MAX: Final = 4000
 DEPTH_MAX: Final = 8
 ITEMS_MAX: Final = 256  # of a container
-KEPT_MAX: Final = 64
+KEPT_MAX: Final = 64  # generators; those that are found later are not
 
 State = dict[str, Any]
 _LEAVES: Final = (str, bytes, bytearray, int, float, complex, type(None), torch.Tensor, np.ndarray)
@@ -51,20 +53,11 @@ class Held:
 
     Args:
         roots: (name, object) from which to look, in this order.
-
-    Attributes:
-        left_out: names of those beyond ``KEPT_MAX``, which are not kept.
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]] = ()) -> None:
-        found = dict(itertools.islice(_walk(roots), KEPT_MAX + 1))
-        self.left_out = list(found)[KEPT_MAX:]
-        self._found = {name: found[name] for name in list(found)[:KEPT_MAX]}
-        self._began = [read(generator) for generator in self._found.values()]
-
-    def names(self) -> list[str]:
-        """Of all that are kept."""
-        return list(self._found)
+        self._found = dict(itertools.islice(_walk(roots), KEPT_MAX))
+        self._began = [state_of(generator) for generator in self._found.values()]
 
     def items(self) -> list[tuple[str, Any]]:
         """Name and generator."""
@@ -74,13 +67,13 @@ class Held:
         """Where they stand, as plain values and tensors; and whether each has moved since."""
         states = []
         for (name, generator), began in zip(self._found.items(), self._began, strict=True):
-            now = read(generator)
+            now = state_of(generator)
             states.append({"name": name, "moved": not _equal(now, began), "state": _data(now)})
         return states
 
     def read(self) -> list[Any]:
         """Where they stand, to be compared by :func:`same`."""
-        return [read(generator) for generator in self._found.values()]
+        return [state_of(generator) for generator in self._found.values()]
 
     def data_of(self, states: list[Any]) -> list[State]:
         """What :meth:`read` gave as :meth:`state` gives it."""
@@ -99,7 +92,7 @@ class Held:
             is_back = False
             if generator is not None:
                 try:
-                    _write(generator, _value(saved["state"]))
+                    put_state(generator, _value(saved["state"]))
                     is_back = True
                 except (TypeError, ValueError, KeyError, RuntimeError):
                     pass  # another kind of generator than the one that was saved
@@ -108,33 +101,7 @@ class Held:
         return missing
 
 
-# --- one generator ------------------------------------------------------------------------------
-
-
-def read(generator: Any) -> Any:
-    """Where one generator stands, to be compared by :func:`same`."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return generator.state  # of a BitGenerator
-
-
-def _write(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(state.cpu())
-    elif isinstance(generator, random.Random):
-        generator.setstate(_tuples(state))
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    else:
-        generator.state = state
-
-
-def _tuples(state: Any) -> Any:
-    return tuple(map(_tuples, state)) if isinstance(state, list | tuple) else state
+# --- states as data -----------------------------------------------------------------------------
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import torch
 
+from outlast.checkpoint.generators import state_of
 from outlast.data import random_state
-from outlast.data.generators import Held, read, same
+from outlast.data.generators import Held, same
 
 GLOBAL: Final = "Python's, NumPy's or torch's global generator"
 
@@ -75,4 +76,4 @@ class _Watching:
         return batch
 
     def _states(self) -> list[Any]:
-        return [random_state.look(), *map(read, self._generators)]
+        return [random_state.look(), *map(state_of, self._generators)]

@@ -100,7 +100,7 @@ class IterableFeed(ReplayFeed):
         super().__init__(loader, world_size=world_size)
         self._source = source_of(loader)
         # One that goes on in the next epoch where it was has one record over all of them.
-        self._goes_on = hasattr(loader, "__next__") or holds_iterator(loader)
+        self.goes_on = hasattr(loader, "__next__") or holds_iterator(loader)
         self._record = Record()
         self._starts = made.starts_within(loader)
 
@@ -109,20 +109,15 @@ class IterableFeed(ReplayFeed):
         """Whether it goes on in a later loop without that being seen."""
         return hides_iterator(self.loader)
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether a later loop over the same object continues this one's record."""
-        return self._goes_on
-
-    def go_on_from(self, before: IterableFeed) -> None:
+    def go_on_from(self, before: object) -> None:
         """An earlier loop went through the same object; it may go on where it was."""
-        if not self._goes_on or is_fresh(self.loader):
+        if not isinstance(before, IterableFeed) or not self.goes_on or is_fresh(self.loader):
             return
         self._record, self._start, self._starts = before._record, before._start, before._starts
         before._iterator = None  # it is not to be ended
 
     def _mark_start(self) -> None:
-        if self._goes_on and self._record.total:
+        if self.goes_on and self._record.total:
             return
         super()._mark_start()
         self._start["within"] = self._starts
@@ -166,7 +161,7 @@ class IterableFeed(ReplayFeed):
             return
         word = self._record.word
         super()._resume(state)
-        if self._goes_on and self._record.total and not self._has_started:
+        if self.goes_on and self._record.total and not self._has_started:
             self._start = dict(state["start"])  # that of an earlier loop over the same object
             self._replay()
             self._iterator = None
@@ -189,7 +184,7 @@ class IterableFeed(ReplayFeed):
             self.loader = self._iterated = made.made_again(self.loader, starts, shield.shut_down)
         self._rewind()
         self._iterator = self._open()
-        total = self._record.total if self._goes_on else self.batches
+        total = self._record.total if self.goes_on else self.batches
         since, marks, word = self._record.since, self._record.marks(), 0
         first = total - self.batches  # of this epoch
         with going_through("batches", total) as done:
@@ -214,7 +209,7 @@ class IterableFeed(ReplayFeed):
                 return next(self._iterator)
             except StopIteration:
                 pass
-            if not self._goes_on or self._is_one_shot(self._iterator):
+            if not self.goes_on or self._is_one_shot(self._iterator):
                 raise self._too_short(number)
             self._iterator = self._open()  # its next epoch, of those that were gone through
             try:

@@ -22,6 +22,7 @@ import msgspec
 
 from outlast._version import __version__
 from outlast.config import Settings, as_rows
+from outlast.durable import sync_directory
 from outlast.errors import ConfigError, StorageError, remedy, unusable
 from outlast.ledger.file import FILE_NAME as LEDGER
 from outlast.ledger.file import read_events
@@ -187,7 +188,7 @@ def write_record(directory: Path, job: Job, instead_of: NoRecord) -> bool:
             file.flush()
             os.fsync(file.fileno())
         is_done = _replace(part, path) if instead_of.there else _name_new(part, path)
-        _sync_directory(directory)
+        sync_directory(directory)  # a crash would leave a ledger without a record
     except OSError as error:
         raise unusable(f"{path.parent} cannot be written", error) from None
     finally:
@@ -223,15 +224,6 @@ def _replace(part: Path, path: Path) -> bool:
     finally:
         os.close(fd)
     return True
-
-
-def _sync_directory(directory: Path) -> None:
-    """A name is durable only with its directory: a crash would leave a ledger without a record."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class JobLock:

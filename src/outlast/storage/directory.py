@@ -18,13 +18,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from outlast.storage.files import (
-    PART_PREFIX,
-    FileBlob,
-    FileReader,
-    PlacedBlob,
-    sync_directory,
-)
+from outlast.durable import sync_directory
+from outlast.storage.files import PART_PREFIX, FileBlob, FileReader, PlacedBlob
 from outlast.storage.names import checked
 from outlast.storage.spares import Spares
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from outlast.durable import sync_directory
 from outlast.storage.direct import (
     ALIGN,
     REFUSED,
@@ -324,12 +325,3 @@ def _rename_new(part: Path, path: Path) -> bool:
         what = "neither hard links nor renaming without replacing work on this file system"
         raise OSError(number, what, str(path))
     raise OSError(number, os.strerror(number), str(path))
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in ``path`` durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -40,6 +40,7 @@ from outlast.checkpoint.tree import flatten, unflatten
 from outlast.data import random_state
 from outlast.errors import CheckpointInvalid, StorageError
 from outlast.ledger.narrator import say
+from outlast.training import modules
 from outlast.training.objects import Objects
 from outlast.training.rig import Rig
 
@@ -206,12 +207,12 @@ def held(objects: Objects, state: Mapping[str, Any]) -> Again:
     own: set[int] = set()
     for key, value in objects.capture(loaders=False).items():
         for tensor in flatten(value, key)[1].values():
-            own |= _addresses(tensor)
+            own.update(modules.storages(tensor))
     kept: dict[str, Flat] = {}
     for key, value in state.items():
         data, tensors = flatten(value, key)
         for name, tensor in tensors.items():
-            if not own.isdisjoint(_addresses(tensor)):
+            if not own.isdisjoint(modules.storages(tensor)):
                 tensors[name] = tensor.detach().clone()
         kept[key] = data, tensors
 
@@ -257,10 +258,6 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, kinds)
         or (isinstance(value, list | tuple) and all(isinstance(one, kinds) for one in value))
     }
-
-
-def _addresses(tensor: torch.Tensor) -> set[int]:
-    return {one.untyped_storage().data_ptr() for one in memories(tensor)}
 
 
 def _mark(tensor: torch.Tensor, *, whole: bool) -> str:

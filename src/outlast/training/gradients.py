@@ -31,7 +31,8 @@ from typing import Any, Final
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from outlast.checkpoint.reshard import PLAIN
+from outlast.checkpoint.references import parameters_of
+from outlast.checkpoint.reshard import PLAIN, spread_as
 from outlast.ledger.narrator import say
 from outlast.training.lazy import FULLGRAPH
 
@@ -206,7 +207,7 @@ class Gradients:
         held = [one for one in tensors if type(one) is torch.nn.Parameter]
         for value in self._objects().values():
             if isinstance(value, torch.optim.Optimizer):
-                held += _parameters_of(value)
+                held += parameters_of(value)
         return all(id(one) in used or one.grad is None for one in held)
 
     # --- from a checkpoint ----------------------------------------------------------------------
@@ -249,7 +250,7 @@ class Gradients:
                     yield f"{key}/{name}", parameter
         for key, value in objects.items():
             if isinstance(value, torch.optim.Optimizer):
-                for number, parameter in enumerate(_parameters_of(value)):
+                for number, parameter in enumerate(parameters_of(value)):
                     if id(parameter) not in known:
                         known.add(id(parameter))
                         yield f"{key}/{number}", parameter
@@ -295,7 +296,7 @@ class _Seen:
 
         def parameters() -> Iterable[torch.Tensor]:
             one = found()
-            return _parameters_of(one) if one is not None else ()
+            return parameters_of(one) if one is not None else ()
 
         return cls(parameters, found)
 
@@ -380,25 +381,11 @@ def _local(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _like(parameter: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
-    spread: Any = parameter
     local = torch.empty_like(_local(parameter), requires_grad=False)
     local.copy_(saved)
     if not hasattr(parameter, "_local_tensor"):
         return local
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        local,
-        spread.device_mesh,
-        spread.placements,
-        run_check=False,
-        shape=spread.shape,
-        stride=spread.stride(),
-    )
-
-
-def _parameters_of(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+    return spread_as(parameter, local)
 
 
 def _some(parameters: list[Any]) -> list[Any]:

@@ -15,6 +15,8 @@ from typing import Any, Final
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from outlast.checkpoint.references import parameters_of
+
 FULLGRAPH: Final = (
     "outlast copies what is left of a snapshot before each optimizer's step; compile the step with "
     "fullgraph=False"
@@ -79,9 +81,8 @@ class Lazy:
     def _turns(self, objects: Mapping[str, Any]) -> dict[int, int]:
         turn: dict[int, int] = {}
         for key in self.optimizers:
-            for group in objects[key].param_groups:
-                for parameter in group["params"]:
-                    turn.setdefault(id(parameter), len(turn))
+            for parameter in parameters_of(objects[key]):
+                turn.setdefault(id(parameter), len(turn))
         return turn
 
     def _add_state(

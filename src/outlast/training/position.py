@@ -24,7 +24,6 @@ from outlast.data import Feed, made, random_state
 from outlast.data.feed import OutlastFeed
 from outlast.data.generators import Held, same
 from outlast.data.handover import BATCH, given_back, place, take_over
-from outlast.data.iterated import IterableFeed
 from outlast.data.skipping import Skipping
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, ResumeRefused
@@ -88,11 +87,6 @@ class Aside(NamedTuple):
     state: Mapping[str, Any]
 
 
-def _keeps_its_place(feed: Feed) -> bool:
-    """Whether a later loop over the same loader begins where this one has ended."""
-    return isinstance(feed, OutlastFeed) or (isinstance(feed, IterableFeed) and feed.goes_on)
-
-
 def _ended(feed: Feed | None) -> list[str]:
     """Have a loop behind its last batch see its end; what differs from then, in words."""
     if feed is None:
@@ -109,7 +103,7 @@ def _may_come_again(feed: Feed) -> bool:
 
     An iterator that was made for its loop (``steps(islice(loader, 9))``) ends with it.
     """
-    if not _keeps_its_place(feed) or (isinstance(feed, IterableFeed) and feed.is_used_up):
+    if not feed.goes_on or feed.is_used_up:
         return False
     held_here = sum(value is feed.loader for value in vars(feed).values())
     return sys.getrefcount(feed.loader) - 1 > held_here  # one is that of the call
@@ -275,8 +269,7 @@ class Position:
             self._is_reached = True
             batch = int(self._saved.get(BATCH, step))
             # At its end it would be read for nothing, but for one that goes on in the next loop.
-            goes_on = isinstance(feed, IterableFeed) and feed.goes_on
-            if not is_over or goes_on or feed.kind != "iterable":
+            if not is_over or feed.goes_on or feed.kind != "iterable":
                 feed.restore(self._saved["position"])
             afresh.put_back()
             doubts = self._go_on(step, streams)
@@ -295,7 +288,7 @@ class Position:
             self._take_up(feed, aside)
         elif isinstance(feed, OutlastFeed) and not step and feed.loader.position:
             _tell_of_start(feed.loader.position, rig.link.rank)
-        if self._saved and self.loop > 1 and isinstance(feed, IterableFeed) and feed.is_hidden:
+        if self._saved and self.loop > 1 and feed.is_hidden:
             doubts.append(
                 "the loader keeps one iterator, or its processes, for all its passes, behind "
                 "something that is given to steps(): they begin anew. Give steps() the loader "
@@ -336,8 +329,7 @@ class Position:
                 known = self._put_aside.pop(other).feed
         if known is not None:  # it stands where it was
             aside = None
-            if isinstance(known, IterableFeed) and isinstance(feed, IterableFeed):
-                feed.go_on_from(known)
+            feed.go_on_from(known)
         self._put_aside.pop(line, None)  # another object has taken its place
         if before is not None:
             before.put_down()
@@ -426,7 +418,7 @@ class Position:
         position = self._saved["position"]
         is_same = self._saved.get("line") == self._site.line and position["kind"] == feed.kind
         has_seen = self._saved.get("left", True) or not self._saved.get("over", True)
-        if has_seen or not is_same or _keeps_its_place(feed):
+        if has_seen or not is_same or feed.goes_on:
             return None
         before = rig.open_feed(loader, Trail(), step)
         before.hold(self._held)

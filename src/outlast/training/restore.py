@@ -27,7 +27,7 @@ from outlast.checkpoint.destinations import fresh
 from outlast.checkpoint.load import Checkpoint, Leaf
 from outlast.checkpoint.optimizers import KIND, NOTES, difference, load_named_state
 from outlast.checkpoint.placements import SPREAD, memory_for
-from outlast.checkpoint.references import like
+from outlast.checkpoint.references import like, parameters_of
 from outlast.checkpoint.reshard import is_spread
 from outlast.checkpoint.subclasses import Parts, is_subclass, memories, put_together
 from outlast.checkpoint.tree import flatten, replace
@@ -179,7 +179,7 @@ class Restore:
         if problem:
             raise self._other(key, problem)
         self.claims |= {f"{key}/{name}" for name in names}
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         by_name = dict(zip(names, parameters, strict=True))
         self._taken |= {at for parameter in parameters for at in modules.storages(parameter)}
         memory = _Memory(key, merged.get(NOTES, {}), by_name)

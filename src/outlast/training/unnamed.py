@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import torch
 
+from outlast.checkpoint.references import parameters_of
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
@@ -111,7 +112,6 @@ class Unnamed:
     def _of_optimizer(
         self, optimizer: torch.optim.Optimizer, named: Mapping[str, Any], saved: _Saved
     ) -> Iterator[str]:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         state = [
             value
             for slots in optimizer.state.values()
@@ -120,7 +120,7 @@ class Unnamed:
             if isinstance(value, torch.Tensor)
         ]
         is_saved = bool(state and saved.has(state)) or saved.reaches(optimizer)
-        if not saved.has(parameters):
+        if not saved.has(parameters_of(optimizer)):
             free = _free("model", named)
             add = f"{free}={free}"
             if not is_saved:

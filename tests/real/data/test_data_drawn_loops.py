@@ -11,11 +11,30 @@ import pytest
 import thorough
 
 
-def undisturbed_and_resumed(program):
+def undisturbed_and_resumed(*lines, size, save_at, dies_after=1, cuts=(drawn_loops.Run,)):
+    """A program's undisturbed run, and the last one of those that go on from each other.
+
+    Args:
+        lines: behind the header, which makes ``size`` samples.
+        size: see above.
+        save_at: the step at which a run that is cut is saved.
+        dies_after: so many steps later it dies.
+        cuts: what the runs are that are cut, one after the other.
+    """
+    program = drawn_loops.Program(0)
+    program.save_at, program.dies_after = save_at, dies_after
+    program.text = "\n".join([drawn_loops.HEADER.format(size=size), *lines])
+    saved = None
     with drawn_loops.on_nothing():
         calm = drawn_loops.Run(program).go()
-        cut = drawn_loops.Run(program).go(dies=True)
-        return calm, drawn_loops.Run(program, cut.saved).go()
+        for cut in cuts:
+            saved = cut(program, saved).go(dies=True).saved
+        return calm, drawn_loops.Run(program, saved).go()
+
+
+def assert_exact(calm, again, save_at):
+    assert again.error is None, again.said
+    assert again.log == {step: came for step, came in calm.log.items() if step >= save_at}
 
 
 COUNT = 1000 if thorough.ALL else 32
@@ -79,21 +98,16 @@ LOOPS = {
 def test_what_is_exact_stays_exact(loader, loop, save_at):
     if loader == "outlast, processes" and (loop == "until" or "start" in loop):
         pytest.skip("it has no end, and its passes are no 3 steps")
-    program = drawn_loops.Program(0)
-    program.save_at, program.dies_after = save_at, 1
-    body = ["seen(batch, torch.rand(()), torch.rand((), generator=G), R.random())"]
-    program.text = "\n".join(
-        [
-            drawn_loops.HEADER.format(size=8) + f"loader = {HELD[loader]}",
-            "def step(batch):",
-            *["    " + line for line in body],
-            "with session(model=model, optimizer=optimizer) as s:",
-            *["    " + line for line in LOOPS[loop]],
-        ]
+    calm, again = undisturbed_and_resumed(
+        f"loader = {HELD[loader]}",
+        "def step(batch):",
+        "    seen(batch, torch.rand(()), torch.rand((), generator=G), R.random())",
+        "with session(model=model, optimizer=optimizer) as s:",
+        *["    " + line for line in LOOPS[loop]],
+        size=8,
+        save_at=save_at,
     )
-    calm, again = undisturbed_and_resumed(program)
-    assert again.error is None, again.said
-    assert again.log == {step: came for step, came in calm.log.items() if step >= save_at}
+    assert_exact(calm, again, save_at)
 
 
 @pytest.mark.parametrize(
@@ -103,57 +117,44 @@ def test_what_is_exact_stays_exact(loader, loop, save_at):
 @pytest.mark.parametrize("processes", ["", ", num_workers=1, persistent_workers=True"])
 def test_an_iterator_made_for_its_loop_ends_with_it(given, save_at, processes):
     loader = f"{'Plain' if processes else 'Noise'}(), 3, shuffle=True{processes}"
-    program = drawn_loops.Program(0)
-    program.save_at, program.dies_after = save_at, 1
-    program.text = "\n".join(
-        [
-            drawn_loops.HEADER.format(size=8) + f"loader = DataLoader({loader})",
-            "late = DataLoader(Plain(), 4, shuffle=True)",
-            "with session(model=model, optimizer=optimizer) as s:",
-            "    for epoch in range(3):",
-            f"        for batch in s.steps({given}): seen(batch, torch.rand(()))",
-            "        for batch in s.steps(late): seen(batch, torch.rand(()))",
-        ]
+    calm, again = undisturbed_and_resumed(
+        f"loader = DataLoader({loader})",
+        "late = DataLoader(Plain(), 4, shuffle=True)",
+        "with session(model=model, optimizer=optimizer) as s:",
+        "    for epoch in range(3):",
+        f"        for batch in s.steps({given}): seen(batch, torch.rand(()))",
+        "        for batch in s.steps(late): seen(batch, torch.rand(()))",
+        size=8,
+        save_at=save_at,
     )
-    calm, again = undisturbed_and_resumed(program)
     assert list(calm.log) == list(range(15))
     if processes and any(word in again.said for word in drawn_loops.SAID):
         return  # processes that persist begin anew
-    assert again.error is None, again.said
-    assert again.log == {step: came for step, came in calm.log.items() if step >= save_at}
+    assert_exact(calm, again, save_at)
 
 
 @pytest.mark.parametrize("save_at", [2, 3, 6])
 def test_what_a_sampler_draws_as_it_ends_is_drawn(save_at):
-    program = drawn_loops.Program(0)
-    program.save_at, program.dies_after = save_at, 1
-    program.text = "\n".join(
-        [
-            drawn_loops.HEADER.format(size=9),
-            "loader = DataLoader(Plain(), 3, shuffle=True, generator=G)",
-            "with session(model=model, optimizer=optimizer) as s:",
-            "    for epoch in range(s.step // 3, 4):",
-            "        for batch in s.steps(loader): seen(batch)",
-        ]
+    calm, again = undisturbed_and_resumed(
+        "loader = DataLoader(Plain(), 3, shuffle=True, generator=G)",
+        "with session(model=model, optimizer=optimizer) as s:",
+        "    for epoch in range(s.step // 3, 4):",
+        "        for batch in s.steps(loader): seen(batch)",
+        size=9,
+        save_at=save_at,
     )
-    calm, again = undisturbed_and_resumed(program)
     assert list(calm.log) == list(range(12))
-    assert again.error is None, again.said
-    assert again.log == {step: came for step, came in calm.log.items() if step >= save_at}
+    assert_exact(calm, again, save_at)
 
 
 def test_an_order_that_was_drawn_ahead_and_is_another_now_is_said():
-    program = drawn_loops.Program(0)
-    program.save_at, program.dies_after = 2, 1
-    program.text = "\n".join(
-        [
-            drawn_loops.HEADER.format(size=9),
-            "loader = DataLoader(Plain(), 2, sampler=Coins(), num_workers=1)",
-            "with session(model=model, optimizer=optimizer) as s:",
-            "    for batch in s.steps(loader): seen(batch, torch.rand(()))",
-        ]
+    calm, again = undisturbed_and_resumed(
+        "loader = DataLoader(Plain(), 2, sampler=Coins(), num_workers=1)",
+        "with session(model=model, optimizer=optimizer) as s:",
+        "    for batch in s.steps(loader): seen(batch, torch.rand(()))",
+        size=9,
+        save_at=2,
     )
-    calm, again = undisturbed_and_resumed(program)
     assert again.log[3] != calm.log[3]  # loaded ahead, from between the draws of the body
     assert "the sampler's order of epoch 0 is another one" in again.said
 
@@ -170,24 +171,19 @@ class SavedBehind(drawn_loops.Run):
 @pytest.mark.parametrize("change", ["tally()", "model[0].weight.data.mul_(0.5)"])
 def test_what_is_saved_as_a_loop_begins_has_what_was_done_before_it(change):
     """Also where the loop before was gone on with at its very end."""
-    program = drawn_loops.Program(0)
-    program.save_at, program.dies_after = 3, 0
-    program.text = "\n".join(
-        [
-            drawn_loops.HEADER.format(size=6) + "loader = DataLoader(Plain(), 2, shuffle=True)",
-            "def step(batch):",
-            "    seen(now())",
-            "    optimizer.zero_grad(); model(batch).sum().backward(); optimizer.step()",
-            "with session(**named) as s:",
-            "    for epoch in range(3):",
-            "        for batch in s.steps(loader): step(batch)",
-            "        " + change,
-        ]
+    calm, again = undisturbed_and_resumed(
+        "loader = DataLoader(Plain(), 2, shuffle=True)",
+        "def step(batch):",
+        "    seen(now())",
+        "    optimizer.zero_grad(); model(batch).sum().backward(); optimizer.step()",
+        "with session(**named) as s:",
+        "    for epoch in range(3):",
+        "        for batch in s.steps(loader): step(batch)",
+        "        " + change,
+        size=6,
+        save_at=3,
+        dies_after=0,
+        cuts=(drawn_loops.Run, SavedBehind),
     )
-    with drawn_loops.on_nothing():
-        calm = drawn_loops.Run(program).go()
-        at_end = drawn_loops.Run(program).go(dies=True)
-        behind = SavedBehind(program, at_end.saved).go(dies=True)
-        again = drawn_loops.Run(program, behind.saved).go()
     assert "going on in loop 2, at step 3" in again.said
-    assert again.log == {step: came for step, came in calm.log.items() if step >= 3}
+    assert_exact(calm, again, 3)

@@ -21,13 +21,13 @@ from outlast.checkpoint.manifest import (
     state_file,
 )
 from outlast.checkpoint.names import save_of
-from outlast.checkpoint.parts import contents_of
 from outlast.checkpoint.places import as_places
 from outlast.checkpoint.transfer import inventory_of
 from outlast.keeper import wire
 from outlast.keeper.client import Client
 from outlast.keeper.setup import Setup, TierSetup, encode_setup
 from outlast.storage import Directory
+from part_contents import contents_of
 
 HEAD_BYTES = 4096
 JOB = "lean"

@@ -16,7 +16,7 @@ from lean import HEAD_BYTES, Place, Worker, shard, small
 
 from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.manifest import MANIFEST, shard_file, state_file
-from outlast.checkpoint.parts import Contents, contents_of
+from outlast.checkpoint.parts import Contents
 from outlast.checkpoint.places import Place as ReadFrom
 from outlast.keeper import wire
 from outlast.keeper.client import Client
@@ -26,6 +26,7 @@ from outlast.keeper.setup import TierSetup
 from outlast.ledger.file import read_events
 from outlast.peer import listen
 from outlast.storage import Directory
+from part_contents import contents_of
 
 SESSION_KEY = b"s" * 32
 

@@ -3,9 +3,9 @@
 import fcntl
 import json
 import re
-import threading
 
 import pytest
+from unit_fakes import at_once
 
 from outlast import config
 from outlast.checkpoint.identity import open_job
@@ -170,20 +170,7 @@ def test_a_tier_that_cannot_be_read_proves_nothing(case, monkeypatch):
 
 def test_many_that_find_it_lost_at_once_agree(case, capsys):
     case.lose("torn")
-    gate, jobs = threading.Barrier(8), []
-
-    def start():
-        gate.wait(10)
-        try:
-            jobs.append(case.open().id)
-        except BaseException as error:
-            jobs.append(error)
-
-    threads = [threading.Thread(target=start) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    jobs = at_once(8, lambda _: case.open().id)
     assert jobs == [read_job(case.path).id] * 8
     assert len(capsys.readouterr().err.splitlines()) == 1
 

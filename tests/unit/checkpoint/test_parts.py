@@ -19,7 +19,6 @@ from outlast.checkpoint.parts import (
     Contents,
     Holding,
     Slab,
-    contents_of,
     decode_part,
     encode_part,
     make_part,
@@ -28,6 +27,7 @@ from outlast.checkpoint.parts import (
 )
 from outlast.checkpoint.spreads import Spread
 from outlast.errors import CheckpointInvalid
+from part_contents import contents_of
 
 HALVES = Spread((2,), ((0, 1),), 0, (1,))
 FILES = {shard_file(1): hashed(b"x" * 80), state_file(1): hashed(b"{}")}

@@ -4,11 +4,11 @@ import json
 import os
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, FORMAT, Chunk, TensorEntry, shard_file
-from outlast.checkpoint.parts import contents_of
 from outlast.keeper import files, wire
 from outlast.keeper.fence import Verdict
 from outlast.keeper.memory import Books
 from outlast.keeper.saves import Saves
+from part_contents import contents_of
 
 JOB = "job"
 HEAD_BYTES = 64

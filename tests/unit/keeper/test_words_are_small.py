@@ -5,11 +5,11 @@ import pytest
 from keeper_fakes import HEAD_BYTES, FakeKeeper, hello
 
 from outlast.checkpoint.manifest import Chunk, PartEntry, TensorEntry, shard_file
-from outlast.checkpoint.parts import contents_of
 from outlast.keeper import parley
 from outlast.keeper.arrivals import REASON_MAX
 from outlast.keeper.commit import Part
 from outlast.storage import Directory
+from part_contents import contents_of
 
 WORD_BYTES_MAX = 1000  # a rank's report, with what comes with it
 ENTRY_BYTES_MAX = 200  # of a rank in the manifest: 4,096 ranks in 1 MB

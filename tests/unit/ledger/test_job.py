@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from unit_fakes import listing, num_descriptors
+from unit_fakes import at_once, listing, num_descriptors
 
 from outlast import config
 from outlast.checkpoint.identity import open_job
@@ -39,27 +39,14 @@ def test_many_that_start_at_once_find_the_same_id(settings, monkeypatch, same_nu
     gate = threading.Barrier(8)
     real = os.link
 
-    def at_once(*paths):
+    def linked(*paths):
         gate.wait(10)
         real(*paths)
 
-    monkeypatch.setattr(os, "link", at_once)
+    monkeypatch.setattr(os, "link", linked)
     if not same_number:
         monkeypatch.setattr(os, "getpid", threading.get_ident)
-    jobs = []
-
-    def start():
-        try:
-            jobs.append(open_job(settings.dir, settings).id)
-        except BaseException as error:
-            jobs.append(error)
-
-    threads = [threading.Thread(target=start) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert len(jobs) == 8
+    jobs = at_once(8, lambda _: open_job(settings.dir, settings).id)
     assert len(set(jobs)) == 1, jobs
     assert read_job(settings.dir).id == jobs[0]
     assert listing(settings.dir) == ["job.json"]

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from unit_fakes import at_once
 
 from outlast.peer.claims import KEPT, Alive, Claim, Claims, Clerk
 from outlast.storage import Directory
@@ -45,23 +46,16 @@ def test_of_two_at_once_one_wins(claims, tmp_path, numbers):
     for turn in range(30):
         base = 10 * turn
         known = claims.newest_number()
-        won, barrier = {}, threading.Barrier(2)
 
-        def race(node, number, known=known, won=won, barrier=barrier):
-            barrier.wait()
-            won[node] = Claims(Directory(tmp_path)).take(claim_of(number, node), known)
+        def race(which, base=base, known=known):
+            claim = claim_of(base + numbers[which], "ab"[which])
+            return Claims(Directory(tmp_path)).take(claim, known)
 
-        threads = [
-            threading.Thread(target=race, args=(node, base + number))
-            for node, number in zip("ab", numbers, strict=True)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not all(won.values())
+        won = at_once(2, race)
+        assert set(won) <= {True, False}
+        assert not all(won)
         if numbers[0] == numbers[1]:
-            assert any(won.values())
+            assert any(won)
         claims.take(claim_of(base + 9, "c"), claims.newest_number())
 
 

@@ -2,9 +2,9 @@
 
 import os
 import stat
-import threading
 
 import pytest
+from unit_fakes import at_once
 
 from outlast.errors import StorageError
 from outlast.peer.key import KEY_NAME, job_key
@@ -34,19 +34,9 @@ def test_the_key_is_made_once_and_is_for_this_user_alone(job):
 
 
 def test_all_who_make_it_at_once_have_the_same(job):
-    keys, start = [], threading.Barrier(8)
-
-    def make():
-        start.wait()
-        keys.append(job_key(Directory(job.root)))
-
-    threads = [threading.Thread(target=make) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(keys) == 8
+    keys = at_once(8, lambda _: job_key(Directory(job.root)))
     assert len(set(keys)) == 1
+    assert isinstance(keys[0], bytes)
 
 
 def test_a_directory_that_was_there_is_closed_to_readers(job):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from unit_fakes import at_once
 
 from outlast.errors import ConfigError, StorageError
 from outlast.peer import reign as room
@@ -254,18 +255,8 @@ def test_a_number_that_another_has_meanwhile_ends_the_one_without_a_claim(
 
 def test_of_many_at_once_each_has_a_number_of_its_own(make):
     """Those that come second find the first alive, in this process: so each counts as another's."""
-    numbers, start = [], threading.Barrier(4)
-
-    def race():
-        reign = make(alone=True)
-        start.wait()
-        numbers.append(reign.open(0))
-
-    threads = [threading.Thread(target=race) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
+    reigns = [make(alone=True) for _ in range(4)]
+    numbers = at_once(4, lambda number: reigns[number].open(0))
     assert sorted(numbers) == [1, 2, 3, 4]
 
 
