@@ -34,6 +34,7 @@ from outlast.errors import Exit
 from outlast.health.answering import TRACER_VARIABLE
 from outlast.health.messages import Timings
 from outlast.health.proc import catches
+from outlast.launch.deaf import Deaf
 from outlast.launch.desk import NoticeDesk
 from outlast.launch.hangs import Hangs, failure_of, hang_of
 from outlast.launch.health import Health, begin_of
@@ -110,6 +111,7 @@ class Agent(LocalElasticAgent):
         self._desk = desk
         self._starts = starts
         starts.has_notice = lambda: self._desk.notice is not None
+        self._deaf = Deaf(say, self._are_deaf)
         self._told: set[int] = set()  # workers that know of the notice
         self._told_of: Notice | None = None
         self._told_early: Notice | None = None
@@ -193,6 +195,7 @@ class Agent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._health.end()
         self._pace.end()
+        self._deaf.begin()
         self._told, self._ended = set(), set()
         self._told_early, self._asked = None, ""
         self._leaving_since_s = None
@@ -237,6 +240,8 @@ class Agent(LocalElasticAgent):
             self._pass_on(worker_group)
         elif self._desk.early is not self._told_early:
             self._pass_on_early(worker_group)
+        else:
+            self._deaf.look(gives_notices=self._desk.gives_notices)
         self._sessions.look(worker_group)
         self._judging.look()
         if self._machines.asks_gently:
@@ -412,6 +417,7 @@ class Agent(LocalElasticAgent):
         if not self._machines.is_broken:
             with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
                 self._tell_workers(worker_group, info)
+        self._deaf.at_notice(notice, left_s=notice.seconds_left(time.time()))
         over = notice.deadline_t is not None and time.time() > max(
             notice.deadline_t - MARGIN_S, notice.heard_t + LEAST_S
         )
@@ -431,6 +437,17 @@ class Agent(LocalElasticAgent):
                 os.kill(worker.id, signal.SIGTERM)
                 self.signalled = True
                 self._told.add(worker.local_rank)
+
+    def _are_deaf(self) -> bool:
+        """Whether no worker of this machine would hear of a notice now."""
+        group = self._worker_group
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
+            return not any(
+                catches(worker.id, signal.SIGTERM)
+                or group.store.check([f"{PREFIX}/session/{worker.global_rank}"])
+                for worker in group.workers
+            )
+        return False
 
     def _leaves_at_once(self) -> bool:
         """Whether the others go on without this machine, and nothing here could be saved before."""

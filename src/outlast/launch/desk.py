@@ -79,6 +79,12 @@ class NoticeDesk:
         """How long a save takes, when it goes slowly; None before the first."""
         return self._foresight.saving_s()
 
+    @property
+    def gives_notices(self) -> bool:
+        """Whether the platform is known to give any."""
+        chosen = self._platform.chosen
+        return chosen is not None and (bool(chosen.watchers) or chosen.grace_s is not None)
+
     def _found(self, chosen: Chosen) -> None:
         say(chosen.reason)
         self._foresight.found(chosen)
