@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from outlast.checkpoint import devices
 from outlast.checkpoint.aliases import array_of
 from outlast.checkpoint.manifest import Chunk, TensorEntry
 from outlast.checkpoint.overlaps import is_deferred
@@ -157,9 +158,12 @@ def _pieces_of(
             yield chunk.file, Piece(here, here + run * item, address)
         return
     last = sum((n - 1) * s for n, s in zip(overlap.extent, saved_strides, strict=True)) + 1
+    stream = devices.stream_for(region)  # of whoever asks: behind what made the tensor
     stage = _Stage(
         last * item,
-        lambda raw: _bring(raw.view(dtype).as_strided(overlap.extent, saved_strides), region),
+        lambda raw: _bring(
+            raw.view(dtype).as_strided(overlap.extent, saved_strides), region, stream
+        ),
     )
     yield chunk.file, Piece(start, start + last * item, 0, stage)
 
@@ -212,9 +216,9 @@ class _Stage:
             self._bring(memory)
 
 
-def _bring(source: torch.Tensor, target: torch.Tensor) -> None:
+def _bring(source: torch.Tensor, target: torch.Tensor, stream: Any) -> None:
     """Copy a tensor to where it belongs, in this thread alone if that is in this memory."""
-    with torch.no_grad():
+    with torch.no_grad(), devices.on(stream):
         if target.device.type != "cpu" or target.dtype != source.dtype or is_deferred(target):
             target.copy_(source)
             return
