@@ -159,7 +159,7 @@ class Judging:
             for committed in self._commits - {0}:
                 self._bench.judge.committed(committed)
             if self._unwritten or self._rules.action != "report":
-                threading.Thread(target=self._make_room, name="outlast-room", daemon=True).start()
+                devices.Thread(target=self._make_room, name="outlast-room", daemon=True).start()
         self._tell()
 
     def _make_room(self) -> None:
@@ -382,7 +382,7 @@ class Judging:
             with contextlib.suppress(OSError, RuntimeError):
                 answer.append(self._find_there())
 
-        looking = threading.Thread(target=look, name="outlast-there", daemon=True)
+        looking = devices.Thread(target=look, name="outlast-there", daemon=True)
         looking.start()
         looking.join(LOOK_S)
         return answer[0] if answer else None

@@ -109,7 +109,7 @@ class _Survivor:
         self._next: queue.SimpleQueue[Go | None] = queue.SimpleQueue()
         self._random = random_state.capture()
         self._given: set[str] = set()  # variables
-        self._thread = threading.Thread(target=self._listen, name="outlast-line", daemon=True)
+        self._thread = devices.Thread(target=self._listen, name="outlast-line", daemon=True)
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Call it until it returns, or raises what is its own."""
