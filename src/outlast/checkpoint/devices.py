@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -113,14 +114,21 @@ def apart(act: Callable[[], None], name: str) -> None:
 
 
 def _ignore_captures() -> None:
+    exchange = _exchange()
+    if exchange is not None:
+        exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
+
+
+@functools.cache
+def _exchange() -> Any:
+    """The driver's function that sets a thread's mode, if it can be found."""
     is_hip = torch.version.hip is not None
-    mode = ctypes.c_int(_THREAD_LOCAL)
     try:
         driver = ctypes.CDLL("libamdhip64.so" if is_hip else "libcuda.so.1")
-        exchange = getattr(driver, f"{'hip' if is_hip else 'cu'}ThreadExchangeStreamCaptureMode")
-        exchange(ctypes.byref(mode))
+        return getattr(driver, f"{'hip' if is_hip else 'cu'}ThreadExchangeStreamCaptureMode")
     except (OSError, AttributeError) as error:
         logger.warning("a CUDA graph that is captured during a save may fail: %s", error)
+        return None
 
 
 # --- streams -------------------------------------------------------------------------------------

@@ -8,15 +8,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from unit_cuda import Cuda
 
 import outlast
+from fake_cuda import Cuda
 from outlast.checkpoint import devices
 
 
 @pytest.fixture(autouse=True)
 def _nothing_known():
+    devices._exchange.cache_clear()
     yield
+    devices._exchange.cache_clear()
     devices._rank.devices = ()
 
 
@@ -103,8 +105,9 @@ def test_a_thread_of_ours_takes_no_part_in_captures_and_says_so_once(
 def test_a_driver_that_does_not_know_the_word_is_passed_over(monkeypatch, caplog):
     Cuda(monkeypatch)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace())
-    run(devices.Thread, lambda: None)
-    assert "captured during a save may fail" in caplog.text
+    for _ in range(3):
+        run(devices.Thread, lambda: None)
+    assert caplog.text.count("captured during a save may fail") == 1
 
 
 def test_who_imports_torch_starts_no_other_kind_of_thread():

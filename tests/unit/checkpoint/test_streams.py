@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from unit_cuda import Cuda
 
 import thorough
+from fake_cuda import Cuda
 from outlast.checkpoint import aliases, devices, streams
 from outlast.checkpoint.capture import Capture, Copiers
 from outlast.checkpoint.plan import Share, make, structure
