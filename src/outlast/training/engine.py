@@ -151,12 +151,12 @@ class Engine:
         """
         self.wait(timeout_s)
         self._copiers.stop()
-        self._room.close()
         self._sharing.stop()
         try:
             self.line.close(clean=clean, copying_s=copying_s)
         finally:
             self._meeting.stop()
+            self._room.close()
 
     # --- saving ---------------------------------------------------------------------------------
 
