@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-slurm check format unit bench zoo system-packages clean
+.PHONY: help demo test test-unit test-slurm check format unit bench zoo gpu gpu-wheels system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
@@ -16,6 +16,8 @@ help:
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make bench   the side-by-side measurements in benchmarks/ (hours)"
 	@echo "make zoo     other people's optimizers and models, killed and resumed (ten minutes); docs/zoo.md"
+	@echo "make gpu     what wants a GPU: tests, a kill, a hang, 10 GB beside DCP (nine minutes, no network)"
+	@echo "make gpu-wheels  what make gpu needs besides torch, to be brought to a machine without a network"
 	@echo "make clean   remove $(VENV) and what tools left behind"
 
 $(VENV)/bin/python:
@@ -127,5 +129,32 @@ $(ZOO)/.installed: pyproject.toml $(ZOO_LIST)
 zoo: $(ZOO)/.installed
 	$(ZOO)/bin/python benchmarks/zoo --write docs/zoo.md $(ZOO_ARGS)
 
+# For a machine that has torch with CUDA, and perhaps no network: what is missing beside it comes from
+# wheels that were fetched elsewhere and brought along. It is put into a folder of its own and not
+# into a virtual environment: one that is made from a virtual environment does not see its torch.
+# Where python3 has no torch, the environment of make test is used, if there is one.
+GPU := $(CURDIR)/.venv-gpu
+WHEELS := .gpu-wheels
+WHEELS_FOR ?= 3.11 3.12 3.13
+WHEELS_TAGS := 2_28 2_27 2_17 2_12 2014 2010
+GPU_PYTHON = $(shell { ! $(PYTHON) -c 'import torch' && [ -x $(BIN)/python ]; } 2>/dev/null && \
+  echo $(BIN)/python || echo $(PYTHON))
+GPU_RUN = PYTHONPATH="$(GPU):$$PYTHONPATH" $(GPU_PYTHON) benchmarks/gpu.py
+gpu:
+	@missing="$$($(GPU_RUN) --missing)"; [ -z "$$missing" ] || [ ! -d $(WHEELS) ] || \
+	  $(GPU_PYTHON) -m pip install -q --disable-pip-version-check --no-index --no-deps --upgrade \
+	    --find-links $(WHEELS) --target $(GPU) $$missing || true
+	@$(GPU_RUN) $(GPU_ARGS)
+
+gpu-wheels:
+	@for version in $(WHEELS_FOR); do \
+	  $(PYTHON) -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: \
+	    -c constraints.txt -d $(WHEELS) --implementation cp --python-version $$version \
+	    --abi cp$$(echo $$version | tr -d .) --abi abi3 --abi none --platform any \
+	    $(foreach tag,$(WHEELS_TAGS),--platform manylinux$(if $(findstring _,$(tag)),_)$(tag)_x86_64) \
+	    $$($(PYTHON) benchmarks/gpu.py --needed) || exit 1; \
+	done
+	@du -sh $(WHEELS)
+
 clean:
-	rm -rf $(ZOO) $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(ZOO) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

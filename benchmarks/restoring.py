@@ -30,7 +30,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -53,10 +53,18 @@ class Restores:
         place: where the saved state is to lie.
         options: size of the state, torch's threads.
         log: where the workers' own output goes.
+        modes: in which it is saved.
     """
 
-    def __init__(self, place: Path, options: Mapping[str, Any], log: IO[str]) -> None:
+    def __init__(
+        self,
+        place: Path,
+        options: Mapping[str, Any],
+        log: IO[str],
+        modes: Sequence[str] = MODES,
+    ) -> None:
         self._place, self._options, self._log = place, dict(options), log
+        self._options["formats"] = list(modes)
         self.samples: dict[str, list[dict[str, Any]]] = {}
         self.failed: dict[str, str] = {}
         self.num_bytes = 0

@@ -12,7 +12,7 @@ device makes beside the computation shows in ``step_x`` and ``lost_s``.
 Limits, in the same run: the device's copy into pinned memory and back (one buffer of 1 GiB, by
 events on the device), which no snapshot and no restore can beat; and the disk (``limits.py``).
 
-    python benchmarks/saving_gpu.py [--rotations 3] [--quick]
+    python benchmarks/saving_gpu.py [--rotations 3] [--parts saves] [--quick]
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ import torch
 from bench.gpu_modes import GPU_MODES
 from bench.rotation import TurnFailed, Turns, directory
 from bench.tables import Requirements, cell, column, emit, machine, markdown, median
-from bench.training import width_for
+from bench.training import num_bytes, width_for
 from restoring import MODES as RESTORES
 from restoring import Restores, take
 
@@ -41,6 +42,7 @@ COLUMNS: Final = {
     "step_x": "step meanwhile, x",
 }
 BUFFER_BYTES: Final = 1 << 30
+SAVES: Final = ("outlast", *GPU_MODES, "nothing")
 
 
 def main() -> None:
@@ -50,6 +52,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2048, help="per step, at most 2048")
     parser.add_argument("--rotations", type=int, default=3)
     parser.add_argument("--saves", type=int, default=2, help="timed in each turn")
+    parser.add_argument("--parts", default="saves,restores")
+    parser.add_argument("--modes", default=";".join(SAVES), help="of saves, separated by ;")
+    parser.add_argument("--restores", default=";".join(RESTORES), help="separated by ;")
     parser.add_argument("--dir", type=Path, help="where to write: a directory on the disk meant")
     parser.add_argument("--quick", action="store_true", help="a small smoke run")
     parser.add_argument("--log", type=Path, default=Path(os.devnull), help="workers' own output")
@@ -61,7 +66,6 @@ def main() -> None:
         options.mb, options.rotations, options.saves = 500.0, 1, 1
     place = options.dir or Path(tempfile.gettempdir())
     described = {**machine(place), "gpu": torch.cuda.get_device_name()}
-    copies = pinned_copies()
     given = {
         "width": width_for(options.mb),
         "tokens": options.tokens,
@@ -69,17 +73,25 @@ def main() -> None:
         "undisturbed": 6,
         "device": "cuda",
     }
-    with options.log.open("a") as log:
-        turns = Turns(place=place, options=given, saves=options.saves, memory=False, log=log)
-        found = turns.run(["outlast", *GPU_MODES, "nothing"], options.rotations)
-        with directory(place) as path:
-            restores = Restores(path, given, log)
-            restore(restores, options.rotations)
+    parts, ways = options.parts.split(","), options.restores.split(";")
+    copies: dict[str, list[float]] = {}
+    found: dict[str, dict[str, Any]] = {}
+    tables = []
+    with options.log.open("a") as log, directory(place) as path:
+        restores = Restores(path, given, log, ways)
+        if "saves" in parts:
+            copies = pinned_copies()
+            turns = Turns(place=place, options=given, saves=options.saves, memory=False, log=log)
+            found = turns.run(options.modes.split(";"), options.rotations)
+            tables += [saves_table(found), limits_table(copies, num_bytes(given["width"]))]
+        if "restores" in parts:
+            restore(restores, ways, options.rotations)
+            tables.append(restores_table(restores, ways))
     required = requirements(found, restores)
     result: dict[str, Any] = {
         "benchmark": "saving_gpu",
         "machine": described,
-        "bytes": restores.num_bytes,
+        "bytes": num_bytes(given["width"]),
         "options": given,
         "modes": found,
         "restores": restores.samples,
@@ -87,15 +99,7 @@ def main() -> None:
         "pinned_copies_gb_per_s": copies,
         "requirements": required.rows,
     }
-    emit(
-        result,
-        [
-            saves_table(found),
-            restores_table(restores),
-            limits_table(copies, restores.num_bytes),
-            required.table(),
-        ],
-    )
+    emit(result, [*tables, required.table()])
 
 
 def pinned_copies(repeats: int = 7) -> dict[str, list[float]]:
@@ -118,14 +122,14 @@ def pinned_copies(repeats: int = 7) -> dict[str, list[float]]:
     return found
 
 
-def restore(restores: Restores, rotations: int) -> None:
+def restore(restores: Restores, ways: Sequence[str], rotations: int) -> None:
     """Every way to read in turn; what fails is noted."""
     try:
         restores.prepare()
     except TurnFailed as error:
-        restores.failed = dict.fromkeys(RESTORES, str(error))
+        restores.failed = dict.fromkeys(ways, str(error))
     for rotation in range(rotations):
-        for mode in RESTORES:
+        for mode in ways:
             if mode not in restores.failed:
                 print(f"restore {rotation + 1}: {mode}", file=sys.stderr, flush=True)
                 take(restores, mode)
@@ -140,20 +144,20 @@ def saves_table(found: dict[str, dict[str, Any]]) -> str:
     return markdown(["mode", *COLUMNS.values(), ""], rows)
 
 
-def restores_table(restores: Restores) -> str:
+def restores_table(restores: Restores, ways: Sequence[str]) -> str:
     """Seconds, cold and warm."""
     rows = []
-    for mode in RESTORES:
+    for mode in ways:
         samples = [restores.samples.get(f"{mode}, {cache}", []) for cache in ("cold", "warm")]
         cells = [cell(column(each, "restore_s")) for each in samples]
         rows.append([mode, *cells, restores.failed.get(mode, "")])
     return markdown(["restore", "cold, s", "warm, s", ""], rows)
 
 
-def limits_table(copies: dict[str, list[float]], num_bytes: int) -> str:
+def limits_table(copies: dict[str, list[float]], size: int) -> str:
     """What a copy of the whole state takes at least."""
     rows = [
-        [name, cell(values, 1), f"{num_bytes / statistics.median(values) / 1e9:.3f}"]
+        [name, cell(values, 1), f"{size / statistics.median(values) / 1e9:.3f}"]
         for name, values in copies.items()
     ]
     return markdown(["pinned copy", "GB/s", "of this state, s"], rows)

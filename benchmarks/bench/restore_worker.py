@@ -64,7 +64,10 @@ class _Worker:
         self._import_s = time.perf_counter() - start
 
     def _prepare(self) -> dict[str, Any]:
-        for name, kind in FORMATS.items():
+        for name in self._options["formats"]:
+            kind = FORMATS.get(name)
+            if kind is None:  # outlast, below
+                continue
             folder = self._place / name
             folder.mkdir()
             kind(self.model, self.optimizer, folder).save(folder / "state")()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -402,6 +404,45 @@ def large_and_strided(device):
         optimizer.step()
 
     return Case({"model": model, "optimizer": optimizer}, step)
+
+
+@case
+def graph_from_before(device):
+    """An optimizer's step in a CUDA graph that was captured before the session."""
+    model = net(device)
+    optimizer = adam(model.parameters(), capturable=device == "cuda")
+    x = batch(device)
+
+    def once():
+        optimizer.zero_grad()
+        mse_loss(model(x), x).backward()
+        optimizer.step()
+
+    if device == "cuda":
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                once()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            once()
+        replay = graph.replay
+    else:
+        once()
+        # As a graph does it: by address, and nothing that torch keeps of a tensor moves.
+        held = [one for state in optimizer.state.values() for one in (*state.values(),)]
+        written = [one for one in (*model.parameters(), *held) if one.dim()]
+        numbers = itertools.count()
+
+        def replay():
+            number = next(numbers) % 250
+            for one in written:
+                ctypes.memset(one.data_ptr() + one.nbytes // 2, number, one.element_size())
+
+    named = {"model": model, "optimizer": optimizer}
+    return Case(named, lambda _: replay(), is_lazy=False)
 
 
 DEVICE_ONLY = {"adamw_capturable": "cuda"}

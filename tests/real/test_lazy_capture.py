@@ -1,6 +1,6 @@
 """A state that was saved behind the loop's back is the state at its boundary, bit for bit.
 
-On a machine with a GPU: ``pytest tests/real/test_lazy_capture.py -k cuda``.
+On a machine with a GPU: ``make gpu``.
 """
 
 import time
@@ -17,9 +17,8 @@ from outlast.ledger.file import read_events
 from outlast.storage import Directory
 
 LIMIT_S = 120.0
-cuda = pytest.param(
-    "cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-)
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+cuda = pytest.param("cuda", marks=[pytest.mark.gpu, no_gpu])
 
 
 def train(job, case, watch, num_saves=4):

@@ -23,6 +23,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from outlast.checkpoint import devices
 from outlast.errors import ConfigError
 
 STORE_VARIABLE: Final = "OUTLAST_STORE"  # host:port of the attempt's store, set by our agent
@@ -210,11 +211,21 @@ def _link_of_group(rank: int, world_size: int) -> Link:
         _server, port = open_store("127.0.0.1" if local else "0.0.0.0")  # noqa: S104
         text = f"{host}:{port}".encode()
         address[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    if dist.get_backend() == "nccl":
-        address = address.cuda()
+    address = address.to(device_of_group())
     dist.broadcast(address, src=0)
     host, _, number = bytes(address.cpu().tolist()).rstrip(b"\0").decode().rpartition(":")
     return StoreLink(host, int(number), rank, world_size)
+
+
+def device_of_group() -> torch.device:
+    """Where the process group takes tensors: in this memory, or else on the rank's device."""
+    group: Any = dist.group.WORLD
+    kinds = [torch.device(kind).type for kind in group._device_types]
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    if group.bound_device_id is not None:
+        return torch.device(group.bound_device_id)
+    return torch.device(kinds[0], devices.own() if kinds[0] == "cuda" else None)
 
 
 _opened: set[str] = set()  # stores of attempts that this process had a session in

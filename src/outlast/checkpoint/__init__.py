@@ -16,6 +16,8 @@ A worker's part in writing one (the keeper, above this room, writes, compares an
 ``sources``        pieces as they were at the boundary, and how it is seen that they changed
 ``capture``        the copy into memory, behind the next forward and backward
 ``streams``        the same from GPUs
+``aliases``        who could change them past their counters, and waits until they are copied
+``devices``        the GPU that is the rank's, and threads that may touch it
 
 Reading one:
 

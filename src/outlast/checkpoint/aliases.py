@@ -5,6 +5,11 @@ version counter tells of a change, unless the writer goes past it: through ``.da
 DLPack view, torch's fused kernels, its foreach kernels on spread tensors, a CUDA graph. All of them
 need either another tensor or array over the same memory, or one of a few functions of torch.
 
+Graphs are looked after as long as somebody watches them, not only while something is copied: an
+optimizer's step inside of one moves no counter and calls no hook. No graph is captured while a
+device still copies: what a capture waits for, or what comes onto its stream, would become part of
+it.
+
 So it is looked at the boundary who else holds the memory (``alone``): memory that others hold, or
 that is not torch's own, is copied at once. And until the copy is whole, who asks for a new way in,
 or calls one of those functions on memory that is being copied, has to wait until it has been
@@ -33,6 +38,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 
+from outlast.checkpoint.devices import Thread
 from outlast.checkpoint.overlaps import span
 from outlast.checkpoint.reshard import PLAIN, is_spread
 from outlast.checkpoint.subclasses import is_subclass, memories
@@ -50,11 +56,18 @@ class Copying(Protocol):
 
     error: Exception | None
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether all is copied, or will be before this thread's stream goes on."""
+
     def help(self) -> None:
         """Copy what is left, in the calling thread."""
 
     def wait(self) -> None:
         """The same, and wait for what other threads are copying."""
+
+    def wait_for_devices(self) -> None:
+        """Wait until no device is copying any more."""
 
     def storages(self) -> Iterable[torch.UntypedStorage]:
         """The memory of what is copied later than at the boundary."""
@@ -127,6 +140,8 @@ class _Held:
         self.copying: weakref.ref[Copying] | None = None
         self.pid = 0  # a process that is forked meanwhile has the functions, and no copiers
         self.addresses: frozenset[int] | None = None  # of its memory, once somebody has asked
+        self.watchers: list[Callable[[], None]] = []  # told of each graph that is replayed
+        self.graphs: list[tuple[Any, str, Any]] = []  # what was of CUDAGraph's before
 
     def now(self) -> Copying | None:
         """The capture, if there is one."""
@@ -144,6 +159,7 @@ def hold_back(copying: Copying) -> None:
         _held.pid = os.getpid()
         for owner, name, patched in _patched():
             setattr(owner, name, patched)
+        _look_after_graphs()
 
 
 def let_go(copying: Copying) -> None:
@@ -157,12 +173,46 @@ def let_go(copying: Copying) -> None:
                 setattr(owner, name, original)
             else:
                 delattr(owner, name)
+        _look_after_graphs()
+
+
+def watch_graphs(on_replay: Callable[[], None]) -> Callable[[], None]:
+    """Have ``on_replay`` called ahead of each replay of a CUDA graph, until what is returned is."""
+    with _held.lock:
+        _held.watchers = [*_held.watchers, on_replay]
+        _look_after_graphs()
+
+    def leave() -> None:
+        with _held.lock:
+            _held.watchers = [one for one in _held.watchers if one is not on_replay]
+            _look_after_graphs()
+
+    return leave
+
+
+def _look_after_graphs() -> None:
+    """Put our functions into CUDAGraph while somebody needs them; the lock is held."""
+    is_needed = bool(_held.watchers) or _held.copying is not None
+    if is_needed and not _held.graphs:
+        for name, make in (("replay", _replay), ("capture_begin", _capture_begin)):
+            # At the root: a method that was bound before calls what is there now.
+            kinds = [kind for kind in torch.cuda.CUDAGraph.__mro__ if name in vars(kind)]
+            if kinds:
+                owner = kinds[-1]
+                _held.graphs.append((owner, name, vars(owner)[name]))
+                setattr(owner, name, make(getattr(owner, name)))
+    elif not is_needed:
+        graphs, _held.graphs = _held.graphs, []
+        for owner, name, original in graphs:
+            setattr(owner, name, original)
 
 
 def _pass(values: Iterable[Any]) -> None:
     """Before anything is done with these: the copy of what they lie in comes first."""
     copying = _held.now()
-    if copying is None or threading.current_thread().name.startswith(OWN_THREADS):
+    if copying is None or copying.is_confirmed:
+        return
+    if threading.current_thread().name.startswith(OWN_THREADS):
         return
     if any(_is_copied(value, copying) for value in values):
         _wait_for(copying)
@@ -174,13 +224,14 @@ def _wait_for(copying: Copying) -> None:
     While torch compiles, it runs the script's lines under modes in which a copy copies nothing, and
     ``torch.func``'s transforms take no copy to what was there before them.
     """
-    thread = threading.Thread(target=copying.help, name=f"{OWN_THREADS}copy-ahead", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:  # no more threads: this save is lost, and training goes on
-        copying.error = error
-    else:
-        thread.join()
+    if not copying.is_confirmed:
+        thread = Thread(target=copying.help, name=f"{OWN_THREADS}copy-ahead", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: this save is lost, and training goes on
+            copying.error = error
+        else:
+            thread.join()
     copying.wait()
 
 
@@ -238,9 +289,23 @@ def _attribute(original: Any) -> property:
 def _replay(original: Any) -> Any:
     @functools.wraps(original)
     def patched(*args: Any, **kwargs: Any) -> Any:
+        for on_replay in _held.watchers:
+            on_replay()
         copying = _held.now()  # a graph writes wherever it wrote when it was captured
         if copying is not None:
             _wait_for(copying)
+        return original(*args, **kwargs)
+
+    return patched
+
+
+def _capture_begin(original: Any) -> Any:
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        copying = _held.now()
+        if copying is not None:
+            _wait_for(copying)
+            copying.wait_for_devices()
         return original(*args, **kwargs)
 
     return patched
@@ -257,7 +322,6 @@ def _originals() -> list[tuple[Any, str, Any, bool]]:
         )
     ]
     names += [(torch.UntypedStorage, n) for n in ("resize_", "fill_", "copy_", "__setitem__")]
-    names += [(torch.cuda.CUDAGraph, "replay")]
     names += [(torch, "to_dlpack"), (torch.utils.dlpack, "to_dlpack")]
     names += [
         (torch, name)
@@ -275,9 +339,7 @@ def _originals() -> list[tuple[Any, str, Any, bool]]:
 def _patched() -> list[tuple[Any, str, Any]]:
     made = []
     for owner, name, original, _ in _originals():
-        if name == "replay":
-            new = _replay(original)
-        elif not callable(original):
+        if not callable(original):
             new = _attribute(original)
         else:
             # What is changed, or lent, is the first argument; fused kernels change several, and

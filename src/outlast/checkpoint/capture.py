@@ -28,7 +28,7 @@ from typing import Final
 import torch
 import xxhash
 
-from outlast.checkpoint import aliases
+from outlast.checkpoint import aliases, devices
 from outlast.checkpoint.manifest import BLOCK_BYTES
 from outlast.checkpoint.plan import Plan, Write
 from outlast.checkpoint.sources import Item, Remembered, Source, source_of
@@ -223,6 +223,16 @@ class Capture:
         self.wait_for_others()
         self.confirm()
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether all copies have ended, or come ahead of what training does next."""
+        return self._confirmed.is_set()
+
+    def wait_for_devices(self) -> None:
+        """Wait until no device is copying any more, of those that were waited for as above."""
+        if self.streams is not None:
+            self.streams.over.wait()
+
     def wait_for_others(self) -> None:
         """Wait until no thread is in the middle of a copy."""
         with self._lock:
@@ -235,7 +245,7 @@ class Capture:
 
     def hold_back(self) -> None:
         """From here on, whoever would go past the version counters waits for the copy."""
-        if not self._confirmed.is_set():
+        if not self._confirmed.is_set() or self.streams is not None:
             aliases.hold_back(self)
 
     def storages(self) -> list[torch.UntypedStorage]:
@@ -247,6 +257,7 @@ class Capture:
     def let_go(self) -> None:
         """Everything is copied and confirmed: no tensor is held on to, whoever holds this."""
         self._remembered.let_go()
+        aliases.let_go(self)
 
     def confirm(self) -> None:
         """All copies have ended, or are ahead of training: what has not changed, they are of."""
@@ -256,7 +267,8 @@ class Capture:
             self.void += [one.write.piece.name for one in self._trusted if one.has_changed()]
             self._trusted = []
             self._confirmed.set()
-        aliases.let_go(self)
+        if self.streams is None or self.streams.over.is_set():
+            aliases.let_go(self)  # not before: no graph is captured while a device copies
 
     def _copy(self, item: Item) -> None:
         source, start, size = item
@@ -330,7 +342,7 @@ def digest_of(tensor: torch.Tensor) -> str:
     """Digest of a tensor's bytes: the same for all tensors of one kind of device."""
     if tensor.is_cuda:
         return in_words(sums_of(tensor))
-    local = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    local = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     size = local.numel() * local.element_size()
     return str(xxhash.xxh3_64_hexdigest(_memory(local.data_ptr(), size) if size else b""))
 
@@ -358,7 +370,7 @@ class Copiers:
         self._inside = 0
         self._stopping = False
         self._threads = [
-            threading.Thread(target=self._run, name=f"outlast-copy-{index}", daemon=True)
+            devices.Thread(target=self._run, name=f"outlast-copy-{index}", daemon=True)
             for index in range(NUM_COPIERS)
         ]
         for thread in self._threads:
@@ -392,12 +404,13 @@ class Copiers:
             with self._changed:
                 while not self._stopping and (self._current is None or self._turn == done):
                     self._changed.wait()
-                if self._stopping:
-                    return
+                if self._current is None or self._turn == done:
+                    return  # not before what was begun is whole: training may wait for it
                 capture, done = self._current, self._turn
                 assert capture is not None  # noqa: S101 - waited for
                 first = self._inside == NUM_COPIERS
                 self._inside -= 1
+            devices.enter()
             self._work(capture, is_first=first)
             del capture
 

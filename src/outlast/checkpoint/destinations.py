@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from outlast.checkpoint import devices
 from outlast.checkpoint.aliases import array_of
 from outlast.checkpoint.manifest import Chunk, TensorEntry
 from outlast.checkpoint.overlaps import is_deferred, raw, span
@@ -145,9 +146,12 @@ def _pieces_of(
             yield chunk.file, Piece(here, here + run * item, address)
         return
     last = span(overlap.extent, saved_strides)
+    stream = devices.stream_for(region)  # of whoever asks: behind what made the tensor
     stage = _Stage(
         last * item,
-        lambda memory: _bring(memory.view(dtype).as_strided(overlap.extent, saved_strides), region),
+        lambda memory: _bring(
+            memory.view(dtype).as_strided(overlap.extent, saved_strides), region, stream
+        ),
     )
     yield chunk.file, Piece(start, start + last * item, 0, stage)
 
@@ -200,9 +204,9 @@ class _Stage:
             self._bring(memory)
 
 
-def _bring(source: torch.Tensor, target: torch.Tensor) -> None:
+def _bring(source: torch.Tensor, target: torch.Tensor, stream: Any) -> None:
     """Copy a tensor to where it belongs, in this thread alone if that is in this memory."""
-    with torch.no_grad():
+    with torch.no_grad(), devices.on(stream):
         if target.device.type != "cpu" or target.dtype != source.dtype or is_deferred(target):
             target.copy_(source)
             return

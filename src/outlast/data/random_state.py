@@ -4,10 +4,10 @@ Guarantees: ``restore(capture())`` puts every stream back to the bit, also after
 through JSON (plain values) and safetensors (tensors). Capturing draws nothing and waits for no
 device.
 
-CUDA's states belong to the rank, not to a device's number: those of the devices that this process
-uses are kept by their distance from its current one, and put back at the same distance from the
-current device of then. So a rank that was on ``cuda:0`` of a second machine has its own random
-numbers on ``cuda:4`` of a larger one.
+CUDA's states belong to the rank, not to a device's number: those of the devices that its state lies
+on (``checkpoint.devices``) go to those that it lies on then, in the same order. So a rank that was
+on ``cuda:0`` of a second machine has its own random numbers on ``cuda:4`` of a larger one. Others
+that this process uses are kept by their distance from the first.
 
 What can go wrong: a checkpoint from a machine with more devices than this one; the states of the
 devices that are not here are left out, and a warning says so. What is kept here are the *global*
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from outlast.checkpoint import devices
 from outlast.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -119,29 +120,33 @@ def as_data(seen: tuple[Any, Any, torch.Tensor]) -> dict[str, Any]:
 
 def _capture_devices() -> dict[str, Any]:
     """Of those that this process uses: a device on which it holds no memory has drawn nothing."""
-    current = torch.cuda.current_device()
-    used = [
+    own = devices.used()
+    others = [
         index
         for index in range(torch.cuda.device_count())
-        if index == current or torch.cuda.memory_reserved(index)
+        if index not in own and torch.cuda.memory_reserved(index)
     ]
+    used = [*own, *others]
     return {
-        "distances": [index - current for index in used],
+        "num_own": len(own),
+        "distances": [index - own[0] for index in used],
         "states": [torch.cuda.get_rng_state(index) for index in used],
     }
 
 
-def _restore_devices(devices: Mapping[str, Any]) -> None:
+def _restore_devices(saved: Mapping[str, Any]) -> None:
     num_here = torch.cuda.device_count()
-    current = torch.cuda.current_device() if num_here else 0
+    own = devices.used() or ((torch.cuda.current_device(),) if num_here else (0,))
+    num_same = min(int(saved.get("num_own", 1)), len(own))
     missing = 0
-    for distance, state in zip(devices["distances"], devices["states"], strict=True):
-        index = current + int(distance)
+    for number, state in enumerate(saved["states"]):
+        distance = int(saved["distances"][number])
+        index = own[number] if number < num_same else own[0] + distance
         if 0 <= index < num_here:
             torch.cuda.set_rng_state(state.cpu(), index)
         else:
             missing += 1
-    _tell_of_missing(len(devices["states"]), missing, num_here)
+    _tell_of_missing(len(saved["states"]), missing, num_here)
 
 
 def _restore_by_number(states: list[Any]) -> None:

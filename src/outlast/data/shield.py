@@ -43,6 +43,7 @@ from typing import Any, Final
 
 import torch
 
+from outlast.checkpoint import devices
 from outlast.data import made
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class ShieldedInit:
             _die_with_parent()
         if os.getppid() != starter_pid or not _exists(self._parent_pid):
             os._exit(1)
-        threading.Thread(
+        devices.Thread(
             target=_answer_end,
             args=(self._parent_pid, starter_pid),
             name="outlast-worker-shield",

@@ -28,6 +28,7 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
+from outlast.checkpoint import devices
 from outlast.reduce.buckets import Bucket
 from outlast.reduce.tree import Plan
 
@@ -180,7 +181,7 @@ class Messages:
         self._error, self._is_given_up = None, False
         self._launched = queue.SimpleQueue()
         expected = [self._expect(number) for number in range(len(self._buckets))]
-        self._thread = threading.Thread(
+        self._thread = devices.Thread(
             target=self._run, args=(expected,), name="outlast-reduce", daemon=True
         )
         self._thread.start()

@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 
 from outlast.attempt.link import STORE_VARIABLE
+from outlast.checkpoint import devices
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class Groups:
             _held.append(made)
             logger.warning("a DDP object of the attempt before is still held; so are its groups")
             return
-        freeing = threading.Thread(target=made.clear, name="outlast-free", daemon=True)
+        freeing = devices.Thread(target=made.clear, name="outlast-free", daemon=True)
         del made
         freeing.start()
         freeing.join(FREE_S)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from outlast.attempt.link import Link
+from outlast.checkpoint import devices
 from outlast.checkpoint.capture import Capture, Copiers
 from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import (
@@ -155,6 +156,7 @@ class Engine:
             self.line.close(clean=clean, copying_s=copying_s)
         finally:
             self._meeting.stop()
+            self._room.close()
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class Engine:
         """After the first step: agree with the other ranks, and have memory made ready."""
         pieces = self._pieces(state)
         self._sharing.offer(pieces, self._own)
-        threading.Thread(
+        devices.Thread(
             target=self._reserve_ahead, args=(pieces,), name="outlast-reserve", daemon=True
         ).start()
 

@@ -65,7 +65,7 @@ class Gradients:
         self._looks: list[Any] = []  # of some of them, as the batch was handed out
         self._handed: list[Any] | None = None  # how they stood, where the boundary was not clean
         self._unsummed: list[Any] = []  # some parameters of FSDP2
-        self._has_stepped = self._is_blind = self._is_named = False
+        self._has_stepped = self._has_replayed = self._is_blind = self._is_named = False
         self._saved: Mapping[str, Any] | None = None
         self._hook: Any = None
 
@@ -96,7 +96,7 @@ class Gradients:
 
     def handed_out(self) -> None:
         """A batch is handed out."""
-        self._has_stepped = False
+        self._has_stepped = self._has_replayed = False
         if self._by_hand is not None and not self._is_named:
             self._looks = self._by_hand.looks()
         clean = bool(self._seen) and all(one.last == self._step for one in self._seen.values())
@@ -114,6 +114,10 @@ class Gradients:
             one = self._seen[id(optimizer)] = _Seen.of(optimizer)
         one.note()
         self._on_step(optimizer)
+
+    def replayed(self) -> None:
+        """A CUDA graph is replayed: what it changes, and how, is not seen."""
+        self._has_replayed = True
 
     def completed(self, step: int) -> None:
         """A step is complete."""
@@ -135,7 +139,7 @@ class Gradients:
     @property
     def have_moved(self) -> bool:
         """Whether an optimizer has stepped since the batch was handed out, or backward has run."""
-        if self._has_stepped or self._is_blind:
+        if self._has_stepped or self._is_blind or (self._has_replayed and not self._seen):
             return True
         by_hand = None if self._is_named else self._by_hand
         if by_hand is not None and by_hand.looks() != self._looks:

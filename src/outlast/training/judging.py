@@ -41,6 +41,7 @@ import torch
 
 from outlast.attempt.agreement import Agreement
 from outlast.attempt.link import Link, Message
+from outlast.checkpoint import devices
 from outlast.config import Settings
 from outlast.keeper import wire
 from outlast.ledger.file import Ledger
@@ -109,7 +110,7 @@ class Judging:
         self._wake = threading.Event()
         self._changed = threading.Condition()
         self._is_stopping = self._is_active = False
-        self._thread = threading.Thread(target=self._run, name="outlast-judging", daemon=True)
+        self._thread = devices.Thread(target=self._run, name="outlast-judging", daemon=True)
         self._agreement: Agreement
         self._ledger: Ledger
         self._tell_keeper: Callable[[wire.Judged], None] = lambda _: None
@@ -158,7 +159,7 @@ class Judging:
             for committed in self._commits - {0}:
                 self._bench.judge.committed(committed)
             if self._unwritten or self._rules.action != "report":
-                threading.Thread(target=self._make_room, name="outlast-room", daemon=True).start()
+                devices.Thread(target=self._make_room, name="outlast-room", daemon=True).start()
         self._tell()
 
     def _make_room(self) -> None:
@@ -381,7 +382,7 @@ class Judging:
             with contextlib.suppress(OSError, RuntimeError):
                 answer.append(self._find_there())
 
-        looking = threading.Thread(target=look, name="outlast-there", daemon=True)
+        looking = devices.Thread(target=look, name="outlast-there", daemon=True)
         looking.start()
         looking.join(LOOK_S)
         return answer[0] if answer else None
@@ -451,6 +452,8 @@ def _value_of(value: Any) -> _Value | None:
             value = value.to_local()
         if value.device.type != "cuda":
             return _Value(float(value))
+        if torch.cuda.is_current_stream_capturing():
+            return None  # what would be queued here happens in replays
         with torch.cuda.device(value.device):
             host = torch.empty((), dtype=value.dtype, pin_memory=True)
             host.copy_(value.reshape(()), non_blocking=True)

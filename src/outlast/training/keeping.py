@@ -15,6 +15,7 @@ import torch
 
 from outlast.attempt.over import over
 from outlast.attempt.own import Own
+from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN
 from outlast.training import living
 from outlast.training.flight import State
@@ -90,10 +91,15 @@ class Keeping:
         Raises:
             AttemptOver: on a GPU, where what is there may be what breaking a sum has left behind.
         """
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()
+        for device in devices.used():
+            torch.cuda.current_stream(device).synchronize()
+        if devices.used():
             over.raise_if_over()
         self._pending(late=True)
+        self.spoil()
+
+    def spoil(self) -> None:
+        """The weights may change from here on, and nothing may tell of it."""
         if self._moment is not None:
             self._moment.spoil()
 

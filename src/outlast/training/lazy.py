@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from outlast.checkpoint import aliases
 from outlast.checkpoint.references import parameters_of
 
 FULLGRAPH: Final = (
@@ -97,16 +98,65 @@ class Lazy:
                     self.moments.add(name)
 
 
-def hook(before: Callable[[], None], graphed: Callable[[], None]) -> Any:
+class Heard:
+    """Whether optimizers say when they step, at the steps where they did so before.
+
+    One whose step is in a CUDA graph that was captured before the session says nothing, and its
+    changes move no counter. So where a step has passed without a word that was due, nothing may be
+    left for later.
+
+    Args:
+        step: completed steps, as the session begins.
+    """
+
+    def __init__(self, step: int) -> None:
+        self._last = step
+        self._period = 1
+        self._is_known = False
+
+    def stepped(self, step: int) -> None:
+        """An optimizer steps, in the step that makes ``step`` the number of completed ones."""
+        if step > self._last:
+            self._period, self._last = step - self._last, step
+        self._is_known = True
+
+    def is_due(self, step: int) -> bool:
+        """Whether one should have stepped by now, and none has; ``step`` steps are complete."""
+        return step >= self._last + self._period
+
+    def is_certain(self, step: int) -> bool:
+        """Whether one has stepped, and when it should have."""
+        return self._is_known and not self.is_due(step)
+
+
+class Hook:
+    """Stands until it is removed.
+
+    Args:
+        removes: what to call then.
+    """
+
+    def __init__(self, *removes: Callable[[], None]) -> None:
+        self._removes = removes
+
+    def remove(self) -> None:
+        """Call nobody any more."""
+        for remove in self._removes:
+            remove()
+
+
+def hook(
+    before: Callable[[], None],
+    graphed: Callable[[], None],
+    replayed: Callable[[], None] = lambda: None,
+) -> Hook:
     """Have ``before`` called ahead of the step of any optimizer, also one we were not told of.
 
     Args:
         before: what to do.
         graphed: called instead when the step is recorded into a CUDA graph: nothing is changed
             now, and nobody will be asked when the graph is replayed.
-
-    Returns:
-        A handle with ``remove``.
+        replayed: called ahead of each replay of a CUDA graph, whatever is in it.
     """
 
     def called(*_: Any) -> None:
@@ -119,4 +169,4 @@ def hook(before: Callable[[], None], graphed: Callable[[], None]) -> Any:
     # yet, asking for that would cost a second.
     if "torch._dynamo" in sys.modules:
         called = torch.compiler.disable(called, reason=FULLGRAPH)
-    return register_optimizer_step_pre_hook(called)
+    return Hook(register_optimizer_step_pre_hook(called).remove, aliases.watch_graphs(replayed))

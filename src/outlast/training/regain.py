@@ -17,7 +17,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from outlast.attempt.link import Link
+from outlast.attempt.link import Link, device_of_group
 from outlast.attempt.own import Record, read_own
 from outlast.checkpoint.tree import DTYPE_OF, unflatten
 from outlast.policy.regain import Known, Offer, Plan, decide
@@ -206,7 +206,7 @@ def _state(link: Link, plan: Plan, moment: Moment | None) -> dict[str, Any]:
 
 def _broadcast(outline: Outline, source: int, moment: Moment | None) -> dict[str, torch.Tensor]:
     """Take part in sending; what came, where this rank has nothing."""
-    device = _device()
+    device = device_of_group()
     found: dict[str, torch.Tensor] = {}
     for piece in _pieces(outline):
         sizes = [_num_bytes(dtype, shape) for _, dtype, shape in piece]
@@ -222,16 +222,6 @@ def _broadcast(outline: Outline, source: int, moment: Moment | None) -> dict[str
             # In memory of its own, aligned as torch aligns.
             found[name] = part.clone().view(DTYPE_OF[dtype]).reshape(shape)
     return found
-
-
-def _device() -> torch.device:
-    """Where the process group can be given tensors."""
-    group: Any = dist.group.WORLD
-    try:
-        group._get_backend(torch.device("cpu"))
-    except RuntimeError:
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
 
 
 def _pieces(outline: Outline) -> Iterator[Outline]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
 
+from outlast.checkpoint import devices
 from outlast.config import Settings
 from outlast.keeper import wire
 from outlast.keeper.arena import Arena
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 # What is in memory, and what others keep a copy of, stays readable while the next is copied.
 MEMORY_TIER_BUFFERS: Final = 2
+_PORTABLE: Final = 1  # cudaHostRegisterPortable: for all devices of this process
 
 
 class Room:
@@ -42,6 +43,7 @@ class Room:
         self._arenas: dict[int, Arena] = {}
         self._buffers: dict[int, torch.Tensor] = {}
         self._used: dict[int, int] = {}
+        self._registered: list[torch.Tensor] = []  # with the GPU's driver
         self._turn = 0
 
     @property
@@ -60,7 +62,7 @@ class Room:
             if known is not None and (known.ring_bytes or known.num_bytes >= size):
                 return ""
             reserved, arenas = client.reserve(size, self._wanted, self._workers)
-            _unregister(self._buffers.values())
+            self._unregister()
             for arena in self._arenas.values():
                 arena.close()
             self._arenas = dict(zip(reserved.arenas, arenas, strict=True))
@@ -68,7 +70,7 @@ class Room:
                 number: torch.frombuffer(arena.view, dtype=torch.uint8)
                 for number, arena in self._arenas.items()
             }
-            _register(self._buffers.values())
+            self._register()
             self.reserved = reserved
             return reserved.words
 
@@ -90,25 +92,40 @@ class Room:
         """The arena of this number, if there is one."""
         return self._buffers.get(number)
 
+    def close(self) -> None:
+        """Nothing is copied any more.
+
+        Memory that is unmapped while the driver has it leaves its pages there, under an address
+        that something else gets: copies to that would go to those pages.
+        """
+        with self._lock:
+            self._unregister()
+
     def forget(self) -> None:
         """The keeper that gave it is gone; its successor gives the same memory again."""
         with self._lock:
             self.reserved = None
 
+    def _register(self) -> None:
+        """Let copy engines reach the arenas directly; without it copies only take longer."""
+        if devices.own() is not None:
+            devices.apart(self._register_all, "register")
 
-def _register(buffers: Iterable[torch.Tensor]) -> None:
-    """Let the GPU's copy engines reach the arenas directly; without it copies only take longer."""
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
-        return
-    runtime: Any = torch.cuda.cudart()
-    for buffer in buffers:
-        code = int(runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
-        if code:
-            logger.warning("an arena could not be registered with the GPU's driver: %d", code)
-
-
-def _unregister(buffers: Iterable[torch.Tensor]) -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    def _register_all(self) -> None:
         runtime: Any = torch.cuda.cudart()
-        for buffer in buffers:
+        for buffer in self._buffers.values():
+            code = int(runtime.cudaHostRegister(buffer.data_ptr(), buffer.numel(), _PORTABLE))
+            if code:
+                logger.warning("an arena could not be registered with the GPU's driver: %d", code)
+            else:
+                self._registered.append(buffer)
+
+    def _unregister(self) -> None:
+        if self._registered:
+            devices.apart(self._unregister_all, "unregister")
+
+    def _unregister_all(self) -> None:
+        runtime: Any = torch.cuda.cudart()
+        registered, self._registered = self._registered, []
+        for buffer in registered:
             runtime.cudaHostUnregister(buffer.data_ptr())

@@ -27,6 +27,7 @@ from typing import Any, Final, Self, TypeVar
 from outlast import config
 from outlast.attempt.agreement import Action, Agreement
 from outlast.attempt.over import over
+from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.data import random_state, shield
@@ -97,6 +98,7 @@ class Session:
         self._transient: Transient
         self._gradients: Gradients
         self._afresh: Afresh
+        self._optimizers: lazy.Heard
 
     # --- entering and leaving ----------------------------------------------------------------
 
@@ -107,6 +109,7 @@ class Session:
             self._gradients = Gradients(lambda: self._objects.stateful, self._unnamed.saw)
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
+            devices.settle(self._objects.stateful.values())
             hear, done = self._on_decision, self._saves.written
             hasten = lambda left_s: self._leaving.hasten(left_s)  # noqa: E731, PLW0108 - not yet there
             self._rig = Rig(self._settings, hear, done, hasten)
@@ -124,7 +127,10 @@ class Session:
                 # Refused before it began: another one can take its place in this process.
                 self._rig.stop(0.0, exit_code_of(error), clean=False)
                 raise
-        self._hook = lazy.hook(self._before_optimizer, self._rig.engine.distrust)
+        self._optimizers = lazy.Heard(self.step)
+        self._hook = lazy.hook(
+            self._before_optimizer, self._rig.engine.distrust, self._before_replay
+        )
         self._gradients.open(self.step)
         if self._rig.link.rank == 0:
             self._unnamed.open()
@@ -251,6 +257,7 @@ class Session:
             open_at = self.step if self._in_loop else None
             refuse_loop(until, epochs, is_over=self._is_over, open_at=open_at)
         self._position.called(site, self.step, until)
+        devices.settle(self._objects.stateful.values())  # they may have been brought there since
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
         if self._was_over(until):
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
@@ -427,6 +434,8 @@ class Session:
             say(f"step {self.step} could not be saved: {error}")
 
     def _before_optimizer(self) -> None:
+        if self._in_loop and not self._at_boundary:
+            self._optimizers.stepped(self.step + 1)
         start_s = time.monotonic()
         if self._rig.engine.is_copying:
             self._meter.saving()
@@ -436,6 +445,12 @@ class Session:
         self._meter.updating(stalled_s)
         if self._keeping is not None and self._in_loop:
             self._keeping.before_optimizer()
+
+    def _before_replay(self) -> None:
+        """A CUDA graph is replayed; an optimizer's step may be in it."""
+        self._gradients.replayed()
+        if self._keeping is not None and not self._optimizers.is_certain(self.step):
+            self._keeping.spoil()
 
     def _state(self) -> dict[str, Any]:
         state = self._objects.capture()
@@ -468,6 +483,8 @@ class Session:
         except ConfigError as error:  # state that changed its kind must not end the training
             self._rig.engine.refuse(self.step, str(error))
             return self._not_saved(error)
+        if self._optimizers.is_due(self.step):
+            self._rig.engine.take_at_once()
         try:
             self._rig.capture(self.step, self._objects.stateful, state, info, start)
         except (OSError, OutlastError, RuntimeError) as error:

@@ -37,6 +37,7 @@ import torch.distributed as dist
 from outlast.attempt import trackers
 from outlast.attempt.line import Go, Line, Over, Prepared, Stays, Unwound, dial
 from outlast.attempt.over import AttemptOver, over
+from outlast.checkpoint import devices
 from outlast.data import random_state
 from outlast.health import pulse
 from outlast.ledger.narrator import say
@@ -108,7 +109,7 @@ class _Survivor:
         self._next: queue.SimpleQueue[Go | None] = queue.SimpleQueue()
         self._random = random_state.capture()
         self._given: set[str] = set()  # variables
-        self._thread = threading.Thread(target=self._listen, name="outlast-line", daemon=True)
+        self._thread = devices.Thread(target=self._listen, name="outlast-line", daemon=True)
 
     def run(self, call: Callable[[], Any]) -> Any:
         """Call it until it returns, or raises what is its own."""
@@ -170,6 +171,7 @@ class _Survivor:
         while (message := self._line.receive()) is not None:
             if isinstance(message, Over):
                 over.happen()
+                devices.enter()
                 self._groups.break_all(again=False)
                 while not self._unwound.wait(AGAIN_S):
                     self._groups.break_all(again=True)

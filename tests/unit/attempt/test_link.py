@@ -1,11 +1,15 @@
 """Keys and messages: to oneself, and over a store in this process."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from outlast.attempt.link import LocalLink, StoreLink, open_link, open_store
+from fake_cuda import Cuda
+from outlast.attempt.link import LocalLink, StoreLink, device_of_group, open_link, open_store
+from outlast.checkpoint import devices
 from outlast.errors import ConfigError
 
 
@@ -79,3 +83,31 @@ def test_a_second_session_of_several_workers_in_one_attempt_is_refused(monkeypat
     monkeypatch.setattr("outlast.attempt.link._opened", {"127.0.0.1:9"})
     with pytest.raises(ConfigError, match="a second session"):
         open_link()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "bound", "expected"),
+    [
+        (("cpu", "cuda"), None, "cpu"),
+        (("cuda",), None, "cuda:5"),  # where the state lies, not device 0
+        (("cuda",), "cuda:2", "cuda:2"),
+        (("xpu",), None, "xpu"),
+    ],
+)
+def test_where_a_group_takes_tensors(monkeypatch, kinds, bound, expected):
+    Cuda(monkeypatch, current=0)
+    monkeypatch.setattr(devices._rank, "devices", (5,))
+    group = SimpleNamespace(
+        _device_types=[torch.device(kind) for kind in kinds],
+        bound_device_id=None if bound is None else torch.device(bound),
+    )
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD=group))
+    assert str(device_of_group()) == expected
+
+
+def test_where_a_group_of_this_machine_takes_tensors():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert device_of_group() == torch.device("cpu")
+    finally:
+        dist.destroy_process_group()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from outlast.checkpoint import devices as rank
 from outlast.data import random_state
 from outlast.data.generators import same
 from outlast.errors import ConfigError
@@ -123,6 +124,47 @@ def test_cuda_states_go_with_the_rank(monkeypatch, caplog, there, here, used, wa
     got = {index: int(one) for index, one in enumerate(devices.states) if int(one) >= 100}
     assert got == wanted
     assert ("are left out" in caplog.text) == (len(wanted) < max(len(used), 1))
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "wanted"),
+    [
+        ((8, 0, (5,)), (8, 0, (1,)), {1: 105}),  # scripts that never set a device
+        ((8, 0, (5,)), (1, 0, (0,)), {0: 105}),  # CUDA_VISIBLE_DEVICES
+        ((4, 2, (2, 3)), (4, 1, (1, 0)), {1: 102, 0: 103}),  # stages, the other way round
+        ((4, 0, (0, 1)), (4, 0, (2,)), {2: 100, 3: 101}),
+    ],
+)
+def test_cuda_states_go_to_where_the_rank_s_state_lies(monkeypatch, there, here, wanted):
+    num, current, used = there
+    devices = Devices(monkeypatch, num, current)
+    monkeypatch.setattr(rank._rank, "devices", used)
+    devices.states = [torch.tensor([100 + index]) for index in range(num)]
+    state = through_json(random_state.capture())
+    num, current, used = here
+    devices = Devices(monkeypatch, num, current)
+    monkeypatch.setattr(rank._rank, "devices", used)
+    random_state.restore(state)
+    got = {index: int(one) for index, one in enumerate(devices.states) if int(one) >= 100}
+    assert got == wanted
+
+
+def test_a_thread_of_another_device_captures_the_rank_s(monkeypatch):
+    """Autograd calls hooks in threads that have the gradient's device."""
+    devices = Devices(monkeypatch, 4, 1)
+    monkeypatch.setattr(rank._rank, "devices", (1,))
+    expected = random_state.capture()["devices"]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    found = random_state.capture()["devices"]
+    assert found == expected
+    assert [int(one) for one in found["states"]] == [int(devices.states[1])]
+
+
+def test_states_that_were_written_by_distance_alone_go_by_distance(monkeypatch):
+    devices = Devices(monkeypatch, 8, 4)
+    saved = {"distances": [0, 2], "states": [torch.tensor([7]), torch.tensor([8])]}
+    random_state.restore(random_state.capture(cuda=False) | {"devices": saved})
+    assert (int(devices.states[4]), int(devices.states[6])) == (7, 8)
 
 
 def test_cuda_states_of_an_older_checkpoint_go_by_number(monkeypatch):

@@ -172,6 +172,23 @@ def test_a_batch_that_was_only_looked_at_has_moved_nothing():
         loop.gradients.close()
 
 
+def test_a_graph_that_was_replayed_may_have_moved_what_no_optimizer_speaks_of():
+    model = nn.Linear(2, 1)
+    gradients = Gradients(lambda: {"model": model})
+    gradients.open(0)
+    for _ in range(2):
+        gradients.handed_out()
+        assert not gradients.have_moved
+        gradients.replayed()
+        assert gradients.have_moved
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.step()  # heard: the graphs are of something else
+    gradients.handed_out()
+    gradients.replayed()
+    assert not gradients.have_moved
+    gradients.close()
+
+
 def test_gradients_of_other_numbers_of_workers_are_left_out_and_said(capsys):
     model = nn.Linear(2, 1)
     gradients = Gradients(lambda: {"model": model})

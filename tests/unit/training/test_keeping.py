@@ -119,3 +119,11 @@ def test_state_that_cannot_be_kept_never_stops_training(loop, monkeypatch, caplo
 def test_what_it_takes_is_counted(loop):
     loop.end(1)
     assert sum(loop.rig.stalls) > 0
+
+
+def test_a_moment_that_a_graph_may_have_changed_is_nobody_s(loop):
+    loop.end(3)
+    loop.keeping.spoil()
+    over.happen()
+    loop.keeping.close()
+    assert living.kept() is None

@@ -131,3 +131,46 @@ def test_a_step_that_is_recorded_into_a_graph_is_told_apart(hooked, monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     stepped(net())
     assert hooked == ["graphed"]
+
+
+# --- optimizers that say nothing -----------------------------------------------------------------
+
+
+def due(steps, until):
+    """Boundaries, from step 0 on, at which a word is due; ``steps`` are those with one."""
+    heard, found = lazy.Heard(0), []
+    for step in range(until + 1):
+        if step in steps:
+            heard.stepped(step)
+            heard.stepped(step)  # several optimizers
+        if heard.is_due(step):
+            found.append(step)
+    return found
+
+
+def test_a_step_without_the_word_that_was_due_is_found():
+    assert due(set(), 4) == [1, 2, 3, 4], "in a graph from before"
+    assert due({1, 2, 3, 4}, 4) == []
+    assert due({1, 2, 4}, 6) == [3, 6]
+    assert due({3, 6, 9}, 11) == [1, 2], "accumulation"
+    assert due({3, 6, 9}, 13) == [1, 2, 12, 13]
+    assert due({1, 2, 3, 6, 9}, 11) == [4, 5], "accumulation that begins later"
+
+
+def test_what_has_never_been_heard_is_not_certain():
+    heard = lazy.Heard(7)
+    assert not heard.is_due(7)
+    assert not heard.is_certain(7)
+    heard.stepped(8)
+    assert heard.is_certain(8)
+    assert not heard.is_certain(9)
+
+
+def test_replays_of_graphs_are_told_until_it_is_removed(monkeypatch):
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda calls: calls.append("replayed"))
+    calls = []
+    handle = lazy.hook(lambda: None, lambda: None, lambda: calls.append("told"))
+    torch.cuda.CUDAGraph.replay(calls)
+    handle.remove()
+    torch.cuda.CUDAGraph.replay(calls)
+    assert calls == ["told", "replayed", "replayed"]

@@ -1,8 +1,14 @@
-"""How many snapshots a worker wants to hold at once."""
+"""How many snapshots a worker wants to hold at once, and that the GPU's driver has their memory."""
+
+import threading
+from types import SimpleNamespace
 
 import pytest
 
+from fake_cuda import Cuda
 from outlast import config
+from outlast.checkpoint import devices
+from outlast.keeper.arena import Arena
 from outlast.training.room import Room
 
 
@@ -32,3 +38,69 @@ def test_what_others_keep_a_copy_of_stays_while_the_next_is_copied(
     monkeypatch, world_size, local, arguments, expected
 ):
     assert wanted(monkeypatch, world_size, local, arguments) == expected
+
+
+# --- the driver ----------------------------------------------------------------------------------
+
+
+class Client:
+    """A keeper that gives two arenas of any size."""
+
+    def reserve(self, size, *_):
+        arenas = [Arena.make(size) for _ in range(2)]
+        reserved = SimpleNamespace(arenas=(0, 1), ring_bytes=0, num_bytes=size, words="")
+        return reserved, arenas
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    made = Cuda(monkeypatch, current=2)
+    devices.settle([])
+    yield made
+    devices._rank.devices = ()
+
+
+@pytest.fixture
+def room():
+    return Room(config.load({}, environ={}), 1)
+
+
+def test_arenas_are_registered_on_the_rank_s_device_for_all_of_its_devices(cuda, room):
+    reserving = threading.Thread(target=room.reserve, args=(Client(), 5000))  # of anybody's
+    reserving.start()
+    reserving.join()
+    _, buffer = room.take({1})
+    assert cuda.registered[buffer.data_ptr()] == (buffer.numel(), 1)
+    assert len(cuda.registered) == 2
+    assert set(cuda.contexts) == {2}
+
+
+def test_memory_is_the_driver_s_no_more_before_it_is_unmapped(cuda, room):
+    room.reserve(Client(), 5000)
+    first = set(cuda.registered)
+    held = [room.buffer(number) for number in range(2)]
+    room.forget()
+    room.reserve(Client(), 9_000_000)
+    assert len(cuda.registered) == 2
+    assert not first & set(cuda.registered)
+    room.close()
+    room.close()
+    assert cuda.registered == {}
+    assert cuda.errors == {}
+    del held
+
+
+def test_what_fails_leaves_no_error_behind_in_the_thread_that_trains(cuda, room, caplog):
+    """Torch would take it for that of its next kernel."""
+    cuda.fails.add("register")
+    room.reserve(Client(), 5000)
+    assert "could not be registered" in caplog.text
+    room.close()
+    assert threading.get_ident() not in cuda.errors
+    assert len(cuda.errors) == 1
+
+
+def test_without_a_gpu_nobody_is_asked(room):
+    room.reserve(Client(), 5000)
+    room.close()
+    assert room._registered == []
