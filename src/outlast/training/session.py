@@ -24,6 +24,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+import msgspec
+
 from outlast import config
 from outlast.attempt.agreement import Action, Agreement
 from outlast.attempt.over import over
@@ -44,6 +46,7 @@ from outlast.training.ending import Ending
 from outlast.training.flight import State, Written
 from outlast.training.gradients import KEY as GRADIENTS
 from outlast.training.gradients import Gradients
+from outlast.training.initial import Initial
 from outlast.training.keeping import Keeping
 from outlast.training.leaving import NO_COMMIT, Leaving, Where
 from outlast.training.objects import Objects
@@ -70,11 +73,13 @@ class Session:
         resumed: whether this run went on from a checkpoint.
     """
 
-    def __init__(self, settings: config.Settings, objects: Objects) -> None:
+    def __init__(self, settings: config.Settings, objects: Objects, initial: Initial) -> None:
         self.step = 0
         self.resumed = False
         self._settings = settings
         self._objects = objects
+        self._initial = initial
+        self._origins: list[Any] = []  # of the job's first state, where it was not the script's
         self._saves = Saves()
         self._rig: Rig
         self._signals = SignalNotice(self._on_signal, patient=self._is_patient)
@@ -147,7 +152,11 @@ class Session:
         else:
             loaded = self._rig.resume(self._objects.check).loaded
             if loaded is None:
+                self._begin()
                 return
+            if self._initial.paths and self._rig.link.rank == 0:
+                where, step = ", ".join(self._initial.paths), loaded.manifest.step
+                say(f"{where} is not started from: this job goes on from its own step {step}")
             remarks = self._objects.apply(loaded)
             own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
             again = read(self._objects, self._rig, loaded.save)
@@ -156,11 +165,19 @@ class Session:
             say(line)
         own = own_of(link.rank % saved_by)
         self.step, self.resumed = own["step"], True
+        self._origins = own.get("origins", [])
         self._streams.resumed(own["random"], saved_by, any_size=bits.any_size)
         bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
         self._gradients.resumed(own, saved_by, link.world_size, link.rank)
         self._position.take_over(own_of, saved_by, link)
         self._afresh.restored(again, self.step, is_whole=not self._position.is_first)
+
+    def _begin(self) -> None:
+        """The job has no checkpoint of its own."""
+        if self._initial.paths:
+            origins = self._initial.start(self._rig.link)
+            self._origins = [msgspec.to_builtins(one) for one in origins]
+            self._rig.started_from(origins)
 
     def __exit__(
         self,
@@ -450,7 +467,8 @@ class Session:
 
     def _own(self, step: int, data: Mapping[str, Any]) -> dict[str, Any]:
         random = self._position.random or self._end_random or random_state.capture()
-        return {"step": step, "random": random, "data": data, "bits": self._objects.bits.facts()}
+        own = {"step": step, "random": random, "data": data, "bits": self._objects.bits.facts()}
+        return {**own, "origins": self._origins} if self._origins else own
 
     def _snapshot(self, info: Mapping[str, Any]) -> bool:
         """Capture the state and hand it to the engine; whether that was possible.
