@@ -15,6 +15,7 @@ Rejected: a whole digest of foreign files (each worker would read all of them, t
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -188,12 +189,12 @@ def open_weights(given: str, rank: int = 0, save: str = "") -> Weights:
 
 
 def flat(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested dicts as dotted paths."""
-    if isinstance(state, Mapping) and (state or path):
+    """Nested dicts as dotted paths; each also stands as a whole: it may be an extra state."""
+    if path:
+        yield path, state
+    if isinstance(state, Mapping):
         for name, value in state.items():
             yield from flat(value, f"{path}.{name}" if path else str(name))
-    else:
-        yield path, state
 
 
 def digest_of(files: Iterable[Path]) -> str:
@@ -341,12 +342,11 @@ def _loaded(given: str, path: Path) -> Any:
             "torch.save(x.state_dict(), NEW) for a module, or torch.save(x[…], NEW) for the part "
             "that is a state_dict"
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError, IndexError) as error:
-        if not is_zip:
-            raise _damaged(
-                given, ValueError("it is neither torch.save's nor safetensors")
-            ) from None
-        raise _damaged(given, error) from None
+    except Exception as error:
+        # A damaged file may raise anything; a map past its end is "invalid argument".
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
+        raise _damaged(given, error if is_zip else ValueError(_NEITHER)) from None
 
 
 def _copied(state: Any) -> Any:

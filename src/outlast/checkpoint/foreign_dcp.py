@@ -19,6 +19,7 @@ from typing import Any, Final, cast
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, ReadItem
 from torch.serialization import _get_layout
@@ -54,17 +55,42 @@ class DcpDirectory(Weights):
             offered[name] = one
             if isinstance(one, metadata.TensorStorageMetadata):
                 offered[name] = Leaf(name, tuple(one.size), one.properties.dtype)
-        files = {info.relative_path for info in self._metadata.storage_data.values()}
+        self._nested: dict[str, list[str]] = {}  # what DCP took apart → its names
+        for name, inner in (self._metadata.planner_data or {}).items():
+            for depth in range(1, len(inner)):
+                whole = ".".join(map(str, inner[:depth]))
+                self._nested.setdefault(whole, []).append(name)
+        offered = {**dict.fromkeys(self._nested), **offered}
         super().__init__(given, offered, "")
+        ends: dict[str, int] = {}
+        for info in self._metadata.storage_data.values():
+            end = info.offset + info.length
+            ends[info.relative_path] = max(ends.get(info.relative_path, 0), end)
         with self.one_line():
-            self.digest = digest_of([path / METADATA, *(path / name for name in sorted(files))])
+            for file, end in ends.items():
+                if (size := (path / file).stat().st_size) < end:
+                    raise ValueError(f"{file} has {size} bytes of {end}")
+            self.digest = digest_of([path / METADATA, *(path / file for file in sorted(ends))])
 
     def data(self, path: str) -> Any:
-        """What is no tensor, read now."""
-        found = {path: None}
+        """What is no tensor, read now, and put together where DCP took it apart."""
+        names = self._nested.get(path, [path])
+        found = {
+            name: torch.empty(one.shape, dtype=one.dtype) if isinstance(one, Leaf) else None
+            for name in names
+            for one in [self.offered[name]]
+        }
         with self.one_line():
             self._load(found)
-        return found[path]
+        if path in found:
+            return found[path]
+        paths = {name: self._metadata.planner_data[name] for name in names}
+        depth = next(
+            depth
+            for depth in range(1, len(paths[names[0]]))
+            if ".".join(map(str, paths[names[0]][:depth])) == path
+        )
+        return unflatten_state_dict(found, {name: inner[depth:] for name, inner in paths.items()})
 
     def _read(self, targets: Sequence[Target]) -> None:
         left = list(targets)
@@ -99,7 +125,8 @@ class _Reader(filesystem.FileSystemReader):  # type: ignore[misc]
 
 class _Planner(DefaultLoadPlanner):  # type: ignore[misc]
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        self.state_dict[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
+        found = torch.load(value, weights_only=True)
+        self.original_state_dict[read_item.dest_index.fqn] = found
 
 
 class _Records(pickle.Unpickler):

@@ -29,6 +29,7 @@ _WRAPPERS: Final = frozenset(
 )
 _NESTS: Final = ("", "model", "state_dict", "model_state_dict")  # where people put a model's state
 _SHOWN: Final = 3
+_PROPOSED: Final = 12
 
 
 class Match:
@@ -94,7 +95,7 @@ class Match:
         """
         left = [path for path in self.left if path not in others]
         if left:
-            self._refuse([], [self._inner(path) for path in left], [])
+            self._refuse([], left, [])
 
     def remark(self) -> str:
         """What a person should know of how it was taken."""
@@ -125,7 +126,7 @@ class Match:
         if not counts:
             raise StateMismatch(
                 f"{self._where} has none of the {len(wanted)} names of {self.key}: it has "
-                f"{_some(sorted(self._offered))}, and {self.key} {_some(sorted(self._live))}"
+                f"{_some(sorted(self._tensors()))}, and {self.key} {_some(sorted(self._live))}"
             )
         best = max(counts.values())
         likely = [prefix for prefix, count in counts.items() if count == best]
@@ -145,6 +146,10 @@ class Match:
                 if inner not in found or path.endswith(inner):
                     found[inner] = path
         return prefix, found
+
+    def _tensors(self) -> list[str]:
+        """The paths at which tensors are offered."""
+        return [path for path, one in self._offered.items() if isinstance(one, Leaf | Parts)]
 
     def _take(self, found: Mapping[str, str]) -> None:
         owners = modules.owners_of(self._model)
@@ -177,7 +182,7 @@ class Match:
             else:
                 self.left.append(found[bare])
         if missing or shapes:
-            self._refuse(missing, [self._inner(path) for path in self.left], shapes)
+            self._refuse(missing, self.left, shapes)
 
     def _is_kept(self, name: str, bare: str) -> bool:
         found = [
@@ -212,8 +217,8 @@ class Match:
         start = f"{self._prefix}." if self._prefix else ""
         return _bare(path).removeprefix(start)
 
-    def _refuse(self, missing: list[str], extra: list[str], shapes: list[str]) -> None:
-        said = []
+    def _refuse(self, missing: list[str], left: list[str], shapes: list[str]) -> None:
+        said, extra = [], sorted(self._inner(path) for path in left)
         if missing:
             said.append(f"lacks {len(missing)} of its {len(self._live)} names ({_some(missing)})")
         if extra:
@@ -223,7 +228,8 @@ class Match:
         bad = {*(self._bare[name] for name in missing), *extra}
         bad |= {self._bare[line.partition(" ")[0]] for line in shapes}
         good = {self._bare[name] for name in (*self.paths, *self.kept) if name in self._bare}
-        patterns = ", ".join(f'"{one}"' for one in _patterns_for(bad, good))
+        proposed = _patterns_for(bad, good)
+        patterns = _some((f'"{one}"' for one in proposed), most=_PROPOSED)
         raise StateMismatch(
             f"{self._where} is not for this {self.key}: it {', '.join(said)}. Build the model as "
             "it was; or, to leave these as the script has made them, "
@@ -285,7 +291,7 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _some(names: Iterable[str], between: str = ", ") -> str:
+def _some(names: Iterable[str], between: str = ", ", most: int = _SHOWN) -> str:
     shown = list(names)
-    more = f"{between}…" if len(shown) > _SHOWN else ""
-    return between.join(shown[:_SHOWN]) + more
+    more = f"{between}…" if len(shown) > most else ""
+    return between.join(shown[:most]) + more

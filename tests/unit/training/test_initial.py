@@ -188,8 +188,7 @@ def test_names_that_are_missing_or_too_many_are_counted_and_named(tmp_path, form
 
     path = form(tmp_path, *trained())
     said = refusal(path, model=More())
-    assert "lacks" in said
-    assert "lora_a.bias" in said
+    assert "lacks 7 of its 13 names (" in said
     assert '"lora_a", "lora_b"' in said
 
 
@@ -224,7 +223,7 @@ def test_an_exception_that_matches_nothing_is_refused(tmp_path):
 
 def test_another_model_altogether(tmp_path):
     torch.save({"encoder.0.kernel": torch.ones(3)}, tmp_path / "w.pt")
-    assert "none of the 10 names" in refusal(tmp_path / "w.pt")
+    assert "none of the 11 names" in refusal(tmp_path / "w.pt")
 
 
 def test_an_average_and_the_model_itself_in_one_file(tmp_path):
@@ -384,17 +383,17 @@ def test_a_file_that_was_cut_short_is_refused_in_one_line(tmp_path, form, keep):
     path = form(tmp_path, *trained())
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     for file in files:
+        if file.name == "save.json":  # is for retention
+            continue
         whole = file.read_bytes()
         file.write_bytes(whole[: int(len(whole) * keep)])
         with pytest.raises(OutlastError) as caught:
             start(path)
         assert "\n" not in str(caught.value)
         assert "damaged" in str(caught.value) or "not valid" in str(caught.value)
+        file.unlink()
+        refusal(path)
         file.write_bytes(whole)
-        if file.suffix != ".json" or form is not to_ours:
-            file.unlink()
-            refusal(path)
-            file.write_bytes(whole)
     start(path)
 
 
@@ -466,8 +465,7 @@ def test_ranks_with_other_files_are_refused_on_all_of_them(tmp_path):
     same, other = ([tmp_path / str(rank) / "w.pt" for rank in pair] for pair in ((0, 1), (0, 2)))
     assert start_all(same, [Net(), Net()]) == [None, None]
     said = start_all(other, [Net(), Net()])
-    assert said[0] == said[1]
-    assert "rank 1 finds other weights" in said[0]
+    assert all(one.startswith("rank 1 finds other weights") for one in said)
 
 
 def test_one_ranks_refusal_is_everybodys(tmp_path):
@@ -497,7 +495,8 @@ def test_stages_of_a_pipeline_take_their_own_layers_each(tmp_path, form):
             assert torch.equal(tensor, model.state_dict()[name])
     if form is not to_lightning:
         said = start_all([path, path], [stages[0], stage("body")])
-        assert "head.bias" in said[0] and said[0] == said[1]
+        assert said[0] == said[1]
+        assert "has 2 that model does not have (head.bias, head.weight)" in said[0]
 
 
 def test_all_that_is_read_is_closed(tmp_path):
