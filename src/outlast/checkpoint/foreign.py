@@ -245,7 +245,13 @@ class Ours(Weights):
     """
 
     def __init__(self, given: str, path: str, step: int | None, rank: int, save: str) -> None:
-        places, saves = saves_at(path, step)
+        places, saves = saves_at(path)
+        if step is not None:
+            there = sorted({one.step for one in saves})
+            saves = [one for one in saves if one.step == step]
+            if not saves:
+                shown = ", ".join(map(str, there))
+                raise ConfigError(f"init_from={given!r}: {path} has no step {step}; it has {shown}")
         # A worker reads no buckets; what lies there only is not found.
         places = [place for place in places if "://" not in place.storage.describe()]
         if not places:

@@ -337,7 +337,7 @@ def test_a_step_of_ours(tmp_path):
     (save,) = (path / "checkpoints").glob("step-*7*")
     (origin,) = start(save, model=model)
     assert origin.step == 7
-    assert "step 8" in refusal(f"{path}@8")
+    assert "has no step 8; it has 7, 9" in refusal(f"{path}@8")
 
 
 # --- what cannot be started from -----------------------------------------------------------------
