@@ -23,6 +23,7 @@ def session(
     keep: int | None = None,
     init_from: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     init_except: str | Sequence[str] = (),
+    keep_new: str | Sequence[str] = (),
     **named: Any,
 ) -> Session:
     """Open a session for a training loop.
@@ -38,6 +39,8 @@ def session(
             ``{"model": "runs/a", "optimizer": "runs/a"}``.
         init_except: names in the models that stay as the script has made them; patterns, or
             beginnings up to a dot (``"head"``).
+        keep_new: hyperparameters, as in ``"optimizer.lr"``, of which a resume takes the script's
+            value and not the checkpoint's.
         **named: what to save: anything with state_dict and load_state_dict. The names are the
             checkpoint's keys. A loader may be among them. Random-number states, the step and the
             position in the data are kept without being named.
@@ -54,4 +57,4 @@ def session(
         objects = Objects(named)
         initial = Initial(objects, init_from, init_except)
         pulse.watch_model(objects.model)
-        return Session(checked(config.load(arguments)), objects, initial)
+        return Session(checked(config.load(arguments)), objects, initial, keep_new)
