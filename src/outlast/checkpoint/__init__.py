@@ -28,6 +28,9 @@ Reading one:
 ``read``           many blocks at the speed of the disk
 ``load``           opening, verifying, all of a rank's state
 ``source``         parts of it, as they are asked for
+``paths``          from a path to the places in which checkpoints lie
+``foreign``        weights for a new job, in whatever form somebody has written them
+``foreign_dcp``    … a directory that ``torch.distributed.checkpoint`` wrote
 ``transfer``       from place to place, and mending one place from the others
 
 For other programs:

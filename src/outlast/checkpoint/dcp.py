@@ -10,21 +10,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
-from pathlib import Path
 
-from outlast import config
-from outlast.checkpoint.catalog import find_saves
 from outlast.checkpoint.dcp_reader import StorageReader
 from outlast.checkpoint.dcp_writer import StorageWriter
-from outlast.checkpoint.names import parse
-from outlast.checkpoint.places import Place
+from outlast.checkpoint.paths import job_of, saves_at, urls_of
 from outlast.checkpoint.source import Source
-from outlast.checkpoint.standing import standing
-from outlast.errors import CheckpointInvalid, ConfigError
-from outlast.ledger import job as jobs
-from outlast.storage import Directory
-from outlast.storage.places import open_storage
+from outlast.errors import CheckpointInvalid
 
 __all__ = ["StorageReader", "StorageWriter", "dcp_reader", "dcp_writer"]
 
@@ -72,52 +63,20 @@ def dcp_writer(
     Raises:
         ConfigError: ``step`` is not a step's number.
     """
-    (_, url), *_ = _urls(os.fspath(path), None)
-    return StorageWriter(url, step, job=_job_of(os.fspath(path)), overwrite=overwrite)
+    (_, url), *_ = urls_of(os.fspath(path))
+    return StorageWriter(url, step, job=job_of(os.fspath(path)), overwrite=overwrite)
 
 
 def _open(path: str, step: int | None, tier: str | None) -> Source:
-    directory = Path(path).absolute()
-    named = parse(directory.name)
-    if named is not None and directory.is_dir():
-        return Source(Directory(directory.parent), named if step is None else step)
-    places = _places(path, tier)
+    places, saves = saves_at(path, step, tier)
     if step is not None:
         return Source(places, step)
-    committed = {found for place in places for found in find_saves(place.storage).committed}
-    for newest in sorted(committed, reverse=True):
+    failure: CheckpointInvalid | None = None
+    for newest in saves:
         try:
             return Source(places, newest)
         except CheckpointInvalid as error:
             logger.warning("%s; trying an older one", error)
-    raise ConfigError(f"there is no checkpoint in {places[0].storage.describe()}")
-
-
-def _places(path: str, tier: str | None) -> Sequence[Place]:
-    places = [Place(name, open_storage(url)) for name, url in _urls(path, tier)]
-    job = _job_of(path)
-    return standing(places, job, ()) if job else places
-
-
-def _job_of(path: str) -> str:
-    """The id of the job in a directory, "" where there is none."""
-    directory = Path(path)
-    return jobs.read_job(directory).id if (directory / jobs.FILE_NAME).exists() else ""
-
-
-def _urls(path: str, tier: str | None) -> list[tuple[str, str]]:
-    """Where the steps of ``path`` lie, fastest first; what is in memory only its keeper has."""
-    directory = Path(path).absolute()
-    if "://" in path or not (directory / jobs.FILE_NAME).exists():
-        if tier is not None:
-            raise ConfigError(f"{path} is not a job's directory, so it has no tier {tier!r}")
-        if "://" in path:
-            return [("object", path)]
-        below = directory / "checkpoints"
-        return [("local", str(below if below.is_dir() else directory))]
-    tiers = [one for one in config.load({"dir": str(directory)}).tiers if one.kind != "memory"]
-    chosen = [one for one in tiers if tier in (None, one.name)]
-    if not chosen:
-        known = ", ".join(one.name for one in tiers)
-        raise ConfigError(f"{tier!r} is not a tier that can be read here; known: {known}")
-    return [(one.name, one.url) for one in chosen]
+            failure = failure or error
+    assert failure is not None  # noqa: S101 - there is a save, or saves_at says that there is none
+    raise failure

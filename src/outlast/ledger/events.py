@@ -15,6 +15,8 @@ preflight          machine, fit, findings [{name, status, seen}] (that ask for s
 attempt_formed     world_size, nodes
 resumed            step (0 on a first start), source ("from memory, local"), places, read_s,
                    skipped [{step, reason}], from_world_size
+initialised        source (as it was named) of a new job's first state, digest, step, save (null
+                   and "" where there are none), objects (that took it), remarks
 step               step, seconds, stalled_s, scalars   (sampled; since the sample before)
 snapshot           step, blocked_s, bytes, reason, kind ("full" or "weights"), timings
 commit             step, durable_s, bytes, files, tier, kind, timings {part: seconds}
@@ -70,6 +72,7 @@ EventName = Literal[
     "preflight",
     "attempt_formed",
     "resumed",
+    "initialised",
     "step",
     "snapshot",
     "commit",

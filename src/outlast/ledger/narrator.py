@@ -146,6 +146,13 @@ def _resumed(event: Event) -> str:
     return "; ".join(lines)
 
 
+def _initialised(event: Event) -> str:
+    remarks = [str(one) for one in event.get("remarks") or []]
+    source, step = str(event.get("source")), event.get("step")
+    at = f", step {step}" if step is not None and not source.endswith(f"@{step}") else ""
+    return f"started from {source}{at}: {'; '.join(remarks or event.get('objects') or [])}"
+
+
 def _lost(event: Event) -> str:
     if event.get("exit_code") in (Exit.USAGE, Exit.STORAGE, Exit.REFUSED):
         return ""  # it left on purpose: the last line says why, once
@@ -271,6 +278,7 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "cadence": _cadence,
     "planned": _planned,
     "resumed": _resumed,
+    "initialised": _initialised,
     "worker_lost": _lost,
     "survived": _survived,
     "node_lost": _machine_lost,

@@ -29,6 +29,7 @@ from outlast.training.bits import Bits
 from outlast.training.models import ModelState, is_stock
 from outlast.training.restore import Restore
 
+ARGUMENTS: Final = ("dir", "every", "keep", "init_from", "init_except", "keep_new")
 EXAMPLE: Final = "outlast.session(model=model, optimizer=optimizer)"
 
 
@@ -81,6 +82,11 @@ class Objects:
     def stateful(self) -> Mapping[str, Any]:
         """Name → object that has state."""
         return self._stateful
+
+    @property
+    def models(self) -> Mapping[str, torch.nn.Module]:
+        """Name → model, without what was wrapped around it."""
+        return self._models()
 
     @property
     def model(self) -> torch.nn.Module | None:
@@ -162,17 +168,30 @@ class Objects:
 
     def _taken(self, loaded: Checkpoint, names: Collection[str]) -> Restore:
         """What the objects with these names take from a checkpoint that has them."""
-        restore = Restore(loaded)
-        for name, value in self._stateful.items():
-            if name not in names:
-                continue
-            if isinstance(value, torch.nn.Module):
-                restore.take_model(name, value)
-            elif isinstance(value, torch.optim.Optimizer):
-                restore.take_optimizer(name, value, self._names(value), self._attributes[name])
-            else:
-                restore.take_object(name, value)
+        restore = Restore(loaded, f"step {loaded.manifest.step}")
+        for name in self._stateful:
+            if name in names:
+                self.take(restore, name)
         return restore
+
+    def take(self, restore: Restore, name: str, *, kept: Collection[str] = ()) -> None:
+        """Have one object take what was saved under its name.
+
+        Args:
+            restore: from where.
+            name: the object's.
+            kept: of a model, names that stay as they are.
+
+        Raises:
+            StateMismatch: it does not fit.
+        """
+        value = self._stateful[name]
+        if isinstance(value, torch.nn.Module):
+            restore.take_model(name, value, kept=kept)
+        elif isinstance(value, torch.optim.Optimizer):
+            restore.take_optimizer(name, value, self._names(value), self._attributes[name])
+        else:
+            restore.take_object(name, value)
 
     def apply(self, loaded: Checkpoint) -> list[str]:
         """Give every object its state; ``check`` comes first, or is done now.
@@ -262,8 +281,8 @@ def refuse_misspelt(named: Mapping[str, Any]) -> None:
         ConfigError: names the argument.
     """
     for name, value in named.items():
-        close = difflib.get_close_matches(name, ("dir", "every", "keep"), n=1)
-        if close and isinstance(value, str | int | float | Path):
+        close = difflib.get_close_matches(name, ARGUMENTS, n=1)
+        if close and isinstance(value, str | int | float | tuple | list | Path):
             raise ConfigError(f"{name} is not an argument; did you mean {close[0]}?")
 
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
 from outlast.checkpoint import subclasses
 from outlast.checkpoint.attributes import Attributes
 from outlast.checkpoint.destinations import fresh
-from outlast.checkpoint.load import Checkpoint, Leaf
+from outlast.checkpoint.load import Leaf
 from outlast.checkpoint.optimizers import KIND, NOTES, difference, load_named_state
 from outlast.checkpoint.placements import SPREAD, memory_for
 from outlast.checkpoint.references import like, parameters_of
@@ -34,11 +34,36 @@ from outlast.checkpoint.tree import flatten, replace
 from outlast.errors import StateMismatch
 from outlast.training import modules
 
-REMEDY: Final = "build the model as it was, or start a new job with another --dir"
+ANEW: Final = "start a new job with another --dir"
+
+
+class Saved(Protocol):
+    """What a restore draws from: a checkpoint, or what is made to look like one."""
+
+    @property
+    def source_rank(self) -> int:
+        """The rank whose state is taken."""
+
+    @property
+    def inventory(self) -> Any:
+        """Says which other ranks may have saved a tensor."""
+
+    def outline(self, key: str, rank: int | None = None) -> Any:
+        """The state saved under ``key``, with a Leaf in place of each tensor."""
+
+    def read(
+        self, wanted: Iterable[tuple[str, torch.Tensor]], *, share: tuple[int, int] | None = None
+    ) -> None:
+        """Fill tensors; see :meth:`Checkpoint.read`."""
 
 
 class Restore:
     """What is to be read, and what is to be done with it.
+
+    Args:
+        checkpoint: where it comes from.
+        what: what people call that, as in "step 400".
+        way_on: what to do where it does not fit, other than to build things as they were.
 
     Attributes:
         checkpoint: where it comes from.
@@ -49,8 +74,11 @@ class Restore:
         remarks: what to say once the state is applied.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Saved, what: str, way_on: str = ANEW) -> None:
         self.checkpoint = checkpoint
+        self._what = what
+        self._way_on = way_on
+        self._remedy = f"build the model as it was, or {way_on}"
         self.targets: list[tuple[str, torch.Tensor]] = []
         self.claims: set[str] = set()
         self.absent: dict[str, str] = {}
@@ -101,8 +129,8 @@ class Restore:
                 raise
             except Exception as error:  # whatever a load_state_dict of the script's does
                 raise StateMismatch(
-                    f"{key} does not take the state of step {self._step}: "
-                    f"{type(error).__name__}: {error}"
+                    f"{key} does not take the state of {self._what}: "
+                    f"{type(error).__name__}: {' '.join(str(error).split())}"
                 ) from error
 
     # --- what is taken -----------------------------------------------------------------------
@@ -122,8 +150,13 @@ class Restore:
         state = replace(outline, Leaf, lambda leaf: self._want(leaf, likes.get(leaf.name)))
         self._acts.append((key, lambda: value.load_state_dict(_whole(state))))
 
-    def take_model(self, key: str, model: torch.nn.Module) -> None:
+    def take_model(self, key: str, model: torch.nn.Module, *, kept: Collection[str] = ()) -> None:
         """A module's parameters and buffers, and what else its modules give.
+
+        Args:
+            key: its name in the session.
+            model: itself.
+            kept: names that stay as they are in the model.
 
         Raises:
             StateMismatch: other names, shapes or dtypes.
@@ -139,6 +172,10 @@ class Restore:
         saved: dict[str, Any] = {}
         for name in sorted({*one.live, *one.outline}):
             prefix = modules.owner_in(owners, name)
+            if name in kept:
+                if prefix is not None:
+                    parts[prefix][name.removeprefix(prefix)] = one.live[name]
+                continue
             if fills and prefix is not None and not modules.is_plain_parameter(model, name):
                 self._leave_to_owner(one, name, parts[prefix], prefix)
                 continue
@@ -175,7 +212,7 @@ class Restore:
         """
         outline = self._mapping(key, "optimizer", optimizer)
         merged = self._merged(key, optimizer, names, outline)
-        problem = difference(optimizer, names, merged, f"at step {self._step}")
+        problem = difference(optimizer, names, merged, f"at {self._what}")
         if problem:
             raise self._other(key, problem)
         self.claims |= {f"{key}/{name}" for name in names}
@@ -200,21 +237,20 @@ class Restore:
 
     def _compare(self, one: _Model, name: str, saved: dict[str, Any]) -> None:
         """Find what was saved under one name of a model, and see that it fits."""
-        step = self._step
         key, live, outline = one.key, one.live, one.outline
         if name not in live:
             where = f"{key}.{name}"
-            self.absent[where] = f"{where} is only in step {step}; {REMEDY}"
+            self.absent[where] = f"{where} is only in {self._what}; {self._remedy}"
             return
         then, now = outline.get(name), live[name]
         if isinstance(now, torch.Tensor):
             then = self._elsewhere(key, name) if then is None else then
             if not isinstance(then, Leaf | Parts):
-                raise StateMismatch(f"{key}.{name} is only in the model; {REMEDY}")
+                raise StateMismatch(f"{key}.{name} is only in the model; {self._remedy}")
             if isinstance(then, Parts) or is_subclass(now):
                 problem = subclasses.difference(then, now, lambda leaf: (leaf.shape, leaf.dtype))
                 if problem:
-                    raise StateMismatch(f"{key}.{name} {problem} (step {step}); {REMEDY}")
+                    raise StateMismatch(f"{key}.{name} {problem} ({self._what}); {self._remedy}")
                 saved[name] = then
                 return
             for what, old, new in (
@@ -223,8 +259,8 @@ class Restore:
             ):
                 if old != new:
                     raise StateMismatch(
-                        f"{key}.{name} has {what} {old} in step {step} and {new} in the model; "
-                        f"{REMEDY}{modules.hint(one.model, name, what)}"
+                        f"{key}.{name} has {what} {old} in {self._what} and {new} in the model; "
+                        f"{self._remedy}{modules.hint(one.model, name, what)}"
                     )
             saved[name] = then
         elif name in outline:
@@ -240,7 +276,7 @@ class Restore:
                 part[inner] = self._fill(then, live[name])
             return
         where = f"{one.key}.{name}"
-        self.absent[where] = f"{where} is only in step {self._step}; {REMEDY}"
+        self.absent[where] = f"{where} is only in {self._what}; {self._remedy}"
 
         def take() -> None:
             part[inner] = self._fill(then)
@@ -283,7 +319,7 @@ class Restore:
         saved = {name for group in outline["param_groups"] for name in group["params"]}
         if saved == now or outline.get(KIND, "") != type(optimizer).__name__:
             return outline
-        problem = difference(optimizer, names, outline, f"at step {self._step}")
+        problem = difference(optimizer, names, outline, f"at {self._what}")
         groups = [_Group(group) for group in outline["param_groups"]]
         state, notes = dict(outline["state"]), dict(outline.get(NOTES, {}))
         lacking = [name for name in names if name not in saved]
@@ -318,24 +354,18 @@ class Restore:
 
     # --- inside ------------------------------------------------------------------------------
 
-    @property
-    def _step(self) -> int:
-        return self.checkpoint.manifest.step
-
     def _mapping(self, key: str, kind: str, value: Any) -> Mapping[str, Any]:
         outline = self._outline(key, self.checkpoint.source_rank)
         needs = "param_groups" if kind == "optimizer" else None
         if not isinstance(outline, Mapping) or (needs is not None and needs not in outline):
             raise StateMismatch(
-                f"{key} is of another kind in step {self._step} and a {type(value).__name__} now; "
-                f"name the {kind} that was saved, or start a new job with another --dir"
+                f"{key} is of another kind in {self._what} and a {type(value).__name__} now; "
+                f"name the {kind} that was saved, or {self._way_on}"
             )
         return outline
 
     def _other(self, key: str, problem: str) -> StateMismatch:
-        return StateMismatch(
-            f"{key} {problem}; build it as it was, or start a new job with another --dir"
-        )
+        return StateMismatch(f"{key} {problem}; build it as it was, or {self._way_on}")
 
     def _outline(self, key: str, rank: int) -> Any:
         if (key, rank) not in self._outlines:

@@ -299,7 +299,7 @@ class _Trial:
 
 
 def _everything(checkpoint: Checkpoint) -> Restore:
-    restore = Restore(checkpoint)
+    restore = Restore(checkpoint, f"step {checkpoint.manifest.step}")
     for key in checkpoint.data:
         restore.take(key)
     return restore

@@ -58,6 +58,7 @@ from outlast.tiers import PEER
 from outlast.training import attempts, excepthook, regain, resume
 from outlast.training.engine import Engine
 from outlast.training.flight import Written
+from outlast.training.initial import Origin
 from outlast.training.judging import Judging
 from outlast.training.outlook import Outlook, info_of
 from outlast.training.regain import Regained
@@ -255,6 +256,11 @@ class Rig:
                 from_world_size=source,
             )
         return outcome
+
+    def started_from(self, origins: Iterable[Origin]) -> None:
+        """The job's first state is not the script's."""
+        for origin in origins if self.link.rank == 0 else ():
+            self._ledger.append("initialised", **msgspec.structs.asdict(origin))
 
     def reopen(self, save: SaveName) -> Checkpoint:
         """Open the checkpoint that was resumed from once more, before the next save begins.

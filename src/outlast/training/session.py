@@ -20,9 +20,11 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
+
+import msgspec
 
 from outlast import config
 from outlast.attempt.agreement import Action, Agreement
@@ -45,6 +47,8 @@ from outlast.training.ending import Ending
 from outlast.training.flight import State, Written
 from outlast.training.gradients import KEY as GRADIENTS
 from outlast.training.gradients import Gradients
+from outlast.training.hyper import Hyperparameters
+from outlast.training.initial import Initial
 from outlast.training.keeping import Keeping
 from outlast.training.leaving import NO_COMMIT, Leaving, Where
 from outlast.training.objects import Objects
@@ -71,11 +75,21 @@ class Session:
         resumed: whether this run went on from a checkpoint.
     """
 
-    def __init__(self, settings: config.Settings, objects: Objects) -> None:
+    def __init__(
+        self,
+        settings: config.Settings,
+        objects: Objects,
+        initial: Initial,
+        keep_new: str | Sequence[str] = (),
+    ) -> None:
         self.step = 0
         self.resumed = False
         self._settings = settings
         self._objects = objects
+        self._initial = initial
+        self._keep_new = keep_new
+        self._hyper: Hyperparameters
+        self._origins: list[Any] = []  # of the job's first state, where it was not the script's
         self._saves = Saves()
         self._rig: Rig
         self._signals = SignalNotice(self._on_signal, patient=self._is_patient)
@@ -106,6 +120,7 @@ class Session:
         self._entry = entry_of(sys._getframe(1))
         with excepthook.one_line_errors():
             self._unnamed, self._transient = Unnamed(self._objects), Transient(self._objects)
+            self._hyper = Hyperparameters(self._objects.stateful, self._keep_new)
             self._gradients = Gradients(lambda: self._objects.stateful, self._unnamed.saw)
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
@@ -153,20 +168,42 @@ class Session:
         else:
             loaded = self._rig.resume(self._objects.check).loaded
             if loaded is None:
+                self._begin()
                 return
+            if self._initial.paths and self._rig.link.rank == 0:
+                where, step = ", ".join(self._initial.paths), loaded.manifest.step
+                say(f"{where} is not started from: this job goes on from its own step {step}")
             remarks = self._objects.apply(loaded)
             own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
             again = read(self._objects, self._rig, loaded.save)
         link, bits = self._rig.link, self._objects.bits
-        for line in remarks if link.rank == 0 else ():
-            say(line)
+        self._tell(remarks)
         own = own_of(link.rank % saved_by)
         self.step, self.resumed = own["step"], True
+        self._origins = own.get("origins", [])
+        self._tell(self._hyper.resumed(own.get("settings")))
         self._streams.resumed(own["random"], saved_by, any_size=bits.any_size)
         bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
         self._gradients.resumed(own, saved_by, link.world_size, link.rank)
         self._position.take_over(own_of, saved_by, link)
-        self._afresh.restored(again, self.step, is_whole=not self._position.is_first)
+
+        def once_more(keys: Collection[str]) -> None:
+            again(keys)
+            self._hyper.put(keys)
+
+        self._afresh.restored(once_more, self.step, is_whole=not self._position.is_first)
+
+    def _begin(self) -> None:
+        """The job has no checkpoint of its own."""
+        if self._initial.paths:
+            origins = self._initial.start(self._rig.link)
+            self._origins = [msgspec.to_builtins(one) for one in origins]
+            self._rig.started_from(origins)
+            self._tell(self._hyper.started({key for one in origins for key in one.objects}))
+
+    def _tell(self, lines: Iterable[str]) -> None:
+        for line in lines if self._rig.link.rank == 0 else ():
+            say(line)
 
     def __exit__(
         self,
@@ -465,7 +502,9 @@ class Session:
 
     def _own(self, step: int, data: Mapping[str, Any]) -> dict[str, Any]:
         random = self._position.random or self._end_random or random_state.capture()
-        return {"step": step, "random": random, "data": data, "bits": self._objects.bits.facts()}
+        own = {"step": step, "random": random, "data": data, "bits": self._objects.bits.facts()}
+        own["settings"] = self._hyper.state()
+        return {**own, "origins": self._origins} if self._origins else own
 
     def _snapshot(self, info: Mapping[str, Any]) -> bool:
         """Capture the state and hand it to the engine; whether that was possible.

@@ -20,6 +20,7 @@ from outlast.checkpoint.tree import flatten, unflatten
 from outlast.data import made, open_feed, random_state, shield
 from outlast.errors import OutlastError
 from outlast.training import session as sessions
+from outlast.training.initial import Initial
 from outlast.training.objects import Objects
 
 STEPS_MAX = 26
@@ -456,7 +457,8 @@ class Run:
 
     def session(self, **named):
         settings = config.load({"dir": self._directory})
-        self._session = sessions.Session(settings, Objects(named))
+        objects = Objects(named)
+        self._session = sessions.Session(settings, objects, Initial(objects))
         return self._session
 
     def _seen(self, *values):

@@ -416,7 +416,7 @@ def lacking(names, claims, step=200):
     """A rank that has ``claims`` and whose source holds ``names`` besides."""
 
     def check(loaded):
-        restore = Restore(loaded)
+        restore = Restore(loaded, f"step {loaded.manifest.step}")
         if loaded.manifest.step == step:
             restore.absent = {name: f"{name} is only in step {step}" for name in names}
             restore.claims = set(claims)
@@ -451,7 +451,7 @@ def test_nothing_is_filled_before_such_names_are_settled(tmp_path):
     target = torch.zeros(3)
 
     def check(loaded):
-        restore = Restore(loaded)
+        restore = Restore(loaded, f"step {loaded.manifest.step}")
         restore.absent = {"a": "a is only in step 200"}
         restore.targets = [("model.w", target)]
         return restore

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from typing import Any, Final
 
 import click
@@ -9,9 +11,13 @@ import msgspec
 
 from outlast.checkpoint.inventory import Inventory
 from outlast.checkpoint.manifest import FULL
+from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.places import Place
+from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.transfer import inventory_of
 from outlast.cli.checkpoints.survey import pick, size_of, survey
 from outlast.cli.checkpoints.where import DIRECTORY, JSON, TIER, find_job, when
+from outlast.errors import OutlastError
 from outlast.report import humanise
 
 HEALTH: Final = {
@@ -57,15 +63,34 @@ def command(
         return
     also = [name for name in manifests if name != where]
     inventory = inventory_of(manifest, places)
+    origins = _origins(places, picked)
     if as_json:
         shown = _as_json(inventory, where, also)
         health = found.health(picked)
-        click.echo(msgspec.json.encode({**shown, "save": str(picked), "health": health}))
+        more = {"save": str(picked), "health": health, "origins": origins}
+        click.echo(msgspec.json.encode({**shown, **more}))
         return
     for line in _lines(inventory, where, also):
         click.echo(line)
+    for one in origins:
+        what = ", ".join(map(str, one.get("objects") or []))
+        then = "" if one.get("step") is None else f", step {one['step']}"
+        click.echo(
+            f"its job took {what} from {one.get('source')}{then} (digest {one.get('digest')})"
+        )
     click.echo(HEALTH[found.health(picked)])
     click.echo(at.next("verify", "--step", str(picked.step)))
+
+
+def _origins(places: Sequence[Place], save: SaveName) -> list[dict[str, Any]]:
+    """Where the job's first state came from, where it was not the script's; none if unreadable."""
+    from outlast.checkpoint.source import Source
+
+    with contextlib.suppress(OutlastError, OSError):
+        own = Source(places, save).small(0).data.get(OWN)
+        found = own.get("origins") if isinstance(own, dict) else None
+        return [one for one in found or [] if isinstance(one, dict)]
+    return []
 
 
 def _as_json(inventory: Inventory, where: str, also: list[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import re
 import shlex
 from typing import NamedTuple
 
@@ -11,14 +10,14 @@ import click
 import msgspec
 
 from outlast import config
+from outlast.checkpoint.paths import made_with
 from outlast.checkpoint.places import Place
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.ledger.job import Job, read_job
 from outlast.storage import open_storage
-from outlast.tiers import Tier, nearest, parse_tiers
+from outlast.tiers import Tier, nearest
 
-_TIER = re.compile(r"^(?P<url>.+), every (?P<every>[0-9]+), keep (?P<keep>[0-9]+)\Z")
 DIRECTORY = click.argument("directory", required=False)
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
 TIER = click.option("--tier", default=None, help="Only this tier, by its name.")
@@ -70,27 +69,12 @@ def find_job(directory: str | None, *, writes: bool = False) -> JobAt:
     """
     settings = config.load({"dir": directory})
     at = JobAt(directory, settings, read_job(settings.dir))
-    made = _made_with(at) if settings.origin["tier"] == "default" else ()
+    made = made_with(at.job) if settings.origin["tier"] == "default" else ()
     if not made:
         return at
     if writes:
         raise ConfigError(f"which tiers to write to must be set{at.hint()}")
     return at._replace(settings=msgspec.structs.replace(settings, tiers=made))
-
-
-def _made_with(at: JobAt) -> tuple[Tier, ...]:
-    """The tiers in job.json; none if they are no tiers, or the one that a job has by default."""
-    tables = []
-    for key, value in at.job.settings.items():
-        found = _TIER.match(value) if key.startswith("tier.") else None
-        if found:
-            tables.append({"name": key.removeprefix("tier."), **found.groupdict()})
-    if [table["name"] for table in tables] in ([], ["local"]):
-        return ()
-    try:
-        return parse_tiers(tables, keep=1)
-    except ConfigError:
-        return ()
 
 
 def tiers_of(settings: Settings, only: str | None = None) -> list[Tier]:
