@@ -256,7 +256,7 @@ def refuse_misspelt(named: Mapping[str, Any]) -> None:
         ConfigError: names the argument.
     """
     for name, value in named.items():
-        close = difflib.get_close_matches(name, ("dir", "every", "keep"), n=1)
+        close = difflib.get_close_matches(name, ("dir", "every", "keep", "resume"), n=1)
         if close and isinstance(value, str | int | float | Path):
             raise ConfigError(f"{name} is not an argument; did you mean {close[0]}?")
 

@@ -18,6 +18,7 @@ def session(
     dir: str | Path | None = None,  # noqa: A002 - the word of outlast.toml and of --dir
     every: str | int | None = None,
     keep: int | None = None,
+    resume: bool | None = None,
     **named: Any,
 ) -> Session:
     """Open a session for a training loop.
@@ -26,6 +27,8 @@ def session(
         dir: the job's directory; by default as set by OUTLAST_DIR or outlast.toml.
         every: how often to save: "auto", "200 steps", 200, "5 min".
         keep: how many committed checkpoints to keep.
+        resume: True to go on with the job in that directory although it was begun with another
+            script or other arguments, which are refused otherwise. The same command needs no word.
         **named: what to save: anything with state_dict and load_state_dict. The names are the
             checkpoint's keys. A loader may be among them. Random-number states, the step and the
             position in the data are kept without being named.
@@ -36,7 +39,12 @@ def session(
     Raises:
         ConfigError: a setting that cannot be used, or nothing to save.
     """
-    arguments = {"dir": dir, "checkpoint.every": every, "checkpoint.keep": keep}
+    arguments = {
+        "dir": dir,
+        "resume": resume,
+        "checkpoint.every": every,
+        "checkpoint.keep": keep,
+    }
     with excepthook.one_line_errors():
         refuse_misspelt(named)
         objects = Objects(named)

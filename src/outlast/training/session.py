@@ -53,6 +53,7 @@ from outlast.training.rig import Rig
 from outlast.training.streams import Streams
 from outlast.training.transient import Transient
 from outlast.training.unnamed import Unnamed
+from outlast.training.unset import left_unset
 
 Batch = TypeVar("Batch")
 
@@ -92,7 +93,7 @@ class Session:
         self._hook: Any = None
         self._heard: Notice | None = None  # here, not from another rank
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
-        self._has_trained = self._is_rolled_back = False
+        self._has_trained = self._is_rolled_back = self._was_over_at_once = False
         self._unnamed: Unnamed
         self._transient: Transient
         self._gradients: Gradients
@@ -102,6 +103,7 @@ class Session:
 
     def __enter__(self) -> Self:
         self._entry = entry_of(sys._getframe(1))
+        excepthook.begins()
         with excepthook.one_line_errors():
             self._unnamed, self._transient = Unnamed(self._objects), Transient(self._objects)
             self._gradients = Gradients(lambda: self._objects.stateful, self._unnamed.saw)
@@ -170,6 +172,7 @@ class Session:
     ) -> None:
         self._is_over = True
         self._leave_loop()  # it may still be held: what comes now is no step
+        error = self._unless_finished(error)
         code = exit_code_of(error)
         if error is not None:
             over.explains(error)  # waits for the agent's word, on which it depends what is done
@@ -253,6 +256,7 @@ class Session:
         self._position.called(site, self.step, until)
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
         if self._was_over(until):
+            self._was_over_at_once = True
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
                 with excepthook.one_line_errors():
                     self._open(loader, **limits, is_over=True)
@@ -335,6 +339,21 @@ class Session:
         self._meter.close()
         self._agreement.leave(self.step)
         self._end_random = random_state.capture()
+
+    def _unless_finished(self, error: BaseException | None) -> BaseException | None:
+        """Say it if the job had finished before, and nothing was left to do; give what is an error.
+
+        None is if the script fails behind its loop for want of what that would have set.
+        """
+        if not self._was_over_at_once or self._has_trained:
+            return error
+        finished_t = self._rig.finished_t
+        excepthook.no_step_was_left(had_finished=bool(finished_t))
+        is_forgiven = bool(finished_t and left_unset(error))
+        if finished_t and (is_forgiven or self._is_end(error)) and self._rig.link.rank == 0:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(finished_t))
+            say(f"nothing is left to do: finished at step {self.step} on {when}")
+        return None if is_forgiven else error
 
     def _is_end(self, error: BaseException | None) -> bool:
         """Whether the script leaves the session as it means to, so that this is a state to save."""
