@@ -247,6 +247,39 @@ class Session:
         )  # where it is called, not where it is first advanced
         return self._steps(loader, until, epochs, site)
 
+    def epochs(self, num: int) -> Iterator[int]:
+        """The epochs 0 … ``num`` - 1, for loops of ``steps()`` inside; finished ones are left out.
+
+        A resumed run begins with the epoch that the checkpoint is in: the code around the loops of
+        earlier ones (evaluations, files, schedules) is not run again. An epoch is finished once
+        the next one is asked for: what stands behind its loop runs at least once.
+
+        Raises:
+            ConfigError: another ``epochs()`` is under way, or the session is over.
+        """
+        with excepthook.one_line_errors():
+            if self._is_over:
+                raise ConfigError("the session is over; call epochs() inside its with block")
+            if isinstance(num, bool) or not isinstance(num, int) or num < 0:
+                raise ConfigError(f"epochs({num!r}) is no number of epochs; count from 0")
+        return self._epochs(num)
+
+    def _epochs(self, num: int) -> Iterator[int]:
+        with excepthook.one_line_errors():
+            first = self._position.begin_epochs(num)
+        if first >= num:
+            self._was_over_at_once = True
+            self._streams.restore(self.step)  # for what follows, as if they had just ended here
+        is_left = True
+        try:
+            for epoch in range(first, num):
+                self._position.enter_epoch(epoch)
+                yield epoch
+            is_left = False
+        finally:
+            if not self._is_over:  # else it is the end of the session that puts it down
+                self._position.end_epochs(max(first, num), is_left=is_left)
+
     def _steps(
         self, loader: Iterable[Batch], until: int | None, epochs: int | None, site: Site
     ) -> Iterator[Batch]:
@@ -255,7 +288,7 @@ class Session:
             refuse_loop(until, epochs, is_over=self._is_over, open_at=open_at)
         self._position.called(site, self.step, until)
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
-        if self._was_over(until):
+        if self._was_over(until, site):
             self._was_over_at_once = True
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
                 with excepthook.one_line_errors():
@@ -364,7 +397,7 @@ class Session:
         # What ends a generator that the session is in, or whoever asks ``steps`` for its next.
         return isinstance(error, SystemExit | GeneratorExit | StopIteration)
 
-    def _was_over(self, until: int | None) -> bool:
+    def _was_over(self, until: int | None, site: Site) -> bool:
         """Whether this loop had ended when the checkpoint that was resumed from was written."""
         if until is not None:
             return self.step >= until
@@ -373,9 +406,15 @@ class Session:
             return False
         if self._rig.link.rank == 0 and not self._told_of_loops:  # there may be a hundred
             self._told_of_loops = True
+            around = ""
+            if site.counted and not self._position.is_in_known_epoch:
+                around = (
+                    "; the code around them is, as range() knows of no resume: "
+                    "`for epoch in session.epochs(n)` leaves finished epochs out"
+                )
             say(
                 f"going on in loop {saved_loop}, at step {self.step}: "
-                "the loops before it had ended and are not run again"
+                f"the loops before it had ended and are not run again{around}"
             )
         return True
 
