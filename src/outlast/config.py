@@ -47,6 +47,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         dir: the job's directory.
+        resume: whether the job there is gone on with although this is another command than its own.
         checkpoint_every: how often a checkpoint is taken.
         checkpoint_keep: how many committed checkpoints are kept, at least 1.
         checkpoint_buffers: how many snapshots are held in memory at once, which is also the most
@@ -97,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     dir: Path
+    resume: bool
     checkpoint_every: Every
     checkpoint_keep: int
     checkpoint_buffers: int | None
@@ -148,6 +150,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 # key in the file → (attribute, default, parser). OUTLAST_CHECKPOINT_EVERY sets checkpoint.every.
 _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "dir": ("dir", "./outlast-job", values.parse_job_directory),
+    "resume": ("resume", False, values.parse_bool),
     "checkpoint.every": ("checkpoint_every", "auto", values.parse_every),
     "checkpoint.keep": ("checkpoint_keep", 3, parse_keep),
     "checkpoint.buffers": ("checkpoint_buffers", "auto", values.parse_buffers),

@@ -139,6 +139,7 @@ class Floor:
             },
             "OUTLAST_NOTICE_PLATFORM": "none",  # no packet leaves this machine
             "OMP_NUM_THREADS": "1",
+            "OUTLAST_RESUME": "1",  # tests begin a job with other arguments than they end it with
             "OUTLAST_HEALTH_HANG": "60 s",  # tests stop what they like; those of hangs say "auto"
             TAG: self.tag,
         }

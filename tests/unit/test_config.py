@@ -61,6 +61,7 @@ def rate(num_bytes):
 
 CASES = {
     "dir": ("/a", "/b", "/c", lambda s: str(s.dir)),
+    "resume": ("true", "false", "true", lambda s: str(s.resume).lower()),
     "checkpoint.every": ("1 steps", "2 steps", "3 steps", lambda s: str(s.checkpoint_every)),
     "checkpoint.keep": ("4", "5", "6", lambda s: str(s.checkpoint_keep)),
     "checkpoint.buffers": ("1", "2", "0", lambda s: str(s.checkpoint_buffers)),
@@ -201,7 +202,7 @@ def test_settings_are_frozen():
             "checkpoints.keep is not a setting; did you mean checkpoint.keep?",
         ),
         ("dri = '/a'", "dri is not a setting; did you mean dir?"),
-        ("[zzz]\nqqq = 1", "zzz.qqq is not a setting; known: dir, checkpoint.every"),
+        ("[zzz]\nqqq = 1", "zzz.qqq is not a setting; known: dir, resume, checkpoint.every"),
         ("checkpoint = 3", "checkpoint is not a setting; did you mean checkpoint."),
         ("[workers]\nmin = 2", "workers.min: an elastic number of workers is not there yet"),
         (
@@ -462,6 +463,7 @@ def test_rows_for_explain():
     rows = {key: (value, origin) for key, value, origin in config.as_rows(settings)}
     assert rows == {
         "dir": ("/job", "OUTLAST_DIR"),
+        "resume": ("false", "default"),
         "checkpoint.every": ("50 steps", "outlast.toml"),
         "checkpoint.keep": ("3", "default"),
         "checkpoint.buffers": ("auto", "default"),

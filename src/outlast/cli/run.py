@@ -14,12 +14,14 @@ from outlast.errors import Exit
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(arguments: tuple[str, ...]) -> int:
-    """Run a script under outlast: torchrun's flags and PET_* variables, and --dir."""
+    """Run a script under outlast: torchrun's flags and PET_* variables, --dir, --resume."""
     from outlast.notice.signals import EarlySignals
 
     early = EarlySignals()
+    from outlast.launch.first_look import refuse_other_job
     from outlast.launch.warm.early import begin
 
+    refuse_other_job(arguments)
     server = begin(arguments)
     try:
         from outlast.launch.run import run  # torch is imported here, and meanwhile in the server

@@ -18,6 +18,7 @@ from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import LaunchConfig
 
 from outlast.errors import ConfigError
+from outlast.launch.first_look import add_own, command_of
 from outlast.launch.place import BACKEND
 from outlast.launch.threads import threads_to_set
 
@@ -35,6 +36,8 @@ class Launch:
         worker_options: those of them ahead of the script's name; empty for a program.
         one_machine: whether no other machine can take part.
         directory: the value of --dir, or None.
+        resume: True where --resume is given, else None.
+        command: what is run, to be compared with what the job was begun with.
         preflight: whether the doctor looks first.
         keeps_logs: whether the workers' log directory is somebody's wish, not only ours.
     """
@@ -42,6 +45,7 @@ class Launch:
     def __init__(self, arguments: list[str]) -> None:
         parsed = _parse(arguments)
         self.directory: str | None = parsed.dir
+        self.resume: bool | None = parsed.resume
         self.keeps_logs = bool(parsed.log_dir) or (parsed.redirects, parsed.tee) != ("0", "0")
         self.one_machine = _is_one_machine(parsed)
         self.preflight: bool = parsed.preflight
@@ -51,6 +55,7 @@ class Launch:
             raise ConfigError(f"there is no program {parsed.training_script}; check the path")
         self.config, self.entrypoint, self.args = _config(parsed)
         self.script = Path(parsed.training_script).name
+        self.command = command_of(parsed)
         self.worker_options: list[str] = []
         if self.one_machine:
             self.config.run_id = "outlast"
@@ -76,12 +81,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = torchrun.get_args_parser()
     parser.prog = "outlast run"
     parser.description = "torchrun's flags, and:"
-    parser.add_argument("--dir", default=None, help="The job's directory (default ./outlast-job).")
-    parser.add_argument(
-        "--preflight",
-        action="store_true",
-        help="Let outlast doctor look at every machine first, and leave out the sick.",
-    )
+    add_own(parser)
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=MAX_RESTARTS)
 

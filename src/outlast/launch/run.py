@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import os
-import re
 import shlex
 import shutil
 import time
@@ -40,6 +39,7 @@ from outlast.launch.variables import unread
 from outlast.launch.warm.client import Server
 from outlast.launch.warm.starts import Starts
 from outlast.ledger import planned
+from outlast.ledger.command import refuse_other, settle, without_secrets
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job, JobLock, versions
 from outlast.ledger.measured import Measured
@@ -55,7 +55,6 @@ from outlast.values import GRACE_MAX_S
 
 EXIT_BARRIER_S: Final = 300.0
 LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit
-_SECRET: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 
 
 def run(arguments: list[str], server: Server | None = None) -> int:
@@ -74,7 +73,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         StorageError: the job's record cannot be read.
     """
     launch = Launch(arguments)
-    settings = checked(config.load({"dir": launch.directory}))
+    settings = checked(config.load({"dir": launch.directory, "resume": launch.resume}))
+    refuse_other(settings, launch.command)
     examined = preflight(launch, settings) if launch.preflight else None
     if examined is not None and examined.exit_code:
         return examined.exit_code
@@ -82,6 +82,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     past = Past(settings.dir).look()
     rendezvous = None if launch.one_machine else _rendezvous(launch, settings, job, past)
     lock = JobLock(settings.dir, shared=not launch.one_machine)
+    settle(settings, launch.command, is_alone=lock.is_alone())
     if rendezvous is None:
         rendezvous = _alone(launch, settings, past, is_locked=lock.is_held)
     _tell_workers(settings, job)
@@ -191,21 +192,6 @@ def _start_keeper(
     keeper = Supervisor(setup, Waits(say).tell, functools.partial(note_gap, ledger, "keeper"))
     keeper.start()
     return keeper
-
-
-def without_secrets(arguments: list[str]) -> list[str]:
-    """The command line with the values of flags that sound like secrets left out."""
-    kept: list[str] = []
-    hide_next = False
-    for argument in arguments:
-        flag, equals, _ = argument.partition("=")
-        secret = flag.startswith("-") and _SECRET.search(flag) is not None
-        if hide_next and not argument.startswith("-"):
-            kept.append("***")
-        else:
-            kept.append(f"{flag}=***" if secret and equals else argument)
-        hide_next = secret and not equals
-    return kept
 
 
 def _attempts(

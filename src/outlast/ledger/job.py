@@ -15,6 +15,7 @@ import os
 import platform
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -180,21 +181,49 @@ def write_record(directory: Path, job: Job, instead_of: NoRecord) -> bool:
         ConfigError, StorageError: it cannot be written.
     """
     path = directory / FILE_NAME
+    data = msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n"
+    try:
+        if not instead_of.there:
+            return put_file(path, data, anew=True)
+        with _written_beside(path, data) as part:
+            return _replace(part, path)
+    except OSError as error:
+        raise unusable(f"{path.parent} cannot be written", error) from None
+
+
+def put_file(path: Path, data: bytes, *, anew: bool) -> bool:
+    """Write a file of a job's directory, atomically and durably; whether it was done.
+
+    Args:
+        path: the file.
+        data: its content.
+        anew: only if there is none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with _written_beside(path, data) as part:
+        if anew:
+            return _name_new(part, path)
+        part.replace(path)
+        return True
+
+
+@contextlib.contextmanager
+def _written_beside(path: Path, data: bytes) -> Iterator[Path]:
+    """The data in a file that is to be given the name ``path``; durable with its name, or gone."""
     # By random digits, not by the process's number: two containers' processes often have the same.
     part = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
         with part.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(job), indent=1) + b"\n")
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        is_done = _replace(part, path) if instead_of.there else _name_new(part, path)
-        sync_directory(directory)  # a crash would leave a ledger without a record
-    except OSError as error:
-        raise unusable(f"{path.parent} cannot be written", error) from None
+        yield part
+        sync_directory(path.parent)  # a crash would leave a ledger without a record
     finally:
         with contextlib.suppress(OSError):  # what was wrong is said
             part.unlink()
-    return is_done
 
 
 def _name_new(part: Path, path: Path) -> bool:
@@ -252,9 +281,9 @@ class JobLock:
         except OSError as error:
             words = f"{directory / FILE_NAME} cannot be opened: {error.strerror}; {remedy(error)}"
             raise StorageError(f"{words}, and run the same command again") from None
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        self._kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         try:
-            fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, self._kind | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
             raise ConfigError(
@@ -263,6 +292,18 @@ class JobLock:
             ) from None
         except OSError:
             self.is_held = False  # the claims of attempts decide alone
+
+    def is_alone(self) -> bool:
+        """Whether nobody else has it; the lock stays what it was."""
+        if self._kind == fcntl.LOCK_EX or not self.is_held:
+            return self.is_held
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        finally:  # a change that fails may have cost the lock
+            fcntl.flock(self._fd, self._kind)
+        return True
 
     def release(self) -> None:
         """Let the next one in."""

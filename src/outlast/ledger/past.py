@@ -45,7 +45,7 @@ _HEAD: Final = re.compile(
 _ENTIRE: Final = frozenset(
     {
         *(b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"restart", b"job_started"),
-        b"resumed",
+        *(b"resumed", b"job_finished"),
     }
 )
 _FAILURES_MAX: Final = 100  # of a machine
@@ -70,6 +70,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     beyond: Beyond = Beyond()
     scope: Scope | None = None
     gone: list[str] = []
+    finished_t: float = 0.0
 
 
 _LATEST_T: Final = 1e12  # no clock shows it: such a time is garbage
@@ -236,6 +237,11 @@ class Past:
         return [event for event in self._kept if rollback_of(event) in self._known.reserved]
 
     @property
+    def finished_t(self) -> float:
+        """When the job finished, if it has done nothing since; 0 if it has not."""
+        return self._known.finished_t
+
+    @property
     def windows(self) -> dict[str, list[float]]:
         """Good values of what is watched, oldest first."""
         return dict(self._known.windows)
@@ -313,6 +319,10 @@ class Past:
 
     def _checkpoint(self, event: Event) -> None:
         known = self._known
+        if event.event == "job_finished" and event.get("exit_code") == 0:
+            known.finished_t = known.finished_t or event.t  # what came again did nothing
+        elif event.event in ("commit", "rollback"):
+            known.finished_t = 0.0
         step = event.get("step")
         if isinstance(step, bool) or not isinstance(step, int):
             return

@@ -37,6 +37,7 @@ class Attempt(msgspec.Struct, frozen=True):
     reign: str = ""
     claims: str = ""
     nonce: str = ""
+    finished_t: float = 0.0
 
 
 def look_back(link: Link, directory: Path) -> Past | None:
@@ -67,7 +68,7 @@ def agree_on_attempt(
             reign.begin()
             past.look()  # whoever was waited for may have written meanwhile
             attempt = Attempt(number, reign.name, str(directory))
-        attempt = msgspec.structs.replace(attempt, nonce=new_nonce())
+        attempt = msgspec.structs.replace(attempt, nonce=new_nonce(), finished_t=past.finished_t)
         link.publish("session/attempt", msgspec.json.encode(attempt))
     return msgspec.json.decode(link.fetch("session/attempt", READ_TIMEOUT_S), type=Attempt)
 

@@ -29,7 +29,7 @@ from outlast.training.bits import Bits
 from outlast.training.models import ModelState, is_stock
 from outlast.training.restore import Restore
 
-ARGUMENTS: Final = ("dir", "every", "keep", "init_from", "init_except", "keep_new")
+ARGUMENTS: Final = ("dir", "every", "keep", "resume", "init_from", "init_except", "keep_new")
 EXAMPLE: Final = "outlast.session(model=model, optimizer=optimizer)"
 
 

@@ -21,6 +21,7 @@ def session(
     dir: str | Path | None = None,  # noqa: A002 - the word of outlast.toml and of --dir
     every: str | int | None = None,
     keep: int | None = None,
+    resume: bool | None = None,
     init_from: str | PathLike[str] | Mapping[str, str | PathLike[str]] | None = None,
     init_except: str | Sequence[str] = (),
     keep_new: str | Sequence[str] = (),
@@ -32,6 +33,8 @@ def session(
         dir: the job's directory; by default as set by OUTLAST_DIR or outlast.toml.
         every: how often to save: "auto", "200 steps", 200, "5 min".
         keep: how many committed checkpoints to keep.
+        resume: True to go on with the job in that directory although it was begun with another
+            script or other arguments, which are refused otherwise. The same command needs no word.
         init_from: where a job without a checkpoint of its own takes its models' weights from: a
             job's directory (``runs/a``, or ``runs/a@1200`` for that step), one checkpoint's, a
             file of torch.save, safetensors (a file, or a directory with an index), or a DCP
@@ -51,7 +54,12 @@ def session(
     Raises:
         ConfigError: a setting that cannot be used, or nothing to save.
     """
-    arguments = {"dir": dir, "checkpoint.every": every, "checkpoint.keep": keep}
+    arguments = {
+        "dir": dir,
+        "resume": resume,
+        "checkpoint.every": every,
+        "checkpoint.keep": keep,
+    }
     with excepthook.one_line_errors():
         refuse_misspelt(named)
         objects = Objects(named)

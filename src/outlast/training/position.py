@@ -31,13 +31,15 @@ from outlast.ledger.narrator import say
 from outlast.policy.rollbacks import Rollback, left_out
 from outlast.training.afresh import Afresh, trace
 from outlast.training.callsite import Loops, Site
+from outlast.training.epochs import KEY as EPOCHS
+from outlast.training.epochs import Epochs
 from outlast.training.objects import Objects
 from outlast.training.rig import Rig
 from outlast.training.streams import Streams
 
 EVERY_LOOP: Final = (
-    "Let the script call steps() for every loop, as in `for epoch in range(epochs)`: those that "
-    "had ended are not run again"
+    "Let the script call steps() for every loop, as in `for epoch in session.epochs(n)`: those "
+    "that had ended are not run again"
 )
 
 
@@ -134,6 +136,7 @@ class Position:
         self._ahead: dict[str, Any] | None = None  # the position at the end of this step
         self._is_given_back = False  # the newest batch
         self._loops = Loops()
+        self._epochs = Epochs()
         self._site = Site()
         self._held = Held()
         self._end_held: list[dict[str, Any]] | None = None  # where the loop left them
@@ -163,6 +166,7 @@ class Position:
             lambda rank: own_of(rank)["data"], saved_by, link.rank, link.world_size
         )
         self._loops = Loops(self._saved.get("loops"))
+        self._epochs = Epochs(self._saved)
         self._acts_between = self._saved.get("between")
         self._aside = {str(line): state for line, state in self._saved.get("aside", ())}
 
@@ -215,6 +219,30 @@ class Position:
     def _saved_line(self) -> str:
         return str((self._saved or {}).get("line") or "its line is not known")
 
+    # --- epochs ---------------------------------------------------------------------------------
+
+    def begin_epochs(self, num: int) -> int:
+        """``epochs(num)`` begins; the first one to go through, ``num`` or above if there is none.
+
+        Raises:
+            ConfigError: another one is under way.
+        """
+        first, self.loop = self._epochs.begin(num, self.loop, self.saved_loop)
+        return first
+
+    def enter_epoch(self, epoch: int) -> None:
+        """An epoch begins."""
+        self._epochs.enter(epoch, self.loop)
+
+    def end_epochs(self, epochs: int, *, is_left: bool) -> None:
+        """The epochs have ended, or were left."""
+        self._epochs.end(epochs, self.loop, is_left=is_left)
+
+    @property
+    def is_in_known_epoch(self) -> bool:
+        """Whether finished epochs were passed over as a whole."""
+        return self._epochs.is_known
+
     # --- a loop ---------------------------------------------------------------------------------
 
     def called(self, site: Site, step: int, until: int | None) -> None:
@@ -224,10 +252,11 @@ class Position:
         if self._saved:
             saved = self.saved_loop
             near = {saved, saved + 1} if self._was_over(step) else {saved}
-            number = self._loops.number_of(site, near)
+            number = None if self._epochs.is_known else self._loops.number_of(site, near)
             if number is not None and not self._is_reached:
                 self.loop = number
-            if self.loop == 1 and until is None and site.reads_step and not self._is_reached:
+            is_first = self.loop == 1 and not self._epochs.is_known and not self._is_reached
+            if is_first and until is None and site.reads_step:
                 may_be_behind = saved > 1 or any(
                     (self._saved or {}).get(name, True) for name in ("over", "may_be_over")
                 )
@@ -486,7 +515,9 @@ class Position:
         """The position at this boundary."""
         if self._saved is not None or self._feed is None:
             saved = dict(self._saved or {})
-            return saved | {"ended": True} if saved and self._is_ended else saved
+            if saved and self._is_ended:
+                saved |= {"ended": True, EPOCHS: self._epochs.state()}
+            return saved
         found = self._placed(ahead=False)
         return given_back(found)[0] if self._is_given_back else found
 
@@ -516,6 +547,7 @@ class Position:
         return placed | {
             "line": self._site.line,
             "loops": self._loops.state(),
+            EPOCHS: self._epochs.state(),
             # The same behind the loop's last step and behind the loop, wherever that can be told:
             # a session's end that is what is committed already is not saved once more.
             "over": self._feed.is_at_end() or (self._left and not at_until),

@@ -45,6 +45,7 @@ from outlast.errors import ConfigError, Exit, StorageError
 from outlast.keeper.memory import Memory
 from outlast.keeper.remote import Remote
 from outlast.ledger import planned
+from outlast.ledger.command import settle
 from outlast.ledger.job import JobLock, versions
 from outlast.ledger.narrator import Narrator, say
 from outlast.ledger.queued import PATIENCE_S, QueuedLedger
@@ -61,6 +62,7 @@ from outlast.training.flight import Written
 from outlast.training.initial import Origin
 from outlast.training.judging import Judging
 from outlast.training.outlook import Outlook, info_of
+from outlast.training.own_command import own_command
 from outlast.training.regain import Regained
 from outlast.training.restore import Restore
 from outlast.training.samples import Samples
@@ -141,10 +143,13 @@ class Rig:
         if self._keeps_the_books:
             self._lock = JobLock(settings.dir)
             undo.callback(self._lock.release)
+            if (command := own_command()) is not None:
+                settle(settings, command, is_alone=self._lock.is_alone(), in_script=True)
         past = attempts.look_back(self.link, self._settings.dir)
         self._failures = past.failures if past is not None else None
         agreed = attempts.agree_on_attempt(self.link, past, settings.dir, lambda: self._begin(undo))
         attempt = agreed.number
+        self.finished_t = agreed.finished_t
         self._promised = set[SaveName]()
         if past is not None and past.promised:
             self._promised = {parse(past.promised_save) or SaveName(past.promised)}
@@ -160,10 +165,8 @@ class Rig:
         )
         undo.callback(self._ledger.close)
         if self._keeps_the_books:  # what the agent writes where there is one
-            command = Path(sys.argv[0]).name
-            self._ledger.append(
-                "job_started", command=command, versions=versions(), pid=os.getpid()
-            )
+            name = Path(sys.argv[0]).name
+            self._ledger.append("job_started", command=name, versions=versions(), pid=os.getpid())
             planned.enter(self._ledger, settings.dir, say)
             self._ledger.append("attempt_formed", world_size=self.link.world_size, nodes=1)
             # Where there is an agent, it has its own.

@@ -58,6 +58,7 @@ from outlast.training.rig import Rig
 from outlast.training.streams import Streams
 from outlast.training.transient import Transient
 from outlast.training.unnamed import Unnamed
+from outlast.training.unset import left_unset
 
 Batch = TypeVar("Batch")
 
@@ -107,7 +108,7 @@ class Session:
         self._hook: Any = None
         self._heard: Notice | None = None  # here, not from another rank
         self._at_boundary = True  # whether the state is that of ``step``, so that it may be saved
-        self._has_trained = self._is_rolled_back = False
+        self._has_trained = self._is_rolled_back = self._was_over_at_once = False
         self._unnamed: Unnamed
         self._transient: Transient
         self._gradients: Gradients
@@ -118,6 +119,7 @@ class Session:
 
     def __enter__(self) -> Self:
         self._entry = entry_of(sys._getframe(1))
+        excepthook.begins()
         with excepthook.one_line_errors():
             self._unnamed, self._transient = Unnamed(self._objects), Transient(self._objects)
             self._hyper = Hyperparameters(self._objects.stateful, self._keep_new)
@@ -213,6 +215,7 @@ class Session:
     ) -> None:
         self._is_over = True
         self._leave_loop()  # it may still be held: what comes now is no step
+        error = self._unless_finished(error)
         code = exit_code_of(error)
         if error is not None:
             over.explains(error)  # waits for the agent's word, on which it depends what is done
@@ -287,6 +290,39 @@ class Session:
         )  # where it is called, not where it is first advanced
         return self._steps(loader, until, epochs, site)
 
+    def epochs(self, num: int) -> Iterator[int]:
+        """The epochs 0 … ``num`` - 1, for loops of ``steps()`` inside; finished ones are left out.
+
+        A resumed run begins with the epoch that the checkpoint is in: the code around the loops of
+        earlier ones (evaluations, files, schedules) is not run again. An epoch is finished once
+        the next one is asked for: what stands behind its loop runs at least once.
+
+        Raises:
+            ConfigError: another ``epochs()`` is under way, or the session is over.
+        """
+        with excepthook.one_line_errors():
+            if self._is_over:
+                raise ConfigError("the session is over; call epochs() inside its with block")
+            if isinstance(num, bool) or not isinstance(num, int) or num < 0:
+                raise ConfigError(f"epochs({num!r}) is no number of epochs; count from 0")
+        return self._epochs(num)
+
+    def _epochs(self, num: int) -> Iterator[int]:
+        with excepthook.one_line_errors():
+            first = self._position.begin_epochs(num)
+        if first >= num:
+            self._was_over_at_once = True
+            self._streams.restore(self.step)  # for what follows, as if they had just ended here
+        is_left = True
+        try:
+            for epoch in range(first, num):
+                self._position.enter_epoch(epoch)
+                yield epoch
+            is_left = False
+        finally:
+            if not self._is_over:  # else it is the end of the session that puts it down
+                self._position.end_epochs(max(first, num), is_left=is_left)
+
     def _steps(
         self, loader: Iterable[Batch], until: int | None, epochs: int | None, site: Site
     ) -> Iterator[Batch]:
@@ -296,7 +332,8 @@ class Session:
         self._position.called(site, self.step, until)
         devices.settle(self._objects.stateful.values())  # they may have been brought there since
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
-        if self._was_over(until):
+        if self._was_over(until, site):
+            self._was_over_at_once = True
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
                 with excepthook.one_line_errors():
                     self._open(loader, **limits, is_over=True)
@@ -380,6 +417,21 @@ class Session:
         self._agreement.leave(self.step)
         self._end_random = random_state.capture()
 
+    def _unless_finished(self, error: BaseException | None) -> BaseException | None:
+        """Say it if the job had finished before, and nothing was left to do; give what is an error.
+
+        None is if the script fails behind its loop for want of what that would have set.
+        """
+        if not self._was_over_at_once or self._has_trained:
+            return error
+        finished_t = self._rig.finished_t
+        excepthook.no_step_was_left(had_finished=bool(finished_t))
+        is_forgiven = bool(finished_t and left_unset(error))
+        if finished_t and (is_forgiven or self._is_end(error)) and self._rig.link.rank == 0:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(finished_t))
+            say(f"nothing is left to do: finished at step {self.step} on {when}")
+        return None if is_forgiven else error
+
     def _is_end(self, error: BaseException | None) -> bool:
         """Whether the script leaves the session as it means to, so that this is a state to save."""
         if error is None:
@@ -389,7 +441,7 @@ class Session:
         # What ends a generator that the session is in, or whoever asks ``steps`` for its next.
         return isinstance(error, SystemExit | GeneratorExit | StopIteration)
 
-    def _was_over(self, until: int | None) -> bool:
+    def _was_over(self, until: int | None, site: Site) -> bool:
         """Whether this loop had ended when the checkpoint that was resumed from was written."""
         if until is not None:
             return self.step >= until
@@ -398,9 +450,15 @@ class Session:
             return False
         if self._rig.link.rank == 0 and not self._told_of_loops:  # there may be a hundred
             self._told_of_loops = True
+            around = ""
+            if site.counted and not self._position.is_in_known_epoch:
+                around = (
+                    "; the code around them is, as range() knows of no resume: "
+                    "`for epoch in session.epochs(n)` leaves finished epochs out"
+                )
             say(
                 f"going on in loop {saved_loop}, at step {self.step}: "
-                "the loops before it had ended and are not run again"
+                f"the loops before it had ended and are not run again{around}"
             )
         return True
 

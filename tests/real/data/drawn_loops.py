@@ -279,8 +279,12 @@ class Program:
             inner_given, before = "flow", [f"flow = {given}"]
         else:
             inner_given, before = given, []
+        if self.rng.random() < 0.15:  # at an epoch's beginning
+            inner.append(self.rng.choice(CHANGES))
         inner += self._pass(inner_given, unpacked, limits)
-        lines = [f"for epoch in range({number}):", *["    " + line for line in inner]]
+        if self.rng.random() < 0.15:
+            inner.append(f"if s.step >= {self.rng.randrange(4, 12)}: break")
+        lines = [f"for epoch in {self._range(number)}:", *["    " + line for line in inner]]
         if self.rng.random() < 0.2:  # nested
             lines = ["for fold in range(2):", *["    " + line for line in lines]]
             if limits:
@@ -289,6 +293,9 @@ class Program:
                     for line in lines
                 ]
         return [*before, *lines]
+
+    def _range(self, number):
+        return self.rng.choice([f"range({number})", f"s.epochs({number})"])
 
     def _start(self, given, one_shot, unpacked):
         if not self.takes_len or given.startswith("cycle"):
@@ -324,9 +331,10 @@ class Program:
         late = "late = DataLoader(Noise(), batch_size=4, shuffle=True)"
         if self.rng.random() < 0.5:
             inner = [*first, *second]
-            return [late, "for epoch in range(2):", *["    " + one for one in inner]]
-        lines = ["for epoch in range(2):", *["    " + one for one in first]]
-        return [late, *lines, "for epoch in range(2):", *["    " + one for one in second]]
+            return [late, f"for epoch in {self._range(2)}:", *["    " + one for one in inner]]
+        lines = [f"for epoch in {self._range(2)}:", *["    " + one for one in first]]
+        second = [f"for epoch in {self._range(2)}:", *["    " + one for one in second]]
+        return [late, *lines, *second]
 
 
 class Died(BaseException):

@@ -1,0 +1,39 @@
+"""With what command this process was started, where nobody of ours has started it.
+
+Known for a script (``python train.py``, torchrun, a console script) and for the script's own module
+(``python -m train``). A notebook, ``python -c`` and an interactive session have none. Neither have
+programs of Python's or a library's own that call the script in their way: pytest, a notebook's
+kernel and Ray's workers are given other arguments at each start.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from outlast.data.generators import is_users
+from outlast.ledger.command import Command, module_command, script_command
+
+
+def own_command() -> Command | None:
+    """The script of this process and its arguments; None where it has none."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if not isinstance(file, str) or not is_users(file):
+        return None
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return module_command(spec.name, _arguments(spec.name))
+    return script_command(file, _arguments(file))
+
+
+def _arguments(what: str) -> list[str]:
+    """What the interpreter was given behind ``what``: scripts take from ``sys.argv``.
+
+    Where it was given something else (in a child of ``multiprocessing``) ``sys.argv`` tells.
+    """
+    name = Path(what).name
+    for at, given in enumerate(sys.orig_argv[1:], 2):
+        if given == what or Path(given).name == name:
+            return sys.orig_argv[at:]
+    return sys.argv[1:]

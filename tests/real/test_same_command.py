@@ -1,0 +1,174 @@
+"""The same command is the same job: it goes on, or is finished; another one is refused."""
+
+import json
+
+import pytest
+from floor import SCRIPTS
+from test_bad_input import only_line
+
+SWEEP = SCRIPTS / "sweep.py"
+WAYS = ("run", "python", "torchrun")
+
+
+@pytest.fixture(autouse=True)
+def _compared(floor):
+    del floor.environ["OUTLAST_RESUME"]
+
+
+def start(floor, way, *arguments, **env):
+    """The script, run in one of the ways; the process has ended."""
+    if way == "run":
+        process = floor.outlast("run", *arguments, env=env)
+    elif way == "torchrun":
+        process = floor.torchrun("--nproc-per-node", 1, *arguments, env=env)
+    else:
+        process = floor.warm(*arguments, env=env)
+    process.wait()
+    return process
+
+
+def trained(process):
+    return [int(line.split()[1]) for line in process.out.splitlines() if "trained" in line]
+
+
+def our_lines(process):
+    return [line for line in process.err.splitlines() if line.startswith("outlast: ")]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_other_arguments_are_refused_and_the_two_ways_on_work(floor, way):
+    assert trained(start(floor, way, SWEEP, "0.1")) == [1, 2, 3, 4, 5, 6]
+    other = start(floor, way, SWEEP, "0.5")
+    (line,) = our_lines(other)
+    assert "sweep.py was given 0.1 and is now given 0.5" in line
+    assert "resume" in line
+    assert other.out == ""
+    if way != "torchrun":  # torchrun has an exit code and a page of its own
+        assert other.poll() == 2
+        assert other.err.splitlines() == [line]
+    else:
+        assert "exitcode  : 2" in other.err
+    on = start(floor, way, SWEEP, "0.5", OUTLAST_RESUME="1", STEPS="8")
+    assert trained(on) == [7, 8]
+    if way != "torchrun":
+        anew = start(floor, way, SWEEP, "0.5", OUTLAST_DIR="other")
+        assert trained(anew) == [1, 2, 3, 4, 5, 6]
+        assert trained(start(floor, way, SWEEP, "0.5", STEPS="9")) == [9]  # it is the job's now
+        assert start(floor, way, SWEEP, "0.1", STEPS="10").poll() == 2
+
+
+def test_it_is_refused_before_torch_is_imported(floor):
+    floor.outlast("run", SWEEP, "0.1").wait()
+    flags = ("run", "--nproc-per-node", "2", "--rdzv-conf", "a=b", "--max-restarts=3")
+    process = floor.cold("-X", "importtime", "-m", "outlast", *flags, SWEEP, "0.5")
+    assert process.wait() == 2, process.text
+    imported = {line.rpartition("|")[2].strip() for line in process.err.splitlines()}
+    assert "outlast.launch.first_look" in imported
+    assert not {"torch", "numpy"} & imported
+    assert not floor.offspring()
+
+
+def test_another_script_is_refused(floor, tmp_path):
+    floor.outlast("run", SWEEP, "0.1").wait()
+    line = only_line(floor.outlast("run", SCRIPTS / "plain.py", "0.1"))
+    assert "it ran sweep.py, and this is plain.py" in line
+    process = floor.outlast("run", "--resume", SCRIPTS / "plain.py", tmp_path, "finish")
+    assert process.wait() == 0, process.text
+
+
+@pytest.mark.parametrize("first", ["run", "python"])
+def test_who_launches_it_is_no_part_of_the_command(floor, tmp_path, first):
+    second = {"run": "python", "python": "run"}[first]
+    (tmp_path / "sweep.py").write_bytes(SWEEP.read_bytes())
+    assert trained(start(floor, first, "sweep.py", "0.1"))[-1] == 6
+    (tmp_path / "sweep.py").write_bytes(SWEEP.read_bytes() + b"# mended\n")
+    assert trained(start(floor, second, tmp_path / "sweep.py", "0.1", STEPS="8")) == [7, 8]
+    last = floor.outlast(
+        *("run", "--nproc-per-node", "1", "--max-restarts", "2", "./sweep.py", "0.1"),
+        env={"STEPS": "9"},
+    )
+    last.wait()
+    assert trained(last) == [9]
+
+
+def test_session_says_resume(floor):
+    start(floor, "python", SWEEP, "0.1")
+    on = start(floor, "python", SWEEP, "0.5", SAYS_RESUME="1", STEPS="7")
+    assert trained(on) == [7]
+
+
+def test_a_command_without_anything_committed_is_replaced(floor):
+    assert start(floor, "python", SWEEP, "0.1", DIE="0").poll() == 9
+    assert trained(start(floor, "python", SWEEP, "0.5"))[-1] == 6
+
+
+def test_no_secret_is_in_the_jobs_directory(floor, tmp_path):
+    secret = "s3cr3t-0x5f"
+    words = ("--hf-token", secret, f"wandb.api_key={secret}")
+    assert start(floor, "run", SWEEP, "0.1", "", *words).poll() == 0
+    for path in (tmp_path / "outlast-job").iterdir():
+        assert path.is_dir() or secret.encode() not in path.read_bytes(), path
+    line = only_line(floor.outlast("run", SWEEP, "0.1", "", "--hf-token", "other", words[2]))
+    assert "another value of --hf-token" in line
+
+
+# --- nothing is left -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("way", "where"),
+    [
+        *(("run", ""), ("run", "inside"), ("run", "behind"), ("run", "mean")),
+        *(("python", ""), ("python", "inside"), ("python", "behind"), ("torchrun", "behind")),
+    ],
+)
+def test_a_finished_job_is_finished(floor, way, where):
+    assert start(floor, way, SWEEP, "0.1", where).poll() == 0
+    for _ in range(2):
+        again = start(floor, way, SWEEP, "0.1", where)
+        assert again.poll() == 0, again.text
+        assert "Traceback" not in again.err
+        assert trained(again) == []
+        (line,) = [line for line in our_lines(again) if "nothing is left to do" in line]
+        assert "finished at step 6 on 2" in line
+        unset = [line for line in our_lines(again) if "the loop has not set" in line]
+        assert len(unset) == bool(where)
+        assert ("end of the script" in again.out) == (not where)
+    more = start(floor, way, SWEEP, "0.1", where, STEPS="8")
+    assert trained(more) == [7, 8]
+    assert more.poll() == 0, more.text
+    assert "end of the script" in more.out
+
+
+@pytest.mark.parametrize("way", ["run", "python"])
+@pytest.mark.parametrize("where", ["bug", "file"])
+def test_what_fails_for_another_reason_is_a_failure(floor, way, where):
+    assert start(floor, way, SWEEP, "0.1").poll() == 0
+    failed = start(floor, way, SWEEP, "0.1", where, OUTLAST_RESUME="1")
+    assert failed.poll() == {"run": 76, "python": 1}[way]
+    assert "Traceback" in failed.err
+    assert "has not set" not in failed.err
+
+
+def test_what_was_cut_off_behind_the_loop_is_still_to_be_done(floor):
+    killed = start(floor, "run", "--max-restarts", "0", SWEEP, "0.1", "behind", DIE="behind")
+    assert killed.poll() == 76
+    again = start(floor, "run", "--max-restarts", "0", SWEEP, "0.1", "behind")
+    assert again.poll() == 76, again.text
+    assert "cut off before" in again.err
+    assert "NameError" in again.err or "UnboundLocalError" in again.err
+
+
+def test_it_is_the_first_finish_that_is_told(floor, tmp_path):
+    start(floor, "python", SWEEP, "0.1")
+    ledger = tmp_path / "outlast-job" / "ledger.jsonl"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    for line in lines:
+        line["t"] -= 10 * 86_400
+    ledger.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
+    told = []
+    for _ in range(2):
+        again = start(floor, "python", SWEEP, "0.1")
+        told += [line for line in our_lines(again) if "finished at step" in line]
+    assert len(told) == 2
+    assert told[0] == told[1]
