@@ -200,6 +200,15 @@ def common(one: Box, other: Box) -> Box:
     return low, tuple(max(0, end - start) for start, end in zip(low, high, strict=True))
 
 
+def is_within(box: Box, shape: Sequence[int]) -> bool:
+    """Whether ``box`` lies in a tensor of this shape."""
+    offsets, extents = box
+    return len(offsets) == len(extents) == len(shape) and all(
+        0 <= offset <= offset + extent <= whole
+        for offset, extent, whole in zip(offsets, extents, shape, strict=True)
+    )
+
+
 def overlap(one: Box, other: Box) -> bool:
     """Whether two boxes have an element in common."""
     return all(
