@@ -70,7 +70,7 @@ from outlast.checkpoint.parts import (
 )
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.reshard import is_spread, mesh_spread
-from outlast.checkpoint.shard import DTYPES, NAMES, Placed, header, place
+from outlast.checkpoint.shard import DTYPES, NAMES, Placed, bytes_of, header, place
 from outlast.checkpoint.spreads import Spread
 from outlast.checkpoint.transfer import look
 from outlast.checkpoint.tree import flatten
@@ -406,12 +406,7 @@ def _pieces(
                 f"{name} was planned as {DTYPES[where.dtype]} of shape {where.shape} and is "
                 f"{tensor.dtype} of shape {tuple(tensor.shape)} now"
             )
-        yield _bytes_of(tensor)
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    dense = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return memoryview(dense.reshape(-1).view(torch.uint8).numpy())
+        yield bytes_of(tensor)
 
 
 def _entry(where: Placed, item: WriteItem | None, file: str, data_start: int) -> TensorEntry:

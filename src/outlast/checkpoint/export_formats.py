@@ -26,7 +26,7 @@ import torch
 from torch.utils import _pytree
 
 from outlast.checkpoint.optimizers import OTHER, OURS, OWN_FORM
-from outlast.checkpoint.shard import header, place
+from outlast.checkpoint.shard import bytes_of, header, place
 from outlast.checkpoint.tree import KIND, tensor_names
 from outlast.errors import ConfigError
 
@@ -81,7 +81,7 @@ def _write_one(feed: Feed, names: Mapping[str, str], path: Path) -> None:
     with path.open("xb") as file:
         file.write(header(placed))
         for tensor in feed.tensors(names[short] for short in placed):
-            file.write(_bytes_of(tensor))
+            file.write(bytes_of(tensor))
 
 
 def _split(feed: Feed, names: Mapping[str, str], split_bytes: int) -> list[list[str]]:
@@ -225,7 +225,7 @@ def _storages(file: BinaryIO) -> list[zipfile.ZipInfo]:
 
 
 def _fill(file: BinaryIO, record: zipfile.ZipInfo, tensor: torch.Tensor) -> None:
-    data = _bytes_of(tensor)
+    data = bytes_of(tensor)
     if len(data) != record.file_size:
         raise AssertionError(f"{record.filename} has room for {record.file_size}, not {len(data)}")
     file.seek(_data_start(file, record))
@@ -332,7 +332,3 @@ def _in_groups(items: Sequence[Any]) -> list[list[Any]]:
             size = item.tensor_storage_size() or 0
         groups[-1].append(item)
     return groups
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())

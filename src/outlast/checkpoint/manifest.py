@@ -18,7 +18,7 @@ import msgspec
 import xxhash
 
 from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.spreads import has_overlap
+from outlast.checkpoint.spreads import has_overlap, is_within
 from outlast.errors import CheckpointInvalid
 
 FORMAT: Final = 3
@@ -242,12 +242,7 @@ def _check(manifest: Manifest) -> None:
             inside = chunk.file in manifest.files and (
                 0 <= chunk.start <= chunk.end <= manifest.files[chunk.file].size
             )
-            fits = len(chunk.offsets) == len(chunk.shape) == len(tensor.shape) and all(
-                0 <= offset <= offset + extent <= whole
-                for offset, extent, whole in zip(
-                    chunk.offsets, chunk.shape, tensor.shape, strict=True
-                )
-            )
+            fits = is_within((chunk.offsets, chunk.shape), tensor.shape)
             if not inside or not fits or chunk.end - chunk.start != size:
                 raise refuse(f"a chunk of {name} does not fit its tensor or its file")
         covered = sum(math.prod(chunk.shape) for chunk in tensor.chunks)

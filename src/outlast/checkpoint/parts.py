@@ -35,7 +35,7 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
-from outlast.checkpoint.spreads import Spread
+from outlast.checkpoint.spreads import Spread, is_within
 from outlast.errors import CheckpointInvalid
 
 PLAIN: Final = -1  # in place of a spread's number: the tensor is not spread
@@ -241,10 +241,7 @@ def _problem(name: str, held: Holding, part: Part, file_bytes: int) -> str:
         return f"{name} is another rank's own"
     for slab in held.slabs:
         end = slab.start + math.prod(slab.shape) * item
-        fits = len(slab.offsets) == len(slab.shape) == len(held.shape) and all(
-            0 <= offset <= offset + extent <= whole
-            for offset, extent, whole in zip(slab.offsets, slab.shape, held.shape, strict=True)
-        )
+        fits = is_within((slab.offsets, slab.shape), held.shape)
         if not fits or not 0 <= slab.start <= end <= file_bytes:
             return f"a chunk of {name} does not fit its tensor or its file"
     return ""

@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 
 from outlast.checkpoint.shard import NAMES
-from outlast.checkpoint.spreads import WHOLE, Run, Spread, cut, spread_over
+from outlast.checkpoint.spreads import WHOLE, Box, Spread, boxes_at, spread_over
 from outlast.errors import ConfigError
 
 LocalChunk = tuple[tuple[int, ...], tuple[int, ...], torch.Tensor]
@@ -103,18 +103,23 @@ def local_pieces(tensor: torch.Tensor) -> list[LocalPiece]:
         return [((0,) * len(shape), shape, ())]
     if spread.device_mesh.get_coordinate() is None:
         return []
-    pieces = _strided(spread) if _is_strided(spread) else _as_dcp_says(spread)
+    pieces = _strided(spread, shape) if _is_strided(spread) else _as_dcp_says(spread)
     pieces = [(offsets, extent) for offsets, extent in pieces if math.prod(extent)]
     return _cuts(spread, pieces, spread._local_tensor)
 
 
 def mesh_spread(mesh: Any, placements: tuple[Any, ...]) -> Spread:
     """What a DTensor's mesh and placements say of where its pieces are."""
-    axes = [
+    ranks = mesh.mesh.flatten().tolist()
+    return spread_over(ranks, tuple(mesh.mesh.shape), _cuts_along(placements))
+
+
+def _cuts_along(placements: tuple[Any, ...]) -> tuple[tuple[int, int], ...]:
+    """For each axis of a mesh, the dimension it cuts and its split factor."""
+    return tuple(
         (int(one.dim), int(getattr(one, "split_factor", 1))) if hasattr(one, "dim") else (WHOLE, 1)
         for one in placements
-    ]
-    return spread_over(mesh.mesh.flatten().tolist(), tuple(mesh.mesh.shape), axes)
+    )
 
 
 def why_not(tensor: Any) -> str:
@@ -157,7 +162,7 @@ def _lies_in_memory(tensor: torch.Tensor) -> bool:
         return False
 
 
-def _as_dcp_says(tensor: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _as_dcp_says(tensor: Any) -> list[Box]:
     return [
         (tuple(int(x) for x in chunk.offsets), tuple(int(x) for x in chunk.sizes))
         for chunk in tensor.__create_chunk_list__()
@@ -168,23 +173,12 @@ def _is_strided(tensor: Any) -> bool:
     return any(hasattr(placement, "split_factor") for placement in tensor.placements)
 
 
-def _strided(tensor: Any) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    coordinate = tensor.device_mesh.get_coordinate()
-    axes: list[list[Run]] = [[(0, size)] for size in tensor.shape]
-    for axis, placement in enumerate(tensor.placements):
-        if hasattr(placement, "dim"):
-            factor = int(getattr(placement, "split_factor", 1))
-            parts, index = tensor.device_mesh.size(axis), coordinate[axis]
-            axes[placement.dim] = cut(axes[placement.dim], parts, index, factor)
-    return [
-        (tuple(start for start, _ in runs), tuple(length for _, length in runs))
-        for runs in itertools.product(*axes)
-    ]
+def _strided(tensor: Any, shape: tuple[int, ...]) -> list[Box]:
+    mesh = tensor.device_mesh
+    return boxes_at(shape, mesh.mesh.shape, _cuts_along(tensor.placements), mesh.get_coordinate())
 
 
-def _cuts(
-    tensor: Any, pieces: list[tuple[tuple[int, ...], tuple[int, ...]]], local: torch.Tensor
-) -> list[LocalPiece]:
+def _cuts(tensor: Any, pieces: list[Box], local: torch.Tensor) -> list[LocalPiece]:
     """Pieces lie in the local tensor in the order of their offsets, along each axis."""
     axes = [sorted({(o[axis], e[axis]) for o, e in pieces}) for axis in range(local.dim())]
     if [sum(length for _, length in runs) for runs in axes] != list(local.shape) and pieces:

@@ -42,6 +42,17 @@ NAMES: Final = {
 DTYPES: Final = {name: dtype for dtype, name in NAMES.items()}
 
 
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as uint8 on the CPU; its own memory where it lies there already."""
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a tensor's elements, in their order."""
+    return memoryview(as_bytes(tensor).numpy())
+
+
 class Placed(NamedTuple):
     """A tensor's place in a data section, in bytes from the section's start."""
 

@@ -37,6 +37,7 @@ from outlast.checkpoint.manifest import (
     state_file,
 )
 from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.overlaps import span
 from outlast.checkpoint.parts import without_owner
 from outlast.checkpoint.places import Place, as_places
 from outlast.checkpoint.shard import DTYPES
@@ -386,7 +387,7 @@ def _slices(want: Want) -> Iterator[tuple[_Slice, bool]]:
         target = want.target
         for axis, (offset, extent) in enumerate(zip(offsets, extents, strict=True)):
             target = target.narrow(axis, offset - want.offsets[axis], extent)
-        end = start + _span(extents, strides) * dtype.itemsize
+        end = start + span(extents, strides) * dtype.itemsize
         yield _Slice(start, end, dtype, strides, target), number == len(boxes)
 
 
@@ -394,7 +395,7 @@ def _cut(
     offsets: tuple[int, ...], extents: tuple[int, ...], strides: tuple[int, ...], item: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     axis = next((axis for axis, extent in enumerate(extents) if extent > 1), None)
-    if axis is None or _span(extents, strides) * item <= SLICE_BYTES:
+    if axis is None or span(extents, strides) * item <= SLICE_BYTES:
         yield offsets, extents
         return
     rows = max(1, SLICE_BYTES // (strides[axis] * item))
@@ -406,13 +407,6 @@ def _cut(
             yield begin, inner
         else:
             yield from _cut(begin, inner, strides, item)
-
-
-def _span(extents: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from a box's first to its last, those between its rows too."""
-    if not math.prod(extents):
-        return 0
-    return sum((e - 1) * s for e, s in zip(extents, strides, strict=True)) + 1
 
 
 def _copied(slice_: _Slice, done: Want | None, future: Future[memoryview]) -> Iterator[Want]:

@@ -101,12 +101,29 @@ def pieces_at(shape: tuple[int, ...], spread: Spread, coordinate: Sequence[int])
 
     A tensor without elements is one empty piece, everywhere.
     """
+    return boxes_at(shape, spread.sizes, spread.placements, coordinate)
+
+
+def boxes_at(
+    shape: tuple[int, ...],
+    sizes: Sequence[int],
+    placements: Iterable[tuple[int, int]],
+    coordinate: Sequence[int],
+) -> list[Box]:
+    """The same of a grid whose ranks are not known.
+
+    Args:
+        shape: of the whole tensor.
+        sizes: of the grid, as in :class:`Spread`.
+        placements: the same.
+        coordinate: in the grid.
+    """
     if not math.prod(shape):
         return [((0,) * len(shape), shape)]
     axes: list[list[Run]] = [[(0, size)] for size in shape]
-    for axis, (dim, factor) in enumerate(spread.placements):
+    for axis, (dim, factor) in enumerate(placements):
         if dim != WHOLE:
-            axes[dim] = cut(axes[dim], spread.sizes[axis], coordinate[axis], factor)
+            axes[dim] = cut(axes[dim], sizes[axis], coordinate[axis], factor)
     return [
         (tuple(start for start, _ in runs), tuple(length for _, length in runs))
         for runs in itertools.product(*axes)
@@ -181,6 +198,15 @@ def common(one: Box, other: Box) -> Box:
         min(a + m, b + n) for a, m, b, n in zip(one[0], one[1], other[0], other[1], strict=True)
     )
     return low, tuple(max(0, end - start) for start, end in zip(low, high, strict=True))
+
+
+def is_within(box: Box, shape: Sequence[int]) -> bool:
+    """Whether ``box`` lies in a tensor of this shape."""
+    offsets, extents = box
+    return len(offsets) == len(extents) == len(shape) and all(
+        0 <= offset <= offset + extent <= whole
+        for offset, extent, whole in zip(offsets, extents, shape, strict=True)
+    )
 
 
 def overlap(one: Box, other: Box) -> bool:

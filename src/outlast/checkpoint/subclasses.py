@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import torch
 
+from outlast.checkpoint.references import local_of
 from outlast.checkpoint.reshard import PLAIN, is_spread
 from outlast.errors import ConfigError
 
@@ -182,8 +183,7 @@ def memories(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The plain tensors that ``tensor`` lies in: itself, its local part, or its inner ones."""
     if is_subclass(tensor):
         return [one for inner in take_apart(tensor).inner.values() for one in memories(inner)]
-    local: Any = tensor.detach()
-    return [local.to_local() if is_spread(tensor) else local]
+    return [local_of(tensor)]
 
 
 # --- settings ------------------------------------------------------------------------------------

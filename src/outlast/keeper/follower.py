@@ -235,4 +235,4 @@ class Follower:
             case parley.Beat():
                 self._out.put((parley.Beat(moves=self._hears.moves(self.attempt)), b""))
             case _:
-                raise ValueError(f"{channel.peer} says {type(message).__name__} out of turn")
+                raise parley.out_of_turn(channel, message)

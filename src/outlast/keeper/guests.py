@@ -70,20 +70,22 @@ class Guest:
         """
         if file not in self.views or not 0 <= index < len(self.entries[file].xxh3_128):
             raise ValueError(f"there is no block {index} of {file}")
-        start = index * BLOCK_BYTES
-        view = self.views[file][start : start + BLOCK_BYTES]
+        view = self._block(file, index)
         if len(view) != num_bytes:
             raise ValueError(f"block {index} of {file} has {len(view)} bytes, not {num_bytes}")
         return view
 
     def arrived(self, file: str, index: int) -> None:
         """A block lies in its place: compare it with the manifest."""
-        start = index * BLOCK_BYTES
-        view = self.views[file][start : start + BLOCK_BYTES]
+        view = self._block(file, index)
         if xxhash.xxh3_128_hexdigest(view) == self.entries[file].xxh3_128[index]:
             self._missing.discard((file, index))
         else:
             self.problem = f"block {index} of {file} does not match its checksum"
+
+    def _block(self, file: str, index: int) -> memoryview:
+        start = index * BLOCK_BYTES
+        return self.views[file][start : start + BLOCK_BYTES]
 
     def is_whole(self) -> bool:
         """Whether every block came and was right."""

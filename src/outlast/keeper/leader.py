@@ -298,7 +298,7 @@ class Leader:
                 with self._lock:
                     self._brought.note(member.ranks, message)
             case _:
-                raise ValueError(f"{channel.peer} says {type(message).__name__} out of turn")
+                raise parley.out_of_turn(channel, message)
 
     def _watch(self) -> None:
         beat_s = time.monotonic()

@@ -234,6 +234,11 @@ def say(
     channel.send(msgspec.json.encode(message), bulk, pace=pace)
 
 
+def out_of_turn(channel: Channel, message: Any) -> ValueError:
+    """The error of a message that nobody waits for."""
+    return ValueError(f"{channel.peer} says {type(message).__name__} out of turn")
+
+
 def hear(channel: Channel, timeout_s: float | None = None) -> Any:
     """The next message; None at the end.
 

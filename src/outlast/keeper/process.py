@@ -106,7 +106,7 @@ class Supervisor:
         Raises:
             StorageError: the address cannot be listened on.
         """
-        files = None if tls is None else (str(tls.cert), str(tls.key), str(tls.ca))
+        files = None if tls is None else tls.files
         try:
             listener = listen(host)
         except OSError as error:

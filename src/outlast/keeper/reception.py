@@ -89,7 +89,7 @@ class Reception:
                 case parley.Read():
                     self._read(channel, message)
                 case _:
-                    raise ValueError(f"{channel.peer} says {type(message).__name__} out of turn")
+                    raise parley.out_of_turn(channel, message)
 
     # --- copies ---------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class Reception:
                 case parley.Withdrawn() | None:
                     return False
                 case _:
-                    raise ValueError(f"{channel.peer} says {type(message).__name__} out of turn")
+                    raise parley.out_of_turn(channel, message)
 
     # --- questions ------------------------------------------------------------------------------
 

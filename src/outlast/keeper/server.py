@@ -252,10 +252,10 @@ class Keeper:
 
     def _keep_spares(self) -> None:
         """Each worker of this machine writes a file, over one that retention has let go."""
-        workers = {peer.rank for peer in self._connections if peer.rank is not None}
+        num_workers = len(self._ranks())
         for storage in self._tiers.values():
             if isinstance(storage, Directory):
-                storage.keep_spares(len(workers))
+                storage.keep_spares(num_workers)
 
     def _bye(self, peer: Connection, message: wire.Bye) -> None:
         with self._saves.lock:

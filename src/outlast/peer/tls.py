@@ -24,7 +24,7 @@ class Tls:
     """The three files of ``[peer]``: certificate, its private key, and the authority's certificate.
 
     Raises:
-        ConfigError: from either method, when the files cannot be used.
+        ConfigError: from ``client`` and ``server``, when the files cannot be used.
     """
 
     cert: Path
@@ -49,6 +49,11 @@ class Tls:
             f"{missing} is not set; TLS between machines needs peer.tls_cert, peer.tls_key and "
             "peer.tls_ca: set all three, or none"
         )
+
+    @property
+    def files(self) -> tuple[str, str, str]:
+        """The three, in the order of the fields, for another process."""
+        return str(self.cert), str(self.key), str(self.ca)
 
     def client(self) -> ssl.SSLContext:
         """For the side that connects."""

@@ -23,9 +23,10 @@ from outlast.attempt.link import Link
 from outlast.checkpoint.aliases import array_of
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.reshard import is_spread
+from outlast.checkpoint.shard import as_bytes
 from outlast.errors import ConfigError
 from outlast.training.flight import State
-from outlast.training.parcel import as_bytes, pack_flat
+from outlast.training.parcel import pack_flat
 
 _PREFIX: Final = f"{OWN}."
 

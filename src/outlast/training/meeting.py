@@ -84,7 +84,7 @@ class Meeting:
             return
         tls = Tls.of(settings)
         if tls is not None:
-            self._tls = (str(tls.cert), str(tls.key), str(tls.ca))
+            self._tls = tls.files
         act = None
         if link.rank == 0:
             act = self._lead

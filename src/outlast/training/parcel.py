@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 
+from outlast.checkpoint.shard import bytes_of
 from outlast.checkpoint.tree import DTYPE_OF, flatten, unflatten
 
 
@@ -44,8 +45,8 @@ def pack(state: Any, name: str) -> bytes:
 def pack_flat(data: Any, tensors: Mapping[str, torch.Tensor]) -> bytes:
     """The same for a state that ``flatten`` has split."""
     found = [
-        _Tensor(name, str(value.dtype).removeprefix("torch."), tuple(value.shape), raw(value))
-        for name, value in tensors.items()
+        _Tensor(name, str(one.dtype).removeprefix("torch."), tuple(one.shape), bytes(bytes_of(one)))
+        for name, one in tensors.items()
     ]
     return msgspec.msgpack.encode(_Parcel(data, found))
 
@@ -67,14 +68,3 @@ def unpack(parcel: bytes) -> Any:
         for one in found.tensors
     }
     return unflatten(found.data, tensors)
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    """The bytes of a tensor, in the order of its elements."""
-    return bytes(as_bytes(tensor).numpy().tobytes())
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor as uint8 on the CPU; its own memory where it lies there already."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return plain.reshape(-1).view(torch.uint8)

@@ -19,12 +19,13 @@ import torch.distributed as dist
 
 from outlast.attempt.link import Link, device_of_group
 from outlast.attempt.own import Record, read_own
+from outlast.checkpoint.shard import as_bytes
 from outlast.checkpoint.tree import DTYPE_OF, unflatten
 from outlast.policy.regain import Known, Offer, Plan, decide
 from outlast.policy.rollbacks import Rollback
 from outlast.training import living
 from outlast.training.living import Moment
-from outlast.training.parcel import as_bytes, unpack
+from outlast.training.parcel import unpack
 
 TIMEOUT_S: Final = 600.0
 PIECE_BYTES: Final = 32 << 20

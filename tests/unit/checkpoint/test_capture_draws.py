@@ -28,9 +28,9 @@ from outlast.checkpoint import aliases, capture, plan
 from outlast.checkpoint.capture import Capture, Copiers
 from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.plan import Share, make, structure
+from outlast.checkpoint.shard import as_bytes
 from outlast.storage import Directory
 from outlast.training.objects import Objects
-from outlast.training.parcel import as_bytes
 
 DRAWS = 5000 if thorough.ALL else 300
 BLOCK = 4 << 10  # instead of 16 MiB: tensors of a few KiB have several parts

@@ -121,7 +121,7 @@ def probe(
 
 def files_of(tls: peer.Tls | None) -> list[str] | None:
     """As JSON can hold them."""
-    return None if tls is None else [str(tls.cert), str(tls.key), str(tls.ca)]
+    return None if tls is None else list(tls.files)
 
 
 def _tls(files: list[str] | None) -> peer.Tls | None:
