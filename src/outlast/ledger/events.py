@@ -53,6 +53,8 @@ storage_error      operation (save, claim, copy, prune, wait: for a save of
 replicated         step, machine (that keeps the copy), bytes, seconds
 replica_failed     step, machine, reason (of the first failure; it is tried again)
 replica_refused    peer (its address), reason: traffic between machines that was not believed
+held               what (a process that was killed and has not ended, in words), seconds (since it
+                   was killed), over (true: it has gone)
 watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: nobody watched
 job_finished       exit_code, reason, kind (of the failure that ended it, or null)
 =================  ============================================================================
@@ -96,6 +98,7 @@ EventName = Literal[
     "replicated",
     "replica_failed",
     "replica_refused",
+    "held",
     "watch_gap",
     "job_finished",
 ]
