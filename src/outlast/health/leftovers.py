@@ -34,8 +34,9 @@ from typing import Final, NamedTuple
 from outlast.health.proc import children, is_dying, state_of, tracer_of
 
 VARIABLE: Final = "OUTLAST_MARK"
-PASSES: Final = 5  # in which nothing is found while processes of this machine come and go
-_ENDED: Final = ("Z", "X")
+PASSES: Final = 2  # in which nothing is found while processes of this machine come and go
+_ENDED: Final = (b"Z", b"X")
+_KTHREAD: Final = 0x200000  # PF_KTHREAD
 
 
 class Marks:
@@ -46,7 +47,8 @@ class Marks:
     """
 
     def __init__(self) -> None:
-        self.stem = uuid.uuid4().hex
+        # With the time from which they are given: what is older need not be looked at closely.
+        self.stem = f"{uuid.uuid4().hex}-{_ticks(_fields(os.getpid()))}"
         self._numbers = itertools.count(1)
         self._given: dict[int, str] = {}
 
@@ -97,10 +99,15 @@ def end(
         Process ids of those that have been killed and have not gone.
     """
     until_s = time.monotonic() + limit_s
-    begin, marks = f"{VARIABLE}={stem}.".encode(), [f"{VARIABLE}={one}".encode() for one in spared]
+    wanted = _Wanted(
+        begin=f"{VARIABLE}={stem}.".encode(),
+        spared=[f"{VARIABLE}={one}".encode() for one in spared],
+        sessions=sessions,
+        since=int(stem.rpartition("-")[2]),
+    )
     passes_left, ended = PASSES, set[int]()
     while passes_left:
-        before, (found, ended) = ended, _kill(_Wanted(begin, marks, sessions))
+        before, (found, ended) = ended, _kill(wanted)
         # One that has ended before it was looked at may have started another just before.
         passes_left = PASSES if found else passes_left - 1 if ended - before else 0
         try:
@@ -126,24 +133,35 @@ def in_words(pid: int) -> str:
 
 
 class _Wanted(NamedTuple):
-    """What is looked for: how a variable begins, those that are not meant, and sessions."""
+    """What is looked for.
+
+    Attributes:
+        begin: of the variable with the mark.
+        spared: variables that are not meant.
+        sessions: whose dying members are meant.
+        since: ticks at which the first could have started.
+    """
 
     begin: bytes
     spared: Collection[bytes]
     sessions: Collection[int]
+    since: int
 
     def has(self, pid: int) -> bool | None:
-        """Whether a process is to end; None where it has ended."""
-        environ = _environ(pid)
-        if environ:
-            marks = [one for one in environ.split(b"\0") if one.startswith(self.begin)]
-            return bool(marks) and marks[0] not in self.spared
-        state, _, session = _stat(pid)
-        if not state:
+        """Whether a process is to end; None where it has ended just now, as far as is known."""
+        fields = _fields(pid)
+        if not fields:
             return None
-        # It is the kernel's, or it is exiting: then nothing of it can be read any more, while it
-        # may hold its files and its devices.
-        return bool(self.sessions) and session in self.sessions and is_dying(pid)
+        if _ticks(fields) < self.since or int(fields[6]) & _KTHREAD:
+            return False
+        # One whose first thread has ended is a zombie, and goes on in its other threads.
+        if fields[0] in _ENDED and int(fields[17]) <= 1:
+            return None
+        marks = [one for one in _environ(pid).split(b"\0") if one.startswith(self.begin)]
+        if marks:
+            return marks[0] not in self.spared
+        # Of one that is exiting nothing can be read any more, while it may hold its devices.
+        return int(fields[3]) in self.sessions and is_dying(pid)
 
 
 def _kill(wanted: _Wanted) -> tuple[dict[int, int], set[int]]:
@@ -176,9 +194,9 @@ def _kill_with_children(pid: int, fd: int, found: dict[int, int]) -> None:
             _kill_with_children(child, held, found)
         else:
             os.close(held)
-    group = _stat(pid)[1]
-    if group not in (0, 1, os.getpgrp()) and _runs(fd):
-        end_group(group)
+    fields = _fields(pid)
+    if fields and int(fields[2]) not in (0, 1, os.getpgrp()) and _runs(fd):
+        end_group(int(fields[2]))
     with contextlib.suppress(OSError):  # it has gone
         signal.pidfd_send_signal(fd, signal.SIGKILL)
 
@@ -187,28 +205,40 @@ def _runs(fd: int) -> bool:
     return not _readable([fd], 0.0)
 
 
+def _fields(pid: int) -> list[bytes]:
+    """What the kernel says of a process, from its state on (proc_pid_stat(5)), if it is there."""
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+
+
+def _ticks(fields: list[bytes]) -> int:
+    """When a process started; 0 where nobody knows."""
+    return int(fields[19]) if fields else 0
+
+
 def _environ(pid: int) -> bytes:
-    place = Path(f"/proc/{pid}")
+    environ = _read(f"/proc/{pid}/environ")
     with contextlib.suppress(OSError):
-        if environ := (place / "environ").read_bytes():
-            return environ
-    with contextlib.suppress(OSError):
-        for thread in (place / "task").iterdir():  # its first thread may have ended alone
-            with contextlib.suppress(OSError):
-                if environ := (thread / "environ").read_bytes():
-                    return environ
-    return b""
+        if not environ:  # its first thread may have ended alone
+            for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - only names
+                environ = environ or _read(f"/proc/{pid}/task/{thread}/environ")
+    return environ
 
 
-def _stat(pid: int) -> tuple[str, int, int]:
-    """State, process group and session of a process; no state where it has ended."""
+def _read(path: str) -> bytes:
+    """A file of /proc, b"" where there is none: a machine may have thousands of processes."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # One whose first thread has ended is a zombie, and goes on in its other threads.
-        is_over = fields[0] in _ENDED and int(fields[17]) <= 1
-        return "" if is_over else fields[0], int(fields[2]), int(fields[3])
-    except (OSError, ValueError, IndexError):
-        return "", 0, 0
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    parts = []
+    try:
+        while part := os.read(fd, 65536):
+            parts.append(part)
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+    return b"".join(parts)
 
 
 def _hold(pid: int) -> int | None:

@@ -392,7 +392,7 @@ class Agent(LocalElasticAgent):
         self._let_the_dying_die()
         handlers = self._handlers()
         self._ended |= {rank for rank, one in handlers.items() if one.proc.poll() is None}
-        for rank in self._ending.end(handlers, self._survivors.pids):
+        for rank in self._ending.end(handlers):
             # torch would wait for it, and hear no notice meanwhile; our rendezvous does.
             self._pcontext.subprocess_handlers[rank] = StandIn(handlers[rank])
 

@@ -58,12 +58,11 @@ class Ending:
         self._held: dict[int, Any] = {}  # process id → worker that was killed and has not ended
         self._killed_s = 0.0
 
-    def end(self, handlers: Mapping[int, Any], kept: Collection[int]) -> list[int]:
-        """End the workers that run, and what all of them have started.
+    def end(self, handlers: Mapping[int, Any]) -> list[int]:
+        """End the workers that run, each with its process group.
 
         Args:
             handlers: local rank → torch's handler.
-            kept: process ids of workers that go on; what these have started is theirs.
 
         Returns:
             Local ranks of workers that were killed and have not ended in time.
@@ -78,19 +77,18 @@ class Ending:
                 process.wait(timeout=max(until_s - time.monotonic(), 0.01))
         held = [rank for rank, process in running.items() if process.poll() is None]
         self._held |= {running[rank].pid: running[rank] for rank in held}
-        self._look(max(until_s - time.monotonic(), 0.0), kept)
         return held
 
     def wait(self, kept: Collection[int]) -> None:
-        """Wait until nothing of earlier attempts lives here; to be called before the next one.
+        """End what is left of earlier attempts here, and wait until it has gone.
+
+        Args:
+            kept: process ids of workers that go on; what these have started is theirs.
 
         Raises:
             JobOver: this machine is to go, or cannot go on.
         """
-        left = self._look(0.0, kept)
-        if left:
-            left = self._look(self._left_s(ENDED_S), kept)
-        if left:
+        if left := self._look(ENDED_S, kept):
             self._wait_for_held(left, kept)
         self._marks.forget(kept)
 
