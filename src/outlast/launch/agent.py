@@ -309,7 +309,8 @@ class Agent(LocalElasticAgent):
         self._judging.note_lost(causes)
         self._starts.ended([f.exit_code for f in failures if f.exit_code != Exit.ROLLED_BACK])
         if hung is not None:
-            failures.append(failure_of(hung, self._hangs.chosen))
+            hosts = {self._machines.host_of(rank) for rank in hung.ranks} - {None}
+            failures.append(failure_of(hung, self._hangs.chosen, tuple(sorted(map(str, hosts)))))
         verdict = self._machines.judged(failures)
         is_first = not worker_group.group_rank  # what all have alike is written down once
         if verdict is None:
@@ -321,7 +322,7 @@ class Agent(LocalElasticAgent):
             if verdict.restart:
                 if hung is None or is_first:
                     self._judging.write_down(verdict)
-                verdict = self._judging.act(verdict)
+                verdict = self._judging.act(verdict, is_first=is_first)
         elif verdict.restart and is_first:
             self._judging.write_down(verdict)
         if verdict.restart:

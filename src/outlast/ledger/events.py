@@ -47,7 +47,9 @@ healthy            step (of a checkpoint: so many steps have passed without a si
                    windows {what: good values up to there} that the next attempt compares with
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts, kind (of the failure, see docs/failures.md), action, own
-                   (it counts against this machine), wait_s, without_progress (attempts in a row)
+                   (it counts against this machine), wait_s, without_progress (attempts in a row),
+                   cause (the same where the same failed), hosts (that had it; both empty where it
+                   was nobody's own), step
 storage_error      operation (save, claim, copy, prune, wait: for a save of
                    an earlier attempt), path, error, step, tier
 replicated         step, machine (that keeps the copy), bytes, seconds
