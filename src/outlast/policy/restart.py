@@ -293,9 +293,11 @@ class RestartPolicy:
         """Where this failure was seen; None where there is no other machine, or nobody failed."""
         if here is None or case.kind is Kind.PEER:
             return None
-        if progress:
-            self._since = here.attempt
         sighting = case.sighting(here)
+        # What is news here may be none elsewhere: another machine may have seen that step fail.
+        steps = [one.step for one in here.seen if one.step is not None]
+        if progress and (sighting.step is None or sighting.step > max(steps, default=-1)):
+            self._since = here.attempt
         row = row_of(sighting, [*self._seen, *here.seen], self._since)
         self._seen = [*self._seen[-REMEMBERED:], sighting]
         graver = {kind.value for kind in graver_than(case.kind)}
