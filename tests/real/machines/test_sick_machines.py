@@ -1,11 +1,14 @@
-"""A machine that fails where others do not is left out; what all have ends the job as what it is."""
+"""A machine that fails where others do not is left out; what all have ends the job."""
 
 import json
+import os
 import random
+import signal
 
 import pytest
 from elastic_job import ElasticJob
-from floor import SCRIPTS
+from floor import SCRIPTS, until
+from held import holding
 
 import thorough
 from sick_machines import SICK
@@ -64,3 +67,25 @@ def test_what_all_have_ends_the_job_with_the_reason(machines, tmp_path, how):
     assert ("a bug in the script" in end) == (how == "a library"), end
     said = SICK[how][0].splitlines()[0][:20] if SICK[how][0] else "exit code 3"
     assert how == "a library" or said in end
+
+
+def test_a_machine_that_cannot_end_its_worker_is_left_out_until_it_can(machines, tmp_path):
+    out_s = 20
+    job = ElasticJob(machines(3), tmp_path, {"OUTLAST_RESTART_LEAVE_OUT": f"{out_s} s"})
+    job.start(*job.hosts)
+    job.until_trained(*job.hosts)
+    _, hurt, bad = job.roles()
+    held, lost = (
+        max((one["attempt"], one["pid"]) for one in job.on(host))[1] for host in (bad, hurt)
+    )
+    with holding(held):
+        os.kill(lost, signal.SIGKILL)  # the others' workers are ended for it
+        agent = job.agents[bad.name]
+        until(lambda: f"process {held}" in agent.err, "word of the one that does not end")
+        job.until_trained(*(host for host in job.hosts if host is not bad))
+        until(lambda: job.job.events("left_out"), "a machine left out", running=agent)
+        ((event),) = job.job.events("left_out")
+        assert (event.node, event["goes"]) == (bad.name, True)
+        assert str(held) in event["reason"]
+    job.until_trained(*job.hosts)
+    job.finish(*job.hosts)
