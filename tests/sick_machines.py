@@ -15,8 +15,9 @@ SICK = {
     "cuBLAS": ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `x`", 1),
     "taken": (
         (
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 15.25 "
-            "MiB free. Process % has 78.% GiB memory in use. Of the allocated memory 1 GiB is"
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+            "total capacity of 79.15 GiB of which 15.25 MiB is free. Process % has 78.% GiB memory "
+            "in use. Of the allocated memory 14.06 MiB is allocated by PyTorch"
         ),
         1,
     ),
@@ -26,9 +27,10 @@ SICK = {
     "bus": ("ended by SIGBUS", -7),
     "NCCL": (
         (
-            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3763, unhandled "
-            "system error, NCCL version 2.28.8\nLast error:\nCall to ibv_modify_qp failed with 110 "
-            "Connection timed out, on dev mlx5_%:1"
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3763, "
+            "unhandled system error, NCCL version 2.28.8\nncclSystemError: System call (e.g. "
+            "socket, malloc) or external library call failed or device error.\nLast error:\nCall "
+            "to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_%:1"
         ),
         1,
     ),

@@ -67,10 +67,11 @@ class Ending:
         Returns:
             Local ranks of workers that were killed and have not ended in time.
         """
-        self._killed_s = time.monotonic()
         running = {rank: one.proc for rank, one in handlers.items() if one.proc.poll() is None}
         for process in running.values():
             end_group(process.pid)
+        if running:
+            self._killed_s = time.monotonic()
         until_s = self._killed_s + ENDED_S
         for process in running.values():
             with contextlib.suppress(Exception):
@@ -88,7 +89,9 @@ class Ending:
         Raises:
             JobOver: this machine is to go, or cannot go on.
         """
-        if left := self._look(ENDED_S, kept):
+        if not self._held:  # what is found now is killed now
+            self._killed_s = time.monotonic()
+        if left := self._look(max(self._left_s(ENDED_S), LOOK_S), kept):
             self._wait_for_held(left, kept)
         self._marks.forget(kept)
 
