@@ -11,6 +11,11 @@ AGENT_VARIABLE: Final = "OUTLAST_AGENT_PID"
 _PR_SET_PDEATHSIG: Final = 1
 
 
+def wake_when_alone() -> None:
+    """Have the kernel let this process go on, if it is stopped, when its parent has died."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent has died."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -18,6 +18,8 @@ _STARVED: Final = 0.3  # of the time spent waiting for a core
 _FED: Final = 0.5  # of a core is enough to get on with
 _MOVED_BYTES_PER_S: Final = 65536
 _OFTEN_PER_S: Final = 15.0  # times that a thread was let run: a pulse is 5 to 7
+_EXITING: Final = 0x4  # PF_EXITING, in the flags of /proc/PID/stat
+_KILL: Final = 1 << 8  # SIGKILL, in the masks of /proc/PID/status
 _THREADS_MAX: Final = 2000  # looked at, of a process and all that it has started
 _CALLS: Final[dict[str, dict[int, str]]] = {
     "x86_64": {
@@ -166,6 +168,27 @@ def catches(pid: int, number: int) -> bool:
     return bool(_status(pid, "SigCgt", 16) >> (number - 1) & 1)
 
 
+def is_dying(pid: int) -> bool:
+    """Whether a process that has not ended yet is about to: it is exiting, or has been killed."""
+    try:
+        flags = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[6])
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except (OSError, ValueError, IndexError):
+        return True  # it has just ended
+    pending = [line.split()[1] for line in status if line.startswith(("SigPnd:", "ShdPnd:"))]
+    return bool(flags & _EXITING) or any(int(mask, 16) & _KILL for mask in pending)
+
+
+def children(pid: int) -> list[int]:
+    """What a process has started, by whichever thread, as far as it has not gone."""
+    found: list[int] = []
+    for thread in _threads(pid):
+        with contextlib.suppress(OSError, ValueError):
+            text = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+            found += [int(one) for one in text.split()]
+    return found
+
+
 def _status(pid: int, name: str, base: int) -> int:
     """A number that the kernel says of a process; 0 where it says none."""
     try:
@@ -225,15 +248,11 @@ def _threads(pid: int) -> list[int]:
 
 
 def _descendants(pid: int) -> list[int]:
-    """All processes that this one has started, by whichever thread, and those that they have."""
+    """All processes that this one has started, and those that they have."""
     found: list[int] = []
     left = [pid]
     while left and len(found) < _THREADS_MAX:
-        parent = left.pop()
-        for thread in _threads(parent):
-            with contextlib.suppress(OSError, ValueError):
-                text = Path(f"/proc/{parent}/task/{thread}/children").read_text()
-                children = [int(one) for one in text.split()]
-                found += children
-                left += children
+        below = children(left.pop())
+        found += below
+        left += below
     return found

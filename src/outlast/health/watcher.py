@@ -1,12 +1,14 @@
 """The watcher's process: it hears of attempts, looks, and says what it has found.
 
 It looks about ten times a second while there is something to watch, and not at all in between. A
-symptom that raises begins anew after ``PAUSE_S``; the agent is told, and the others go on.
+symptom that raises begins anew after ``PAUSE_S``; the agent is told, and the others go on. When
+the agent has died, what its workers have started is ended here: nobody else is left to do so.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import select
 import socket
 import sys
@@ -14,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from outlast.attempt.bound import die_with
+from outlast.attempt.bound import wake_when_alone
+from outlast.health import leftovers
 from outlast.health.hang import HangWatch
 from outlast.health.messages import Alive, Begin, End, FromAgent, FromWatcher, Gap, Voice
 from outlast.health.pace import Pace
@@ -25,6 +28,8 @@ logger = logging.getLogger(__name__)
 LOOK_S: Final = 0.1
 ALIVE_S: Final = 1.0
 PAUSE_S: Final = 30.0
+ALONE_S: Final = 0.5  # until a process that has closed its files has died
+LEFTOVERS_S: Final = 60.0
 
 
 class Symptom(Protocol):
@@ -124,8 +129,20 @@ class Watcher:
 
 
 def main() -> None:
-    """``python -m outlast.health FD PARENT``."""
-    fd, parent = int(sys.argv[1]), int(sys.argv[2])
-    die_with(parent)
-    with socket.socket(fileno=fd) as sock:
-        Watcher(sock, [make() for make in SYMPTOMS]).run()
+    """``python -m outlast.health FD PARENT STEM``."""
+    fd, parent, stem = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    wake_when_alone()
+    try:
+        with socket.socket(fileno=fd) as sock:
+            Watcher(sock, [make() for make in SYMPTOMS]).run()
+    finally:
+        _end_orphans(parent, stem)
+
+
+def _end_orphans(parent: int, stem: str) -> None:
+    """If the agent has died, and did not just close its line: its workers end with it anyway."""
+    until_s = time.monotonic() + ALONE_S
+    while os.getppid() == parent and time.monotonic() < until_s:
+        time.sleep(0.01)
+    if os.getppid() != parent:
+        leftovers.end(stem, limit_s=LEFTOVERS_S)

@@ -32,10 +32,13 @@ from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
 from outlast.config import Settings
 from outlast.errors import Exit
 from outlast.health.answering import TRACER_VARIABLE
+from outlast.health.leftovers import end as end_leftovers
+from outlast.health.leftovers import end_group
 from outlast.health.messages import Timings
-from outlast.health.proc import catches
+from outlast.health.proc import catches, is_dying
 from outlast.launch.deaf import Deaf
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.ending import Ending
 from outlast.launch.hangs import Hangs, failure_of, hang_of
 from outlast.launch.health import Health, begin_of
 from outlast.launch.judging import Judging, worker_failure
@@ -44,7 +47,7 @@ from outlast.launch.sessions import Sessions
 from outlast.launch.stragglers import Judge
 from outlast.launch.survivors import UNHELD, StandIn, Survivors
 from outlast.launch.warm.starts import Starts
-from outlast.launch.watch import Watch, is_dying
+from outlast.launch.watch import Watch
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
@@ -58,7 +61,7 @@ from outlast.policy.restart import TOGETHER, RestartPolicy, Verdict
 LEAVE_TOGETHER_S: Final = 10.0
 # How long a worker may take to die of what has hit it already.
 DYING_S: Final = 0.05
-ENDED_S: Final = 5.0  # for all workers that were killed: some may be held by the kernel
+LEFTOVERS_S: Final = 1.0  # for what workers have started, when the job has ended
 # What is kept of a notice's time to end workers that did not end themselves.
 MARGIN_S: Final = 1.0
 LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
@@ -100,8 +103,10 @@ class Agent(LocalElasticAgent):
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
         self._machines = Machines(spec.rdzv_handler)
         self._machines.write_down(ledger)
-        self._judging = Judging(
-            policy, ledger, past, self._machines, lambda: self._desk.notice is not None
+        self._judging = Judging(policy, ledger, past, self._machines, self._must_leave)
+        self._ending = Ending(
+            *(starts.marks, self._machines, ledger, self._must_leave),
+            leave_out_s=policy.limits.leave_out_s,
         )
         self._watch = Watch(spec.monitor_interval, self._machines.news)
         spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
@@ -110,7 +115,7 @@ class Agent(LocalElasticAgent):
         self._ledger = ledger
         self._desk = desk
         self._starts = starts
-        starts.has_notice = lambda: self._desk.notice is not None
+        starts.has_notice = self._must_leave
         self._deaf = Deaf(say, self._are_deaf)
         self._told: set[int] = set()  # workers that know of the notice
         self._told_of: Notice | None = None
@@ -119,7 +124,7 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
-        self._health = Health(ledger, self._beats.path / "watcher.log", say)
+        self._health = Health(ledger, self._beats.path / "watcher.log", say, starts.marks.stem)
         self._hangs = Hangs(
             *(self._health, ledger, settings.dir, self._beats.path),
             chosen=hang_of(settings),
@@ -131,9 +136,12 @@ class Agent(LocalElasticAgent):
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
         self._survivors = Survivors(self._beats.path, in_process, say)
         self._asked: str = ""  # the reason for which workers were asked to stop gently
+        self._has_finished = False
 
     def close(self) -> None:
-        """Remove what this agent left in memory."""
+        """Remove what this agent left in memory, and what workers that had to end left behind."""
+        if not self._has_finished:
+            end_leftovers(self._starts.marks.stem, limit_s=LEFTOVERS_S)
         self._hangs.end()
         self._pace.close()
         self._health.close()
@@ -148,9 +156,11 @@ class Agent(LocalElasticAgent):
         while True:
             result: RunResult = super()._invoke_run(role)
             if result.is_failed() or not self._machines.are_many or self.signalled:
+                self._has_finished = not result.is_failed()
                 return result
-            self.verdict = self._machines.wait_for_others(lambda: self._desk.notice is not None)
+            self.verdict = self._machines.wait_for_others(self._must_leave)
             if self.verdict is not None:
+                self._has_finished = not self.verdict.exit_code
                 return result
             # Others have lost workers after ours had finished: all go on from the last commit.
 
@@ -181,6 +191,7 @@ class Agent(LocalElasticAgent):
         ]
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._ending.wait(self._survivors.pids)  # the next attempt needs what the last one held
         if self._machines.are_many:
             self._starts.warm_up()  # the others go on meanwhile; then nobody waits for us
         while True:
@@ -269,8 +280,7 @@ class Agent(LocalElasticAgent):
         for worker in worker_group.workers:
             if worker.global_rank in named.ranks:
                 self._ended.add(worker.local_rank)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(handlers[worker.local_rank].proc.pid, signal.SIGKILL)
+                end_group(handlers[worker.local_rank].proc.pid)
         self._keep_or_end()
         result = RunResult(state=WorkerState.FAILED)
         self._judge(worker_group, result, hung=named)
@@ -304,7 +314,8 @@ class Agent(LocalElasticAgent):
         self._judging.note_lost(causes)
         self._starts.ended([f.exit_code for f in failures if f.exit_code != Exit.ROLLED_BACK])
         if hung is not None:
-            failures.append(failure_of(hung, self._hangs.chosen))
+            hosts = {self._machines.host_of(rank) for rank in hung.ranks} - {None}
+            failures.append(failure_of(hung, self._hangs.chosen, tuple(sorted(map(str, hosts)))))
         verdict = self._machines.judged(failures)
         is_first = not worker_group.group_rank  # what all have alike is written down once
         if verdict is None:
@@ -316,7 +327,7 @@ class Agent(LocalElasticAgent):
             if verdict.restart:
                 if hung is None or is_first:
                     self._judging.write_down(verdict)
-                verdict = self._judging.act(verdict)
+                verdict = self._judging.act(verdict, is_first=is_first)
         elif verdict.restart and is_first:
             self._judging.write_down(verdict)
         if verdict.restart:
@@ -343,6 +354,10 @@ class Agent(LocalElasticAgent):
         self._survivors.end()
         self._end_workers()
         return RunResult(state=WorkerState.FAILED)
+
+    def _must_leave(self) -> bool:
+        """Whether this machine has had notice."""
+        return self._desk.notice is not None
 
     def _exit_codes(self) -> dict[int, int | None]:
         return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
@@ -379,17 +394,13 @@ class Agent(LocalElasticAgent):
         )
 
     def _end_workers(self) -> None:
-        """SIGKILL for each worker's process group: what is left of a failed attempt only waits."""
+        """SIGKILL for all that is left of the attempt: it only waits."""
         self._let_the_dying_die()
-        for local_rank, handler in self._handlers().items():
-            if handler.proc.poll() is None:
-                self._ended.add(local_rank)
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(handler.proc.pid, signal.SIGKILL)
-        deadline_s = time.monotonic() + ENDED_S
-        for handler in self._handlers().values():
-            with contextlib.suppress(Exception):
-                handler.proc.wait(timeout=max(deadline_s - time.monotonic(), 0.01))
+        handlers = self._handlers()
+        self._ended |= {rank for rank, one in handlers.items() if one.proc.poll() is None}
+        for rank in self._ending.end(handlers):
+            # torch would wait for it, and hear no notice meanwhile; our rendezvous does.
+            self._pcontext.subprocess_handlers[rank] = StandIn(handlers[rank])
 
     def _let_the_dying_die(self) -> None:
         # Workers that were killed together do not vanish together: one whose memory is still being

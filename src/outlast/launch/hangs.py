@@ -278,8 +278,14 @@ def hang_of(settings: Settings) -> Set | None:
     )
 
 
-def failure_of(named: Named, chosen: Set | None) -> Failure:
-    """A hang as the failure that ended the attempt; ``chosen`` is what the owner has set."""
+def failure_of(named: Named, chosen: Set | None, hosts: tuple[str, ...] = ()) -> Failure:
+    """A hang as the failure that ended the attempt.
+
+    Args:
+        named: who hung.
+        chosen: what the owner has set.
+        hosts: names of the machines of those ranks.
+    """
     had_all = chosen is not None and named.given_s >= chosen.ceiling_s
     return Failure(
         rank=named.ranks[0] if named.ranks else 0,
@@ -288,6 +294,7 @@ def failure_of(named: Named, chosen: Set | None) -> Failure:
         step=None if named.step is None else named.step - 1,
         proven=named.is_proven or had_all,
         stack=named.stack,
+        hosts=hosts,
     )
 
 

@@ -57,16 +57,18 @@ class Health:
         ledger: the job's.
         log: a file for what the watcher's process says of itself.
         say: tells a person.
+        stem: of the marks of what the watcher ends when the agent has died.
 
     Attributes:
         pid: the watcher's process id, or None while there is none.
     """
 
-    def __init__(self, ledger: Ledger, log: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, ledger: Ledger, log: Path, say: Callable[[str], None], stem: str) -> None:
         self.pid: int | None = None
         self._ledger = ledger
         self._log = log
         self._say = say
+        self._stem = stem
         self._hearers: dict[type, Callable[[Any], None]] = {
             Learned: self._learned_more,
             Gap: lambda gap: note_gap(ledger, gap.symptom, gap.reason, gap.seconds),
@@ -172,7 +174,7 @@ class Health:
                 process = subprocess.Popen(
                     [
                         *(sys.executable, "-P", "-m", "outlast.health"),
-                        *(str(theirs.fileno()), str(os.getpid())),
+                        *(str(theirs.fileno()), str(os.getpid()), self._stem),
                     ],
                     stdin=subprocess.DEVNULL,
                     stdout=log,

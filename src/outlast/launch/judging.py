@@ -40,6 +40,7 @@ from outlast.policy.failures import (
     most_telling,
 )
 from outlast.policy.restart import Limits, RestartPolicy, Verdict
+from outlast.policy.whereabouts import Here
 
 POLL_S: Final = 0.1
 SAY_S: Final = 30.0  # between two words about a long wait
@@ -102,7 +103,8 @@ class Judging:
         now_t = time.time()
         seen = self._look_back()
         attempt = self._ledger.attempt
-        return self._policy.judge(
+        here = Here(host=self._host, attempt=attempt, seen=seen.sightings)
+        verdict = self._policy.judge(
             failures,
             lasted_s=lasted_s,
             leaving=self._must_leave(),
@@ -115,7 +117,12 @@ class Judging:
             rolled_back=any(one.attempt == attempt for one in seen.rollbacks),
             follows=self._follows(failures),
             alone=not self._machines.are_many,
+            here=here if self._machines.are_many else None,
+            num_out=seen.num_out,
         )
+        for host in seen.left_out.intersection(verdict.cleared):
+            self._ledger.append("let_in", node=host)
+        return verdict
 
     def next_attempt(self) -> int:
         """The number of the next attempt, where nobody else says it.
@@ -145,7 +152,8 @@ class Judging:
             )
 
     def write_down(self, verdict: Verdict) -> None:
-        """A restart, for people and for the next agent on this machine."""
+        """A restart, for people, for other agents and for the next one on this machine."""
+        seen = verdict.sighting
         self._ledger.append(
             "restart",
             reason=verdict.reason,
@@ -155,11 +163,21 @@ class Judging:
             own=verdict.own,
             wait_s=round(verdict.wait_s, 3),
             without_progress=verdict.without_progress,
+            cause=seen.cause if seen else "",
+            hosts=list(seen.hosts) if seen else [],
+            step=seen.step if seen else None,
         )
 
-    def act(self, verdict: Verdict) -> Verdict:
-        """Do what is to be done before the next attempt; what follows in the end."""
-        self._ask_others(verdict)
+    def act(self, verdict: Verdict, *, is_first: bool) -> Verdict:
+        """Do what is to be done before the next attempt; what follows in the end.
+
+        Args:
+            verdict: a restart.
+            is_first: whether this machine speaks for all, where what all of them have seen is one
+                machine's.
+        """
+        if is_first or not verdict.host:
+            self._ask_others(verdict)
         self._machines.workers_ended()  # at once: others ask whether their own losses come of it
         if verdict.wait_s and not self._back_off(verdict.wait_s) and not self._machines.are_many:
             return self._policy.judge([], lasted_s=0.0, leaving=True)
@@ -169,7 +187,9 @@ class Judging:
         limits = self._policy.limits
         if verdict.action is Action.LEAVE_OUT:
             reason = f"its own failures, the last one: {verdict.reason}"
-            asked = self._machines.leave_out(reason, for_s=limits.leave_out_s)
+            asked = self._machines.leave_out(
+                reason, for_s=limits.leave_out_s, host=verdict.host or None
+            )
         elif verdict.action is Action.ELSEWHERE:
             asked = self._machines.leave_out(
                 verdict.reason, for_s=limits.leave_out_s, spare_only=True

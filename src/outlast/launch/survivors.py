@@ -94,6 +94,11 @@ class Survivors:
         if self._listener is not None:
             self._listener.close()
 
+    @property
+    def pids(self) -> frozenset[int]:
+        """Processes that are kept for the next attempt."""
+        return frozenset(one.handler.proc.pid for one in self.kept.values())
+
     # --- an attempt ends -------------------------------------------------------------------------
 
     def gather(self, running: Mapping[int, Any]) -> None:

@@ -2,9 +2,9 @@
 
     python -P -m outlast.launch.tied PROGRAM [ARGUMENT…]
 
-The kernel's promise outlives the exec. What can go wrong: it is made for this one process, so what
-the program starts itself may outlive the agent (a shell script had better end with ``exec``); and a
-program with more rights than its starter (set-user-id) is not bound by it.
+The kernel's promise outlives the exec. It is made for this one process: what the program starts
+itself is ended by the agent's watcher. What can go wrong: a program with more rights than its starter
+(set-user-id) is not bound by it.
 """
 
 from __future__ import annotations

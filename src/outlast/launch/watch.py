@@ -10,13 +10,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from outlast.launch.warm.wire import readable
-
-_EXITING: Final = 0x4  # PF_EXITING, in the flags of /proc/PID/stat
-_KILL: Final = 1 << 8  # SIGKILL, in the masks of /proc/PID/status
 
 
 class Watch:
@@ -50,15 +46,3 @@ class Watch:
         """Give back what it holds."""
         while self._fds:
             os.close(self._fds.popitem()[1])
-
-
-def is_dying(pid: int) -> bool:
-    """Whether a process that has not ended yet is about to: it is exiting, or has been killed."""
-    place = Path(f"/proc/{pid}")
-    try:
-        flags = int((place / "stat").read_text().rpartition(")")[2].split()[6])
-        status = (place / "status").read_text().splitlines()
-    except (OSError, ValueError, IndexError):
-        return True  # it has just ended
-    pending = [line.split()[1] for line in status if line.startswith(("SigPnd:", "ShdPnd:"))]
-    return bool(flags & _EXITING) or any(int(mask, 16) & _KILL for mask in pending)

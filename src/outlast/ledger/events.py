@@ -49,12 +49,16 @@ healthy            step (of a checkpoint: so many steps have passed without a si
                    windows {what: good values up to there} that the next attempt compares with
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts, kind (of the failure, see docs/failures.md), action, own
-                   (it counts against this machine), wait_s, without_progress (attempts in a row)
+                   (it counts against this machine), wait_s, without_progress (attempts in a row),
+                   cause (the same where the same failed), hosts (that had it; both empty where it
+                   was nobody's own), step
 storage_error      operation (save, claim, copy, prune, wait: for a save of
                    an earlier attempt), path, error, step, tier
 replicated         step, machine (that keeps the copy), bytes, seconds
 replica_failed     step, machine, reason (of the first failure; it is tried again)
 replica_refused    peer (its address), reason: traffic between machines that was not believed
+held               what (a process that was killed and has not ended, in words), seconds (since it
+                   was killed), over (true: it has gone)
 watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: nobody watched
 job_finished       exit_code, reason, kind (of the failure that ended it, or null)
 =================  ============================================================================
@@ -99,6 +103,7 @@ EventName = Literal[
     "replicated",
     "replica_failed",
     "replica_refused",
+    "held",
     "watch_gap",
     "job_finished",
 ]

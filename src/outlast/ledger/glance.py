@@ -19,6 +19,7 @@ import msgspec
 from outlast.errors import StorageError
 from outlast.ledger.past import Past
 from outlast.policy.rollbacks import Rollback
+from outlast.policy.whereabouts import Sighting
 
 WAIT_S: Final = 1.0
 
@@ -30,6 +31,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     word: str = ""
     rollbacks: tuple[Rollback, ...] = ()
     own_failures: dict[str, list[tuple[float, str]]] = {}
+    sightings: tuple[Sighting, ...] = ()
+    left_out: frozenset[str] = frozenset()
+    num_out: int = 0
 
 
 class Glance:
@@ -80,4 +84,7 @@ def _seen(past: Past) -> Seen:
         word=past.word,
         rollbacks=tuple(past.rollbacks),
         own_failures={host: list(known) for host, known in past.own_failures.items()},
+        sightings=tuple(past.sightings),
+        left_out=frozenset(past.left_out),
+        num_out=past.num_out,
     )

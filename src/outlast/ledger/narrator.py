@@ -186,6 +186,16 @@ def _survived(event: Event) -> str:
     return "; ".join(words)
 
 
+def _held(event: Event) -> str:
+    what, seconds = event.get("what"), event.get("seconds", 0.0)
+    if event.get("over"):
+        return f"process {what} has gone, {seconds:.0f} s after it was killed"
+    return (
+        f"process {what} was killed {seconds:.0f} s ago and has not ended: something holds it, and "
+        f"it may hold a GPU's memory; the next attempt on {event.node} waits for it"
+    )
+
+
 def _anomaly(event: Event) -> str:
     words = wrong(event)
     return f"{words}; reported only (health.anomaly)" if event.get("action") == "report" else words
@@ -304,6 +314,7 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
         f"{event.get('sentence') or 'a worker makes no more progress'}; "
         f"stacks of all ranks: {event.get('stacks') or 'none'}"
     ),
+    "held": _held,
     "watch_gap": lambda event: (
         f"the {event.get('what')} was away for {event.get('seconds', 0.0):.1f} s, because "
         f"{event.get('reason')}; another one does its work, and training went on"

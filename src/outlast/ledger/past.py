@@ -33,6 +33,8 @@ from outlast.policy.anomaly import CARRIED_MAX, WATCHED
 from outlast.policy.cadence import AUTO_MEMORY_H
 from outlast.policy.rollbacks import Batches, Rollback, is_undone
 from outlast.policy.tier_cadence import Beyond, Scope
+from outlast.policy.whereabouts import REMEMBERED as REMEMBERED_SIGHTINGS
+from outlast.policy.whereabouts import Sighting
 
 VARIABLE: Final = "OUTLAST_PAST"  # set by our agent for its workers
 CHUNK_BYTES: Final = 4 << 20
@@ -177,6 +179,8 @@ class Past:
         left_out: machines that were left out, and the newest word on each; known only to a Past
             that has read the whole ledger.
         own_failures: machine → when its newest failures of its own were, and their kinds; the same.
+        sightings: the newest failures that were somebody's own, and where they were; the same.
+        num_out: how often a machine was left out and the others went on; the same.
     """
 
     def __init__(self, directory: Path, word: str = "") -> None:
@@ -196,6 +200,8 @@ class Past:
         self.failures = Failures()
         self.left_out: dict[str, Event] = {}
         self.own_failures: dict[str, list[tuple[float, str]]] = {}
+        self.sightings: list[Sighting] = []
+        self.num_out = 0
         for event in self._kept:
             self._known.attempt = max(self._known.attempt, event.attempt)
             self._roll_back(event)
@@ -310,12 +316,17 @@ class Past:
         if event.event == "let_in":
             self.left_out.pop(host, None)
             self.own_failures.pop(host, None)  # mended, says its owner
+            self.sightings = [one for one in self.sightings if host not in one.hosts]
         elif event.event == "left_out":
             self.left_out[host] = event
-        elif event.event == "restart" and event.get("own") is True:
-            known = self.own_failures.setdefault(host, [])
-            known.append((event.t, str(event.get("kind"))))
-            del known[:-_FAILURES_MAX]
+            self.num_out += event.get("goes") is True
+        elif event.event == "restart":
+            if event.get("own") is True:
+                known = self.own_failures.setdefault(host, [])
+                known.append((event.t, str(event.get("kind"))))
+                del known[:-_FAILURES_MAX]
+            if event.get("cause"):
+                self.sightings = [*self.sightings[1 - REMEMBERED_SIGHTINGS :], _sighting(event)]
 
     def _checkpoint(self, event: Event) -> None:
         known = self._known
@@ -367,6 +378,17 @@ def rollback_of(event: Event) -> Rollback | None:
         )
     except msgspec.ValidationError:
         return None
+
+
+def _sighting(event: Event) -> Sighting:
+    hosts, step = event.get("hosts"), event.get("step")
+    return Sighting(
+        attempt=event.attempt,
+        hosts=tuple(map(str, hosts)) if isinstance(hosts, list) and hosts else (event.node,),
+        kind=str(event.get("kind")),
+        cause=str(event.get("cause")),
+        step=step if isinstance(step, int) else None,
+    )
 
 
 def _windows_of(event: Event) -> dict[str, list[float]]:

@@ -42,6 +42,7 @@ class Kind(enum.Enum):
     REFUSED = "refused to resume"
     DRAINED = "drained"
     GPU = "gpu"
+    NO_GPU = "no gpu"
     MEMORY = "memory"
     CRASH = "crash"
     CUDA = "cuda"
@@ -112,10 +113,19 @@ TABLE: Final = (
     Row(
         kind=Kind.GPU,
         title="a GPU is broken",
-        signs="uncorrectable ECC error, GPU lost or off the bus, NVLink error, no device; CUDA or "
-        "NCCL failed, or it aborted, with an Xid that needs a reset or with new ECC errors",
+        signs="uncorrectable ECC error, GPU lost or off the bus, NVLink error; CUDA or NCCL "
+        "failed, or it aborted, with an Xid that needs a reset or with new ECC errors",
         action=Action.LEAVE_OUT,
         own_after=1,
+    ),
+    Row(
+        kind=Kind.NO_GPU,
+        title="no GPU can be used",
+        signs="no NVIDIA driver, one that does not fit, no or fewer GPUs, torch without CUDA",
+        action=Action.LEAVE_OUT,
+        bug_after=TWICE,
+        own_after=1,
+        alone=True,
     ),
     Row(
         kind=Kind.MEMORY,
@@ -238,6 +248,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         pid: its process, 0 if unknown.
         proven: whether it was one for certain: a worker called hung may have been slow.
         stack: of a hang, where the script was; "" where not the script may be why.
+        hosts: of a hang, the machines of the ranks that hung; empty where nobody knows.
     """
 
     rank: int
@@ -248,6 +259,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     proven: bool = True
     stack: str = ""
+    hosts: tuple[str, ...] = ()
 
 
 class Signs(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,7 +301,6 @@ _TEXTS: Final = (
             "uncorrectable ecc",
             "gpu is lost",
             "fallen off the bus",
-            "no cuda-capable device",
             "cuda-capable device.{0,4} is/are busy or unavailable",
             "nvlink error",
             "uncorrectable nvlink",
@@ -297,6 +308,24 @@ _TEXTS: Final = (
             "gpu requires reset",
             r"cuda error: unknown error",
             "system not yet initialized",
+        ),
+    ),
+    (
+        Kind.NO_GPU,
+        (
+            "found no nvidia driver",
+            "no cuda-capable device",
+            "no cuda gpus are available",
+            "no gpus? found",
+            "invalid device ordinal",
+            "cuda unknown error",
+            "cuda driver initialization failed",
+            "(cuda|nvidia) driver .{0,40}(is insufficient|too old)",
+            "unsupported display driver",
+            "forward compatibility was attempted",
+            "driver/library version mismatch",
+            "unexpected error from cudagetdevicecount",
+            "torch not compiled with cuda enabled",
         ),
     ),
     (
@@ -369,6 +398,15 @@ _TEXTS: Final = (
         ),
     ),
 )
+# What torch's error adds where it is not this process that fills the GPU.
+_OTHERS_MEMORY: Final = re.compile(r"\bProcess \d+ has [\d.]+ [KMGT]iB memory in use")
+_VERDICTS: Final = {
+    Kind.NO_GPU: "the workers find no GPU that they can use",
+    Kind.MEMORY: "the workers need more memory than there is",
+    Kind.CUDA: "the script's own GPU code, or a GPU (outlast doctor looks at it)",
+    Kind.GPU_MEMORY: "the workers need more memory than the GPU has",
+    Kind.HANG: "a bug in the script, or it needs more than health.hang_ceiling",
+}
 _NOT_NETWORK: Final = re.compile(
     r"subprocess\.TimeoutExpired|(Assertion|Attribute|Index|Key|Name|Type|Value)Error\b"
 )
@@ -416,6 +454,13 @@ def title_of(kind: str) -> str:
     return next((row.title for row in TABLE if row.kind.value == kind), str(kind))
 
 
+def verdict_on(kind: Kind, message: str) -> str:
+    """What the same failure again and again says, where nowhere else it can be tried."""
+    if kind is Kind.GPU_MEMORY and _OTHERS_MEMORY.search(message):
+        return "another process holds memory of the GPU"
+    return _VERDICTS.get(kind, "a bug in the script")
+
+
 def signal_of(failure: Failure) -> int:
     """The signal that ended a worker, 0 for none; a shell leaves with 128 more than its number."""
     code = failure.exit_code
@@ -427,6 +472,11 @@ def signal_of(failure: Failure) -> int:
 def most_telling(kinds: Collection[Kind]) -> Kind:
     """Of the kinds of one attempt's failures, the one that decides."""
     return min(kinds, key=_PLACES.__getitem__)
+
+
+def graver_than(kind: Kind) -> list[Kind]:
+    """Kinds that decide where this one is there as well."""
+    return [other for other in ROWS if _PLACES[other] < _PLACES[kind]]
 
 
 def _of_signal(number: int, failure: Failure, signs: Signs) -> Kind:

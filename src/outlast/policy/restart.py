@@ -12,14 +12,21 @@ a notice was heard and a worker failed               stop                75
 workers left with 79, and the ledger has their       restart, which is   (none)
 rollback                                             not counted
 a kind that may be a bug: the same traceback at the  stop                76
-same step, twice in a row; a hang, three times
+same step, twice in a row; a hang, three times; and
+not on one machine only while there are others
 ``without_progress`` attempts in a row without       stop                76
 progress
 the budget of restarts is spent                      stop                76
+the same failure twice in a row without progress,    leave the machine   (none)
+on one machine and on no other                       out
 this machine's own failures within the window are    leave the machine   (none)
 as many as it may have                               out
 anything else                                        the table's         (none)
 ===================================================  ==================  =========================
+
+What was seen on one machine only (:mod:`outlast.policy.whereabouts`) is that machine's: the others
+go on without it. If they have the same failure then, it is the script's, and the machine is let in
+again. Where they cannot go on without it, a failure that may be a bug ends the job the time after.
 
 Progress is a new step. Of a script that does not tell its steps it is an attempt of over a minute
 that has updated weights, or that somebody else ended; one that ends in the same traceback as the
@@ -49,7 +56,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -58,14 +65,27 @@ from outlast.policy.failures import (
     AS_SET,
     CONSEQUENCES,
     ROWS,
+    THRICE,
+    TWICE,
     Action,
     Failure,
     Kind,
     Signs,
+    graver_than,
     is_echo,
     kind_of,
     most_telling,
     signal_of,
+    verdict_on,
+)
+from outlast.policy.whereabouts import (
+    REMEMBERED,
+    Here,
+    Row,
+    Sighting,
+    cause_of,
+    is_overshadowed,
+    row_of,
 )
 
 ROLLED_BACK: Final = "rolled back"
@@ -81,11 +101,7 @@ _NO_SIGNS: Final = Signs()
 # Such an end, after a while, says nothing against what the workers did until then.
 _ENDED_BY_OTHERS: Final = (Kind.KILLED, Kind.PEER)
 _Bug = tuple[str, int]  # a traceback or stack; its step, or -1 - updates where no step is known
-_SAME: Final = "the same failure at the same step twice: a bug in the script"
-_IS_BUG: Final = {
-    Kind.HANG: "the same hang at the same step three times: a bug in the script, or it needs more "
-    "than health.hang_ceiling"
-}
+_TIMES: Final = {2: "twice", 3: "three times"}
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +134,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         own: whether it counts against this machine.
         wait_s: before the next attempt.
         without_progress: attempts in a row without progress, this one included.
+        sighting: what was seen where, for the agents of other machines; None where it was nobody's
+            own failure.
+        host: the machine that is to be left out, "" for this one.
+        cleared: machines that were left out for what has turned out to be the script's.
     """
 
     restart: bool
@@ -128,6 +148,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     own: bool = False
     wait_s: float = 0.0
     without_progress: int = 0
+    sighting: Sighting | None = None
+    host: str = ""
+    cleared: tuple[str, ...] = ()
 
 
 class RestartPolicy:
@@ -158,6 +181,9 @@ class RestartPolicy:
         self._without_progress = 0
         self._furthest = -1
         self._bugs: dict[_Bug, int] = {}  # of the last attempt → how many times in a row by now
+        self._seen: list[Sighting] = []  # by this agent
+        self._since = 0  # the attempt that made progress last: what was before does not count
+        self._num_out = 0
 
     def judge(
         self,
@@ -174,6 +200,8 @@ class RestartPolicy:
         rolled_back: bool = True,
         follows: bool = False,
         alone: bool = False,
+        here: Here | None = None,
+        num_out: int = 0,
     ) -> Verdict:
         """Decide what follows an attempt in which ``failures`` happened.
 
@@ -193,6 +221,9 @@ class RestartPolicy:
             follows: whether another machine has trouble, so that what can be the consequence of
                 that is not this machine's own.
             alone: whether no other machine could take this one's place.
+            here: where this is, and what was seen where; None where there is no other machine.
+            num_out: how many machines have been left out so far: without one more, the others have
+                made no new attempt at it.
         """
         codes = {failure.exit_code for failure in failures}
         for code in ON_PURPOSE:
@@ -213,27 +244,42 @@ class RestartPolicy:
             fine = int(Exit.FINISHED)
             return Verdict(restart=True, exit_code=fine, reason=ROLLED_BACK, action=Action.RESTART)
         case = _Case(failures, signs, echoes=echoes)
-        verdict = self._judge_crash(case, lasted_s, updates)
+        excused = follows and case.kind in CONSEQUENCES
+        if num_out > self._num_out:  # the others have not failed in what comes now
+            self._num_out, self._without_progress = num_out, 0
+        progress = self._progress(case, lasted_s, updates)
+        where = self._where(case, None if excused else here, progress=progress)
+        verdict = self._bug(case, where) or self._bounded(case, lasted_s, progress=progress)
         if not verdict.restart:
             return verdict
-        excused = follows and verdict.kind in CONSEQUENCES
         was_at_work = updates > 0 or not verdict.without_progress
-        return self._act(
-            verdict, now_s, chance, elsewhere, excused=excused, at_work=was_at_work, alone=alone
+        verdict = self._act(
+            *(verdict, now_s, chance, elsewhere),
+            excused=excused,
+            at_work=was_at_work,
+            alone=alone,
+            is_out=where is not None and self._is_out(case, where) and not progress,
+        )
+        if where is None:
+            return verdict
+        (host, *_), me = sorted(where.row.hosts), where.here.host
+        return msgspec.structs.replace(
+            verdict,
+            sighting=where.sighting,
+            host=host if verdict.action is Action.LEAVE_OUT and host != me else "",
         )
 
-    def _judge_crash(self, case: _Case, lasted_s: float, updates: int) -> Verdict:
+    def _progress(self, case: _Case, lasted_s: float, updates: int) -> bool:
+        """Whether the attempt got further; what it ended in is remembered."""
         furthest = max((f.step for f in case.failures if f.step is not None), default=None)
         before, self._bugs = self._bugs, {}
         for bug in case.bugs(updates):
             self._bugs[bug] = before.get(bug, 0) + 1
         alike = {text for text, _ in self._bugs} & {text for text, _ in before}
-        is_hang = case.kind is Kind.HANG
-        if case.is_certain and max(self._bugs.values(), default=0) >= ROWS[case.kind].bug_after > 0:
-            return _stop(Exit.GAVE_UP, _IS_BUG.get(case.kind, _SAME), kind=case.kind)
         if furthest is None:
             works = updates > 0 or case.kind in _ENDED_BY_OTHERS
-            progress = works and lasted_s >= SHORT_ATTEMPT_S and (is_hang or not alike)
+            progress = works and lasted_s >= SHORT_ATTEMPT_S
+            progress = progress and (case.kind is Kind.HANG or not alike)
         else:
             progress = furthest > self._furthest
         # Ended on a suspicion only, an attempt says nothing about what it would have come to. Those
@@ -241,7 +287,56 @@ class RestartPolicy:
         if progress or case.is_certain:
             self._without_progress = 0 if progress else self._without_progress + 1
         self._furthest = max(furthest or 0, self._furthest)
-        count = self._without_progress
+        return progress
+
+    def _where(self, case: _Case, here: Here | None, *, progress: bool) -> _Where | None:
+        """Where this failure was seen; None where there is no other machine, or nobody failed."""
+        if here is None or case.kind is Kind.PEER:
+            return None
+        sighting = case.sighting(here)
+        # What is news here may be none elsewhere: another machine may have seen that step fail.
+        steps = [one.step for one in here.seen if one.step is not None]
+        if progress and (sighting.step is None or sighting.step > max(steps, default=-1)):
+            self._since = here.attempt
+        row = row_of(sighting, [*self._seen, *here.seen], self._since)
+        self._seen = [*self._seen[-REMEMBERED:], sighting]
+        graver = {kind.value for kind in graver_than(case.kind)}
+        shadowed = is_overshadowed(sighting, here.seen, graver)
+        return _Where(here, sighting, row, is_overshadowed=shadowed)
+
+    def _bug(self, case: _Case, where: _Where | None) -> Verdict | None:
+        """The job's end, where the same was seen often enough and everywhere that it can be."""
+        times = ROWS[case.kind].bug_after
+        if not times or not case.is_certain or (where is not None and where.is_overshadowed):
+            return None
+        what = "hang" if case.kind is Kind.HANG else "failure"
+        words = verdict_on(case.kind, case.message)
+        if case.kind not in (Kind.SCRIPT, Kind.HANG):
+            words += f": {case.reason}"
+        again = f"the same {what} at the same step"
+        if where is None or (where.is_here and not self.limits.failures):
+            if max(self._bugs.values(), default=0) < times:
+                return None
+            return _stop(Exit.GAVE_UP, f"{again} {_TIMES[times]}: {words}", kind=case.kind)
+        hosts = sorted(where.row.hosts)
+        if not where.is_here and where.row.same_step >= times:
+            return msgspec.structs.replace(
+                _stop(Exit.GAVE_UP, f"{again} on {len(hosts)} machines: {words}", kind=case.kind),
+                cleared=tuple(hosts),
+            )
+        if where.is_here and where.row.same_step >= THRICE:
+            reason = f"always on machine {hosts[0]}, and the job cannot go on without it"
+            return _stop(Exit.GAVE_UP, f"{again} three times, {reason}: {words}", kind=case.kind)
+        return None
+
+    def _is_out(self, case: _Case, where: _Where) -> bool:
+        """Whether the machine that had this failure, and no other, is to be left out."""
+        is_alone = where.is_here and not where.is_overshadowed and case.is_certain
+        return is_alone and where.row.attempts >= TWICE and bool(self.limits.failures)
+
+    def _bounded(self, case: _Case, lasted_s: float, *, progress: bool) -> Verdict:
+        """Another attempt, as long as there may be one."""
+        is_hang, count = case.kind is Kind.HANG, self._without_progress
         if count >= self.limits.without_progress:
             reason = f"{count} attempts in a row without progress"
             if case.failures:
@@ -268,19 +363,25 @@ class RestartPolicy:
         excused: bool,
         at_work: bool,
         alone: bool,
+        is_out: bool,
     ) -> Verdict:
         """What the table says, with how long to wait, and whether this machine is worth it."""
         assert verdict.kind is not None  # noqa: S101 - each restart has one
         row, limits = ROWS[verdict.kind], self.limits
         action, count = row.action, verdict.without_progress
         # What fails everywhere in the same way is not this machine's fault.
-        excused = excused or (row.alone and verdict.kind.value in elsewhere)
+        is_common = row.alone and verdict.kind.value in elsewhere
+        excused = excused or is_common
+        if is_common and action is Action.LEAVE_OUT:
+            action = Action.RESTART
         own = row.own_after != 0 and not excused
         if own:
             self._own = [t for t in self._own if now_s - t < limits.window_s] + [now_s]
             enough = limits.failures if row.own_after == AS_SET else row.own_after
             if limits.failures and len(self._own) >= enough:
                 action = Action.LEAVE_OUT
+        if is_out:
+            action = Action.LEAVE_OUT
         waits = action in (Action.BACK_OFF, Action.LEAVE_OUT)
         doublings = max(count - 1, 0) if waits else count - 2
         wait_s = 0.0
@@ -291,6 +392,18 @@ class RestartPolicy:
             longest_s = min(BACK_OFF_S * 2.0 ** min(doublings, 60), limits.back_off_max_s)
             wait_s = longest_s * (0.5 + 0.5 * chance)
         return msgspec.structs.replace(verdict, action=action, own=own, wait_s=wait_s)
+
+
+class _Where(NamedTuple):
+    here: Here
+    sighting: Sighting
+    row: Row
+    is_overshadowed: bool
+
+    @property
+    def is_here(self) -> bool:
+        """Whether one machine alone had it."""
+        return len(self.row.hosts) == 1
 
 
 class _Case:
@@ -315,13 +428,35 @@ class _Case:
             if ROWS[kind].bug_after and (failure.stack or failure.traceback)
         )
 
+    def sighting(self, here: Here) -> Sighting:
+        """What was seen where."""
+        cause = self._cause
+        hosts = next((f.hosts for f in self.failures if f.hosts), (here.host,))
+        words = cause.stack or cause.traceback or cause.message or str(cause.exit_code)
+        return Sighting(
+            attempt=here.attempt,
+            hosts=hosts if self.kind is Kind.HANG else (here.host,),
+            kind=self.kind.value,
+            cause=cause_of(self.kind.value, words),
+            step=cause.step,
+        )
+
+    @property
+    def message(self) -> str:
+        """What the worker said that decides."""
+        return self._cause.message
+
+    @property
+    def _cause(self) -> Failure:
+        found = [f for f, k in zip(self.failures, self._kinds, strict=True) if k is self.kind]
+        return min(found, key=lambda failure: (failure.rank, failure.message))
+
     @property
     def reason(self) -> str:
         """Which worker failed, and how."""
-        found = [f for f, k in zip(self.failures, self._kinds, strict=True) if k is self.kind]
         if self.kind is Kind.PEER:
             return "a peer was lost"
-        cause = min(found, key=lambda failure: (failure.rank, failure.message))
+        cause = self._cause
         if self.kind is Kind.HANG:
             return f"rank {cause.rank} hung"  # the event of the hang says where, and why
         number = signal_of(cause)

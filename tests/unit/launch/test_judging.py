@@ -63,6 +63,7 @@ class Past:
 
     def __init__(self, own_failures=None, broken=False, rollbacks=()):
         self.rollbacks = list(rollbacks)
+        self.sightings, self.left_out, self.num_out = [], {}, 0
         self.own_failures = {} if broken else own_failures or {}
         self._broken = broken
 
@@ -105,7 +106,7 @@ def verdict(action, wait_s=0.0):
 def test_a_wait_is_waited_and_told(clock, said):
     others = Others()
     since_s = clock.now_s
-    assert made(others).act(verdict(Action.BACK_OFF, 100.0)).restart
+    assert made(others).act(verdict(Action.BACK_OFF, 100.0), is_first=True).restart
     assert clock.now_s - since_s == pytest.approx(100.0, abs=0.2)
     assert len(said) == 3
     assert said[0] == "the next attempt begins in 70 s"
@@ -115,7 +116,7 @@ def test_a_wait_is_waited_and_told(clock, said):
 def test_the_jobs_end_elsewhere_ends_a_wait(clock):
     others = Others()
     clock.then[1010.0] = lambda: setattr(others, "ends_now", object())
-    made(others).act(verdict(Action.BACK_OFF, 100.0))
+    made(others).act(verdict(Action.BACK_OFF, 100.0), is_first=True)
     assert clock.now_s < 1011
 
 
@@ -125,7 +126,9 @@ def test_a_notice_ends_a_wait_and_this_machine_leaves(clock, many):
     others.are_many = many
     notice = []
     clock.then[1010.0] = lambda: notice.append(True)
-    after = made(others, notice=lambda: bool(notice)).act(verdict(Action.BACK_OFF, 100.0))
+    after = made(others, notice=lambda: bool(notice)).act(
+        verdict(Action.BACK_OFF, 100.0), is_first=True
+    )
     assert clock.now_s < 1011
     # Where there are others, the rendezvous finds that this one must go and that they go on.
     assert after.restart == many
@@ -135,16 +138,16 @@ def test_a_notice_ends_a_wait_and_this_machine_leaves(clock, many):
 def test_a_machine_asks_to_be_left_out_or_replaced(clock, said):
     others = Others()
     one = made(others)
-    one.act(verdict(Action.LEAVE_OUT, 0.5))
-    one.act(verdict(Action.ELSEWHERE))
-    one.act(verdict(Action.RESTART))
+    one.act(verdict(Action.LEAVE_OUT, 0.5), is_first=True)
+    one.act(verdict(Action.ELSEWHERE), is_first=True)
+    one.act(verdict(Action.RESTART), is_first=True)
     (out, how), (elsewhere, softly) = others.asks
     assert "rank 0 failed (x)" in out
     assert elsewhere == "rank 0 failed (x)"
-    assert how == {"for_s": 3600.0}
+    assert how == {"for_s": 3600.0, "host": None}
     assert softly == {"for_s": 3600.0, "spare_only": True}
     assert not said
-    made(Others(asked=False)).act(verdict(Action.LEAVE_OUT, 0.5))
+    made(Others(asked=False)).act(verdict(Action.LEAVE_OUT, 0.5), is_first=True)
     assert said == ["there is no other machine that could go on: this one is tried again"]
 
 

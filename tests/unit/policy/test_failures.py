@@ -41,9 +41,25 @@ def ended(signal, *, rank=0, pid=0):
 
 
 TEXTS = {
+    # Those of one machine, as torch, CUDA and NCCL word them (their sources, and public trackers).
+    Kind.NO_GPU: [
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA",
+        "RuntimeError: No CUDA GPUs are available",
+        "torch.AcceleratorError: CUDA error: no CUDA-capable device is detected" + HINT,
+        "torch.AcceleratorError: CUDA error: invalid device ordinal" + HINT,
+        "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment",
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+        "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions",
+        "Error 803: system has unsupported display driver / cuda driver combination",
+        "Error 804: forward compatibility was attempted on non supported HW",
+        "CUDA driver version is insufficient for CUDA runtime version",
+        "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "RuntimeError: Failed to initialize NVML: Driver/library version mismatch",
+    ],
     Kind.GPU: [
         "RuntimeError: CUDA error: uncorrectable ECC error encountered" + HINT,
-        "RuntimeError: No CUDA-capable device is detected",
         "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
         "RuntimeError: CUDA error: unknown error" + HINT,
         "RuntimeError: NVML: GPU is lost",

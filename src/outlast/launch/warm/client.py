@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from outlast.health.leftovers import end_group
 from outlast.launch.warm.wire import (
     Exited,
     Message,
@@ -305,8 +306,10 @@ class WarmProcess:
             os.kill(self.pid, number)
 
     def ended(self, code: int) -> None:
-        """The server's word."""
+        """The server's word; one that failed takes its process group with it."""
         self.returncode = code
+        if code and not self._is_orphan:  # it is not reaped yet: the group's number is its own
+            end_group(self.pid)
         os.close(self._pidfd)
 
     def orphaned(self) -> None:

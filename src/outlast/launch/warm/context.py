@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,16 +19,19 @@ from torch.distributed.elastic.multiprocessing.api import RunProcsResult, Subpro
 from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 
 from outlast.attempt.bound import AGENT_VARIABLE
+from outlast.health.leftovers import VARIABLE as MARK_VARIABLE
+from outlast.health.leftovers import Marks, end_group
 from outlast.launch.survivors import Kept
 from outlast.launch.warm.client import Server, WarmProcess
 from outlast.launch.warm.variables import is_per_worker
-from outlast.launch.warm.wire import Worker
+from outlast.launch.warm.wire import Worker, readable
 
 
 class ColdContext(SubprocessContext):
     """An attempt's workers: fresh interpreters, and those that were kept.
 
     Args:
+        marks: each new worker is given one.
         kept: local rank → a worker that goes on from the attempt before.
         asked: what torch's ``start_processes`` was asked for.
 
@@ -35,8 +39,9 @@ class ColdContext(SubprocessContext):
         is_settled: whether the agent has seen the attempt's end: nobody is left who could go on.
     """
 
-    def __init__(self, kept: Mapping[int, Kept], **asked: Any) -> None:
+    def __init__(self, marks: Marks, kept: Mapping[int, Kept], **asked: Any) -> None:
         super().__init__(**asked)
+        self._marks = marks
         self._kept = kept
         self.is_settled = False
 
@@ -45,14 +50,18 @@ class ColdContext(SubprocessContext):
 
     def _start(self) -> None:
         missing = [rank for rank in range(self.nprocs) if rank not in self._kept]
+        for rank in missing:
+            self.envs[rank][MARK_VARIABLE] = self._marks.new()
         handlers = self._start_new(missing) if missing else {}
+        for rank in missing:
+            self._marks.give(handlers[rank].proc.pid, self.envs[rank][MARK_VARIABLE])
         handlers |= {rank: one.handler for rank, one in self._kept.items()}
         self.subprocess_handlers = {rank: handlers[rank] for rank in range(self.nprocs)}
         for rank, one in self._kept.items():
             one.go(self._environ(rank), self.stdouts[rank], self.stderrs[rank])
 
     def _start_new(self, ranks: Sequence[int]) -> dict[int, Any]:
-        return {
+        handlers = {
             rank: get_subprocess_handler(
                 entrypoint=self.entrypoint,
                 args=self.args[rank],
@@ -64,6 +73,9 @@ class ColdContext(SubprocessContext):
             )
             for rank in ranks
         }
+        for handler in handlers.values():
+            handler.proc = ColdProcess(handler.proc)
+        return handlers
 
     def _environ(self, rank: int) -> dict[str, str]:
         """What is another worker's, or another attempt's, in the environment of this one."""
@@ -71,8 +83,57 @@ class ColdContext(SubprocessContext):
         return {
             name: value
             for name, value in whole.items()
-            if is_per_worker(name) and name != AGENT_VARIABLE
+            if is_per_worker(name) and name not in (AGENT_VARIABLE, MARK_VARIABLE)
         }
+
+
+class ColdProcess:
+    """A worker in a fresh interpreter; one that failed takes its process group with it.
+
+    Args:
+        process: it.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid = process.pid
+        self._process = process
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, once that was asked for and known."""
+        return self._process.returncode
+
+    def poll(self) -> int | None:
+        """The exit code, or None."""
+        if self._process.returncode is None and _has_failed(self.pid):
+            end_group(self.pid)
+        return self._process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, waited for.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end in time.
+        """
+        if self._process.returncode is None:
+            pidfd = os.pidfd_open(self.pid)
+            try:
+                readable([pidfd], timeout)
+            finally:
+                os.close(pidfd)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(self._process.args, timeout or 0.0)
+        return code
+
+
+def _has_failed(pid: int) -> bool:
+    """Whether a child has ended other than with 0; it stays to be reaped."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return found is not None and found.si_status != 0
 
 
 class WarmContext(ColdContext):
@@ -81,12 +142,15 @@ class WarmContext(ColdContext):
     Args:
         server: to fork from.
         script: the arguments for ``outlast.launch.worker`` follow this many of the command's.
+        marks: each new worker is given one.
         kept: local rank → a worker that goes on from the attempt before.
         asked: what torch's ``start_processes`` was asked for.
     """
 
-    def __init__(self, server: Server, script: int, kept: Mapping[int, Kept], **asked: Any) -> None:
-        super().__init__(kept, **asked)
+    def __init__(
+        self, server: Server, script: int, marks: Marks, kept: Mapping[int, Kept], **asked: Any
+    ) -> None:
+        super().__init__(marks, kept, **asked)
         self._server = server
         self._script = script
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
 
 from outlast.errors import Exit
+from outlast.health.leftovers import Marks
 from outlast.launch.arguments import Launch
 from outlast.launch.membership.mailbox import JobOver
 from outlast.launch.survivors import Kept
@@ -40,6 +41,7 @@ class Starts:
 
     Attributes:
         has_notice: whether this machine is to go; the agent says how that is known.
+        marks: by which what its workers have started is found.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Starts:
         self._launch = launch
         self._say = say
         self.has_notice: Callable[[], bool] = lambda: False
+        self.marks = Marks()
         self._server = server
         self._num_servers = self._num_started = 0
         self._is_cold = not wanted
@@ -96,7 +99,7 @@ class Starts:
         original = torchs.start_processes
 
         def start(**asked: Any) -> ColdContext:
-            found = self._start_warm(asked, kept) or _start_cold(asked, kept)
+            found = self._start_warm(asked, kept) or self._start_cold(asked, kept)
             self._num_started += 1
             self._started_s = time.monotonic()
             return found
@@ -150,11 +153,16 @@ class Starts:
         assert self._server is not None  # noqa: S101 - just made
         self._wait_for(self._server)
         script = len(self._launch.worker_options)
-        context = WarmContext(self._server, script, kept, **_options(asked))
+        context = WarmContext(self._server, script, self.marks, kept, **_options(asked))
         _start(context)
         if not self._has_looked_ahead:
             self._has_looked_ahead = True
             self._server.preload(self._script)
+        return context
+
+    def _start_cold(self, asked: dict[str, Any], kept: Mapping[int, Kept]) -> ColdContext:
+        context = ColdContext(self.marks, kept, **_options(asked))
+        _start(context)
         return context
 
     def _wait_for(self, server: Server) -> None:
@@ -184,12 +192,6 @@ class Starts:
     def _stay_cold(self, reason: str) -> None:
         self._is_cold = True  # the server stays: workers that are kept die with it
         self._say(f"workers start cold, because {reason}")
-
-
-def _start_cold(asked: dict[str, Any], kept: Mapping[int, Kept]) -> ColdContext:
-    context = ColdContext(kept, **_options(asked))
-    _start(context)
-    return context
 
 
 def _options(asked: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from outlast.attempt.bound import AGENT_VARIABLE
+from outlast.health.leftovers import VARIABLE, Marks
 from outlast.launch.warm.context import ColdContext
+
+NEW = SimpleNamespace(proc=SimpleNamespace(pid=78))
 
 
 class Kept:
@@ -26,8 +29,8 @@ def _context(monkeypatch):
     made.nprocs = 3
     made.envs = {rank: {"RANK": str(10 + rank), "SOMEBODY_ELSES": "y"} for rank in range(3)}
     made.stdouts, made.stderrs = dict.fromkeys(range(3), "/out"), dict.fromkeys(range(3), "")
-    made.started = []
-    made._start_new = lambda ranks: made.started.extend(ranks) or dict.fromkeys(ranks, "new")
+    made.started, made._marks = [], Marks()
+    made._start_new = lambda ranks: made.started.extend(ranks) or dict.fromkeys(ranks, NEW)
     return made
 
 
@@ -36,7 +39,11 @@ def test_only_those_that_are_missing_are_started(context):
     context._kept = {1: one}
     context._start()
     assert context.started == [0, 2]
-    assert context.subprocess_handlers == {0: "new", 1: one.handler, 2: "new"}
+    assert context.subprocess_handlers == {0: NEW, 1: one.handler, 2: NEW}
+    marks = [context.envs[rank].get(VARIABLE) for rank in range(3)]
+    assert marks[1] is None  # it has one already, and so has what it started
+    assert None not in (marks[0], marks[2])
+    assert marks[0] != marks[2]
 
 
 def test_one_that_is_kept_is_told_what_is_different_for_it(context):
@@ -45,7 +52,7 @@ def test_one_that_is_kept_is_told_what_is_different_for_it(context):
     context._start()
     environ, stdout, stderr = one.told
     assert (environ["RANK"], environ["OUTLAST_ATTEMPT"], stdout, stderr) == ("11", "5", "/out", "")
-    assert not {"SOMEBODY_ELSES", AGENT_VARIABLE} & environ.keys()
+    assert not {"SOMEBODY_ELSES", AGENT_VARIABLE, VARIABLE} & environ.keys()
 
 
 def test_nobody_is_started_where_all_are_kept(context):

@@ -43,7 +43,7 @@ class FakeServer:
 
 
 class FakeContext:
-    def __init__(self, server, script, kept, **asked):
+    def __init__(self, server, script, marks, kept, **asked):
         self.server, self.script, self.kept, self.asked = server, script, kept, asked
 
     def start(self):
@@ -77,8 +77,8 @@ def launch(**changes):
 
 
 class FakeCold(FakeContext):
-    def __init__(self, kept, **asked):
-        super().__init__("cold", 0, kept, **asked)
+    def __init__(self, marks, kept, **asked):
+        super().__init__("cold", 0, marks, kept, **asked)
 
 
 def start(one, environ=None, kept=()):

@@ -1,0 +1,140 @@
+"""The end of an attempt on this machine: nothing of it lives when the next one begins.
+
+Workers are killed with their process groups, and what they have started elsewhere is looked for
+(:mod:`outlast.health.leftovers`). Before this machine says that it is ready it is looked for again.
+
+A process that the kernel holds (a driver that does not come back, a file system that is away, a
+tracer) cannot be killed, and may hold its GPU's memory as long. It is waited for, and that is said;
+after ``OUT_S`` the machine asks to be left out, so that a spare takes its place. A notice and the
+job's end elsewhere end the wait at once. Where there is no other machine the job is given up after
+``ALONE_S``: a machine like that has to be restarted, and no attempt on it would do that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+from outlast.errors import Exit
+from outlast.health.leftovers import Marks, end, end_group, in_words
+from outlast.launch.machines import Machines
+from outlast.launch.membership import JobOver
+from outlast.ledger.file import Ledger
+from outlast.ledger.narrator import say
+
+ENDED_S: Final = 5.0  # for all that was killed: memory is given back meanwhile
+OUT_S: Final = 15.0
+ALONE_S: Final = 300.0
+SAY_S: Final = 30.0
+LOOK_S: Final = 0.2
+
+
+class Ending:
+    """The ends of one machine's attempts.
+
+    Args:
+        marks: of its workers.
+        machines: the others.
+        ledger: the job's.
+        must_leave: whether this machine has had notice.
+        leave_out_s: how long this machine is left out where it cannot end its workers.
+    """
+
+    def __init__(
+        self,
+        marks: Marks,
+        machines: Machines,
+        ledger: Ledger,
+        must_leave: Callable[[], bool],
+        leave_out_s: float,
+    ) -> None:
+        self._marks = marks
+        self._machines = machines
+        self._ledger = ledger
+        self._must_leave = must_leave
+        self._leave_out_s = leave_out_s
+        self._held: dict[int, Any] = {}  # process id → worker that was killed and has not ended
+        self._killed_s = 0.0
+
+    def end(self, handlers: Mapping[int, Any]) -> list[int]:
+        """End the workers that run, each with its process group.
+
+        Args:
+            handlers: local rank → torch's handler.
+
+        Returns:
+            Local ranks of workers that were killed and have not ended in time.
+        """
+        running = {rank: one.proc for rank, one in handlers.items() if one.proc.poll() is None}
+        for process in running.values():
+            end_group(process.pid)
+        if running:
+            self._killed_s = time.monotonic()
+        until_s = self._killed_s + ENDED_S
+        for process in running.values():
+            with contextlib.suppress(Exception):
+                process.wait(timeout=max(until_s - time.monotonic(), 0.01))
+        held = [rank for rank, process in running.items() if process.poll() is None]
+        self._held |= {running[rank].pid: running[rank] for rank in held}
+        return held
+
+    def wait(self, kept: Collection[int]) -> None:
+        """End what is left of earlier attempts here, and wait until it has gone.
+
+        Args:
+            kept: process ids of workers that go on; what these have started is theirs.
+
+        Raises:
+            JobOver: this machine is to go, or cannot go on.
+        """
+        if not self._held:  # what is found now is killed now
+            self._killed_s = time.monotonic()
+        if left := self._look(max(self._left_s(ENDED_S), LOOK_S), kept):
+            self._wait_for_held(left, kept)
+        self._marks.forget(kept)
+
+    def _wait_for_held(self, left: list[int], kept: Collection[int]) -> None:
+        words = ", ".join(in_words(pid) for pid in left)
+        self._note(words, over=False)
+        say_s, is_asked = time.monotonic() + SAY_S, False
+        while left:
+            if self._must_leave():
+                raise JobOver(
+                    Exit.DRAINED,
+                    f"this machine leaves, and process {words} could not be ended; start me again",
+                )
+            if self._machines.ends_now is not None:
+                return  # the rendezvous says so
+            if not is_asked and not self._left_s(OUT_S):
+                is_asked = True
+                reason = f"it cannot end process {words}, which was killed"
+                self._machines.leave_out(reason, for_s=self._leave_out_s)
+            if not self._machines.are_many and not self._left_s(ALONE_S):
+                raise JobOver(
+                    Exit.GAVE_UP,
+                    f"process {words} was killed {ALONE_S:.0f} s ago and has not ended: restart "
+                    "this machine, and run the same command again",
+                )
+            if time.monotonic() > say_s:
+                say_s += SAY_S
+                say(f"process {words} has not ended yet: the next attempt waits for it")
+            time.sleep(LOOK_S)
+            left = self._look(0.0, kept)
+        self._note(words, over=True)
+
+    def _look(self, limit_s: float, kept: Collection[int]) -> list[int]:
+        """Process ids of what still lives of earlier attempts; it has been killed by now."""
+        marks = self._marks
+        sessions = set(marks.workers).difference(kept)
+        left = end(marks.stem, limit_s=limit_s, spared=marks.of(kept), sessions=sessions)
+        self._held = {pid: one for pid, one in self._held.items() if one.poll() is None}
+        return sorted({*left, *self._held})
+
+    def _left_s(self, after_s: float) -> float:
+        return max(self._killed_s + after_s - time.monotonic(), 0.0)
+
+    def _note(self, words: str, *, over: bool) -> None:
+        seconds = time.monotonic() - self._killed_s
+        self._ledger.append("held", what=words, seconds=round(seconds, 3), over=over)

@@ -1,0 +1,212 @@
+"""The same failure on one machine is that machine's, on several it is the script's."""
+
+import random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from outlast.policy.failures import Action, Failure, Kind
+from outlast.policy.restart import Limits, RestartPolicy
+from outlast.policy.whereabouts import Here, Sighting, cause_of, row_of
+from sick_machines import SICK, words
+from thorough import examples, seed
+
+HANG = "hang"
+
+
+def failure(name, rng, rank, host, step=None):
+    if name == HANG:
+        return Failure(
+            rank=rank,
+            exit_code=-9,
+            message=f"hang: rank {rank} has not entered step 812's gradient sum",
+            step=step,
+            stack="train in train.py",
+            hosts=(host,),
+        )
+    message, code = words(name, rng)
+    told = f"Traceback\n  File train.py, in main\n{message}" if message and code == 1 else ""
+    return Failure(rank=rank, exit_code=code, message=message, traceback=told, step=step)
+
+
+def echo(step):
+    return Failure(
+        rank=9, exit_code=1, message="RuntimeError: Connection closed by peer", step=step
+    )
+
+
+class Job:
+    """A job on some machines, each with a policy of its own, and what they tell each other."""
+
+    def __init__(self, names, least=1, rng=None):
+        self.policies = {name: RestartPolicy(1000) for name in names}
+        self.out, self.seen, self.attempt, self.num_out = set(), [], 0, 0
+        self.least, self.rng, self.end, self.blamed = least, rng or random.Random(0), None, set()
+
+    def run(self, has, steps=lambda attempt: None):
+        """An attempt, in which ``has(host, rank)`` says what fails there; False when it trained."""
+        self.attempt += 1
+        members = [name for name in self.policies if name not in self.out]
+        failed = {name: how for rank, name in enumerate(members) if (how := has(name, rank))}
+        if not failed:
+            return False
+        told, step = [], steps(self.attempt)
+        for rank, name in enumerate(members):
+            # Of a hang all are told the same; of anything else the others have an echo.
+            of = next(iter(failed)) if HANG in failed.values() else name
+            how = failed.get(of)
+            fails = [failure(how, self.rng, rank, of, step)] if how else [echo(step)]
+            verdict = self.policies[name].judge(
+                fails,
+                lasted_s=5.0,
+                now_s=float(self.attempt),
+                elsewhere={one.kind for one in self.seen if name not in one.hosts},
+                here=Here(host=name, attempt=self.attempt, seen=tuple(self.seen)),
+                num_out=self.num_out,
+            )
+            if not verdict.restart:
+                self.end = self.end or verdict
+            elif verdict.action is Action.LEAVE_OUT:
+                self.blamed.add(verdict.host or name)
+            told += [verdict.sighting] if verdict.sighting else []
+        self.seen += told
+        for name in sorted(self.blamed - self.out):
+            if len(members) - 1 >= self.least and name in members:
+                self.out.add(name)
+                self.num_out += 1
+                members.remove(name)
+        return True
+
+    def go(self, has, most=20, **more):
+        """Until it trains, ends, or has failed ``most`` times."""
+        while self.attempt < most and self.end is None and self.run(has, **more):
+            pass
+        return self
+
+
+ALL = [*SICK, HANG]
+
+
+@pytest.mark.parametrize("how", ALL)
+@pytest.mark.parametrize("steps", [None, 5], ids=["at once", "at a step"])
+def test_what_one_machine_has_leaves_it_out_within_three_attempts(how, steps):
+    rng = random.Random(seed())
+    names = ["a", "b", "c"]
+    sick = rng.choice(names)
+    job = Job(names, rng=rng).go(lambda host, _: how if host == sick else "", steps=lambda _: steps)
+    assert job.end is None, job.end
+    assert job.out == {sick}
+    assert job.attempt <= 3 + (steps is not None)  # the first was progress
+
+
+@pytest.mark.parametrize("how", ALL)
+def test_what_all_machines_have_ends_the_job_for_what_it_is(how):
+    job = Job("abc", least=2, rng=random.Random(seed())).go(lambda *_: how)
+    assert job.end is not None
+    assert job.end.exit_code == 76
+    is_script = how == "a library"
+    assert ("a bug in the script" in job.end.reason) == (is_script or how == HANG)
+    assert job.end.kind is not None
+    assert job.attempt <= 6
+
+
+@pytest.mark.parametrize("how", ["a library", HANG])
+def test_a_bug_that_only_rank_0_can_have_follows_it_to_another_machine(how):
+    job = Job("abc").go(lambda _, rank: how if rank == 0 else "", steps=lambda _: 7)
+    assert job.end is not None
+    assert "on 2 machines" in job.end.reason
+    assert "a bug in the script" in job.end.reason
+    assert job.out == {"a"}
+    assert set(job.end.cleared) == {"a", "b"}  # nobody is left out for it the next time
+
+
+def test_a_machine_that_the_job_cannot_do_without_is_named():
+    job = Job("ab", least=2).go(lambda host, _: "taken" if host == "b" else "")
+    assert job.attempt == 3
+    assert "always on machine b, and the job cannot go on without it" in job.end.reason
+    assert "another process holds memory of the GPU" in job.end.reason
+
+
+def test_alone_it_is_called_what_it_is():
+    words = {}
+    for how in ("no driver", "taken", "memory", "a library"):
+        policy, rng = RestartPolicy(1000), random.Random(0)
+        for _ in range(9):
+            rng.seed(0)  # the same numbers: the same traceback
+            verdict = policy.judge([failure(how, rng, 0, "a")], lasted_s=1.0, alone=True)
+            if not verdict.restart:
+                break
+        words[how] = verdict.reason
+    assert (
+        "find no GPU that they can use: rank 0 failed (RuntimeError: Found no NVIDIA"
+        in (words["no driver"])
+    )
+    assert "another process holds memory of the GPU" in words["taken"]
+    assert "need more memory than there is" in words["memory"]
+    assert words["a library"] == "the same failure at the same step twice: a bug in the script"
+
+
+def test_the_owner_may_have_no_machine_left_out():
+    policy = RestartPolicy(99, limits=Limits(failures=0))
+    found = []
+    for attempt in range(1, 4):
+        here = Here(host="a", attempt=attempt)
+        fails = [failure("a library", random.Random(0), 0, "a")]
+        found.append(policy.judge(fails, lasted_s=1.0, here=here))
+    assert [one.action for one in found[:2]] == [Action.RESTART, Action.STOP]
+
+
+def test_progress_in_between_makes_it_another_failure():
+    job = Job("abc")
+    for attempt in range(1, 8):
+        job.run(lambda host, _: "a library" if host == "a" else "", steps=lambda _, n=attempt: n)
+    assert (job.end, job.out) == (None, set())
+
+
+def test_what_may_come_of_another_machines_failure_is_not_judged():
+    """Machine b raises because a's GPU has gone; that comes first in the table."""
+
+    def has(host, _):
+        return {"a": "ECC", "b": "a library"}.get(host, "") if "a" not in job.out else ""
+
+    job = Job("abc")
+    job.go(has)
+    assert (job.end, job.out) == (None, {"a"})
+
+
+@examples(200)
+@given(
+    st.lists(st.sampled_from(["", "", *ALL]), min_size=3, max_size=5),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
+def test_whoever_is_sick_the_rest_trains_or_the_job_ends(sick, least, rng):
+    names = [f"m{number}" for number in range(len(sick))]
+    having = {name: how for name, how in zip(names, sick, strict=True) if how}
+    job = Job(names, least=least, rng=rng).go(lambda host, _: having.get(host, ""), most=60)
+    assert job.attempt < 60
+    assert job.out <= set(having), "a healthy machine was left out"
+    if len(names) - len(having) < least:
+        assert job.end is not None
+
+
+def test_rows_are_of_attempts_that_follow_each_other():
+    def seen(attempt, host="a", step=1, words="x"):
+        return Sighting(
+            attempt=attempt, hosts=(host,), kind="k", cause=cause_of("k", words), step=step
+        )
+
+    row = row_of(seen(9), [seen(8, "b"), seen(6, step=2), seen(3), seen(7, words="y")], since=0)
+    assert (row.attempts, row.hosts, row.same_step) == (3, frozenset("ab"), 2)
+    assert row_of(seen(9), [seen(8)], since=9).attempts == 1
+    assert cause_of("k", "rank 3 at 0x7f") == cause_of("k", "rank 14 at 0x80")
+
+
+def test_every_kind_that_decides_is_drawn():
+    kinds = {Kind.NO_GPU, Kind.GPU, Kind.CUDA, Kind.GPU_MEMORY, Kind.MEMORY, Kind.STORAGE}
+    kinds |= {Kind.CRASH, Kind.NCCL, Kind.SCRIPT, Kind.UNKNOWN}
+    from outlast.policy.failures import kind_of
+
+    rng = random.Random(0)
+    assert {kind_of(failure(how, rng, 0, "a")) for how in SICK} == kinds
