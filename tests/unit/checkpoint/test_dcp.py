@@ -198,7 +198,7 @@ def test_nothing_to_read_is_said_in_words(tmp_path):
         outlast.dcp_reader(tmp_path, tier="local")
 
 
-def test_a_jobs_tiers(tmp_path, monkeypatch):
+def test_a_jobs_tiers_and_other_tiers(tmp_path, monkeypatch):
     from outlast import config
     from outlast.checkpoint.identity import open_job
 
@@ -219,6 +219,9 @@ def test_a_jobs_tiers(tmp_path, monkeypatch):
     assert same(state_of(0), loaded_state(job, tier="fast"))
     with pytest.raises(ConfigError, match=r"'nowhere' is not a tier .* known: fast, slow"):
         outlast.dcp_reader(job, tier="nowhere")
+    # Beside another job's settings it is still found where it was saved to.
+    (tmp_path / "outlast.toml").write_text(f'[[tier]]\nname = "fast"\nurl = "{tmp_path / "its"}"\n')
+    assert same(state_of(8), loaded_state(job))
 
 
 def test_another_path_in_the_load_call(tmp_path):
