@@ -63,6 +63,8 @@ def test_what_code_in_front_of_the_loop_changes_is_put_back_to_what_is_kept(capf
     Run(capfd, 3, 1.0)
 
     def between(optimizer, scheduler):
+        for state in optimizer.state.values():  # so that all of it is read again
+            state["momentum_buffer"].add_(1.0)
         optimizer.param_groups[0]["lr"] = 77.0
         scheduler.base_lrs[0] = 77.0
 

@@ -22,7 +22,9 @@ from outlast.storage import Directory
 from outlast.storage.places import open_storage
 from outlast.tiers import Tier, parse_tiers
 
-_TIER: Final = re.compile(r"^(?P<url>.+), every (?P<every>[0-9]+), keep (?P<keep>[0-9]+)\Z")
+_TIER: Final = re.compile(  # as Tier is written into job.json
+    r"^(?P<url>.+), every (?P<every>auto|[0-9]+), keep (?P<keep>[0-9]+)(?:, .*)?\Z"
+)
 
 
 def saves_at(
