@@ -56,7 +56,11 @@ class Held:
     """
 
     def __init__(self, roots: Iterable[tuple[str, Any]] = ()) -> None:
-        self._found = dict(itertools.islice(_walk(roots), KEPT_MAX))
+        self._found: dict[str, Any] = {}
+        for name, generator in itertools.islice(_walk(roots), KEPT_MAX):
+            # An object and its class may both have one under a name: the object's comes first.
+            places = (f"{name}#{number}" if number > 1 else name for number in itertools.count(1))
+            self._found[next(one for one in places if one not in self._found)] = generator
         self._began = [state_of(generator) for generator in self._found.values()]
 
     def items(self) -> list[tuple[str, Any]]:
@@ -94,7 +98,7 @@ class Held:
                 try:
                     put_state(generator, _value(saved["state"]))
                     is_back = True
-                except (TypeError, ValueError, KeyError, RuntimeError):
+                except (TypeError, ValueError, KeyError, AttributeError, RuntimeError):
                     pass  # another kind of generator than the one that was saved
             if not is_back and saved.get("moved"):
                 missing.append(str(saved["name"]))

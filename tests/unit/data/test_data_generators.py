@@ -136,7 +136,28 @@ def test_one_that_is_gone_is_told_if_it_had_moved():
     moved.random()
     state = through_a_checkpoint(held.state())
     assert Held([("other", random.Random())]).restore(state) == ["moved"]
-    assert Held([("moved", np.random.default_rng())]).restore(state) == ["moved"]
+    for other in (np.random.default_rng(), np.random.RandomState(), torch.Generator()):
+        assert Held([("moved", other)]).restore(state) == ["moved"]
+
+
+class Shadowed:
+    rng = np.random.default_rng(8)
+
+    def __init__(self):
+        self.rng = np.random.default_rng(1)
+
+
+def test_an_object_s_own_is_kept_beside_its_class_s_of_the_same_name():
+    one = Shadowed()
+    held = Held([("one", one)])
+    assert [bits for _, bits in held.items()] == [
+        one.rng.bit_generator,
+        Shadowed.rng.bit_generator,
+    ]
+    state = through_a_checkpoint(held.state())
+    wanted = [one.rng.random(), Shadowed.rng.random()]
+    assert held.restore(state) == []
+    assert [one.rng.random(), Shadowed.rng.random()] == wanted
 
 
 def test_looking_has_an_end():
