@@ -3,8 +3,8 @@
     python -P -m outlast.launch.tied PROGRAM [ARGUMENT…]
 
 The kernel's promise outlives the exec. It is made for this one process: what the program starts
-itself is ended by the agent's watcher. What can go wrong: a program with more rights than its starter
-(set-user-id) is not bound by it.
+itself is ended by the watcher of the agent. What can go wrong: a program with more rights than its
+starter (set-user-id) is not bound by it.
 """
 
 from __future__ import annotations
