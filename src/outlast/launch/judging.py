@@ -103,7 +103,9 @@ class Judging:
         now_t = time.time()
         seen = self._look_back()
         attempt = self._ledger.attempt
-        here = Here(host=self._host, attempt=attempt, seen=seen.sightings)
+        window_s = self._policy.limits.window_s
+        sightings = tuple(one for one in seen.sightings if now_t - one.t < window_s)
+        here = Here(host=self._host, attempt=attempt, seen=sightings)
         verdict = self._policy.judge(
             failures,
             lasted_s=lasted_s,
@@ -118,7 +120,7 @@ class Judging:
             follows=self._follows(failures),
             alone=not self._machines.are_many,
             here=here if self._machines.are_many else None,
-            num_out=seen.num_out,
+            num_out=len(seen.went_out),
         )
         for host in seen.left_out.intersection(verdict.cleared):
             self._ledger.append("let_in", node=host)
@@ -230,14 +232,16 @@ class Judging:
         )
 
     def _elsewhere(self, seen: Seen, now_t: float) -> set[str]:
-        """Kinds of failures of their own that other machines have had within the window."""
+        """Kinds of failures that other machines have had within the window.
+
+        Also of those that did not count against them: what fails everywhere is nobody's own.
+        """
         window_s = self._policy.limits.window_s
-        return {
-            kind
-            for host, failures in seen.own_failures.items()
-            for t, kind in failures
-            if host != self._host and now_t - t < window_s
-        }
+        known = [
+            (host, t, kind) for host, failures in seen.own_failures.items() for t, kind in failures
+        ]
+        known += [(host, one.t, one.kind) for one in seen.sightings for host in one.hosts]
+        return {kind for host, t, kind in known if host != self._host and now_t - t < window_s}
 
 
 def restart_policy(max_restarts: int, settings: Settings, past: Past) -> RestartPolicy:

@@ -33,7 +33,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     own_failures: dict[str, list[tuple[float, str]]] = {}
     sightings: tuple[Sighting, ...] = ()
     left_out: frozenset[str] = frozenset()
-    num_out: int = 0
+    went_out: frozenset[str] = frozenset()
 
 
 class Glance:
@@ -86,5 +86,5 @@ def _seen(past: Past) -> Seen:
         own_failures={host: list(known) for host, known in past.own_failures.items()},
         sightings=tuple(past.sightings),
         left_out=frozenset(past.left_out),
-        num_out=past.num_out,
+        went_out=frozenset(past.went_out),
     )

@@ -180,7 +180,7 @@ class Past:
             that has read the whole ledger.
         own_failures: machine → when its newest failures of its own were, and their kinds; the same.
         sightings: the newest failures that were somebody's own, and where they were; the same.
-        num_out: how often a machine was left out and the others went on; the same.
+        went_out: machines without which the others went on, at some time; the same.
     """
 
     def __init__(self, directory: Path, word: str = "") -> None:
@@ -201,7 +201,7 @@ class Past:
         self.left_out: dict[str, Event] = {}
         self.own_failures: dict[str, list[tuple[float, str]]] = {}
         self.sightings: list[Sighting] = []
-        self.num_out = 0
+        self.went_out: set[str] = set()
         for event in self._kept:
             self._known.attempt = max(self._known.attempt, event.attempt)
             self._roll_back(event)
@@ -319,7 +319,8 @@ class Past:
             self.sightings = [one for one in self.sightings if host not in one.hosts]
         elif event.event == "left_out":
             self.left_out[host] = event
-            self.num_out += event.get("goes") is True
+            if event.get("goes") is True:
+                self.went_out.add(host)
         elif event.event == "restart":
             if event.get("own") is True:
                 known = self.own_failures.setdefault(host, [])
@@ -388,6 +389,7 @@ def _sighting(event: Event) -> Sighting:
         kind=str(event.get("kind")),
         cause=str(event.get("cause")),
         step=step if isinstance(step, int) else None,
+        t=event.t,
     )
 
 

@@ -18,7 +18,8 @@ not on one machine only while there are others
 progress
 the budget of restarts is spent                      stop                76
 the same failure twice in a row without progress,    leave the machine   (none)
-on one machine and on no other                       out
+or as often as this machine may fail, on one         out
+machine and on no other
 this machine's own failures within the window are    leave the machine   (none)
 as many as it may have                               out
 anything else                                        the table's         (none)
@@ -222,8 +223,8 @@ class RestartPolicy:
                 that is not this machine's own.
             alone: whether no other machine could take this one's place.
             here: where this is, and what was seen where; None where there is no other machine.
-            num_out: how many machines have been left out so far: without one more, the others have
-                made no new attempt at it.
+            num_out: how many machines have been left out so far: where it is one more, attempts
+                without progress are counted anew.
         """
         codes = {failure.exit_code for failure in failures}
         for code in ON_PURPOSE:
@@ -248,7 +249,7 @@ class RestartPolicy:
         if num_out > self._num_out:  # the others have not failed in what comes now
             self._num_out, self._without_progress = num_out, 0
         progress = self._progress(case, lasted_s, updates)
-        where = self._where(case, None if excused else here, progress=progress)
+        where = self._where(case, None if excused else here, now_s, progress=progress)
         verdict = self._bug(case, where) or self._bounded(case, lasted_s, progress=progress)
         if not verdict.restart:
             return verdict
@@ -258,7 +259,7 @@ class RestartPolicy:
             excused=excused,
             at_work=was_at_work,
             alone=alone,
-            is_out=where is not None and self._is_out(case, where) and not progress,
+            is_out=where is not None and self._is_out(case, where, progress=progress),
         )
         if where is None:
             return verdict
@@ -289,20 +290,25 @@ class RestartPolicy:
         self._furthest = max(furthest or 0, self._furthest)
         return progress
 
-    def _where(self, case: _Case, here: Here | None, *, progress: bool) -> _Where | None:
+    def _where(
+        self, case: _Case, here: Here | None, now_s: float, *, progress: bool
+    ) -> _Where | None:
         """Where this failure was seen; None where there is no other machine, or nobody failed."""
         if here is None or case.kind is Kind.PEER:
             return None
-        sighting = case.sighting(here)
+        sighting = case.sighting(here, now_s)
         # What is news here may be none elsewhere: another machine may have seen that step fail.
         steps = [one.step for one in here.seen if one.step is not None]
         if progress and (sighting.step is None or sighting.step > max(steps, default=-1)):
             self._since = here.attempt
-        row = row_of(sighting, [*self._seen, *here.seen], self._since)
-        self._seen = [*self._seen[-REMEMBERED:], sighting]
+        window_s = self.limits.window_s
+        self._seen = [one for one in self._seen[-REMEMBERED:] if now_s - one.t < window_s]
+        seen = [*self._seen, *here.seen]
+        row, ever = row_of(sighting, seen, self._since), row_of(sighting, seen, 0)
+        self._seen.append(sighting)
         graver = {kind.value for kind in graver_than(case.kind)}
         shadowed = is_overshadowed(sighting, here.seen, graver)
-        return _Where(here, sighting, row, is_overshadowed=shadowed)
+        return _Where(here, sighting, row, ever, is_overshadowed=shadowed)
 
     def _bug(self, case: _Case, where: _Where | None) -> Verdict | None:
         """The job's end, where the same was seen often enough and everywhere that it can be."""
@@ -329,10 +335,12 @@ class RestartPolicy:
             return _stop(Exit.GAVE_UP, f"{again} three times, {reason}: {words}", kind=case.kind)
         return None
 
-    def _is_out(self, case: _Case, where: _Where) -> bool:
+    def _is_out(self, case: _Case, where: _Where, *, progress: bool) -> bool:
         """Whether the machine that had this failure, and no other, is to be left out."""
-        is_alone = where.is_here and not where.is_overshadowed and case.is_certain
-        return is_alone and where.row.attempts >= TWICE and bool(self.limits.failures)
+        if where.is_overshadowed or not case.is_certain or not self.limits.failures:
+            return False
+        again = where.is_here and where.row.attempts >= TWICE and not progress
+        return again or (len(where.ever.hosts) == 1 and where.ever.attempts >= self.limits.failures)
 
     def _bounded(self, case: _Case, lasted_s: float, *, progress: bool) -> Verdict:
         """Another attempt, as long as there may be one."""
@@ -397,7 +405,8 @@ class RestartPolicy:
 class _Where(NamedTuple):
     here: Here
     sighting: Sighting
-    row: Row
+    row: Row  # since there was progress
+    ever: Row
     is_overshadowed: bool
 
     @property
@@ -428,7 +437,7 @@ class _Case:
             if ROWS[kind].bug_after and (failure.stack or failure.traceback)
         )
 
-    def sighting(self, here: Here) -> Sighting:
+    def sighting(self, here: Here, now_s: float) -> Sighting:
         """What was seen where."""
         cause = self._cause
         hosts = next((f.hosts for f in self.failures if f.hosts), (here.host,))
@@ -439,6 +448,7 @@ class _Case:
             kind=self.kind.value,
             cause=cause_of(self.kind.value, words),
             step=cause.step,
+            t=now_s,
         )
 
     @property

@@ -35,6 +35,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
         kind: its name.
         cause: of the same failure the same (``cause_of``).
         step: the last step completed before, or None.
+        t: when, on a clock that all machines have.
     """
 
     attempt: int
@@ -42,6 +43,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     cause: str
     step: int | None = None
+    t: float = 0.0
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True):

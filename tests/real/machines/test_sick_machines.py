@@ -22,10 +22,11 @@ WAYS = {**SICK, HANG: ("", 0)}
 def drawn(number):
     """One of ten ways, and after how many steps: the hang is always among them."""
     rng = random.Random(thorough.seed())
-    ways = [HANG, *rng.sample(sorted(SICK), NUM - 1)]
-    how, steps = ways[number], rng.choice([0, 0, 4])
+    how = [HANG, *rng.sample(sorted(SICK), NUM - 1)][number]
+    steps = random.Random(f"{thorough.seed()} {number}").choice([0, 2])  # no checkpoint by then
+    steps = 2 if how == HANG else steps
     print(f"it fails by: {how}, after {steps} steps")
-    return how, 4 if how == HANG else steps
+    return how, steps
 
 
 def sick(job, where, how, steps):
@@ -46,8 +47,8 @@ def test_what_one_machine_has_leaves_it_out_within_three_attempts(machines, tmp_
     sick(job, one.name, how, steps)
     job.start(*hosts)
     job.until_trained(*others)
-    out = [(event.node, event["goes"]) for event in job.job.events("left_out")]
-    assert out == [(one.name, True)]
+    # Who asks for a spare alone is told that there is none: that is no machine left out.
+    assert [event.node for event in job.job.events("left_out") if event["goes"]] == [one.name]
     assert job.attempts()[-1][1] == 2
     # Machines come one after the other: what was formed before all were there is not counted.
     tried = {event.attempt for event in job.job.events("restart") if event.get("cause")}

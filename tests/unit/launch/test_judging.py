@@ -63,7 +63,7 @@ class Past:
 
     def __init__(self, own_failures=None, broken=False, rollbacks=()):
         self.rollbacks = list(rollbacks)
-        self.sightings, self.left_out, self.num_out = [], {}, 0
+        self.sightings, self.left_out, self.went_out = [], {}, set()
         self.own_failures = {} if broken else own_failures or {}
         self._broken = broken
 

@@ -41,7 +41,7 @@ class Job:
 
     def __init__(self, names, least=1, rng=None):
         self.policies = {name: RestartPolicy(1000) for name in names}
-        self.out, self.seen, self.attempt, self.num_out = set(), [], 0, 0
+        self.out, self.seen, self.attempt, self.went_out = set(), [], 0, set()
         self.least, self.rng, self.end, self.blamed = least, rng or random.Random(0), None, set()
 
     def run(self, has, steps=lambda attempt: None):
@@ -63,7 +63,7 @@ class Job:
                 now_s=float(self.attempt),
                 elsewhere={one.kind for one in self.seen if name not in one.hosts},
                 here=Here(host=name, attempt=self.attempt, seen=tuple(self.seen)),
-                num_out=self.num_out,
+                num_out=len(self.went_out),
             )
             if not verdict.restart:
                 self.end = self.end or verdict
@@ -74,7 +74,7 @@ class Job:
         for name in sorted(self.blamed - self.out):
             if len(members) - 1 >= self.least and name in members:
                 self.out.add(name)
-                self.num_out += 1
+                self.went_out.add(name)
                 members.remove(name)
         return True
 
@@ -157,11 +157,22 @@ def test_the_owner_may_have_no_machine_left_out():
     assert [one.action for one in found[:2]] == [Action.RESTART, Action.STOP]
 
 
-def test_progress_in_between_makes_it_another_failure():
+@pytest.mark.parametrize("how", ["a library", HANG])
+def test_with_progress_in_between_a_machine_may_fail_as_often_as_is_set(how):
     job = Job("abc")
-    for attempt in range(1, 8):
-        job.run(lambda host, _: "a library" if host == "a" else "", steps=lambda _, n=attempt: n)
-    assert (job.end, job.out) == (None, set())
+    for attempt in range(1, 4):
+        assert not job.out
+        job.run(lambda host, _: how if host == "b" else "", steps=lambda _, n=attempt: 9 * n)
+    assert (job.end, job.out) == (None, {"b"})
+
+
+def test_what_was_longer_ago_than_the_window_does_not_count():
+    policy = RestartPolicy(99, limits=Limits(window_s=100.0))
+    for attempt in range(1, 9):
+        here = Here(host="a", attempt=attempt)
+        fails = [failure("a library", random.Random(0), 0, "a", step=attempt)]
+        verdict = policy.judge(fails, lasted_s=1.0, here=here, now_s=60.0 * attempt)
+        assert verdict.action is Action.RESTART
 
 
 def test_what_may_come_of_another_machines_failure_is_not_judged():
