@@ -415,6 +415,7 @@ class Run:
         self.program = program
         self.checkpoint = checkpoint
         self.log, self.said, self.saved, self.error = {}, "", None, None
+        self.notes = []  # of the code around the loops
         self._session = None
         self.dies = False
         self.num_loops = 0
@@ -443,7 +444,12 @@ class Run:
     def go(self, *, dies=False):
         self.dies = dies
         made.forget()
-        names = {"session": self.session, "seen": self._seen, "__name__": "__main__"}
+        names = {
+            "session": self.session,
+            "seen": self._seen,
+            "note": self._note,
+            "__name__": "__main__",
+        }
         err = io.StringIO()
         Rig.run = self
         with tempfile.TemporaryDirectory() as at, contextlib.redirect_stderr(err):
@@ -466,6 +472,9 @@ class Run:
         settings = config.load({"dir": self._directory})
         self._session = sessions.Session(settings, Objects(named))
         return self._session
+
+    def _note(self, *values):
+        self.notes.append(values)
 
     def _seen(self, *values):
         if self._session is None or not self._session._in_loop:
