@@ -1,8 +1,9 @@
 """``session.epochs()`` goes through no finished epoch again, whatever cut the job off."""
 
+import re
+
 import pytest
 from floor import SCRIPTS
-from test_bad_input import only_line
 
 EPOCHS = SCRIPTS / "epochs.py"
 
@@ -18,52 +19,41 @@ def lines_of(floor, *arguments, code=0, **env):
     return process.out.splitlines(), process.err
 
 
-def written(tmp_path):
+def behind(lines, *begin, step=0):
+    """The lines from that one on, without steps up to ``step``."""
+    done = [f"step {number}" for number in range(step + 1)]
+    lines = lines[lines.index(" ".join(map(str, begin))) :]
+    return [line for line in lines if line not in done]
+
+
+def files(tmp_path):
     return {path.name: path.read_bytes() for path in tmp_path.glob("epoch*.pt")}
 
 
-def behind(lines, *begin):
-    """The lines from that one on."""
-    return lines[lines.index(" ".join(map(str, begin))) :]
-
-
 @pytest.mark.parametrize("form", ["epochs", "two"])
-@pytest.mark.parametrize("kill", [1, 3, 4, 5])
-def test_a_killed_job_goes_on_in_its_epoch(floor, tmp_path, form, kill):
-    calm, _ = lines_of(floor, 3, form, OUTLAST_DIR="calm")
-    files = written(tmp_path)
+@pytest.mark.parametrize("where", ["KILL", "BEHIND"])
+def test_a_killed_job_goes_on_in_its_epoch(floor, tmp_path, form, where):
+    num_steps = {"epochs": 3, "two": 5}[form]
+    calm, _ = lines_of(floor, 4, form, OUTLAST_DIR="calm")
+    of_calm = files(tmp_path)
     for path in tmp_path.glob("epoch*.pt"):
         path.unlink()
-    lines_of(floor, 3, form, code=9, KILL=kill)
-    epoch = kill // (3 if form == "epochs" else 5)
-    before = written(tmp_path)
-    assert len(before) == epoch
-    again, err = lines_of(floor, 3, form)
-    # Which step was committed last is the disk's to say; the epoch is the one of that step.
+    lines_of(floor, 4, form, code=-9, **{where: 2 * num_steps + (2 if where == "KILL" else 0)})
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("epoch*.pt")}
+    assert len(stamps) == (2 if where == "KILL" else 1)
+    again, err = lines_of(floor, 4, form)
+    # Which of its saves was committed is the disk's to say.
+    step = int(re.search(r"resumed from step (\d+)", err)[1]) if "resumed" in err else 0
     first = int(again[0].removeprefix("begin "))
-    assert again[0].startswith("begin")
-    assert first in (epoch, (kill - 1) // (3 if form == "epochs" else 5))
-    assert [line for line in again if not line.startswith("step")] == [
-        line for line in behind(calm, "begin", first) if not line.startswith("step")
-    ]
-    steps = [line for line in again if line.startswith("step")]
-    assert steps == [line for line in calm if line.startswith("step")][-len(steps) :]
-    assert written(tmp_path).keys() == files.keys()
+    assert first in {max(step - 1, 0) // num_steps, step // num_steps}
+    assert again == behind(calm, "begin", first, step=step)
+    assert files(tmp_path) == of_calm
+    untouched = [tmp_path / f"epoch{number}.pt" for number in range(first)]
+    assert all(path.stat().st_mtime_ns == stamps[path] for path in untouched)
     assert "session.epochs" not in err
 
 
-def test_what_is_behind_an_epochs_loop_runs_at_least_once(floor):
-    calm, _ = lines_of(floor, 3, OUTLAST_DIR="calm")
-    lines_of(floor, 3, code=9, KILL_BEHIND="1")
-    again, _ = lines_of(floor, 3)
-    assert again[0] in ("begin 0", "begin 1")
-    assert "behind 1" in "\n".join(again)
-    assert [line for line in again if not line.startswith("step")] == [
-        line for line in behind(calm, again[0]) if not line.startswith("step")
-    ]
-
-
-@pytest.mark.parametrize("form", ["epochs", "two", "stop"])
+@pytest.mark.parametrize("form", ["epochs", "two"])
 def test_a_finished_job_goes_through_none(floor, form):
     calm, _ = lines_of(floor, 3, form)
     for _ in range(2):
@@ -82,22 +72,22 @@ def test_more_epochs_go_on(floor):
     assert "nothing is left to do" in err
 
 
-def test_an_early_stop_stays_one(floor):
+def test_what_was_left_by_break_goes_on_in_that_epoch(floor):
     calm, _ = lines_of(floor, 3, "stop")
-    more, _ = lines_of(floor, 9, "stop", OUTLAST_RESUME="1")
-    assert more == calm[-1:]
+    again, _ = lines_of(floor, 3, "stop")
+    assert again == [line for line in behind(calm, "begin", 1) if "step" not in line]
 
 
 def test_one_inside_of_another_is_refused(floor):
-    line = only_line(floor.warm(EPOCHS, 3, "refused"))
-    assert "epochs() begins while another one is under way" in line
+    _, err = lines_of(floor, 3, "refused", code=2)
+    assert "Traceback" not in err
+    assert "epochs() begins while another one is under way" in err
 
 
 def test_range_is_answered_once_with_that_form(floor):
-    lines_of(floor, 4, "range", code=9, KILL="10")
+    calm, _ = lines_of(floor, 4, "range")
     again, err = lines_of(floor, 4, "range")
-    assert again[0] == "begin 0"
+    begins = [f"begin {epoch}" for epoch in range(4)]
+    assert [line for line in calm if line in begins] == begins
+    assert [line for line in again if line in begins] == begins
     assert err.count("`for epoch in session.epochs(n)`") == 1
-    lines_of(floor, 4, "range", code=9, KILL="1", OUTLAST_DIR="first")
-    _, err = lines_of(floor, 4, "range", OUTLAST_DIR="first")
-    assert "session.epochs" not in err  # in its first epoch there is nothing to leave out

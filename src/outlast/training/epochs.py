@@ -9,8 +9,8 @@ before the first checkpoint of the next one goes through its body again, without
 behind the loop there (an evaluation, a file) runs at least once.
 
 A call of ``epochs()`` is known by its number: calls follow each other, as loops do. One that had
-ended gives no epoch, unless it is the newest and is asked for more than it had; one that was left
-by ``break`` has stopped early, and stays so.
+ended gives no epoch, unless nothing followed it: then it goes on where it is asked for more than
+it had, and in the epoch in which it was left by ``break``. Why a script stops early is not known.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ KEY: Final = "epochs"
 
 
 class _Ended(msgspec.Struct, array_like=True):
-    """A call that has ended: its epochs, the loop after which it did, and whether by ``break``."""
+    """A call that has ended: where it would go on, and the loop after which it did end."""
 
-    epochs: int
+    next: int
+    before: int  # the loop before the first one of that epoch
     loop: int
-    is_left: bool = False
 
 
 class _Now(msgspec.Struct, array_like=True):
@@ -63,7 +63,7 @@ class Epochs:
     def state(self) -> dict[str, Any]:
         """As plain values."""
         return {
-            "ended": [[one.epochs, one.loop, one.is_left] for one in self._state.ended],
+            "ended": [[one.next, one.before, one.loop] for one in self._state.ended],
             "now": [self._state.now.epoch, self._state.now.loop] if self._state.now else None,
         }
 
@@ -90,10 +90,10 @@ class Epochs:
             self.is_known = True
             last = ended[self._num_calls - 1]
             is_newest = self._num_calls == len(ended) and now is None and last.loop >= saved_loop
-            if is_newest and not last.is_left and last.epochs < num:
+            if is_newest and last.next < num:
                 ended.pop()
-                return last.epochs, last.loop
-            return max(num, last.epochs), last.loop
+                return last.next, last.before
+            return max(num, last.next), last.loop
         self.is_known = now is not None
         return (now.epoch, now.loop) if now is not None else (0, loop)
 
@@ -104,6 +104,8 @@ class Epochs:
     def end(self, epochs: int, loop: int, *, is_left: bool) -> None:
         """The call ends behind ``loop``, after so many epochs or by ``break``."""
         self._is_open = self.is_known = False
+        now = self._state.now
         if self._num_calls > len(self._state.ended):
-            self._state.ended.append(_Ended(epochs, loop, is_left))
+            at = now if is_left and now is not None else _Now(epochs, loop)
+            self._state.ended.append(_Ended(at.epoch, at.loop, loop))
             self._state.now = None

@@ -416,6 +416,7 @@ class Run:
         self.program = program
         self.checkpoint = checkpoint
         self.log, self.said, self.saved, self.error = {}, "", None, None
+        self.notes = []  # of the code around the loops
         self._session = None
         self.dies = False
         self.num_loops = 0
@@ -444,7 +445,12 @@ class Run:
     def go(self, *, dies=False):
         self.dies = dies
         made.forget()
-        names = {"session": self.session, "seen": self._seen, "__name__": "__main__"}
+        names = {
+            "session": self.session,
+            "seen": self._seen,
+            "note": self._note,
+            "__name__": "__main__",
+        }
         err = io.StringIO()
         Rig.run = self
         with tempfile.TemporaryDirectory() as at, contextlib.redirect_stderr(err):
@@ -468,6 +474,9 @@ class Run:
         objects = Objects(named)
         self._session = sessions.Session(settings, objects, Initial(objects))
         return self._session
+
+    def _note(self, *values):
+        self.notes.append(values)
 
     def _seen(self, *values):
         if self._session is None or not self._session._in_loop:

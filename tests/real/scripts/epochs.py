@@ -1,11 +1,11 @@
 """Epochs as people write them, each with a file of its own: NUM [FORM]; says what it goes through.
 
-Leaves at once, without a word, in the step KILL, or behind the loop of the epoch KILL_BEHIND.
+It is killed in the step KILL, or behind the loop of an epoch that has come to its end with it.
 """
 
 import os
+import signal
 import sys
-import time
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,15 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import outlast
 
 NUM, FORM = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "epochs"
-KILL, KILL_BEHIND = os.environ.get("KILL"), os.environ.get("KILL_BEHIND")
+KILL, BEHIND = int(os.environ.get("KILL", "-1")), int(os.environ.get("BEHIND", "-1"))
 
 
-def leave(session):
-    """Once the newest step is committed, so that it is known what is gone on from."""
-    pending = session.save()
-    if pending.committed or not KILL_BEHIND:
-        time.sleep(0.2)
-    os._exit(9)
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main():
@@ -37,10 +33,11 @@ def main():
             model(x).square().sum().backward()
             optimizer.step()
             print("step", session.step + 1, flush=True)
-            if str(session.step) == KILL:
-                leave(session)
+            session.save()
+            if session.step + 1 == KILL:
+                die()
 
-    with outlast.session(model=model, optimizer=optimizer, every=1) as session:
+    with outlast.session(model=model, optimizer=optimizer, every=1000) as session:
         if FORM == "refused":
             for _ in session.epochs(2):
                 next(session.epochs(2))
@@ -49,8 +46,8 @@ def main():
             train(session.steps(loader))
             if FORM == "two":
                 train(session.steps(other))
-            if str(epoch) == KILL_BEHIND:
-                leave(session)
+            if session.step == BEHIND:
+                die()
             value = model.weight.sum().item()
             print("behind", epoch, session.step, value, flush=True)
             torch.save(model.state_dict(), f"epoch{epoch}.pt")
