@@ -259,7 +259,7 @@ class RestartPolicy:
             excused=excused,
             at_work=was_at_work,
             alone=alone,
-            is_out=where is not None and self._is_out(case, where, progress=progress),
+            is_out=where is not None and self._is_out(where, progress=progress),
         )
         if where is None:
             return verdict
@@ -335,9 +335,12 @@ class RestartPolicy:
             return _stop(Exit.GAVE_UP, f"{again} three times, {reason}: {words}", kind=case.kind)
         return None
 
-    def _is_out(self, case: _Case, where: _Where, *, progress: bool) -> bool:
-        """Whether the machine that had this failure, and no other, is to be left out."""
-        if where.is_overshadowed or not case.is_certain or not self.limits.failures:
+    def _is_out(self, where: _Where, *, progress: bool) -> bool:
+        """Whether the machine that had this failure, and no other, is to be left out.
+
+        Also for a hang that nobody can prove: the second time it had more time than the first.
+        """
+        if where.is_overshadowed or not self.limits.failures:
             return False
         again = where.is_here and where.row.attempts >= TWICE and not progress
         return again or (len(where.ever.hosts) == 1 and where.ever.attempts >= self.limits.failures)

@@ -15,7 +15,7 @@ from thorough import examples, seed
 HANG = "hang"
 
 
-def failure(name, rng, rank, host, step=None):
+def failure(name, rng, rank, host, step=None, proven=True):
     if name == HANG:
         return Failure(
             rank=rank,
@@ -24,6 +24,7 @@ def failure(name, rng, rank, host, step=None):
             step=step,
             stack="train in train.py",
             hosts=(host,),
+            proven=proven,
         )
     message, code = words(name, rng)
     told = f"Traceback\n  File train.py, in main\n{message}" if message and code == 1 else ""
@@ -164,6 +165,18 @@ def test_with_progress_in_between_a_machine_may_fail_as_often_as_is_set(how):
         assert not job.out
         job.run(lambda host, _: how if host == "b" else "", steps=lambda _, n=attempt: 9 * n)
     assert (job.end, job.out) == (None, {"b"})
+
+
+def test_a_hang_that_nobody_can_prove_leaves_its_machine_out_and_ends_nothing():
+    policies = {name: RestartPolicy(99) for name in "ab"}
+    for attempt in range(1, 9):
+        hung = failure(HANG, random.Random(0), 1, "b", step=7, proven=False)
+        for name, policy in policies.items():
+            here = Here(host=name, attempt=attempt)
+            verdict = policy.judge([hung], lasted_s=9.0, here=here)
+            assert verdict.restart
+            assert (verdict.action is Action.LEAVE_OUT) == (attempt > 1)
+            assert verdict.host == ("b" if attempt > 1 and name == "a" else "")
 
 
 def test_what_was_longer_ago_than_the_window_does_not_count():
