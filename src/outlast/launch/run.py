@@ -82,7 +82,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     past = Past(settings.dir).look()
     rendezvous = None if launch.one_machine else _rendezvous(launch, settings, job, past)
     lock = JobLock(settings.dir, shared=not launch.one_machine)
-    settle(settings, launch.command, is_alone=lock.is_alone())
+    settle(settings, launch.command, is_alone=lock.is_alone)
     if rendezvous is None:
         rendezvous = _alone(launch, settings, past, is_locked=lock.is_held)
     _tell_workers(settings, job)

@@ -27,7 +27,7 @@ import os
 import re
 import secrets
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -152,14 +152,18 @@ def refuse_other(settings: Settings, command: Command) -> None:
 
 
 def settle(
-    settings: Settings, command: Command, *, is_alone: bool, in_script: bool = False
+    settings: Settings,
+    command: Command,
+    *,
+    is_alone: Callable[[], bool],
+    in_script: bool = False,
 ) -> None:
     """Compare a command with the job's, and write it down where it is the job's from now on.
 
     Args:
         settings: the job's.
         command: what is run now; its job is locked.
-        is_alone: whether nobody else runs the job: what was mistyped may be replaced.
+        is_alone: tells whether nobody else runs the job: what was mistyped may be replaced.
         in_script: whether it is the script itself that asks, and no launcher of ours.
 
     Raises:
@@ -174,7 +178,7 @@ def settle(
     difference = "" if record is None else _difference(record, command)
     if not difference:
         return
-    if not settings.resume and (not is_alone or has_commits(settings)):
+    if not settings.resume and (has_commits(settings) or not is_alone()):
         raise _refusal(settings, difference, in_script=in_script)
     _write(settings.dir, command, anew=False)
 

@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,8 @@ from outlast.ledger.file import FILE_NAME as LEDGER
 from outlast.ledger.file import read_events
 
 FILE_NAME = "job.json"
+_LOOK_TRIES: Final = 10
+_LOOK_S: Final = 0.02  # a look whether a lock is held alone takes microseconds
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,16 +284,26 @@ class JobLock:
             words = f"{directory / FILE_NAME} cannot be opened: {error.strerror}; {remedy(error)}"
             raise StorageError(f"{words}, and run the same command again") from None
         self._kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        tries = _LOOK_TRIES if shared else 1  # one of those that share it may be in is_alone()
+        try:
+            while not self._take():
+                tries -= 1
+                if not tries:
+                    os.close(self._fd)
+                    raise ConfigError(
+                        f"the job in {directory} is running already"
+                        f"{', on one machine alone' * shared}; wait for it, or give another --dir"
+                    )
+                time.sleep(_LOOK_S)
+        except OSError:
+            self.is_held = False  # the claims of attempts decide alone
+
+    def _take(self) -> bool:
         try:
             fcntl.flock(self._fd, self._kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._fd)
-            raise ConfigError(
-                f"the job in {directory} is running already"
-                f"{', on one machine alone' * shared}; wait for it, or give another --dir"
-            ) from None
-        except OSError:
-            self.is_held = False  # the claims of attempts decide alone
+            return False
+        return True
 
     def is_alone(self) -> bool:
         """Whether nobody else has it; the lock stays what it was."""

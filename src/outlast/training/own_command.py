@@ -23,7 +23,7 @@ def own_command() -> Command | None:
         return None
     spec = getattr(main, "__spec__", None)
     if spec is not None:
-        return module_command(spec.name, _arguments(spec.name))
+        return module_command(spec.name, _arguments(spec.name.removesuffix(".__main__")))
     return script_command(file, _arguments(file))
 
 

@@ -144,7 +144,7 @@ class Rig:
             self._lock = JobLock(settings.dir)
             undo.callback(self._lock.release)
             if (command := own_command()) is not None:
-                settle(settings, command, is_alone=self._lock.is_alone(), in_script=True)
+                settle(settings, command, is_alone=self._lock.is_alone, in_script=True)
         past = attempts.look_back(self.link, self._settings.dir)
         self._failures = past.failures if past is not None else None
         agreed = attempts.agree_on_attempt(self.link, past, settings.dir, lambda: self._begin(undo))

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import threading
 
 import pytest
 from hypothesis import assume, given
@@ -23,6 +24,7 @@ from outlast.ledger.file import Ledger
 from outlast.ledger.job import JobLock, NoRecord, new_job, write_record
 
 SECRET = "s3cr3t-0x5f"
+ALONE, WITH_OTHERS = (lambda: True), (lambda: False)
 WORDS = st.sampled_from(
     ["--lr", "0.1", "--lr=0.1", "0.5", "--fast", "-x", "data/a", "", "ü", "--", "a b", "--name=val"]
 )
@@ -59,7 +61,7 @@ def begin(path, *, committed=True):
 
 def refusal(settings, command, **options):
     with pytest.raises(ConfigError) as caught:
-        settle(settings, command, is_alone=True, **options)
+        settle(settings, command, is_alone=ALONE, **options)
     with pytest.raises(ConfigError) as early:
         refuse_other(settings, command)
     assert "\n" not in str(caught.value)
@@ -71,24 +73,24 @@ def refusal(settings, command, **options):
 def test_the_same_is_the_same_and_another_is_refused(tmp_path_factory, first, second):
     settings = begin(tmp_path_factory.mktemp("job"))
     command, other = (script_command("train.py", words) for words in (first, second))
-    settle(settings, command, is_alone=True)
+    settle(settings, command, is_alone=ALONE)
     assert SECRET not in (settings.dir / FILE_NAME).read_text()
     for _ in range(2):
         refuse_other(settings, command)
-        settle(settings, command, is_alone=False)
+        settle(settings, command, is_alone=WITH_OTHERS)
     assume(first != second)
     said = refusal(settings, other)
     assert SECRET not in said
     accepted = settings_of(settings.dir, resume=True)
     refuse_other(accepted, other)
-    settle(accepted, other, is_alone=False)
-    settle(settings, other, is_alone=True)  # it is the job's from then on
+    settle(accepted, other, is_alone=WITH_OTHERS)
+    settle(settings, other, is_alone=ALONE)  # it is the job's from then on
     refusal(settings, command)
 
 
 def test_another_secret_is_another_command(tmp_path):
     settings = begin(tmp_path)
-    settle(settings, script_command("t.py", ["--api-key", SECRET]), is_alone=True)
+    settle(settings, script_command("t.py", ["--api-key", SECRET]), is_alone=ALONE)
     said = refusal(settings, script_command("t.py", ["--api-key", "other"]))
     assert "t.py was given another value of --api-key" in said
     assert "other" not in said.partition("--api-key")[2].partition(". ")[0]
@@ -108,13 +110,13 @@ def test_another_secret_is_another_command(tmp_path):
 )
 def test_the_difference_is_said(tmp_path, before, now, words):
     settings = begin(tmp_path)
-    settle(settings, script_command("t.py", before), is_alone=True)
+    settle(settings, script_command("t.py", before), is_alone=ALONE)
     assert words in refusal(settings, script_command("t.py", now))
 
 
 def test_the_ways_on_are_those_of_who_asks(tmp_path):
     settings = begin(tmp_path)
-    settle(settings, script_command("t.py", ["1"]), is_alone=True)
+    settle(settings, script_command("t.py", ["1"]), is_alone=ALONE)
     said = refusal(settings, script_command("t.py", ["2"]))
     assert "outlast run --dir NEW" in said
     assert "outlast run --resume" in said
@@ -130,14 +132,14 @@ def test_a_script_is_known_by_its_place_its_name_or_its_content(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").write_text(f"print({name!r})")
     scripts = {name: tmp_path / name / "train.py" for name in ("here", "there", "copy", "gone")}
-    settle(settings, script_command(str(scripts["here"]), []), is_alone=True)
+    settle(settings, script_command(str(scripts["here"]), []), is_alone=ALONE)
     scripts["here"].write_text("print('mended')")
-    settle(settings, script_command(str(scripts["here"]), []), is_alone=True)
+    settle(settings, script_command(str(scripts["here"]), []), is_alone=ALONE)
     (tmp_path / "link").symlink_to(tmp_path / "here")
-    settle(settings, script_command(str(tmp_path / "link" / "train.py"), []), is_alone=True)
-    settle(settings, script_command(os.path.relpath(scripts["here"]), []), is_alone=True)
+    settle(settings, script_command(str(tmp_path / "link" / "train.py"), []), is_alone=ALONE)
+    settle(settings, script_command(os.path.relpath(scripts["here"]), []), is_alone=ALONE)
     scripts["copy"].write_text("print('mended')")
-    settle(settings, script_command(str(scripts["copy"]), []), is_alone=True)
+    settle(settings, script_command(str(scripts["copy"]), []), is_alone=ALONE)
     said = refusal(settings, script_command(str(scripts["there"]), []))
     assert str(scripts["here"]) in said
     assert str(scripts["there"]) in said
@@ -145,13 +147,13 @@ def test_a_script_is_known_by_its_place_its_name_or_its_content(tmp_path):
     assert "it ran train.py, and this is eval.py" in said
     refusal(settings, module_command("train", []))
     scripts["here"].unlink()  # unpacked elsewhere at the next start
-    settle(settings, script_command(str(scripts["there"]), []), is_alone=True)
+    settle(settings, script_command(str(scripts["there"]), []), is_alone=ALONE)
 
 
 def test_modules_and_programs(tmp_path):
     settings = begin(tmp_path)
-    settle(settings, module_command("pkg.__main__", ["1"]), is_alone=True)
-    settle(settings, module_command("pkg", ["1"]), is_alone=True)
+    settle(settings, module_command("pkg.__main__", ["1"]), is_alone=ALONE)
+    settle(settings, module_command("pkg", ["1"]), is_alone=ALONE)
     assert "it ran -m pkg, and this is -m gkp" in refusal(settings, module_command("gkp", ["1"]))
     assert "and this is bash" in refusal(settings, program_command("bash", ["1"]))
 
@@ -159,19 +161,21 @@ def test_modules_and_programs(tmp_path):
 @pytest.mark.parametrize("words", [["--local-rank=1"], ["--local_rank", "1"], ["--local_rank=7"]])
 def test_what_launchers_give_to_each_worker_is_not_compared(tmp_path, words):
     settings = begin(tmp_path)
-    settle(settings, script_command("t.py", ["--local-rank=0", "--lr", "1"]), is_alone=True)
-    settle(settings, script_command("t.py", [*words, "--lr", "1"]), is_alone=True)
+    settle(settings, script_command("t.py", ["--local-rank=0", "--lr", "1"]), is_alone=ALONE)
+    settle(settings, script_command("t.py", [*words, "--lr", "1"]), is_alone=ALONE)
 
 
 def test_before_the_first_commit_a_command_is_replaced(tmp_path):
     settings = begin(tmp_path, committed=False)
-    settle(settings, script_command("t.py", ["--lrr", "1"]), is_alone=True)
+    settle(settings, script_command("t.py", ["--lrr", "1"]), is_alone=ALONE)
     assert not has_commits(settings)
     refuse_other(settings, script_command("t.py", ["--lr", "1"]))
     with pytest.raises(ConfigError, match="was given --lrr and is now given --lr"):
-        settle(settings, script_command("t.py", ["--lr", "1"]), is_alone=False)  # it runs there
-    settle(settings, script_command("t.py", ["--lr", "1"]), is_alone=True)
-    settle(settings, script_command("t.py", ["--lr", "1"]), is_alone=False)
+        settle(
+            settings, script_command("t.py", ["--lr", "1"]), is_alone=WITH_OTHERS
+        )  # it runs there
+    settle(settings, script_command("t.py", ["--lr", "1"]), is_alone=ALONE)
+    settle(settings, script_command("t.py", ["--lr", "1"]), is_alone=WITH_OTHERS)
 
 
 def test_checkpoints_without_a_ledger_count(tmp_path):
@@ -186,7 +190,7 @@ def test_a_job_without_a_record_takes_the_next_command(tmp_path, content):
     if content is not None:
         (tmp_path / FILE_NAME).write_bytes(content)
     refuse_other(settings, script_command("t.py", ["1"]))
-    settle(settings, script_command("t.py", ["1"]), is_alone=True)
+    settle(settings, script_command("t.py", ["1"]), is_alone=ALONE)
     refusal(settings, script_command("t.py", ["2"]))
 
 
@@ -209,6 +213,20 @@ def test_whether_a_lock_is_held_alone(tmp_path):
     assert first.is_alone()
     with pytest.raises(ConfigError):  # it is still held
         JobLock(tmp_path)
+
+    def look():
+        while not stop.wait(0.001):
+            first.is_alone()
+
+    stop = threading.Event()
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for _ in range(100):  # whoever joins meanwhile is let in
+            JobLock(tmp_path, shared=True).release()
+    finally:
+        stop.set()
+        looking.join()
     first.release()
     alone = JobLock(tmp_path)
     assert alone.is_alone()
