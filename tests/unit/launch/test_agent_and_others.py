@@ -6,6 +6,7 @@ import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 
 from outlast.launch.agent import Agent
+from outlast.launch.deaf import Deaf
 from outlast.launch.warm.context import ColdContext
 from outlast.notice import Notice
 from outlast.policy.failures import Failure
@@ -25,6 +26,7 @@ def agent(monkeypatch):
     made._machines = types.SimpleNamespace(is_broken=False)
     made._hangs = types.SimpleNamespace(named=None, end=lambda: None)
     made._health = types.SimpleNamespace(end=lambda: None)
+    made._deaf = Deaf(lambda _: None, made._are_deaf)
     made.ended = []
     monkeypatch.setattr(made, "_end_workers", lambda: made.ended.append(True), raising=False)
     return made
@@ -119,7 +121,12 @@ def watching(agent, handlers):
     context.error_files = dict.fromkeys(handlers, "/nowhere")
     context.stdouts = context.stderrs = dict.fromkeys(handlers, "")
     nothing = types.SimpleNamespace(
-        wait=lambda _: None, look=lambda *_: None, notice=None, early=None, asks_gently=""
+        wait=lambda _: None,
+        look=lambda *_: None,
+        notice=None,
+        early=None,
+        asks_gently="",
+        gives_notices=False,
     )
     nothing.ends_now = None
     agent._watch = agent._machines = agent._desk = agent._sessions = agent._judging = nothing
