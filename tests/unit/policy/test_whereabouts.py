@@ -52,6 +52,8 @@ class Job:
         failed = {name: how for rank, name in enumerate(members) if (how := has(name, rank))}
         if not failed:
             return False
+        # What raises ends an attempt before anybody is taken to hang.
+        failed = {name: how for name, how in failed.items() if how != HANG} or failed
         told, step = [], steps(self.attempt)
         for rank, name in enumerate(members):
             # Of a hang all are told the same; of anything else the others have an echo.
