@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 from outlast.health.proc import children, is_dying, state_of, tracer_of
 
 VARIABLE: Final = "OUTLAST_MARK"
-PASSES: Final = 2  # in which nothing is found while processes of this machine come and go
+PASSES: Final = 8  # in which nothing is found while processes of this machine come and go
 _ENDED: Final = (b"Z", b"X")
 _KTHREAD: Final = 0x200000  # PF_KTHREAD
 
