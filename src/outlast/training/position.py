@@ -252,7 +252,7 @@ class Position:
         if self._saved:
             saved = self.saved_loop
             near = {saved, saved + 1} if self._was_over(step) else {saved}
-            number = None if self._epochs.is_known else self._loops.number_of(site, near)
+            number = self._loops.number_of(site, near)
             if number is not None and not self._is_reached:
                 self.loop = number
             is_first = self.loop == 1 and not self._epochs.is_known and not self._is_reached

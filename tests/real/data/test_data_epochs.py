@@ -19,10 +19,15 @@ LOADERS = {
     "flow": "DataLoader(MixedOwn(), batch_size=3)",
 }
 STEP = "optimizer.zero_grad(); model(batch).sum().backward(); optimizer.step()"
-NUM_STEPS = {"two": 5, "range inside": 6}  # of an epoch; three of any other
+NUM_STEPS = {"two": 5, "reads the step": 5, "range inside": 6}  # of an epoch; three of any other
 FORMS = {
     "one": ["for batch in s.steps(loader): step(batch)"],
     "two": [
+        "for batch in s.steps(loader): step(batch)",
+        "for batch in s.steps(late): step(batch)",
+    ],
+    "reads the step": [
+        "rest = 20 - s.step",
         "for batch in s.steps(loader): step(batch)",
         "for batch in s.steps(late): step(batch)",
     ],
@@ -95,9 +100,10 @@ def test_the_rest_is_that_of_the_undisturbed_run(loader, form, save_at):
     assert "session.epochs" not in again.said
 
 
+@pytest.mark.parametrize("folds", ["range(3)", "(1, 3, 2)"])
 @pytest.mark.parametrize("save_at", [2, 6, 7, 12, 14, 18])
-def test_one_after_another(save_at):
-    outer = "for fold in range(3):|    for epoch in s.epochs(2):"
+def test_one_after_another(folds, save_at):
+    outer = f"for fold in {folds}:|    for epoch in s.epochs(2):"
     made = program("stock", FORMS["one"], save_at=save_at, outer=outer)
     with drawn_loops.on_nothing():
         calm = drawn_loops.Run(made).go()
