@@ -429,19 +429,25 @@ def test_the_same_with_threads_that_copy(mesh):
         copiers.stop()
 
 
-def _what_is_copied_ahead(tensor, ask):
-    """The bytes of a snapshot whose copy ``ask`` made, and which was not void."""
+def _held_back(tensor):
+    """A capture of one tensor that has copied nothing yet, and its buffer."""
     made = make(structure({"t": tensor}), 0, Share(), {})
     buffer = torch.zeros(made.size, dtype=torch.uint8)
     one = Capture(made, {"t": tensor}, {"t"}, buffer, on_blocks=lambda _: None)
     one.take_now()
     one.hold_back()
+    return one, buffer
+
+
+def _what_is_copied_ahead(tensor, ask):
+    """The bytes of a snapshot whose copy ``ask`` made, and which was not void."""
+    one, buffer = _held_back(tensor)
     ask()
     assert not one._items
     one.wait()
     assert not one.void
     assert one.error is None
-    (write,) = made.writes
+    (write,) = one.plan.writes
     return bytes(buffer[write.start : write.end].numpy())
 
 
@@ -468,11 +474,7 @@ def test_who_asks_under_one_of_torch_s_modes_has_the_real_bytes_copied(kind):
 
 def test_without_a_thread_for_it_the_save_is_lost_and_training_goes_on(monkeypatch):
     tensor = torch.zeros(5000)
-    made = make(structure({"t": tensor}), 0, Share(), {})
-    buffer = torch.zeros(made.size, dtype=torch.uint8)
-    one = Capture(made, {"t": tensor}, {"t"}, buffer, on_blocks=lambda _: None)
-    one.take_now()
-    one.hold_back()
+    one, _ = _held_back(tensor)
     monkeypatch.setattr(threading.Thread, "start", _no_more_threads)
     tensor.data[7] = 1
     assert str(one.error) == "can't start new thread"
@@ -485,11 +487,7 @@ def _no_more_threads(_):
 def test_a_forked_process_waits_for_nobody(mesh):
     """It has the functions, and not the threads that copy: a loader's worker, say."""
     tensor = torch.zeros(5000)
-    made = make(structure({"t": tensor}), 0, Share(), {})
-    buffer = torch.zeros(made.size, dtype=torch.uint8)
-    one = Capture(made, {"t": tensor}, {"t"}, buffer, on_blocks=lambda _: None)
-    one.take_now()
-    one.hold_back()
+    one, _ = _held_back(tensor)
     with one._lock:  # as some thread may have it at that moment
         child = os.fork()
         if not child:
