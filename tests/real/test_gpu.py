@@ -34,6 +34,20 @@ def large(**options):
     return model, torch.optim.AdamW(model.parameters(), **options)
 
 
+def large_training():
+    """The named objects of a large model's training, and a step of it."""
+    model, optimizer = large()
+    named = {"model": model, "optimizer": optimizer}
+    x = torch.randn(64, 2048, device="cuda")
+
+    def step():
+        optimizer.zero_grad()
+        mse_loss(model(x), x).backward()
+        optimizer.step()
+
+    return named, step
+
+
 def run(job, named, step, behind=lambda: None):
     """Save once; the state that was there at that boundary, and the number of its step.
 
@@ -80,14 +94,7 @@ def test_the_copies_go_straight_into_memory_of_the_driver_s(job, monkeypatch):
         close(room)
 
     monkeypatch.setattr(Room, "close", closed)
-    model, optimizer = large()
-    named = {"model": model, "optimizer": optimizer}
-    x = torch.randn(64, 2048, device="cuda")
-
-    def step():
-        optimizer.zero_grad()
-        mse_loss(model(x), x).backward()
-        optimizer.step()
+    named, step = large_training()
 
     there, at = run(job, named, step)
     check(job, named, there, at)
@@ -169,17 +176,10 @@ def test_what_torch_conjugates_or_negates_as_it_reads_it(job):
 
 def test_memory_that_is_freed_and_used_again_behind_the_boundary(job):
     """The allocator gives it to the next tensor of the stream that freed it."""
-    model, optimizer = large()
-    named = {"model": model, "optimizer": optimizer}
-    x = torch.randn(64, 2048, device="cuda")
-
-    def step():
-        optimizer.zero_grad()
-        mse_loss(model(x), x).backward()
-        optimizer.step()
+    named, step = large_training()
 
     def replace():
-        for parameter in model.parameters():
+        for parameter in named["model"].parameters():
             shape = parameter.shape
             parameter.data = torch.randn(shape, device="cuda")
             torch.full(shape, 7.0, device="cuda")

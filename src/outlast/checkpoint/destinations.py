@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,10 +27,12 @@ import torch
 from outlast.checkpoint import devices
 from outlast.checkpoint.aliases import array_of
 from outlast.checkpoint.manifest import Chunk, TensorEntry
-from outlast.checkpoint.overlaps import is_deferred, raw, span
+from outlast.checkpoint.overlaps import is_deferred, lay, overlaps, raw, span
 from outlast.checkpoint.read import Piece
+from outlast.checkpoint.references import local_of
 from outlast.checkpoint.reshard import is_spread, local_chunks, spread_as
 from outlast.checkpoint.shard import DTYPES
+from outlast.errors import StateMismatch
 
 SHORT_BYTES: Final = 64 << 10  # below this a call for each run costs more than a second copy
 
@@ -44,6 +46,40 @@ class Overlap(NamedTuple):
     saved_offsets: Extents
     wanted_offsets: Extents
     extent: Extents
+
+
+class Apart:
+    """Tensors that are to be filled: those whose elements share memory first as whole ones.
+
+    Args:
+        wanted: name and tensor of each.
+
+    Attributes:
+        targets: the same, with new memory in place of such a tensor.
+    """
+
+    def __init__(self, wanted: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.targets: list[tuple[str, torch.Tensor]] = []
+        self._apart: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        for name, tensor in wanted:
+            whole = tensor
+            if overlaps(local_of(tensor)):
+                whole = fresh(tensor.shape, tensor.dtype, tensor)
+                self._apart.append((name, whole, tensor))
+            self.targets.append((name, whole))
+
+    def lay(self, where: str) -> None:
+        """All are filled, from ``where``: bring what was set apart to where it belongs.
+
+        Raises:
+            StateMismatch: elements that share memory were saved with several values.
+        """
+        for name, whole, tensor in self._apart:
+            if not lay(local_of(whole), local_of(tensor)):
+                raise StateMismatch(
+                    f"{name} has several values in {where} where its elements share memory now (by "
+                    "expand or as_strided); build it as it was"
+                )
 
 
 def fresh(

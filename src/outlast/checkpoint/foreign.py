@@ -27,18 +27,16 @@ from typing import Any, Final
 import torch
 import xxhash
 
-from outlast.checkpoint.destinations import fresh
+from outlast.checkpoint.destinations import Apart
 from outlast.checkpoint.load import Checkpoint, Leaf, open_checkpoint
 from outlast.checkpoint.manifest import BLOCK_BYTES, MANIFEST
 from outlast.checkpoint.names import SaveName, named, parse
-from outlast.checkpoint.overlaps import lay, overlaps
 from outlast.checkpoint.paths import saves_at
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.references import local_of
 from outlast.checkpoint.reshard import local_chunks, why_not
 from outlast.checkpoint.shard import DTYPES
-from outlast.errors import CheckpointInvalid, ConfigError, OutlastError, StateMismatch, StorageError
+from outlast.errors import CheckpointInvalid, ConfigError, OutlastError, StorageError
 from outlast.ledger.job import FILE_NAME as JOB
 
 METADATA: Final = ".metadata"  # of DCP; written last
@@ -83,21 +81,10 @@ class Weights:
             ConfigError, StorageError: something is damaged, or cannot be read.
             StateMismatch: elements that share memory were saved with several values.
         """
-        targets, laid = [], []
-        for path, tensor in wanted:
-            whole = tensor
-            if overlaps(local_of(tensor)):
-                whole = fresh(tensor.shape, tensor.dtype, tensor)
-                laid.append((path, whole, tensor))
-            targets.append((path, whole))
+        apart = Apart(wanted)
         with self.one_line(), torch.no_grad():
-            self._read(targets)
-        for path, whole, tensor in laid:
-            if not lay(local_of(whole), local_of(tensor)):
-                raise StateMismatch(
-                    f"{path} has several values in {self.where} where its elements share memory "
-                    "now (by expand or as_strided)"
-                )
+            self._read(apart.targets)
+        apart.lay(self.where)
 
     def data(self, path: str) -> Any:
         """What is offered at ``path`` and is no tensor."""

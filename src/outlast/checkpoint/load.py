@@ -26,7 +26,7 @@ from outlast.checkpoint import transfer
 from outlast.checkpoint.catalog import newest
 from outlast.checkpoint.copies import FileCopies, in_words
 from outlast.checkpoint.coverage import check_parts
-from outlast.checkpoint.destinations import fresh, pieces
+from outlast.checkpoint.destinations import Apart, fresh, pieces
 from outlast.checkpoint.inventory import Inventory
 from outlast.checkpoint.manifest import (
     MANIFEST,
@@ -37,17 +37,15 @@ from outlast.checkpoint.manifest import (
     state_file,
 )
 from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.overlaps import lay, overlaps
 from outlast.checkpoint.places import Place, as_places
 from outlast.checkpoint.read import by_file, job_for, read
-from outlast.checkpoint.references import local_of
 from outlast.checkpoint.reshard import local_chunks
 from outlast.checkpoint.shard import DTYPES
 from outlast.checkpoint.spreads import Box
 from outlast.checkpoint.subclasses import Parts, put_together
 from outlast.checkpoint.transfer import Found, Repaired, look
 from outlast.checkpoint.tree import DTYPE_OF, decode, replace, tensor_names
-from outlast.errors import CheckpointInvalid, StateMismatch
+from outlast.errors import CheckpointInvalid
 from outlast.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -213,13 +211,9 @@ class Checkpoint:
                 in part, with verified bytes only.
             StateMismatch: elements of a tensor share memory and were saved with several values.
         """
-        asked, targets, laid = list(wanted), [], []
-        for name, tensor in asked:
-            whole = tensor
-            if overlaps(local_of(tensor)):
-                whole = fresh(tensor.shape, tensor.dtype, tensor)
-                laid.append((name, whole, tensor))
-            targets.append((name, whole))
+        asked = list(wanted)
+        apart = Apart(asked)
+        targets = apart.targets
         entries = self._located(targets)
         parts = by_file(
             part for name, tensor in targets for part in pieces(name, entries[name], tensor)
@@ -240,12 +234,7 @@ class Checkpoint:
         finally:
             for name, job in jobs.items():
                 self._note(name, job.copies)
-        for name, whole, tensor in laid:
-            if not lay(local_of(whole), local_of(tensor)):
-                raise StateMismatch(
-                    f"{name} has several values in step {self.save.step} where its elements share "
-                    "memory now (by expand or as_strided); build it as it was"
-                )
+        apart.lay(f"step {self.save.step}")
         self._tensors |= dict(asked)
 
     def state(self, key: str, rank: int | None = None) -> Any:
