@@ -30,6 +30,7 @@ from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
 from outlast.training.objects import Objects
+from outlast.training.waits import in_place
 
 logger = logging.getLogger(__name__)
 
@@ -281,8 +282,9 @@ def _line(one: Any, cost: str, name: str, named: Collection[str]) -> str:
     )
 
 
-@contextlib.contextmanager
-def _told(owner: Any, name: str, tell: Callable[[Any], None]) -> Iterator[None]:
+def _told(
+    owner: Any, name: str, tell: Callable[[Any], None]
+) -> contextlib.AbstractContextManager[None]:
     """Calls of this method are told of, with the object that it is called on."""
     original = getattr(owner, name)
 
@@ -291,9 +293,4 @@ def _told(owner: Any, name: str, tell: Callable[[Any], None]) -> Iterator[None]:
         tell(self)
         return original(self, *args, **options)
 
-    setattr(owner, name, told)
-    try:
-        yield
-    finally:
-        if getattr(owner, name) is told:  # else somebody wrapped it since
-            setattr(owner, name, original)
+    return in_place(owner, name, told)

@@ -155,8 +155,7 @@ class Waits:
         self._enter()
         _queue_callback(self.end)
 
-    @contextlib.contextmanager
-    def _patched(self, owner: Any, name: str) -> Iterator[None]:
+    def _patched(self, owner: Any, name: str) -> contextlib.AbstractContextManager[None]:
         original = getattr(owner, name)
         begin, end = self.begin, self.end
 
@@ -168,12 +167,19 @@ class Waits:
             finally:
                 end()
 
-        setattr(owner, name, watched)
-        try:
-            yield
-        finally:
-            if getattr(owner, name) is watched:  # else somebody wrapped it since
-                setattr(owner, name, original)
+        return in_place(owner, name, watched)
+
+
+@contextlib.contextmanager
+def in_place(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """Have ``new`` in place of a class's or module's function inside."""
+    original = getattr(owner, name)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        if getattr(owner, name) is new:  # else somebody wrapped it since
+            setattr(owner, name, original)
 
 
 class _Probe:
