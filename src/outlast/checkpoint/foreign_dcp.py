@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pathlib
 import pickle
+import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ _KNOWN: Final[dict[tuple[str, str], Any]] = {
     # A path is where it was written; nobody goes there.
     **{(room, name): pathlib.PurePath for room in ("pathlib", "pathlib._local") for name in _PATHS},
 }
+_ALONE: Final = threading.Lock()  # what is done about warnings is the process's, not a thread's
 
 
 class DcpDirectory(Weights):
@@ -101,7 +103,7 @@ class DcpDirectory(Weights):
 
     def _load(self, state: dict[str, Any]) -> None:
         try:
-            with warnings.catch_warnings():
+            with _ALONE, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that there is no process group: none is needed
                 dcp.load(
                     state,

@@ -360,8 +360,8 @@ class _Meeting:
         word, error = _Word(), None
         try:
             word = _Word(said=act())
-        except (OutlastError, OSError) as problem:
-            error = problem if isinstance(problem, OutlastError) else StorageError(str(problem))
+        except Exception as problem:  # noqa: BLE001 - whatever it is, the others do not wait for it
+            error = _refusal(problem)
             word = _Word(problem=str(error), is_storage=isinstance(error, StorageError))
         self._number += 1
         key = f"initial/{self._number}"
@@ -375,6 +375,14 @@ class _Meeting:
                 kind = StorageError if each.is_storage else ConfigError
                 raise kind(each.problem) from error
         return [each.said for each in words]
+
+
+def _refusal(problem: Exception) -> OutlastError:
+    if isinstance(problem, OutlastError):
+        return problem
+    if isinstance(problem, OSError):
+        return StorageError(str(problem))
+    return ConfigError(f"a start from init_from failed: {type(problem).__name__}: {problem}")
 
 
 class _Word(msgspec.Struct, frozen=True, kw_only=True):

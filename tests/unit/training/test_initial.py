@@ -16,6 +16,7 @@ from unit_checkpoints import write
 from unit_fakes import Hub, bits
 
 from outlast.attempt.link import LocalLink
+from outlast.checkpoint.foreign import Weights
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError, OutlastError
 from outlast.storage import Directory
@@ -440,6 +441,21 @@ def test_arguments_that_make_no_sense():
 
 
 # --- several workers -----------------------------------------------------------------------------
+
+
+def test_whatever_goes_wrong_on_one_worker_no_other_waits_for_it(tmp_path, monkeypatch):
+    models = [Net(), Net()]
+    read = Weights.read
+
+    def fails(self, wanted):
+        if any(one.data_ptr() == models[1].head.weight.data_ptr() for _, one in wanted):
+            raise LookupError("nobody thought of it")
+        read(self, wanted)
+
+    monkeypatch.setattr(Weights, "read", fails)
+    path = to_dcp(tmp_path, *trained())
+    words = "a start from init_from failed: LookupError: nobody thought of it"
+    assert start_all([path, path], models) == [words, words]
 
 
 def start_all(sources, models, left_out=()):
