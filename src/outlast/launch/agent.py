@@ -142,7 +142,7 @@ class Agent(LocalElasticAgent):
         """Remove what this agent left in memory, and what workers that had to end left behind."""
         if not self._has_finished:
             end_leftovers(self._starts.marks.stem, limit_s=LEFTOVERS_S)
-        self._hangs.end()
+        self._hangs.close()
         self._pace.close()
         self._health.close()
         self._survivors.close()

@@ -113,6 +113,7 @@ class Hangs:
         self._written.set()
         self._group: Any = None
         self._exchange: _Exchange | None = None
+        self._last: _Exchange | None = None  # that may still wait for its store
         health.hear(Suspicion, self._suspected)
         health.hear(Evidence, self._answered)
 
@@ -140,6 +141,13 @@ class Hangs:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.stop()
+            self._last = exchange
+
+    def close(self) -> None:
+        """The agent ends."""
+        self.end()
+        if self._last is not None:
+            self._last.join(JOIN_S)
 
     # --- what the watcher says, in the thread that listens to it ---------------------------------
 
@@ -314,10 +322,13 @@ class _Exchange:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; does not wait for a store that does not answer."""
+        """Look no more; a store that does not answer is not waited for: its machine may be gone."""
         self._stopping = True
         self.wake.set()
-        self._thread.join(JOIN_S)
+
+    def join(self, seconds: float) -> None:
+        """Wait for the thread."""
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         address, port = self._group.master_addr, int(self._group.master_port)
@@ -343,6 +354,8 @@ class _Exchange:
                 continue
             while store.check([self._key(self._number + 1, "asked")]):
                 self._number += 1  # where we have missed some, nobody waits for them
+            if self._stopping:  # the store took long: what our watcher says is of another attempt
+                return
             number, self._number = self._number, self._number + 1
             self._one(number)
 

@@ -191,3 +191,32 @@ def test_who_holds_a_rank_is_said_once(ours, capfd):
         ours._suspected(Suspicion(attempt=5, seen=(held,)))
     assert capfd.readouterr().err.count("rank 0 is held by gdb (pid 71)") == 1
     assert ours.named is None
+
+
+def test_an_attempt_ends_while_its_store_does_not_answer(ours, monkeypatch):
+    """Its machine may be cut off: nobody waits for that, and what comes late is of no use."""
+    monkeypatch.setattr(rooms, "JOIN_S", 60.0)
+    asked, answer, late = threading.Event(), threading.Event(), threading.Event()
+
+    class Cut(Store):
+        def check(self, keys):
+            if asked.is_set():
+                return False
+            asked.set()
+            if not answer.wait(10):
+                late.set()
+            return True
+
+    store = Cut()
+    monkeypatch.setattr(rooms, "connect", store)
+    ours.begin(group(2))
+    exchange = ours._exchange
+    exchange.wake.set()
+    assert asked.wait(10)
+    ours.end()
+    assert not late.is_set()
+    ours._suspected(Suspicion(attempt=5, seen=(waits(0),)))  # for the exchange that comes next
+    answer.set()
+    exchange.join(10)
+    assert ours.suspects
+    assert not store.values
