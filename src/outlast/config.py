@@ -292,12 +292,13 @@ def _tiers(
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
     known = [variable_name(key) for key in _KEYS]
+    ours = {*known, *NOTICE_VARIABLES}
     for name in environ:
         # A variable of somebody else's may start like ours; one that is nearly ours is a slip.
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-        slip = name.startswith("OUTLAST_") and name not in (*known, *NOTICE_VARIABLES)
-        if slip and close:
-            raise ConfigError(f"{name} is not a setting; did you mean {close[0]}?")
+        if name.startswith("OUTLAST_") and name not in ours:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+            if close:
+                raise ConfigError(f"{name} is not a setting; did you mean {close[0]}?")
     return {key: environ[variable_name(key)] for key in _KEYS if environ.get(variable_name(key))}
 
 

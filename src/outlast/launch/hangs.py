@@ -338,7 +338,8 @@ class _Exchange:
             except Exception:  # the attempt may be over, or the store's machine slow for once
                 logger.info("the others are not heard for now", exc_info=True)
                 self.wake.clear()
-                self.wake.wait(AGAIN_S)
+                if not self._stopping:  # or what woke us to end would be forgotten
+                    self.wake.wait(AGAIN_S)
 
     def _talk(self, store: Any) -> None:
         self._store = store

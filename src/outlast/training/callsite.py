@@ -71,17 +71,17 @@ def site_of(frame: types.FrameType | None, entry: Entry | None = None) -> Site:
         code = frame.f_code
         if is_users(code.co_filename):
             line = line or f"{Path(code.co_filename).name}:{frame.f_lineno}, in {code.co_name}"
-            names = _counters(code)
+            names = _counters(code) if is_inside else _NONE
             values = frame.f_locals
             is_entry = id(frame) == entry.frame_id
-            for name, begin, end in names.targets if is_inside else ():
+            for name, begin, end in names.targets:
                 is_around = is_entry and begin < entry.at < end
                 if begin < frame.f_lasti < end and not is_around:
                     _note(counted, f"{depth}:{name}", values.get(name))
-            reads_step |= is_inside and any(at < frame.f_lasti for at in names.reads)
-            for name in names.added if is_inside else ():
+            reads_step |= any(at < frame.f_lasti for at in names.reads)
+            for name in names.added:
                 _note(added, f"{depth}:{name}", values.get(name))
-            for name in names.attributes if is_inside else ():
+            for name in names.attributes:
                 _note(added, f"{depth}:self.{name}", getattr(values.get("self"), name, None))
             is_inside &= not is_entry
             roots += [(name, one) for name, one in values.items() if not name.startswith("__")]
@@ -102,6 +102,9 @@ class _Names(msgspec.Struct, frozen=True):
     added: list[str]
     attributes: list[str]  # of ``self``
     reads: list[int]  # where an attribute ``step`` is read, but to be compared
+
+
+_NONE: Final = _Names([], [], [], [])
 
 
 @functools.lru_cache(maxsize=256)

@@ -30,3 +30,5 @@ def import_stack(foresight: Foresight) -> None:
     for name in STACK:
         with contextlib.suppress(ImportError), foresight.noting(after_torch="torch" in sys.modules):
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        importlib.import_module("outlast.keeper.wire").version()  # which each worker asks for
