@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 SOCKET_VARIABLE: Final = "OUTLAST_KEEPER"  # the keeper's socket, set by our agent
 START_TIMEOUT_S: Final = 30.0
-MAX_STARTS: Final = 20  # of one supervisor; a keeper that cannot live is not started for ever
-PAUSE_S: Final = 0.5
+PAUSE_S: Final = 0.05  # before another try; twofold each time, where keepers do not live
 PAUSE_MAX_S: Final = 30.0
+LIVED_S: Final = 2.0  # after which a death says nothing about the next keeper
 HURRY_S: Final = 0.2  # between two questions whether there is less time than was thought
 LEAVING_S: Final = 5.0  # that a keeper may take beyond its time
 _LOOK_S: Final = 0.01
@@ -48,8 +48,16 @@ def _disown() -> None:
         process.returncode = process.poll() or 0
 
 
+class _Died(Exception):
+    """A keeper has died, or did not move, before it answered: the next one may live."""
+
+
 class Supervisor:
     """Keeps a keeper alive and holds its memory.
+
+    A keeper may die at any moment, in its start-up too: another one is started, however often, and
+    whoever waits for it trains meanwhile. Only what no other keeper would find better, as a
+    directory that cannot be used, is an error.
 
     Args:
         setup: the keeper's.
@@ -72,8 +80,8 @@ class Supervisor:
         self._bye: wire.Bye | None = None  # said once the job is over
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._starts = 0
         self._thread: threading.Thread | None = None
+        self._born_s, self._pause_s = 0.0, 0.0  # of the newest keeper; before the next try
         self._listener: socket.socket | None = None  # ours, so that a successor has the same port
         self._serve: tuple[wire.Serve, bytes] | None = None
         self._members: wire.Members | None = None
@@ -81,14 +89,20 @@ class Supervisor:
         self._told_attempt = -1
 
     def start(self) -> None:
-        """See that there is a keeper.
+        """See that there is a keeper; one that dies as it starts is tried again in the background.
 
         Raises:
             StorageError: it cannot be started; says why.
         """
         _left[:] = [process for process in _left if process.poll() is None]
-        self._connect()
-        self._thread = threading.Thread(target=self._run, name="outlast-keeper", daemon=True)
+        died = ""
+        try:
+            self._connect()
+        except _Died as error:
+            died = str(error)
+        self._thread = threading.Thread(
+            target=self._run, args=(died,), name="outlast-keeper", daemon=True
+        )
         self._thread.start()
 
     def serve(self, host: str, key: bytes, *, node: str, tls: Tls | None = None) -> tuple[str, int]:
@@ -278,7 +292,6 @@ class Supervisor:
         return True
 
     def _spawn(self, path: Path) -> socket.socket:
-        self._starts += 1
         setup = msgspec.structs.replace(self._setup, inherited=dict(self._held))
         log = path.with_suffix(".log")
         with log.open("ab") as errors:
@@ -299,43 +312,48 @@ class Supervisor:
         while time.monotonic() < until_s:
             with contextlib.suppress(OSError):
                 return connect(path)
-            if process.poll() is not None:
+            if (code := process.poll()) is not None and code < 0:
+                raise _Died(_in_words(code))
+            if code is not None:
                 raise StorageError(f"the keeper did not start: {_last_line(log)}")
             time.sleep(_LOOK_S)
         process.kill()  # it must not come to life beside its successor
-        raise StorageError(f"the keeper did not answer within {START_TIMEOUT_S:.0f} s; see {log}")
+        raise _Died(f"it did not answer within {START_TIMEOUT_S:.0f} s; see {log}")
 
-    def _run(self) -> None:
+    def _run(self, died: str) -> None:
+        """See to it that there is a keeper; ``died``: how the first one has, where it has."""
+        self._born_s = time.monotonic()
+        self._pause_s = PAUSE_S if died else 0.0
         while True:
-            self._listen()
+            if not died:
+                self._listen()
             if self._closing.is_set():
                 return
-            gone_s, reason = time.monotonic(), "it has closed its connection"
-            if self._process is not None:
+            gone_s, reason = time.monotonic(), died or "it has closed its connection"
+            if self._process is not None and not died:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    code = self._process.wait(timeout=1)
-                    how = "was ended by signal" if code < 0 else "left with exit code"
-                    reason = f"it {how} {abs(code)}"
-            if not self._start_again():
+                    reason = _in_words(self._process.wait(timeout=1))
+            died = ""
+            if not self._start_again(reason):
                 return
             self._on_gap(reason, time.monotonic() - gone_s)
 
-    def _start_again(self) -> bool:
+    def _start_again(self, reason: str) -> bool:
         """Whether there is a keeper again; what does not work is tried again after a while."""
-        pause_s = PAUSE_S
-        while self._starts < MAX_STARTS:
-            logger.warning("the keeper has died; starting it again")
+        if time.monotonic() - self._born_s > LIVED_S:
+            self._pause_s = 0.0
+        while True:
+            if self._closing.wait(self._pause_s):
+                return False
+            self._pause_s = min(max(self._pause_s * 2, PAUSE_S), PAUSE_MAX_S)
+            logger.warning("the keeper is gone (%s); starting it again", reason)
             try:
                 self._connect()
-            except OutlastError as error:
-                logger.warning("%s", error)
+            except (OutlastError, _Died) as error:
+                reason = str(error)
             else:
+                self._born_s = time.monotonic()
                 return True
-            if self._closing.wait(pause_s):
-                return False
-            pause_s = min(pause_s * 2, PAUSE_MAX_S)
-        logger.warning("the keeper has died %d times and is not started any more", self._starts)
-        return False
 
     def _listen(self) -> None:
         """Hold what the keeper hands over, until it is gone."""
@@ -365,6 +383,10 @@ class Supervisor:
                 self._told.notify_all()
         for fd in fds:
             os.close(fd)
+
+
+def _in_words(code: int) -> str:
+    return f"it {'was ended by signal' if code < 0 else 'left with exit code'} {abs(code)}"
 
 
 def _last_line(log: Path) -> str:

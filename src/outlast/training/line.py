@@ -64,7 +64,7 @@ class Line:
         self._changed = threading.Condition()
         self._supervisor: Supervisor | None = None
         self._starter: threading.Thread | None = None
-        self._not_started = ""
+        self._unusable: StorageError | None = None  # why no keeper can be started
         self._closing = False
         self._standing: dict[type[Any], tuple[Any, bytes, tuple[int, ...]]] = {}
 
@@ -92,17 +92,24 @@ class Line:
         else:
             self._supervise()
 
-    def wait_until_ready(self) -> None:
-        """Wait until the keeper is there.
+    def wait_until_ready(self, *, needed: bool = False) -> None:
+        """Wait until the keeper is there; training goes on where only it does not come.
+
+        Args:
+            needed: nothing can be read without it.
 
         Raises:
-            StorageError: it does not start.
+            StorageError: it cannot be started, and no other one could; or it is needed.
         """
         if self._starter is not None:
             self._starter.join(2 * CONNECT_TIMEOUT_S)
+        if self._unusable is not None:
+            raise self._unusable
+        if self.client is None and needed:
+            raise StorageError("there is no keeper to read checkpoints with: it does not answer")
         if self.client is None:
-            why = self._not_started or "it does not answer"
-            raise StorageError(f"there is no keeper to save checkpoints with: {why}")
+            self._say("the keeper is not there yet; nothing is saved until it is")
+            threading.Thread(target=self._reconnect, name="outlast-reconnect", daemon=True).start()
 
     def close(self, *, clean: bool, copying_s: float | None) -> None:
         """Leave; unless it is ``clean`` the keeper stays for the next attempt.
@@ -186,8 +193,10 @@ class Line:
         try:
             self._supervise()
             self._connect(CONNECT_TIMEOUT_S)
-        except (OSError, OutlastError) as error:
-            self._not_started = str(error)
+        except OutlastError as error:
+            self._unusable = StorageError(f"there is no keeper to save checkpoints with: {error}")
+        except OSError as error:
+            logger.warning("%s", error)
 
     def _supervise(self) -> None:
         """Without an agent the first worker of a machine sees to the keeper."""

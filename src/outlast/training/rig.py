@@ -232,7 +232,7 @@ class Rig:
         """Find the newest valid checkpoint, with the other ranks, and put it into the ledger."""
         self.engine.line.start()
         if any(tier.kind == "object" for tier in self._settings.tiers):
-            self.engine.line.wait_until_ready()  # it alone may ask an object store
+            self.engine.line.wait_until_ready(needed=True)  # it alone may ask an object store
         places = self._places()
         outcome = resume.find(
             places,

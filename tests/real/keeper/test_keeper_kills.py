@@ -195,6 +195,22 @@ def test_a_keepers_successor_finds_its_memory(floor, tmp_path, calm, under_agent
 
 
 @pytest.mark.parametrize("under_agent", [True, False])
+def test_keepers_killed_as_they_start_end_nobody(floor, tmp_path, calm, under_agent):
+    job = KeeperJob(tmp_path / "job", free=-9)
+    life = (run if under_agent else start)(floor, job, "--every=10 steps")
+    killed = set()
+    while len(killed) < 3:
+        news = [one for one in keepers(floor) if one.pid not in killed]
+        for one in until(lambda found=news: found or keepers(floor), "a keeper", running=life):
+            if one.pid not in killed:
+                one.kill()
+                killed.add(one.pid)
+    assert life.wait() == 0, life.text
+    assert hashes(job) == calm(1, *(["--light"] if under_agent else []))
+    assert job.newest() == STEPS
+
+
+@pytest.mark.parametrize("under_agent", [True, False])
 def test_a_keeper_killed_in_a_save_costs_that_save_alone(floor, tmp_path, calm, under_agent):
     job = KeeperJob(tmp_path / "job", memory=True, pause=AT - 1)
     life = (run if under_agent else start)(floor, job)

@@ -1,9 +1,11 @@
 """Who starts keepers and holds their memory; and what a keeper makes of those who misbehave."""
 
 import os
+import random
 import signal
 import socket
 import threading
+import time
 
 import msgspec
 import pytest
@@ -11,11 +13,14 @@ from floor import until
 from keeper_floor import keepers
 from lean import Place
 
+import thorough
 from outlast.errors import StorageError
 from outlast.keeper import wire
 from outlast.keeper.memory import Memory
 from outlast.keeper.place import connect
 from outlast.keeper.process import Supervisor
+
+MOMENTS = 200 if thorough.ALL else 10
 
 
 @pytest.fixture(name="place")
@@ -112,6 +117,47 @@ def test_a_keeper_that_cannot_start_says_why(place):
     broken = msgspec.structs.replace(broken, socket=str(place.directory / "none" / "k.sock"))
     with pytest.raises(StorageError, match="keeper"):
         Supervisor(broken).start()
+
+
+def test_a_keeper_killed_at_any_moment_of_its_start_is_followed_by_another(place):
+    """And so is the one that follows; whoever started them is told of no error."""
+    moments = random.Random(thorough.seed())
+    for _ in range(MOMENTS):
+        supervisor = Supervisor(place.setup)
+        killed, ends = [], threading.Event()
+
+        def kill_two(supervisor=supervisor, killed=killed, ends=ends):
+            while len(killed) < 2 and not ends.is_set():
+                process = supervisor._process
+                if process is not None and process.pid not in killed:
+                    time.sleep(moments.uniform(0.0, 0.4))
+                    process.kill()
+                    killed.append(process.pid)
+                time.sleep(0.001)
+
+        killer = threading.Thread(target=kill_two)
+        killer.start()
+        try:
+            supervisor.start()
+            killer.join(60)
+            assert len(killed) == 2
+            until(lambda s=supervisor, k=killed: s.pid not in k, "a third keeper")
+            until(lambda s=supervisor: not s._process.poll() and _answers(place), "its answer")
+            worker = place.worker()
+            assert worker.save(1) == ""
+            worker.close()
+        finally:
+            ends.set()
+            killer.join(60)
+            supervisor.close(20.0)
+
+
+def _answers(place):
+    try:
+        connect(place.directory / "run" / "k.sock").close()
+    except OSError:
+        return False
+    return True
 
 
 def test_strangers_and_garbage_change_nothing(floor, place, supervisor):
