@@ -30,7 +30,8 @@ from outlast.ledger.file import FILE_NAME
 from outlast.ledger.reserve import kept
 from outlast.plan.posterior import Posterior
 from outlast.policy.anomaly import CARRIED_MAX, WATCHED
-from outlast.policy.cadence import AUTO_MEMORY_H
+from outlast.policy.cadence import AUTO_MEMORY_H, COSTS_KEPT
+from outlast.policy.hazard import Hazard
 from outlast.policy.rollbacks import Batches, Rollback, is_undone
 from outlast.policy.tier_cadence import Beyond, Scope
 from outlast.policy.whereabouts import REMEMBERED as REMEMBERED_SIGHTINGS
@@ -50,6 +51,8 @@ _ENTIRE: Final = frozenset(
         *(b"resumed", b"job_finished"),
     }
 )
+_SNAPSHOT: Final = b"snapshot"
+_COST: Final = re.compile(rb'"blocked_s":([0-9.e+-]+)')
 _FAILURES_MAX: Final = 100  # of a machine
 REMEMBERED: Final = 64  # of the newest commits, and of those that were seen to be healthy
 
@@ -69,6 +72,8 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_failures: float = 0.0
     ran_h: float = 0.0
     since_t: float = 0.0
+    hazard: Hazard = Hazard()
+    costs_s: list[float] = []
     beyond: Beyond = Beyond()
     scope: Scope | None = None
     gone: list[str] = []
@@ -86,7 +91,7 @@ class Failures:
     """How often the job failed while it ran; forgotten with the time, as its cadence does.
 
     Attributes:
-        known: what that says of its rate.
+        known: what that says of its rate, bursts counted in.
         since_t: time up to which running was counted; 0 while it does not run.
         beyond: the failures that took machines.
         scope: what the newest one took, while the job is down; None otherwise.
@@ -100,14 +105,21 @@ class Failures:
         known: Posterior | None = None,
         since_t: float = 0.0,
         *,
+        hazard: Hazard | None = None,
         beyond: Beyond | None = None,
         scope: Scope | None = None,
         gone: Iterable[str] = (),
     ) -> None:
         self.known, self.since_t = known or Posterior(), since_t
+        self._hazard, self._quiet_h = hazard or Hazard(), 0.0
         self.beyond, self.scope, self.gone = beyond or Beyond(), scope, list(gone)
         self.ran_s = 0.0
         self.moments: collections.deque[float] = collections.deque(maxlen=_MOMENTS_KEPT)
+
+    @property
+    def hazard(self) -> Hazard:
+        """How often it fails just now, as its cadence sees it."""
+        return self._hazard.after(self._quiet_h)
 
     def see(self, event: str, t: float, node: str = "", source: str = "") -> None:
         """The next line of the ledger.
@@ -157,6 +169,9 @@ class Failures:
         if scope is not None:
             self.moments.append(t)
         self.known = self.known.after(hours, int(scope is not None), AUTO_MEMORY_H)
+        self._quiet_h += hours  # most lines tell of no failure
+        if scope is not None:
+            self._hazard, self._quiet_h = self._hazard.after(self._quiet_h, failed=True), 0.0
         self.beyond = self.beyond.after(hours, scope)
 
 
@@ -191,7 +206,12 @@ class Past:
             self._known = known = msgspec.json.decode(word, type=_Known)
             seen = Posterior(num_seen=known.num_failures, seen_h=known.ran_h)
             self.failures = Failures(
-                seen, known.since_t, beyond=known.beyond, scope=known.scope, gone=known.gone
+                seen,
+                known.since_t,
+                hazard=known.hazard,
+                beyond=known.beyond,
+                scope=known.scope,
+                gone=known.gone,
             )
 
     def _forget(self) -> None:
@@ -248,6 +268,11 @@ class Past:
         return self._known.finished_t
 
     @property
+    def costs_s(self) -> list[float]:
+        """For how long each of the newest checkpoints blocked training, oldest first."""
+        return list(self._known.costs_s)
+
+    @property
     def windows(self) -> dict[str, list[float]]:
         """Good values of what is watched, oldest first."""
         return dict(self._known.windows)
@@ -258,6 +283,7 @@ class Past:
         known, seen = self._known, self.failures.known
         known.num_failures, known.ran_h = seen.num_seen, seen.seen_h
         known.since_t, known.beyond = self.failures.since_t, self.failures.beyond
+        known.hazard = self.failures.hazard
         known.scope, known.gone = self.failures.scope, self.failures.gone
         return msgspec.json.encode(known).decode()
 
@@ -300,6 +326,8 @@ class Past:
             self.failures.see(
                 head["event"].decode(), _time(head["t"]), head["node"].decode(errors="replace")
             )
+            if head["event"] == _SNAPSHOT and (cost := _COST.search(line, head.end())):
+                known.costs_s = [*known.costs_s[1 - COSTS_KEPT :], _time(cost[1])]
             return
         event = decode(line)
         if event is not None:

@@ -26,21 +26,30 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import msgspec
 
 from outlast.plan.interval import Costs, exact_best_h
-from outlast.plan.posterior import Posterior
+from outlast.policy.hazard import MEMORY_H, Hazard
 
-AUTO_MIN_S: Final = 30.0
+AUTO_MIN_S: Final = 30.0  # while it is calm
 AUTO_MAX_S: Final = 4 * 3600.0
 AUTO_FIRST_S: Final = 20.0
-AUTO_MEMORY_H: Final = 500.0  # of running: after so long a failure counts 1/e of what it did
+AUTO_GUESS_S: Final = 0.1  # that a checkpoint costs, before any was measured
+AUTO_LEAST: Final = 1 / 20  # of the mean time to the next failure
+AUTO_MEMORY_H: Final = MEMORY_H  # of running: after so long a failure counts 1/e of what it did
 AUTO_SHAPE: Final = 0.85  # of the times between failures; 1: they come evenly
 _SHAPE_GAMMA: Final = math.gamma(1 + 1 / AUTO_SHAPE)
 AUTO_CHANGE: Final = 7 / 6  # times as long, or as short: less is not worth a word
+STORM: Final = 3.0  # times as often as in calm: worth a word
+STORM_OVER: Final = 1.5
 COSTS_KEPT: Final = 20
+ROUNDS: Final = 12  # until the wait and the rate in its middle belong to each other
+CLOSE: Final = 0.01
+COST_LEAST_S: Final = 1e-4
+NO_RATE: Final = 1e-9
 HOUR_S: Final = 3600.0
 HURRIED_MTBF_S: Final = 600.0
 HURRIED_MIN_S: Final = 5.0
@@ -149,14 +158,21 @@ class Auto:
     Args:
         start_s: when training begins.
         known: what is known of failures; nothing unless it is given.
+        costs_s: what the newest checkpoints of earlier attempts cost, oldest first.
     """
 
-    def __init__(self, start_s: float, known: Posterior | None = None) -> None:
+    def __init__(
+        self, start_s: float, known: Hazard | None = None, costs_s: Sequence[float] = ()
+    ) -> None:
         self._last_s = self._told_s = self._begun_s = start_s
-        self._known = known or Posterior()
-        self._costs_s: deque[float] = deque(maxlen=COSTS_KEPT)
+        self._known = known or Hazard()
+        self._costs_s: deque[float] = deque(costs_s, maxlen=COSTS_KEPT)
         self._chosen: Change | None = None
         self._untold: Change | None = None
+        self._storms = False
+        self._choose()
+        if self._untold is self._chosen:
+            self._untold = None  # as it was in the attempt before
 
     @property
     def interval_s(self) -> float:
@@ -173,19 +189,20 @@ class Auto:
 
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
         """Learn what one costs: the mean of the latest."""
-        self._ran(now_s, 0)
+        self._ran(now_s, failed=False)
         self._last_s = now_s
         self._costs_s.append(blocked_s)
         self._choose()
 
     def lost(self, now_s: float) -> None:
         """Learn from a failure."""
-        self._ran(now_s, 1)
+        self._ran(now_s, failed=True)
         self._choose()
 
     def begun(self, now_s: float) -> None:
         """Count from here: while the job was down it could not fail."""
         self._last_s = self._told_s = self._begun_s = now_s
+        self._wait()
 
     def changed(self) -> Change | None:
         """The latest change that was not asked for yet."""
@@ -193,36 +210,82 @@ class Auto:
         return change
 
     @property
-    def _due_s(self) -> float:
-        if self._chosen is None:
-            return self._last_s + AUTO_FIRST_S
-        interval_s = self._chosen.interval_s
-        middle_h = (self._last_s - self._begun_s + interval_s / 2) / HOUR_S
-        wait_s = interval_s * bunched(middle_h * self._chosen.failures_per_h)
-        return self._last_s + min(max(wait_s, AUTO_MIN_S), AUTO_MAX_S)
+    def storms(self) -> bool:
+        """Whether checkpoints come much closer together than in calm."""
+        return self._storms
 
-    def _ran(self, now_s: float, failures: int) -> None:
+    def _wait(self) -> None:
+        """Choose the next moment: the wait whose middle has the rate that it is best for."""
+        calm_s = AUTO_FIRST_S
+        if self._chosen is not None:
+            interval_s = self._chosen.interval_s
+            middle_h = (self._last_s - self._begun_s + interval_s / 2) / HOUR_S
+            calm_s = interval_s * bunched(middle_h * self._chosen.failures_per_h)
+            calm_s = min(max(calm_s, AUTO_MIN_S), AUTO_MAX_S)
+        costs = Costs(checkpoint_h=max(self._cost_s, COST_LEAST_S) / HOUR_S)
+        least_s = AUTO_LEAST * HOUR_S / (self._known.calm_per_h + self._known.burst_per_h())
+        wait_s = 0.0
+        for _ in range(ROUNDS if self._known.bursts else 0):
+            rate = self._known.burst_per_h(wait_s / 2 / HOUR_S)
+            best_s = HOUR_S * exact_best_h(costs, rate) if rate > NO_RATE else math.inf
+            # Rates add up, and an interval goes with the root of its rate.
+            both_s = max(1 / math.hypot(1 / calm_s, 1 / best_s), min(least_s, calm_s))
+            is_found = abs(both_s - wait_s) <= CLOSE * both_s
+            wait_s = both_s
+            if is_found:
+                break
+        wait_s = wait_s or calm_s
+        self._due_s = self._last_s + wait_s
+        if self._chosen is not None:
+            self._tell_of_storm(wait_s, calm_s)
+
+    def _tell_of_storm(self, wait_s: float, calm_s: float) -> None:
+        """Say it when a storm has begun, and when it is over."""
+        times = calm_s / wait_s
+        if self._storms != (times > (STORM_OVER if self._storms else STORM)):
+            self._storms = not self._storms
+            before_s = self._chosen.interval_s if self._chosen else None
+            words = "failures come in a burst" if self._storms else "the burst is over"
+            self._untold = self._change(
+                wait_s if self._storms else calm_s,
+                before_s,
+                self._known.calm_per_h + self._known.burst_per_h(),
+                words,
+            )
+
+    @property
+    def _cost_s(self) -> float:
+        costs = self._costs_s
+        return sum(costs) / len(costs) if costs else AUTO_GUESS_S
+
+    def _ran(self, now_s: float, *, failed: bool) -> None:
         hours = max(now_s - self._told_s, 0.0) / HOUR_S
         self._told_s = now_s
-        self._known = self._known.after(hours, failures, AUTO_MEMORY_H)
+        self._known = self._known.after(hours, failed=failed)
 
     def _choose(self) -> None:
-        if not self._costs_s:
-            return
-        cost_s, per_h = sum(self._costs_s) / len(self._costs_s), self._known.mean_per_h
-        best_h = exact_best_h(Costs(checkpoint_h=cost_s / HOUR_S), per_h)
-        wanted_s = min(max(best_h * HOUR_S, AUTO_MIN_S), AUTO_MAX_S)
-        before = self._chosen
-        if before and 1 / AUTO_CHANGE < wanted_s / before.interval_s < AUTO_CHANGE:
-            return
-        self._chosen = self._untold = Change(
-            interval_s=wanted_s,
-            before_s=before.interval_s if before else None,
-            cost_s=cost_s,
+        if self._costs_s:
+            cost_s, per_h = self._cost_s, self._known.calm_per_h
+            best_h = exact_best_h(Costs(checkpoint_h=cost_s / HOUR_S), per_h)
+            wanted_s = min(max(best_h * HOUR_S, AUTO_MIN_S), AUTO_MAX_S)
+            before = self._chosen
+            if not before or not 1 / AUTO_CHANGE < wanted_s / before.interval_s < AUTO_CHANGE:
+                before_s = before.interval_s if before else None
+                reason = _reason(before, cost_s, per_h)
+                self._chosen = self._untold = self._change(wanted_s, before_s, per_h, reason)
+        self._wait()
+
+    def _change(
+        self, interval_s: float, before_s: float | None, per_h: float, reason: str
+    ) -> Change:
+        return Change(
+            interval_s=interval_s,
+            before_s=before_s,
+            cost_s=self._cost_s,
             failures_per_h=per_h,
-            num_seen=self._known.num_seen,
-            seen_h=self._known.seen_h,
-            reason=_reason(before, cost_s, per_h),
+            num_seen=self._known.calm.num_seen,
+            seen_h=self._known.calm.seen_h,
+            reason=reason,
         )
 
 
@@ -287,7 +350,11 @@ class Hurried:
 
 
 def cadence(
-    steps: int | None, seconds: float | None, now_s: float, known: Posterior | None = None
+    steps: int | None,
+    seconds: float | None,
+    now_s: float,
+    known: Hazard | None = None,
+    costs_s: Sequence[float] = (),
 ) -> Cadence:
     """The cadence that the settings ask for: by steps, by seconds, or (both None) automatic.
 
@@ -296,9 +363,10 @@ def cadence(
         seconds: likewise.
         now_s: when training begins.
         known: what is known of the job's failures.
+        costs_s: what its newest checkpoints cost, oldest first.
     """
     if steps is not None:
         return EverySteps(steps)
     if seconds is not None:
         return EverySeconds(seconds, now_s)
-    return Auto(now_s, known)
+    return Auto(now_s, known, costs_s)

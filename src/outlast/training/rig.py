@@ -128,8 +128,9 @@ class Rig:
             self.engine,
             self.skipped,
             on_change=self._note_cadence,
-            known=None if self._failures is None else self._failures.known,
-            beyond=None if self._failures is None else self._failures.beyond,
+            known=None if self._past is None else self._past.failures.hazard,
+            costs_s=() if self._past is None else self._past.costs_s,
+            beyond=None if self._past is None else self._past.failures.beyond,
             leads=not self.link.rank,
         )
         self._step = 0
@@ -146,7 +147,7 @@ class Rig:
             if (command := own_command()) is not None:
                 settle(settings, command, is_alone=self._lock.is_alone, in_script=True)
         past = attempts.look_back(self.link, self._settings.dir)
-        self._failures = past.failures if past is not None else None
+        self._past = past
         agreed = attempts.agree_on_attempt(self.link, past, settings.dir, lambda: self._begin(undo))
         attempt = agreed.number
         self.finished_t = agreed.finished_t

@@ -7,15 +7,15 @@ early notice checkpoints come closer together; where the machine will go, the ne
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from outlast.checkpoint.manifest import FULL, WEIGHTS
 from outlast.config import Settings
 from outlast.ledger.narrator import say
-from outlast.plan.posterior import Posterior
 from outlast.policy.cadence import Auto, Cadence, Change, Hurried, cadence
+from outlast.policy.hazard import Hazard
 from outlast.policy.tier_cadence import Beyond
 from outlast.training.engine import Engine
 from outlast.training.tier_turns import TierTurns
@@ -34,7 +34,8 @@ class Turns:
         on_skipped: told (step, reason) of each save that was due and is not taken.
         on_change: told of each other interval that was found better.
         known: what the job's past says of its failures.
-        beyond: and of those that took machines.
+        costs_s: and of what its newest checkpoints cost.
+        beyond: and of the failures that took machines.
         leads: this is rank 0; the other ranks decide nothing, and tell of no change.
 
     Attributes:
@@ -48,7 +49,8 @@ class Turns:
         on_skipped: Callable[[int, str], None],
         *,
         on_change: Callable[[Change], None],
-        known: Posterior | None,
+        known: Hazard | None,
+        costs_s: Sequence[float] = (),
         beyond: Beyond | None = None,
         leads: bool = True,
     ) -> None:
@@ -56,7 +58,8 @@ class Turns:
         self._engine = engine
         self._on_skipped = on_skipped
         every = settings.checkpoint_every
-        self._cadence: Cadence = cadence(every.steps, every.seconds, time.monotonic(), known)
+        now_s = time.monotonic()
+        self._cadence: Cadence = cadence(every.steps, every.seconds, now_s, known, costs_s)
         self._auto = self._cadence if leads and isinstance(self._cadence, Auto) else None
         self._on_change = on_change
         self.tier_turns = (
@@ -83,7 +86,8 @@ class Turns:
             return None
         if not self._engine.idle_soon:
             self._tell_if_stuck()
-            if not self._skip_told:
+            # In a storm the next is due as soon as it can be: that is no save that was left out.
+            if not self._skip_told and not (self._auto is not None and self._auto.storms):
                 self._skip_told = True
                 self._on_skipped(step + 1, self._engine.why_not())
             return None

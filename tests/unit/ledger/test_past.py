@@ -11,6 +11,8 @@ from outlast.ledger.events import EVENT_NAMES, encode
 from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
 from outlast.ledger.reserve import keep, kept, make_room
+from outlast.policy.cadence import COSTS_KEPT, Auto
+from outlast.policy.hazard import Hazard
 from outlast.policy.rollbacks import Batches
 from outlast.policy.tier_cadence import Scope
 from thorough import examples
@@ -67,7 +69,36 @@ def test_it_is_what_reading_everything_gives(tmp_path_factory, written, turn):
     assert found(past.look()) == by_reading_all(directory)
     whole = Past(directory).look().failures
     assert (past.failures.known, past.failures.since_t) == (whole.known, whole.since_t)
+    assert past.failures.hazard.calm_per_h == pytest.approx(whole.hazard.calm_per_h)
     ledger.close()
+
+
+def test_costs_and_bursts_are_known_to_the_next_attempt(ledger, tmp_path, monkeypatch):
+    """What the cadence of an attempt goes by was learnt in those before it."""
+    now = [1e9]
+    monkeypatch.setattr("outlast.ledger.file.time.time", lambda: now[0])
+    expected, past, word = Hazard(), Past(tmp_path), ""
+    for number in range(30):
+        ledger.attempt = number + 1
+        ledger.append("resumed", step=number)
+        for _ in range(3):
+            now[0] += 2.0
+            ledger.append("step", step=number)
+            ledger.append("snapshot", step=number, blocked_s=number / 1000, bytes=7)
+        now[0] += 2.0
+        ledger.append("worker_lost", node="a")
+        past = Past(tmp_path, word).look()
+        word = past.word
+        now[0] += 5.0  # down
+        expected = expected.after(8.0 / 3600, failed=True)
+    for found in (past, Past(tmp_path, word), Past(tmp_path).look()):
+        assert found.failures.hazard.burst_per_h() == pytest.approx(expected.burst_per_h())
+        assert found.failures.hazard.burst_per_h() > 100
+        assert found.failures.known.num_seen == pytest.approx(30, rel=1e-3)
+        costs = [number / 1000 for number in range(30) for _ in range(3)][-COSTS_KEPT:]
+        assert found.costs_s == pytest.approx(costs)
+        auto = Auto(0.0, found.failures.hazard, found.costs_s)
+        assert auto.due_s(0, 0.0, 0.1) < 2.0
 
 
 def test_only_what_is_new_is_read(ledger, tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from outlast import config
 from outlast.ledger.file import Ledger
 from outlast.plan.posterior import Posterior
+from outlast.policy.hazard import Hazard
 from outlast.training.turns import Turns
 
 
@@ -45,7 +46,7 @@ def test_each_change_of_the_interval_is_told_once(changes):
 
 def test_what_the_jobs_past_says_counts(changes):
     turns(changes).taken(1, 0.0, 1.0)
-    turns(changes, Posterior(num_seen=30, seen_h=10.0)).taken(1, 0.0, 1.0)
+    turns(changes, Hazard(Posterior(num_seen=30, seen_h=10.0))).taken(1, 0.0, 1.0)
     without, with_it = changes
     assert with_it.interval_s < without.interval_s / 2
     assert with_it.num_seen == pytest.approx(30, rel=0.01)
