@@ -53,6 +53,14 @@ class Requirements:
         holds = None if ratio is None else ratio <= limit
         self.rows.append({"requirement": what, "limit": limit, "ratio": ratio, "holds": holds})
 
+    def at_least(self, what: str, ours: float, limit: float, theirs: float) -> None:
+        """``ours`` is at least ``limit`` times ``theirs``."""
+        ratio = ours / theirs if theirs > 0 else None
+        holds = None if ratio is None else ratio >= limit
+        self.rows.append(
+            {"requirement": what, "limit": limit, "ratio": ratio, "holds": holds, "least": True}
+        )
+
     def table(self) -> str:
         """As Markdown."""
         words = {True: "PASS", False: "FAIL", None: "not measured"}
@@ -61,7 +69,7 @@ class Requirements:
             (
                 [
                     row["requirement"],
-                    f"≤ {row['limit']:.4g}",
+                    f"{'≥' if row.get('least') else '≤'} {row['limit']:.4g}",
                     "–" if row["ratio"] is None else f"{row['ratio']:.4g}",
                     words[row["holds"]],
                 ]

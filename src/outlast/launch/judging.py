@@ -30,6 +30,7 @@ from outlast.ledger.file import Ledger
 from outlast.ledger.glance import Glance, Seen
 from outlast.ledger.narrator import say
 from outlast.ledger.past import Past
+from outlast.policy.exclusion import lasts_s
 from outlast.policy.failures import (
     CONSEQUENCES,
     Action,
@@ -122,7 +123,7 @@ class Judging:
             here=here if self._machines.are_many else None,
             num_out=len(seen.went_out),
         )
-        for host in seen.left_out.intersection(verdict.cleared):
+        for host in seen.left_out.keys() & set(verdict.cleared):
             self._ledger.append("let_in", node=host)
         return verdict
 
@@ -186,20 +187,23 @@ class Judging:
         return verdict  # where there are others, the rendezvous finds that this machine must go
 
     def _ask_others(self, verdict: Verdict) -> None:
-        limits = self._policy.limits
         if verdict.action is Action.LEAVE_OUT:
             reason = f"its own failures, the last one: {verdict.reason}"
-            asked = self._machines.leave_out(
-                reason, for_s=limits.leave_out_s, host=verdict.host or None
-            )
+            host = verdict.host or None
+            asked = self._machines.leave_out(reason, for_s=self._out_s(host), host=host)
         elif verdict.action is Action.ELSEWHERE:
             asked = self._machines.leave_out(
-                verdict.reason, for_s=limits.leave_out_s, spare_only=True
+                verdict.reason, for_s=self._out_s(None), spare_only=True
             )
         else:
             return
         if not asked and verdict.action is Action.LEAVE_OUT:
             say("there is no other machine that could go on: this one is tried again")
+
+    def _out_s(self, host: str | None) -> float:
+        """For how long a machine is to be left out; None: this one."""
+        limits, last = self._policy.limits, self._look_back().left_out.get(host or self._host)
+        return lasts_s(limits.leave_out_s, last, time.time(), limits.window_s)
 
     def _back_off(self, wait_s: float) -> bool:
         """Wait; whether this machine stays."""

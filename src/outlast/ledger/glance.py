@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from outlast.errors import StorageError
+from outlast.ledger.events import Event
 from outlast.ledger.past import Past
 from outlast.policy.rollbacks import Rollback
 from outlast.policy.whereabouts import Sighting
@@ -32,7 +33,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     rollbacks: tuple[Rollback, ...] = ()
     own_failures: dict[str, list[tuple[float, str]]] = {}
     sightings: tuple[Sighting, ...] = ()
-    left_out: frozenset[str] = frozenset()
+    left_out: dict[str, tuple[float, float]] = {}  # until when, for how many seconds
     went_out: frozenset[str] = frozenset()
 
 
@@ -85,6 +86,12 @@ def _seen(past: Past) -> Seen:
         rollbacks=tuple(past.rollbacks),
         own_failures={host: list(known) for host, known in past.own_failures.items()},
         sightings=tuple(past.sightings),
-        left_out=frozenset(past.left_out),
+        left_out={host: _term(event) for host, event in past.left_out.items()},
         went_out=frozenset(past.went_out),
     )
+
+
+def _term(event: Event) -> tuple[float, float]:
+    until_t, for_s = event.get("until_t"), event.get("for_s")
+    known = isinstance(until_t, int | float) and isinstance(for_s, int | float)
+    return (float(until_t), float(for_s)) if known else (event.t, 0.0)

@@ -36,7 +36,7 @@ from outlast.policy.hazard import MEMORY_H, Hazard
 
 AUTO_MIN_S: Final = 30.0  # while it is calm
 AUTO_MAX_S: Final = 4 * 3600.0
-AUTO_FIRST_S: Final = 20.0
+AUTO_FIRST_S: Final = 5.0
 AUTO_GUESS_S: Final = 0.1  # that a checkpoint costs, before any was measured
 AUTO_LEAST: Final = 1 / 20  # of the mean time to the next failure
 AUTO_MEMORY_H: Final = MEMORY_H  # of running: after so long a failure counts 1/e of what it did

@@ -4,6 +4,10 @@ A machine that fails again and again costs every other one a restart each time. 
 the name of its host, so that a new agent on the same machine is left out as well, and comes back
 after a while: most causes pass, or are mended.
 
+It is left out for minutes the first time, and for twice as long each time that its failures come
+again, up to what the owner has set: what was bad luck in a storm costs little, and what is broken
+is soon out for good.
+
 A job is never ended for it. Where too few others are there, it takes part all the same: it is then
 only to be replaced (``spare_only``), and takes part unless another machine waits for a place. So
 nobody who was left out before comes in for one that was told to stay.
@@ -18,6 +22,7 @@ from typing import Final
 
 import msgspec
 
+FIRST_S: Final = 120.0  # the first time
 JITTER_S: Final = 1.0  # the same time, as two machines have counted it
 
 
@@ -37,6 +42,20 @@ class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
     for_s: float
     spare_only: bool = False
     asker: str = ""
+
+
+def lasts_s(most_s: float, last: tuple[float, float] | None, now_t: float, window_s: float) -> float:
+    """For how long to leave a machine out, in seconds.
+
+    Args:
+        most_s: at most.
+        last: until when it was left out the last time, and for how long; None if it never was.
+        now_t: now, by the same clock.
+        window_s: after which the last time is forgotten.
+    """
+    if last is None or now_t > last[0] + window_s:
+        return min(most_s, FIRST_S)
+    return min(most_s, 2 * max(last[1], FIRST_S))
 
 
 class Exclusions:
