@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import psutil
+
 from bench.launchers import SCRIPTS, Turn
 from bench.machine_jobs import MachineJob, OutlastMachines
 from bench.rotation import directory
@@ -188,9 +189,7 @@ def main() -> None:
     emit(result, [table(found), required.table()])
 
 
-def one_storm(
-    options: argparse.Namespace, place: Path, log: IO[str], seed: int
-) -> dict[str, Any]:
+def one_storm(options: argparse.Namespace, place: Path, log: IO[str], seed: int) -> dict[str, Any]:
     """A job in a storm, and what came of it."""
     chance = random.Random(seed)
     with directory(place) as path, network.Network(options.machines) as machines:
@@ -343,7 +342,9 @@ def table(found: list[dict[str, Any]]) -> str:
                 f"{one['rate']:.1f}",
                 f"{one['rate'] / one['quiet']:.0%}",
                 f"{one['made_twice']:.1%}",
-                ", ".join(f"{code}: {count}" for code, count in sorted(one["agents_ended"].items())),
+                ", ".join(
+                    f"{code}: {count}" for code, count in sorted(one["agents_ended"].items())
+                ),
                 "yes" if one["same_bits"] else "NO",
             ]
             for one in found

@@ -30,7 +30,7 @@ from outlast.ledger.file import FILE_NAME
 from outlast.ledger.reserve import kept
 from outlast.plan.posterior import Posterior
 from outlast.policy.anomaly import CARRIED_MAX, WATCHED
-from outlast.policy.cadence import AUTO_MEMORY_H, COSTS_KEPT
+from outlast.policy.cadence import AUTO_MEMORY_H, COSTS_KEPT, cost_of
 from outlast.policy.hazard import Hazard
 from outlast.policy.rollbacks import Batches, Rollback, is_undone
 from outlast.policy.tier_cadence import Beyond, Scope
@@ -74,6 +74,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     since_t: float = 0.0
     hazard: Hazard = Hazard()
     costs_s: list[float] = []
+    took_s: float = 0.0
     beyond: Beyond = Beyond()
     scope: Scope | None = None
     gone: list[str] = []
@@ -269,7 +270,7 @@ class Past:
 
     @property
     def costs_s(self) -> list[float]:
-        """For how long each of the newest checkpoints blocked training, oldest first."""
+        """What each of the newest checkpoints has cost training, oldest first."""
         return list(self._known.costs_s)
 
     @property
@@ -327,7 +328,8 @@ class Past:
                 head["event"].decode(), _time(head["t"]), head["node"].decode(errors="replace")
             )
             if head["event"] == _SNAPSHOT and (cost := _COST.search(line, head.end())):
-                known.costs_s = [*known.costs_s[1 - COSTS_KEPT :], _time(cost[1])]
+                cost_s = cost_of(_time(cost[1]), known.took_s)
+                known.costs_s = [*known.costs_s[1 - COSTS_KEPT :], cost_s]
             return
         event = decode(line)
         if event is not None:
@@ -363,6 +365,8 @@ class Past:
             known.finished_t = known.finished_t or event.t  # what came again did nothing
         elif event.event in ("commit", "rollback"):
             known.finished_t = 0.0
+            took_s = event.get("durable_s")
+            known.took_s = float(took_s) if isinstance(took_s, int | float) else known.took_s
         step = event.get("step")
         if isinstance(step, bool) or not isinstance(step, int):
             return

@@ -2,7 +2,7 @@
 
 A cadence in steps is exact: every multiple of it. A cadence in seconds counts from the last
 checkpoint. ``auto`` is the interval at which least time is lost, T = M [1 + W₀(-e^(-1-C/M))], from
-the time C that a checkpoint was measured to block the loop and the mean time M between failures
+the time C that a checkpoint was measured to cost (``cost_of``) and the mean time M between failures
 that the job's own failures tell (:mod:`outlast.plan.posterior`). It stays within bounds; and it is
 changed only where the new one differs by a sixth, as one that is off by so much costs about a
 percent of what is lost anyway. Until C is known it saves once after ``AUTO_FIRST_S``.
@@ -13,6 +13,12 @@ of 0.7 to 0.9 (Schroeder & Gibson, DSN 2006: 0.7 to 0.8). So ``auto`` waits less
 start and more when it has run for long: T √(mean rate / hazard), the interval that is best where
 the rate is the hazard's. If failures come evenly after all, this costs about a hundredth of what is
 lost; the mean rate alone lost to Young's interval on a recording of years (docs/simulator.md).
+
+And they come in storms. What a burst adds to the rate just now (:mod:`outlast.policy.hazard`)
+shortens the next wait: T of both rates, at the middle of that wait, at least a fiftieth of the mean
+time to the next failure. While a storm lasts, that is seconds; when it is over, the interval is
+what it was before. What a checkpoint costs is known from the attempts before, and is taken for
+``AUTO_GUESS_S`` where none has come to its first.
 
 Failures are forgotten with the time that the job runs, so that one that moves to worse machines
 learns it within weeks. Rejected: a window of the last n failures (it forgets nothing while nothing
@@ -38,11 +44,12 @@ AUTO_MIN_S: Final = 30.0  # while it is calm
 AUTO_MAX_S: Final = 4 * 3600.0
 AUTO_FIRST_S: Final = 5.0
 AUTO_GUESS_S: Final = 0.1  # that a checkpoint costs, before any was measured
-AUTO_LEAST: Final = 1 / 20  # of the mean time to the next failure
+AUTO_LEAST: Final = 1 / 50  # of the mean time to the next failure
 AUTO_MEMORY_H: Final = MEMORY_H  # of running: after so long a failure counts 1/e of what it did
 AUTO_SHAPE: Final = 0.85  # of the times between failures; 1: they come evenly
 _SHAPE_GAMMA: Final = math.gamma(1 + 1 / AUTO_SHAPE)
 AUTO_CHANGE: Final = 7 / 6  # times as long, or as short: less is not worth a word
+BURDEN: Final = 0.25  # of the time until a save is durable, that steps lose meanwhile
 STORM: Final = 3.0  # times as often as in calm: worth a word
 STORM_OVER: Final = 1.5
 COSTS_KEPT: Final = 20
@@ -287,6 +294,16 @@ class Auto:
             seen_h=self._known.calm.seen_h,
             reason=reason,
         )
+
+
+def cost_of(blocked_s: float, took_s: float) -> float:
+    """What a checkpoint costs training, in seconds.
+
+    Besides what it blocks the loop for, copying and writing make steps longer: measured between 0.1
+    of the time until it is durable, where cores are to spare, and 0.9 where none is
+    (docs/performance.md, "What a save takes from the steps").
+    """
+    return blocked_s + BURDEN * took_s
 
 
 def bunched(up: float) -> float:

@@ -44,7 +44,9 @@ class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
     asker: str = ""
 
 
-def lasts_s(most_s: float, last: tuple[float, float] | None, now_t: float, window_s: float) -> float:
+def lasts_s(
+    most_s: float, last: tuple[float, float] | None, now_t: float, window_s: float
+) -> float:
     """For how long to leave a machine out, in seconds.
 
     Args:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from outlast.attempt.link import Link
 from outlast.checkpoint import devices
 from outlast.checkpoint.capture import Capture, Copiers
@@ -490,6 +492,9 @@ class Engine:
                 if message.tier and is_full:
                     self.committed_step = max(self.committed_step, message.step)
                     self._committed_copy = self._copies.get(message.serial)
+            if flight is not None:
+                took_s = time.monotonic() - flight.since_s
+                written = msgspec.structs.replace(written, took_s=took_s)
         elif message.void and self._voids < MAX_VOID:
             self._voids += 1
             self._at_once = True

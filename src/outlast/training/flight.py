@@ -25,6 +25,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
         told: whether the ledger has the error: the keeper writes it down, unless it has died.
         by_storage: whether the error is the storage's.
         tier: the durable one that has it; "" if it is in memory alone, or nowhere.
+        took_s: from the boundary to the commit; 0 where there was none.
     """
 
     step: int
@@ -33,6 +34,7 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     told: bool = True
     by_storage: bool = False
     tier: str = ""
+    took_s: float = 0.0
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

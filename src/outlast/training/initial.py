@@ -91,7 +91,11 @@ class Initial:
                 raise ConfigError(
                     "init_from is for models, and this session names none (a torch.nn.Module)"
                 )
-        for name in self._sources:
+        for name, source in self._sources.items():
+            if not source:  # a variable that was not set: it would be the working directory
+                raise ConfigError(
+                    "init_from is an empty path; give one, or None to start from nothing"
+                )
             if name not in objects.stateful:
                 there = ", ".join(objects.stateful)
                 raise ConfigError(f"init_from names {name!r}, and the session {there}")

@@ -1,9 +1,10 @@
 """With what command this process was started, where nobody of ours has started it.
 
-Known for a script (``python train.py``, torchrun, a console script) and for the script's own module
-(``python -m train``). A notebook, ``python -c`` and an interactive session have none. Neither have
-programs of Python's or a library's own that call the script in their way: pytest, a notebook's
-kernel and Ray's workers are given other arguments at each start.
+Known for a script (``python train.py``, torchrun, a console script), for a directory or zip file
+with a ``__main__.py``, and for the script's own module (``python -m train``). A notebook,
+``python -c`` and an interactive session have none. Neither have programs of Python's or a library's
+own that call the script in their way: pytest, a notebook's kernel and Ray's workers are given other
+arguments at each start.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ def own_command() -> Command | None:
     if not isinstance(file, str) or not is_users(file):
         return None
     spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name == "__main__":  # of a directory, or of a zip file
+        return script_command(file, _arguments(str(Path(file).parent)))
     if spec is not None:
         return module_command(spec.name, _arguments(spec.name.removesuffix(".__main__")))
     return script_command(file, _arguments(file))

@@ -534,6 +534,7 @@ class Rig:
             if self.link.rank == 0 and not written.told:
                 self.skipped(written.step, written.error)
             self.unsaved.ended(written)
+            self.turns.written(written.took_s)
             self._on_written(written.step, written.error)
             self.judging.committed(self.engine.committed_step)
         self._changed()

@@ -14,7 +14,7 @@ from typing import Any, Final
 from outlast.checkpoint.manifest import FULL, WEIGHTS
 from outlast.config import Settings
 from outlast.ledger.narrator import say
-from outlast.policy.cadence import Auto, Cadence, Change, Hurried, cadence
+from outlast.policy.cadence import Auto, Cadence, Change, Hurried, cadence, cost_of
 from outlast.policy.hazard import Hazard
 from outlast.policy.tier_cadence import Beyond
 from outlast.training.engine import Engine
@@ -71,7 +71,7 @@ class Turns:
         self._leaves_next = False
         self._end_s: float | None = None  # monotonic time at which the machine goes
         self._taken_s = time.monotonic()
-        self._end_cost_s = 0.0
+        self._end_cost_s = self._took_s = 0.0
         self._skip_told = False
         self._stuck_told = 0
 
@@ -100,7 +100,7 @@ class Turns:
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
         """A snapshot was begun, and blocked the loop for so long."""
         since_s = now_s - self._taken_s
-        self._cadence.taken(step, now_s, blocked_s)
+        self._cadence.taken(step, now_s, cost_of(blocked_s, self._took_s))
         self._taken_s = now_s
         change = self._auto.changed() if self._auto is not None else None
         if change is not None:
@@ -108,6 +108,10 @@ class Turns:
         if self.tier_turns is not None:
             interval_s = since_s if self._auto is None else self._auto.interval_s
             self.tier_turns.taken(now_s, interval_s)
+
+    def written(self, took_s: float) -> None:
+        """A save was committed after so long; in some thread."""
+        self._took_s = took_s or self._took_s
 
     def pays(self) -> bool:
         """Whether the end of a loop is worth a save of its own: not where loops are short."""

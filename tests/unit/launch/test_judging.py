@@ -144,8 +144,8 @@ def test_a_machine_asks_to_be_left_out_or_replaced(clock, said):
     (out, how), (elsewhere, softly) = others.asks
     assert "rank 0 failed (x)" in out
     assert elsewhere == "rank 0 failed (x)"
-    assert how == {"for_s": 3600.0, "host": None}
-    assert softly == {"for_s": 3600.0, "spare_only": True}
+    assert how == {"for_s": 120.0, "host": None}
+    assert softly == {"for_s": 120.0, "spare_only": True}
     assert not said
     made(Others(asked=False)).act(verdict(Action.LEAVE_OUT, 0.5), is_first=True)
     assert said == ["there is no other machine that could go on: this one is tried again"]

@@ -11,7 +11,7 @@ from outlast.ledger.events import EVENT_NAMES, encode
 from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
 from outlast.ledger.reserve import keep, kept, make_room
-from outlast.policy.cadence import COSTS_KEPT, Auto
+from outlast.policy.cadence import COSTS_KEPT, Auto, cost_of
 from outlast.policy.hazard import Hazard
 from outlast.policy.rollbacks import Batches
 from outlast.policy.tier_cadence import Scope
@@ -85,6 +85,7 @@ def test_costs_and_bursts_are_known_to_the_next_attempt(ledger, tmp_path, monkey
             now[0] += 2.0
             ledger.append("step", step=number)
             ledger.append("snapshot", step=number, blocked_s=number / 1000, bytes=7)
+            ledger.append("commit", step=number, durable_s=0.2, kind="full")
         now[0] += 2.0
         ledger.append("worker_lost", node="a")
         past = Past(tmp_path, word).look()
@@ -95,10 +96,10 @@ def test_costs_and_bursts_are_known_to_the_next_attempt(ledger, tmp_path, monkey
         assert found.failures.hazard.burst_per_h() == pytest.approx(expected.burst_per_h())
         assert found.failures.hazard.burst_per_h() > 100
         assert found.failures.known.num_seen == pytest.approx(30, rel=1e-3)
-        costs = [number / 1000 for number in range(30) for _ in range(3)][-COSTS_KEPT:]
+        costs = [cost_of(n / 1000, 0.2) for n in range(30) for _ in range(3)][-COSTS_KEPT:]
         assert found.costs_s == pytest.approx(costs)
         auto = Auto(0.0, found.failures.hazard, found.costs_s)
-        assert auto.due_s(0, 0.0, 0.1) < 2.0
+        assert auto.due_s(0, 0.0, 0.1) < 3.0
 
 
 def test_only_what_is_new_is_read(ledger, tmp_path):

@@ -219,7 +219,7 @@ def test_which_one_the_settings_ask_for():
     assert (by_time.due(1, 304.9), by_time.due(1, 305.0)) == (False, True)
     auto = cadence(None, None, 5.0)
     assert isinstance(auto, Auto)
-    assert (auto.due(1, 24.9), auto.due(1, 25.0)) == (False, True)
+    assert (auto.due(1, 9.9), auto.due(1, 10.0)) == (False, True)
     known = cadence(None, None, 5.0, Hazard(Posterior(num_seen=5, seen_h=1.0)))
     auto.taken(1, 5.0, 1.0)
     known.taken(1, 5.0, 1.0)

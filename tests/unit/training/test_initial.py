@@ -222,6 +222,12 @@ def test_an_exception_that_matches_nothing_is_refused(tmp_path):
     assert "'haed'" in said
 
 
+def test_an_empty_path_is_not_the_working_directory(tmp_path, monkeypatch):
+    """It is what an option that was not given, or a variable that is not set, comes to."""
+    monkeypatch.chdir(tmp_path)
+    assert "empty path" in refusal("")
+
+
 def test_another_model_altogether(tmp_path):
     torch.save({"encoder.0.kernel": torch.ones(3)}, tmp_path / "w.pt")
     assert "none of the 11 names" in refusal(tmp_path / "w.pt")

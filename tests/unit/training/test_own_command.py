@@ -45,6 +45,8 @@ def _scripts(tmp_path):
         (["train.py", "train.py", "-m"], ["script", "train.py", ["train.py", "-m"]]),
         (["-m", "package.train", "a"], ["module", "package.train", ["a"]]),
         (["-um", "package", "a"], ["module", "package", ["a"]]),
+        (["package", "a"], ["script", "package/__main__.py", ["a"]]),
+        (["package/", "a"], ["script", "package/__main__.py", ["a"]]),
         (["spawned.py", "--lr", "1"], ["script", "spawned.py", ["--lr", "1"]]),
         (["-c", SCRIPT, "a"], None),
     ],
