@@ -7,6 +7,7 @@ import pytest
 from outlast import config
 from outlast.ledger.file import Ledger
 from outlast.plan.posterior import Posterior
+from outlast.policy.cadence import cost_of
 from outlast.policy.hazard import Hazard
 from outlast.training.turns import Turns
 
@@ -97,3 +98,15 @@ def test_a_slower_tier_learns_what_its_copies_cost_from_the_ledger(changes, tmp_
     assert change.interval_s == pytest.approx((2 * 3.0 * 20 * 3600) ** 0.5, abs=15.0)
     assert one.tier_turns.due(1, all_of_them=False) == (["memory"] if change.every > 1 else None)
     assert one.tier_turns.due(1, all_of_them=True) is None
+
+
+def test_what_a_save_takes_from_the_steps_counts(changes):
+    """Writing makes them longer, besides what the loop is blocked for."""
+    light, heavy = turns(changes), turns(changes)
+    heavy.written(8.0)
+    heavy.written(0.0)  # one that failed says nothing
+    for one in (light, heavy):
+        one.taken(1, 0.0, 0.5)
+    without, with_it = changes
+    assert (without.cost_s, with_it.cost_s) == (0.5, cost_of(0.5, 8.0))
+    assert with_it.interval_s > 2 * without.interval_s
