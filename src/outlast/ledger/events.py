@@ -23,7 +23,8 @@ commit             step, durable_s, bytes, files, tier, kind, timings {part: sec
 save_skipped       step, reason, tier (of one tier only, if it is there)
 cadence            interval_s, before_s (null for the first), cost_s, failures_per_h, num_seen,
                    seen_h (what the rate rests on), reason: another interval between checkpoints;
-                   tier (null: the job's own), every (that tier takes every Nth from now on)
+                   tier (null: the job's own), every (that tier takes every Nth from now on),
+                   burst (whether failures come in one)
 tier_copied        step, tier, seconds, bytes
 verify_failed      step, file, reason, tier (of one file; without them the whole step)
 repaired           step, file, tier, source (of `checkpoints repair`)

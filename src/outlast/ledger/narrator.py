@@ -227,9 +227,13 @@ def _cadence(event: Event) -> str:
     if not before_s:
         return ""  # the first of an attempt
     return (
-        f"saving every {interval_s:.0f} s in place of {before_s:.0f} s: {event.get('reason')} "
+        f"saving every {_short(interval_s)} in place of {_short(before_s)}: {event.get('reason')} "
         f"({per_h:.3g} failures an hour, {cost_s:.3g} s a checkpoint)"
     )
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def _planned(event: Event) -> str:

@@ -48,7 +48,7 @@ _HEAD: Final = re.compile(
 _ENTIRE: Final = frozenset(
     {
         *(b"commit", b"healthy", b"rollback", b"left_out", b"let_in", b"restart", b"job_started"),
-        *(b"resumed", b"job_finished"),
+        *(b"resumed", b"job_finished", b"cadence"),
     }
 )
 _SNAPSHOT: Final = b"snapshot"
@@ -75,6 +75,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     hazard: Hazard = Hazard()
     costs_s: list[float] = []
     took_s: float = 0.0
+    storms: bool = False
     beyond: Beyond = Beyond()
     scope: Scope | None = None
     gone: list[str] = []
@@ -274,6 +275,11 @@ class Past:
         return list(self._known.costs_s)
 
     @property
+    def storms(self) -> bool:
+        """Whether the cadence has said last that failures come in a burst."""
+        return self._known.storms
+
+    @property
     def windows(self) -> dict[str, list[float]]:
         """Good values of what is watched, oldest first."""
         return dict(self._known.windows)
@@ -367,6 +373,8 @@ class Past:
             known.finished_t = 0.0
             took_s = event.get("durable_s")
             known.took_s = float(took_s) if isinstance(took_s, int | float) else known.took_s
+        elif event.event == "cadence" and not event.get("tier"):
+            known.storms = event.get("burst") is True
         step = event.get("step")
         if isinstance(step, bool) or not isinstance(step, int):
             return

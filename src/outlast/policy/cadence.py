@@ -76,6 +76,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
         reason: what has changed, in words.
         tier: whose interval it is (see :mod:`outlast.policy.tier_cadence`); None for the job's.
         every: that tier takes every Nth checkpoint from now on.
+        burst: whether failures come in a burst.
     """
 
     interval_s: float
@@ -87,6 +88,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     tier: str | None = None
     every: int | None = None
+    burst: bool = False
 
 
 class Cadence(Protocol):
@@ -166,17 +168,23 @@ class Auto:
         start_s: when training begins.
         known: what is known of failures; nothing unless it is given.
         costs_s: what the newest checkpoints of earlier attempts cost, oldest first.
+        storms: whether the attempt before has told of a burst that was not over.
     """
 
     def __init__(
-        self, start_s: float, known: Hazard | None = None, costs_s: Sequence[float] = ()
+        self,
+        start_s: float,
+        known: Hazard | None = None,
+        costs_s: Sequence[float] = (),
+        *,
+        storms: bool = False,
     ) -> None:
         self._last_s = self._told_s = self._begun_s = start_s
         self._known = known or Hazard()
         self._costs_s: deque[float] = deque(costs_s, maxlen=COSTS_KEPT)
         self._chosen: Change | None = None
         self._untold: Change | None = None
-        self._storms = False
+        self._storms = storms
         self._choose()
         if self._untold is self._chosen:
             self._untold = None  # as it was in the attempt before
@@ -286,6 +294,7 @@ class Auto:
         self, interval_s: float, before_s: float | None, per_h: float, reason: str
     ) -> Change:
         return Change(
+            burst=self._storms,
             interval_s=interval_s,
             before_s=before_s,
             cost_s=self._cost_s,
@@ -372,6 +381,8 @@ def cadence(
     now_s: float,
     known: Hazard | None = None,
     costs_s: Sequence[float] = (),
+    *,
+    storms: bool = False,
 ) -> Cadence:
     """The cadence that the settings ask for: by steps, by seconds, or (both None) automatic.
 
@@ -381,9 +392,10 @@ def cadence(
         now_s: when training begins.
         known: what is known of the job's failures.
         costs_s: what its newest checkpoints cost, oldest first.
+        storms: whether failures were last said to come in a burst.
     """
     if steps is not None:
         return EverySteps(steps)
     if seconds is not None:
         return EverySeconds(seconds, now_s)
-    return Auto(now_s, known, costs_s)
+    return Auto(now_s, known, costs_s, storms=storms)

@@ -130,6 +130,7 @@ class Rig:
             on_change=self._note_cadence,
             known=None if self._past is None else self._past.failures.hazard,
             costs_s=() if self._past is None else self._past.costs_s,
+            storms=self._past is not None and self._past.storms,
             beyond=None if self._past is None else self._past.failures.beyond,
             leads=not self.link.rank,
         )

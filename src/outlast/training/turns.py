@@ -35,7 +35,8 @@ class Turns:
         on_change: told of each other interval that was found better.
         known: what the job's past says of its failures.
         costs_s: and of what its newest checkpoints cost.
-        beyond: and of the failures that took machines.
+        storms: whether it has said last that failures come in a burst.
+        beyond: what it says of the failures that took machines.
         leads: this is rank 0; the other ranks decide nothing, and tell of no change.
 
     Attributes:
@@ -51,6 +52,7 @@ class Turns:
         on_change: Callable[[Change], None],
         known: Hazard | None,
         costs_s: Sequence[float] = (),
+        storms: bool = False,
         beyond: Beyond | None = None,
         leads: bool = True,
     ) -> None:
@@ -59,7 +61,9 @@ class Turns:
         self._on_skipped = on_skipped
         every = settings.checkpoint_every
         now_s = time.monotonic()
-        self._cadence: Cadence = cadence(every.steps, every.seconds, now_s, known, costs_s)
+        self._cadence: Cadence = cadence(
+            every.steps, every.seconds, now_s, known, costs_s, storms=storms
+        )
         self._auto = self._cadence if leads and isinstance(self._cadence, Auto) else None
         self._on_change = on_change
         self.tier_turns = (

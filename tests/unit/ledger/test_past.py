@@ -92,7 +92,12 @@ def test_costs_and_bursts_are_known_to_the_next_attempt(ledger, tmp_path, monkey
         word = past.word
         now[0] += 5.0  # down
         expected = expected.after(8.0 / 3600, failed=True)
+    assert not past.storms
+    ledger.append("cadence", interval_s=1.0, burst=True)
+    ledger.append("cadence", interval_s=1.0, tier="slow")
+    word = past.look().word
     for found in (past, Past(tmp_path, word), Past(tmp_path).look()):
+        assert found.storms
         assert found.failures.hazard.burst_per_h() == pytest.approx(expected.burst_per_h())
         assert found.failures.hazard.burst_per_h() > 100
         assert found.failures.known.num_seen == pytest.approx(30, rel=1e-3)

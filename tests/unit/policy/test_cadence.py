@@ -189,12 +189,17 @@ def test_a_storm_is_told_of_when_it_begins_and_when_it_is_over():
     assert begun is not None
     assert begun.reason == "failures come in a burst"
     assert begun.interval_s < 2.0
+    assert begun.burst
     assert auto.storms
+    again = Auto(0.0, storm(8.0, 21), [0.02], storms=True)  # the next attempt
+    assert again.storms
+    assert again.changed() is None
     waits(auto, 60, 0.02)
     over = auto.changed()
     assert over is not None
     assert over.reason == "the burst is over"
     assert over.interval_s >= AUTO_MIN_S
+    assert not over.burst
     assert not auto.storms
 
 
