@@ -24,8 +24,8 @@ def test_a_script_without_a_session_is_told_of_or_told(floor, tmp_path, kind):
     until((tmp_path / "begun").exists, "a script", running=agent)
     agent.signal(signal.SIGTERM)
     if kind == "is deaf":
-        until(lambda: "nothing will be saved" in agent.err, "a word", running=agent)
+        until(lambda: "nothing is saved so far" in agent.err, "a word", running=agent)
         (tmp_path / "end").touch()
     agent.wait()
-    assert ("nothing will be saved" in agent.err) is (kind == "is deaf")
+    assert ("nothing is saved so far" in agent.err) is (kind == "is deaf")
     assert "Traceback" not in agent.text

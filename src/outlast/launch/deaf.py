@@ -3,7 +3,8 @@
 Such a script trains on until its machine goes, and what it has not saved by itself is lost. That is
 said as soon as it is known: where the platform gives notices, once an attempt has run for
 ``START_S``, and at a notice. A script may import for a while before it opens its session, so that
-one which has just started is given time.
+one which has just started is given time. A session that opens after a notice hears of it and
+leaves, so nothing is claimed of what a script has yet to do.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Deaf:
         if self._are_deaf():
             self._say(
                 "this machine's platform gives notice before it takes the machine, and this script "
-                f"would save nothing then: it has no session and handles no SIGTERM; {WHAT_TO_DO}"
+                "would save nothing now: it has no session yet and handles no SIGTERM; "
+                f"{WHAT_TO_DO}"
             )
 
     def at_notice(self, notice: object, *, left_s: float | None) -> None:
@@ -73,8 +75,8 @@ class Deaf:
         if self._are_deaf():
             until = "to its end" if left_s is None else f"until the machine goes in {left_s:.0f} s"
             self._say(
-                "nothing will be saved: this script has no session and handles no SIGTERM; it "
-                f"trains on {until}. {WHAT_TO_DO}"
+                "nothing is saved so far: this script has no session yet and handles no SIGTERM. "
+                f"Unless it opens one, it runs on {until} and nothing is saved; {WHAT_TO_DO}"
             )
 
     @property

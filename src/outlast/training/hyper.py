@@ -14,8 +14,10 @@ counts; from then on it is what the checkpoints hold as set, so that a later res
 A learning rate that is kept new: the one that the schedule begins with is the script's
 (``initial_lr``, and ``base_lrs`` of the schedulers on that optimizer), and the present one is
 multiplied by new / old. With schedules that multiply (step, exponential, lambda, cosine down to 0)
-the run goes on as if it had begun with the new one; others go on from there in their own way. Any
-other hyperparameter is replaced, and counts from the next step on.
+the run goes on as if it had begun with the new one; others go on from there in their own way.
+OneCycleLR and CyclicLR compute the rate anew at each step, from a highest one and a lowest one:
+these go with the rate, and the present one is computed from them. Any other hyperparameter is
+replaced, and counts from the next step on.
 
 What can go wrong: values that are no plain data (functions, lambdas) are the script's always.
 """
@@ -26,12 +28,14 @@ import collections
 import contextlib
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch.optim import Optimizer
+from torch.optim import lr_scheduler as schedulers
 
 from outlast.errors import ConfigError
 
@@ -50,7 +54,13 @@ _PROGRESS: Final = frozenset(
 )
 # What OneCycleLR and CyclicLR change besides the learning rate, in checkpoints without settings.
 _CYCLED: Final = frozenset({"momentum", "betas"})
+# What a scheduler computes from besides → the setting that it was worked out from. Kept alone, that
+# setting would have no effect on the next step, so these go with it.
+_WITH_RATE: Final = frozenset({"max_lr", "min_lr", "max_lrs", "base_values"})
+_WITH: Final = {"_schedule_phases": "total_steps"}
+_CLOSED: Final = (schedulers.OneCycleLR, schedulers.CyclicLR)  # the rate of a step, from its number
 _SHOWN: Final = 48  # characters of a value
+_GROUPS_SHOWN: Final = 4
 
 
 class _NotPlain(Exception):
@@ -141,21 +151,26 @@ class Hyperparameters:
         act_of: Callable[[_Setting, list[Any]], list[tuple[str, Callable[[], None]]]],
     ) -> list[str]:
         kept, others, names = [], [], list(self._keep)
-        for name, one in self._settings.items():
-            old = then.get(name) or []
-            if len(old) == 1:
-                old = old * len(one.values)
-            if len(old) != len(one.values) or all(map(_is_same, old, one.values)):
-                continue  # not there on one side, or equal
-            if name in self._keep:
+        differing = {
+            name: (one, old)
+            for name, one in self._settings.items()
+            if (old := _of_each(then.get(name) or [], one)) is not None
+        }
+        for name, (one, old) in differing.items():
+            leader = self._leader_of(one)
+            words = _difference(one, old) + self._followers_of(name, differing)
+            is_told = leader not in differing
+            if name in self._keep or leader in self._keep:
                 self._acts += act_of(one, old)
-                kept.append(f"{_difference(one, old)}: the script's is used (keep_new)")
+                if is_told:
+                    kept.append(f"{words}: the script's is used (keep_new)")
                 continue
             self._set[name] = old
             # An object that a session before has trained holds what it was saved with.
-            if not all(map(_is_same, _plain_values(one.holder, one.attribute), one.values)):
+            holds_old = not all(map(_is_same, _plain_values(one.holder, one.attribute), one.values))
+            if holds_old and is_told:
                 names.append(name)
-                others.append(f"{_difference(one, old)}: the checkpoint's is used")
+                others.append(f"{words}: the checkpoint's is used")
         self.put([key for key, _ in self._acts])
         if others:
             quoted = ", ".join(f'"{name}"' for name in names)
@@ -163,17 +178,55 @@ class Hyperparameters:
             others = [f"{others[0]}; {takes}"] if len(others) == 1 else [*others, takes]
         return [*kept, *others]
 
+    def _leader_of(self, one: _Setting) -> str:
+        """The setting that this one goes with; "" where it stands for itself."""
+        holder, leader = one.holder, ""
+        if one.attribute in _WITH:
+            leader = one.name.removesuffix(one.attribute) + _WITH[one.attribute]
+        elif one.attribute in _WITH_RATE:
+            optimizer = holder if isinstance(holder, Optimizer) else holder.optimizer
+            on_it = [scheduler for _, scheduler in self._schedulers_of(optimizer)]
+            if holder is not optimizer or any(
+                isinstance(it, schedulers.OneCycleLR) for it in on_it
+            ):
+                names = (key for key, value in self._stateful.items() if value is optimizer)
+                leader = f"{next(names, '')}.{_LR}"
+        is_named_alone = one.name in self._keep and leader not in self._keep
+        return leader if leader in self._settings and not is_named_alone else ""
+
+    def _followers_of(self, name: str, differing: Mapping[str, tuple[_Setting, Any]]) -> str:
+        """In words, what goes with a setting."""
+        found = [one.name for one, _ in differing.values() if self._leader_of(one) == name]
+        if not found:
+            return ""
+        return f" ({' and '.join(found)} {'go' if len(found) > 1 else 'goes'} with it)"
+
     def _act_of(self, one: _Setting, old: list[Any]) -> list[tuple[str, Callable[[], None]]]:
         """What keeps a setting, and of which object it changes what was restored."""
-        if one.attribute != _LR or not isinstance(one.holder, Optimizer):
-            return [(one.key, functools.partial(_put_given, one))]
-        return [
-            (one.key, functools.partial(_put_rate, one, old)),
-            *(
-                (key, functools.partial(_put_bases, scheduler, one, old))
-                for key, scheduler in self._schedulers_of(one.holder)
-            ),
-        ]
+        is_rate = one.attribute == _LR and isinstance(one.holder, Optimizer)
+        acts: list[tuple[str, Callable[[], None]]] = []
+        if is_rate:
+            acts = [
+                (one.key, functools.partial(_put_rate, one, old)),
+                *(
+                    (key, functools.partial(_put_bases, scheduler, one, old))
+                    for key, scheduler in self._schedulers_of(one.holder)
+                ),
+            ]
+        else:
+            acts = [(one.key, functools.partial(_put_given, one))]
+        if is_rate or one.attribute in _WITH_RATE:
+            acts += self._recomputing(one.holder)
+        return acts
+
+    def _recomputing(self, holder: Any) -> Iterator[tuple[str, Callable[[], None]]]:
+        """What computes the present rate anew, whichever of the two objects was restored."""
+        optimizer = holder if isinstance(holder, Optimizer) else holder.optimizer
+        on_it = [(key, one) for key, one in self._schedulers_of(optimizer)]
+        if len(on_it) == 1 and isinstance(on_it[0][1], _CLOSED):
+            key, scheduler = on_it[0]
+            keys = {key, *(name for name, value in self._stateful.items() if value is optimizer)}
+            yield from ((name, functools.partial(_put_computed, scheduler)) for name in keys)
 
     def _schedulers_of(self, optimizer: Optimizer) -> Iterator[tuple[str, Any]]:
         for key, value in self._stateful.items():
@@ -331,6 +384,19 @@ def _put_bases(scheduler: Any, one: _Setting, old: Sequence[Any]) -> None:
             _put(last, number, rate)
 
 
+def _put_computed(scheduler: Any) -> None:
+    """The present rate is the one that the schedule has at this step."""
+    # Past its last step it has none: the rate stays as it is.
+    with warnings.catch_warnings(), contextlib.suppress(ValueError):
+        warnings.simplefilter("ignore")  # that this is for step() to ask
+        rates = [_plain(rate) for rate in scheduler.get_lr()]
+        for number, (group, rate) in enumerate(
+            zip(scheduler.optimizer.param_groups, rates, strict=True)
+        ):
+            _put(group, _LR, rate)
+            _put(scheduler._last_lr, number, rate)
+
+
 def _all_scaled(present: Sequence[Any], one: _Setting, old: Sequence[Any]) -> list[float]:
     """All of them before any is put: groups may share one tensor."""
     return [_scaled(*each) for each in zip(map(_plain, present), old, one.values, strict=True)]
@@ -354,31 +420,68 @@ def _put(container: Any, key: Any, value: Any) -> None:
 # --- words ----------------------------------------------------------------------------------------
 
 
+def _of_each(old: list[Any], one: _Setting) -> list[Any] | None:
+    """The checkpoint's values, one for each group; None where it has none, or the same."""
+    if len(old) == 1:
+        old = old * len(one.values)
+    is_there = len(old) == len(one.values)
+    return None if not is_there or all(map(_is_same, old, one.values)) else old
+
+
 def _difference(one: _Setting, old: Sequence[Any]) -> str:
     """As in "optimizer.lr is 0.1 in the checkpoint and 0.5 in the script"."""
-    pairs = zip(old, one.values, strict=True)
+    pairs = list(zip(old, one.values, strict=True))
     other = [number for number, pair in enumerate(pairs) if not _is_same(*pair)]
-    first, count = other[0], len(old)
-    where = ""
-    if count > 1:
-        alike = all(
-            _is_same(old[n], old[first]) and _is_same(one.values[n], one.values[first])
-            for n in other
+    first, count = other[0], len(pairs)
+    if count == 1 or (len(other) == count and all(_is_same([*p], [*pairs[0]]) for p in pairs)):
+        where = f" in all {count} groups" if count > 1 else ""
+        return _sides(one.name, *pairs[0]) + where
+    if count <= _GROUPS_SHOWN and all(len(repr(value)) <= _SHOWN for p in pairs for value in p):
+        then, now = (", ".join(map(_short, side)) for side in zip(*pairs, strict=True))
+        return (
+            f"{one.name} of the {count} groups is {then} in the checkpoint and {now} in the script"
         )
-        where = (
-            f" in all {count} groups"
-            if len(other) == count
-            else (f" in {len(other)} of {count} groups")
-        )
-        where += "" if alike and len(other) == count else f" (of the first of them, {first})"
-    return (
-        f"{one.name} is {_short(old[first])} in the checkpoint and {_short(one.values[first])} "
-        f"in the script{where}"
-    )
+    more = f", and it differs in {len(other) - 1} more" if len(other) > 1 else ""
+    return f"{_sides(f'{one.name} of group {first}', *pairs[first])}{more} (of {count} groups)"
+
+
+def _sides(name: str, then: Any, now: Any) -> str:
+    """Both values; of two long ones the first part in which they differ."""
+    path = ""
+    while _is_mapping(then) or max(len(_short(then)), len(_short(now))) > _SHOWN:
+        inner = _first_other(then, now)
+        if inner is None:
+            break
+        part, then, now = inner
+        path += part
+    return f"{name}{path} is {_cut(then)} in the checkpoint and {_cut(now)} in the script"
+
+
+def _first_other(then: Any, now: Any) -> tuple[str, Any, Any] | None:
+    """The first part of two collections that differs, and how it is called."""
+    if not isinstance(then, list) or not isinstance(now, list) or len(then) != len(now):
+        return None
+    for number, (one, other) in enumerate(zip(then, now, strict=True)):
+        if not _is_same(one, other):
+            if _is_named(one) and _is_named(other) and one[0] == other[0]:
+                return f".{one[0]}", one[1], other[1]
+            return f"[{number}]", one, other
+    return None
+
+
+def _is_named(value: Any) -> bool:
+    """Whether this looks like an entry of a mapping, as ``_plain`` writes it."""
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_named, value))
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    if isinstance(value, list):
-        text = f"({', '.join(map(_short, value))})"
+    return f"({', '.join(map(_short, value))})" if isinstance(value, list) else repr(value)
+
+
+def _cut(value: Any) -> str:
+    text = _short(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

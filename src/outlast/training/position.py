@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +35,7 @@ from outlast.training.callsite import Loops, Site
 from outlast.training.epochs import KEY as EPOCHS
 from outlast.training.epochs import Epochs
 from outlast.training.objects import Objects
+from outlast.training.recount import recount
 from outlast.training.rig import Rig
 from outlast.training.streams import Streams
 
@@ -135,6 +137,7 @@ class Position:
         self._done = 0  # completed steps
         self._ahead: dict[str, Any] | None = None  # the position at the end of this step
         self._is_given_back = False  # the newest batch
+        self._num_had = 0  # batches of this loop in a process before, until its next one is here
         self._loops = Loops()
         self._epochs = Epochs()
         self._site = Site()
@@ -336,6 +339,7 @@ class Position:
         streams.forget()
         self._feed, self._left, self._end_held, self._done = feed, False, None, step
         self._skipping.begin(self.loop, batch)
+        self._num_had = batch
 
     def _look_between(self) -> None:
         """A loop begins: has the script drawn, or changed its objects, since the one before?"""
@@ -473,6 +477,15 @@ class Position:
         """
         assert self._feed is not None  # noqa: S101 - opened before
         return self._skipping.next(self._feed, step)
+
+    def handed_out(self, frame: types.FrameType, step: int, rank: int) -> None:
+        """A batch is about to leave ``frame``: say once what begins anew beside a resumed loop."""
+        num_had, self._num_had = self._num_had, 0
+        counter = recount(frame, num_had) if num_had and not rank else None
+        if counter is not None and self._feed is not None:
+            # What keeps its own place hides it inside of enumerate.
+            may_wrap = not isinstance(self._feed, OutlastFeed) and not self._feed.goes_on
+            _say_doubt(counter.doubt(num_had, may_wrap=may_wrap), step, rank)
 
     def end(self) -> None:
         """The session is over: what is saved now has what the script did behind its loop."""

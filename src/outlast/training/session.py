@@ -358,6 +358,7 @@ class Session:
                     break
                 self._at_boundary = False
                 self._gradients.handed_out()
+                self._position.handed_out(sys._getframe(), self.step, self._rig.link.rank)
                 meter.stepping()
                 yield batch
                 self._complete()

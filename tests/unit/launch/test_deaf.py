@@ -23,7 +23,7 @@ def test_at_the_start_it_is_said_once_and_only_where_notices_come():
     assert times.said == []
     times.it.look(gives_notices=True)
     (line,) = times.said
-    assert "would save nothing then" in line
+    assert "would save nothing now: it has no session yet" in line
     assert "outlast.session(" in line
     times.it.begin()
     times.pass_(START_S)
@@ -40,7 +40,7 @@ def test_a_script_that_listens_hears_nothing_of_it():
 
 
 @pytest.mark.parametrize(
-    ("left_s", "words"), [(None, "trains on to its end"), (27.4, "until the machine goes in 27 s")]
+    ("left_s", "words"), [(None, "it runs on to its end"), (27.4, "until the machine goes in 27 s")]
 )
 def test_at_a_notice_it_is_said_once_for_each(left_s, words):
     times, notice = Times(deaf=True), object()
@@ -50,7 +50,8 @@ def test_at_a_notice_it_is_said_once_for_each(left_s, words):
     for _ in range(3):
         times.it.at_notice(notice, left_s=left_s)
     (line,) = times.said
-    assert line.startswith("nothing will be saved")
+    assert line.startswith("nothing is saved so far: this script has no session yet")
+    assert "Unless it opens one" in line
     assert words in line
     times.it.at_notice(object(), left_s=left_s)
     assert len(times.said) == 2

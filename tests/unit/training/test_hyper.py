@@ -148,7 +148,48 @@ def test_many_groups_are_one_line():
     other = Script(groups=3, lr=0.1)
     other.optimizer.param_groups[1]["lr"] = 0.2
     (said,) = other.run(1, saved)[0]
-    assert "and 0.2 in the script in 1 of 3 groups (of the first of them, 1)" in said
+    assert (
+        "optimizer.lr of the 3 groups is 0.1, 0.1, 0.1 in the checkpoint and 0.1, 0.2, 0.1 in the "
+        "script:"
+    ) in said
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            [4],
+            "optimizer.lr of group 4 is 0.1 in the checkpoint and 0.2 in the script (of 9 groups):",
+        ),
+        ([4, 5, 7], " and 0.2 in the script, and it differs in 2 more (of 9 groups):"),
+    ],
+)
+def test_of_very_many_groups_the_first_that_differs_is_shown(changed, words):
+    _, saved = Script(groups=9, lr=0.1).run(1)
+    other = Script(groups=9, lr=0.1)
+    for number in changed:
+        other.optimizer.param_groups[number]["lr"] = 0.2
+    (said,) = other.run(1, saved)[0]
+    assert words in said
+
+
+def test_of_long_values_the_part_that_differs_is_shown():
+    class Phased(schedulers.LRScheduler):
+        def __init__(self, optimizer, end):
+            names = [
+                {"phase": f"phase number {number}", "end": 10.0 * number} for number in range(4)
+            ]
+            self.phases = [*names, {"phase": "the last one", "end": end}]
+            super().__init__(optimizer)
+
+        def get_lr(self):
+            return self.base_lrs
+
+    _, saved = Script(lr=0.1, schedule=lambda it: Phased(it, 40.0)).run(1)
+    (said,) = Script(lr=0.1, schedule=lambda it: Phased(it, 50.0)).run(1, saved)[0]
+    assert said.startswith(
+        "scheduler.phases[4].end is 40.0 in the checkpoint and 50.0 in the script: the checkpoint's"
+    )
 
 
 # --- what is kept new ----------------------------------------------------------------------------
@@ -171,6 +212,78 @@ def test_a_rate_kept_new_goes_on_as_if_the_run_had_begun_with_it(name, is_tensor
         assert not said
         rates = torch.tensor(second.rates + third.rates)
         torch.testing.assert_close(rates, torch.tensor(whole.rates[5:]))
+
+
+CYCLES = {
+    "one cycle": lambda it, top: schedulers.OneCycleLR(it, top, total_steps=30),
+    "of groups": lambda it, top: schedulers.OneCycleLR(it, [top, 2 * top], total_steps=30),
+    "other ends": lambda it, top: schedulers.OneCycleLR(
+        *(it, top), total_steps=30, div_factor=10 + top, final_div_factor=1e3 / top
+    ),
+    "cyclic": lambda it, top: schedulers.CyclicLR(it, 0.01, top, step_size_up=4),
+    "both ends": lambda it, top: schedulers.CyclicLR(it, top / 5, top, step_size_up=4),
+}
+
+
+@pytest.mark.parametrize("cycle", CYCLES.values(), ids=CYCLES)
+@pytest.mark.parametrize("is_tensor", [False, True])
+@pytest.mark.parametrize("names", [("optimizer", "scheduler"), ("scheduler", "optimizer")])
+def test_a_cycle_kept_new_goes_on_as_if_the_run_had_begun_with_it(cycle, is_tensor, names):
+    def script(top):
+        lr = torch.tensor(0.1, dtype=torch.float64) if is_tensor else 0.1
+        made = Script(groups=2, lr=lr, momentum=0.9, schedule=lambda it: cycle(it, top))
+        made.named = {name: made.named[name] for name in names}
+        return made
+
+    (whole := script(0.8)).run(20)
+    _, saved = script(0.2).run(9)
+    (said,), saved = (second := script(0.8)).run(4, saved, keep_new=("optimizer.lr",))
+    assert said.endswith("the script's is used (keep_new)")
+    said, _ = (third := script(0.8)).run(7, saved)
+    assert not said
+    rates = torch.tensor(second.rates + third.rates)
+    torch.testing.assert_close(rates, torch.tensor(whole.rates[9:]))
+
+
+def test_a_cycle_is_one_line_with_one_name():
+    def script(top, total_steps=30):
+        return Script(
+            lr=0.1,
+            momentum=0.9,
+            schedule=lambda it: schedulers.OneCycleLR(it, top, total_steps=total_steps),
+        )
+
+    _, saved = script(0.25).run(4)
+    (said,) = script(0.5).run(1, saved)[0]
+    assert said == (
+        "optimizer.lr is 0.01 in the checkpoint and 0.02 in the script (optimizer.max_lr and "
+        "optimizer.min_lr go with it): the checkpoint's is used; "
+        'outlast.session(…, keep_new=("optimizer.lr",)) takes the script\'s'
+    )
+    (said,) = script(0.25, 40).run(1, saved)[0]
+    assert said.startswith(
+        "scheduler.total_steps is 30 in the checkpoint and 40 in the script "
+        "(scheduler._schedule_phases goes with it): the checkpoint's is used"
+    )
+    (whole := script(0.25, 40)).run(40)
+    (second := script(0.25, 40)).run(30, script(0.25).run(10)[1], keep_new="scheduler.total_steps")
+    torch.testing.assert_close(second.rates[1:], whole.rates[11:])
+
+
+def test_the_highest_rate_alone_may_be_kept():
+    def script(top):
+        return Script(
+            lr=0.1, momentum=0.9, schedule=lambda it: schedulers.OneCycleLR(it, top, total_steps=30)
+        )
+
+    _, saved = script(0.25).run(4)
+    said, saved = script(0.5).run(1, saved, keep_new="optimizer.max_lr")
+    assert said[0].startswith(
+        "optimizer.max_lr is 0.25 in the checkpoint and 0.5 in the script: the"
+    )
+    assert said[1].startswith("optimizer.lr is 0.01 in the checkpoint and 0.02 in the script (")
+    groups = saved["objects"]["optimizer"]["param_groups"]
+    assert [(one["initial_lr"], one["max_lr"]) for one in groups] == [(0.01, 0.5)]
 
 
 def test_a_scheduler_that_is_not_saved_keeps_its_own_bases():

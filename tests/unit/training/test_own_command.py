@@ -1,10 +1,15 @@
 """With what command a process was started, as it tells by itself."""
 
+import importlib.machinery
+import importlib.util
 import json
 import subprocess
 import sys
+import types
 
 import pytest
+
+from outlast.ledger.command import script_command
 
 SCRIPT = """
 import json, sys
@@ -48,6 +53,11 @@ def _scripts(tmp_path):
         (["package", "a"], ["script", "package/__main__.py", ["a"]]),
         (["package/", "a"], ["script", "package/__main__.py", ["a"]]),
         (["spawned.py", "--lr", "1"], ["script", "spawned.py", ["--lr", "1"]]),
+        (
+            ["-m", "cProfile", "-o", "out", "train.py", "-o", "a"],
+            ["script", "train.py", ["-o", "a"]],
+        ),
+        (["-m", "cProfile", "-o", "out", "-m", "package.train", "a"], None),
         (["-c", SCRIPT, "a"], None),
     ],
 )
@@ -65,3 +75,21 @@ def test_a_program_of_a_librarys_own_has_none():
     from outlast.training.own_command import own_command
 
     assert own_command() is None  # pytest
+
+
+@pytest.mark.parametrize("runner", ["profile", "trace", "of a later Python"])
+def test_what_runs_a_script_in_its_way_counts_as_the_script(tmp_path, monkeypatch, runner):
+    """As these leave the main module, ``sys.argv`` and ``sys.orig_argv``: they are slow."""
+    from outlast.training.own_command import own_command
+
+    script = tmp_path / "train.py"
+    main = types.ModuleType("__main__")
+    main.__file__ = importlib.util.find_spec("trace").origin
+    main.__spec__ = importlib.util.find_spec("profile" if runner == "profile" else "trace")
+    if runner == "of a later Python":
+        main.__file__ = str(script)
+        main.__spec__ = importlib.machinery.ModuleSpec("__main__", None, origin=str(script))
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", [str(script), "taken"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "trace", "-l", str(script), "a"])
+    assert own_command() == script_command(str(script), ["a"])
