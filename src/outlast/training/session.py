@@ -425,11 +425,14 @@ class Session:
         if not self._was_over_at_once or self._has_trained:
             return error
         finished_t = self._rig.finished_t
-        excepthook.no_step_was_left(had_finished=bool(finished_t))
-        is_forgiven = bool(finished_t and left_unset(error))
+        excepthook.no_step_was_left(self._rig.link, finished_t=finished_t)
+        is_forgiven = bool(finished_t and left_unset(error, finished_t=finished_t))
         if finished_t and (is_forgiven or self._is_end(error)) and self._rig.link.rank == 0:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(finished_t))
-            say(f"nothing is left to do: finished at step {self.step} on {when}")
+            say(
+                f"nothing is left to do: finished at step {self.step} on {when}; the code behind "
+                "the loops runs again, without what they would have set or filled"
+            )
         return None if is_forgiven else error
 
     def _is_end(self, error: BaseException | None) -> bool:
