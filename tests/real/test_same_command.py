@@ -162,10 +162,11 @@ def test_what_was_added_since_it_finished_is_no_part_of_what_is_done(floor, tmp_
     assert "has not set" not in failed.err
 
 
+@pytest.mark.parametrize("where", ["BEHIND", "INSIDE"])
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("way", ["run", "torchrun"])
-def test_one_ranks_excuse_is_all_ranks(floor, way, who):
-    flags = ("--nproc-per-node", 2, RANKS, who)
+def test_one_ranks_excuse_is_all_ranks(floor, way, who, where):
+    flags = ("--nproc-per-node", 2, RANKS, who, where)
     for times in range(2):
         process = floor.outlast("run", *flags) if way == "run" else floor.torchrun(*flags)
         assert process.wait() == 0, process.text
