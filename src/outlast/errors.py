@@ -5,6 +5,7 @@
     │   └── StateMismatch                  2     the model is not the one that was saved
     ├── StorageError     (OSError)        77     the storage cannot be used
     ├── ResumeRefused    (RuntimeError)   78     a checkpoint was expected, none is valid
+    ├── StillToDo        (RuntimeError)   76     what is behind a loop, and no step is left for it
     ├── CheckpointInvalid (ValueError)     1     one checkpoint failed its verification
     ├── ShardError       (RuntimeError)    1     a shard of a stream raised
     └── SealError        (ValueError)      1     a peer that does not hold the job's key, or worse
@@ -63,6 +64,12 @@ class ResumeRefused(OutlastError, RuntimeError):
     """A checkpoint was expected and none is valid; starting at step 0 would hide a loss."""
 
     exit_code = Exit.REFUSED
+
+
+class StillToDo(OutlastError, RuntimeError):
+    """The script was cut off behind its loop, and needs for that what only a step would set."""
+
+    exit_code = Exit.GAVE_UP
 
 
 class CheckpointInvalid(OutlastError, ValueError):

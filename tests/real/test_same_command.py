@@ -6,7 +6,7 @@ import pytest
 from floor import SCRIPTS
 from test_bad_input import only_line
 
-SWEEP = SCRIPTS / "sweep.py"
+SWEEP, RANKS = SCRIPTS / "sweep.py", SCRIPTS / "behind_ranks.py"
 WAYS = ("run", "python", "torchrun")
 
 
@@ -150,13 +150,65 @@ def test_what_fails_for_another_reason_is_a_failure(floor, way, where):
     assert "has not set" not in failed.err
 
 
-def test_what_was_cut_off_behind_the_loop_is_still_to_be_done(floor):
-    killed = start(floor, "run", "--max-restarts", "0", SWEEP, "0.1", "behind", DIE="behind")
-    assert killed.poll() == 76
-    again = start(floor, "run", "--max-restarts", "0", SWEEP, "0.1", "behind")
-    assert again.poll() == 76, again.text
-    assert "cut off before" in again.err
-    assert "NameError" in again.err or "UnboundLocalError" in again.err
+@pytest.mark.parametrize("way", ["run", "python"])
+def test_what_was_added_since_it_finished_is_no_part_of_what_is_done(floor, tmp_path, way):
+    script = tmp_path / "sweep.py"
+    script.write_bytes(SWEEP.read_bytes())
+    assert start(floor, way, script, "0.1").poll() == 0
+    old = 'print("end of the script")'
+    script.write_text(SWEEP.read_text().replace(old, f"print(loss)\n    {old}"))
+    failed = start(floor, way, script, "0.1")
+    assert failed.poll() == {"run": 76, "python": 1}[way], failed.text
+    assert "has not set" not in failed.err
+
+
+@pytest.mark.parametrize("where", ["BEHIND", "INSIDE"])
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("way", ["run", "torchrun"])
+def test_one_ranks_excuse_is_all_ranks(floor, way, who, where):
+    flags = ("--nproc-per-node", 2, RANKS, who, where)
+    for times in range(2):
+        process = floor.outlast("run", *flags) if way == "run" else floor.torchrun(*flags)
+        assert process.wait() == 0, process.text
+        assert process.out.count("past the barrier") == (0 if times else 2)
+        assert "Traceback" not in process.err
+    assert process.err.count("the loop has not set loss") == 1
+    assert process.err.count("another rank had no step left") == 1
+
+
+@pytest.mark.parametrize("way", ["run", "torchrun"])
+def test_one_ranks_mistake_is_no_excuse_for_another(floor, way):
+    first = floor.outlast("run", "--nproc-per-node", 2, RANKS, 1)
+    assert first.wait() == 0, first.text
+    flags = ("--nproc-per-node", 2, RANKS, 1, "WRONG")
+    start_it = floor.outlast if way == "run" else floor.torchrun
+    process = start_it(*(("run", *flags) if way == "run" else flags), env={"OUTLAST_RESUME": "1"})
+    assert process.wait() == {"run": 76, "torchrun": 1}[way], process.text
+    assert "KeyError: 'lsos'" in process.err
+    assert "another rank had no step left" not in process.err
+
+
+@pytest.mark.parametrize(
+    ("where", "die", "cause"),
+    [
+        ("behind", "behind", "exit code 9"),
+        ("breaks", "", "ValueError: the report cannot be written"),
+    ],
+)
+def test_what_was_cut_off_behind_the_loop_is_still_to_be_done(floor, where, die, cause):
+    cut = start(floor, "run", SWEEP, "0.1", where, DIE=die)
+    again = start(floor, "run", SWEEP, "0.1", where)
+    plain = start(floor, "python", SWEEP, "0.1", where)
+    for process, attempts in ((cut, 2), (again, 1), (plain, 0)):
+        assert process.poll() == 76, process.text
+        last = our_lines(process)[-1]
+        assert "the loop has not set loss at sweep.py:" in last
+        assert "cut off before and is still to be done: set that ahead of the loop" in last
+        assert "a bug in the script" not in process.err
+        assert sum(": attempt " in line for line in our_lines(process)) == attempts
+    assert f"rank 0 failed ({cause})" in our_lines(cut)[-1]
+    more = start(floor, "run", SWEEP, "0.1", "behind", STEPS="8", OUTLAST_RESUME="1")
+    assert more.poll() == 0, more.text
 
 
 def test_it_is_the_first_finish_that_is_told(floor, tmp_path):

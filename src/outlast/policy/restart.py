@@ -7,7 +7,9 @@ is done about each. Here is what bounds that, in order; the first that holds dec
 what has happened                                    action              exit code
 ===================================================  ==================  =========================
 a worker left on purpose (2, 77, 78, 75)             stop                that one
-workers left with 76: their loss went wrong          stop                76
+workers left with 76: their loss went wrong, or      stop                76
+what is behind the loop was cut off, and no step is
+left that would set what it needs
 a notice was heard and a worker failed               stop                75
 workers left with 79, and the ledger has their       restart, which is   (none)
 rollback                                             not counted
@@ -185,6 +187,7 @@ class RestartPolicy:
         self._seen: list[Sighting] = []  # by this agent
         self._since = 0  # the attempt that made progress last: what was before does not count
         self._num_out = 0
+        self._last = ""  # the failure before this one, where it was tried again
 
     def judge(
         self,
@@ -233,7 +236,10 @@ class RestartPolicy:
         if Exit.DRAINED in codes:
             return _stop(Exit.DRAINED, "drained; start me again", kind=Kind.DRAINED)
         if Exit.GAVE_UP in codes:
-            return _stop(Exit.GAVE_UP, "the loss went wrong")
+            words = _message(failures, Exit.GAVE_UP)
+            if words and self._last:  # what came first is what is to be mended
+                words = f"{self._last}. Started again, {words}"
+            return _stop(Exit.GAVE_UP, words or "the loss went wrong")
         if leaving:
             return _stop(
                 Exit.DRAINED,
@@ -253,6 +259,7 @@ class RestartPolicy:
         verdict = self._bug(case, where) or self._bounded(case, lasted_s, progress=progress)
         if not verdict.restart:
             return verdict
+        self._last = case.reason
         was_at_work = updates > 0 or not verdict.without_progress
         verdict = self._act(
             *(verdict, now_s, chance, elsewhere),

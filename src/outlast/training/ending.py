@@ -8,7 +8,9 @@ still lies in this machine's memory; without one, it is saved again.
 
 All ranks have to end at the same step. Each tells rank 0 where it is, one that fails that it is
 gone, and nobody waits for longer than a save may take. What cannot be saved is said, and is a
-failure: a job whose end is in no checkpoint is not finished.
+failure: a job whose end is in no checkpoint is not finished. Where a rank of a job that had
+finished before could not go on for want of a step (:mod:`outlast.training.unset`), the end that is
+committed stands for all, and nobody waits: the others may wait for that rank elsewhere.
 
 Rejected: hashes of the state at each save (they would be computed while training goes on); the
 files' own digests (to compare a change of one tensor, all of its 16 MiB block has to be there).
@@ -37,6 +39,7 @@ HEARD_S: Final = 30.0
 SLICE_S: Final = 5.0  # a link serves one waiting thread at a time
 TELL_S: Final = 10.0  # until it is said for whom the session's end waits
 _GONE: Final = b"gone "
+_EXCUSED: Final = b"excused"
 
 
 class _Word(msgspec.Struct, frozen=True):
@@ -116,6 +119,13 @@ class Ending:
             with contextlib.suppress(OSError, RuntimeError):  # the store is gone, the attempt over
                 link.publish(f"end/at/{link.rank}", _GONE + type(error).__name__.encode())
 
+    def is_excused(self) -> None:
+        """This rank was, in a job that had finished: the end that is committed stands."""
+        link = self._rig.link
+        if link.world_size > 1:
+            with contextlib.suppress(OSError, RuntimeError):  # the store is gone, with rank 0
+                link.publish(f"end/at/{link.rank}" if link.rank else "end/at", _EXCUSED)
+
     def is_due(self, step: int, timeout_s: float, may_differ: Callable[[], bool]) -> bool:
         """At the session's end: whether some rank's state is not what is committed of ``step``.
 
@@ -128,8 +138,8 @@ class Ending:
             ConfigError: the ranks have ended at different steps.
             StorageError: a rank does not come here.
         """
-        if self._rig.link.world_size > 1:
-            self._meet(step, timeout_s)
+        if self._rig.link.world_size > 1 and not self._meet(step, timeout_s):
+            return False
         engine = self._rig.engine
         engine.wait(timeout_s)
         due = engine.committed_step != step
@@ -137,8 +147,11 @@ class Ending:
             due = not engine.holds(self._state())
         return self._anybody("end/due", due, timeout_s)
 
-    def _meet(self, step: int, timeout_s: float) -> None:
-        """See that all ranks have come to the session's end, at the same step."""
+    def _meet(self, step: int, timeout_s: float) -> bool:
+        """See that all ranks have come to the session's end, at the same step.
+
+        Returns whether there is anything to save: not where a rank was excused.
+        """
         link = self._rig.link
         try:
             if link.rank:
@@ -149,9 +162,9 @@ class Ending:
                 link.publish("end/at", word)
         except (OSError, RuntimeError) as error:  # the store is gone, and with it the attempt
             logger.warning("the ranks do not meet at the session's end: %s", error)
-            return
-        if not word:
-            return
+            return True
+        if not word or word == _EXCUSED:
+            return not word
         committed = self._rig.engine.committed_step
         stands = f"step {committed}, the newest commit, stands" if committed else "none stands"
         kind, _, why = word.decode().partition(" ")
@@ -179,6 +192,8 @@ class Ending:
                     if now > tell_s:
                         tell_s = until_s
                         say(f"the session's end, step {step}, waits for rank {rank}")
+            if word == _EXCUSED:
+                return word.decode()
             if word.startswith(_GONE):
                 return f"gone rank {rank} was ended by {word.removeprefix(_GONE).decode()}"
             if int(word) != step:

@@ -1,4 +1,14 @@
-"""Our own errors, uncaught, are one clear line and the right exit code, never a traceback."""
+"""Our own errors, uncaught, are one clear line and the right exit code, never a traceback.
+
+So is what fails behind the loop of a job that had finished, for want of what the loop would have
+set (:mod:`outlast.training.unset`). One rank's excuse counts for all: it leaves, and ranks that
+wait for it fail by that. Such a rank asks in the session's store whether another was excused.
+Under torchrun that store may have gone with rank 0. Then nobody can be asked, and nobody has to:
+rank 0 has an exit code of its own, which says it if it failed for another reason.
+
+Where the script was cut off behind its loop before the job finished, what is there is still to be
+done, and no further attempt could: the error is one of ours then, with a way on.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +18,31 @@ import os
 import sys
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
-from outlast.errors import OutlastError, exit_code_of
+import torch.distributed as dist
+
+from outlast.attempt.link import Link
+from outlast.errors import OutlastError, StillToDo, exit_code_of
 from outlast.ledger.narrator import say
+from outlast.policy.failures import reads_as_echo
 from outlast.training.unset import left_unset
 
 _SAID: Final = "_outlast_has_said_it"
-_TOLD: Final = "_outlast_has_told_of_it"
-_no_step_left = _had_finished = False  # of the newest session of this process
+_FOUND: Final = "_outlast_has_found"
+_EXCUSED: Final = "behind/excused"  # a rank was, in the session's store
+_ASK_S: Final = 5.0  # it was said before that rank left
+_OF_OTHERS: Final = (getattr(dist, "DistError", ConnectionError), ConnectionError)
+
+
+class _Behind(NamedTuple):
+    """A session of this process had no step left."""
+
+    finished_t: float  # 0 where the script was cut off behind its loop before it finished
+    link: Link
+
+
+_behind: _Behind | None = None  # of the newest session of this process
 Raised = TypeVar("Raised", bound=BaseException)
 
 
@@ -27,44 +53,80 @@ def quietly(error: Raised) -> Raised:
     return error
 
 
-def no_step_was_left(*, had_finished: bool) -> None:
-    """Note that this process's loop had ended before, and whether the whole script had too."""
-    global _no_step_left, _had_finished
-    _no_step_left, _had_finished = True, had_finished
+def no_step_was_left(link: Link, *, finished_t: float) -> None:
+    """Note that this process's loop had ended before, and when the whole script had, or 0."""
+    global _behind  # noqa: PLW0603 - as the hook itself
+    _behind = _Behind(finished_t, link)
     install()
 
 
 def begins() -> None:
     """Another session of this process begins."""
-    global _no_step_left  # noqa: PLW0603 - as the hook itself
-    _no_step_left = False
+    global _behind  # noqa: PLW0603 - as the hook itself
+    _behind = None
 
 
 def is_forgiven(error: BaseException) -> bool:
-    """Whether the script failed only because a finished job had no step left.
-
-    That it failed for want of a step is said either way. Where what is behind the loop was cut off
-    before, it is still to be done, and the failure stands.
-    """
-    what = left_unset(error) if _no_step_left else ""
-    if what and not getattr(error, _TOLD, False):
-        setattr(error, _TOLD, True)
-        _tell_of_unset(what, error)
-    return bool(what) and _had_finished
+    """Whether the script, or another rank's, failed only as a finished job had no step left."""
+    return _found(error) is True
 
 
-def _tell_of_unset(what: str, error: BaseException) -> None:
-    if _had_finished:
-        words = str(error).partition("\n")[0]
-        say(
-            f"no step was left, so the loop has not set {what}; what follows is not done again "
-            f"({type(error).__name__}: {words})"
+def still_to_do(error: BaseException) -> StillToDo | None:
+    """The error in place of one that only says that there was no step left, in a job cut off."""
+    found = _found(error)
+    return found if isinstance(found, StillToDo) else None
+
+
+def _found(error: BaseException) -> StillToDo | bool:
+    """What is behind an error; asked and said once."""
+    if not hasattr(error, _FOUND):
+        setattr(error, _FOUND, _look(error, _behind) if _behind is not None else False)
+    found: StillToDo | bool = getattr(error, _FOUND)
+    return found
+
+
+def _look(error: BaseException, behind: _Behind) -> StillToDo | bool:
+    what = left_unset(error, finished_t=behind.finished_t)
+    why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    if what and not behind.finished_t:
+        return StillToDo(
+            f"no step was left, so the loop has not set {what} ({why}); what is behind the loop "
+            "was cut off before and is still to be done: set that ahead of the loop or compute it "
+            "behind, or train further (a larger until), and run the same command again"
         )
-    else:
-        say(
-            f"no step was left, so the loop has not set {what}; what is behind the loop was cut "
-            "off before and is still to be done: set it ahead of the loop, or compute it behind"
-        )
+    if what:
+        _excuse(behind.link)
+        unset = f"the loop has not set {what}; what follows is not done again ({why})"
+        say(f"no step was left, so {unset}")
+        return True
+    if behind.finished_t and _is_of_others(error) and _is_excused(behind.link):
+        how = type(error).__name__  # its words say which socket was closed, and nothing more
+        say(f"another rank had no step left and has left; what follows is not done again ({how})")
+        return True
+    return False
+
+
+def _is_of_others(error: BaseException) -> bool:
+    """Whether it may be what torch raises when another rank has gone."""
+    return isinstance(error, _OF_OTHERS) or reads_as_echo(str(error))
+
+
+def _excuse(link: Link) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # the store has gone: others see that
+        link.publish(_EXCUSED, b"%d" % link.rank)
+
+
+def _is_excused(link: Link) -> bool:
+    """Whether any rank was; also where rank 0 has gone, and the store with it."""
+    if link.world_size == 1:
+        return False
+    try:
+        link.fetch(_EXCUSED, _ASK_S)
+    except TimeoutError:
+        return False
+    except (OSError, RuntimeError):
+        return link.rank != 0
+    return True
 
 
 def install() -> None:
@@ -76,17 +138,18 @@ def install() -> None:
     def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         if getattr(error, _SAID, False):
             return
-        is_ours = isinstance(error, OutlastError)
-        if not is_ours and not is_forgiven(error):
+        ours = error if isinstance(error, OutlastError) else still_to_do(error)
+        if ours is not error and not is_forgiven(error):
             previous(kind, error, tb)
-            return
+            if ours is None:
+                return
         with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads, or closed
             sys.stdout.flush()
-        if is_ours:
-            say(str(error))
+        if ours is not None:
+            say(str(ours))
         # The interpreter would exit with 1 whatever a hook does; the exit code is a contract.
         atexit._run_exitfuncs()
-        os._exit(exit_code_of(error) if is_ours else 0)
+        os._exit(exit_code_of(ours))
 
     hook.of_outlast = True  # type: ignore[attr-defined]
     sys.excepthook = hook

@@ -58,7 +58,6 @@ from outlast.training.rig import Rig
 from outlast.training.streams import Streams
 from outlast.training.transient import Transient
 from outlast.training.unnamed import Unnamed
-from outlast.training.unset import left_unset
 
 Batch = TypeVar("Batch")
 
@@ -215,7 +214,8 @@ class Session:
     ) -> None:
         self._is_over = True
         self._leave_loop()  # it may still be held: what comes now is no step
-        error = self._unless_finished(error)
+        raised, error = error, self._unless_finished(error)
+        is_excused = raised is not error
         code = exit_code_of(error)
         if error is not None:
             over.explains(error)  # waits for the agent's word, on which it depends what is done
@@ -226,12 +226,7 @@ class Session:
         ended = self._is_end(error)
         clean = ended or code == Exit.DRAINED
         try:
-            if not ended:
-                self._ending.is_none(error)
-            else:
-                with excepthook.one_line_errors():
-                    self._position.refuse_unreached(self.step)
-                self._save_end()
+            self._commit_end(error, ended=ended, is_excused=is_excused)
         except OutlastError as failure:
             code, clean = int(failure.exit_code), False
             raise
@@ -247,7 +242,7 @@ class Session:
             timeout_s = self._leaving.seconds_for_saving(COMMIT_TIMEOUT_S if ended else OTHERS_S)
             if over.is_over or code == Exit.ROLLED_BACK:  # what is in memory stays there
                 timeout_s, clean = 0.0, False
-            copying_s = self._leaving.seconds_for_copying()
+            copying_s = self._seconds_for_copying(is_excused=is_excused)
             try:
                 self._rig.stop(timeout_s, code, clean=clean, copying_s=copying_s)
             finally:
@@ -421,16 +416,19 @@ class Session:
     def _unless_finished(self, error: BaseException | None) -> BaseException | None:
         """Say it if the job had finished before, and nothing was left to do; give what is an error.
 
-        None is if the script fails behind its loop for want of what that would have set.
+        None is if the script, or another rank's, fails for want of what its loop would have set.
         """
         if not self._was_over_at_once or self._has_trained:
             return error
         finished_t = self._rig.finished_t
-        excepthook.no_step_was_left(had_finished=bool(finished_t))
-        is_forgiven = bool(finished_t and left_unset(error))
+        excepthook.no_step_was_left(self._rig.link, finished_t=finished_t)
+        is_forgiven = error is not None and excepthook.is_forgiven(error)
         if finished_t and (is_forgiven or self._is_end(error)) and self._rig.link.rank == 0:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(finished_t))
-            say(f"nothing is left to do: finished at step {self.step} on {when}")
+            say(
+                f"nothing is left to do: finished at step {self.step} on {when}; the code behind "
+                "the loops runs again, without what they would have set or filled"
+            )
         return None if is_forgiven else error
 
     def _is_end(self, error: BaseException | None) -> bool:
@@ -670,6 +668,24 @@ class Session:
             if written is not None and written.error:
                 raise SystemExit(int(Exit.STORAGE))
         raise SystemExit(int(Exit.DRAINED))
+
+    def _commit_end(self, error: BaseException | None, *, ended: bool, is_excused: bool) -> None:
+        """See that the end is committed, or tell the other ranks why this one does not."""
+        if is_excused:
+            self._ending.is_excused()
+        elif not ended:
+            self._ending.is_none(error)
+        else:
+            with excepthook.one_line_errors():
+                self._position.refuse_unreached(self.step)
+            self._save_end()
+
+    def _seconds_for_copying(self, *, is_excused: bool) -> float | None:
+        copying_s = self._leaving.seconds_for_copying()
+        if not is_excused or self._rig.link.world_size == 1:
+            return copying_s
+        # The other ranks may wait for this one to go, and the keeper waits for them.
+        return OTHERS_S if copying_s is None else min(copying_s, OTHERS_S)
 
     def _save_end(self) -> None:
         self._rig.unsaved.is_ending = True

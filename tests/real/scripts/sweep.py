@@ -1,6 +1,7 @@
 """A script with one argument, as people write sweeps: LR [WHERE]; WHERE says what needs the loop.
 
-It trains to STEPS and leaves at once, without a word, before step DIE or behind its session.
+It trains to STEPS and leaves at once, without a word, before step DIE, or behind its session if it
+has trained.
 """
 
 import os
@@ -32,10 +33,12 @@ def main():
             print("trained", session.step + 1, flush=True)
         if WHERE == "inside":
             print("loss", loss)
-    if DIE == "behind":
+    if DIE == "behind" and losses:  # once
         os._exit(9)
-    if WHERE == "behind":
+    if WHERE in ("behind", "breaks"):
         print("loss", loss)
+    if WHERE == "breaks":
+        raise ValueError("the report cannot be written")
     if WHERE == "mean":
         print("mean", sum(losses) / len(losses))
     if WHERE == "bug":

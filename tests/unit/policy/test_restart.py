@@ -237,6 +237,17 @@ def test_a_rollback_that_the_ledger_does_not_know_is_not_believed():
     assert policy.restarts == 3
 
 
+def test_what_is_still_to_be_done_behind_a_loop_is_no_bug_and_names_what_came_first():
+    policy = RestartPolicy(5)
+    left = crash(16, message="no step was left", code=76)
+    first = RestartPolicy(5).judge([left], lasted_s=1.0)
+    assert (first.restart, first.exit_code, first.reason) == (False, 76, "no step was left")
+    assert judge(policy, crash(16, message="ValueError: the report")) == "restart"
+    last = policy.judge([left, echo(16)], lasted_s=1.0)
+    assert (last.restart, last.exit_code) == (False, 76)
+    assert last.reason == "rank 0 failed (ValueError: the report). Started again, no step was left"
+
+
 def test_workers_that_stop_for_their_loss_stop_the_job():
     policy = RestartPolicy(10)
     assert judge(policy, Failure(rank=0, exit_code=76), Failure(rank=1, exit_code=76)) == 76

@@ -1,6 +1,7 @@
 """Behind a loop without a step: what fails for want of it, and what fails for another reason."""
 
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -83,6 +84,55 @@ def in_another_function():
     return report(losses)
 
 
+def nested():
+    history = {"loss": []}
+    for one in ():
+        history["loss"].append(one)
+    return history["loss"][-1]
+
+
+def on_several_lines():
+    losses = []
+    for one in ():
+        losses.append(one)  # noqa: PERF402
+    return torch.stack(
+        losses,
+    )
+
+
+class Meter:
+    def __init__(self):
+        self.name, self.sum, self.count = "loss", 0.0, 0
+
+    def update(self, value):
+        self.sum, self.count = self.sum + value, self.count + 1
+
+    def average(self):
+        return self.sum / self.count
+
+
+def metered():
+    meter = Meter()
+    for one in ():
+        meter.update(one)
+    return meter.average()
+
+
+class Trainer:
+    def __init__(self):
+        self.losses, self.best = [], None
+
+    def attribute(self):
+        for one in ():
+            self.losses.append(one)
+        return self.losses[-1]
+
+    def none_in_attribute(self):
+        for one in ():
+            self.best = one
+        return self.best.item()
+
+
 def misspelt():
     for loss in ():  # noqa: B007
         pass
@@ -116,6 +166,42 @@ def an_index_elsewhere():
     return empty[0]
 
 
+def a_key_of_what_is_read(model):
+    for _ in ():
+        model.zero_grad()
+    return model.state_dict()["wieght"]
+
+
+def a_key_of_what_was_there():
+    config = {"name": "small"}
+    for one in ():
+        config["seen"] = one
+    return config["nmae"]
+
+
+def a_default_that_is_no_default():
+    best = float("inf")
+    for one in ():
+        best = min(best, one)
+    return print({}["acc"], best)
+
+
+def beside_what_is_empty():
+    losses = []
+    for one in ():
+        losses.append(one)  # noqa: PERF402
+    return print({}["acc"], losses)
+
+
+def of_a_loop_elsewhere():
+    def inner():
+        for loss in ():  # noqa: B007
+            pass
+
+    inner()
+    return loss  # noqa: F821
+
+
 def raised(function):
     with pytest.raises(Exception) as caught:  # noqa: PT011
         function()
@@ -135,15 +221,33 @@ def raised(function):
         (key, "metrics"),
         (in_a_while, "found"),
         (in_another_function, "losses"),
+        (nested, "history"),
+        (on_several_lines, "losses"),
+        (metered, "meter"),
+        (Trainer().attribute, "self.losses"),
+        (Trainer().none_in_attribute, "self.best"),
     ],
 )
 def test_for_want_of_the_loop(function, what):
     assert left_unset(raised(function)).startswith(f"{what} at test_unset.py:")
 
 
-@pytest.mark.parametrize("function", [misspelt, of_no_loop, a_file, a_value, an_index_elsewhere])
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(misspelt, of_no_loop, a_file, a_value, an_index_elsewhere),
+        *(a_key_of_what_was_there, a_default_that_is_no_default, beside_what_is_empty),
+        *(of_a_loop_elsewhere, lambda: a_key_of_what_is_read(torch.nn.Linear(1, 1))),
+    ],
+)
 def test_for_another_reason(function):
     assert left_unset(raised(function)) == ""
+
+
+def test_a_script_that_was_changed_since_the_job_finished_excuses_nothing():
+    changed_t = Path(__file__).stat().st_mtime
+    assert left_unset(raised(name), finished_t=changed_t + 1.0)
+    assert left_unset(raised(name), finished_t=changed_t - 1.0) == ""
 
 
 def test_no_error():
