@@ -30,10 +30,10 @@ def own_command() -> Command | None:
             return None
     if not isinstance(file, str) or not is_users(file):
         return None
-    if spec is not None and spec.name == "__main__":  # of a directory, or of a zip file
-        return script_command(file, _arguments(str(Path(file).parent)))
     if spec is not None and spec.loader is None:  # a script that a newer profiler runs
         spec = None
+    if spec is not None and spec.name == "__main__":  # of a directory, or of a zip file
+        return script_command(file, _arguments(str(Path(file).parent)))
     if spec is not None:
         return module_command(spec.name, _arguments(spec.name.removesuffix(".__main__")))
     return script_command(file, _arguments(file))
