@@ -219,6 +219,10 @@ class Auto:
         self._last_s = self._told_s = self._begun_s = now_s
         self._wait()
 
+    def forget_costs(self) -> None:
+        """What checkpoints were seen to cost so far was not all of it."""
+        self._costs_s.clear()
+
     def changed(self) -> Change | None:
         """The latest change that was not asked for yet."""
         change, self._untold = self._untold, None
@@ -332,10 +336,10 @@ def _reason(before: Change | None, cost_s: float, per_h: float) -> str:
     if before is None:
         return "the first checkpoint was measured"
     if not before.cost_s or not cost_s:
-        return "checkpoints take another time"
+        return "checkpoints cost something else"
     by_cost, by_rate = math.log(cost_s / before.cost_s), math.log(per_h / before.failures_per_h)
     if abs(by_cost) > abs(by_rate):
-        return f"checkpoints block training for {'longer' if by_cost > 0 else 'less long'}"
+        return f"checkpoints cost training {'more' if by_cost > 0 else 'less'}"
     return f"the job fails {'more often' if by_rate > 0 else 'less often'}"
 
 

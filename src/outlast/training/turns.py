@@ -76,6 +76,7 @@ class Turns:
         self._end_s: float | None = None  # monotonic time at which the machine goes
         self._taken_s = time.monotonic()
         self._end_cost_s = self._took_s = 0.0
+        self._knows_took = bool(costs_s)
         self._skip_told = False
         self._stuck_told = 0
 
@@ -104,6 +105,9 @@ class Turns:
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
         """A snapshot was begun, and blocked the loop for so long."""
         since_s = now_s - self._taken_s
+        if self._auto is not None and self._took_s and not self._knows_took:
+            self._auto.forget_costs()  # before the first save had ended
+            self._knows_took = True
         self._cadence.taken(step, now_s, cost_of(blocked_s, self._took_s))
         self._taken_s = now_s
         change = self._auto.changed() if self._auto is not None else None

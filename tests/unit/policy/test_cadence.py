@@ -94,7 +94,7 @@ def test_auto_learns_the_mean_cost_and_lets_go_of_a_dear_first_one():
     assert auto.interval_s == pytest.approx(dear / math.sqrt(10), rel=0.17)
     change = auto.changed()
     assert change is not None
-    assert change.reason == "checkpoints block training for less long"
+    assert change.reason == "checkpoints cost training less"
     assert auto.changed() is None
 
 

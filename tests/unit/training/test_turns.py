@@ -41,7 +41,7 @@ def test_each_change_of_the_interval_is_told_once(changes):
     for step in range(3, 40):
         one.taken(step, 1e6, 9.0)
     assert len(changes) > 1
-    assert changes[1].reason == "checkpoints block training for longer"
+    assert changes[1].reason == "checkpoints cost training more"
     assert changes[1].before_s == first.interval_s
 
 
@@ -109,4 +109,7 @@ def test_what_a_save_takes_from_the_steps_counts(changes):
         one.taken(1, 0.0, 0.5)
     without, with_it = changes
     assert (without.cost_s, with_it.cost_s) == (0.5, cost_of(0.5, 8.0))
+    light.written(8.0)
+    light.taken(2, 10.0, 0.5)
+    assert changes[-1].cost_s == cost_of(0.5, 8.0)  # the first one is not in the mean
     assert with_it.interval_s > 2 * without.interval_s
