@@ -23,6 +23,7 @@ class Case(NamedTuple):
     step: Callable[[int], None]
     is_lazy: bool = True  # something is left for later at each boundary
     voids: int = 0  # snapshots that may be void until the session has learned what changes
+    skips: bool = False  # in some steps no optimizer steps: behind them nothing is left
 
 
 CASES: dict[str, Callable[[str], Case]] = {}
@@ -384,7 +385,7 @@ def scaler_and_schedulers(device):
         scaler.update()
         scheduler.step()
 
-    return Case(named, step)
+    return Case(named, step, skips=True)
 
 
 @case

@@ -413,9 +413,12 @@ def test_auto_counts_the_jobs_failures_and_writes_down_its_interval(job, monkeyp
             ledger.append("resumed", step=0)
             ledger.append("worker_lost", exit_code=-9)
     second = train()
-    assert second["num_seen"] == pytest.approx(3, rel=0.01)
-    assert second["failures_per_h"] == pytest.approx(0.4, rel=0.01)
-    assert second["reason"] == "the first checkpoint was measured"
+    # Three within a moment are a burst: one of them is the calm's.
+    assert second["burst"]
+    assert second["reason"] == "failures come in a burst"
+    assert second["num_seen"] == pytest.approx(1, rel=0.02)
+    assert second["failures_per_h"] > 100
+    assert second["interval_s"] < 1
 
 
 class Objects(torch.optim.SGD):
