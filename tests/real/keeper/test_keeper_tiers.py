@@ -97,7 +97,7 @@ def test_a_tier_that_fails_costs_nothing_but_its_copies(place):
 
 
 def newest_failure(place):
-    return max((event["step"] for event in events(place, "storage_error")), default=0)
+    return max((event.get("step") or 0 for event in events(place, "storage_error")), default=0)
 
 
 def test_a_full_tier_costs_nothing_but_its_copies(floor, tmp_path):
