@@ -83,14 +83,14 @@ class Client:
             raise
 
     def reserve(
-        self, num_bytes: int, buffers: int | None, workers: int
+        self, num_bytes: int, buffers: int | None, workers: int, *, useful: int = 1
     ) -> tuple[wire.Reserved, list[Arena]]:
         """Memory for snapshots.
 
         Raises:
             OSError: the keeper is gone, or does not answer.
         """
-        ask = wire.Reserve(num_bytes=num_bytes, buffers=buffers, workers=workers)
+        ask = wire.Reserve(num_bytes=num_bytes, buffers=buffers, useful=useful, workers=workers)
         answer, _, fds = self._ask_alone(ask, wire.Reserved, ANSWER_TIMEOUT_S)
         return answer, [Arena.seen(fd) for fd in fds]
 

@@ -204,7 +204,7 @@ class Conclusions:
         if gathered.differs:
             return False
         _, data = self._manifest(save, parts)
-        return self._keep(save, data)
+        return self._keep(save, data, "")
 
     def _manifest(self, save: Save, parts: Mapping[int, Part]) -> tuple[Manifest, bytes]:
         manifest = merge(
@@ -236,7 +236,7 @@ class Conclusions:
         tier, storage = self._files.target(save)
         if storage is not None:
             put_manifest(storage, f"{save.name}/{MANIFEST}", data)
-        self._keep(save, data)
+        self._keep(save, data, tier)
         timings = save.timings(start_s)
         num_bytes = num_bytes_of(manifest)
         num_files = sum(part.num_files for part in save.parts.values()) + 1
@@ -277,11 +277,11 @@ class Conclusions:
                 by_us = True
         except OSError as error:
             logger.warning("step %d: %s was not written here: %s", save.step, MANIFEST, error)
-        self._keep(save, data)
+        self._keep(save, data, tier)
         self._announce(save, manifest, data, tier, by_us=by_us)
         self._decide(save, wire.Ended(step=save.step, serial=save.serial, tier=tier), b"")
 
-    def _keep(self, save: Save, data: bytes) -> bool:
+    def _keep(self, save: Save, data: bytes, tier: str) -> bool:
         """The snapshot is readable in memory, as far as this machine has it; whether it is."""
         with self._lock:
             sides = save.ranks.values()
@@ -299,7 +299,7 @@ class Conclusions:
             for rank, one in save.ranks.items():
                 small |= one.small_files(rank)
             self._books.kept[str(save.name)] = Kept(
-                files=files, small={**small, MANIFEST: data}, attempt=save.attempt
+                files=files, small={**small, MANIFEST: data}, attempt=save.attempt, tier=tier
             )
             self._on_change()
             return True

@@ -29,7 +29,7 @@ from outlast.errors import CheckpointInvalid
 from outlast.keeper import parley, trouble
 from outlast.keeper.arrivals import REASON_MAX, Alone, Late, NotComing, Others, Waiting
 from outlast.keeper.flight import Committed
-from outlast.keeper.memory import Due
+from outlast.keeper.memory import Due, Memory
 from outlast.policy.drain import hopeless
 from outlast.storage import Storage
 
@@ -40,6 +40,9 @@ LAST_TRIES: Final = 4  # of a tier that fails, once the job is over: seconds, no
 PAUSE_MAX_S: Final = 60.0
 SAY_S: Final = 5.0  # between two words to rank 0's keeper on how far it is
 PACE_AFTER_S: Final = 2.0  # of a try, until its pace says something
+
+
+Source = Storage | Memory
 
 
 class Superseded(Exception):
@@ -65,7 +68,7 @@ class Copier:
     Args:
         job: id of the job.
         tier: where to.
-        sources: name → storage of all durable tiers.
+        sources: name → storage of all durable tiers; "" → this machine's memory.
         record: puts an event into the ledger.
         invalid: saves that a resume has rejected.
         health: says what is known of the checkpoints besides.
@@ -79,7 +82,7 @@ class Copier:
         self,
         job: str,
         tier: Tier,
-        sources: Mapping[str, Storage],
+        sources: Mapping[str, Source],
         *,
         record: Callable[..., None],
         invalid: set[SaveName],
@@ -257,6 +260,8 @@ class Copier:
         source, target = self._sources[committed.tier], self.tier.storage
         if self._is_there(committed):
             return
+        if not committed.tier and not source.exists(f"{directory}/{MANIFEST}"):
+            raise NotComing("it is not in memory any more")
         inventory = inventory_of(manifest, [Place(committed.tier, source)])
         ours = {
             name: entry
@@ -409,6 +414,7 @@ class Copies:
         in_flight: says which saves are being written.
         on_due: told, for a tier, what it has yet to get, and when it no longer has.
         others: the other machines that bring their files.
+        memory: what is in this machine's memory.
     """
 
     def __init__(
@@ -420,6 +426,7 @@ class Copies:
         on_due: Callable[[str, Due, bool], None] = lambda *_: None,
         *,
         others: Others | None = None,
+        memory: Source | None = None,
     ) -> None:
         self.invalid: set[SaveName] = set()
         self.health = Health()
@@ -428,12 +435,14 @@ class Copies:
         self._lock = threading.Lock()
         self._newest: Committed | None = None
         self._given: dict[str, SaveName] = {}  # tier → the newest save that it was to get
-        self._tiers = sources = {tier.name: tier.storage for tier in tiers}
+        self._sources: dict[str, Source] = {tier.name: tier.storage for tier in tiers}
+        if memory is not None:
+            self._sources[""] = memory
         for tier in tiers:
             self._copiers[tier.name] = Copier(
                 job,
                 tier,
-                sources,
+                self._sources,
                 record=record,
                 invalid=self.invalid,
                 health=lambda: self.health,
@@ -463,6 +472,18 @@ class Copies:
             if name != newest.tier and self._is_new(name, newest.manifest.save):
                 copier.submit(newest)
 
+    def bring_from_memory(self, committed: Committed) -> bool:
+        """Nobody trains any more: what is in memory alone goes to the first tier; once.
+
+        Returns:
+            Whether that is news.
+        """
+        name, copier = next(iter(self._copiers.items()))
+        if not self._is_new(name, committed.manifest.save):
+            return False
+        copier.submit(committed)
+        return True
+
     def _is_new(self, tier: str, save: SaveName) -> bool:
         """Whether ``tier`` was not to get ``save`` yet; it is from now on."""
         with self._lock:
@@ -476,7 +497,7 @@ class Copies:
     def go_on(self, due: Mapping[str, Due]) -> None:
         """Bring what a predecessor had yet to bring, as far as it is still there."""
         for name, one in due.items():
-            source = self._tiers.get(one.source)
+            source = self._sources.get(one.source)
             if name not in self._copiers or source is None:
                 continue
             try:

@@ -86,7 +86,9 @@ class Holdings:
         size = ring or max(message.num_bytes, 1)
         wanted = max(decision.buffers, 1)
         free = [number for number in self.books.of_rank(rank) if number not in in_use]
-        fitting = [n for n in free if self.books.arenas[n].num_bytes >= size][:wanted]
+        # The first one is written first: what is newest stays for longest.
+        free.sort(key=self.books.newest_in)
+        fitting = [n for n in free if self.books.arenas[n].num_bytes >= size][-wanted:]
         self._give_back(number for number in free if number not in fitting)
         words = decision.words
         try:
@@ -182,6 +184,7 @@ class Holdings:
         decision = admit(
             most * message.workers,
             wanted=message.buffers,
+            useful=message.useful,
             available_bytes=available_bytes() + ours,
         )
         self._admitted = (attempt, most, decision)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from outlast.checkpoint.manifest import MANIFEST
+from outlast.checkpoint.names import SaveName, named
 from outlast.keeper.arena import Arena
 from outlast.storage import Blob
 
@@ -24,11 +25,13 @@ class Kept(msgspec.Struct, kw_only=True):
         files: name → (arena, bytes).
         small: name → content; the manifest is among them.
         attempt: that wrote it.
+        tier: the one that it was committed to; "" where it is in memory alone.
     """
 
     files: dict[str, tuple[int, int]]
     small: dict[str, bytes]
     attempt: int = 0
+    tier: str = ""
 
     @property
     def manifest(self) -> bytes:
@@ -86,6 +89,15 @@ class Books:
         """The arenas of ``rank``."""
         return [number for number, owner in self.owners.items() if owner == rank]
 
+    def newest_in(self, number: int) -> SaveName:
+        """The newest save of which something lies in this arena."""
+        parts = (
+            named(save)
+            for save, kept in self.kept.items()
+            if any(arena == number for arena, _ in kept.files.values())
+        )
+        return max(parts, default=SaveName(-1))
+
     def overwrite(self, number: int) -> None:
         """What lies in this arena is no longer whole."""
         for save, kept in list(self.kept.items()):
@@ -115,7 +127,7 @@ class Books:
                 found[save] = part
             elif known.manifest == part.manifest:
                 files, small = {**part.files, **known.files}, {**part.small, **known.small}
-                found[save] = Kept(files=files, small=small, attempt=known.attempt)
+                found[save] = Kept(files=files, small=small, attempt=known.attempt, tier=known.tier)
         return found
 
     def take_over(self, data: bytes, arenas: Mapping[int, Arena]) -> None:

@@ -19,6 +19,8 @@ from typing import Any, Final
 import msgspec
 
 from outlast.checkpoint.catalog import Health
+from outlast.checkpoint.inventory import rank_of
+from outlast.checkpoint.manifest import FULL, decode
 from outlast.checkpoint.names import named
 from outlast.keeper import wire
 from outlast.keeper.between import Between
@@ -28,7 +30,7 @@ from outlast.keeper.fence import Fence
 from outlast.keeper.flight import Committed
 from outlast.keeper.gate import Gate
 from outlast.keeper.holdings import Holdings
-from outlast.keeper.memory import Due
+from outlast.keeper.memory import Due, Memory
 from outlast.keeper.neighbours import Neighbours
 from outlast.keeper.peers import Peers
 from outlast.keeper.persist import Pool
@@ -82,7 +84,13 @@ class Keeper:
         )
         self._between = Between(self._saves, job_key=lambda: self._peers.key, record=self._record)
         self._copies = Copies(
-            setup.job, tiers, self._record, self._saves.names, self._due, others=self._between
+            setup.job,
+            tiers,
+            self._record,
+            self._saves.names,
+            self._due,
+            others=self._between,
+            memory=Memory(self._holdings.books.arenas, self._holdings.books.kept),
         )
         self._copies.go_on(dict(self._holdings.books.due))
         self._peers = Peers(
@@ -103,7 +111,7 @@ class Keeper:
         """Serve until nobody needs it any more; whether everything was done that was due."""
         self._listener.settimeout(TICK_S)
         sweep(Path(self._setup.socket))
-        while not (self._may_leave() and self._listener.close()):
+        while not (self._may_leave() and not self._brings_more() and self._listener.close()):
             try:
                 sock = self._listener.accept()
             except TimeoutError:
@@ -378,6 +386,33 @@ class Keeper:
             if not (self._saves.idle and self._copies.idle and self._between.idle):
                 return False
             return bool(known) or now >= self._stays_until_s
+
+    def _brings_more(self) -> bool:
+        """Whether there was a snapshot in memory alone, which then goes to the first tier.
+
+        So it comes to no more than time where the script has failed and nobody goes on.
+        """
+        if self._deadline_s is not None and time.monotonic() > self._deadline_s:
+            return False
+        with self._saves.lock:
+            kept = self._holdings.books.kept
+            newest = max(kept, key=named, default="")
+            if not newest or kept[newest].tier:
+                return False
+            one = kept[newest]
+        manifest = decode(one.manifest, named(newest))
+        if manifest.kind != FULL:
+            return False
+        ranks = {rank_of(name) for name in (*one.files, *one.small)} - {None}
+        committed = Committed(
+            manifest=manifest,
+            data=one.manifest,
+            ranks=tuple(sorted(rank for rank in ranks if rank is not None)),
+            tiers=None,
+            tier="",
+            by_us=False,
+        )
+        return self._copies.bring_from_memory(committed)
 
     def _tell_progress(self) -> None:
         with self._saves.lock:

@@ -110,10 +110,14 @@ class Told(_Message):
 
 
 class Reserve(_Message):
-    """Asks for memory for this rank's snapshots: ``num_bytes`` each, one of ``workers`` here."""
+    """Asks for memory for this rank's snapshots: ``num_bytes`` each, one of ``workers`` here.
+
+    ``buffers`` are what the owner has set; without that there are up to ``useful``.
+    """
 
     num_bytes: int
     buffers: int | None
+    useful: int = 1
     workers: int = 1
 
 

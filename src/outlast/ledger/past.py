@@ -52,7 +52,8 @@ _ENTIRE: Final = frozenset(
     }
 )
 _SNAPSHOT: Final = b"snapshot"
-_COST: Final = re.compile(rb'"blocked_s":([0-9.e+-]+)')
+_COST: Final = re.compile(rb'"cost_s":([0-9.e+-]+)')
+_BLOCKED: Final = re.compile(rb'"blocked_s":([0-9.e+-]+)')
 _FAILURES_MAX: Final = 100  # of a machine
 REMEMBERED: Final = 64  # of the newest commits, and of those that were seen to be healthy
 
@@ -333,9 +334,8 @@ class Past:
             self.failures.see(
                 head["event"].decode(), _time(head["t"]), head["node"].decode(errors="replace")
             )
-            if head["event"] == _SNAPSHOT and (cost := _COST.search(line, head.end())):
-                cost_s = cost_of(_time(cost[1]), known.took_s)
-                known.costs_s = [*known.costs_s[1 - COSTS_KEPT :], cost_s]
+            if head["event"] == _SNAPSHOT:
+                self._cost(line, head.end())
             return
         event = decode(line)
         if event is not None:
@@ -346,6 +346,17 @@ class Past:
                 lost = event.get("node")
                 source = str(event.get("source") or "")
                 self.failures.see(event.event, event.t, str(lost or event.node), source)
+
+    def _cost(self, line: bytes, start: int) -> None:
+        """What a snapshot has cost; of those that do not say, what they blocked and what it took."""
+        known = self._known
+        if cost := _COST.search(line, start):
+            cost_s = _time(cost[1])
+        elif blocked := _BLOCKED.search(line, start):
+            cost_s = cost_of(_time(blocked[1]), known.took_s)
+        else:
+            return
+        known.costs_s = [*known.costs_s[1 - COSTS_KEPT :], cost_s]
 
     def _machine(self, event: Event) -> None:
         host = str(event.get("node") or event.node)  # read from disk, the field is the head's

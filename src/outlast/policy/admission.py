@@ -12,6 +12,7 @@ import msgspec
 
 RESERVE_BYTES: Final = 512 << 20  # what training itself may still need at the least
 RESERVE_SHARE: Final = 0.05  # of what is free now
+EASY: Final = 0.5  # of what is free: what nobody has asked for takes no more
 GIB: Final = 1 << 30
 
 
@@ -27,15 +28,20 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     words: str = ""
 
 
-def admit(snapshot_bytes: int, *, wanted: int | None, available_bytes: int) -> Admission:
+def admit(
+    snapshot_bytes: int, *, wanted: int | None, available_bytes: int, useful: int = 1
+) -> Admission:
     """Decide how many buffers there are.
 
     Args:
         snapshot_bytes: one snapshot of all workers of this machine.
-        wanted: buffers asked for, None for as many as are useful (one).
+        wanted: buffers asked for, None for as many as are useful.
         available_bytes: memory that can be had without swapping.
+        useful: that many, but for one no more than ``EASY`` of what is free.
     """
-    asked = 1 if wanted is None else wanted
+    asked = wanted
+    if asked is None:
+        asked = useful if useful * snapshot_bytes <= EASY * available_bytes else 1
     usable = max(available_bytes - max(RESERVE_BYTES, int(available_bytes * RESERVE_SHARE)), 0)
     fit = asked if not snapshot_bytes else min(asked, usable // snapshot_bytes)
     if fit == asked:

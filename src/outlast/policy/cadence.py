@@ -75,7 +75,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
             counts no more, so they are no whole numbers.
         reason: what has changed, in words.
         tier: whose interval it is (see :mod:`outlast.policy.tier_cadence`); None for the job's.
-        every: that tier takes every Nth checkpoint from now on.
         burst: whether failures come in a burst.
     """
 
@@ -87,7 +86,6 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     seen_h: float
     reason: str
     tier: str | None = None
-    every: int | None = None
     burst: bool = False
 
 
@@ -241,19 +239,7 @@ class Auto:
             middle_h = (self._last_s - self._begun_s + interval_s / 2) / HOUR_S
             calm_s = interval_s * bunched(middle_h * self._chosen.failures_per_h)
             calm_s = min(max(calm_s, AUTO_MIN_S), AUTO_MAX_S)
-        costs = Costs(checkpoint_h=max(self._cost_s, COST_LEAST_S) / HOUR_S)
-        least_s = AUTO_LEAST * HOUR_S / (self._known.calm_per_h + self._known.burst_per_h())
-        wait_s = 0.0
-        for _ in range(ROUNDS if self._known.bursts else 0):
-            rate = self._known.burst_per_h(wait_s / 2 / HOUR_S)
-            best_s = HOUR_S * exact_best_h(costs, rate) if rate > NO_RATE else math.inf
-            # Rates add up, and an interval goes with the root of its rate.
-            both_s = max(1 / math.hypot(1 / calm_s, 1 / best_s), min(least_s, calm_s))
-            is_found = abs(both_s - wait_s) <= CLOSE * both_s
-            wait_s = both_s
-            if is_found:
-                break
-        wait_s = wait_s or calm_s
+        wait_s = sooner_s(calm_s, self._cost_s, self._known)
         self._due_s = self._last_s + wait_s
         if self._chosen is not None:
             self._tell_of_storm(wait_s, calm_s)
@@ -307,6 +293,32 @@ class Auto:
             seen_h=self._known.calm.seen_h,
             reason=reason,
         )
+
+
+def sooner_s(calm_s: float, cost_s: float, known: Hazard, share: float = 1.0) -> float:
+    """How long to wait where there may be a burst: the wait that is best for the rate in its middle.
+
+    Args:
+        calm_s: how long in calm.
+        cost_s: of a checkpoint.
+        known: how often the job fails just now.
+        share: of the failures that the checkpoint is needed for.
+    """
+    if not known.bursts or not share:
+        return calm_s
+    costs = Costs(checkpoint_h=max(cost_s, COST_LEAST_S) / HOUR_S)
+    least_s = AUTO_LEAST * HOUR_S / ((known.calm_per_h + known.burst_per_h()) * share)
+    wait_s = 0.0
+    for _ in range(ROUNDS):
+        rate = share * known.burst_per_h(wait_s / 2 / HOUR_S)
+        best_s = HOUR_S * exact_best_h(costs, rate) if rate > NO_RATE else math.inf
+        # Rates add up, and an interval goes with the root of its rate.
+        both_s = max(1 / math.hypot(1 / calm_s, 1 / best_s), min(least_s, calm_s))
+        is_found = abs(both_s - wait_s) <= CLOSE * both_s
+        wait_s = both_s
+        if is_found:
+            break
+    return wait_s
 
 
 def cost_of(blocked_s: float, took_s: float) -> float:

@@ -41,10 +41,9 @@ _STATES: Final[dict[int, State]] = {
 
 
 class TierInterval(msgspec.Struct, frozen=True, kw_only=True):
-    """How often a tier takes a checkpoint: seconds, each so many-th one, and why."""
+    """How often a tier takes a checkpoint, in seconds while it is calm, and why."""
 
     interval_s: float
-    every: int
     reason: str
 
 

@@ -213,7 +213,7 @@ class Run:
     def _save(self) -> None:
         turn, self._saves_due = self._saves_due, self._saves_due + 1
         self._account()
-        names = self._tiers.due(turn)
+        names = self._tiers.due(turn, self._clock.now_s)
         due = [saved for saved in self._saved if saved.level.name in names]
         cost_s = sum(saved.level.cost_s for saved in due)
         self._enter("saving", cost_s, lambda: self._has_saved(due, cost_s))
@@ -224,14 +224,15 @@ class Run:
         self._saves += 1
         for saved in due:
             saved.add(self._work_s, now_s + saved.level.lag_s, self._holders)
-        each = [saved.level for saved in due if self._tiers.every(saved.level.name) == 1]
+        each = [saved.level for saved in due if self._tiers.takes_each(saved.level.name)]
         self.cadence.taken(self._step, now_s, sum(level.cost_s for level in each))
         if not self._tiers.is_fixed:
             for saved in due:
                 cost = Cost(copy_s=saved.level.lag_s, slowed=0.0, blocked_s=saved.level.cost_s)
                 self._tiers.measured(saved.level.name, cost)
             speed = (self.setup.step_s or 1.0) / self._speed
-            self._tiers.taken(now_s, self.cadence.due_s(self._step, now_s, speed) - now_s)
+            next_s = self.cadence.due_s(self._step, now_s, speed) - now_s
+            self._tiers.taken(now_s, next_s, [saved.level.name for saved in due])
         if self._work_s >= self.setup.work_s * (1 - 1e-12):
             self._ended = "finished"
             return

@@ -35,9 +35,15 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """Rank 0's word: a save to try, or the end of the search; with neither, a first start."""
+    """Rank 0's word: a save to try, or the end of the search; with neither, a first start.
+
+    Attributes:
+        save: its name.
+        committed: the newest step that is known to be in storage, up to that one; 0 for none.
+    """
 
     save: str = ""
+    committed: int = 0
     skipped: list[Skipped] = []
     notes: list[str] = []
     refused: str = ""
@@ -60,6 +66,7 @@ class Candidates:
         self._skipped: list[Skipped] = []
         self._partial: list[SaveName] = []
         self._saves: set[SaveName] = set()
+        self._stored: set[SaveName] = set(promised)
         self._tried: set[SaveName] = set()
         self._storages = [place for place in places if not place.in_memory]
         self._is_complete = False  # whether these were listed too
@@ -79,7 +86,11 @@ class Candidates:
         if self._candidates:
             save = self._candidates.pop()
             self._tried.add(save)
-            return Proposal(save=str(save), skipped=self._skipped, notes=self._notes)
+            stored = [one.step for one in self._stored if one <= save]
+            committed = max(stored, default=0)
+            return Proposal(
+                save=str(save), committed=committed, skipped=self._skipped, notes=self._notes
+            )
         if self._failure:
             return Proposal(
                 storage=f"{self._failure}; run the same command again once it can be, or start "
@@ -142,7 +153,9 @@ class Candidates:
     def _look(self, places: Sequence[Place]) -> None:
         for place in places:
             try:
-                self._saves |= set(find_saves(place.storage).committed)
+                found = set(find_saves(place.storage).committed)
+                self._saves |= found
+                self._stored |= found if not place.in_memory else set()
             except OSError as error:
                 where = place.storage.describe()
                 reason = f"{where} cannot be listed: {error.strerror or error}"

@@ -53,6 +53,7 @@ MAX_VOID: Final = 3  # snapshots in a row that may be void before the save is ca
 AGREEING: Final = "the ranks are agreeing on who writes what"
 DIED: Final = "the keeper died before the commit; the older checkpoint stands"
 ENDED: Final = "the attempt ended before the commit; the older checkpoint stands"
+NOT_KEPT: Final = "this machine has no room to keep a snapshot while the next is taken"
 HEAD_BYTES: Final = 1 << 20  # room for a file's header when memory is reserved ahead
 
 
@@ -167,6 +168,11 @@ class Engine:
         """Whether a snapshot could be taken now."""
         with self._changed:
             return not self._why_not()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a snapshot stays in this machine's memory until the next one is whole."""
+        return self._room.keeps
 
     @property
     def idle_soon(self) -> bool:
@@ -333,6 +339,8 @@ class Engine:
         self._reserve(plan.size)
         reserved = self._room.reserved
         assert reserved is not None  # noqa: S101 - it was made
+        if tiers == () and not self._room.keeps:
+            raise ConfigError(NOT_KEPT)
         with self._changed:
             busy = {other.arena for other in self._flights.values()}
         flight.arena, buffer = self._room.take(busy)

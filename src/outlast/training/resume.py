@@ -51,6 +51,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         step: completed steps to go on from; 0 on a first start.
         loaded: the state, or None on a first start.
+        committed: the newest step up to there that storage has; less than ``step`` where the state
+            came from the machines' memory alone.
         skipped: newer checkpoints that were passed over.
         read_s: seconds spent verifying and reading.
         sources: file → the name of the place that this rank read it from.
@@ -62,6 +64,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     loaded: Checkpoint | None
     skipped: list[Skipped]
     read_s: float
+    committed: int = 0
     sources: dict[str, str] = {}
     repaired: list[Repaired] = []
     notes: list[str] = []
@@ -193,6 +196,7 @@ def _finish(
     return Outcome(
         step=checkpoint.manifest.step,
         loaded=checkpoint,
+        committed=proposal.committed,
         skipped=proposal.skipped,
         read_s=0.0,
         sources=checkpoint.sources,

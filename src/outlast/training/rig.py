@@ -246,7 +246,9 @@ class Rig:
         )
         self.engine.line.wait_until_ready()
         self.engine.line.reject(tuple(one.save for one in outcome.skipped if one.save))
-        self.engine.committed_step = outcome.step
+        self.engine.committed_step = outcome.committed
+        if outcome.committed < outcome.step:
+            self.turns.repeat("no storage has what was resumed from")
         if self.link.rank == 0:
             source = outcome.loaded.manifest.world_size if outcome.loaded else None
             for skipped in outcome.skipped:
@@ -438,12 +440,14 @@ class Rig:
         size = self.engine.capture(found, None if tiers is None else tuple(tiers), start_s)
         now = time.monotonic()
         self.samples.stalled(now - start_s)
-        self.turns.taken(step, now, now - start_s)
+        cost_s = self.turns.taken(step, now, now - start_s, tiers)
         if self.link.rank == 0:
             self._notes.append(
                 {
                     "step": step,
                     "blocked_s": round(now - start_s, 6),
+                    "cost_s": round(cost_s, 6),
+                    "tiers": tiers,
                     "bytes": size,
                     "reason": str(info.get("reason", "")),
                     "kind": found.kind,
@@ -528,14 +532,14 @@ class Rig:
 
     def _written(self, written: Written) -> None:
         if written.void:
-            self.turns.repeat()
+            self.turns.repeat("the snapshot before was void")
             if self.link.rank == 0:
                 self.skipped(written.step, f"{written.error}; it is taken again, all at once")
         else:
             if self.link.rank == 0 and not written.told:
                 self.skipped(written.step, written.error)
             self.unsaved.ended(written)
-            self.turns.written(written.took_s)
+            self.turns.written(written.took_s, alone=not written.tier, error=written.error)
             self._on_written(written.step, written.error)
             self.judging.committed(self.engine.committed_step)
         self._changed()

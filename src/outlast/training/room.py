@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from outlast.attempt.link import STORE_VARIABLE
 from outlast.checkpoint import devices
 from outlast.config import Settings
 from outlast.keeper import wire
@@ -21,6 +22,19 @@ logger = logging.getLogger(__name__)
 # What is in memory, and what others keep a copy of, stays readable while the next is copied.
 MEMORY_TIER_BUFFERS: Final = 2
 _PORTABLE: Final = 1  # cudaHostRegisterPortable: for all devices of this process
+
+
+def snapshots_stay(settings: Settings) -> bool:
+    """Whether a snapshot may be all there is of a checkpoint, for a while.
+
+    It is where the machine's agent keeps the memory while workers come and go. Whoever says how
+    often there is a checkpoint means one that is in storage; so does he who wants most of them
+    without the optimizer's state, and memory that is named as a tier has rules of its own.
+    """
+    every, first = settings.checkpoint_every, settings.tiers[0]
+    is_open = every.steps is None and every.seconds is None and first.kind != "memory"
+    is_whole = settings.checkpoint_optimizer_every == 1
+    return STORE_VARIABLE in os.environ and is_open and is_whole
 
 
 class Room:
@@ -39,6 +53,7 @@ class Room:
         stays = any(tier.kind == "memory" for tier in settings.tiers)
         if stays or num_replicas(settings.peer_replicas, machines):
             self._wanted = MEMORY_TIER_BUFFERS if self._wanted is None else self._wanted
+        self._useful = MEMORY_TIER_BUFFERS if snapshots_stay(settings) else 1
         self._lock = threading.Lock()
         self._arenas: dict[int, Arena] = {}
         self._buffers: dict[int, torch.Tensor] = {}
@@ -51,6 +66,11 @@ class Room:
         """Snapshots that may be in flight at once."""
         return max(len(self._buffers), 1)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether a snapshot stays in memory until the one after it is whole."""
+        return len(self._buffers) > 1
+
     def reserve(self, client: Client, size: int) -> str:
         """See that there is room for ``size`` bytes; what people should know of it, or "".
 
@@ -61,7 +81,9 @@ class Room:
             known = self.reserved
             if known is not None and (known.ring_bytes or known.num_bytes >= size):
                 return ""
-            reserved, arenas = client.reserve(size, self._wanted, self._workers)
+            reserved, arenas = client.reserve(
+                size, self._wanted, self._workers, useful=self._useful
+            )
             self._unregister()
             for arena in self._arenas.values():
                 arena.close()

@@ -116,6 +116,15 @@ class Session:
 
     # --- entering and leaving ----------------------------------------------------------------
 
+    def __getattr__(self, name: str) -> Any:
+        """Asked for what is not there: of all that opening makes, this is needed first."""
+        if name == "_rig":
+            with excepthook.one_line_errors():
+                raise ConfigError(
+                    "the session is not open; write: with outlast.session(…) as session:"
+                )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __enter__(self) -> Self:
         self._entry = entry_of(sys._getframe(1))
         excepthook.begins()

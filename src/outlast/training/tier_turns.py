@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from outlast.config import Settings
 from outlast.ledger.file import Follower
 from outlast.ledger.interference import Interference
 from outlast.ledger.measured import Measured
-from outlast.policy.cadence import HOUR_S, Change
+from outlast.policy.cadence import BURDEN, HOUR_S, Change
+from outlast.policy.hazard import Hazard
 from outlast.policy.replicas import num_replicas
 from outlast.policy.tier_cadence import Beyond, Cost, Scope, Stop, TierCadence
 from outlast.storage.mounts import is_network
 from outlast.tiers import Tier
+from outlast.training.room import snapshots_stay
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +37,8 @@ class TierTurns:
         settings: the job's.
         now_s: when training begins.
         on_change: told of each other interval.
-        known: what the job's past says of failures that take machines.
+        known: what the job's past says of how much failures take.
+        hazard: and of how often there is one.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class TierTurns:
         now_s: float,
         on_change: Callable[[Change], None],
         known: Beyond | None,
+        hazard: Hazard | None = None,
     ) -> None:
         self._tiers = settings.tiers
         self._hour_price = settings.price_spot or settings.price_on_demand
@@ -57,38 +61,60 @@ class TierTurns:
             ],
             now_s,
             known,
+            hazard,
             full_every=settings.checkpoint_optimizer_every,
         )
+        survived = Scope.MACHINE if copies else Scope.PROCESS
+        self._apart = survived if snapshots_stay(settings) else None
         self._follower = Follower(settings.dir, tail_bytes=TAIL_BYTES)
         self._measured, self._interference = Measured(), Interference()
         self._found: dict[str, Cost] = {}
+        self._names: Sequence[str] | None = None
         self._reader: threading.Thread | None = None
 
-    def due(self, turn: int, *, all_of_them: bool) -> list[str] | None:
+    def due(
+        self, turn: int, now_s: float, *, all_of_them: bool, stays: bool = False
+    ) -> list[str] | None:
         """The tiers that take the checkpoint of this number; None for all.
 
         Args:
             turn: number of the checkpoint, from 0.
+            now_s: when it is asked for.
             all_of_them: the machine will soon be gone, and tiers that are open take each.
+            stays: a snapshot stays in memory until a newer one is whole.
         """
-        due = self._cadence.due(turn)
+        self._cadence.apart = self._apart if stays else None
+        due = self._cadence.due(turn, now_s)
         if all_of_them:
             open_too = {tier.name for tier in self._tiers if tier.every is None}
+            open_too.add(self._tiers[0].name)
             due = [tier.name for tier in self._tiers if tier.name in {*due, *open_too}]
         return None if len(due) == len(self._tiers) else due
 
-    def taken(self, now_s: float, interval_s: float) -> None:
-        """A checkpoint was taken; the next one is due after ``interval_s``."""
+    def taken(self, now_s: float, interval_s: float, names: Sequence[str] | None) -> None:
+        """A checkpoint was taken for these tiers; the next one is due after ``interval_s``."""
+        self._names = names
         if self._cadence.is_fixed:
             return
         for name, cost in self._found.items():
             self._cadence.measured(name, cost)
-        self._cadence.taken(now_s, interval_s)
+        self._cadence.taken(now_s, interval_s, names)
         for change in self._cadence.changed():
             self._on_change(change)
         if self._reader is None or not self._reader.is_alive():
             self._reader = threading.Thread(target=self._read, name="outlast-tiers", daemon=True)
             self._reader.start()
+
+    def failed(self, *, is_kept: bool = True) -> None:
+        """The newest one has come to nothing.
+
+        Args:
+            is_kept: False where some machine has no room to keep snapshots: from now on each goes
+                to the first tier.
+        """
+        self._cadence.failed(self._names)
+        if not is_kept:
+            self._apart = None
 
     def settle(self, timeout_s: float) -> None:
         """Wait until what is being read has been."""
@@ -100,7 +126,7 @@ class TierTurns:
             for event in self._follower.poll():
                 self._measured.take(event)
                 self._interference.take(event)
-            costs = {tier.name: self._cost(tier) for tier in self._tiers[1:]}
+            costs = {tier.name: self._cost(tier) for tier in self._tiers}
             self._found = {name: cost for name, cost in costs.items() if cost is not None}
         except Exception as error:  # noqa: BLE001 - nothing that observes may stop training
             logger.warning("what copies cost could not be read: %s", error)
@@ -110,9 +136,11 @@ class TierTurns:
         if seen is None:
             return None
         money = tier.gb_price * self._measured.sizes.get(tier.name, 0) / 1e9
+        # The first tier is written while the snapshot is taken, not from an earlier copy of it.
+        is_first = tier is self._tiers[0]
         return Cost(
             copy_s=seen.slow_s,
-            slowed=self._interference.slowed(tier.name),
+            slowed=BURDEN if is_first else self._interference.slowed(tier.name),
             money_s=money / self._hour_price * HOUR_S if self._hour_price else 0.0,
         )
 

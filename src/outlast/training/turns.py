@@ -17,7 +17,7 @@ from outlast.ledger.narrator import say
 from outlast.policy.cadence import Auto, Cadence, Change, Hurried, cadence, cost_of
 from outlast.policy.hazard import Hazard
 from outlast.policy.tier_cadence import Beyond
-from outlast.training.engine import Engine
+from outlast.training.engine import NOT_KEPT, Engine
 from outlast.training.tier_turns import TierTurns
 
 STUCK_S: Final = 120.0  # no save takes that long, unless it waits for storage that does not answer
@@ -66,17 +66,16 @@ class Turns:
         )
         self._auto = self._cadence if leads and isinstance(self._cadence, Auto) else None
         self._on_change = on_change
-        self.tier_turns = (
-            TierTurns(settings, time.monotonic(), on_change, beyond) if leads else None
-        )
+        self.tier_turns = TierTurns(settings, now_s, on_change, beyond, known) if leads else None
         self._saves = 0  # that came due by the cadence
         self._asking = False
-        self._again = False
+        self._again = ""
         self._leaves_next = False
         self._end_s: float | None = None  # monotonic time at which the machine goes
         self._taken_s = time.monotonic()
         self._end_cost_s = self._took_s = 0.0
         self._knows_took = bool(costs_s)
+        self._knows_alone = False  # how long one takes that no tier gets
         self._skip_told = False
         self._stuck_told = 0
 
@@ -85,8 +84,8 @@ class Turns:
         if self._asking:
             return None
         if self._again and self._engine.idle:
-            self._again, self._asking = False, True
-            return {"kind": "save", "reason": "the snapshot before was void"}
+            reason, self._again, self._asking = self._again, "", True
+            return {"kind": "save", "reason": reason}
         if not self._cadence.due(step + 1, time.monotonic()):
             return None
         if not self._engine.idle_soon:
@@ -102,24 +101,43 @@ class Turns:
             return {"kind": "drain", "reason": "an early notice", "left_s": left_s}
         return {"kind": "save", "reason": "due", **self._content()}
 
-    def taken(self, step: int, now_s: float, blocked_s: float) -> None:
-        """A snapshot was begun, and blocked the loop for so long."""
+    def taken(
+        self, step: int, now_s: float, blocked_s: float, tiers: Sequence[str] | None = None
+    ) -> float:
+        """A snapshot was begun for these tiers (None: all), and blocked the loop for so long.
+
+        Returns:
+            What it costs training, in seconds; of what a tier takes besides, see ``tier_turns``.
+        """
         since_s = now_s - self._taken_s
         if self._auto is not None and self._took_s and not self._knows_took:
             self._auto.forget_costs()  # before the first save had ended
             self._knows_took = True
-        self._cadence.taken(step, now_s, cost_of(blocked_s, self._took_s))
+        cost_s = cost_of(blocked_s, self._took_s)
+        self._cadence.taken(step, now_s, cost_s)
         self._taken_s = now_s
         change = self._auto.changed() if self._auto is not None else None
         if change is not None:
             self._on_change(change)
         if self.tier_turns is not None:
-            interval_s = since_s if self._auto is None else self._auto.interval_s
-            self.tier_turns.taken(now_s, interval_s)
+            next_s = since_s if self._auto is None else self._auto.due_s(step, now_s, 0.0) - now_s
+            self.tier_turns.taken(now_s, next_s, tiers)
+        return cost_s
 
-    def written(self, took_s: float) -> None:
-        """A save was committed after so long; in some thread."""
-        self._took_s = took_s or self._took_s
+    def written(self, took_s: float, *, alone: bool = False, error: str = "") -> None:
+        """A save has ended after so long; in some thread.
+
+        Args:
+            took_s: 0 where it has failed.
+            alone: it stays in memory, and no tier gets it.
+            error: why it has failed, "" if it has not.
+        """
+        if error:
+            if self.tier_turns is not None:
+                self.tier_turns.failed(is_kept=NOT_KEPT not in error)
+        elif alone or not self._knows_alone:
+            self._knows_alone = alone
+            self._took_s = took_s or self._took_s
 
     def pays(self) -> bool:
         """Whether the end of a loop is worth a save of its own: not where loops are short."""
@@ -134,9 +152,9 @@ class Turns:
         """What was asked for has come, or will not."""
         self._asking = False
 
-    def repeat(self) -> None:
-        """The last snapshot was void: take another one soon."""
-        self._again = True
+    def repeat(self, reason: str) -> None:
+        """Take another one soon, for all tiers, whatever was due."""
+        self._again = reason
 
     def hurry(self, info: dict[str, Any]) -> None:
         """An early notice was heard somewhere; its answer is what the settings say to it."""
@@ -152,7 +170,9 @@ class Turns:
         tiers, hurried = self.tier_turns, isinstance(self._cadence, Hurried)
         whole = turn % self._settings.checkpoint_optimizer_every == 0
         return {
-            "tiers": None if tiers is None else tiers.due(turn, all_of_them=hurried),
+            "tiers": None
+            if tiers is None
+            else tiers.due(turn, time.monotonic(), all_of_them=hurried, stays=self._engine.keeps),
             "content": FULL if whole else WEIGHTS,
         }
 

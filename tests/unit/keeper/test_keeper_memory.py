@@ -128,7 +128,7 @@ def test_untouched_memory_is_not_counted_twice(held, monkeypatch):
     monkeypatch.setattr(
         holdings,
         "admit",
-        lambda size, *, wanted, available_bytes: (
+        lambda size, *, wanted, available_bytes, useful: (
             asked.append(available_bytes) or holdings.Admission(buffers=1)
         ),
     )

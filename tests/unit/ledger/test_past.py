@@ -376,7 +376,7 @@ def test_what_a_failure_took(tmp_path, name, handed_on):
     found = past.look().failures.beyond
     assert found.num_machine == pytest.approx(machines, rel=0.01)
     assert found.num_all == pytest.approx(several, rel=0.01)
-    assert found.seen_h == pytest.approx(past.failures.known.seen_h)
+    assert found.num == pytest.approx(past.failures.known.num_seen)
 
 
 def test_where_it_came_back_from_after_a_failure(ledger, tmp_path):

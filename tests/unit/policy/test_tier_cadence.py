@@ -1,15 +1,18 @@
-"""Each slower tier's interval: from the failures that only it survives, and what a copy costs."""
+"""Each tier's interval: from the failures that only it survives, and what a copy costs."""
 
-import itertools
 import math
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from outlast.plan.posterior import PRIOR_EXPOSURE_H
+from outlast.policy.hazard import Hazard
 from outlast.policy.tier_cadence import (
+    APART_H,
     COPY_ROOM,
-    PRIOR_H,
+    PRIOR,
+    PRIOR_WEIGHT,
     TIER_CHANGE,
     TIER_MAX_S,
     Beyond,
@@ -22,37 +25,52 @@ from outlast.policy.tier_cadence import (
 MEMORY = Stop(name="memory", survives=Scope.PROCESS)
 DISK = Stop(name="disk", survives=Scope.PROCESS)
 CLOUD = Stop(name="cloud", survives=Scope.ALL)
+HOUR_S = 3600.0
 
 
 def cadence(*stops, **given):
-    first, *others = stops
-    return TierCadence(
-        [Stop(name=first.name, survives=first.survives, every=1), *others], 0, **given
-    )
+    return TierCadence(stops, 0, **given)
+
+
+def rate_per_h(scope):
+    """Of failures that take more than ``scope``, before any was seen."""
+    return PRIOR[scope] / PRIOR_EXPOSURE_H
+
+
+def run(one, seconds, every_s=30.0, start_s=0.0):
+    """Checkpoints every so often; when each tier took one."""
+    took = {}
+    for turn in range(int(seconds / every_s)):
+        now_s = start_s + turn * every_s
+        names = one.due(turn, now_s)
+        one.taken(now_s, every_s, names)
+        for name in names:
+            took.setdefault(name, []).append(now_s)
+    return took
 
 
 def test_a_tier_takes_each_until_its_cost_is_known():
     one = cadence(MEMORY, CLOUD)
-    one.taken(30.0, 30.0)
-    assert [one.due(turn) for turn in range(3)] == [["memory", "cloud"]] * 3
+    took = run(one, 3600.0)
+    assert len(took["cloud"]) == len(took["memory"]) == 120
     assert not one.changed()
 
 
 def test_the_interval_is_youngs_for_the_failures_that_only_it_survives():
     one = cadence(MEMORY, CLOUD)
     one.measured("cloud", Cost(copy_s=60.0, slowed=0.1))
-    one.taken(0.0, 30.0)
+    one.taken(0.0, 30.0, None)
     (change,) = one.changed()
-    young_s = math.sqrt(2 * 6.0 * PRIOR_H[Scope.PROCESS] * 3600)
+    young_s = math.sqrt(2 * 6.0 / rate_per_h(Scope.PROCESS) * 3600)
     assert change.tier == "cloud"
-    assert change.interval_s == pytest.approx(young_s, abs=15.0)
-    assert change.every == round(young_s / 30)
+    assert change.interval_s == pytest.approx(young_s)
     assert change.before_s == 30.0
     assert change.cost_s == pytest.approx(6.0)
     assert change.reason == "only losses of a machine need it, and a copy was measured"
-    assert one.due(0) == ["memory", "cloud"]
-    assert one.due(1) == ["memory"]
-    assert one.due(change.every) == ["memory", "cloud"]
+    took = run(one, 3 * young_s, start_s=30.0)
+    assert len(took["memory"]) == int(3 * young_s / 30)
+    gaps = [b - a for a, b in zip([0.0, *took["cloud"]], took["cloud"], strict=False)]
+    assert gaps == pytest.approx([young_s] * len(gaps), abs=31.0)
     assert not one.changed()
 
 
@@ -61,8 +79,16 @@ def test_where_others_hold_copies_only_losses_of_several_count():
     alone, together = cadence(MEMORY, CLOUD), cadence(held, CLOUD)
     for one in (alone, together):
         one.measured("cloud", Cost(copy_s=60.0))
-        one.taken(0.0, 30.0)
-    assert together.every("cloud") == pytest.approx(alone.every("cloud") * math.sqrt(5), rel=0.02)
+        one.taken(0.0, 30.0, None)
+    assert together.interval_s("cloud") == pytest.approx(alone.interval_s("cloud") * math.sqrt(5))
+
+
+def test_what_stands_apart_from_all_machines_fails_by_itself():
+    bucket = Stop(name="bucket", survives=Scope.ALL)
+    one = cadence(bucket, CLOUD)
+    one.measured("cloud", Cost(copy_s=60.0))
+    one.taken(0.0, 30.0, None)
+    assert one.changed()[0].failures_per_h == 1 / APART_H
 
 
 def test_machines_that_are_lost_make_it_more_frequent_and_processes_do_not():
@@ -70,10 +96,10 @@ def test_machines_that_are_lost_make_it_more_frequent_and_processes_do_not():
         one = cadence(MEMORY, CLOUD)
         one.measured("cloud", Cost(copy_s=60.0))
         for hour in range(1, 9):
-            one.lost(3600.0 * hour, scope)
-            one.begun(3600.0 * hour)
-        one.taken(3600.0 * 8, 30.0)
-        return one.every("cloud")
+            one.lost(HOUR_S * hour, scope)
+            one.begun(HOUR_S * hour)
+        one.taken(HOUR_S * 8, 30.0, None)
+        return one.interval_s("cloud")
 
     assert after(Scope.MACHINE) < after(Scope.PROCESS) / 2
     assert after(Scope.ALL) == after(Scope.MACHINE)
@@ -82,12 +108,31 @@ def test_machines_that_are_lost_make_it_more_frequent_and_processes_do_not():
 def test_money_is_time():
     one = cadence(MEMORY, CLOUD)
     one.measured("cloud", Cost(copy_s=20.0))
-    one.taken(0.0, 30.0)
-    before = one.every("cloud")
+    one.taken(0.0, 30.0, None)
+    before_s = one.interval_s("cloud")
     one.measured("cloud", Cost(copy_s=20.0, money_s=399.0))
-    one.taken(0.0, 30.0)
-    assert one.every("cloud") == pytest.approx(20 * before, rel=0.1)
+    one.taken(0.0, 30.0, None)
+    assert one.interval_s("cloud") == pytest.approx(20 * before_s, rel=0.1)
     assert one.changed()[-1].reason == "copies cost more"
+
+
+def test_in_a_burst_every_tier_is_needed_soon_and_afterwards_as_before():
+    held = Stop(name="memory", survives=Scope.MACHINE)
+    one = cadence(held, CLOUD)
+    one.measured("cloud", Cost(copy_s=1.0, slowed=0.1))
+    one.taken(0.0, 30.0, None)
+    calm_s = one.interval_s("cloud")
+    now_s = HOUR_S
+    for _ in range(8):  # one in ten seconds, each second one of several machines
+        one.lost(now_s, Scope.ALL if _ % 2 else Scope.PROCESS)
+        one.begun(now_s)
+        now_s += 10.0
+    one.taken(now_s, 1.0, None)
+    stormy = run(one, 30.0, every_s=1.0, start_s=now_s + 1)["cloud"]
+    assert len(stormy) >= 4
+    assert one.interval_s("cloud") > calm_s / 3, "a storm of a minute says little of the weeks"
+    later = run(one, 4 * HOUR_S, every_s=30.0, start_s=now_s + HOUR_S)["cloud"]
+    assert len(later) < 4 * HOUR_S / (calm_s / 3)
 
 
 def test_what_was_set_stays_and_the_others_fit_around_it():
@@ -95,32 +140,82 @@ def test_what_was_set_stays_and_the_others_fit_around_it():
     one = cadence(MEMORY, DISK, fixed, CLOUD)
     for name in ("disk", "shared", "cloud"):
         one.measured(name, Cost(copy_s=60.0, slowed=0.1))
-    one.taken(0.0, 100.0)  # the disk would like about every ninth
-    assert one.every("shared") == 12
-    assert one.every("disk") == 12
-    assert one.every("cloud") % 12 == 0
+    took = run(one, 24 * HOUR_S, every_s=100.0)
+    assert took["shared"] == [1200.0 * number for number in range(72)]
+    assert set(took["shared"]) <= set(took["disk"]), "it is fed by the one before"
+    assert len(took["disk"]) > len(took["shared"])
+    assert set(took["cloud"]) <= set(took["shared"])
     set_all = cadence(MEMORY, fixed)
     assert set_all.is_fixed
     set_all.measured("shared", Cost(copy_s=60.0))
-    set_all.taken(0.0, 100.0)
+    set_all.taken(0.0, 100.0, None)
     assert not set_all.changed()
 
 
 def test_weights_alone_are_no_reason_to_copy():
     one = cadence(MEMORY, CLOUD, full_every=4)
     one.measured("cloud", Cost(copy_s=60.0, slowed=0.1))
-    one.taken(0.0, 300.0)
-    assert one.every("cloud") == 4
+    took = run(one, 24 * HOUR_S, every_s=300.0)
+    assert all(at_s % 1200.0 == 0 for at_s in took["cloud"])
+    assert len(took["cloud"]) > 20
 
 
 def test_a_copy_has_time_to_end_and_no_interval_is_endless():
     one = cadence(MEMORY, CLOUD)
     one.measured("cloud", Cost(copy_s=7200.0, slowed=0.0))
-    one.taken(0.0, 30.0)
-    assert one.every("cloud") * 30.0 == pytest.approx(COPY_ROOM * 7200.0, rel=0.01)
+    one.taken(0.0, 30.0, None)
+    assert one.interval_s("cloud") == pytest.approx(COPY_ROOM * 7200.0)
     one.measured("cloud", Cost(copy_s=1.0, money_s=1e9))
-    one.taken(0.0, 30.0)
-    assert one.every("cloud") * 30.0 == pytest.approx(TIER_MAX_S)
+    one.taken(0.0, 30.0, None)
+    assert one.interval_s("cloud") == pytest.approx(TIER_MAX_S)
+
+
+def test_a_copy_that_came_to_nothing_is_made_up_for_by_the_next():
+    one = cadence(MEMORY, CLOUD)
+    one.measured("cloud", Cost(copy_s=60.0))
+    one.taken(0.0, 30.0, None)
+    assert one.due(1, 30.0) == ["memory"]
+    one.failed(["memory"])
+    assert one.due(1, 30.0) == ["memory"]
+    one.failed(None)
+    assert one.due(1, 30.0) == ["memory", "cloud"]
+
+
+# --- snapshots apart ------------------------------------------------------------------------------
+
+
+def apart(*stops, **given):
+    one = cadence(*stops, **given)
+    one.apart = Scope.PROCESS
+    return one
+
+
+def test_a_snapshot_is_enough_until_a_tiers_own_time_has_come():
+    one = apart(DISK)
+    assert one.due(0, 0.0) == ["disk"], "what a save there costs is not known"
+    one.measured("disk", Cost(copy_s=4.0, slowed=0.25))
+    took = run(one, 4 * HOUR_S)
+    young_s = math.sqrt(2 * 1.0 / rate_per_h(Scope.PROCESS) * 3600)
+    assert one.interval_s("disk") == pytest.approx(young_s)
+    assert len(took["disk"]) == pytest.approx(4 * HOUR_S / young_s, abs=3)
+    one.apart = None
+    assert one.due(1, 30.0) == ["disk"]
+
+
+def test_a_slower_tier_that_is_due_takes_it_from_the_faster_ones():
+    one = apart(DISK, CLOUD)
+    one.measured("disk", Cost(copy_s=40.0, slowed=0.25))
+    one.measured("cloud", Cost(copy_s=60.0, slowed=0.25))
+    took = run(one, 24 * HOUR_S)
+    assert set(took["cloud"]) <= set(took["disk"])
+    assert len(took["cloud"]) > 5
+
+
+def test_a_tier_that_counts_counts_what_the_first_one_gets():
+    one = apart(DISK, Stop(name="third", survives=Scope.ALL, every=3))
+    one.measured("disk", Cost(copy_s=4.0, slowed=0.25))
+    took = run(one, 24 * HOUR_S)
+    assert took["third"] == took["disk"][::3]
 
 
 @given(
@@ -131,18 +226,18 @@ def test_what_wavers_within_the_hysteresis_changes_nothing(cost_s, interval_s):
     """Costs that waver by a factor of two move Young's interval by less than ``TIER_CHANGE``."""
     one = cadence(MEMORY, CLOUD)
     one.measured("cloud", Cost(copy_s=200.0, slowed=0.2))
-    one.taken(0.0, interval_s)
-    first, _ = one.every("cloud"), one.changed()
-    wanted_s = math.sqrt(2 * 40.0 * PRIOR_H[Scope.PROCESS] * 3600)
+    one.taken(0.0, interval_s, None)
+    first, _ = one.interval_s("cloud") or interval_s, one.changed()
+    wanted_s = math.sqrt(2 * 40.0 / rate_per_h(Scope.PROCESS) * 3600)
     for times in cost_s:
         one.measured("cloud", Cost(copy_s=200.0, slowed=0.2 * times))
-        one.taken(0.0, interval_s)
+        one.taken(0.0, interval_s, None)
         now_s = max(wanted_s * math.sqrt(times), COPY_ROOM * 200.0, interval_s)
-        if 1 / TIER_CHANGE < now_s / (first * interval_s) < TIER_CHANGE:
+        if 1 / TIER_CHANGE < now_s / first < TIER_CHANGE:
             assert not one.changed()
-            assert one.every("cloud") == first
         else:
-            first, _ = one.every("cloud"), one.changed()
+            first, _ = one.interval_s("cloud"), one.changed()
+            assert first == pytest.approx(now_s)
 
 
 @given(
@@ -152,34 +247,62 @@ def test_what_wavers_within_the_hysteresis_changes_nothing(cost_s, interval_s):
     costs=st.lists(st.lists(st.floats(0, 1e4), min_size=4, max_size=4), min_size=1, max_size=5),
     interval_s=st.floats(0.1, 4e4),
     full_every=st.integers(1, 5),
+    is_apart=st.booleans(),
 )
-def test_a_tier_is_always_fed_by_the_one_before(everys, costs, interval_s, full_every):
+def test_a_tier_is_always_fed_by_the_one_before(everys, costs, interval_s, full_every, is_apart):
     names = ["a", "b", "c", "d"]
     stops = [
         Stop(name=name, survives=Scope.ALL if name == "c" else Scope.PROCESS, every=every)
         for name, every in zip(names, everys, strict=False)
     ]
     one = cadence(MEMORY, *stops, full_every=full_every)
+    one.apart = Scope.PROCESS if is_apart and full_every == 1 else None
+    now_s, turn = 0.0, 0
     for found in costs:
         for stop, cost_s in zip(stops, found, strict=False):
             if cost_s > 100.0:  # those of others are not known
                 one.measured(stop.name, Cost(copy_s=cost_s))
-        one.taken(0.0, interval_s)
-        chain = [one.every(stop.name) for stop in (MEMORY, *stops)]
-        assert chain[0] == 1
-        assert all(slower % faster == 0 for faster, slower in itertools.pairwise(chain))
-        assert all(s.every in (None, n) for s, n in zip(stops, chain[1:], strict=True))
+        if costs[0][0] > 5e3:
+            one.measured("memory", Cost(copy_s=1.0))
+        for _ in range(7):
+            due = one.due(turn, now_s)
+            chain = [stop.name for stop in (MEMORY, *stops)]
+            open_ones = ["memory", *(stop.name for stop in stops if stop.every is None)]
+            if due:
+                last = max(chain.index(name) for name in due)
+                assert set(open_ones) & set(chain[:last]) <= set(due)
+                assert due[0] == "memory"
+            for stop in stops:
+                if stop.every and one.apart is None:
+                    assert (stop.name in due) == (turn % stop.every == 0)
+            assert one.apart is not None or "memory" in due
+            one.taken(now_s, interval_s, due)
+            now_s, turn = now_s + interval_s, turn + 1
+
+
+# --- what failures take --------------------------------------------------------------------------
 
 
 def test_failures_are_forgotten_and_a_worse_one_counts_once():
     known = Beyond().after(1.0, Scope.MACHINE)
-    assert (known.num_machine, known.num_all) == (1, 0)
+    assert (known.num, known.num_machine, known.num_all) == (1, 1, 0)
     known = known.worse(Scope.MACHINE, Scope.ALL)
-    assert (known.num_machine, known.num_all) == (1, 1)
+    assert (known.num, known.num_machine, known.num_all) == (1, 1, 1)
     assert known.worse(Scope.ALL, Scope.ALL) == known
     assert known.after(5000.0).num_all < 1e-4
-    assert known.rate(Scope.ALL).mean_per_h == pytest.approx(1 / 1000)
-    assert known.rate(Scope.PROCESS).mean_per_h == pytest.approx(2 / 21, rel=0.01)
+    assert Beyond().share(Scope.PROCESS) == PRIOR[Scope.PROCESS]
+    found = known.share(Scope.MACHINE)
+    assert found == pytest.approx((PRIOR_WEIGHT * PRIOR[Scope.MACHINE] + 1) / (PRIOR_WEIGHT + 1))
+
+
+def test_the_belief_yields_to_a_handful_of_failures():
+    known = Beyond()
+    for _ in range(5):
+        known = known.after(1e-3, Scope.PROCESS)
+    assert known.share(Scope.PROCESS) < 0.15
+    for _ in range(5):
+        known = known.after(1e-3, Scope.ALL)
+    assert 0.4 < known.share(Scope.MACHINE) < 0.6
 
 
 def test_where_a_tier_is_read_more_often_than_believed_that_counts():
@@ -187,14 +310,15 @@ def test_where_a_tier_is_read_more_often_than_believed_that_counts():
     cloud = Stop(name="cloud", survives=Scope.ALL)
     chosen = []
     for name in ("memory", "cloud"):
-        one = cadence(held, cloud)
+        one = cadence(held, cloud, hazard=Hazard())
         one.measured("cloud", Cost(copy_s=60.0))
         for hour in range(1, 9):
-            one.lost(3600.0 * hour, Scope.MACHINE)
+            one.lost(HOUR_S * hour, Scope.MACHINE)
             one.back_from([name])
-            one.begun(3600.0 * hour)
-        one.taken(3600.0 * 8, 30.0)
-        chosen.append(one.every("cloud"))
+            one.begun(HOUR_S * hour)
+        one.taken(HOUR_S * 8, 30.0, None)
+        chosen.append(one.interval_s("cloud"))
     assert chosen[1] < chosen[0] / 2.5
     assert Beyond().back_from(["a"]).after(5000.0).read["a"] < 1e-4
-    assert Beyond().back_from(["a"]).rate(Scope.ALL, ["a"]).num_seen == 1
+    once = Beyond().after(1.0, Scope.PROCESS).back_from(["a"])
+    assert once.share(Scope.ALL, ["a"]) > once.share(Scope.ALL, ["b"])

@@ -302,5 +302,5 @@ def test_a_tiers_own_interval_is_told_until_the_next_attempt():
     ]
     lines = plain(summary(events))
     assert f"  tier      s3 every 10 min 00 s: {why}" in lines
-    assert to_json(events)["tiers"]["s3"]["every"] == 20
+    assert to_json(events)["tiers"]["s3"]["interval_s"] == 600.0
     assert not to_json([*events, formed(5, attempt=2)])["tiers"]

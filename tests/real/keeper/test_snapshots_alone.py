@@ -1,0 +1,192 @@
+"""Snapshots between two commits: what is in memory alone, what it survives, and how it ends up."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from floor import Job, until
+from lean import Place
+
+from outlast.errors import Exit
+from outlast.ledger.file import read_events
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "snapshots.py"
+STEPS = 400
+STORED = ("commit", "tier_copied")
+TWO = (("local", 2), ("shared", 2))
+
+
+# --- the keeper -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="place")
+def _place(floor, tmp_path):
+    place = Place(floor, tmp_path / "place", tiers=TWO, linger_s=1.0)
+    place.process = place.keeper(writers=2)
+    yield place
+    place.process.kill()
+    place.process.wait()
+
+
+def test_what_is_in_memory_alone_goes_to_the_first_tier_where_nobody_goes_on(place):
+    worker = place.worker(buffers=2)
+    assert worker.save(1) == ""
+    assert worker.save(2, tiers=(), arena=1) == ""
+    assert place.committed() == [1]
+    worker.client._wire.close()  # without a word
+    assert place.process.wait(timeout=60) == 0
+    assert place.committed() == [1, 2]
+    copied = [(one["tier"], one["step"]) for one in events(place.directory, "tier_copied")]
+    assert copied == [("shared", 1), ("local", 2)]
+
+
+def test_what_is_in_storage_is_not_brought_again(place):
+    worker = place.worker(buffers=2)
+    assert worker.save(1, tiers=(), arena=1) == ""
+    assert worker.save(2, tiers=("local",)) == ""
+    worker.client._wire.close()
+    assert place.process.wait(timeout=60) == 0
+    assert place.committed() == [2]
+    assert not events(place.directory, "tier_copied")
+
+
+def test_a_workers_death_is_no_end(place):
+    worker = place.worker(buffers=2)
+    assert worker.save(1, tiers=()) == ""
+    worker.client._wire.close()
+    other = place.worker(buffers=2)
+    assert other.client.recall().children()
+    assert other.save(2, tiers=("local",), arena=0) == ""
+    assert place.committed() == [2]
+
+
+def test_the_newest_snapshot_is_overwritten_last(place):
+    worker = place.worker(buffers=2)
+    assert worker.save(1, tiers=(), arena=1) == ""
+    assert worker.save(2, tiers=(), arena=0) == ""
+    worker.client._wire.close()
+    other = place.worker(buffers=2)
+    assert other.reserved.arenas == worker.reserved.arenas[::-1]
+
+
+def test_one_that_was_overwritten_is_left_out(place):
+    """The next attempt takes the memory while it is brought: that costs the copy, and no more."""
+    worker = place.worker(size=1 << 20)
+    assert worker.save(1, tiers=()) == ""
+    place.storage.root.write_text("")  # storage that fails, so that it takes a while
+    worker.client._wire.close()
+    until(lambda: events(place.directory, "storage_error"), "a try")
+    other = place.worker(size=1 << 20)
+    other.begin(2, tiers=(), whole=False)
+    place.storage.root.unlink()
+    until(lambda: events(place.directory, "save_skipped"), "the end of it")
+    assert "not in memory any more" in events(place.directory, "save_skipped")[0]["reason"]
+    assert place.committed() == []
+
+
+# --- whole jobs -----------------------------------------------------------------------------------
+
+
+def events(directory, name):
+    return [event for event in read_events(directory) if event.event == name]
+
+
+def alone(job):
+    """Steps of snapshots that no tier got."""
+    return [one["step"] for one in job.events("snapshot") if one.get("tiers") == []]
+
+
+def newest(job):
+    lines = (job.records / "steps.jsonl").read_text().splitlines()
+    return json.loads(lines[-1]) if lines else {"step": 0}
+
+
+def final(job):
+    return json.loads((job.records / "final.json").read_text())
+
+
+def start(floor, job, *arguments):
+    (job.records / "steps.jsonl").touch()
+    return floor.outlast(
+        *("run", "--dir", job.directory, SCRIPT, job.records, STEPS, *arguments), env=job.env
+    )
+
+
+@pytest.fixture(name="calm", scope="module")
+def _calm():
+    return {}
+
+
+def undisturbed(floor, tmp_path, calm):
+    if not calm:
+        job = Job(tmp_path / "calm", 1)
+        assert start(floor, job).wait() == 0
+        calm["final"] = final(job)
+    return calm["final"]
+
+
+def test_a_killed_worker_goes_on_from_a_snapshot_that_no_storage_has(floor, tmp_path, calm):
+    job = Job(tmp_path / "job", 1)
+    run = start(floor, job)
+    until(lambda: len(alone(job)) >= 3, "snapshots", running=run)
+    os.kill(newest(job)["pid"], signal.SIGKILL)
+    until(lambda: len(job.events("resumed")) == 2, "another attempt", running=run)
+    resumed = job.events("resumed")[1]
+    assert resumed["source"] == "from memory"
+    committed = [one["step"] for one in job.events("commit") if one.attempt == 1]
+    assert resumed["step"] >= alone(job)[2] > max(committed)
+    assert run.wait() == 0, run.text
+    # What no storage had is committed at once.
+    first = next(one for one in job.events("snapshot") if one.attempt == 2)
+    assert first["tiers"] is None
+    assert first["step"] <= resumed["step"] + 5
+    assert final(job) == undisturbed(floor, tmp_path, calm)
+
+
+def test_where_the_script_has_failed_for_good_nothing_is_lost(floor, tmp_path, calm):
+    job = Job(tmp_path / "job", 1)
+    assert start(floor, job, 120).wait() == Exit.GAVE_UP
+    stored = max(one["step"] for name in STORED for one in job.events(name))
+    assert stored >= max(alone(job))
+    again = floor.outlast(
+        *("run", "--resume", "--dir", job.directory, SCRIPT, job.records, STEPS), env=job.env
+    )
+    assert again.wait() == 0, again.text
+    assert job.events("resumed")[-1]["step"] == stored
+    assert job.events("resumed")[-1]["source"] == "from local"
+    assert final(job) == undisturbed(floor, tmp_path, calm)
+
+
+def test_a_killed_agent_leaves_what_the_keeper_has(floor, tmp_path, calm):
+    job = Job(tmp_path / "job", 1)
+    run = start(floor, job)
+    until(lambda: len(alone(job)) >= 3, "snapshots", running=run)
+    (keeper,) = (one for one in floor.offspring() if "outlast.keeper" in " ".join(one.cmdline()))
+    os.kill(newest(job)["pid"], signal.SIGKILL)
+    run.kill()
+    psutil.wait_procs([keeper], timeout=60)
+    assert not keeper.is_running()
+    brought = max(one["step"] for one in job.events("tier_copied"))
+    assert brought >= alone(job)[2]
+    again = start(floor, job)
+    assert again.wait() == 0, again.text
+    assert job.events("resumed")[-1]["step"] == brought
+    assert final(job) == undisturbed(floor, tmp_path, calm)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"OUTLAST_CHECKPOINT_EVERY": "3 steps"}, {"OUTLAST_CHECKPOINT_OPTIMIZER_EVERY": "2"}],
+    ids=str,
+)
+def test_who_says_how_often_means_storage(floor, tmp_path, setting):
+    job = Job(tmp_path / "job", 1)
+    run = floor.outlast(
+        *("run", "--dir", job.directory, SCRIPT, job.records, 100), env={**job.env, **setting}
+    )
+    assert run.wait() == 0, run.text
+    assert job.events("commit")
+    assert not alone(job)
