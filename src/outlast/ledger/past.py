@@ -77,6 +77,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     costs_s: list[float] = []
     took_s: float = 0.0
     storms: bool = False
+    tier_intervals_s: dict[str, float] = {}
     beyond: Beyond = Beyond()
     scope: Scope | None = None
     gone: list[str] = []
@@ -281,6 +282,11 @@ class Past:
         return self._known.storms
 
     @property
+    def tier_intervals_s(self) -> dict[str, float]:
+        """Of each tier whose interval was chosen, the newest."""
+        return dict(self._known.tier_intervals_s)
+
+    @property
     def windows(self) -> dict[str, list[float]]:
         """Good values of what is watched, oldest first."""
         return dict(self._known.windows)
@@ -348,7 +354,7 @@ class Past:
                 self.failures.see(event.event, event.t, str(lost or event.node), source)
 
     def _cost(self, line: bytes, start: int) -> None:
-        """What a snapshot has cost; of those that do not say, what they blocked and what it took."""
+        """What a snapshot has cost; where it does not say, what it blocked and what saves took."""
         known = self._known
         if cost := _COST.search(line, start):
             cost_s = _time(cost[1])
@@ -384,8 +390,12 @@ class Past:
             known.finished_t = 0.0
             took_s = event.get("durable_s")
             known.took_s = float(took_s) if isinstance(took_s, int | float) else known.took_s
-        elif event.event == "cadence" and not event.get("tier"):
-            known.storms = event.get("burst") is True
+        elif event.event == "cadence":
+            tier, interval_s = event.get("tier"), event.get("interval_s")
+            if not tier:
+                known.storms = event.get("burst") is True
+            elif isinstance(interval_s, int | float):
+                known.tier_intervals_s = {**known.tier_intervals_s, str(tier): float(interval_s)}
         step = event.get("step")
         if isinstance(step, bool) or not isinstance(step, int):
             return

@@ -296,7 +296,7 @@ class Auto:
 
 
 def sooner_s(calm_s: float, cost_s: float, known: Hazard, share: float = 1.0) -> float:
-    """How long to wait where there may be a burst: the wait that is best for the rate in its middle.
+    """How long to wait where there may be a burst: as is best for the rate in its middle.
 
     Args:
         calm_s: how long in calm.

@@ -17,9 +17,9 @@ than that explains, that is what counts.
 
 Guarantees: a tier takes all that the one before it takes until its cost is known. The first
 checkpoint of an attempt goes to all tiers that are open, and so does the next one where a copy
-failed. An interval has room for a copy and a quarter, since a copy that is overtaken is lost, and is
-at most ``TIER_MAX_S``. It is told only where it is off by ``TIER_CHANGE``, which costs 1.4 % of what
-the tier costs anyway. A tier that is due takes its checkpoint from the tiers before it, which then
+failed. An interval has room for a copy and a quarter, since a copy that is overtaken is lost, and
+is at most ``TIER_MAX_S``. It is told only where it is off by ``TIER_CHANGE``, which costs 1.4 % of
+what the tier costs anyway. A tier that is due takes its checkpoint from the tiers before it, which then
 take it too. What the owner has set stays: such a tier takes every Nth of the first tier's.
 
 What can go wrong: a failure is taken for a greater one than it was (two machines lost at once may
@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -171,6 +171,7 @@ class TierCadence:
         start_s: when training begins.
         known: what is known of how much failures take.
         hazard: and of how often there is one.
+        told: the interval that each tier was last said to have.
         full_every: every Nth checkpoint can be resumed from; others are worth nothing to a tier.
 
     Attributes:
@@ -185,6 +186,7 @@ class TierCadence:
         known: Beyond | None = None,
         hazard: Hazard | None = None,
         *,
+        told: Mapping[str, float] | None = None,
         full_every: int = 1,
         apart: Scope | None = None,
     ) -> None:
@@ -193,6 +195,7 @@ class TierCadence:
         self._told_s = start_s
         self._known = known or Beyond()
         self._hazard = hazard or Hazard()
+        self._told_before = dict(told or {})
         self._full_every = full_every
         self._num_first = 0  # checkpoints that the first tier has taken
         self._interval_s = 0.0  # between two of the job's
@@ -345,8 +348,9 @@ class TierCadence:
             sooner_s(calm_s, cost.total_s, self._hazard, share), COPY_ROOM * cost.copy_s
         )
         last = self._chosen.get(stop.name)
-        before_s = last.interval_s if last is not None else self._interval_s
-        if 1 / TIER_CHANGE < calm_s / before_s < TIER_CHANGE:
+        before_s = last.interval_s if last else self._told_before.get(stop.name, self._interval_s)
+        is_news = not 1 / TIER_CHANGE < calm_s / before_s < TIER_CHANGE
+        if not is_news and (last or stop.name not in self._told_before):
             return
         self._chosen[stop.name] = change = Change(
             interval_s=calm_s,
@@ -358,7 +362,8 @@ class TierCadence:
             reason=_reason(last, cost, per_h, survived),
             tier=stop.name,
         )
-        self._untold.append(change)
+        if is_news:
+            self._untold.append(change)
 
 
 _TAKEN: Final = {

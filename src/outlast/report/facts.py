@@ -216,9 +216,7 @@ def _incident_json(incident: Incident) -> dict[str, Any]:
 def _tiers(ordered: list[Event]) -> dict[str, TierInterval]:
     found: dict[str, TierInterval] = {}
     for event in ordered:
-        if event.event == "attempt_formed":
-            found.clear()  # each takes every checkpoint again, until its cost is known
-        elif event.event == "cadence" and event.get("tier"):
+        if event.event == "cadence" and event.get("tier"):
             with contextlib.suppress(msgspec.ValidationError):
                 found[str(event.get("tier"))] = msgspec.convert(event.fields, TierInterval)
     return found

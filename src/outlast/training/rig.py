@@ -132,6 +132,7 @@ class Rig:
             costs_s=() if self._past is None else self._past.costs_s,
             storms=self._past is not None and self._past.storms,
             beyond=None if self._past is None else self._past.failures.beyond,
+            told=None if self._past is None else self._past.tier_intervals_s,
             leads=not self.link.rank,
         )
         self._step = 0

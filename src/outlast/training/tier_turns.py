@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from outlast.config import Settings
@@ -39,6 +39,7 @@ class TierTurns:
         on_change: told of each other interval.
         known: what the job's past says of how much failures take.
         hazard: and of how often there is one.
+        told: the intervals of tiers that were last said.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class TierTurns:
         on_change: Callable[[Change], None],
         known: Beyond | None,
         hazard: Hazard | None = None,
+        told: Mapping[str, float] | None = None,
     ) -> None:
         self._tiers = settings.tiers
         self._hour_price = settings.price_spot or settings.price_on_demand
@@ -62,6 +64,7 @@ class TierTurns:
             now_s,
             known,
             hazard,
+            told=told,
             full_every=settings.checkpoint_optimizer_every,
         )
         survived = Scope.MACHINE if copies else Scope.PROCESS

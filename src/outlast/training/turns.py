@@ -7,7 +7,7 @@ early notice checkpoints come closer together; where the machine will go, the ne
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,6 +37,7 @@ class Turns:
         costs_s: and of what its newest checkpoints cost.
         storms: whether it has said last that failures come in a burst.
         beyond: what it says of the failures that took machines.
+        told: and which intervals of tiers it has said last.
         leads: this is rank 0; the other ranks decide nothing, and tell of no change.
 
     Attributes:
@@ -54,6 +55,7 @@ class Turns:
         costs_s: Sequence[float] = (),
         storms: bool = False,
         beyond: Beyond | None = None,
+        told: Mapping[str, float] | None = None,
         leads: bool = True,
     ) -> None:
         self._settings = settings
@@ -66,7 +68,9 @@ class Turns:
         )
         self._auto = self._cadence if leads and isinstance(self._cadence, Auto) else None
         self._on_change = on_change
-        self.tier_turns = TierTurns(settings, now_s, on_change, beyond, known) if leads else None
+        self.tier_turns = (
+            TierTurns(settings, now_s, on_change, beyond, known, told) if leads else None
+        )
         self._saves = 0  # that came due by the cadence
         self._asking = False
         self._again = ""

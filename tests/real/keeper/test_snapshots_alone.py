@@ -1,19 +1,17 @@
 """Snapshots between two commits: what is in memory alone, what it survives, and how it ends up."""
 
-import json
 import os
 import signal
-from pathlib import Path
 
 import psutil
 import pytest
-from floor import Job, until
+from floor import SCRIPTS, Job, until
 from lean import Place
 
 from outlast.errors import Exit
 from outlast.ledger.file import read_events
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "snapshots.py"
+SCRIPT = SCRIPTS / "snapshots.py"
 STEPS = 400
 STORED = ("commit", "tier_copied")
 TWO = (("local", 2), ("shared", 2))
@@ -99,19 +97,11 @@ def alone(job):
     return [one["step"] for one in job.events("snapshot") if one.get("tiers") == []]
 
 
-def newest(job):
-    lines = (job.records / "steps.jsonl").read_text().splitlines()
-    return json.loads(lines[-1]) if lines else {"step": 0}
-
-
-def final(job):
-    return json.loads((job.records / "final.json").read_text())
-
-
-def start(floor, job, *arguments):
-    (job.records / "steps.jsonl").touch()
+def start(floor, job, *, every="auto", **env):
     return floor.outlast(
-        *("run", "--dir", job.directory, SCRIPT, job.records, STEPS, *arguments), env=job.env
+        *("run", "--dir", job.directory, SCRIPT, job.records, STEPS),
+        *("--every", every, "--pause", "0.02"),
+        env={**job.env, **env},
     )
 
 
@@ -124,15 +114,15 @@ def undisturbed(floor, tmp_path, calm):
     if not calm:
         job = Job(tmp_path / "calm", 1)
         assert start(floor, job).wait() == 0
-        calm["final"] = final(job)
-    return calm["final"]
+        calm["hash"] = job.final()["hash"]
+    return calm["hash"]
 
 
 def test_a_killed_worker_goes_on_from_a_snapshot_that_no_storage_has(floor, tmp_path, calm):
     job = Job(tmp_path / "job", 1)
     run = start(floor, job)
     until(lambda: len(alone(job)) >= 3, "snapshots", running=run)
-    os.kill(newest(job)["pid"], signal.SIGKILL)
+    os.kill(job.lines()[-1]["pid"], signal.SIGKILL)
     until(lambda: len(job.events("resumed")) == 2, "another attempt", running=run)
     resumed = job.events("resumed")[1]
     assert resumed["source"] == "from memory"
@@ -143,21 +133,19 @@ def test_a_killed_worker_goes_on_from_a_snapshot_that_no_storage_has(floor, tmp_
     first = next(one for one in job.events("snapshot") if one.attempt == 2)
     assert first["tiers"] is None
     assert first["step"] <= resumed["step"] + 5
-    assert final(job) == undisturbed(floor, tmp_path, calm)
+    assert job.final()["hash"] == undisturbed(floor, tmp_path, calm)
 
 
 def test_where_the_script_has_failed_for_good_nothing_is_lost(floor, tmp_path, calm):
     job = Job(tmp_path / "job", 1)
-    assert start(floor, job, 120).wait() == Exit.GAVE_UP
+    assert start(floor, job, BUG_AT=120).wait() == Exit.GAVE_UP
     stored = max(one["step"] for name in STORED for one in job.events(name))
     assert stored >= max(alone(job))
-    again = floor.outlast(
-        *("run", "--resume", "--dir", job.directory, SCRIPT, job.records, STEPS), env=job.env
-    )
+    again = start(floor, job)
     assert again.wait() == 0, again.text
     assert job.events("resumed")[-1]["step"] == stored
     assert job.events("resumed")[-1]["source"] == "from local"
-    assert final(job) == undisturbed(floor, tmp_path, calm)
+    assert job.final()["hash"] == undisturbed(floor, tmp_path, calm)
 
 
 def test_a_killed_agent_leaves_what_the_keeper_has(floor, tmp_path, calm):
@@ -165,7 +153,7 @@ def test_a_killed_agent_leaves_what_the_keeper_has(floor, tmp_path, calm):
     run = start(floor, job)
     until(lambda: len(alone(job)) >= 3, "snapshots", running=run)
     (keeper,) = (one for one in floor.offspring() if "outlast.keeper" in " ".join(one.cmdline()))
-    os.kill(newest(job)["pid"], signal.SIGKILL)
+    os.kill(job.lines()[-1]["pid"], signal.SIGKILL)
     run.kill()
     psutil.wait_procs([keeper], timeout=60)
     assert not keeper.is_running()
@@ -174,19 +162,17 @@ def test_a_killed_agent_leaves_what_the_keeper_has(floor, tmp_path, calm):
     again = start(floor, job)
     assert again.wait() == 0, again.text
     assert job.events("resumed")[-1]["step"] == brought
-    assert final(job) == undisturbed(floor, tmp_path, calm)
+    assert job.final()["hash"] == undisturbed(floor, tmp_path, calm)
 
 
 @pytest.mark.parametrize(
-    "setting",
-    [{"OUTLAST_CHECKPOINT_EVERY": "3 steps"}, {"OUTLAST_CHECKPOINT_OPTIMIZER_EVERY": "2"}],
-    ids=str,
+    ("every", "env"),
+    [("3 steps", {}), ("auto", {"OUTLAST_CHECKPOINT_OPTIMIZER_EVERY": "2"})],
+    ids=["steps", "weights-alone"],
 )
-def test_who_says_how_often_means_storage(floor, tmp_path, setting):
+def test_who_says_how_often_means_storage(floor, tmp_path, every, env):
     job = Job(tmp_path / "job", 1)
-    run = floor.outlast(
-        *("run", "--dir", job.directory, SCRIPT, job.records, 100), env={**job.env, **setting}
-    )
-    assert run.wait() == 0, run.text
-    assert job.events("commit")
+    run = start(floor, job, every=every, **env)
+    until(lambda: len(job.events("commit")) >= 5, "commits", running=run)
     assert not alone(job)
+    run.kill()

@@ -1,19 +1,14 @@
-"""A job that saves by ``auto`` and whose storage costs much: RECORDS STEPS [BUG_AT].
+"""``elastic.py`` that saves by ``auto``, where a save in storage costs much.
 
-Each step is a line of RECORDS/steps.jsonl, the end RECORDS/final.json with the weights. What a save
-costs in storage, and the shortest interval, are set here: a test has no hours, and its disk is
-quick.
+What it costs, and how far apart checkpoints are, is set here: a test has no hours, and its disk is
+quick. BUG_AT is the step from which on the script fails.
 """
 
-import json
 import os
-import sys
-import time
-from pathlib import Path
 
+import elastic
 import torch
 
-import outlast
 from outlast.policy import cadence
 from outlast.training import tier_turns
 
@@ -21,21 +16,31 @@ cadence.AUTO_MIN_S = cadence.AUTO_MAX_S = 0.2
 cadence.AUTO_FIRST_S = 0.2
 tier_turns.BURDEN = 1e4  # times what it took: hours between two
 
-records, steps = Path(sys.argv[1]), int(sys.argv[2])
-bug = int(sys.argv[3]) if len(sys.argv) > 3 else 0
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 4)
-data = torch.utils.data.TensorDataset(torch.randn(64, 4))
-loader = outlast.data.Loader(data, global_batch=4, seed=1)
-with outlast.session(model=model) as session, (records / "steps.jsonl").open("a") as file:
-    for (batch,) in session.steps(loader, until=steps):
-        line = {"step": session.step + 1, "pid": os.getpid()}
-        if bug and line["step"] >= bug:
-            raise ZeroDivisionError(f"there is no step {bug}")
-        with torch.no_grad():
-            model.weight.add_(0.01 * (model(batch).T @ batch) / 4)
-        print(json.dumps(line), file=file, flush=True)
-        time.sleep(0.02)
-weights = {name: one.tolist() for name, one in model.state_dict().items()}
-(records / "final.json").write_text(json.dumps(weights))
+BUG_AT = int(os.environ.get("BUG_AT", "0"))
+
+
+class Counted(elastic.Exact):
+    """Descent that knows how far it is, and may end there."""
+
+    def __init__(self, model, global_batch):
+        super().__init__(model, global_batch)
+        self.made = torch.zeros((), dtype=torch.int64)
+
+    def step(self, samples):
+        """One more, while it is not too late."""
+        if BUG_AT and self.made + 1 >= BUG_AT:
+            raise ZeroDivisionError(f"there is no step {BUG_AT}")
+        self.made += 1
+        return super().step(samples)
+
+    def state_dict(self):
+        return {**super().state_dict(), "made": self.made}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.made.copy_(state["made"])
+
+
+elastic.Exact = Counted
+if __name__ == "__main__":
+    elastic.main()

@@ -98,6 +98,7 @@ def test_costs_and_bursts_are_known_to_the_next_attempt(ledger, tmp_path, monkey
     word = past.look().word
     for found in (past, Past(tmp_path, word), Past(tmp_path).look()):
         assert found.storms
+        assert found.tier_intervals_s == {"slow": 1.0}
         assert found.failures.hazard.burst_per_h() == pytest.approx(expected.burst_per_h())
         assert found.failures.hazard.burst_per_h() > 100
         assert found.failures.known.num_seen == pytest.approx(30, rel=1e-3)

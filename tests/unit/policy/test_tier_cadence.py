@@ -105,6 +105,22 @@ def test_machines_that_are_lost_make_it_more_frequent_and_processes_do_not():
     assert after(Scope.ALL) == after(Scope.MACHINE)
 
 
+def test_what_was_said_in_the_attempt_before_is_not_said_again():
+    cost = Cost(copy_s=60.0, slowed=0.1)
+    first = cadence(MEMORY, CLOUD)
+    first.measured("cloud", cost)
+    first.taken(0.0, 30.0, None)
+    (change,) = first.changed()
+    again = cadence(MEMORY, CLOUD, told={"cloud": change.interval_s})
+    again.measured("cloud", cost)
+    again.taken(0.0, 30.0, None)
+    assert not again.changed()
+    assert again.interval_s("cloud") == change.interval_s
+    again.measured("cloud", Cost(copy_s=60.0, slowed=0.5))
+    again.taken(0.0, 30.0, None)
+    assert again.changed()[0].before_s == change.interval_s
+
+
 def test_money_is_time():
     one = cadence(MEMORY, CLOUD)
     one.measured("cloud", Cost(copy_s=20.0))

@@ -291,7 +291,7 @@ def test_nothing_is_said_of_slow_ranks_where_there_are_none():
     assert not [line for line in plain(summary(killed())) if "slow" in line]
 
 
-def test_a_tiers_own_interval_is_told_until_the_next_attempt():
+def test_a_tiers_own_interval_is_told_until_there_is_another():
     why = "only losses of a machine need it, and a copy was measured"
     events = [
         ev(0, "job_started"),
@@ -303,4 +303,7 @@ def test_a_tiers_own_interval_is_told_until_the_next_attempt():
     lines = plain(summary(events))
     assert f"  tier      s3 every 10 min 00 s: {why}" in lines
     assert to_json(events)["tiers"]["s3"]["interval_s"] == 600.0
-    assert not to_json([*events, formed(5, attempt=2)])["tiers"]
+    later = [*events, formed(5, attempt=2)]
+    assert to_json(later)["tiers"] == to_json(events)["tiers"], "attempts say what is new"
+    later.append(ev(6, "cadence", tier="s3", interval_s=60.0, reason=why))
+    assert to_json(later)["tiers"]["s3"]["interval_s"] == 60.0

@@ -46,7 +46,7 @@ def test_what_others_keep_a_copy_of_stays_while_the_next_is_copied(
 class Client:
     """A keeper that gives two arenas of any size."""
 
-    def reserve(self, size, *_):
+    def reserve(self, size, *_, **__):
         arenas = [Arena.make(size) for _ in range(2)]
         reserved = SimpleNamespace(arenas=(0, 1), ring_bytes=0, num_bytes=size, words="")
         return reserved, arenas
