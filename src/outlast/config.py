@@ -52,6 +52,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         checkpoint_keep: how many committed checkpoints are kept, at least 1.
         checkpoint_buffers: how many snapshots are held in memory at once, which is also the most
             saves in flight; 0 writes directly while training waits; None decides by itself.
+        checkpoint_overhead: share of the time that saving takes at most before the job has failed
+            or run for an hour.
         checkpoint_optimizer_every: the optimizer's state is in every Nth checkpoint; those in
             between hold the weights and cannot be resumed from.
         checkpoint_moments: "exact", or "bf16": the optimizer's moments at half their size, after
@@ -102,6 +104,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: Every
     checkpoint_keep: int
     checkpoint_buffers: int | None
+    checkpoint_overhead: float
     checkpoint_optimizer_every: int
     checkpoint_moments: str
     tiers: tuple[Tier, ...]
@@ -154,6 +157,7 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "checkpoint.every": ("checkpoint_every", "auto", values.parse_every),
     "checkpoint.keep": ("checkpoint_keep", 3, parse_keep),
     "checkpoint.buffers": ("checkpoint_buffers", "auto", values.parse_buffers),
+    "checkpoint.overhead": ("checkpoint_overhead", "1%", values.parse_overhead),
     "checkpoint.optimizer_every": ("checkpoint_optimizer_every", 1, values.parse_optimizer_every),
     "checkpoint.moments": ("checkpoint_moments", "exact", values.parse_moments),
     "notice.platform": ("notice_platform", "auto", values.parse_platform),

@@ -147,6 +147,18 @@ def _number_or_auto(value: object, most: int, what: str) -> int | None:
     return number
 
 
+def parse_overhead(value: object) -> float:
+    """A share of the time, above 0 and below 1: ``0.01`` or ``"1%"``."""
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if isinstance(value, bool) or not 0 < share < 1:
+        raise ConfigError(f"{value!r} is not a share of the time; write 1% or 0.01")
+    return share
+
+
 def parse_optimizer_every(value: object) -> int:
     """Every Nth checkpoint has the optimizer's state."""
     every = parse_whole(value, least=1)

@@ -31,7 +31,7 @@ from outlast.ledger.reserve import kept
 from outlast.plan.posterior import Posterior
 from outlast.policy.anomaly import CARRIED_MAX, WATCHED
 from outlast.policy.cadence import AUTO_MEMORY_H, COSTS_KEPT, cost_of
-from outlast.policy.hazard import Hazard
+from outlast.policy.hazard import Hazard, of_a_new_job
 from outlast.policy.rollbacks import Batches, Rollback, is_undone
 from outlast.policy.tier_cadence import Beyond, Scope
 from outlast.policy.whereabouts import REMEMBERED as REMEMBERED_SIGHTINGS
@@ -73,7 +73,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_failures: float = 0.0
     ran_h: float = 0.0
     since_t: float = 0.0
-    hazard: Hazard = Hazard()
+    hazard: Hazard = of_a_new_job()
     costs_s: list[float] = []
     took_s: float = 0.0
     storms: bool = False
@@ -115,7 +115,7 @@ class Failures:
         gone: Iterable[str] = (),
     ) -> None:
         self.known, self.since_t = known or Posterior(), since_t
-        self._hazard, self._quiet_h = hazard or Hazard(), 0.0
+        self._hazard, self._quiet_h = hazard or of_a_new_job(), 0.0
         self.beyond, self.scope, self.gone = beyond or Beyond(), scope, list(gone)
         self.ran_s = 0.0
         self.moments: collections.deque[float] = collections.deque(maxlen=_MOMENTS_KEPT)

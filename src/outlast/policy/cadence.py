@@ -38,7 +38,7 @@ from typing import Final, Protocol
 import msgspec
 
 from outlast.plan.interval import Costs, exact_best_h
-from outlast.policy.hazard import MEMORY_H, Hazard
+from outlast.policy.hazard import MEMORY_H, Hazard, of_a_new_job
 
 AUTO_MIN_S: Final = 30.0  # while it is calm
 AUTO_MAX_S: Final = 4 * 3600.0
@@ -49,6 +49,7 @@ AUTO_MEMORY_H: Final = MEMORY_H  # of running: after so long a failure counts 1/
 AUTO_SHAPE: Final = 0.85  # of the times between failures; 1: they come evenly
 _SHAPE_GAMMA: Final = math.gamma(1 + 1 / AUTO_SHAPE)
 AUTO_CHANGE: Final = 7 / 6  # times as long, or as short: less is not worth a word
+OVERHEAD: Final = 0.01  # of the time, while nothing is known of how the job fails
 BURDEN: Final = 0.25  # of the time until a save is durable, that steps lose meanwhile
 STORM: Final = 3.0  # times as often as in calm: worth a word
 STORM_OVER: Final = 1.5
@@ -167,6 +168,7 @@ class Auto:
         known: what is known of failures; nothing unless it is given.
         costs_s: what the newest checkpoints of earlier attempts cost, oldest first.
         storms: whether the attempt before has told of a burst that was not over.
+        overhead: share of the time that saving takes at most while there is no evidence.
     """
 
     def __init__(
@@ -176,9 +178,11 @@ class Auto:
         costs_s: Sequence[float] = (),
         *,
         storms: bool = False,
+        overhead: float = OVERHEAD,
     ) -> None:
+        self._overhead = overhead
         self._last_s = self._told_s = self._begun_s = start_s
-        self._known = known or Hazard()
+        self._known = known or of_a_new_job()
         self._costs_s: deque[float] = deque(costs_s, maxlen=COSTS_KEPT)
         self._chosen: Change | None = None
         self._untold: Change | None = None
@@ -240,6 +244,8 @@ class Auto:
             calm_s = interval_s * bunched(middle_h * self._chosen.failures_per_h)
             calm_s = min(max(calm_s, AUTO_MIN_S), AUTO_MAX_S)
         wait_s = sooner_s(calm_s, self._cost_s, self._known)
+        if self._costs_s:
+            wait_s = max(wait_s, least_s(self._cost_s, self._known, self._overhead))
         self._due_s = self._last_s + wait_s
         if self._chosen is not None:
             self._tell_of_storm(wait_s, calm_s)
@@ -321,6 +327,17 @@ def sooner_s(calm_s: float, cost_s: float, known: Hazard, share: float = 1.0) ->
     return wait_s
 
 
+def least_s(cost_s: float, known: Hazard, overhead: float) -> float:
+    """How long to wait at least: while a belief is all there is, saving is to cost little.
+
+    Args:
+        cost_s: of a checkpoint.
+        known: what is known of failures.
+        overhead: share of the time that it may take.
+    """
+    return 0.0 if known.is_proven else cost_s * (1 / overhead - 1)
+
+
 def cost_of(blocked_s: float, took_s: float) -> float:
     """What a checkpoint costs training, in seconds.
 
@@ -399,6 +416,7 @@ def cadence(
     costs_s: Sequence[float] = (),
     *,
     storms: bool = False,
+    overhead: float = OVERHEAD,
 ) -> Cadence:
     """The cadence that the settings ask for: by steps, by seconds, or (both None) automatic.
 
@@ -409,9 +427,10 @@ def cadence(
         known: what is known of the job's failures.
         costs_s: what its newest checkpoints cost, oldest first.
         storms: whether failures were last said to come in a burst.
+        overhead: share of the time that saving takes at most while there is no evidence.
     """
     if steps is not None:
         return EverySteps(steps)
     if seconds is not None:
         return EverySeconds(seconds, now_s)
-    return Auto(now_s, known, costs_s, storms=storms)
+    return Auto(now_s, known, costs_s, storms=storms, overhead=overhead)

@@ -10,7 +10,8 @@ intervals. It is the exact filter of a Markov-modulated Poisson process (e.g. Fi
 Meier-Hellstern, "The Markov-modulated Poisson process cookbook", 1993), in closed form between two
 failures:
 
-- calm, a failure comes at the mean rate λ, and begins a burst with probability ``BEGINS``;
+- calm, a failure comes at the mean rate λ, and begins a burst with probability ``BEGINS``, as does
+  the job's own beginning: the first hour of new machines is the worst;
 - in a burst of rate r a failure comes at r, and the burst ends at ``ENDS`` r: after three failures
   in the mean, whatever r is; with probability ``CHANGES`` a failure changes the burst's rate.
 
@@ -38,6 +39,7 @@ CHANGES: Final = 0.05
 MEMORY_H: Final = 500.0  # of calm: after so long a failure counts 1/e of what it did
 RATES: Final = tuple(10 ** (number / 3) for number in range(-4, 11))  # per hour: 20 h to 1.7 s
 FASTER: Final = 2.0  # times as quick as calm, at least: slower is no burst
+EVIDENCE_H: Final = 1.0
 NEGLIGIBLE: Final = 1e-12
 
 
@@ -52,6 +54,11 @@ class Hazard(msgspec.Struct, frozen=True):
 
     calm: Posterior = Posterior()
     bursts: tuple[float, ...] = ()
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether there is evidence: a failure, or ``EVIDENCE_H`` without one."""
+        return self.calm.num_seen > NEGLIGIBLE or self.calm.seen_h >= EVIDENCE_H
 
     @property
     def calm_per_h(self) -> float:
@@ -107,6 +114,12 @@ class Hazard(msgspec.Struct, frozen=True):
             else:
                 calm += one * ENDS * quick * (lasts - stays) / (ending - rate)
         return calm, left
+
+
+def of_a_new_job() -> Hazard:
+    """What is believed before anything was seen: it may begin in a burst."""
+    calm = Hazard()
+    return Hazard(bursts=tuple(_begun([0.0] * len(RATES), 1.0, calm.calm_per_h)))
 
 
 def _begun(bursts: list[float], own: float, calm_per_h: float) -> list[float]:

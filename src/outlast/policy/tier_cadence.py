@@ -43,8 +43,8 @@ import msgspec
 
 from outlast.plan.posterior import forgetting
 from outlast.plan.tiers import TierCosts, intervals_h
-from outlast.policy.cadence import AUTO_MEMORY_H, HOUR_S, Change, sooner_s
-from outlast.policy.hazard import Hazard
+from outlast.policy.cadence import AUTO_MEMORY_H, HOUR_S, OVERHEAD, Change, least_s, sooner_s
+from outlast.policy.hazard import Hazard, of_a_new_job
 
 TIER_MAX_S: Final = 12 * HOUR_S
 TIER_CHANGE: Final = 1.4
@@ -173,6 +173,7 @@ class TierCadence:
         hazard: and of how often there is one.
         told: the interval that each tier was last said to have.
         full_every: every Nth checkpoint can be resumed from; others are worth nothing to a tier.
+        overhead: share of the time that all of them take at most while there is no evidence.
 
     Attributes:
         apart: what a snapshot survives that goes to no tier; None: the first tier takes each
@@ -188,15 +189,17 @@ class TierCadence:
         *,
         told: Mapping[str, float] | None = None,
         full_every: int = 1,
+        overhead: float = OVERHEAD,
         apart: Scope | None = None,
     ) -> None:
         self.apart = apart
         self._stops = stops
         self._told_s = start_s
         self._known = known or Beyond()
-        self._hazard = hazard or Hazard()
+        self._hazard = hazard or of_a_new_job()
         self._told_before = dict(told or {})
         self._full_every = full_every
+        self._overhead = overhead / max(sum(stop.every is None for stop in stops), 1)
         self._num_first = 0  # checkpoints that the first tier has taken
         self._interval_s = 0.0  # between two of the job's
         self._taken_s: dict[str, float] = {}
@@ -341,11 +344,13 @@ class TierCadence:
         wanted_h = intervals_h(
             [TierCosts(checkpoint_h=cost.total_s / HOUR_S, failures_per_h=per_h)]
         )
-        least_s = max(COPY_ROOM * cost.copy_s, self._interval_s)
-        calm_s = max(min(wanted_h[0] * HOUR_S, TIER_MAX_S), least_s)
+        room_s = max(COPY_ROOM * cost.copy_s, self._interval_s)
+        calm_s = max(min(wanted_h[0] * HOUR_S, TIER_MAX_S), room_s)
         # At once in a burst, and at once when it is over; what is told is what holds in calm.
         self._wait_s[stop.name] = max(
-            sooner_s(calm_s, cost.total_s, self._hazard, share), COPY_ROOM * cost.copy_s
+            sooner_s(calm_s, cost.total_s, self._hazard, share),
+            least_s(cost.total_s, self._hazard, self._overhead),
+            COPY_ROOM * cost.copy_s,
         )
         last = self._chosen.get(stop.name)
         before_s = last.interval_s if last else self._told_before.get(stop.name, self._interval_s)

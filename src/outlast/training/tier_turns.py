@@ -66,6 +66,7 @@ class TierTurns:
             hazard,
             told=told,
             full_every=settings.checkpoint_optimizer_every,
+            overhead=settings.checkpoint_overhead / 2,
         )
         survived = Scope.MACHINE if copies else Scope.PROCESS
         self._apart = survived if snapshots_stay(settings) else None

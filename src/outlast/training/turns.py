@@ -64,7 +64,9 @@ class Turns:
         every = settings.checkpoint_every
         now_s = time.monotonic()
         self._cadence: Cadence = cadence(
-            every.steps, every.seconds, now_s, known, costs_s, storms=storms
+            *(every.steps, every.seconds, now_s, known, costs_s),
+            storms=storms,
+            overhead=settings.checkpoint_overhead / 2,  # the tiers have the other half
         )
         self._auto = self._cadence if leads and isinstance(self._cadence, Auto) else None
         self._on_change = on_change
