@@ -122,3 +122,13 @@ def test_a_job_that_fails_all_the_time_is_no_burst():
         hazard = hazard.after(1e-4, failed=True)
     assert hazard.burst_per_h() == 0.0
     assert chance_of_calm(hazard) == 1.0
+
+
+def test_days_without_a_failure_after_many_are_no_division_by_zero():
+    often = Hazard(calm=Posterior(num_seen=5000.0, seen_h=490.0))  # ten an hour
+    later = often.after(400.0)
+    assert 0 < later.calm_per_h < often.calm_per_h
+    assert later.burst_per_h() == 0.0
+    storm = after(0.1, *[8 * SECOND_H] * 9).after(1e5)
+    assert 0 < storm.calm_per_h < 1
+    assert storm.after(1e5, failed=True).burst_per_h() > 0
