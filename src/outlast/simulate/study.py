@@ -29,6 +29,7 @@ from outlast.policy.cadence import (
     EverySteps,
 )
 from outlast.simulate import draws, many
+from outlast.simulate.automatic import Automatic
 from outlast.simulate.failures import Loss, in_slots
 from outlast.simulate.job import Run
 from outlast.simulate.saved import flushed_to
@@ -317,7 +318,7 @@ def _side_by_side(
     scenario: Scenario, policy: str, every: Every, interval_s: float | None, replications: int
 ) -> Result:
     setup = scenario.setup
-    intervals: many.Intervals = many.Automatic(setup.levels[0].cost_s, replications)
+    intervals: many.Intervals = Automatic(setup.levels[0].cost_s, replications)
     if every.seconds is not None:
         intervals = many.Fixed(every.seconds)
     ledger = _ledger(scenario, intervals, replications)
