@@ -26,6 +26,7 @@ one (as many memories are needed as there are kinds of storms).
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -42,8 +43,11 @@ BEGINS: Final = 0.1
 ENDS: Final = 0.5
 CHANGES: Final = 0.05
 MEMORY_H: Final = 500.0  # of calm: after so long a failure counts 1/e of what it did
+# Calm's rate is unknown by decades, as a burst's is: one in 10 h, but three hours outweigh it.
+PRIOR: Final = Posterior(prior_shape=0.3, prior_exposure_h=3.0)
 RATES: Final = tuple(10 ** (number / 3) for number in range(-4, 11))  # per hour: 20 h to 1.7 s
 FASTER: Final = 2.0  # times as quick as calm, at least: slower is no burst
+STORM_LEAST: Final = 3  # failures: two may be chance
 NEGLIGIBLE: Final = 1e-12
 NEAR: Final = 1e-6  # rates that differ by less are told apart by so much
 LARGEST: Final = 600.0  # exponent
@@ -58,7 +62,7 @@ class Hazard(msgspec.Struct, frozen=True):
             from 1 is calm's. Empty: it is calm.
     """
 
-    calm: Posterior = Posterior()
+    calm: Posterior = PRIOR
     bursts: tuple[float, ...] = ()
 
     @property
@@ -80,11 +84,34 @@ class Hazard(msgspec.Struct, frozen=True):
             bursts=tuple(bursts) if max(bursts) > NEGLIGIBLE else (),
         )
 
+    def is_in_burst(self, hours: float) -> bool:
+        """Whether a failure after so many ``hours`` is more probably a burst's than calm's."""
+        return float(self._quiet().after(hours, failed=True).own) < 0.5
+
     def _quiet(self) -> Quiet:
         import numpy as np  # what tells of no failure is quick without it
 
         bursts = np.array(self.bursts) if self.bursts else np.zeros(len(RATES))
         return Quiet(np.array(RATES), bursts, np.float64(self.calm_per_h))
+
+
+def storms(gaps_h: Iterable[float]) -> list[tuple[int, int]]:
+    """The first and the last failure of each storm, as numbers from 0.
+
+    Args:
+        gaps_h: hours of running before each failure.
+
+    Returns:
+        Failures that were more probably a burst's than calm's, with the one that began the burst:
+        three at least.
+    """
+    known, found = Hazard(), list[tuple[int, int]]()
+    for number, gap_h in enumerate(gaps_h):
+        if number and known.is_in_burst(gap_h):
+            first = found.pop()[0] if found and found[-1][1] == number - 1 else number - 1
+            found.append((first, number))
+        known = known.after(gap_h, failed=True)
+    return [(first, last) for first, last in found if last - first >= STORM_LEAST - 1]
 
 
 class After(NamedTuple):

@@ -22,10 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from outlast.plan.interval import Costs, exact_best_h
-from outlast.plan.posterior import PRIOR_EXPOSURE_H, PRIOR_SHAPE
 from outlast.policy import cadence as auto
 from outlast.policy.cadence import HOUR_S
-from outlast.policy.hazard import FASTER, MEMORY_H, NEGLIGIBLE, RATES, Quiet
+from outlast.policy.hazard import FASTER, MEMORY_H, NEGLIGIBLE, PRIOR, RATES, Quiet
 from outlast.simulate.draws import Times
 from outlast.simulate.many import Jobs
 
@@ -57,7 +56,7 @@ class Automatic:
     @property
     def calm_per_h(self) -> Times:
         """Of each job: failures per hour outside of bursts, as it believes."""
-        return (PRIOR_SHAPE + self._num_seen) / (PRIOR_EXPOSURE_H + self._seen_h)
+        return (PRIOR.shape + self._num_seen) / (PRIOR.exposure_h + self._seen_h)
 
     def wait(self, jobs: Jobs, since_s: Times) -> tuple[Times, npt.NDArray[np.bool_]]:
         """Until the next save, and whether it is the same until the next failure."""

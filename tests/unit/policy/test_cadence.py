@@ -22,7 +22,7 @@ from outlast.policy.cadence import (
     bunched,
     cadence,
 )
-from outlast.policy.hazard import Hazard
+from outlast.policy.hazard import PRIOR, Hazard
 
 
 def test_steps_are_every_multiple_whatever_the_time():
@@ -50,7 +50,7 @@ def test_auto_saves_once_early_and_then_by_the_exact_formula():
     assert auto.due(1, AUTO_FIRST_S)
     assert auto.due_s(0, 5.0, 1.0) == AUTO_FIRST_S
     auto.taken(1, AUTO_FIRST_S, blocked_s=60.0)
-    known = Posterior().after(AUTO_FIRST_S / 3600, 0)
+    known = PRIOR.after(AUTO_FIRST_S / 3600, 0)
     best_s = 3600 * exact_best_h(Costs(checkpoint_h=1 / 60), known.mean_per_h)
     assert auto.interval_s == pytest.approx(best_s)
     assert best_s == pytest.approx(math.sqrt(2 * 60 * 36000), rel=0.03)  # about Young's
