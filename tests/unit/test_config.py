@@ -65,6 +65,7 @@ CASES = {
     "checkpoint.every": ("1 steps", "2 steps", "3 steps", lambda s: str(s.checkpoint_every)),
     "checkpoint.keep": ("4", "5", "6", lambda s: str(s.checkpoint_keep)),
     "checkpoint.buffers": ("1", "2", "0", lambda s: str(s.checkpoint_buffers)),
+    "checkpoint.overhead": ("0.02", "0.03", "0.5", lambda s: f"{s.checkpoint_overhead:g}"),
     "checkpoint.optimizer_every": ("2", "3", "4", lambda s: str(s.checkpoint_optimizer_every)),
     "checkpoint.moments": ("bf16", "exact", "bf16", lambda s: s.checkpoint_moments),
     "notice.platform": ("aws", "none", "auto", lambda s: s.notice_platform),
@@ -316,6 +317,8 @@ GOOD = [
     ("checkpoint.buffers", "auto", "checkpoint_buffers", None),
     ("checkpoint.buffers", 0, "checkpoint_buffers", 0),
     ("checkpoint.buffers", "8", "checkpoint_buffers", 8),
+    ("checkpoint.overhead", "2.5%", "checkpoint_overhead", 0.025),
+    ("checkpoint.overhead", 0.3, "checkpoint_overhead", 0.3),
     ("checkpoint.optimizer_every", "3", "checkpoint_optimizer_every", 3),
     ("checkpoint.moments", "bf16", "checkpoint_moments", "bf16"),
     ("notice.platform", "none", "notice_platform", "none"),
@@ -384,6 +387,10 @@ BAD = [
     *(
         ("checkpoint.buffers", value, 'write "auto", or 0 to 8')
         for value in (9, -1, 1.5, "x", True, "AUTO", "")
+    ),
+    *(
+        ("checkpoint.overhead", value, "is not a share of the time; write 1% or 0.01")
+        for value in (0, 1, -0.1, "0%", "101%", "nan", "x", True)
     ),
     *(
         ("checkpoint.optimizer_every", value, "1 puts the optimizer's state into each checkpoint")
@@ -467,6 +474,7 @@ def test_rows_for_explain():
         "checkpoint.every": ("50 steps", "outlast.toml"),
         "checkpoint.keep": ("3", "default"),
         "checkpoint.buffers": ("auto", "default"),
+        "checkpoint.overhead": ("0.01", "default"),
         "checkpoint.optimizer_every": ("1", "default"),
         "checkpoint.moments": ("exact", "default"),
         "notice.platform": ("auto", "default"),

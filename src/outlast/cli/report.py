@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from outlast import config
 from outlast.cli.paper import Paper
 from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
-from outlast.report.facts import facts, to_json
+from outlast.report.facts import Facts, facts, to_json
 from outlast.report.text import (
     forecast_lines,
     incident_lines,
     slow_line,
+    storm_lines,
     summary_lines,
     where_time_went,
 )
@@ -43,15 +45,7 @@ def command(directory: str | None, as_json: bool) -> None:
     job = facts(events, now=now, **prices)
     for line in summary_lines(job, now=now):
         console.print(line)
-    if job.incidents:
-        console.print("[bold]incidents[/]")
-        for incident in job.incidents:
-            for line in incident_lines(incident):
-                console.print(Text("  ").append(line))
-    if job.slow_ranks:
-        console.print("[bold]slow ranks[/]")
-        for slow in job.slow_ranks:
-            console.print(Text("  ").append(slow_line(slow)))
+    _tell_what_went_wrong(console, job)
     if events:
         console.print("[bold]where the time went[/]")
         width = 20 if console.is_terminal else 0
@@ -64,3 +58,17 @@ def command(directory: str | None, as_json: bool) -> None:
         for line in forecast_lines(job):
             console.print(line)
     console.print(f"Next: outlast checkpoints list {Path(directory or settings.dir)}")
+
+
+def _tell_what_went_wrong(console: Paper, job: Facts) -> None:
+    """The incidents, the storms that they make, and the slow ranks."""
+    sections: list[tuple[str, list[list[Text]]]] = [
+        ("incidents", [incident_lines(one) for one in job.incidents]),
+        ("storms of failures", [storm_lines(one) for one in job.storms]),
+        ("slow ranks", [[slow_line(one)] for one in job.slow_ranks]),
+    ]
+    for name, told in sections:
+        if told:
+            console.print(f"[bold]{name}[/]")
+        for line in itertools.chain.from_iterable(told):
+            console.print(Text("  ").append(line))

@@ -73,7 +73,7 @@ class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     num_failures: float = 0.0
     ran_h: float = 0.0
     since_t: float = 0.0
-    hazard: Hazard = of_a_new_job()
+    hazard: Hazard = msgspec.field(default_factory=of_a_new_job)
     costs_s: list[float] = []
     took_s: float = 0.0
     storms: bool = False

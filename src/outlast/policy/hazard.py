@@ -26,21 +26,34 @@ one (as many memories are needed as there are kinds of storms).
 
 from __future__ import annotations
 
-import math
-from typing import Final
+import copy
+import functools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from outlast.plan.posterior import Posterior
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Numbers = npt.NDArray[np.float64]  # one, or one of each job
+
 BEGINS: Final = 0.1
 ENDS: Final = 0.5
 CHANGES: Final = 0.05
 MEMORY_H: Final = 500.0  # of calm: after so long a failure counts 1/e of what it did
+# Calm's rate is unknown by decades, as a burst's is: one in 10 h, but three hours outweigh it.
+PRIOR: Final = Posterior(prior_shape=0.3, prior_exposure_h=3.0)
 RATES: Final = tuple(10 ** (number / 3) for number in range(-4, 11))  # per hour: 20 h to 1.7 s
 FASTER: Final = 2.0  # times as quick as calm, at least: slower is no burst
 EVIDENCE_H: Final = 1.0
+STORM_LEAST: Final = 3  # failures: two may be chance
 NEGLIGIBLE: Final = 1e-12
+NEAR: Final = 1e-6  # rates that differ by less are told apart by so much
+LARGEST: Final = 600.0  # exponent
 
 
 class Hazard(msgspec.Struct, frozen=True):
@@ -52,7 +65,7 @@ class Hazard(msgspec.Struct, frozen=True):
             from 1 is calm's. Empty: it is calm.
     """
 
-    calm: Posterior = Posterior()
+    calm: Posterior = PRIOR
     bursts: tuple[float, ...] = ()
 
     @property
@@ -67,65 +80,139 @@ class Hazard(msgspec.Struct, frozen=True):
 
     def burst_per_h(self, hours: float = 0.0) -> float:
         """Failures per hour that bursts add, if nothing happens for so many ``hours``."""
-        if not self.bursts:
-            return 0.0
-        calm, bursts = self._after(hours)
-        expected = math.fsum(rate * one for rate, one in zip(RATES, bursts, strict=True))
-        return expected / (calm + math.fsum(bursts))
+        return float(self._quiet().adds_per_h(hours)) if self.bursts else 0.0
 
     def after(self, hours: float, *, failed: bool = False) -> Hazard:
         """What is known ``hours`` later, with a failure at their end or without."""
-        calm, bursts = self._after(hours)
-        whole = calm + math.fsum(bursts)
-        calm, bursts = calm / whole, [one / whole for one in bursts]
-        own, rate = 0.0, self.calm_per_h
-        if failed:
-            hits = [quick * one for quick, one in zip(RATES, bursts, strict=True)]
-            whole = calm * rate + math.fsum(hits)
-            own = calm * rate / whole
-            bursts = _begun([one / whole for one in hits], own, rate)
-        known = self.calm.after(max(hours - self._burst_h(hours), 0.0), 0, MEMORY_H)
+        after = self._quiet().after(hours, failed=failed)
+        known = self.calm.after(max(hours - float(after.burst_h), 0.0), 0, MEMORY_H)
+        bursts = after.bursts.tolist()
         return Hazard(
-            calm=msgspec.structs.replace(known, num_seen=known.num_seen + own),
+            calm=msgspec.structs.replace(known, num_seen=known.num_seen + float(after.own)),
             bursts=tuple(bursts) if max(bursts) > NEGLIGIBLE else (),
         )
 
-    def _burst_h(self, hours: float) -> float:
-        """How long of the next ``hours`` a burst is expected to go on."""
-        return math.fsum(
-            -one * math.expm1(-(1 + ENDS) * quick * hours) / ((1 + ENDS) * quick)
-            for quick, one in zip(RATES, self.bursts, strict=False)
-        )
+    def is_in_burst(self, hours: float) -> bool:
+        """Whether a failure after so many ``hours`` is more probably a burst's than calm's."""
+        return float(self._quiet().after(hours, failed=True).own) < 0.5
 
-    def _after(self, hours: float) -> tuple[float, list[float]]:
-        """Calm and bursts ``hours`` later without a failure; what is missing is that of one."""
-        bursts = self.bursts or (0.0,) * len(RATES)
-        rate = self.calm_per_h
-        lasts = math.exp(-rate * hours)
-        calm = (1.0 - math.fsum(bursts)) * lasts
-        left = []
-        for quick, one in zip(RATES, bursts, strict=True):
-            ending = (1 + ENDS) * quick
-            stays = math.exp(-ending * hours)
-            left.append(one * stays)
-            # It may have ended at any moment, and calm has lasted from then on.
-            if math.isclose(ending, rate, rel_tol=1e-9):
-                calm += one * ENDS * quick * hours * lasts
-            else:
-                calm += one * ENDS * quick * (lasts - stays) / (ending - rate)
-        return calm, left
+    def _quiet(self) -> Quiet:
+        import numpy as np  # what tells of no failure is quick without it
+
+        bursts = np.array(self.bursts) if self.bursts else np.zeros(len(RATES))
+        return Quiet(np.array(RATES), bursts, np.float64(self.calm_per_h))
 
 
+@functools.cache
 def of_a_new_job() -> Hazard:
     """What is believed before anything was seen: it may begin in a burst."""
-    calm = Hazard()
-    return Hazard(bursts=tuple(_begun([0.0] * len(RATES), 1.0, calm.calm_per_h)))
+    import numpy as np
+
+    begun = Hazard()._quiet().begun(np.zeros(len(RATES)), np.ones(()))
+    return Hazard(bursts=tuple(begun.tolist()))
 
 
-def _begun(bursts: list[float], own: float, calm_per_h: float) -> list[float]:
-    """Behind a failure that was calm's with the probability ``own``: it may have begun a burst."""
-    possible = [rate > FASTER * calm_per_h for rate in RATES]
-    share = (CHANGES * math.fsum(bursts) + BEGINS * own) / max(sum(possible), 1)
-    return [
-        (1 - CHANGES) * one + share * is_one for one, is_one in zip(bursts, possible, strict=True)
-    ]
+def storms(gaps_h: Iterable[float]) -> list[tuple[int, int]]:
+    """The first and the last failure of each storm, as numbers from 0.
+
+    Args:
+        gaps_h: hours of running before each failure.
+
+    Returns:
+        Failures that were more probably a burst's than calm's, with the one that began the burst:
+        three at least.
+    """
+    known, found = Hazard(), list[tuple[int, int]]()
+    for number, gap_h in enumerate(gaps_h):
+        if number and known.is_in_burst(gap_h):
+            first = found.pop()[0] if found and found[-1][1] == number - 1 else number - 1
+            found.append((first, number))
+        known = known.after(gap_h, failed=True)
+    return [(first, last) for first, last in found if last - first >= STORM_LEAST - 1]
+
+
+class After(NamedTuple):
+    """What bursts are like after some time.
+
+    Attributes:
+        bursts: of each rate, the probability that a burst of it goes on.
+        burst_h: of the time, how long a burst was expected to go on.
+        own: the probability that it has ended with a failure that was no burst's.
+    """
+
+    bursts: Numbers
+    burst_h: Numbers
+    own: Numbers
+
+
+class Quiet:
+    """Bursts from some moment on, while nothing happens; of one job, or of many side by side.
+
+    All chances are relative to that of a calm which has lasted (e^(-λh)): a number that was too
+    small for a float would be divided by otherwise, days after the last failure of many.
+
+    Args:
+        rates: of bursts, per hour, the quickest last; of many jobs a column.
+        bursts: the probability of each; of many jobs a column of each job.
+        calm_per_h: failures per hour outside of bursts; of many jobs, of each.
+    """
+
+    def __init__(self, rates: Numbers, bursts: Numbers, calm_per_h: Numbers | np.float64) -> None:
+        import numpy as np
+
+        self._rates, self._bursts, self._calm_per_h = rates, bursts, calm_per_h
+        apart = (1 + ENDS) * rates - calm_per_h
+        is_near = abs(apart) < NEAR * rates
+        if is_near.any():
+            apart = np.where(is_near, NEAR * rates, apart)
+        self._apart = apart
+        # A burst may have ended at any moment, and calm has lasted from then on.
+        self._ended = bursts * (ENDS * rates) / apart
+        self._lasting = 1.0 - bursts.sum(axis=0) + self._ended.sum(axis=0)
+
+    def adds_per_h(self, hours: Numbers | float) -> Numbers:
+        """Failures per hour that bursts add, ``hours`` later."""
+        import numpy as np
+
+        stays = self._stays(hours)
+        whole = self._lasting + ((self._bursts - self._ended) * stays).sum(axis=0)
+        return np.asarray((self._rates * self._bursts * stays).sum(axis=0) / whole)
+
+    def after(self, hours: Numbers | float, *, failed: bool) -> After:
+        """What is known ``hours`` later, with a failure at their end or without."""
+        import numpy as np
+
+        stays = self._stays(hours)
+        calm = np.maximum(self._lasting - (self._ended * stays).sum(axis=0), 0.0)
+        left = self._bursts * stays
+        gone = -np.expm1(-(self._apart + self._calm_per_h) * hours)
+        burst_h = (self._bursts * gone / ((1 + ENDS) * self._rates)).sum(axis=0)
+        if failed:
+            calm, left = calm * self._calm_per_h, left * self._rates
+        whole = calm + left.sum(axis=0)
+        left, own = left / whole, calm / whole
+        if failed:
+            return After(self.begun(left, own), burst_h, own)
+        return After(left, burst_h, np.zeros_like(own))
+
+    def of(self, jobs: npt.NDArray[np.intp]) -> Quiet:
+        """The same of some of the jobs."""
+        some = copy.copy(self)
+        for name in ("_bursts", "_calm_per_h", "_apart", "_ended", "_lasting"):
+            setattr(some, name, getattr(self, name)[..., jobs])
+        return some
+
+    def _stays(self, hours: Numbers | float) -> Numbers:
+        """How much more probable it is that a burst goes on than that calm has lasted."""
+        import numpy as np
+
+        return np.asarray(np.exp(np.minimum(-self._apart * hours, LARGEST)))
+
+    def begun(self, bursts: Numbers, own: Numbers) -> Numbers:
+        """Behind a failure that was calm's with the probability ``own``: it may begin a burst."""
+        import numpy as np
+
+        possible = self._rates > FASTER * self._calm_per_h
+        share = CHANGES * bursts.sum(axis=0) + BEGINS * own
+        share = share / np.maximum(possible.sum(axis=0), 1)
+        return np.asarray((1 - CHANGES) * bursts + share * possible)

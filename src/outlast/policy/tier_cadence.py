@@ -19,8 +19,8 @@ Guarantees: a tier takes all that the one before it takes until its cost is know
 checkpoint of an attempt goes to all tiers that are open, and so does the next one where a copy
 failed. An interval has room for a copy and a quarter, since a copy that is overtaken is lost, and
 is at most ``TIER_MAX_S``. It is told only where it is off by ``TIER_CHANGE``, which costs 1.4 % of
-what the tier costs anyway. A tier that is due takes its checkpoint from the tiers before it, which then
-take it too. What the owner has set stays: such a tier takes every Nth of the first tier's.
+what the tier costs anyway. A tier that is due takes its checkpoint from the tiers before it, which
+then take it too. What the owner has set stays: such a tier takes every Nth of the first tier's.
 
 What can go wrong: a failure is taken for a greater one than it was (two machines lost at once may
 have left a copy). Then a tier takes more than it needs to, which is the cheaper mistake.
@@ -199,7 +199,7 @@ class TierCadence:
         self._hazard = hazard or of_a_new_job()
         self._told_before = dict(told or {})
         self._full_every = full_every
-        self._overhead = overhead / max(sum(stop.every is None for stop in stops), 1)
+        self._overhead = overhead
         self._num_first = 0  # checkpoints that the first tier has taken
         self._interval_s = 0.0  # between two of the job's
         self._taken_s: dict[str, float] = {}
@@ -322,17 +322,19 @@ class TierCadence:
             return
         self._interval_s = interval_s
         survived = self._stops[0].survives if self.apart is None else self.apart
+        num_open = sum(self._every(position) is None for position in range(len(self._stops)))
         for position, stop in enumerate(self._stops):
             if self._every(position) is None and stop.name in self._costs:
-                self._consider(stop, survived)
+                self._consider(stop, survived, num_open)
             survived = max(survived, stop.survives)
 
-    def _consider(self, stop: Stop, survived: Scope) -> None:
+    def _consider(self, stop: Stop, survived: Scope, num_open: int) -> None:
         """How long one tier waits, and whether that is worth a word.
 
         Args:
             stop: the tier.
             survived: what the faster ones survive.
+            num_open: tiers that share what may be spent while nothing is known.
         """
         names = [one.name for one in self._stops]
         behind = names[names.index(stop.name) :]
@@ -349,7 +351,7 @@ class TierCadence:
         # At once in a burst, and at once when it is over; what is told is what holds in calm.
         self._wait_s[stop.name] = max(
             sooner_s(calm_s, cost.total_s, self._hazard, share),
-            least_s(cost.total_s, self._hazard, self._overhead),
+            least_s(cost.total_s, self._hazard, self._overhead / num_open),
             COPY_ROOM * cost.copy_s,
         )
         last = self._chosen.get(stop.name)

@@ -20,6 +20,7 @@ from outlast.ledger.goodput import Goodput, goodput, in_order, whole
 from outlast.ledger.incidents import Incident, incidents
 from outlast.ledger.slow import Slow, lost_to_waiting_s, slow_ranks
 from outlast.report.forecast import Forecast, forecast
+from outlast.report.storms import Storm, storms
 
 State = Literal[
     "not started",
@@ -68,6 +69,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         forecast: predicted and measured, where it trained and saved.
         tiers: newest word on the interval of each tier that decides for itself.
         unfit: machines that the doctor found unfit before the last start, with why.
+        storms: the newest storms of failures, and what each has cost.
     """
 
     job: str
@@ -84,6 +86,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     price: float | None
     priced_as: str
     unfit: dict[str, str] = {}
+    storms: list[Storm] = []
     forecast: Forecast | None = None
     tiers: dict[str, TierInterval] = {}
 
@@ -125,6 +128,7 @@ def facts(
     exit_code = None if end is None else end.get("exit_code")
     slow = slow_ranks(ordered)
     committed = [whole(event) or 0 for event in ordered if event.event == "commit"]
+    foreseen = forecast(ordered, machines, found)
     return Facts(
         job=ordered[-1].job if ordered else "",
         state=state,
@@ -133,7 +137,8 @@ def facts(
         workers=goodput(ordered, now),
         machines=machines,
         incidents=found,
-        forecast=forecast(ordered, machines, found),
+        forecast=foreseen,
+        storms=storms(ordered, found, foreseen),
         tiers=_tiers(ordered),
         slow_ranks=slow,
         waited_s=lost_to_waiting_s(slow),
@@ -183,6 +188,9 @@ def to_json(
         "unfit": job.unfit,
         "tiers": msgspec.to_builtins(job.tiers),
         "forecast": None if job.forecast is None else _forecast_json(job, job.forecast),
+        "storms": [
+            {**msgspec.to_builtins(storm), "all_lost_s": storm.all_lost_s} for storm in job.storms
+        ],
         "incidents": [_incident_json(incident) for incident in job.incidents],
     }
 

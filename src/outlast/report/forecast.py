@@ -14,17 +14,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, in_order
 from outlast.ledger.incidents import Incident
-from outlast.ledger.lived import lived
+from outlast.ledger.lived import Lived, lived
 from outlast.ledger.planned import Prediction, newest
 from outlast.plan.interval import Costs, exact_wall
 from outlast.plan.posterior import Posterior
+
+if TYPE_CHECKING:
+    from outlast.simulate.many import Case
 
 HOUR_S: Final = 3600.0
 POINTS: Final = 41
@@ -72,18 +75,11 @@ def forecast(
     """Compare; None where the job has not trained or has not saved."""
     ordered = in_order(events)
     held = machines.total - machines.waiting
-    blocked = [event.get("blocked_s") for event in ordered if event.event == "snapshot"]
-    blocked_s = [float(one) for one in blocked if isinstance(one, int | float) and one >= 0]
+    blocked_s = _blocked_s(ordered)
     if held <= 0 or not machines.productive or not blocked_s:
         return None
     life = lived(ordered, incidents)
-    lags = [event.get("durable_s") for event in ordered if event.event == "commit"]
-    costs = Costs(
-        checkpoint_h=statistics.fmean(blocked_s) / HOUR_S,
-        restore_h=_middle(life.downs_s()) / HOUR_S,
-        detect_h=_middle(life.detections_s()) / HOUR_S,
-        lag_h=_middle([one for one in lags if isinstance(one, int | float)]) / HOUR_S,
-    )
+    costs = costs_of(ordered, life)
     share = held / machines.total
     trained_s = machines.wall_s * share * (machines.productive + machines.replayed) / held
     interval_s = trained_s / len(blocked_s)
@@ -107,12 +103,46 @@ def forecast(
         return found
     start_t = ordered[0].t
     length_s = machines.wall_s - life.away_s(start_t, math.inf)
-    moments_s = [
+    moments_s = moments(life, start_t, length_s)
+    best_s, regret = _regret(costs, moments_s, length_s, interval_s)
+    return msgspec.structs.replace(found, best_interval_s=best_s, regret=regret)
+
+
+def costs_of(ordered: list[Event], life: Lived) -> Costs:
+    """What saves, losses and resumes of this job took; it has saved."""
+    lags = [event.get("durable_s") for event in ordered if event.event == "commit"]
+    return Costs(
+        checkpoint_h=statistics.fmean(_blocked_s(ordered)) / HOUR_S,
+        restore_h=_middle(life.downs_s()) / HOUR_S,
+        detect_h=_middle(life.detections_s()) / HOUR_S,
+        lag_h=_middle([one for one in lags if isinstance(one, int | float)]) / HOUR_S,
+    )
+
+
+def moments(life: Lived, start_t: float, length_s: float) -> list[float]:
+    """Seconds from the start to each failure, without the time in which nobody had started it."""
+    return [
         min(max(one.detected_t - start_t - life.away_s(start_t, one.detected_t), 0.0), length_s)
         for one in life.failures
     ]
-    best_s, regret = _regret(costs, moments_s, length_s, interval_s)
-    return msgspec.structs.replace(found, best_interval_s=best_s, regret=regret)
+
+
+def as_case(costs: Costs, length_s: float) -> Case:
+    """The same job, for the simulator."""
+    from outlast.simulate.many import Case
+
+    return Case(
+        cost_s=costs.checkpoint_h * HOUR_S,
+        restore_s=costs.restore_h * HOUR_S,
+        detect_s=costs.detect_h * HOUR_S,
+        lag_s=costs.lag_h * HOUR_S,
+        horizon_s=length_s,
+    )
+
+
+def _blocked_s(ordered: list[Event]) -> list[float]:
+    blocked = [event.get("blocked_s") for event in ordered if event.event == "snapshot"]
+    return [float(one) for one in blocked if isinstance(one, int | float) and one >= 0]
 
 
 def _regret(
@@ -121,17 +151,11 @@ def _regret(
     """The best fixed interval on these failures, and what it gains over the one that was had."""
     import numpy as np
 
-    from outlast.simulate.many import Case, Fixed, Replayed, simulate
+    from outlast.simulate.many import Fixed, Replayed, simulate
 
     # A thousandth to a thousand times as long, the interval that it had in the middle.
     tried = interval_s * np.exp(np.linspace(-np.log(1000), np.log(1000), POINTS))
-    case = Case(
-        cost_s=costs.checkpoint_h * HOUR_S,
-        restore_s=costs.restore_h * HOUR_S,
-        detect_s=costs.detect_h * HOUR_S,
-        lag_s=costs.lag_h * HOUR_S,
-        horizon_s=length_s,
-    )
+    case = as_case(costs, length_s)
     failures = Replayed(moments_s, 2 * length_s, np.zeros(POINTS))
     ledger = simulate(case, failures, Fixed(tried), POINTS)
     useful = ledger.useful / ledger.wall

@@ -18,6 +18,7 @@ from outlast.ledger.slow import Slow
 from outlast.report import humanise
 from outlast.report.facts import Facts, facts
 from outlast.report.forecast import Forecast
+from outlast.report.storms import Storm
 
 _PARTS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),
@@ -159,6 +160,32 @@ def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
         price = f"{job.price:g} per machine and hour, {job.priced_as}"
         lines.append(_line("cost", f"{words} ({price})"))
     return lines
+
+
+def storm_lines(storm: Storm) -> list[Text]:
+    """What a storm has cost, and what it would have cost with another cadence."""
+    lasted = humanise.seconds(storm.end_t - storm.begin_t)
+    first = Text(f"{humanise.clock(storm.begin_t)}  ", style="dim")
+    first.append(
+        f"{humanise.count(storm.num_failures, 'failure')} in {lasted}: "
+        f"{humanise.seconds(storm.all_lost_s)} lost",
+        style="bold not dim",
+    )
+    parts = [
+        f"{humanise.seconds(lost_s)} {_PARTS[part][0]}"
+        for part in _PARTS
+        if (lost_s := storm.lost_s.get(part, 0.0))
+    ]
+    calm, best = storm.calm, storm.best
+    words = (
+        f"simulated: {humanise.seconds(calm.lost_s)} with a checkpoint each "
+        f"{humanise.seconds(calm.interval_s or 0.0)} as in calm, "
+        f"{humanise.seconds(best.lost_s)} with one each "
+        f"{humanise.seconds(best.interval_s or 0.0)} (the best, in hindsight), "
+        f"{humanise.seconds(storm.auto.lost_s)} with auto"
+    )
+    told = [Text(f"  {', '.join(parts)}")] if parts else []
+    return [first, *told, Text(f"  {words}")]
 
 
 def forecast_lines(job: Facts) -> list[Text]:

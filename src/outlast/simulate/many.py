@@ -4,8 +4,9 @@ Between two failures a job with a fixed interval does the same again and again, 
 done is known without going through its checkpoints: a turn of the loop is one failure of every
 replication, whatever the number of machines. :mod:`outlast.simulate.job` goes through every
 checkpoint with the runtime's own objects and knows fleets, tiers and recovery modes; given the
-same failures both say the same (a test compares them). The ``auto`` cadence is told of its failures
-here and keeps its interval between two of them, where the runtime's may also change it in between.
+same failures both say the same (a test compares them). The ``auto`` cadence goes save by save while
+a burst may be on, and keeps its interval from then to the next failure
+(:mod:`outlast.simulate.automatic`), where the runtime's may also change it in between.
 
 What is assumed: failures come while a job trains, saves or restores, and none while it is being
 noticed (``detect_s``) that it is down; a checkpoint is worth something once it is durable,
@@ -20,17 +21,8 @@ from typing import Final, Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from outlast.plan.interval import Costs, exact_best_h
-from outlast.plan.posterior import PRIOR_EXPOSURE_H, PRIOR_SHAPE
-from outlast.policy.cadence import (
-    AUTO_CHANGE,
-    AUTO_FIRST_S,
-    AUTO_MAX_S,
-    AUTO_MEMORY_H,
-    AUTO_MIN_S,
-    HOUR_S,
-)
 from outlast.simulate.draws import Law, Times
 
 FAILURES_MAX: Final = 50_000_000  # of one replication: no computer gets there
@@ -144,14 +136,24 @@ class Replayed:
         return np.asarray(moments + round_again * self._length_s - at_s)
 
 
+Jobs = npt.NDArray[np.intp] | slice  # some of them, or all
+
+
 class Intervals(Protocol):
-    """The interval of each job, and what changes it."""
+    """When each job saves, and what changes it."""
 
-    def interval(self, started_s: Times) -> Times:
-        """Seconds from checkpoint to checkpoint, from here to the next failure."""
+    def wait(self, jobs: Jobs, since_s: Times) -> tuple[Times, npt.NDArray[np.bool_]]:
+        """What these jobs do next, ``since_s`` after their starts.
 
-    def failed(self, ran_s: Times, did: Times) -> None:
-        """Each job trained and saved for so long; and failed where ``did`` is 1."""
+        Returns:
+            Seconds until the next save begins; and whether it stays so until the next failure.
+        """
+
+    def saved(self, jobs: Jobs, ran_s: Times) -> None:
+        """They have saved, and ran for so long since they last saved, failed or started."""
+
+    def failed(self, ran_s: Times) -> None:
+        """All jobs have failed, and ran for so long since then."""
 
 
 class Fixed:
@@ -160,49 +162,35 @@ class Fixed:
     def __init__(self, interval_s: float | Times) -> None:
         self._interval_s = interval_s
 
-    def interval(self, started_s: Times) -> Times:
+    def wait(self, jobs: Jobs, since_s: Times) -> tuple[Times, npt.NDArray[np.bool_]]:
         """As it was given."""
-        return np.broadcast_to(self._interval_s, started_s.shape)
+        mine = self._interval_s
+        chosen = mine[jobs] if isinstance(mine, np.ndarray) else np.full(len(since_s), mine)
+        return chosen, np.ones(len(since_s), dtype=bool)
 
-    def failed(self, ran_s: Times, did: Times) -> None:
+    def saved(self, jobs: Jobs, ran_s: Times) -> None:
         """Nothing to learn."""
 
+    def failed(self, ran_s: Times) -> None:
+        """Nor here."""
 
-class Automatic:
-    """``Auto`` of many jobs, with the same numbers, told at failures.
 
-    Args:
-        cost_s: of a checkpoint; known once the first one is taken.
-        count: of jobs.
+class Begun(msgspec.Struct):
+    """What each job has done since its start, save by save, before its waits are all the same.
+
+    Attributes:
+        interval: that it has from then on.
+        ran: until then.
+        trained: of that.
+        kept: of that, what is durable before the job fails.
+        saves: that are.
     """
 
-    _SHARES: Final = np.exp(np.linspace(math.log(1e-9), math.log(1e3), 4000))
-
-    def __init__(self, cost_s: float, count: int) -> None:
-        self._cost_h = max(cost_s / HOUR_S, 1e-9)
-        self._num_seen, self._seen_h = np.zeros(count), np.zeros(count)
-        self._interval_s = np.full(count, AUTO_FIRST_S)
-        self._is_known = np.zeros(count, dtype=bool)
-        best = [exact_best_h(Costs(checkpoint_h=float(share)), 1.0) for share in self._SHARES]
-        self._logs, self._best_logs = np.log(self._SHARES), np.log(best)
-
-    def interval(self, started_s: Times) -> Times:
-        """Chosen anew where it is a sixth off."""
-        mtbf_h = (PRIOR_EXPOSURE_H + self._seen_h) / (PRIOR_SHAPE + self._num_seen)
-        log_share = np.log(self._cost_h / mtbf_h)
-        wanted = HOUR_S * mtbf_h * np.exp(np.interp(log_share, self._logs, self._best_logs))
-        wanted = np.clip(wanted, AUTO_MIN_S, AUTO_MAX_S)
-        ratio = wanted / self._interval_s
-        is_same = self._is_known & (ratio < AUTO_CHANGE) & (ratio > 1 / AUTO_CHANGE)
-        self._interval_s = np.where(is_same, self._interval_s, wanted)
-        self._is_known[:] = True
-        return self._interval_s
-
-    def failed(self, ran_s: Times, did: Times) -> None:
-        """Learn, as :meth:`Posterior.after` does."""
-        kept = np.exp(-ran_s / (AUTO_MEMORY_H * HOUR_S))
-        self._num_seen = self._num_seen * kept + did
-        self._seen_h = self._seen_h * kept + AUTO_MEMORY_H * (1 - kept)
+    interval: Times
+    ran: Times
+    trained: Times
+    kept: Times
+    saves: Times
 
 
 def simulate(case: Case, failures: Failures, intervals: Intervals, count: int) -> Ledger:
@@ -234,6 +222,7 @@ class _Jobs:
         self.now_s = np.zeros(count)
         self.alive = np.ones(count, dtype=bool)
         self._restore_s = np.zeros(count)  # nothing to restore at the first start
+        self._down_s = np.zeros(count)
 
     def come_back(self) -> None:
         """From the failure to the new start."""
@@ -242,6 +231,7 @@ class _Jobs:
         self.ledger.detecting += down_s
         self.now_s += down_s
         self.alive &= self.now_s < case.horizon_s
+        self._down_s = down_s
         self._restore_s = np.full(len(self.now_s), case.restore_s)
 
     def until_failure(self, gap_s: Times) -> None:
@@ -249,35 +239,66 @@ class _Jobs:
         case, ledger, alive = self._case, self.ledger, self.alive
         to_end_s = np.where(alive, case.horizon_s - self.now_s, 0.0)
         room_s = np.where(alive, np.minimum(gap_s, to_end_s), 0.0)
-        interval = self._intervals.interval(self.now_s)
         restoring = np.minimum(self._restore_s, room_s)
         has_begun = restoring >= self._restore_s
         left_s = np.where(alive, case.work_s - ledger.useful, 0.0)
-        needed_s = _needed(left_s, interval, case.cost_s)
+        begun = self._save_by_save(np.flatnonzero(alive & has_begun), room_s - restoring, left_s)
+        interval = begun.interval
+        needed_s = begun.ran + _needed(left_s - begun.trained, interval, case.cost_s)
         is_done = alive & has_begun & (needed_s <= room_s - restoring)
         is_over = alive & ~is_done & (gap_s >= to_end_s - SAME_S)
         failed = alive & ~is_done & ~is_over
         run_s = np.where(is_done, needed_s, room_s - restoring)
+        rest_s = run_s - begun.ran
+        saves = _saved(rest_s - case.lag_s, interval, case.cost_s)
         useful = np.where(
             is_done,
             np.where(is_done, left_s, 0.0),
             np.where(
                 # At the horizon nothing is lost: what is not saved or not durable yet counts.
                 is_over,
-                _trained(run_s, interval, case.cost_s),
-                _saved(run_s - case.lag_s, interval, case.cost_s) * interval,
+                begun.trained + _trained(rest_s, interval, case.cost_s),
+                begun.kept + saves * interval,
             ),
         )
-        saves = _saved(run_s - case.lag_s, interval, case.cost_s)
+        saves = begun.saves + saves
         stalled = np.where(is_done | is_over, run_s - useful, saves * case.cost_s)
         ledger.useful += useful
         ledger.stalled += stalled
         ledger.replayed += run_s - useful - stalled
         ledger.restarting += restoring
         ledger.failures += failed
-        self._intervals.failed(run_s, failed.astype(float))
+        # One that fails while it comes back has learnt of nothing since the failure before.
+        self._intervals.failed(np.where(has_begun, rest_s, restoring + self._down_s))
         self.now_s += restoring + run_s
         self.alive = failed
+
+    def _save_by_save(self, going: npt.NDArray[np.intp], room_s: Times, left_s: Times) -> Begun:
+        """Those that have begun, up to where their waits are all the same.
+
+        Args:
+            going: who has begun.
+            room_s: from the start to the failure, or to the end.
+            left_s: work that is left.
+        """
+        case, count = self._case, len(room_s)
+        begun = Begun(np.ones(count), *np.zeros((4, count)))
+        while len(going):
+            jobs: Jobs = going if len(going) < count else slice(None)
+            wait_s, is_same = self._intervals.wait(jobs, begun.ran[jobs])
+            begun.interval[jobs] = wait_s
+            took_s = wait_s + case.cost_s
+            ran_s, trained_s = begun.ran[jobs] + took_s, begun.trained[jobs] + wait_s
+            goes_on = ~is_same & (ran_s <= room_s[jobs]) & (trained_s < left_s[jobs])
+            chosen = np.flatnonzero(goes_on)
+            going, ran_s, trained_s = going[chosen], ran_s[chosen], trained_s[chosen]
+            is_kept = ran_s + case.lag_s <= room_s[going]
+            begun.ran[going], begun.trained[going] = ran_s, trained_s
+            begun.kept[going] = np.where(is_kept, trained_s, begun.kept[going])
+            begun.saves[going] += is_kept
+            if len(going):
+                self._intervals.saved(going, took_s[chosen])
+        return begun
 
 
 def _saved(run_s: Times, interval: Times, cost_s: float) -> Times:

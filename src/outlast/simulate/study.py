@@ -29,6 +29,7 @@ from outlast.policy.cadence import (
     EverySteps,
 )
 from outlast.simulate import draws, many
+from outlast.simulate.automatic import Automatic
 from outlast.simulate.failures import Loss, in_slots
 from outlast.simulate.job import Run
 from outlast.simulate.saved import flushed_to
@@ -45,6 +46,8 @@ NEVER_S: Final = 1e18
 # How long things take on one core, roughly: what is asked for is weighed before it is begun.
 TURN_S: Final = 1e-4  # one failure of all replications, side by side
 GAP_S: Final = 2e-7  # and of each of them
+AUTO_TURN_S: Final = 3e-4  # the same with ``auto``, that is asked again and again
+AUTO_GAP_S: Final = 1.4e-6
 EVENT_S: Final = 4e-5  # one save or failure, one by one
 MACHINE_S: Final = 4e-6  # one machine that is counted, one by one
 FORMULAS: Final = {"young": young_h, "daly": daly_h, "exact": exact_best_h}
@@ -257,6 +260,9 @@ def effort_s(scenario: Scenario, policies: list[str], replications: int) -> floa
         is_search = policy.strip().lower() == "best"
         every, interval_s = (None, None) if is_search else chosen(scenario, policy)
         if scenario.is_simple and (not every or _is_beside(scenario, every)):
+            if every and every.seconds is None:
+                total_s += failures * (AUTO_TURN_S + replications * AUTO_GAP_S)
+                continue
             searched = 2 * is_search * SEARCH_POINTS * min(replications, SEARCH_REPLICATIONS)
             total_s += (1 + 2 * is_search) * failures * TURN_S
             total_s += failures * (replications + searched) * GAP_S
@@ -317,7 +323,7 @@ def _side_by_side(
     scenario: Scenario, policy: str, every: Every, interval_s: float | None, replications: int
 ) -> Result:
     setup = scenario.setup
-    intervals: many.Intervals = many.Automatic(setup.levels[0].cost_s, replications)
+    intervals: many.Intervals = Automatic(setup.levels[0].cost_s, replications)
     if every.seconds is not None:
         intervals = many.Fixed(every.seconds)
     ledger = _ledger(scenario, intervals, replications)

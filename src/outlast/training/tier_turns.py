@@ -49,6 +49,7 @@ class TierTurns:
         on_change: Callable[[Change], None],
         known: Beyond | None,
         hazard: Hazard | None = None,
+        *,
         told: Mapping[str, float] | None = None,
     ) -> None:
         self._tiers = settings.tiers

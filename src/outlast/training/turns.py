@@ -71,7 +71,7 @@ class Turns:
         self._auto = self._cadence if leads and isinstance(self._cadence, Auto) else None
         self._on_change = on_change
         self.tier_turns = (
-            TierTurns(settings, now_s, on_change, beyond, known, told) if leads else None
+            TierTurns(settings, now_s, on_change, beyond, known, told=told) if leads else None
         )
         self._saves = 0  # that came due by the cadence
         self._asking = False

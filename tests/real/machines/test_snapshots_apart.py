@@ -1,4 +1,4 @@
-"""Between two commits all that there is lies in machines' memory: losses of some, and of the job."""
+"""Between two commits all there is lies in machines' memory: losses of some, and of the job."""
 
 import os
 import signal

@@ -12,7 +12,7 @@ from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
 from outlast.ledger.reserve import keep, kept, make_room
 from outlast.policy.cadence import COSTS_KEPT, Auto, cost_of
-from outlast.policy.hazard import Hazard
+from outlast.policy.hazard import of_a_new_job
 from outlast.policy.rollbacks import Batches
 from outlast.policy.tier_cadence import Scope
 from thorough import examples
@@ -77,7 +77,7 @@ def test_costs_and_bursts_are_known_to_the_next_attempt(ledger, tmp_path, monkey
     """What the cadence of an attempt goes by was learnt in those before it."""
     now = [1e9]
     monkeypatch.setattr("outlast.ledger.file.time.time", lambda: now[0])
-    expected, past, word = Hazard(), Past(tmp_path), ""
+    expected, past, word = of_a_new_job(), Past(tmp_path), ""
     for number in range(30):
         ledger.attempt = number + 1
         ledger.append("resumed", step=number)

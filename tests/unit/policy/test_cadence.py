@@ -22,7 +22,7 @@ from outlast.policy.cadence import (
     bunched,
     cadence,
 )
-from outlast.policy.hazard import Hazard
+from outlast.policy.hazard import PRIOR, Hazard
 
 
 def test_steps_are_every_multiple_whatever_the_time():
@@ -44,13 +44,13 @@ def test_seconds_count_from_the_start_and_then_from_the_last():
 
 
 def test_auto_saves_once_early_and_then_by_the_exact_formula():
-    auto = Auto(start_s=0.0)
+    auto = Auto(start_s=0.0, known=Hazard(), overhead=0.5)
     assert auto.interval_s == AUTO_FIRST_S
     assert not auto.due(1, AUTO_FIRST_S - 0.1)
     assert auto.due(1, AUTO_FIRST_S)
     assert auto.due_s(0, 5.0, 1.0) == AUTO_FIRST_S
     auto.taken(1, AUTO_FIRST_S, blocked_s=60.0)
-    known = Posterior().after(AUTO_FIRST_S / 3600, 0)
+    known = PRIOR.after(AUTO_FIRST_S / 3600, 0)
     best_s = 3600 * exact_best_h(Costs(checkpoint_h=1 / 60), known.mean_per_h)
     assert auto.interval_s == pytest.approx(best_s)
     assert best_s == pytest.approx(math.sqrt(2 * 60 * 36000), rel=0.03)  # about Young's
@@ -224,11 +224,39 @@ def test_which_one_the_settings_ask_for():
     assert (by_time.due(1, 304.9), by_time.due(1, 305.0)) == (False, True)
     auto = cadence(None, None, 5.0)
     assert isinstance(auto, Auto)
-    assert (auto.due(1, 9.9), auto.due(1, 10.0)) == (False, True)
+    assert (auto.due(1, 5.1), auto.due(1, 10.0)) == (False, True)
     known = cadence(None, None, 5.0, Hazard(Posterior(num_seen=5, seen_h=1.0)))
     auto.taken(1, 5.0, 1.0)
     known.taken(1, 5.0, 1.0)
     assert known.due_s(1, 5.0, 1.0) < auto.due_s(1, 5.0, 1.0)
+
+
+def test_a_new_job_may_begin_in_a_burst_and_soon_is_calm():
+    auto, now_s, moments = Auto(0.0, costs_s=[0.02]), 0.0, []
+    while now_s < 600.0:
+        now_s = auto.due_s(0, now_s, 0.1)
+        auto.taken(0, now_s, 0.02)
+        moments.append(now_s)
+    assert moments[0] < 5.0
+    gaps = [b - a for a, b in pairwise(moments)]
+    assert gaps[0] < 15.0
+    assert min(gaps[1:]) >= AUTO_MIN_S * 0.99
+
+
+@pytest.mark.parametrize("cost_s", [0.005, 0.1, 0.5, 5.0, 20.0])
+def test_while_nothing_is_known_saving_takes_a_hundredth_of_the_time(cost_s):
+    """But for the first one, whose cost nobody knows; then it is what loses least."""
+
+    def spent_s(hours):
+        auto, now_s, num = Auto(0.0, costs_s=[cost_s]), 0.0, 0
+        while (now_s := auto.due_s(0, now_s, 0.1) + cost_s) < 3600 * hours:
+            auto.taken(0, now_s, cost_s)
+            num += 1
+        return num * cost_s
+
+    assert spent_s(1.0) <= 0.01 * 3600
+    best_s = 3600 * exact_best_h(Costs(checkpoint_h=cost_s / 3600), 0.3 / 13)
+    assert spent_s(24.0) > 0.6 * 24 * 3600 / max(best_s, AUTO_MIN_S) * cost_s
 
 
 def test_hurried_saves_at_once_and_then_as_young_has_it_for_ten_minutes():

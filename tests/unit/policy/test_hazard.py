@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.plan.posterior import Posterior
-from outlast.policy.hazard import BEGINS, CHANGES, ENDS, FASTER, RATES, Hazard
+from outlast.policy.hazard import BEGINS, CHANGES, ENDS, FASTER, RATES, Hazard, storms
 
 KNOWN = Posterior(num_seen=20.0, seen_h=400.0)  # one in 20 h
 SECOND_H = 1 / 3600
@@ -72,7 +72,8 @@ def test_chances_stay_chances_and_time_alone_calms(past, later_h):
     assert all(one >= 0 for one in hazard.bursts)
     assert -1e-9 <= chance_of_calm(hazard) <= 1 + 1e-9
     later = hazard.after(later_h)
-    assert later.burst_per_h() <= hazard.burst_per_h() * (1 + 1e-9) + 1e-9
+    # But for bursts of before that are slower than calm has become.
+    assert later.burst_per_h() <= hazard.burst_per_h() * (1 + 1e-9) + 0.1 * hazard.calm_per_h
     assert later.burst_per_h() == pytest.approx(hazard.burst_per_h(later_h), rel=1e-6, abs=1e-9)
     failures = sum(failed for _, failed in past)
     assert later.calm.num_seen <= failures * (1 + 1e-9)
@@ -122,3 +123,21 @@ def test_a_job_that_fails_all_the_time_is_no_burst():
         hazard = hazard.after(1e-4, failed=True)
     assert hazard.burst_per_h() == 0.0
     assert chance_of_calm(hazard) == 1.0
+
+
+def test_days_without_a_failure_after_many_are_no_division_by_zero():
+    often = Hazard(calm=Posterior(num_seen=5000.0, seen_h=490.0))  # ten an hour
+    later = often.after(400.0)
+    assert 0 < later.calm_per_h < often.calm_per_h
+    assert later.burst_per_h() == 0.0
+    storm = after(0.1, *[8 * SECOND_H] * 9).after(1e5)
+    assert 0 < storm.calm_per_h < 1
+    assert storm.after(1e5, failed=True).burst_per_h() > 0
+
+
+def test_storms_are_found_in_a_list_of_gaps():
+    calm, quick = [30.0, 12.0], [8 * SECOND_H] * 4
+    assert storms([*calm, *quick, 20.0, 25.0, *quick[:2], 30.0]) == [(1, 5), (7, 9)]
+    assert storms([*calm, 8 * SECOND_H, 20.0]) == []  # two may be chance
+    assert storms(quick) == [(0, 3)]
+    assert storms([]) == []

@@ -6,7 +6,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from outlast.plan.posterior import PRIOR_EXPOSURE_H
 from outlast.policy.hazard import Hazard
 from outlast.policy.tier_cadence import (
     APART_H,
@@ -29,12 +28,12 @@ HOUR_S = 3600.0
 
 
 def cadence(*stops, **given):
-    return TierCadence(stops, 0, **given)
+    return TierCadence(stops, 0, **{"hazard": Hazard(), "overhead": 0.9, **given})
 
 
 def rate_per_h(scope):
     """Of failures that take more than ``scope``, before any was seen."""
-    return PRIOR[scope] / PRIOR_EXPOSURE_H
+    return PRIOR[scope] * Hazard().calm_per_h
 
 
 def run(one, seconds, every_s=30.0, start_s=0.0):
@@ -70,7 +69,8 @@ def test_the_interval_is_youngs_for_the_failures_that_only_it_survives():
     took = run(one, 3 * young_s, start_s=30.0)
     assert len(took["memory"]) == int(3 * young_s / 30)
     gaps = [b - a for a, b in zip([0.0, *took["cloud"]], took["cloud"], strict=False)]
-    assert gaps == pytest.approx([young_s] * len(gaps), abs=31.0)
+    # The rate that is believed in falls while nothing happens.
+    assert gaps == pytest.approx([young_s] * len(gaps), rel=0.15)
     assert not one.changed()
 
 
@@ -146,9 +146,9 @@ def test_in_a_burst_every_tier_is_needed_soon_and_afterwards_as_before():
     one.taken(now_s, 1.0, None)
     stormy = run(one, 30.0, every_s=1.0, start_s=now_s + 1)["cloud"]
     assert len(stormy) >= 4
-    assert one.interval_s("cloud") > calm_s / 3, "a storm of a minute says little of the weeks"
+    assert one.interval_s("cloud") > calm_s / 5, "a storm of a minute says little of the weeks"
     later = run(one, 4 * HOUR_S, every_s=30.0, start_s=now_s + HOUR_S)["cloud"]
-    assert len(later) < 4 * HOUR_S / (calm_s / 3)
+    assert len(later) < 4 * HOUR_S / (calm_s / 5)
 
 
 def test_what_was_set_stays_and_the_others_fit_around_it():
@@ -197,6 +197,15 @@ def test_a_copy_that_came_to_nothing_is_made_up_for_by_the_next():
     assert one.due(1, 30.0) == ["memory", "cloud"]
 
 
+def test_while_nothing_is_known_copies_take_a_hundredth_of_the_time():
+    one = cadence(MEMORY, CLOUD, overhead=0.01)
+    one.measured("cloud", Cost(copy_s=100.0, slowed=0.1))
+    one.taken(0.0, 30.0, None)
+    assert len(run(one, HOUR_S, start_s=30.0).get("cloud", [])) == 3
+    later = run(one, 24 * HOUR_S, start_s=HOUR_S)["cloud"]
+    assert len(later) > 30
+
+
 # --- snapshots apart ------------------------------------------------------------------------------
 
 
@@ -212,8 +221,8 @@ def test_a_snapshot_is_enough_until_a_tiers_own_time_has_come():
     one.measured("disk", Cost(copy_s=4.0, slowed=0.25))
     took = run(one, 4 * HOUR_S)
     young_s = math.sqrt(2 * 1.0 / rate_per_h(Scope.PROCESS) * 3600)
-    assert one.interval_s("disk") == pytest.approx(young_s)
-    assert len(took["disk"]) == pytest.approx(4 * HOUR_S / young_s, abs=3)
+    assert young_s <= one.interval_s("disk") < 1.5 * young_s
+    assert 4 * HOUR_S / 1.7 < len(took["disk"]) * young_s < 4 * HOUR_S
     one.apart = None
     assert one.due(1, 30.0) == ["disk"]
 
@@ -326,7 +335,7 @@ def test_where_a_tier_is_read_more_often_than_believed_that_counts():
     cloud = Stop(name="cloud", survives=Scope.ALL)
     chosen = []
     for name in ("memory", "cloud"):
-        one = cadence(held, cloud, hazard=Hazard())
+        one = cadence(held, cloud)
         one.measured("cloud", Cost(copy_s=60.0))
         for hour in range(1, 9):
             one.lost(HOUR_S * hour, Scope.MACHINE)

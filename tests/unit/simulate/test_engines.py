@@ -8,12 +8,13 @@ import pytest
 import simpy
 
 from outlast.plan.interval import Costs, exact_best_h, exact_wall, linear_wall
-from outlast.plan.posterior import Posterior
-from outlast.policy.cadence import AUTO_MEMORY_H, Auto, EverySeconds
+from outlast.policy.cadence import Auto, EverySeconds
+from outlast.policy.hazard import of_a_new_job
+from outlast.simulate.automatic import Automatic
 from outlast.simulate.draws import Exponential
 from outlast.simulate.failures import Loss
 from outlast.simulate.job import Run
-from outlast.simulate.many import Automatic, Case, Fixed, Renewed, Replayed, simulate
+from outlast.simulate.many import Case, Fixed, Renewed, Replayed, simulate
 from outlast.simulate.setup import Level, Setup
 from outlast.simulate.study import Scenario, compare
 from thorough import ALL
@@ -183,18 +184,92 @@ def test_auto_side_by_side_is_nearly_the_runtimes_own():
     ledger = simulate(case, from_zero(moments_s), Automatic(case.cost_s, 1), 1)
     outcome = run(case, moments_s, Auto(0.0))
     assert outcome.failures == ledger.failures[0]
-    # The runtime's also changes its mind between failures, saves once early, and expects bunches.
+    # The runtime's also changes its mind between failures.
     assert outcome.useful_s == pytest.approx(ledger.useful[0], rel=5e-3)
 
 
-def test_automatic_learns_as_the_posterior_does():
-    many = Automatic(60.0, 2)
-    known = Posterior()
-    for hours, failed in ((5.0, 1), (700.0, 1), (0.3, 0), (12.0, 1)):
-        many.failed(np.array([hours * HOUR_S, HOUR_S]), np.array([float(failed), 0.0]))
-        known = known.after(hours, failed, AUTO_MEMORY_H)
-    mtbf_h = (10 + many._seen_h[0]) / (1 + many._num_seen[0])
-    assert mtbf_h == pytest.approx(1 / known.mean_per_h, rel=1e-12)
+def stormy(seed, end_s):
+    """One failure in two hours, and storms of ten minutes."""
+    chance = np.random.default_rng(seed)
+    moments_s = list(np.cumsum(chance.exponential(2 * HOUR_S, int(end_s / HOUR_S))))
+    for begin_s in np.cumsum(chance.exponential(6 * HOUR_S, int(end_s / HOUR_S / 6))):
+        every_s = float(chance.choice([2.0, 8.0, 40.0, 200.0]))
+        moments_s += list(begin_s + np.cumsum(chance.exponential(every_s, int(600 / every_s))))
+    return sorted(one for one in moments_s if one < end_s)
+
+
+class Seen(Auto):
+    """The runtime's own, that keeps its waits."""
+
+    def __init__(self):
+        self.waits_s = []
+        super().__init__(0.0)
+
+    def due_s(self, step, now_s, step_s):
+        self.waits_s.append(super().due_s(step, now_s, step_s) - now_s)
+        return now_s + self.waits_s[-1]
+
+
+class SeenSideBySide(Automatic):
+    """Of many jobs, that keeps each one's waits."""
+
+    def __init__(self, cost_s, count):
+        super().__init__(cost_s, count, is_whole=True)
+        self.waits_s = [[] for _ in range(count)]
+
+    def wait(self, jobs, since_s):
+        wait_s, is_same = super().wait(jobs, since_s)
+        for job, one in zip(np.arange(len(self.waits_s))[jobs], wait_s, strict=True):
+            self.waits_s[job].append(float(one))
+        return wait_s, is_same
+
+
+@pytest.mark.parametrize(("cost_s", "restore_s", "detect_s"), [(0.1, 0.3, 0.0), (0.5, 2.0, 0.2)])
+def test_in_storms_auto_side_by_side_is_the_runtimes_own_save_by_save(cost_s, restore_s, detect_s):
+    end_s = 20 * HOUR_S
+    stories = [stormy(seed, end_s) for seed in range(3)]
+    case = Case(cost_s=cost_s, restore_s=restore_s, detect_s=detect_s, horizon_s=end_s)
+    auto = SeenSideBySide(cost_s, len(stories))
+    ledger = simulate(case, Beside([from_zero(one) for one in stories]), auto, len(stories))
+    for number, story in enumerate(stories):
+        own = Seen()
+        outcome = run(case, story, own)
+        assert outcome.failures == ledger.failures[number] > 20
+        assert len(own.waits_s) == len(auto.waits_s[number]) > 300
+        assert auto.waits_s[number] == pytest.approx(own.waits_s, rel=1e-3)
+        assert outcome.useful_s == pytest.approx(ledger.useful[number], abs=1.0)
+    assert min(map(min, auto.waits_s)) < 4.9  # in calm they are minutes
+
+
+class Beside:
+    """Each job with its own failures."""
+
+    def __init__(self, each):
+        self._each = each
+
+    def gap(self, now_s):
+        pairs = zip(self._each, now_s, strict=True)
+        return np.array([float(one.gap(np.array([at_s]))[0]) for one, at_s in pairs])
+
+
+def test_in_storms_the_short_way_is_nearly_the_whole_one():
+    end_s = 40 * HOUR_S
+    for cost_s, restore_s in ((0.1, 0.3), (0.5, 2.0)):
+        case = Case(cost_s=cost_s, restore_s=restore_s, horizon_s=end_s)
+        story = from_zero(stormy(0, end_s))
+        whole, short = (
+            simulate(case, story, Automatic(cost_s, 1, is_whole=is_whole), 1)
+            for is_whole in (True, False)
+        )
+        assert short.useful[0] == pytest.approx(whole.useful[0], rel=3e-3)
+
+
+def test_automatic_learns_as_the_hazard_does():
+    many, known = Automatic(60.0, 2), of_a_new_job()
+    for hours in (5.0, 700.0, 0.3, 0.01, 0.01, 12.0):
+        many.failed(np.array([hours * HOUR_S, HOUR_S]))
+        known = known.after(hours, failed=True)
+        assert many.calm_per_h[0] == pytest.approx(known.calm_per_h, rel=1e-12)
 
 
 def test_parts_add_up_to_the_wall_and_the_horizon_is_kept():
