@@ -91,6 +91,24 @@ def test_a_machine_that_is_cut_off_stops_and_joins_again_when_healed(elastic, ro
 
 
 @pytest.mark.parametrize("with_coordinator", some([False, True], 1))
+def test_most_machines_that_are_cut_off_for_a_moment_come_back_before_one_goes_on_alone(
+    elastic, with_coordinator
+):
+    hosts = elastic.roles()
+    before = len(elastic.attempts())
+    cuts = [Cut(host.machine) for host in (hosts[:2] if with_coordinator else hosts[1:])]
+    for cut in cuts:
+        cut.inject()
+    for host in hosts:
+        elastic.until_stopped(host)
+    for cut in cuts:
+        cut.heal()
+    elastic.until_trained(*hosts)
+    assert 1 not in sizes(elastic, before)
+    elastic.finish(*hosts)
+
+
+@pytest.mark.parametrize("with_coordinator", some([False, True], 1))
 def test_two_machines_that_do_not_see_each_other_settle(elastic, with_coordinator):
     hosts = elastic.roles()
     pair = hosts[:2] if with_coordinator else hosts[1:]

@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.launch.membership.coordinator import Coordinator
-from outlast.launch.membership.heirs import Failed, Inheritance, Ways
+from outlast.launch.membership.heirs import Failed, Inheritance, WayBack, Ways
 from outlast.launch.membership.hub import Hub, Peer
 from outlast.launch.membership.mesh import Mesh
 from outlast.launch.membership.messages import (
@@ -243,9 +243,12 @@ class Node:
                 peer.close()
                 self._is_over = True
                 self._tell(message)
-            case Over():
+            case Over(exit_code=code, reason=reason):
                 peer.close()
-                self._end(message)
+                if self._coordinator is None:
+                    self._end(message)
+                elif self._coordinator.is_untried:
+                    self._coordinator.hear(self.me.node, Finish(exit_code=code, reason=reason))
             case Referral():
                 peer.close()
                 if hops and message.address:
@@ -265,6 +268,7 @@ class Node:
             self._tell(self._rules)
 
     def _follow(self, peer: Peer, node: str, address: str) -> None:
+        self._give_way()
         if self._is_settled:
             peer.part()
             return
@@ -277,6 +281,12 @@ class Node:
         for message in self._said:
             peer.send(encode(message))
         self._mesh.report_again()
+
+    def _give_way(self) -> None:
+        """Give up a role in which nothing could begin."""
+        if not self._is_over and self._coordinator is not None and self._coordinator.can_give_way:
+            self._coordinator.give_way()
+            self._coordinator = None
 
     def _hear_from(self, peer: Peer, data: bytes) -> None:
         message = self._understand(peer, data)
@@ -372,11 +382,13 @@ class Node:
         way = Inheritance(self._ways, self.me.node, go, ended=self._ended, patience_s=patience_s)
         way.begin(lost, self._departing)
 
-    def _take_over(self, awaited: set[str]) -> None:
+    def _take_over(self, awaited: set[str], before: list[Member]) -> None:
         """As the heir of the one that coordinated the attempt that we are in."""
         assert self._go is not None  # noqa: S101 - heirs are its members
         members = [member.node for member in self._go.members]
         self._coordinate(None, members, awaited, new_reign())
+        if self._coordinator is not None:
+            WayBack(self._ways, self._coordinator, before).look()
 
     def _coordinate(
         self, held: int | None, members: list[str], awaited: set[str], reign: str
