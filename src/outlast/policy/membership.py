@@ -17,10 +17,10 @@ Guarantees: an attempt is ordered only with machines that are ready, no two of w
 to reach each other; its number is larger than that of any attempt that a member has heard of. One
 of its machines that goes, leaves or comes anew before it has started makes it void.
 Without more than half of the members a claim on storage is required. Only those who have said that
-they leave do not count: a connection that ends says nothing about its process for certain. While more
-than half of the members may be alive elsewhere (silent ones) the claim is not asked for before
-``patience_s``, so that they have had their turn. Half of them or fewer could form nothing without a
-claim either: whoever makes it first has it, and nobody waits.
+they leave do not count: a connection that ends says nothing about its process for certain. While
+more than half of the members are silent, and may be alive elsewhere, the claim is not asked for
+before ``patience_s``, so that they have had their turn. Half of them or fewer could form nothing
+without a claim either: whoever makes it first has it, and nobody waits.
 
 An event costs the same at ten machines and at ten thousand; what looks at all machines (an order to
 form, a machine that is lost) happens once a loss, not once a tick.
