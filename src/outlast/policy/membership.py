@@ -196,6 +196,13 @@ class Roster(Presence):
             return []
         return self._decide(now_s)
 
+    def has_ended(self, node: str, now_s: float) -> list[Order]:
+        """A member that is not here will not come: its process has ended."""
+        if node not in self._seats:
+            self._expected.discard(node)
+            self._silent.discard(node)
+        return self._decide(now_s)
+
     def leaving(self, node: str, now_s: float) -> list[Order]:
         """A machine has had notice: it takes no part in further attempts."""
         if node in self._leaving:

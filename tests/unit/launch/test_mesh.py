@@ -2,6 +2,7 @@
 
 import pytest
 
+from outlast.launch.membership.hub import REFUSED
 from outlast.launch.membership.mesh import Mesh, neighbours
 from outlast.launch.membership.messages import Go, Member
 
@@ -21,6 +22,8 @@ class FakePeer:
 
     def close(self):
         self.is_closed = True
+
+    part = close
 
     def opens(self):
         assert not self.is_closed
@@ -100,9 +103,19 @@ def test_it_is_tried_on_when_an_attempt_forms_without_it(mesh):
 
 
 def test_a_process_that_has_ended_is_no_cut(mesh):
-    hub, words, _ = mesh
+    hub, words, made = mesh
+    made.on_ended = words.append
     hub.dialled[-1].fails("ended", certain=True)
-    assert words == []
+    assert words == ["third"]
+
+
+@pytest.mark.parametrize(("why", "ended"), [(REFUSED, ["third"]), ("does not answer", [])])
+def test_where_nobody_listens_any_more_a_process_has_ended(mesh, why, ended):
+    hub, _, made = mesh
+    words = []
+    made.on_ended = words.append
+    hub.dialled[-1].fails(why)
+    assert words == ended
 
 
 @pytest.mark.parametrize("count", [2, 3, 16, 17, 100])

@@ -42,6 +42,27 @@ def test_one_that_is_silent_has_no_majority_where_another_has_ended(order):
     assert formed(roster.ready("a", 110.1)).required
 
 
+def test_an_heir_does_not_wait_for_members_that_have_ended():
+    heir = Roster(
+        Rules(min_nodes=1, max_nodes=3),
+        100.0,
+        first="b",
+        attempt=1,
+        members="abc",
+        ended="a",
+        awaited="bc",
+    )
+    heir.joined("b", 100.0)
+    assert not heir.ready("b", 100.0)
+    assert formed(heir.has_ended("c", 100.1)).required
+
+
+def test_what_is_heard_of_the_end_of_one_that_is_here_is_not_believed():
+    roster = roster_of("abc")
+    assert not roster.has_ended("b", 110.0)
+    assert roster.phase is Phase.RUNNING
+
+
 def test_most_of_those_who_have_not_left_may_go_on_elsewhere():
     roster = roster_of("abcd")
     roster.leaving("d", 109.0)

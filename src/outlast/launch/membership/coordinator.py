@@ -196,6 +196,11 @@ class Coordinator:
                 raise ValueError(f"{type(message).__name__} is not for a coordinator")
         self._obey(orders)
 
+    def has_ended(self, node: str) -> None:
+        """A member's process has ended, as a machine's connection to it says."""
+        if node not in self._guests and not self._is_closed:
+            self._obey(self.roster.has_ended(node, time.monotonic()))
+
     @property
     def is_untried(self) -> bool:
         """Whether this time of coordinating has come to nothing yet, on storage neither."""

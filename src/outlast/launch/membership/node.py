@@ -105,6 +105,7 @@ class Node:
         self._store_host = store_host
         self._tell = tell
         self._mesh = Mesh(hub, me.node, self._reached)
+        self._mesh.on_ended = self._has_ended
         self._peer: Peer | None = None  # to the coordinator
         self._follows: tuple[str, str] | None = None  # its node and address
         self._coordinator: Coordinator | None = None
@@ -130,7 +131,11 @@ class Node:
                 later=hub.later,
                 is_settled=lambda: self._is_settled,
                 known=lambda: Known(
-                    attempt=self.attempt, go=self._go, hung=self._hung, rules=self._rules
+                    attempt=self.attempt,
+                    go=self._go,
+                    ended=self._ended,
+                    hung=self._hung,
+                    rules=self._rules,
                 ),
                 coordinate=self._coordinate_claimed,
                 end=self._end,
@@ -179,6 +184,13 @@ class Node:
 
     def _reached(self, node: str, is_reached: bool) -> None:
         self.pass_on(Together(other=node) if is_reached else Apart(other=node))
+
+    def _has_ended(self, node: str) -> None:
+        """A machine's process has ended, as its kernel says on another connection than its own."""
+        if self._go is not None and node in {member.node for member in self._go.members}:
+            self._ended.add(node)
+            if self._coordinator is not None:
+                self._coordinator.has_ended(node)
 
     # --- nobody is known -------------------------------------------------------------------------
 
@@ -432,8 +444,9 @@ class Node:
     def _first_word(self, peer: Peer, data: bytes) -> None:
         message = self._understand(peer, data)
         match message:
-            case Watch():
+            case Watch(node=node):
                 peer.on_message = lambda _: None
+                peer.on_closed = lambda why, certain: self._has_ended(node) if certain else None
             case Join() if self._coordinator is not None:
                 self._coordinator.admit(peer, message)
             case Join() if self._follows is not None:
