@@ -14,7 +14,7 @@ class FakePeer:
 
     def __init__(self, address):
         self.address = address
-        self.is_closed = False
+        self.is_closed = self.has_parted = False
         self.sent = []
 
     def send(self, message):
@@ -23,7 +23,9 @@ class FakePeer:
     def close(self):
         self.is_closed = True
 
-    part = close
+    def part(self):
+        self.has_parted = True
+        self.close()
 
     def opens(self):
         assert not self.is_closed
@@ -107,6 +109,14 @@ def test_a_process_that_has_ended_is_no_cut(mesh):
     made.on_ended = words.append
     hub.dialled[-1].fails("ended", certain=True)
     assert words == ["third"]
+
+
+@pytest.mark.parametrize("how", ["an attempt without it", "the end"])
+def test_one_that_is_watched_no_more_is_told_that_we_are_not_dead(mesh, how):
+    hub, _, made = mesh
+    hub.dialled[-1].opens()
+    made.watch(go("first", "second")) if how != "the end" else made.close()
+    assert hub.dialled[-1].has_parted
 
 
 @pytest.mark.parametrize(("why", "ended"), [(REFUSED, ["third"]), ("does not answer", [])])
