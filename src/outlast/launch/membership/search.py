@@ -168,10 +168,11 @@ class Search:
         known, me = self._means.known(), self._me
         go = known.go
         is_member = go is not None and go.attempt >= claim.attempt
+        has_ended = claim.node in known.ended  # its kernel closed its connection to us
         limit_s = gone_after_s(
             refused=why == REFUSED,
             here=(claim.host, _host(claim.address)) == (me.host, _host(me.address)),
-            member=is_member or me.node in claim.members,
+            member=is_member or me.node in claim.members or has_ended,
         )
         if why == HANGS and claim.node not in known.hung:
             limit_s = max(limit_s, self._hung_s)
