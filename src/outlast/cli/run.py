@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from outlast.errors import Exit
@@ -19,9 +21,11 @@ def command(arguments: tuple[str, ...]) -> int:
 
     early = EarlySignals()
     from outlast.launch.first_look import refuse_other_job
+    from outlast.launch.quiet import level_to_set
     from outlast.launch.warm.early import begin
 
     refuse_other_job(arguments)
+    os.environ.update(level_to_set(os.environ))
     server = begin(arguments)
     try:
         from outlast.launch.run import run  # torch is imported here, and meanwhile in the server

@@ -2,7 +2,9 @@
 
 Guarantees: what this machine's ranks have to say is said as soon as there is a connection, and
 again over each new one, for as long as it counts. What has been reported and is not answered for
-``leader.SILENT_S``, or for ``LOST_S`` without a connection, has failed: training goes on.
+``leader.SILENT_S``, or for ``LOST_S`` without a connection, has failed: training goes on. So has
+what was reported of an attempt that is over here, once nobody listens at rank 0's keeper's address:
+only a session of that attempt could open the door again, and whoever resumes waits for this.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ FLUSH_S: Final = 2.0  # at the end, for what has yet to be said
 VOID_MAX: Final = 256  # names of one rank that are passed on
 ERROR_MAX: Final = 4096  # characters of an error
 LOST: Final = "the keeper of rank 0 cannot be reached"
+GONE: Final = "the keeper of rank 0 has ended, and so has the attempt"
 SILENT: Final = f"the keeper of rank 0 has said nothing for {SILENT_S:.0f} s"
 
 
@@ -53,6 +56,9 @@ class Hears(Protocol):
 
     def moves(self, attempt: int) -> dict[int, tuple[int, bool]]:
         """By save: how often something of it has moved; whether it waits for a worker."""
+
+    def is_past(self, attempt: int) -> bool:
+        """Whether a later attempt has asked for what is there."""
 
     def left_alone(self, attempt: int, words: str) -> None:
         """Nobody decides any more about what has been reported."""
@@ -192,6 +198,8 @@ class Follower:
                 )
             except (OSError, OutlastError) as error:
                 logger.info("%s: %s", LOST, error)
+                if isinstance(error, ConnectionRefusedError) and self._hears.is_past(self.attempt):
+                    self._hears.left_alone(self.attempt, GONE)
                 self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
                 continue

@@ -112,6 +112,7 @@ class Saves:
         self._given_up: dict[tuple[int, int], tuple[int, int, int, Part]] = {}  # as `unanswered`
         self._local: dict[int, set[int]] = {}  # attempt → ranks of this machine
         self._changed = threading.Condition(self.lock)
+        self._asked = 0  # the newest attempt that has asked for what is there
         self._earlier = Earlier(
             self._open, self._files, books, self._conclusions, changed=self._changed, record=record
         )
@@ -373,6 +374,10 @@ class Saves:
                 found[save.serial] = (save.num_moves, save.needs_workers)
             return found
 
+    def is_past(self, attempt: int) -> bool:
+        """Whether a later attempt has asked for what is there."""
+        return attempt < self._asked
+
     def left_alone(self, attempt: int, words: str) -> None:
         """Nobody decides any more about what has been reported."""
         with self.lock:
@@ -405,6 +410,8 @@ class Saves:
 
         What hangs is left behind after some seconds; ``tell`` is told so.
         """
+        with self.lock:
+            self._asked = max(self._asked, attempt)
         # Their workers are gone, whether or not the kernel has told us yet.
         self._refuse_all(lambda save: save.attempt < attempt and save.needs_workers, ENDED)
         self._earlier.wait(attempt, timeout_s, tell)

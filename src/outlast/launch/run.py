@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import shlex
 import shutil
@@ -32,6 +31,7 @@ from outlast.launch.judging import restart_policy
 from outlast.launch.membership import JobOver, Membership
 from outlast.launch.place import BACKEND
 from outlast.launch.preflight import preflight, record
+from outlast.launch.quiet import quieten_loggers
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
 from outlast.launch.together import introduce, let_in, membership
@@ -86,7 +86,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     if rendezvous is None:
         rendezvous = _alone(launch, settings, past, is_locked=lock.is_held)
     _tell_workers(settings, job)
-    _quieten_torch()
+    quieten_loggers(os.environ)
     ledger = QueuedLedger(settings.dir, job=job.id)
     _begin(ledger, arguments, settings.dir, joins=isinstance(rendezvous, Membership))
     if examined is not None:
@@ -299,15 +299,6 @@ def _rendezvous(
         return FreshStore(registry.get_rendezvous_handler(parameters), conf.local_addr)
     except (ValueError, RendezvousError) as error:
         raise ConfigError(f"{str(error).rstrip('.?!')}. All flags: outlast run --help") from None
-
-
-def _quieten_torch() -> None:
-    """What torch's agent logs about failures is said by the narrator, in fewer words."""
-    if "LOGLEVEL" in os.environ:
-        return
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _conclude(verdict: Verdict, job: Job, directory: Path, command: str) -> None:

@@ -18,8 +18,9 @@ to reach each other; its number is larger than that of any attempt that a member
 of its machines that goes, leaves or comes anew before it has started makes it void.
 Without more than half of the members a claim on storage is required. Only those who have said that
 they leave do not count: a connection that ends says nothing about its process for certain. While
-members may be alive elsewhere (they went silent) the claim is not asked for before ``patience_s``,
-so that a majority has had its turn.
+more than half of the members are silent, and may be alive elsewhere, the claim is not asked for
+before ``patience_s``, so that they have had their turn. Half of them or fewer could form nothing
+without a claim either: whoever makes it first has it, and nobody waits.
 
 An event costs the same at ten machines and at ten thousand; what looks at all machines (an order to
 form, a machine that is lost) happens once a loss, not once a tick.
@@ -195,6 +196,13 @@ class Roster(Presence):
             return []
         return self._decide(now_s)
 
+    def has_ended(self, node: str, now_s: float) -> list[Order]:
+        """A member that is not here will not come: its process has ended."""
+        if node not in self._seats:
+            self._expected.discard(node)
+            self._silent.discard(node)
+        return self._decide(now_s)
+
     def leaving(self, node: str, now_s: float) -> list[Order]:
         """A machine has had notice: it takes no part in further attempts."""
         if node in self._leaving:
@@ -324,6 +332,12 @@ class Roster(Presence):
         """Time has gone by."""
         return self._decide(now_s)
 
+    @property
+    def lacks_majority(self) -> bool:
+        """Whether nothing runs or forms, and what formed here would need a claim."""
+        waits = self.phase in (Phase.STOPPING, Phase.GATHERING)
+        return waits and bool(self.members) and not self._has_majority(self._left)
+
     # --- who is where --------------------------------------------------------------------------
 
     def _unseat(self, node: str) -> None:
@@ -425,11 +439,10 @@ class Roster(Presence):
         if not self._is_enough(len(picked) if self.out else len(self._ready) - len(cut), now_s):
             return None
         required = not self._has_majority(self._left)
-        if required and self.members and now_s - self._lost_s < self.rules.patience_s:
-            ended = set(self.members) - self._here - self._silent
-            if not self._has_majority(ended | self._left):
-                self.waits_for = "the other half of the machines, which may be alive elsewhere"
-                return None
+        may_go_on = 2 * len(self._silent) > len(self.members) - len(self._left)
+        if required and may_go_on and now_s - self._lost_s < self.rules.patience_s:
+            self.waits_for = "most of the machines, which may be alive elsewhere"
+            return None
         held = self._held if self._held is not None else 0
         number = held if held > self.attempt else self.attempt + 1
         members = picked or self._pick(cut, now_s)

@@ -90,6 +90,29 @@ def test_a_machine_that_is_cut_off_stops_and_joins_again_when_healed(elastic, ro
     elastic.finish(*elastic.hosts)
 
 
+@pytest.mark.parametrize("with_coordinator", [False, True])
+def test_machines_that_all_took_the_role_are_together_again_before_one_goes_on_alone(
+    machines, tmp_path, with_coordinator
+):
+    elastic = ElasticJob(machines(3), tmp_path, env={"OUTLAST_MEMBERSHIP_SILENCE": "1 s"})
+    elastic.start(*elastic.hosts)
+    elastic.until_trained(*elastic.hosts)
+    hosts = elastic.roles()
+    before, said = len(elastic.attempts()), {}
+    cuts = [Cut(host.machine) for host in (hosts[:2] if with_coordinator else hosts[1:])]
+    for cut in cuts:
+        cut.inject()
+    for name, agent in elastic.agents.items():
+        said[name] = len(agent.err)
+    for name, agent in elastic.agents.items():
+        until(lambda a=agent, n=name: "waiting for m" in a.err[said[n] :], "it waits for others")
+    for cut in cuts:
+        cut.heal()
+    elastic.until_trained(*hosts)
+    assert 1 not in sizes(elastic, before)
+    elastic.finish(*hosts)
+
+
 @pytest.mark.parametrize("with_coordinator", some([False, True], 1))
 def test_two_machines_that_do_not_see_each_other_settle(elastic, with_coordinator):
     hosts = elastic.roles()

@@ -25,8 +25,8 @@ class Job:
         self.agents = []
         self.pool = ThreadPoolExecutor(32)
 
-    def add(self, count, *, min_nodes, max_nodes=16, **more):
-        rules = Rules(min_nodes=min_nodes, max_nodes=max_nodes, gather_s=0.5, expect_s=1.0)
+    def add(self, count, *, min_nodes, max_nodes=16, expect_s=1.0, **more):
+        rules = Rules(min_nodes=min_nodes, max_nodes=max_nodes, gather_s=0.5, expect_s=expect_s)
         new = [
             Membership(
                 str(self.folder),
@@ -111,6 +111,21 @@ def test_coordinators_are_lost_one_after_the_other(job):
         go = job.form(job.agents)
         assert len(go.members) == left
     assert Claims(job.storage).newest().attempt == go.attempt
+
+
+@ONE_WAY
+@pytest.mark.parametrize("last", [1, 2], ids=["in the middle", "at the end"])
+def test_an_heir_knows_who_died_with_the_coordinator(job, last):
+    agents = job.add(3, min_nodes=1, expect_s=10 * LIMIT_S)
+    go = job.form(agents)
+    by_node = {agent.me.node: agent for agent in agents}
+    first, middle, end = (by_node[member.node] for member in go.members)
+    survivor, other = (middle, end) if last == 2 else (end, middle)
+    time.sleep(0.5)  # they have connected to each other
+    job.crash(first)
+    job.crash(other)
+    halted([survivor])
+    assert len(job.form([survivor]).members) == 1
 
 
 def test_all_workers_fail_at_once_and_one_attempt_follows(job):

@@ -184,3 +184,11 @@ def test_a_commit_that_hangs_is_left_too_and_used_where_all_of_it_is_here(left, 
     assert (save_name(5) in left.keeper.books.kept) == (machines == 1)
     left.keeper.run()
     assert is_committed(disk, 5)
+
+
+def test_an_attempt_is_past_once_a_later_one_has_asked(left):
+    saves = left.keeper.saves
+    left.wait(attempt=2)
+    assert [saves.is_past(attempt) for attempt in (1, 2, 3)] == [True, False, False]
+    left.wait(attempt=1)  # another machine's question comes late
+    assert saves.is_past(1)

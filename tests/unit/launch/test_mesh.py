@@ -2,6 +2,7 @@
 
 import pytest
 
+from outlast.launch.membership.hub import REFUSED
 from outlast.launch.membership.mesh import Mesh, neighbours
 from outlast.launch.membership.messages import Go, Member
 
@@ -13,7 +14,7 @@ class FakePeer:
 
     def __init__(self, address):
         self.address = address
-        self.is_closed = False
+        self.is_closed = self.has_parted = False
         self.sent = []
 
     def send(self, message):
@@ -21,6 +22,10 @@ class FakePeer:
 
     def close(self):
         self.is_closed = True
+
+    def part(self):
+        self.has_parted = True
+        self.close()
 
     def opens(self):
         assert not self.is_closed
@@ -100,9 +105,27 @@ def test_it_is_tried_on_when_an_attempt_forms_without_it(mesh):
 
 
 def test_a_process_that_has_ended_is_no_cut(mesh):
-    hub, words, _ = mesh
+    hub, words, made = mesh
+    made.on_ended = words.append
     hub.dialled[-1].fails("ended", certain=True)
-    assert words == []
+    assert words == ["third"]
+
+
+@pytest.mark.parametrize("how", ["an attempt without it", "the end"])
+def test_one_that_is_watched_no_more_is_told_that_we_are_not_dead(mesh, how):
+    hub, _, made = mesh
+    hub.dialled[-1].opens()
+    made.watch(go("first", "second")) if how != "the end" else made.close()
+    assert hub.dialled[-1].has_parted
+
+
+@pytest.mark.parametrize(("why", "ended"), [(REFUSED, ["third"]), ("does not answer", [])])
+def test_where_nobody_listens_any_more_a_process_has_ended(mesh, why, ended):
+    hub, _, made = mesh
+    words = []
+    made.on_ended = words.append
+    hub.dialled[-1].fails(why)
+    assert words == ended
 
 
 @pytest.mark.parametrize("count", [2, 3, 16, 17, 100])

@@ -15,15 +15,75 @@ def test_a_lost_machine_is_acted_upon_at_once():
 
 
 @pytest.mark.parametrize("certain", [True, False])
-def test_half_of_the_members_need_the_claim_whatever_the_others_seem(certain):
-    roster = roster_of("ab")
-    roster.lost("b", 110.0, "was lost", certain=certain)
-    orders = roster.ready("a", 110.1)
-    if not certain:
-        assert not orders
-        assert not roster.tick(115.9)
-        orders = roster.tick(116.0)
-    assert formed(orders).required
+@pytest.mark.parametrize("names", ["ab", "abcd"])
+def test_half_of_the_members_need_the_claim_and_do_not_wait_for_the_other_half(names, certain):
+    here, gone = names[: len(names) // 2], names[len(names) // 2 :]
+    roster = roster_of(names)
+    for name in gone:
+        roster.lost(name, 110.0, "was lost", certain=certain)
+    assert formed(all_ready(roster, here, 110.1)).required
+
+
+def test_fewer_than_half_leave_their_turn_to_most_that_are_silent():
+    roster = roster_of("abc")
+    roster.lost("b", 109.0, "was lost", certain=False)
+    roster.lost("c", 110.0, "was lost", certain=False)
+    assert not roster.ready("a", 110.1)
+    assert roster.lacks_majority
+    assert not roster.tick(115.9)
+    assert formed(roster.tick(116.0)).required
+
+
+@pytest.mark.parametrize("order", ["bc", "cb"])
+def test_one_that_is_silent_has_no_majority_where_another_has_ended(order):
+    roster = roster_of("abc")
+    for name in order:
+        roster.lost(name, 110.0, "was lost", certain=name == "b")
+    assert formed(roster.ready("a", 110.1)).required
+
+
+def test_an_heir_does_not_wait_for_members_that_have_ended():
+    heir = Roster(
+        Rules(min_nodes=1, max_nodes=3),
+        100.0,
+        first="b",
+        attempt=1,
+        members="abc",
+        ended="a",
+        awaited="bc",
+    )
+    heir.joined("b", 100.0)
+    assert not heir.ready("b", 100.0)
+    assert formed(heir.has_ended("c", 100.1)).required
+
+
+def test_what_is_heard_of_the_end_of_one_that_is_here_is_not_believed():
+    roster = roster_of("abc")
+    assert not roster.has_ended("b", 110.0)
+    assert roster.phase is Phase.RUNNING
+
+
+def test_most_of_those_who_have_not_left_may_go_on_elsewhere():
+    roster = roster_of("abcd")
+    roster.leaving("d", 109.0)
+    roster.lost("d", 109.1, "left", certain=True, left=True)
+    for name in "bc":
+        roster.lost(name, 110.0, "was lost", certain=False)
+    assert not roster.ready("a", 110.1)
+    assert formed(roster.tick(116.0)).required
+
+
+def test_a_majority_is_lacked_only_while_nothing_forms_or_runs():
+    roster = roster_of("abc")
+    assert not roster.lacks_majority
+    for name in "bc":
+        roster.lost(name, 110.0, "was lost", certain=False)
+    roster.ready("a", 110.1)
+    assert roster.lacks_majority
+    roster.joined("b", 111.0)
+    assert not roster.lacks_majority
+    assert roster.claimed(formed(roster.ready("b", 111.1)), 111.2)
+    assert not roster.lacks_majority
 
 
 def test_whoever_said_that_it_leaves_does_not_count():

@@ -120,6 +120,7 @@ class Coordinator:
         self._fingerprint = "" if last_go is None else fingerprint(last_go)
         self._knows: set[str] = set()  # who has its list
         self._is_closed = False
+        self._has_asked = held is not None  # storage for a claim
         hub.later(TICK_S, self._tick)
         hub.later(0.0, self._live)
 
@@ -194,6 +195,26 @@ class Coordinator:
             case _:
                 raise ValueError(f"{type(message).__name__} is not for a coordinator")
         self._obey(orders)
+
+    def has_ended(self, node: str) -> None:
+        """A member's process has ended, as a machine's connection to it says."""
+        if node not in self._guests and not self._is_closed:
+            self._obey(self.roster.has_ended(node, time.monotonic()))
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether this time of coordinating has come to nothing yet, on storage neither."""
+        return not (self._is_closed or self._has_asked)
+
+    @property
+    def can_give_way(self) -> bool:
+        """Whether another may coordinate in our place, as no attempt is on its way here."""
+        return self.is_untried and self.roster.lacks_majority
+
+    def give_way(self) -> None:
+        """Stop coordinating: those who are here are to look for another, as we do."""
+        self._tell([node for node, guest in self._guests.items() if guest.peer], Superseded())
+        self.close()
 
     def close(self) -> None:
         """Stop coordinating, without a word: others see the connections end."""
@@ -295,6 +316,7 @@ class Coordinator:
                     self._end(Over(exit_code=code, reason=reason))
 
     def _claim(self, form: Form) -> None:
+        self._has_asked = True
         claim = Claim(
             attempt=form.attempt,
             node=self._me.node,
@@ -479,8 +501,7 @@ class Coordinator:
 
     def _overtaken(self) -> None:
         logger.warning("another machine coordinates this job by now")
-        self._tell([node for node, guest in self._guests.items() if guest.peer], Superseded())
-        self.close()
+        self.give_way()
         self._on_overtaken()
 
     def _say_what_it_waits_for(self) -> None:

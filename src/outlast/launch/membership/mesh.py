@@ -2,7 +2,8 @@
 
 Each machine keeps a connection to some others (all of them in a small job; at distances 1, 2, 4, …
 along the ranks in a large one) that carries nothing. One that breaks or cannot be made is reported,
-and tried again until it can.
+and tried again until it can. One that its kernel closed without a word, or refuses, was a process
+that has ended.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from outlast.launch.membership.hub import Hub, Peer
+from outlast.launch.membership.hub import REFUSED, Hub, Peer
 from outlast.launch.membership.messages import Go, Member, Watch, encode
 
 ALL_UP_TO: Final = 16
@@ -27,12 +28,16 @@ class Mesh:
         hub: makes them.
         node: this machine.
         report: told of another node, and whether it is reached (again).
+
+    Attributes:
+        on_ended: told of another node whose process has ended.
     """
 
     def __init__(self, hub: Hub, node: str, report: Callable[[str, bool], None]) -> None:
         self._hub = hub
         self._node = node
         self._report = report
+        self.on_ended: Callable[[str], None] = lambda _: None
         self._watched: dict[str, Member] = {}
         self._apart: dict[str, float] = {}  # node → since when
         self._peers: dict[str, Peer] = {}
@@ -48,7 +53,7 @@ class Mesh:
         # One that is out of reach is tried on: it comes back only if somebody says that it can.
         kept = self._watched.keys() | self._apart.keys()
         for node in [node for node in self._peers if node not in kept]:
-            self._peers.pop(node).close()
+            self._peers.pop(node).part()  # it sees that we live
         for node, member in self._watched.items():
             if node not in self._peers and node not in self._apart:
                 self._dial(member)
@@ -57,7 +62,7 @@ class Mesh:
         """Watch nobody."""
         self._watched, self._apart = {}, {}
         for peer in self._peers.values():
-            peer.close()
+            peer.part()
         self._peers = {}
 
     def report_again(self) -> None:
@@ -87,6 +92,8 @@ class Mesh:
             if self._peers.get(node) is not peer:
                 return
             del self._peers[node]
+            if certain or why == REFUSED:
+                self.on_ended(node)
             # Of a process that has ended the coordinator knows without us.
             if not certain and node not in self._apart and node in self._watched:
                 self._apart[node] = time.monotonic()

@@ -24,7 +24,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.launch.membership.coordinator import Coordinator
-from outlast.launch.membership.heirs import Failed, Inheritance, Ways
+from outlast.launch.membership.heirs import Failed, Inheritance, WayBack, Ways
 from outlast.launch.membership.hub import Hub, Peer
 from outlast.launch.membership.mesh import Mesh
 from outlast.launch.membership.messages import (
@@ -105,6 +105,7 @@ class Node:
         self._store_host = store_host
         self._tell = tell
         self._mesh = Mesh(hub, me.node, self._reached)
+        self._mesh.on_ended = self._has_ended
         self._peer: Peer | None = None  # to the coordinator
         self._follows: tuple[str, str] | None = None  # its node and address
         self._coordinator: Coordinator | None = None
@@ -130,7 +131,11 @@ class Node:
                 later=hub.later,
                 is_settled=lambda: self._is_settled,
                 known=lambda: Known(
-                    attempt=self.attempt, go=self._go, hung=self._hung, rules=self._rules
+                    attempt=self.attempt,
+                    go=self._go,
+                    ended=self._ended,
+                    hung=self._hung,
+                    rules=self._rules,
                 ),
                 coordinate=self._coordinate_claimed,
                 end=self._end,
@@ -179,6 +184,13 @@ class Node:
 
     def _reached(self, node: str, is_reached: bool) -> None:
         self.pass_on(Together(other=node) if is_reached else Apart(other=node))
+
+    def _has_ended(self, node: str) -> None:
+        """A machine's process has ended, as its kernel says on another connection than its own."""
+        if self._go is not None and node in {member.node for member in self._go.members}:
+            self._ended.add(node)
+            if self._coordinator is not None:
+                self._coordinator.has_ended(node)
 
     # --- nobody is known -------------------------------------------------------------------------
 
@@ -243,9 +255,12 @@ class Node:
                 peer.close()
                 self._is_over = True
                 self._tell(message)
-            case Over():
+            case Over(exit_code=code, reason=reason):
                 peer.close()
-                self._end(message)
+                if self._coordinator is None:
+                    self._end(message)
+                elif self._coordinator.is_untried:
+                    self._coordinator.hear(self.me.node, Finish(exit_code=code, reason=reason))
             case Referral():
                 peer.close()
                 if hops and message.address:
@@ -265,6 +280,7 @@ class Node:
             self._tell(self._rules)
 
     def _follow(self, peer: Peer, node: str, address: str) -> None:
+        self._give_way()
         if self._is_settled:
             peer.part()
             return
@@ -277,6 +293,12 @@ class Node:
         for message in self._said:
             peer.send(encode(message))
         self._mesh.report_again()
+
+    def _give_way(self) -> None:
+        """Give up a role in which nothing could begin."""
+        if not self._is_over and self._coordinator is not None and self._coordinator.can_give_way:
+            self._coordinator.give_way()
+            self._coordinator = None
 
     def _hear_from(self, peer: Peer, data: bytes) -> None:
         message = self._understand(peer, data)
@@ -372,11 +394,13 @@ class Node:
         way = Inheritance(self._ways, self.me.node, go, ended=self._ended, patience_s=patience_s)
         way.begin(lost, self._departing)
 
-    def _take_over(self, awaited: set[str]) -> None:
+    def _take_over(self, awaited: set[str], before: list[Member]) -> None:
         """As the heir of the one that coordinated the attempt that we are in."""
         assert self._go is not None  # noqa: S101 - heirs are its members
         members = [member.node for member in self._go.members]
         self._coordinate(None, members, awaited, new_reign())
+        if self._coordinator is not None:
+            WayBack(self._ways, self._coordinator, before).look()
 
     def _coordinate(
         self, held: int | None, members: list[str], awaited: set[str], reign: str
@@ -420,8 +444,9 @@ class Node:
     def _first_word(self, peer: Peer, data: bytes) -> None:
         message = self._understand(peer, data)
         match message:
-            case Watch():
+            case Watch(node=node):
                 peer.on_message = lambda _: None
+                peer.on_closed = lambda why, certain: self._has_ended(node) if certain else None
             case Join() if self._coordinator is not None:
                 self._coordinator.admit(peer, message)
             case Join() if self._follows is not None:

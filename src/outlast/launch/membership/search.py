@@ -32,12 +32,14 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         attempt: the largest number of an attempt that it has heard of.
         go: the attempt that it is in, or was in last.
+        ended: of its machines, those known to have ended.
         hung: coordinators that were given up because they hang.
         rules: of the job.
     """
 
     attempt: int
     go: Go | None
+    ended: Set[str]
     hung: Set[str]
     rules: Rules
 
@@ -166,14 +168,16 @@ class Search:
         known, me = self._means.known(), self._me
         go = known.go
         is_member = go is not None and go.attempt >= claim.attempt
+        has_ended = claim.node in known.ended  # its kernel closed its connection to us
         limit_s = gone_after_s(
             refused=why == REFUSED,
             here=(claim.host, _host(claim.address)) == (me.host, _host(me.address)),
-            member=is_member or me.node in claim.members,
+            member=is_member or me.node in claim.members or has_ended,
         )
         if why == HANGS and claim.node not in known.hung:
             limit_s = max(limit_s, self._hung_s)
-        if go is not None:  # others of our attempt may be about to claim
+        others = set(claim.members) - known.ended - {claim.node, me.node}
+        if go is not None and (others or not claim.members):  # they may be about to claim
             limit_s = max(limit_s, known.rules.patience_s)
         if self._sign.stands_still(limit_s):
             self._claim(claim.attempt + 1, claim.attempt)
