@@ -40,7 +40,7 @@ import msgspec
 from outlast.plan.interval import Costs, exact_best_h
 from outlast.policy.hazard import MEMORY_H, Hazard, of_a_new_job
 
-AUTO_MIN_S: Final = 30.0  # while it is calm
+AUTO_MIN_S: Final = 5.0  # while it is calm
 AUTO_MAX_S: Final = 4 * 3600.0
 AUTO_FIRST_S: Final = 5.0
 AUTO_GUESS_S: Final = 0.1  # that a checkpoint costs, before any was measured
