@@ -126,6 +126,7 @@ def _saved(tmp_path_factory):
 
 
 SESSIONS = {
+    "not-open": "the session is not open; write: with outlast.session(…) as session:",
     "nothing": "a session needs something to save, as in outlast.session(model=model",
     "only-a-loader": "a session needs something to save",
     "stateless": "counter is a int without state_dict and load_state_dict",

@@ -36,6 +36,9 @@ def main():
     }
     if case == "dtype":
         model.double()
+    if case == "not-open":
+        for _ in outlast.session(**right).steps(range(100), until=4):
+            print("training", flush=True)
     with outlast.session(**wrong.get(case, right)) as session:
         print("training", flush=True)
         for _ in session.steps(range(100), until=4):

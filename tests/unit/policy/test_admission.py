@@ -31,6 +31,16 @@ def test_as_many_as_fit(snapshot, wanted, available, buffers):
     assert bool(decision.words) == (buffers < asked)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "available", "buffers"),
+    [(None, 40, 2), (None, 39, 1), (None, 4, 0), (1, 100, 1), (3, 40, 3), (0, 100, 0)],
+)
+def test_what_is_only_useful_takes_half_of_what_is_free_at_most(wanted, available, buffers):
+    decision = admit(10 * GIB, wanted=wanted, useful=2, available_bytes=available * GIB)
+    assert decision.buffers == buffers
+    assert not decision.words or not buffers, "nobody has asked for two"
+
+
 def test_fewer_buffers_are_said_with_both_numbers():
     words = admit(10 * GIB, wanted=2, available_bytes=20 * GIB).words
     assert words == (

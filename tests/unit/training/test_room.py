@@ -9,7 +9,7 @@ from fake_cuda import Cuda
 from outlast import config
 from outlast.checkpoint import devices
 from outlast.keeper.arena import Arena
-from outlast.training.room import Room
+from outlast.training.room import Room, snapshots_stay
 
 
 def wanted(monkeypatch, world_size, local, arguments):
@@ -38,6 +38,34 @@ def test_what_others_keep_a_copy_of_stays_while_the_next_is_copied(
     monkeypatch, world_size, local, arguments, expected
 ):
     assert wanted(monkeypatch, world_size, local, arguments) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "toml", "expected"),
+    [
+        ({"OUTLAST_STORE": "h:1"}, {}, "", True),
+        ({}, {}, "", False),
+        ({"OUTLAST_STORE": "h:1"}, {"checkpoint.every": "5 steps"}, "", False),
+        ({"OUTLAST_STORE": "h:1"}, {"checkpoint.every": "5 min"}, "", False),
+        ({"OUTLAST_STORE": "h:1"}, {"checkpoint.optimizer_every": 2}, "", False),
+        (
+            {"OUTLAST_STORE": "h:1"},
+            {},
+            "[[tier]]\nurl = 'memory:'\n[[tier]]\nurl = '/disk'\n",
+            False,
+        ),
+    ],
+)
+def test_where_a_snapshot_may_be_all_there_is(
+    monkeypatch, tmp_path, environ, arguments, toml, expected
+):
+    monkeypatch.delenv("OUTLAST_STORE", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "outlast.toml").write_text(toml)
+    settings = config.load(arguments, environ={})
+    assert snapshots_stay(settings) is expected
+    assert (Room(settings, 1)._useful == 2) is expected
 
 
 # --- the driver ----------------------------------------------------------------------------------
