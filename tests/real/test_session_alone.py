@@ -413,10 +413,10 @@ def test_auto_counts_the_jobs_failures_and_writes_down_its_interval(job, monkeyp
             ledger.append("resumed", step=0)
             ledger.append("worker_lost", exit_code=-9)
     second = train()
-    # Three within a moment are a burst: one of them is the calm's.
+    # Three within a moment are a burst: none of them says anything of the weeks.
     assert second["burst"]
     assert second["reason"] == "failures come in a burst"
-    assert second["num_seen"] == pytest.approx(1, rel=0.02)
+    assert 0 < second["num_seen"] < 0.1
     assert second["failures_per_h"] > 100
     assert second["interval_s"] < 1
 

@@ -251,8 +251,8 @@ class Auto:
             self._tell_of_storm(wait_s, calm_s)
 
     def _tell_of_storm(self, wait_s: float, calm_s: float) -> None:
-        """Say it when a storm has begun, and when it is over."""
-        times = calm_s / wait_s
+        """Say it when a storm has begun, and when it is over; that there may be one is no news."""
+        times = calm_s / wait_s if self._known.calm.num_seen else 1.0
         if self._storms != (times > (STORM_OVER if self._storms else STORM)):
             self._storms = not self._storms
             before_s = self._chosen.interval_s if self._chosen else None

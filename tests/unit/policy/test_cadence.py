@@ -241,6 +241,7 @@ def test_a_new_job_may_begin_in_a_burst_and_soon_is_calm():
     gaps = [b - a for a, b in pairwise(moments)]
     assert gaps[0] < 15.0
     assert min(gaps[1:]) >= AUTO_MIN_S * 0.99
+    assert not auto.storms, "nothing has failed"
 
 
 @pytest.mark.parametrize("cost_s", [0.005, 0.1, 0.5, 5.0, 20.0])

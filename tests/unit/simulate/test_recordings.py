@@ -3,8 +3,8 @@
 ``python -m pytest tests/unit/simulate/test_recordings.py -s`` prints the rows of the table in
 docs/simulator.md; all of them with OUTLAST_TEST_ALL=1.
 
-Bamboo's recordings have the minute in which a machine went. Taken as moments they fall into step with
-fixed intervals: one of 37 s lost a third of what one of 30 or 60 s does. So each is drawn within its
+Bamboo's recordings have the minute in which a machine went. Taken as moments they fall into step
+with fixed intervals: one of 37 s lost a third of what one of 60 s did. So each is drawn within its
 minute, and all figures are means over ``DRAWS`` of that.
 """
 
