@@ -15,10 +15,11 @@ Figures of the time under fire, from the first kill on; the end is ``--minutes``
 
 - steps per second: how far the step that was completed last is from the first, over the time. Of
   quiet: beside the same job's rate before the first kill or behind the last, whichever is greater.
-- batches of quiet: the same, each step counted with the workers that took part in it. torchft goes
-  on with those that live, the others' batches are left out.
+- batches per second: the same, each step counted with the workers that took part in it. torchft
+  goes on with those that live, the others' batches are left out.
 - made twice: of all steps of all workers, those that the same worker had made before, and those
-  that torchft did not commit. A step that a kill interrupted counts for nobody.
+  that torchft did not commit; from the second kill on apart, since the first one comes when nothing
+  is known of kills. A step that a kill interrupted counts for nobody.
 - missed: workers' parts in steps that were kept without them.
 - longest gap: without a completed step of any worker.
 - kills: those that found a process of that rank, of those drawn. The others miss.
@@ -211,10 +212,15 @@ def one_storm(
         if is_back:
             quiet.append(pass_quiet(options.quiet_s))
         finals = finish(launcher, turn, records, end) if is_back else []
-        figures = under_fire(records.look(), thrown_away(turn), begun_t, ended_t, turn.world)
+        thrown_t = thrown_away(turn)
+        figures = under_fire(records.look(), thrown_t, begun_t, ended_t, turn.world)
+        second_t = begun_t + kills[min(1, len(kills) - 1)][0]
+        later = under_fire(records.lines, thrown_t, second_t, ended_t, turn.world)
         return figures | {
+            "made_twice_later": later["made_twice"],
             "quiet": max(rate(records.lines, *one) for one in quiet),
             "gap_s": longest_gap(records.lines, begun_t, back_t),
+            "workers": turn.world,
             "kills": [struck, len(kills)],
             "is_back": is_back,
             "finals": finals,
@@ -363,8 +369,10 @@ def table(found: list[dict[str, Any]], unusable: dict[str, str]) -> str:
         "steps/s": lambda one: f"{one['rate']:.1f}",
         "in quiet": lambda one: f"{one['quiet']:.1f}",
         "of quiet": lambda one: f"{one['rate'] / one['quiet']:.0%}",
-        "batches of quiet": lambda one: f"{one['batches_rate'] / one['quiet']:.0%}",
+        "batches/s": lambda one: f"{one['batches_rate'] * one['workers']:.1f}",
+        "of quiet ": lambda one: f"{one['batches_rate'] / one['quiet']:.0%}",
         "made twice": lambda one: f"{one['made_twice']:.1%}",
+        "from the second kill on": lambda one: f"{one['made_twice_later']:.1%}",
         "missed": lambda one: f"{one['missed']:.1%}",
         "longest gap, s": lambda one: f"{one['gap_s']:.1f}",
         "kills": lambda one: "{} of {}".format(*one["kills"]),
@@ -389,15 +397,14 @@ def bits(one: dict[str, Any]) -> str:
 
 
 def requirements(found: list[dict[str, Any]]) -> Requirements:
-    """Ours makes as many steps per second as any other, with the same bits."""
+    """Ours gets through as many batches per second as any other."""
     required = Requirements()
     good = [one for one in found if "problem" not in one]
     ours = {one["seed"]: one for one in good if one["launcher"] == "outlast run"}
     for one in good:
         if one["launcher"] in USUAL[1:] and (mine := ours.get(one["seed"])):
-            what = f"seed {one['seed']}: batches of quiet beside {one['launcher']}"
-            theirs = one["batches_rate"] / one["quiet"]
-            required.at_least(what, mine["batches_rate"] / mine["quiet"], 1.0, theirs)
+            what = f"seed {one['seed']}: batches per second beside {one['launcher']}"
+            required.at_least(what, mine["batches_rate"], 1.0, one["batches_rate"])
     return required
 
 
