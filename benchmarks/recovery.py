@@ -26,7 +26,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with options.log.open("a") as log:
         if "worker" in options.parts:
-            interpreters, unusable = find_peers(options.peers_dir, options.launchers)
+            interpreters, unusable = find_peers(options.peers_dir, options.launchers, LAUNCHERS)
             launchers = {
                 name: LAUNCHERS[name](interpreters.get(name, sys.executable))
                 for name in options.launchers
@@ -132,9 +132,11 @@ def chosen(parser: argparse.ArgumentParser, names: list[str], known: Any) -> lis
     return names
 
 
-def find_peers(place: Path | None, names: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+def find_peers(
+    place: Path | None, names: list[str], launchers: Mapping[str, type[Launcher]]
+) -> tuple[dict[str, str], dict[str, str]]:
     """Interpreters of the peers among ``names``, and why others cannot be used."""
-    wanted = {name: LAUNCHERS[name].peer for name in names if name in LAUNCHERS}
+    wanted = {name: launchers[name].peer for name in names if name in launchers}
     wanted = {name: peer for name, peer in wanted.items() if peer}
     if place is None:
         return {}, dict.fromkeys(wanted, "not run: no --peers-dir")

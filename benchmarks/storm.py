@@ -302,7 +302,7 @@ def whole(turn: Turn, world: int) -> int:
     inside = [one for one in tails if one["attempt"] == latest]
     if len(inside) < world or any(one["world"] != world for one in inside):
         return 0
-    return min(one["step"] for one in inside)
+    return min(int(one["step"]) for one in inside)
 
 
 def _all_back(storm: Storm, turn: Turn, world: int, before: int) -> bool:

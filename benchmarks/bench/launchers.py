@@ -125,10 +125,12 @@ class Torchrun(Launcher):
 
     module: tuple[str, ...] = ("-m", "torch.distributed.run", "--standalone")
     env: dict[str, str] = {}  # noqa: RUF012 - constants of the class
+    max_restarts = 100
 
     def start(self, turn: Turn) -> None:
         """An agent."""
-        workers = ("--nproc-per-node", str(turn.world), "--max-restarts", "100")
+        restarts = ("--max-restarts", str(self.max_restarts))
+        workers = ("--nproc-per-node", str(turn.world), *restarts)
         command = [self.interpreter, *self.module, *workers, *self.script(turn)]
         turn.spawn(*command, env=self.env)
 
@@ -211,8 +213,12 @@ class Torchft(Launcher):
             "REPLICA": str(rank),
             "PYTHONPATH": _path(),
         }
-        script = Path(__file__).with_name("torchft_train.py")
-        turn.spawn(self.interpreter, str(script), str(turn.records), *turn.script_args, env=env)
+        turn.spawn(self.interpreter, *self.script(turn), env=env)
+
+    def script(self, turn: Turn) -> list[str]:
+        """The script's variant."""
+        variant = Path(__file__).with_name("torchft_train.py")
+        return [str(variant), str(turn.records), *turn.script_args]
 
 
 class TorchftTuned(Torchft):
