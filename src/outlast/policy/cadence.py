@@ -14,6 +14,10 @@ start and more when it has run for long: T √(mean rate / hazard), the interval
 the rate is the hazard's. If failures come evenly after all, this costs about a hundredth of what is
 lost; the mean rate alone lost to Young's interval on a recording of years (docs/simulator.md).
 
+Before a job has failed once, or has run for an hour, there is a belief and no evidence. Then it
+waits for a fifth of the time that it has run, so that the first failure costs no more than that,
+whenever it comes; unless saving took more than a hundredth of the time so.
+
 And they come in storms. What a burst adds to the rate just now (:mod:`outlast.policy.hazard`)
 shortens the next wait: T of both rates, at the middle of that wait, at least a fiftieth of the mean
 time to the next failure. While a storm lasts, that is seconds; when it is over, the interval is
@@ -50,6 +54,7 @@ AUTO_SHAPE: Final = 0.85  # of the times between failures; 1: they come evenly
 _SHAPE_GAMMA: Final = math.gamma(1 + 1 / AUTO_SHAPE)
 AUTO_CHANGE: Final = 7 / 6  # times as long, or as short: less is not worth a word
 OVERHEAD: Final = 0.01  # of the time, while nothing is known of how the job fails
+GROWS: Final = 0.2  # of the time that a job has run: it waits no longer, likewise
 BURDEN: Final = 0.25  # of the time until a save is durable, that steps lose meanwhile
 STORM: Final = 3.0  # times as often as in calm: worth a word
 STORM_OVER: Final = 1.5
@@ -244,6 +249,9 @@ class Auto:
             calm_s = interval_s * bunched(middle_h * self._chosen.failures_per_h)
             calm_s = min(max(calm_s, AUTO_MIN_S), AUTO_MAX_S)
         wait_s = sooner_s(calm_s, self._cost_s, self._known)
+        if not self._known.is_proven:
+            up_s = self._last_s - self._begun_s
+            wait_s = min(wait_s, GROWS * up_s) if up_s else wait_s
         if self._costs_s:
             wait_s = max(wait_s, least_s(self._cost_s, self._known, self._overhead))
         self._due_s = self._last_s + wait_s

@@ -74,8 +74,9 @@ class Automatic:
         calm_s = np.where(is_known, _calm_s(interval_s, up), auto.AUTO_FIRST_S)
         wait_s = self._in_bursts(jobs, calm_s, is_known)
         is_proven = (self._num_seen[jobs] > NEGLIGIBLE) | (self._seen_h[jobs] >= EVIDENCE_H)
-        bound_s = self._cost_s * (1 / auto.OVERHEAD - 1)
-        wait_s = np.where(is_known & ~is_proven, np.maximum(wait_s, bound_s), wait_s)
+        most_s = np.where(is_proven | (since_s <= 0), np.inf, auto.GROWS * since_s)
+        bound_s = np.where(is_known & ~is_proven, self._cost_s * (1 / auto.OVERHEAD - 1), 0.0)
+        wait_s = np.maximum(np.minimum(wait_s, most_s), bound_s)
         if self._is_whole:
             return wait_s, np.zeros_like(is_known)
         self._wait_s[jobs] = wait_s
