@@ -14,6 +14,7 @@ machines are not known; then each machine judges by its own, and a rollback is a
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import random
 import socket
@@ -213,14 +214,17 @@ class Judging:
     def _stakes(self, seen: Seen, now_t: float) -> dict[str, Stakes]:
         """What each machine of the attempt adds; nothing where the owner's number is to decide."""
         limits, hosts, workers = self._policy.limits, self._machines.hosts, self._machines.workers
-        if not limits.weighs or len(hosts) < TWO:
+        by_host: collections.Counter[str] = collections.Counter()
+        for host, count in zip(hosts, workers, strict=False):
+            by_host[host] += count
+        if not limits.weighs or len(by_host) < TWO:
             return {}
         num_out = sum(until_t > now_t for until_t, _ in seen.left_out.values())
         return {
             host: Stakes(
-                workers=workers[place],
-                all_workers=sum(workers),
-                machines=len(hosts),
+                workers=count,
+                all_workers=by_host.total(),
+                machines=len(by_host),
                 cost_s=seen.cost_s,
                 pause_s=seen.pause_s,
                 out_s=lasts_s(limits.leave_out_s, seen.left_out.get(host), now_t, limits.window_s),
@@ -228,7 +232,7 @@ class Judging:
                 away=seen.left_out.get(host, (0.0, 0.0)),
                 has_spare=self._machines.num_aside > num_out,
             )
-            for place, host in enumerate(hosts)
+            for host, count in by_host.items()
         }
 
     def _back_off(self, wait_s: float) -> bool:

@@ -52,6 +52,7 @@ _ENTIRE: Final = frozenset(
         *(b"resumed", b"job_finished", b"cadence"),
     }
 )
+_BEGINNINGS: Final = ("job_started", "attempt_formed", "resumed")
 _SNAPSHOT: Final = b"snapshot"
 _FORMED: Final = b"attempt_formed"
 _COST: Final = re.compile(rb'"cost_s":([0-9.e+-]+)')
@@ -372,7 +373,8 @@ class Past:
 
     def _machine(self, event: Event) -> None:
         host = str(event.get("node") or event.node)  # read from disk, the field is the head's
-        if event.event in ("restart", "resumed", "attempt_formed") and not event.get("joins"):
+        is_failure = event.event == "restart" and event.get("kind") is not None
+        if (is_failure or event.event in _BEGINNINGS) and not event.get("joins"):
             step = event.get("step")
             self.tolls.see(event.event, event.t, step if isinstance(step, int) else None)
         if event.event == "let_in":

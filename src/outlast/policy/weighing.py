@@ -160,10 +160,18 @@ class Tolls:
         self._began: tuple[float, int | None] = (0.0, None)  # the attempt: when, from which step
 
     def see(self, event: str, t: float, step: int | None = None) -> None:
-        """The next line: ``restart``, ``attempt_formed`` or ``resumed``."""
-        if event == "restart":
+        """The next line: ``job_started``, ``attempt_formed``, ``resumed``; ``restart`` of a failure.
+
+        What is between two runs of a job, a night perhaps, is no failure's cost.
+        """
+        if event == "job_started":
+            self._pending, self._formed_t, self._began = None, 0.0, (0.0, None)
+        elif event == "restart":
             if self._pending is not None and not self._formed_t:
-                return  # another machine's word of the same failure
+                # Another machine's word of the same failure, which may know the step.
+                first_t, known = self._pending
+                self._pending = first_t, step if known is None else known
+                return
             self._settle(self._formed_t, None)
             self._pending = t, step
         elif event == "attempt_formed":

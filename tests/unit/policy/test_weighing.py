@@ -131,6 +131,14 @@ def test_an_unchanged_script_costs_its_restarts_and_two_words_of_one_failure_cou
     assert (known.cost_s, known.pause_s) == (15.0, 15.0)
 
 
+def test_a_second_word_may_know_the_step_and_a_night_between_two_runs_costs_nothing():
+    began = [("attempt_formed", 90.0), ("resumed", 100.0, 0)]
+    known = tolls(*began, ("restart", 200.0), ("restart", 200.5, 50), ("resumed", 206.0, 40))
+    assert known.cost_s == 26.0
+    known = tolls(*began, ("restart", 200.0, 50), ("job_started", 9e4), ("resumed", 9e4 + 9, 40))
+    assert known.cost_s == ESTIMATE_S
+
+
 # --- what is done about it -----------------------------------------------------------------------
 
 
