@@ -160,7 +160,7 @@ class Tolls:
         self._began: tuple[float, int | None] = (0.0, None)  # the attempt: when, from which step
 
     def see(self, event: str, t: float, step: int | None = None) -> None:
-        """The next line: ``job_started``, ``attempt_formed``, ``resumed``; ``restart`` of a failure.
+        """The next line: ``job_started``, ``attempt_formed``, ``resumed``, ``restart`` (a failure).
 
         What is between two runs of a job, a night perhaps, is no failure's cost.
         """
