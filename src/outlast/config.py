@@ -91,7 +91,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         workers_warm: whether workers are forked from a process that has imported everything.
         workers_in_process: whether workers live through the loss of others, where the script lets.
         restart_without_progress: attempts in a row that may end without progress.
-        restart_failures: of a machine's own, within the window, before it is left out; 0: never.
+        restart_failures: of a machine's own, within the window, before it is left out; 0: never;
+            None: three, where they cost more than the machine adds.
         restart_window_s: how long such failures count.
         restart_leave_out_s: how long a machine is left out.
         restart_back_off_s: the longest wait before an attempt.
@@ -142,7 +143,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     workers_warm: bool
     workers_in_process: bool
     restart_without_progress: int
-    restart_failures: int
+    restart_failures: int | None
     restart_window_s: float
     restart_leave_out_s: float
     restart_back_off_s: float
@@ -193,7 +194,7 @@ _KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
     "workers.warm": ("workers_warm", True, values.parse_bool),
     "workers.in_process": ("workers_in_process", False, values.parse_bool),
     "restart.without_progress": ("restart_without_progress", 5, values.parse_attempts),
-    "restart.failures": ("restart_failures", 3, values.parse_failures),
+    "restart.failures": ("restart_failures", "auto", values.parse_failures),
     "restart.window": ("restart_window_s", "1 h", values.parse_span),
     "restart.leave_out": ("restart_leave_out_s", "1 h", values.parse_span),
     "restart.back_off": ("restart_back_off_s", "5 min", values.parse_span),

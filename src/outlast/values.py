@@ -277,12 +277,14 @@ def parse_attempts(value: object) -> int:
     return attempts
 
 
-def parse_failures(value: object) -> int:
-    """How many failures of its own a machine may have; 0 for any number."""
+def parse_failures(value: object) -> int | None:
+    """How many failures of its own a machine may have; 0 for any number, None for auto."""
+    if value == "auto":
+        return None
     failures = parse_whole(value, least=0)
     if failures is None:
         raise ConfigError(
-            f"{value!r} is not a number of failures; write a whole number, 0 for any number"
+            f"{value!r} is not a number of failures; write auto or a whole number, 0 for any number"
         )
     return failures
 

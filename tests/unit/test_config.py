@@ -510,7 +510,7 @@ def test_rows_for_explain():
         "workers.warm": ("true", "default"),
         "workers.in_process": ("false", "default"),
         "restart.without_progress": ("5", "default"),
-        "restart.failures": ("3", "default"),
+        "restart.failures": ("auto", "default"),
         "restart.window": ("3600.0", "default"),
         "restart.leave_out": ("3600.0", "default"),
         "restart.back_off": ("300.0", "default"),

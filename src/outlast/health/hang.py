@@ -6,7 +6,7 @@ collectives that it has begun. The time between two signs is what the limits are
 stacks are taken; who is to blame is judged by the agent, which knows of the other machines too.
 
 What can go wrong: the watcher itself is not run for a while (the machine was suspended). Time that
-it has not seen is not counted.
+it has not seen is not counted, and two looks between which it lies are taken anew.
 """
 
 from __future__ import annotations
@@ -162,6 +162,8 @@ class HangWatch:
     def _follow(self, watched: Watched, now_s: float) -> None:
         unseen_s = now_s - self._looked_s
         self._looked_s = now_s
+        if unseen_s > LATE_S and self._gathering is not None:
+            self._gathering = Gathering(watched.begin, self._gathering.number)
         for rank, track in self._tracks.items():
             if unseen_s > LATE_S:
                 track.changed_s += unseen_s

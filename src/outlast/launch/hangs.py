@@ -7,6 +7,9 @@ has seen; one that does not even say that, twice in a row, is silent. While a ma
 its ranks, nobody is named but a process that is stopped. Where the verdict of rank 0's agent does
 not come, each agent judges by what it finds.
 
+Looks are not of one moment: a machine that was frozen answers seconds late, and the job may have
+gone on meanwhile. So before anybody is named all tell once more how far their ranks are.
+
 Guarantees: the agent's own loop only ever reads ``named``; nothing here waits for long, and nothing
 that fails here stops training. A verdict is of one attempt, and ends no other. It stands before it
 is written down: the hang may be that nothing can be written. A store that fails is connected to
@@ -28,6 +31,7 @@ from typing import Any, Final
 
 import msgspec
 
+from outlast.attempt.beat import Heard
 from outlast.attempt.link import PREFIX, connect
 from outlast.config import Settings
 from outlast.health.hang import NAME, text_path
@@ -36,7 +40,7 @@ from outlast.health.pulse import TIMEOUT_VARIABLE
 from outlast.launch.health import Health
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
-from outlast.policy.blame import Named, NotYet, judge
+from outlast.policy.blame import Named, NotYet, has_gone_on, judge
 from outlast.policy.failures import Failure
 from outlast.policy.hang import Kind, Limits, Set, collective_timeout_s
 from outlast.policy.seen import Seen, held_by
@@ -49,10 +53,12 @@ PER_MACHINE_S: Final = 0.001
 FRESH_S: Final = 1.0  # a suspicion of ours that is no older is our evidence
 GATHER_S: Final = 2.5  # until our own watcher has answered
 OTHERS_S: Final = GATHER_S + 1.0  # after ours is there, until the others' must be
-VERDICT_S: Final = GATHER_S + OTHERS_S + 1.0  # until that of rank 0's agent must be there
+PLACES_S: Final = 1.0  # until they have told how far their ranks are
+VERDICT_S: Final = GATHER_S + OTHERS_S + PLACES_S + 1.0  # until rank 0's agent must have said
 AGAIN_S: Final = 1.0  # until a store that has failed is tried again
 WRITTEN_S: Final = 1.0  # that the end of an attempt waits for what is written down of a hang
 STORE_S: Final = 5.0
+POLL_S: Final = 0.02  # between two looks at a key that is waited for
 JOIN_S: Final = 1.0
 FOLDER: Final = "hangs"
 
@@ -62,6 +68,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     seen: tuple[Seen, ...]
+
+
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the ranks of one machine are: rank → completed steps, collectives begun."""
+
+    now: dict[int, tuple[int | None, int]]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +178,7 @@ class Hangs:
             exchange.wake.set()
         elif self._group.group_world_size == 1:
             found = judge(suspicion.seen)
-            if isinstance(found, Named):
+            if isinstance(found, Named) and not has_gone_on(suspicion.seen, self.places().now):
                 self.settle(suspicion.attempt, found, suspicion.seen)
 
     def _answered(self, evidence: Evidence) -> None:
@@ -203,6 +215,18 @@ class Hangs:
     def _has_answered(self, number: int) -> bool:
         answer = self._answer
         return answer is not None and (answer.number, answer.attempt) == (number, self._attempt)
+
+    def places(self) -> Places:
+        """How far the ranks here are now, as they say themselves."""
+        found = {}
+        for worker in self._group.workers:
+            with (
+                contextlib.suppress(OSError, ValueError),
+                contextlib.closing(Heard(self._beats, worker.local_rank)) as heard,
+            ):
+                step = heard.beat.step if heard.beat is not None else None
+                found[worker.global_rank] = step, heard.pulse.begun if heard.pulse else -1
+        return Places(now=found)
 
     def settle(self, attempt: int, named: Named, seen: Sequence[Seen]) -> None:
         """It is known who hangs: the agent ends the attempt, and the ledger has it.
@@ -375,7 +399,8 @@ class _Exchange:
             self._put(self._key(number, "verdict"), verdict)
             self._store.delete_key(self._key(number - 2, "verdict"))
         else:
-            found = self._wait(self._key(number, "verdict"), Verdict, VERDICT_S)
+            found = self._wait_for_verdict(number)
+            self._store.delete_key(self._key(number - 2, f"{group.group_rank}/places"))
             verdict = found or self._judge(number, 0.0)
         if verdict.named is not None:
             hangs.settle(self._attempt, verdict.named, verdict.seen)
@@ -396,7 +421,39 @@ class _Exchange:
         self._silent = silent
         found = judge(seen, self._names(blind), is_silent_for_long=is_for_long)
         named = None if isinstance(found, NotYet) else found
+        if named is not None and has_gone_on(seen, self._places(number, blind)):
+            logger.info("somebody was late, and has gone on: %s", named.sentence)
+            named = None
         return Verdict(named=named, seen=tuple(seen) if named is not None else ())
+
+    def _places(self, number: int, blind: Sequence[int]) -> dict[int, tuple[int | None, int]]:
+        """How far all ranks are that were seen, as far as their machines say so in time."""
+        now = self._hangs.places().now
+        if self._group.group_rank:
+            return now  # rank 0's agent says nothing: nobody else would answer
+        self._store.set(self._key(number, "places"), "")
+        deadline_s = time.monotonic() + PLACES_S
+        for rank in range(1, self._group.group_world_size):
+            if rank not in blind:
+                left_s = max(deadline_s - time.monotonic(), 0.01)
+                told = self._wait(self._key(number, f"{rank}/places"), Places, left_s)
+                now |= told.now if told is not None else {}
+        return now
+
+    def _wait_for_verdict(self, number: int) -> Verdict | None:
+        """That of rank 0's agent; tells meanwhile how far the ranks here are, if asked."""
+        deadline_s = time.monotonic() + VERDICT_S
+        verdict, asked = self._key(number, "verdict"), self._key(number, "places")
+        while not self._store.check([verdict]):
+            if self._stopping or time.monotonic() > deadline_s:
+                return None
+            if asked and self._store.check([asked]):
+                self._put(
+                    self._key(number, f"{self._group.group_rank}/places"), self._hangs.places()
+                )
+                asked = ""
+            time.sleep(POLL_S)
+        return msgspec.json.decode(self._store.get(verdict), type=Verdict)
 
     def _names(self, ranks: Sequence[int]) -> list[str]:
         hosts = self._hangs.hosts()
@@ -414,5 +471,5 @@ class _Exchange:
         while not self._store.check([key]):
             if self._stopping or time.monotonic() > deadline_s:
                 return None
-            time.sleep(0.02)
+            time.sleep(POLL_S)
         return msgspec.json.decode(self._store.get(key), type=kind)

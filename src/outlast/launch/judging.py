@@ -14,6 +14,7 @@ machines are not known; then each machine judges by its own, and a rollback is a
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import random
 import socket
@@ -40,10 +41,12 @@ from outlast.policy.failures import (
     kind_of,
     most_telling,
 )
-from outlast.policy.restart import Limits, RestartPolicy, Verdict
+from outlast.policy.restart import FAILURES, Limits, RestartPolicy, Verdict
+from outlast.policy.weighing import Stakes
 from outlast.policy.whereabouts import Here
 
 POLL_S: Final = 0.1
+TWO: Final = 2  # machines: one alone is never left out
 SAY_S: Final = 30.0  # between two words about a long wait
 
 
@@ -122,6 +125,7 @@ class Judging:
             alone=not self._machines.are_many,
             here=here if self._machines.are_many else None,
             num_out=len(seen.went_out),
+            stakes=self._stakes(seen, now_t),
         )
         for host in seen.left_out.keys() & set(verdict.cleared):
             self._ledger.append("let_in", node=host)
@@ -166,6 +170,7 @@ class Judging:
             own=verdict.own,
             wait_s=round(verdict.wait_s, 3),
             without_progress=verdict.without_progress,
+            weighed=verdict.weighed,
             cause=seen.cause if seen else "",
             hosts=list(seen.hosts) if seen else [],
             step=seen.step if seen else None,
@@ -188,7 +193,8 @@ class Judging:
 
     def _ask_others(self, verdict: Verdict) -> None:
         if verdict.action is Action.LEAVE_OUT:
-            reason = f"its own failures, the last one: {verdict.reason}"
+            weighed = f"{verdict.weighed}; " if verdict.weighed else "its own failures, "
+            reason = f"{weighed}the last one: {verdict.reason}"
             host = verdict.host or None
             asked = self._machines.leave_out(reason, for_s=self._out_s(host), host=host)
         elif verdict.action is Action.ELSEWHERE:
@@ -204,6 +210,30 @@ class Judging:
         """For how long a machine is to be left out; None: this one."""
         limits, last = self._policy.limits, self._look_back().left_out.get(host or self._host)
         return lasts_s(limits.leave_out_s, last, time.time(), limits.window_s)
+
+    def _stakes(self, seen: Seen, now_t: float) -> dict[str, Stakes]:
+        """What each machine of the attempt adds; nothing where the owner's number is to decide."""
+        limits, hosts, workers = self._policy.limits, self._machines.hosts, self._machines.workers
+        by_host: collections.Counter[str] = collections.Counter()
+        for host, count in zip(hosts, workers, strict=False):
+            by_host[host] += count
+        if not limits.weighs or len(by_host) < TWO:
+            return {}
+        num_out = sum(until_t > now_t for until_t, _ in seen.left_out.values())
+        return {
+            host: Stakes(
+                workers=count,
+                all_workers=by_host.total(),
+                machines=len(by_host),
+                cost_s=seen.cost_s,
+                pause_s=seen.pause_s,
+                out_s=lasts_s(limits.leave_out_s, seen.left_out.get(host), now_t, limits.window_s),
+                since_t=seen.since_t,
+                away=seen.left_out.get(host, (0.0, 0.0)),
+                has_spare=self._machines.num_aside > num_out,
+            )
+            for host, count in by_host.items()
+        }
 
     def _back_off(self, wait_s: float) -> bool:
         """Wait; whether this machine stays."""
@@ -252,7 +282,8 @@ def restart_policy(max_restarts: int, settings: Settings, past: Past) -> Restart
     """As the owner wants it, with what this machine has had before."""
     limits = Limits(
         without_progress=settings.restart_without_progress,
-        failures=settings.restart_failures,
+        failures=FAILURES if settings.restart_failures is None else settings.restart_failures,
+        weighs=settings.restart_failures is None,
         window_s=settings.restart_window_s,
         leave_out_s=settings.restart_leave_out_s,
         back_off_max_s=settings.restart_back_off_s,

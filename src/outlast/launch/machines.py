@@ -79,6 +79,12 @@ class Machines:
         now = self._membership.attempt if self._membership is not None else None
         return [member.host for member in now.members] if now is not None else []
 
+    @property
+    def num_aside(self) -> int:
+        """How many machines waited when the attempt began; those left out are among them."""
+        now = self._membership.attempt if self._membership is not None else None
+        return len(now.aside) if now is not None else 0
+
     def lost(self) -> list[tuple[str, str]]:
         """Names of the machines that the attempt now has lost since the last one, and how.
 

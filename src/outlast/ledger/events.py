@@ -51,6 +51,7 @@ healthy            step (of a checkpoint: so many steps have passed without a si
 survived           ranks (whose processes go on), ended {rank: why it could not}, seconds
 restart            reason, restarts, kind (of the failure, see docs/failures.md), action, own
                    (it counts against this machine), wait_s, without_progress (attempts in a row),
+                   weighed (in words: what a machine's failures cost, and what it adds),
                    cause (the same where the same failed), hosts (that had it; both empty where it
                    was nobody's own), step
 storage_error      operation (save, claim, copy, prune, wait: for a save of

@@ -20,13 +20,14 @@ from outlast.errors import StorageError
 from outlast.ledger.events import Event
 from outlast.ledger.past import Past
 from outlast.policy.rollbacks import Rollback
+from outlast.policy.weighing import ESTIMATE_S
 from outlast.policy.whereabouts import Sighting
 
 WAIT_S: Final = 1.0
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a look has found; the fields are those of :class:`Past`."""
+    """What a look has found; the fields are those of :class:`Past`, and of its ``tolls``."""
 
     attempt: int = 0
     word: str = ""
@@ -35,6 +36,9 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     sightings: tuple[Sighting, ...] = ()
     left_out: dict[str, tuple[float, float]] = {}  # until when, for how many seconds
     went_out: frozenset[str] = frozenset()
+    cost_s: float = ESTIMATE_S
+    pause_s: float = 0.0
+    since_t: float = 0.0
 
 
 class Glance:
@@ -88,6 +92,9 @@ def _seen(past: Past) -> Seen:
         sightings=tuple(past.sightings),
         left_out={host: _term(event) for host, event in past.left_out.items()},
         went_out=frozenset(past.went_out),
+        cost_s=past.tolls.cost_s,
+        pause_s=past.tolls.pause_s,
+        since_t=past.tolls.since_t,
     )
 
 

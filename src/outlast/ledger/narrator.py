@@ -17,7 +17,7 @@ from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.ledger.losses import back, wrong
 from outlast.ledger.slow import sentence as slow_sentence
-from outlast.policy.failures import title_of
+from outlast.policy.failures import Action, title_of
 from outlast.policy.restart import ROLLED_BACK
 
 POLL_S: Final = 0.2
@@ -169,6 +169,8 @@ def _restart(event: Event) -> str:
     kind, action, wait_s = event.get("kind"), event.get("action"), event.get("wait_s") or 0.0
     if kind is not None:
         text += f" [{title_of(kind)}: {action}]"
+    if event.get("weighed") and action != Action.LEAVE_OUT.value:  # else what comes of it says so
+        text += f"; this machine takes part on: {event.get('weighed')}"
     count = event.get("without_progress") or 0
     if wait_s >= SAID_S:
         since = f", {count} attempts in a row without progress" if count > 1 else ""

@@ -34,6 +34,7 @@ from outlast.policy.cadence import AUTO_MEMORY_H, COSTS_KEPT, cost_of
 from outlast.policy.hazard import Hazard, of_a_new_job
 from outlast.policy.rollbacks import Batches, Rollback, is_undone
 from outlast.policy.tier_cadence import Beyond, Scope
+from outlast.policy.weighing import Tolls
 from outlast.policy.whereabouts import REMEMBERED as REMEMBERED_SIGHTINGS
 from outlast.policy.whereabouts import Sighting
 
@@ -51,7 +52,9 @@ _ENTIRE: Final = frozenset(
         *(b"resumed", b"job_finished", b"cadence"),
     }
 )
+_BEGINNINGS: Final = ("job_started", "attempt_formed", "resumed")
 _SNAPSHOT: Final = b"snapshot"
+_FORMED: Final = b"attempt_formed"
 _COST: Final = re.compile(rb'"cost_s":([0-9.e+-]+)')
 _BLOCKED: Final = re.compile(rb'"blocked_s":([0-9.e+-]+)')
 _FAILURES_MAX: Final = 100  # of a machine
@@ -200,6 +203,7 @@ class Past:
         own_failures: machine → when its newest failures of its own were, and their kinds; the same.
         sightings: the newest failures that were somebody's own, and where they were; the same.
         went_out: machines without which the others went on, at some time; the same.
+        tolls: what its failures have cost; the same.
     """
 
     def __init__(self, directory: Path, word: str = "") -> None:
@@ -226,6 +230,7 @@ class Past:
         self.own_failures: dict[str, list[tuple[float, str]]] = {}
         self.sightings: list[Sighting] = []
         self.went_out: set[str] = set()
+        self.tolls = Tolls()
         for event in self._kept:
             self._known.attempt = max(self._known.attempt, event.attempt)
             self._roll_back(event)
@@ -342,6 +347,8 @@ class Past:
             )
             if head["event"] == _SNAPSHOT:
                 self._cost(line, head.end())
+            elif head["event"] == _FORMED:
+                self.tolls.see("attempt_formed", _time(head["t"]))
             return
         event = decode(line)
         if event is not None:
@@ -366,6 +373,10 @@ class Past:
 
     def _machine(self, event: Event) -> None:
         host = str(event.get("node") or event.node)  # read from disk, the field is the head's
+        is_failure = event.event == "restart" and event.get("kind") is not None
+        if (is_failure or event.event in _BEGINNINGS) and not event.get("joins"):
+            step = event.get("step")
+            self.tolls.see(event.event, event.t, step if isinstance(step, int) else None)
         if event.event == "let_in":
             self.left_out.pop(host, None)
             self.own_failures.pop(host, None)  # mended, says its owner

@@ -20,6 +20,11 @@ A name is not a proof: a file system that answers after a minute looks like one 
 ``is_proven`` is kept for what time does not mend, and what is not proven costs the job no more than
 one restart (see ``Limits.too_soon``, and ``policy.restart``).
 
+Looks at several machines are not of one moment: while one of them answered late, because all of
+its processes were stopped, the job may have gone on. So what was seen is compared once more with
+how far the ranks are when all looks are in: where one that was late has gone on (``has_gone_on``),
+nobody is named.
+
 What can go wrong: an unchanged script does not say what it does. One that computes is given an
 evaluation's time: a restart may cost it all since its own last checkpoint. On GPUs a rank in
 ``loss.item()`` waits inside of CUDA without a frame of torch's; it is known for one that waits only
@@ -29,7 +34,7 @@ by having come further than the one it waits for.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -132,6 +137,22 @@ def judge(
     if gone and inside and all(_is_late(one) for one in waiting):
         return _name(_least_far(gone), waiting, seen)
     return _of_waiting(waiting, seen)
+
+
+def has_gone_on(seen: Sequence[Seen], now: Mapping[int, tuple[int | None, int]]) -> bool:
+    """Whether a rank that was late, or stopped, has made progress since it was looked at.
+
+    Others may: one that takes part in no collective goes on while those wait that it has left.
+
+    Args:
+        seen: the looks.
+        now: rank → completed steps and collectives begun, read after the last of the looks.
+    """
+    return any(
+        now.get(one.rank, (one.step, one.begun)) != (one.step, one.begun)
+        for one in seen
+        if one.age_s >= one.limit_s or one.state == "T"
+    )
 
 
 def _of_busy(busy: list[Seen], waiting: list[Seen], seen: Sequence[Seen]) -> Named | NotYet:

@@ -1,6 +1,7 @@
 """Machines that are left out of the next attempts: for how long, and when they are needed anyway.
 
-A machine that fails again and again costs every other one a restart each time. It is left out by
+A machine that fails again and again costs every other one a restart each time; whether that is
+more than it adds is weighed in :mod:`outlast.policy.weighing`. It is left out by
 the name of its host, so that a new agent on the same machine is left out as well, and comes back
 after a while: most causes pass, or are mended.
 

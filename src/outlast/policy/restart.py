@@ -23,9 +23,13 @@ the same failure twice in a row without progress,    leave the machine   (none)
 or as often as this machine may fail, on one         out
 machine and on no other
 this machine's own failures within the window are    leave the machine   (none)
-as many as it may have                               out
+as many as it may have, and cost more than it adds   out
 anything else                                        the table's         (none)
 ===================================================  ==================  =========================
+
+How many failures a machine may have is the owner's number, or three; where it is not the owner's,
+they are weighed against what the machine adds (:mod:`outlast.policy.weighing`). A machine with
+which there is no progress at all adds nothing: that is not weighed.
 
 What was seen on one machine only (:mod:`outlast.policy.whereabouts`) is that machine's: the others
 go on without it. If they have the same failure then, it is the script's, and the machine is let in
@@ -58,7 +62,7 @@ during start-up would do so for ever.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -81,6 +85,7 @@ from outlast.policy.failures import (
     signal_of,
     verdict_on,
 )
+from outlast.policy.weighing import Stakes, weigh
 from outlast.policy.whereabouts import (
     REMEMBERED,
     Here,
@@ -93,6 +98,7 @@ from outlast.policy.whereabouts import (
 
 ROLLED_BACK: Final = "rolled back"
 WITHOUT_PROGRESS_MAX: Final = 5
+FAILURES: Final = 3  # fewer are no pattern
 SHORT_ATTEMPT_S: Final = 60.0
 BACK_OFF_S: Final = 1.0  # the first wait
 REASON_MAX: Final = 300  # characters of an exception
@@ -103,6 +109,8 @@ _ADDRESS: Final = re.compile(r"0x[0-9a-f]+|\bpid \d+")
 _NO_SIGNS: Final = Signs()
 # Such an end, after a while, says nothing against what the workers did until then.
 _ENDED_BY_OTHERS: Final = (Kind.KILLED, Kind.PEER)
+_KINDS: Final = frozenset(kind.value for kind in Kind)  # a ledger may be a newer version's
+_ALONE: Final = frozenset(kind.value for kind, row in ROWS.items() if row.alone)
 _Bug = tuple[str, int]  # a traceback or stack; its step, or -1 - updates where no step is known
 _TIMES: Final = {2: "twice", 3: "three times"}
 
@@ -113,13 +121,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         without_progress: attempts in a row that may end without progress.
         failures: of a machine's own, within the window, before it is left out.
+        weighs: whether it then is only where that is better for the job.
         window_s: how long they count.
         leave_out_s: how long a machine is left out.
         back_off_max_s: the longest wait before an attempt.
     """
 
     without_progress: int = WITHOUT_PROGRESS_MAX
-    failures: int = 3
+    failures: int = FAILURES
+    weighs: bool = False
     window_s: float = 3600.0
     leave_out_s: float = 3600.0
     back_off_max_s: float = 300.0
@@ -137,6 +147,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         own: whether it counts against this machine.
         wait_s: before the next attempt.
         without_progress: attempts in a row without progress, this one included.
+        weighed: what the machine's failures cost and what it adds, in words; "" where that was
+            not asked.
         sighting: what was seen where, for the agents of other machines; None where it was nobody's
             own failure.
         host: the machine that is to be left out, "" for this one.
@@ -151,6 +163,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     own: bool = False
     wait_s: float = 0.0
     without_progress: int = 0
+    weighed: str = ""
     sighting: Sighting | None = None
     host: str = ""
     cleared: tuple[str, ...] = ()
@@ -206,6 +219,7 @@ class RestartPolicy:
         alone: bool = False,
         here: Here | None = None,
         num_out: int = 0,
+        stakes: Mapping[str, Stakes] | None = None,
     ) -> Verdict:
         """Decide what follows an attempt in which ``failures`` happened.
 
@@ -228,6 +242,8 @@ class RestartPolicy:
             here: where this is, and what was seen where; None where there is no other machine.
             num_out: how many machines have been left out so far: where it is one more, attempts
                 without progress are counted anew.
+            stakes: what each machine of the attempt adds, and what its failures cost; without
+                them, as where the owner has set the number, failures are only counted.
         """
         codes = {failure.exit_code for failure in failures}
         for code in ON_PURPOSE:
@@ -261,13 +277,15 @@ class RestartPolicy:
             return verdict
         self._last = case.reason
         was_at_work = updates > 0 or not verdict.without_progress
+        scales = _Scales(self._seen, where, stakes or {}, self.limits, now_s)
         verdict = self._act(
-            *(verdict, now_s, chance, elsewhere),
+            *(verdict, now_s, chance, elsewhere, scales),
             excused=excused,
             at_work=was_at_work,
             alone=alone,
-            is_out=where is not None and self._is_out(where, progress=progress),
+            is_out=where is not None and self._is_out(where, scales, progress=progress),
         )
+        verdict = msgspec.structs.replace(verdict, weighed=scales.words)
         if where is None:
             return verdict
         (host, *_), me = sorted(where.row.hosts), where.here.host
@@ -342,15 +360,17 @@ class RestartPolicy:
             return _stop(Exit.GAVE_UP, f"{again} three times, {reason}: {words}", kind=case.kind)
         return None
 
-    def _is_out(self, where: _Where, *, progress: bool) -> bool:
+    def _is_out(self, where: _Where, scales: _Scales, *, progress: bool) -> bool:
         """Whether the machine that had this failure, and no other, is to be left out.
 
         Also for a hang that nobody can prove: the second time it had more time than the first.
         """
         if where.is_overshadowed or not self.limits.failures:
             return False
-        again = where.is_here and where.row.attempts >= TWICE and not progress
-        return again or (len(where.ever.hosts) == 1 and where.ever.attempts >= self.limits.failures)
+        if where.is_here and where.row.attempts >= TWICE and not progress:
+            return True
+        enough = len(where.ever.hosts) == 1 and where.ever.attempts >= self.limits.failures
+        return enough and scales.say_out(*where.ever.hosts)
 
     def _bounded(self, case: _Case, lasted_s: float, *, progress: bool) -> Verdict:
         """Another attempt, as long as there may be one."""
@@ -377,6 +397,7 @@ class RestartPolicy:
         now_s: float,
         chance: float,
         elsewhere: Collection[str],
+        scales: _Scales,
         *,
         excused: bool,
         at_work: bool,
@@ -395,9 +416,11 @@ class RestartPolicy:
         own = row.own_after != 0 and not excused
         if own:
             self._own = [t for t in self._own if now_s - t < limits.window_s] + [now_s]
-            enough = limits.failures if row.own_after == AS_SET else row.own_after
+            is_for_certain = row.own_after != AS_SET
+            enough = row.own_after if is_for_certain else limits.failures
             if limits.failures and len(self._own) >= enough:
-                action = Action.LEAVE_OUT
+                out = is_for_certain or scales.say_out(scales.here)
+                action = Action.LEAVE_OUT if out else action
         if is_out:
             action = Action.LEAVE_OUT
         waits = action in (Action.BACK_OFF, Action.LEAVE_OUT)
@@ -423,6 +446,52 @@ class _Where(NamedTuple):
     def is_here(self) -> bool:
         """Whether one machine alone had it."""
         return len(self.row.hosts) == 1
+
+
+class _Scales:
+    """Of one machine after the other, whether it costs more than it adds."""
+
+    def __init__(
+        self,
+        seen: Sequence[Sighting],
+        where: _Where | None,
+        stakes: Mapping[str, Stakes],
+        limits: Limits,
+        now_s: float,
+    ) -> None:
+        elsewhere = where.here.seen if where is not None else ()
+        alike = {(one.attempt, one.hosts, one.cause): one for one in [*elsewhere, *seen]}
+        self.here = where.here.host if where is not None else ""
+        self.words = ""
+        self._seen, self._stakes = list(alike.values()), stakes
+        self._limits, self._now_s = limits, now_s
+
+    def say_out(self, host: str) -> bool:
+        """Whether the job is better off without it; where nothing is at stake its count decides."""
+        if host not in self._stakes:
+            return True
+        limits = self._limits
+        weighed = weigh(
+            self._failures_of(host),
+            self._stakes[host],
+            now_t=self._now_s,
+            window_s=limits.window_s,
+            least=limits.failures,
+        )
+        self.words = weighed.words
+        return weighed.goes
+
+    def _failures_of(self, host: str) -> list[tuple[float, str]]:
+        """Its own: what another machine was the cause of, or has had too, does not count."""
+        seen = [one for one in self._seen if one.kind in _KINDS]
+        common = {one.kind for one in seen if set(one.hosts) - {host}} & _ALONE
+        return [
+            (one.t, one.kind)
+            for one in seen
+            if set(one.hosts) == {host}
+            and one.kind not in common
+            and not is_overshadowed(one, seen, {k.value for k in graver_than(Kind(one.kind))})
+        ]
 
 
 class _Case:

@@ -1,10 +1,16 @@
-"""A hang on one of two machines: named with its machine, by what both agents have seen."""
+"""A hang on one of two machines: named with its machine, by what both agents have seen.
 
+And none where machines were only frozen for a while: the job goes on where it was.
+"""
+
+import time
 from pathlib import Path
 
 import pytest
+from elastic_job import ElasticJob
 from floor import Job
 
+from outlast.drill.network_faults import FreezeMachine
 from thorough import some
 
 SCRIPT = Path(__file__).parents[1] / "hangs" / "hanging.py"
@@ -41,3 +47,28 @@ def test_named_with_its_machine(machines, tmp_path, kind, culprit):
     assert job.final(0) == job.final(1)
     assert job.events("worker_lost") == job.events("node_lost") == []
     assert any("waits for it" in agent.err for agent in agents)
+
+
+FREEZES = {"the other two": (1, 2), "the first two": (0, 1)}
+FROZEN_S = 4.0
+KNOWN_STEPS = 60  # until a step's limit is known
+
+
+@pytest.mark.parametrize("which", some(FREEZES, 1))
+def test_two_machines_that_were_frozen_are_no_hang(machines, tmp_path, which):
+    job = ElasticJob(machines(3), tmp_path, {"OUTLAST_HEALTH_HANG": "auto"})
+    job.start(*job.hosts)
+    job.until_trained(*job.hosts, steps=KNOWN_STEPS)
+    before = job.attempts()[-1]
+    roles = job.roles()
+    faults = [FreezeMachine(roles[rank].machine) for rank in FREEZES[which]]
+    for fault in faults:
+        fault.inject()
+    time.sleep(FROZEN_S)
+    for fault in faults:
+        fault.heal()
+    job.until_trained(*job.hosts, steps=KNOWN_STEPS)
+    assert job.job.events("hang") == []
+    assert job.job.events("restart") == []
+    assert job.attempts()[-1] == before
+    job.finish(*job.hosts)

@@ -96,3 +96,20 @@ def test_a_machine_that_is_needed_takes_part_with_a_wait(machines, tmp_path):
     words = f"machine {sick.name} takes part on, because too few others are there"
     assert words in job.agents[sick.name].err
     job.finish(*job.hosts)
+
+
+def test_kills_that_cost_less_than_a_machine_adds_do_not_leave_it_out(machines, tmp_path):
+    """Three SIGKILLs of unknown sender count less than one failure: a third of the work is more."""
+    job = ElasticJob(machines(3), tmp_path)
+    job.start(*job.hosts)
+    job.until_trained(*job.hosts)
+    hit = job.roles()[1]
+    for _ in range(3):
+        kill_worker(job, hit)
+        job.until_trained(*job.hosts)
+    assert left_out(job) == []
+    weighed = [one["weighed"] for one in job.job.events("restart") if one["own"]]
+    assert weighed[:2] == ["", ""]
+    assert "machine-hours an hour, and it adds 1 (1/3 of the work)" in weighed[2]
+    assert f"takes part on: {weighed[2]}" in job.agents[hit.name].err
+    job.finish(*job.hosts)

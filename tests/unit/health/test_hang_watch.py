@@ -6,7 +6,7 @@ import pytest
 
 from outlast.attempt.beat import Beat, BeatSeen, Phase, PhaseSeen, PulseSeen, UpdatesSeen
 from outlast.health.hang import HangWatch, Track
-from outlast.health.messages import Begin, Learned, Worker
+from outlast.health.messages import Ask, Begin, Learned, Worker
 from outlast.health.watched import Watched
 from outlast.policy.hang import Kind, Set
 
@@ -180,3 +180,13 @@ def test_nothing_is_looked_for_where_nobody_wants_to_know(clock):
     clock.pass_s(10, steps=True)
     clock.pass_s(30)
     assert clock.gathered == []
+
+
+def test_two_looks_that_a_freeze_of_the_watcher_lies_between_are_taken_anew(clock):
+    list(clock.watch.hear(Ask(number=3)))
+    clock.pass_s(0.5, steps=True)
+    assert len(clock.gathered) == 1
+    clock.now_s += 4.0
+    clock.pass_s(0.5, steps=True)
+    assert len(clock.gathered) == 2
+    assert clock.watch._gathering.number == 3

@@ -9,7 +9,7 @@ import pytest
 
 from outlast.health.messages import Suspicion
 from outlast.launch import hangs as rooms
-from outlast.launch.hangs import Hangs, Report, Verdict, failure_of
+from outlast.launch.hangs import Hangs, Places, Report, Verdict, failure_of
 from outlast.ledger.file import Ledger, read_events
 from outlast.policy.blame import Named
 from outlast.policy.hang import Kind, Set
@@ -220,3 +220,45 @@ def test_an_attempt_ends_while_its_store_does_not_answer(ours, monkeypatch):
     exchange.join(10)
     assert ours.suspects
     assert not store.values
+
+
+LOCK = (Frame("take", "/home/a/train.py", 7),)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_nobody_is_named_where_one_that_was_late_has_gone_on(ours, monkeypatch, where, goes_on):
+    """The other machine was frozen: when its look is in, the one that waited is in other steps."""
+    store = Store()
+    monkeypatch.setattr(rooms, "connect", store)
+    monkeypatch.setattr(rooms, "PLACES_S", 0.05)
+    here, there = waits(0, step=7), waits(1, step=7, frames=LOCK, node="b")
+    store.set("outlast/hang/0/1/here", "")
+    store.set("outlast/hang/0/1", msgspec.json.encode(Report(node="b", seen=(there,))))
+    now = {0: (7 + (goes_on and where == "here"), -1)}
+    monkeypatch.setattr(ours, "places", lambda: Places(now=now))
+    told = Places(now={1: (7 + (goes_on and where == "elsewhere"), -1)})
+    store.set("outlast/hang/0/1/places", msgspec.json.encode(told))
+    ours.begin(group(2))
+    ours._suspected(Suspicion(attempt=5, seen=(here,)))
+    until(lambda: verdicts(store))
+    assert (verdicts(store)[0].named is None) == goes_on
+    assert "outlast/hang/0/places" in store.values
+
+
+def test_another_machine_tells_how_far_its_ranks_are_and_one_that_says_nothing_is_believed(
+    ours, monkeypatch
+):
+    store = Store()
+    monkeypatch.setattr(rooms, "connect", store)
+    second = group(2)
+    second.group_rank = 1
+    ours.begin(second)
+    ours._suspected(Suspicion(attempt=5, seen=(waits(0),)))
+    until(lambda: "outlast/hang/0/1" in store.values)
+    store.set("outlast/hang/0/places", "")
+    until(lambda: "outlast/hang/0/1/places" in store.values)
+    told = msgspec.json.decode(store.values["outlast/hang/0/1/places"], type=Places)
+    assert told.now == {}  # its worker has said nothing yet
+    store.set("outlast/hang/0/verdict", msgspec.json.encode(Verdict(named=NAMED)))
+    until(lambda: ours.named)

@@ -16,6 +16,7 @@ from outlast.policy.exclusion import Exclusion
 from outlast.policy.failures import Action, Failure, Kind
 from outlast.policy.restart import RestartPolicy, Verdict
 from outlast.policy.rollbacks import Rollback
+from outlast.policy.weighing import Tolls
 
 
 class Clock:
@@ -41,6 +42,7 @@ class Others:
 
     are_many = True
     ends_now = None
+    hosts, workers, num_aside = ["a", "b"], [1, 1], 0
 
     def __init__(self, asked=True, trouble=False):
         self.asked, self.asks, self.told = asked, [], 0
@@ -63,7 +65,7 @@ class Past:
 
     def __init__(self, own_failures=None, broken=False, rollbacks=()):
         self.rollbacks = list(rollbacks)
-        self.sightings, self.left_out, self.went_out = [], {}, set()
+        self.sightings, self.left_out, self.went_out, self.tolls = [], {}, set(), Tolls()
         self.own_failures = {} if broken else own_failures or {}
         self._broken = broken
 
@@ -213,6 +215,35 @@ def test_the_owners_limits_and_what_was_before():
     assert policy.judge([killed], lasted_s=1.0, now_s=6.0).action is Action.LEAVE_OUT
     mended = restart_policy(7, load({"restart.let_in": True}, environ={}), past)
     assert mended.judge([killed], lasted_s=1.0, now_s=6.0).action is Action.RESTART
+
+
+def test_where_the_owner_has_set_no_number_failures_are_weighed(clock):
+    """Each kill costs 60 s and comes 100 s after the last one: 3/12 of 60%."""
+
+    def after(num_others, num_failures, chosen, num_aside=0):
+        others, past = Others(), Past()
+        me = judging.socket.gethostname()
+        others.hosts = [me, *(f"other{one}" for one in range(num_others))]
+        others.workers, others.num_aside = [1] * len(others.hosts), num_aside
+        one = made(others, past, restart_policy(99, load(chosen, environ={}), past))
+        for attempt in range(num_failures):
+            one._ledger.attempt = attempt
+            clock.now_s += 100.0
+            verdict = one.judge([Failure(rank=0, exit_code=-9, step=attempt)], 99.0, echoes=True)
+        one.act(verdict, is_first=True)
+        return verdict, others
+
+    few, others = after(2, 3, {})
+    assert (few.action, others.asks) == (Action.RESTART, [])
+    assert "it adds 1 (1/3 of the work)" in few.weighed
+    many, others = after(15, 3, {})
+    assert many.action is Action.LEAVE_OUT
+    ((reason, _),) = others.asks
+    assert reason.startswith("its failures cost the job 2.4 machine-hours an hour, and it adds 1 ")
+    assert after(2, 8, {})[0].action is Action.LEAVE_OUT  # so often on one machine is no chance
+    assert after(2, 3, {}, num_aside=1)[0].action is Action.LEAVE_OUT
+    assert after(2, 2, {"restart.failures": 2})[0].action is Action.LEAVE_OUT  # the owner's
+    assert after(15, 9, {"restart.failures": 0})[0].action is Action.RESTART
 
 
 def test_what_torchs_agent_knows_of_a_worker():

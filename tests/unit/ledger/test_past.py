@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 
 from outlast.errors import StorageError
+from outlast.ledger import glance
 from outlast.ledger.events import EVENT_NAMES, encode
 from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from outlast.ledger.past import Past
@@ -402,3 +403,23 @@ def test_very_many_lost_machines_make_no_long_word(tmp_path):
     past = Past(tmp_path).look()
     assert len(past.word) < 2000
     assert past.failures.scope == Scope.ALL
+
+
+def test_what_failures_have_cost(tmp_path):
+    """Ten of 50 steps are done again, and the restart took 6 s; a machine that joins is none."""
+    lines = [
+        (90.0, 1, "attempt_formed", {}),
+        (100.0, 1, "resumed", {"step": 0}),
+        (200.0, 1, "restart", {"own": True, "kind": "killed", "step": 50}),
+        (204.0, 2, "attempt_formed", {}),
+        (206.0, 2, "resumed", {"step": 40}),
+        (207.0, 2, "resumed", {"step": 40, "joins": True}),
+    ]
+    with (tmp_path / FILE_NAME).open("wb") as file:
+        for t, attempt, event, fields in lines:
+            head = {"t": t, "mono": t, "job": "j", "attempt": attempt, "node": "a", "rank": None}
+            file.write(json.dumps({**head, "event": event, **fields}).encode() + b"\n")
+    known = Past(tmp_path).look().tolls
+    assert (known.since_t, known.cost_s, known.pause_s) == (90.0, 26.0, 6.0)
+    told = glance.Glance(Past(tmp_path)).look()
+    assert (told.since_t, told.cost_s, told.pause_s) == (90.0, 26.0, 6.0)

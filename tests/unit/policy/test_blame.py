@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.policy.blame import Named, NotYet, judge
+from outlast.policy.blame import Named, NotYet, has_gone_on, judge
 from outlast.policy.hang import Kind
 from outlast.policy.seen import Frame, Seen, held_by
 
@@ -309,3 +309,14 @@ def test_whatever_was_seen_there_is_an_answer_and_nobody_is_named_before_its_tim
     assert verdict.sentence
     assert verdict.given_s < float("inf")
     assert any(one.age_s >= min(one.limit_s, 10.0) for one in found)
+
+
+def test_two_looks_that_a_freeze_lies_between_are_no_hang():
+    """Rank 0 waited for the others, which were frozen and have made eight steps since."""
+    late, thawed = rank(0), [rank(n, age_s=0.0, step=819, begun=56, moves=True) for n in (1, 2)]
+    assert judge([late, *thawed]).sentence.startswith("rank 1 has passed by")
+    assert has_gone_on([late, *thawed], {0: (820, 58), 1: (820, 58), 2: (820, 58)})
+    # One that takes part in nothing any more goes on while the others wait: that is the hang.
+    assert not has_gone_on([late, *thawed], {0: (811, 40), 1: (830, 56), 2: (830, 56)})
+    assert not has_gone_on([late, *thawed], {})  # nobody has said anything else
+    assert has_gone_on([rank(0, age_s=0.5, state="T")], {0: (811, 41)})
