@@ -54,7 +54,7 @@ def test_auto_saves_once_early_and_then_by_the_exact_formula():
     known = hour.after(AUTO_FIRST_S / 3600, 0)
     best_s = 3600 * exact_best_h(Costs(checkpoint_h=1 / 60), known.mean_per_h)
     assert auto.interval_s == pytest.approx(best_s)
-    assert best_s == pytest.approx(math.sqrt(2 * 60 * 36000), rel=0.03)  # about Young's
+    assert best_s == pytest.approx(math.sqrt(2 * 60 * 3600 / known.mean_per_h), rel=0.03)  # Young
     middle_h = (AUTO_FIRST_S + best_s / 2) / 3600
     wait_s = best_s * bunched(middle_h * known.mean_per_h)
     assert not auto.due(2, AUTO_FIRST_S + wait_s - 0.1)
