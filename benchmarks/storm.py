@@ -50,6 +50,8 @@ AHEAD: Final = 20
 POLL_S: Final = 0.02
 LASTS_S: Final = (1.0, 4.0)
 GOOD: Final = (0, 75)
+OFTEN_S: Final = 5.0  # faults that come more often may cost more
+TWICE: Final = 0.05  # of the steps
 
 
 class Launch(OutlastMachines):
@@ -182,9 +184,15 @@ def main() -> None:
             print(f"  {found[-1]}", file=sys.stderr, flush=True)
     result = {"benchmark": "storm", "machine": machine(place), "storms": found}
     required = Requirements()
-    share = 0.7 if options.every_s >= 5 else 0.25
+    share = 0.7 if options.every_s >= OFTEN_S else 0.25
     for one in found:
-        required.at_least(f"seed {one['seed']}: steps per second", one["rate"], share, one["quiet"])
+        seed = f"seed {one['seed']}"
+        required.at_least(f"{seed}: steps per second", one["rate"], share, one["quiet"])
+        if options.every_s >= OFTEN_S:
+            required.at_most(f"{seed}: steps made twice", one["made_twice"], TWICE, 1.0)
+        required.at_least(f"{seed}: the same bits", float(one["same_bits"]), 1.0, 1.0)
+        bad = sum(count for code, count in one["agents_ended"].items() if code not in GOOD)
+        required.at_most(f"{seed}: agents that ended badly", float(bad), 0.0, 1.0)
     result["requirements"] = required.rows
     emit(result, [table(found), required.table()])
 
