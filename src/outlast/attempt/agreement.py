@@ -320,8 +320,11 @@ class _Coordinator:
         self._asked = None
         step = max(*self._pledges.values(), ask["at"], 0)
         # Whoever asked for this step or an earlier one is served by this decision.
-        self._waiting = [w for w in self._waiting if w["action"] in LAST or w["at"] > step]
+        served = [w for w in self._waiting if w["action"] not in LAST and w["at"] <= step]
+        self._waiting = [w for w in self._waiting if w not in served]
         info = _as_of_now(ask)
+        if any(w["info"].get("tiers") is None for w in served):  # somebody wants all of it
+            info = {key: one for key, one in info.items() if key not in ("tiers", "content")}
         self._tell({"round": self._round, "action": ask["action"], "at": step, "info": info})
 
     def _tell(self, decision: Message) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
 from outlast.checkpoint.catalog import Health, prune
+from outlast.checkpoint.inventory import num_bytes as num_bytes_of
 from outlast.checkpoint.manifest import FULL, MANIFEST, decode
 from outlast.checkpoint.names import NOTE, SaveName, named, sign
 from outlast.checkpoint.places import Place
@@ -243,16 +244,23 @@ class Copier:
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
                 continue
             self._say(committed, "there")
-            self._record(
-                "tier_copied",
-                attempt=committed.manifest.attempt,
-                step=committed.manifest.step,
-                save=str(committed.manifest.save),
-                tier=self.tier.name,
-                seconds=round(time.monotonic() - start_s, 6),
-                bytes=self.total_bytes,
-            )
+            self._on_record(committed, time.monotonic() - start_s)
             return
+
+    def _on_record(self, committed: Committed, took_s: float) -> None:
+        manifest = committed.manifest
+        said = {
+            "attempt": manifest.attempt,
+            "step": manifest.step,
+            "save": str(manifest.save),
+            "tier": self.tier.name,
+        }
+        if committed.tier:
+            seconds = round(took_s, 6)
+            self._record("tier_copied", **said, seconds=seconds, bytes=self.total_bytes)
+        elif 0 in committed.ranks:  # it was in memory alone: from now on it is a checkpoint
+            size = num_bytes_of(manifest)
+            self._record("commit", **said, kind=manifest.kind, bytes=size, late=True)
 
     def _copy(self, committed: Committed, brought: set[str]) -> None:
         """Bring our files, but for those that an earlier try has ``brought``; wait for the rest."""

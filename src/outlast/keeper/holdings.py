@@ -89,17 +89,27 @@ class Holdings:
         # The first one is written first: what is newest stays for longest.
         free.sort(key=self.books.newest_in)
         fitting = [n for n in free if self.books.arenas[n].num_bytes >= size][-wanted:]
-        self._give_back(number for number in free if number not in fitting)
+        alone = self.books.alone()
+        # What no tier has is given back behind the next commit, if there is room until then.
+        has_room = alone and admit(size, wanted=1, available_bytes=available_bytes()).buffers
+        kept = alone if has_room else ()
+        self._give_back(number for number in free if number not in fitting and number not in kept)
         words = decision.words
         try:
-            while len(fitting) < wanted:
-                fitting.append(self._make(rank, size))
+            for place in range(wanted - len(fitting)):
+                fitting.insert(place, self._make(rank, size))
         except OSError as error:
             words = f"no memory for snapshots: {error.strerror or error}"
             logger.warning("%s", words)
         self._granted[rank] = tuple(fitting)
         self.note()
-        return wire.Reserved(arenas=tuple(fitting), num_bytes=size, ring_bytes=ring, words=words)
+        return wire.Reserved(
+            arenas=tuple(fitting),
+            num_bytes=size,
+            ring_bytes=ring,
+            words=words,
+            alone=next((number for number in fitting if number in alone), -1),
+        )
 
     def room(self, sizes: Sequence[int], spare: Collection[int]) -> list[int]:
         """Arenas for files of these sizes of another machine; what is not used is given back.

@@ -98,6 +98,13 @@ class Books:
         )
         return max(parts, default=SaveName(-1))
 
+    def alone(self) -> set[int]:
+        """The arenas of the newest snapshot here, if no tier has it."""
+        newest = max(self.kept, key=named, default="")
+        if not newest or self.kept[newest].tier:
+            return set()
+        return {arena for arena, _ in self.kept[newest].files.values()}
+
     def overwrite(self, number: int) -> None:
         """What lies in this arena is no longer whole."""
         for save, kept in list(self.kept.items()):

@@ -20,8 +20,9 @@ import msgspec
 
 from outlast.checkpoint.catalog import Health
 from outlast.checkpoint.inventory import rank_of
-from outlast.checkpoint.manifest import FULL, decode
+from outlast.checkpoint.manifest import FULL, Manifest, decode
 from outlast.checkpoint.names import named
+from outlast.checkpoint.standing import stands
 from outlast.keeper import wire
 from outlast.keeper.between import Between
 from outlast.keeper.connection import Connection
@@ -30,7 +31,7 @@ from outlast.keeper.fence import Fence
 from outlast.keeper.flight import Committed
 from outlast.keeper.gate import Gate
 from outlast.keeper.holdings import Holdings
-from outlast.keeper.memory import Due, Memory
+from outlast.keeper.memory import Due, Kept, Memory
 from outlast.keeper.neighbours import Neighbours
 from outlast.keeper.peers import Peers
 from outlast.keeper.persist import Pool
@@ -47,6 +48,7 @@ EARLIER_TIMEOUT_S: Final = 600.0
 HELLO_S: Final = 5.0
 EMPTY_S: Final = 2.0  # for the next attempt where there is nothing that it could find
 TICK_S: Final = 0.1
+PERMIT_S: Final = 30.0  # that the end waits for word whether a snapshot may be committed
 ASKED_AT_ONCE: Final = 4  # blocks from other machines' memory
 
 
@@ -104,6 +106,7 @@ class Keeper:
         )
         self._asking = Pool(ASKED_AT_ONCE)  # what waits for other machines keeps no disk waiting
         self._deadline_s: float | None = None
+        self._permit: _Permit | None = None  # to bring what is in memory alone
         self._stays_until_s = time.monotonic() + setup.linger_s
         self._listener = Listener(Path(setup.socket))
 
@@ -251,7 +254,7 @@ class Keeper:
             if message.rank is not None:
                 if message.rank in message.local:  # not one that only looks
                     self._saves.know(message.attempt, message.local)
-                self._deadline_s = None
+                self._deadline_s = self._permit = None
                 self._copies.end(is_over=False)
                 self._keep_spares()
                 return
@@ -272,6 +275,8 @@ class Keeper:
                 peer.is_over = True
                 if message.deadline_s is not None:
                     self._deadline_s = time.monotonic() + message.deadline_s
+            if peer.is_over and not self._ranks():
+                self._copies.end(is_over=True)
         if peer.rank is not None:  # it leaves on purpose: at the end, or because the machine goes
             self._copies.bring_newest()
 
@@ -392,27 +397,33 @@ class Keeper:
 
         So it comes to no more than time where the script has failed and nobody goes on.
         """
-        if self._deadline_s is not None and time.monotonic() > self._deadline_s:
+        now = time.monotonic()
+        if self._deadline_s is not None and now > self._deadline_s:
             return False
+        if self._permit is not None:  # asked for, and perhaps not answered
+            if now < self._permit.until_s and not self._permit.is_known:
+                return True
+            return self._permit.is_given and self._copies.bring_from_memory(self._permit.committed)
+        committed = self._newest_alone()
+        if committed is None:
+            return False
+        self._permit = permit = _Permit(committed, now + PERMIT_S)
+        if self._gate is None:
+            permit.hear("")
+        else:
+            self._gate.ask(_Permit, committed.manifest.attempt, permit.hear)
+        return True
+
+    def _newest_alone(self) -> Committed | None:
+        """The newest snapshot here that counts, if no tier has it."""
+        health, invalid = self._copies.health, self._copies.invalid
         with self._saves.lock:
-            kept = self._holdings.books.kept
-            newest = max(kept, key=named, default="")
-            if not newest or kept[newest].tier:
-                return False
-            one = kept[newest]
-        manifest = decode(one.manifest, named(newest))
-        if manifest.kind != FULL:
-            return False
-        ranks = {rank_of(name) for name in (*one.files, *one.small)} - {None}
-        committed = Committed(
-            manifest=manifest,
-            data=one.manifest,
-            ranks=tuple(sorted(rank for rank in ranks if rank is not None)),
-            tiers=None,
-            tier="",
-            by_us=False,
-        )
-        return self._copies.bring_from_memory(committed)
+            kept = {named(save): one for save, one in self._holdings.books.kept.items()}
+        for save in sorted(kept.keys() - invalid, reverse=True):
+            manifest = decode(kept[save].manifest, save)
+            if manifest.kind == FULL and stands(manifest, health.rollbacks):
+                return None if kept[save].tier else _as_committed(kept[save], manifest)
+        return None
 
     def _tell_progress(self) -> None:
         with self._saves.lock:
@@ -424,6 +435,33 @@ class Keeper:
         """While the end waits for slower tiers, and not for ever."""
         if self._deadline_s is not None and not self._saves.names():
             self._copies.replan(self._deadline_s - time.monotonic())
+
+
+class _Permit:
+    """Whether a snapshot may be committed that has stayed in memory until the end."""
+
+    def __init__(self, committed: Committed, until_s: float) -> None:
+        self.committed, self.until_s = committed, until_s
+        self.is_known = self.is_given = False
+
+    def hear(self, refused: str) -> None:
+        """The gate's answer, in its thread."""
+        self.is_given = not refused
+        self.is_known = True
+        if refused:
+            logger.warning("step %d stays in memory: %s", self.committed.manifest.step, refused)
+
+
+def _as_committed(kept: Kept, manifest: Manifest) -> Committed:
+    ranks = {rank_of(name) for name in (*kept.files, *kept.small)}
+    return Committed(
+        manifest=manifest,
+        data=kept.manifest,
+        ranks=tuple(sorted(rank for rank in ranks if rank is not None)),
+        tiers=None,
+        tier="",
+        by_us=False,
+    )
 
 
 def _read(storage: Storage | Neighbours, message: wire.Fetch) -> bytes:

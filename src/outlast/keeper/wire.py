@@ -266,13 +266,15 @@ class Fetched(_Message):
 class Reserved(_Message):
     """Memory for snapshots; one descriptor for each arena comes with the frame.
 
-    With ``ring_bytes`` the arenas hold only that much: a snapshot goes through block by block.
+    With ``ring_bytes`` the arenas hold only that much: a snapshot goes through block by block. In
+    ``alone`` lies the newest snapshot, which no tier has; -1: there is none.
     """
 
     arenas: tuple[int, ...]
     num_bytes: int
     ring_bytes: int
     words: str
+    alone: int = -1
 
 
 class Written(_Message):

@@ -186,13 +186,17 @@ class Engine:
         return bool(self._flights)
 
     def _why_not(self) -> str:
-        if len(self._flights) >= self._room.num_buffers:
+        if not self._has_room():
             return "the save before it is still being written"
         if self._copiers.current is not None:
             return "the snapshot before it is still being copied"
         if self._sharing.has_begun and not self._sharing.is_settled:
             return AGREEING
         return "" if self.line.client else GONE
+
+    def _has_room(self) -> bool:
+        busy = {flight.arena for flight in self._flights.values()}
+        return len(self._flights) < self._room.num_buffers and self._room.is_free(busy)
 
     def stuck(self, seconds: float) -> int:
         """The step of a save that has been on its way for longer than ``seconds``; 0 if none is."""
@@ -292,9 +296,7 @@ class Engine:
         """Wait until a snapshot can be taken; whether it can."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: (
-                    len(self._flights) < self._room.num_buffers and self._copiers.current is None
-                ),
+                lambda: self._has_room() and self._copiers.current is None,
                 timeout_s,
             )
 
@@ -501,6 +503,7 @@ class Engine:
                     self.committed_step = max(self.committed_step, message.step)
                     self._committed_copy = self._copies.get(message.serial)
             if flight is not None:
+                self._room.ended(flight.arena, alone=not message.tier and is_full)
                 took_s = time.monotonic() - flight.since_s
                 written = msgspec.structs.replace(written, took_s=took_s)
         elif message.void and self._voids < MAX_VOID:

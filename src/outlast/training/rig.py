@@ -447,7 +447,7 @@ class Rig:
                 {
                     "step": step,
                     "blocked_s": round(now - start_s, 6),
-                    "cost_s": round(cost_s, 6),
+                    **({} if cost_s is None else {"cost_s": round(cost_s, 6)}),
                     "tiers": tiers,
                     "bytes": size,
                     "reason": str(info.get("reason", "")),
@@ -540,8 +540,11 @@ class Rig:
             if self.link.rank == 0 and not written.told:
                 self.skipped(written.step, written.error)
             self.unsaved.ended(written)
-            self.turns.written(written.took_s, alone=not written.tier, error=written.error)
-            self._on_written(written.step, written.error)
+            self.turns.written(
+                written.step, written.took_s, alone=not written.tier, error=written.error
+            )
+            if written.tier or written.error:  # nobody has asked for one in memory alone
+                self._on_written(written.step, written.error)
             self.judging.committed(self.engine.committed_step)
         self._changed()
 

@@ -58,6 +58,7 @@ class Room:
         self._arenas: dict[int, Arena] = {}
         self._buffers: dict[int, torch.Tensor] = {}
         self._used: dict[int, int] = {}
+        self._alone: int | None = None  # the arena of the newest snapshot, if no tier has it
         self._registered: list[torch.Tensor] = []  # with the GPU's driver
         self._turn = 0
 
@@ -94,6 +95,7 @@ class Room:
             }
             self._register()
             self.reserved = reserved
+            self._alone = reserved.alone if reserved.alone in self._arenas else None
             return reserved.words
 
     def take(self, busy: set[int]) -> tuple[int, torch.Tensor]:
@@ -102,13 +104,28 @@ class Room:
         Raises:
             RuntimeError: all are busy.
         """
-        free = [number for number in self._buffers if number not in busy]
+        free = self._free(busy)
         if not free:
             raise RuntimeError("no memory is free for another snapshot")
         number = min(free, key=lambda number: self._used.get(number, 0))
         self._turn += 1
         self._used[number] = self._turn
         return number, self._buffers[number]
+
+    def is_free(self, busy: set[int]) -> bool:
+        """Whether there is an arena for another snapshot."""
+        return not self._buffers or bool(self._free(busy))
+
+    def ended(self, number: int, *, alone: bool) -> None:
+        """The snapshot in this arena is whole; in memory ``alone``, or in a tier as well.
+
+        Until the next one is, nothing may be written over one that is nowhere else.
+        """
+        self._alone = number if alone else None
+
+    def _free(self, busy: set[int]) -> list[int]:
+        kept = self._alone if self.keeps else None  # with room for one there is no choice
+        return [one for one in self._buffers if one not in busy and one != kept]
 
     def buffer(self, number: int) -> torch.Tensor | None:
         """The arena of this number, if there is one."""

@@ -27,6 +27,7 @@ from outlast.training.room import snapshots_stay
 
 logger = logging.getLogger(__name__)
 
+NEWEST: Final = 16  # saves of which it is known who is to get them
 TAIL_BYTES: Final = 2 << 20
 
 
@@ -74,7 +75,9 @@ class TierTurns:
         self._follower = Follower(settings.dir, tail_bytes=TAIL_BYTES)
         self._measured, self._interference = Measured(), Interference()
         self._found: dict[str, Cost] = {}
-        self._names: Sequence[str] | None = None
+        self._lock = threading.Lock()
+        self._begun: dict[int, Sequence[str] | None] = {}  # step → the tiers that are to get it
+        self._failed: int | None = None
         self._reader: threading.Thread | None = None
 
     def due(
@@ -96,28 +99,40 @@ class TierTurns:
             due = [tier.name for tier in self._tiers if tier.name in {*due, *open_too}]
         return None if len(due) == len(self._tiers) else due
 
-    def taken(self, now_s: float, interval_s: float, names: Sequence[str] | None) -> None:
-        """A checkpoint was taken for these tiers; the next one is due after ``interval_s``."""
-        self._names = names
+    def taken(
+        self, step: int, now_s: float, interval_s: float, names: Sequence[str] | None
+    ) -> None:
+        """That of ``step`` was taken for these tiers; the next one is due after ``interval_s``."""
+        with self._lock:
+            self._begun[step] = names
+            while len(self._begun) > NEWEST:
+                del self._begun[next(iter(self._begun))]
+            has_failed = self._failed == step
         if self._cadence.is_fixed:
             return
         for name, cost in self._found.items():
             self._cadence.measured(name, cost)
         self._cadence.taken(now_s, interval_s, names)
+        if has_failed:
+            self._cadence.failed(names)
         for change in self._cadence.changed():
             self._on_change(change)
         if self._reader is None or not self._reader.is_alive():
             self._reader = threading.Thread(target=self._read, name="outlast-tiers", daemon=True)
             self._reader.start()
 
-    def failed(self, *, is_kept: bool = True) -> None:
-        """The newest one has come to nothing.
+    def failed(self, step: int, *, is_kept: bool = True) -> None:
+        """That of ``step`` has come to nothing; in some thread, perhaps before it is ``taken``.
 
         Args:
+            step: its step.
             is_kept: False where some machine has no room to keep snapshots: from now on each goes
                 to the first tier.
         """
-        self._cadence.failed(self._names)
+        with self._lock:
+            self._failed = step
+            names = self._begun.pop(step, ())
+        self._cadence.failed(names)
         if not is_kept:
             self._apart = None
 

@@ -109,11 +109,12 @@ class Turns:
 
     def taken(
         self, step: int, now_s: float, blocked_s: float, tiers: Sequence[str] | None = None
-    ) -> float:
+    ) -> float | None:
         """A snapshot was begun for these tiers (None: all), and blocked the loop for so long.
 
         Returns:
-            What it costs training, in seconds; of what a tier takes besides, see ``tier_turns``.
+            What it costs training, in seconds; None where it is not known how long one takes. Of
+            what a tier takes besides, see ``tier_turns``.
         """
         since_s = now_s - self._taken_s
         if self._auto is not None and self._took_s and not self._knows_took:
@@ -127,20 +128,21 @@ class Turns:
             self._on_change(change)
         if self.tier_turns is not None:
             next_s = since_s if self._auto is None else self._auto.due_s(step, now_s, 0.0) - now_s
-            self.tier_turns.taken(now_s, next_s, tiers)
-        return cost_s
+            self.tier_turns.taken(step, now_s, next_s, tiers)
+        return cost_s if self._took_s else None
 
-    def written(self, took_s: float, *, alone: bool = False, error: str = "") -> None:
-        """A save has ended after so long; in some thread.
+    def written(self, step: int, took_s: float, *, alone: bool = False, error: str = "") -> None:
+        """The save of ``step`` has ended after so long; in some thread.
 
         Args:
+            step: its step.
             took_s: 0 where it has failed.
             alone: it stays in memory, and no tier gets it.
             error: why it has failed, "" if it has not.
         """
         if error:
             if self.tier_turns is not None:
-                self.tier_turns.failed(is_kept=NOT_KEPT not in error)
+                self.tier_turns.failed(step, is_kept=NOT_KEPT not in error)
         elif alone or not self._knows_alone:
             self._knows_alone = alone
             self._took_s = took_s or self._took_s

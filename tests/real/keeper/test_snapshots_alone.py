@@ -38,7 +38,9 @@ def test_what_is_in_memory_alone_goes_to_the_first_tier_where_nobody_goes_on(pla
     assert place.process.wait(timeout=60) == 0
     assert place.committed() == [1, 2]
     copied = [(one["tier"], one["step"]) for one in events(place.directory, "tier_copied")]
-    assert copied == [("shared", 1), ("local", 2)]
+    assert copied == [("shared", 1)]
+    late = [one for one in events(place.directory, "commit") if one.get("late")]
+    assert [(one["tier"], one["step"], one["kind"]) for one in late] == [("local", 2, "full")]
 
 
 def test_what_is_in_storage_is_not_brought_again(place):
@@ -157,7 +159,8 @@ def test_a_killed_agent_leaves_what_the_keeper_has(floor, tmp_path, calm):
     run.kill()
     psutil.wait_procs([keeper], timeout=60)
     assert not keeper.is_running()
-    brought = max(one["step"] for one in job.events("tier_copied"))
+    (late,) = (one for one in job.events("commit") if one.get("late"))
+    brought = late["step"]
     assert brought >= alone(job)[2]
     again = start(floor, job)
     assert again.wait() == 0, again.text

@@ -74,9 +74,13 @@ def test_where_a_snapshot_may_be_all_there_is(
 class Client:
     """A keeper that gives two arenas of any size."""
 
+    alone = -1
+
     def reserve(self, size, *_, **__):
         arenas = [Arena.make(size) for _ in range(2)]
-        reserved = SimpleNamespace(arenas=(0, 1), ring_bytes=0, num_bytes=size, words="")
+        reserved = SimpleNamespace(
+            arenas=(0, 1), ring_bytes=0, num_bytes=size, words="", alone=self.alone
+        )
         return reserved, arenas
 
 
@@ -132,3 +136,22 @@ def test_without_a_gpu_nobody_is_asked(room):
     room.reserve(Client(), 5000)
     room.close()
     assert room._registered == []
+
+
+# --- what is nowhere else ------------------------------------------------------------------------
+
+
+def test_what_is_nowhere_else_is_not_written_over():
+    room, client = Room(config.load({}, environ={}), 1), Client()
+    client.alone = 1  # the newest snapshot of the attempt before
+    room.reserve(client, 100)
+    assert room.take(set())[0] == 0
+    assert not room.is_free({0}), "a commit is on its way, and the other is all there is"
+    room.ended(0, alone=False)
+    assert room.take(set())[0] == 1
+    room.ended(1, alone=True)
+    assert [room.take(set())[0] for _ in range(2)] == [0, 0], "a void one is taken again there"
+    room.ended(0, alone=True)
+    assert room.take(set())[0] == 1
+    del room._buffers[1]
+    assert room.take(set())[0] == 0, "with room for one there is no choice"

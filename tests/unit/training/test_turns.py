@@ -9,6 +9,7 @@ from outlast.ledger.file import Ledger
 from outlast.plan.posterior import Posterior
 from outlast.policy.cadence import cost_of
 from outlast.policy.hazard import Hazard
+from outlast.policy.tier_cadence import Cost
 from outlast.training.turns import Turns
 
 
@@ -101,16 +102,35 @@ def test_a_slower_tier_learns_what_its_copies_cost_from_the_ledger(changes, tmp_
     assert one.tier_turns.due(1, now_s + 1000.0, all_of_them=False) is None
 
 
+@pytest.mark.parametrize("order", ["before it is taken", "after", "behind another"])
+def test_a_commit_that_fails_is_repeated_by_the_next(changes, monkeypatch, order):
+    monkeypatch.setenv("OUTLAST_STORE", "h:1")
+    one = turns(changes)
+    tiers = one.tier_turns
+    tiers._cadence.measured("local", Cost(copy_s=100.0))
+    tiers.due(0, 0.0, all_of_them=False, stays=True)
+    one.taken(1, 0.0, 0.01, ["local"])
+    assert tiers.due(1, 30.0, all_of_them=False, stays=True) == []
+    if order == "before it is taken":
+        one.written(2, 0.0, error="no space")
+    one.taken(2, 30.0, 0.01, ["local"])
+    if order == "behind another":
+        one.taken(3, 60.0, 0.01, [])
+    if order != "before it is taken":
+        one.written(2, 0.0, error="no space")
+    assert tiers.due(2, 60.0, all_of_them=False, stays=True) is None
+
+
 def test_what_a_save_takes_from_the_steps_counts(changes):
     """Writing makes them longer, besides what the loop is blocked for."""
     light, heavy = turns(changes), turns(changes)
-    heavy.written(8.0)
-    heavy.written(0.0)  # one that failed says nothing
+    heavy.written(1, 8.0)
+    heavy.written(1, 0.0)  # one that failed says nothing
     for one in (light, heavy):
         one.taken(1, 0.0, 0.5)
     without, with_it = changes
     assert (without.cost_s, with_it.cost_s) == (0.5, cost_of(0.5, 8.0))
-    light.written(8.0)
+    light.written(1, 8.0)
     light.taken(2, 10.0, 0.5)
     assert changes[-1].cost_s == cost_of(0.5, 8.0)  # the first one is not in the mean
     assert with_it.interval_s > 2 * without.interval_s
