@@ -66,7 +66,8 @@ def test_where_all_have_failed_for_good_their_memory_is_brought_to_storage(machi
     job.start(*job.hosts, env={"BUG_AT": 150})
     codes = [job.agents[host.name].wait() for host in job.hosts]
     assert set(codes) == {Exit.GAVE_UP}, job.agents[job.hosts[0].name].text
-    newest = max(alone(job), default=1)
+    # The last one may have been in the making.
+    newest = max(sorted(set(alone(job)))[:-1], default=1)
     assert stored(job) >= newest
     before = len(job.job.events("resumed"))
     job.start(*job.hosts)
