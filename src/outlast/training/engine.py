@@ -53,6 +53,7 @@ MAX_VOID: Final = 3  # snapshots in a row that may be void before the save is ca
 AGREEING: Final = "the ranks are agreeing on who writes what"
 DIED: Final = "the keeper died before the commit; the older checkpoint stands"
 ENDED: Final = "the attempt ended before the commit; the older checkpoint stands"
+ROOM_S: Final = 2.0  # that a rank waits for word of the save before
 NOT_KEPT: Final = "this machine has no room to keep a snapshot while the next is taken"
 HEAD_BYTES: Final = 1 << 20  # room for a file's header when memory is reserved ahead
 
@@ -195,8 +196,10 @@ class Engine:
         return "" if self.line.client else GONE
 
     def _has_room(self) -> bool:
-        busy = {flight.arena for flight in self._flights.values()}
-        return len(self._flights) < self._room.num_buffers and self._room.is_free(busy)
+        return len(self._flights) < self._room.num_buffers and self._room.is_free(self._busy())
+
+    def _busy(self) -> set[int]:
+        return {flight.arena for flight in self._flights.values()}
 
     def stuck(self, seconds: float) -> int:
         """The step of a save that has been on its way for longer than ``seconds``; 0 if none is."""
@@ -344,7 +347,9 @@ class Engine:
         if tiers == () and not self._room.keeps:
             raise ConfigError(NOT_KEPT)
         with self._changed:
-            busy = {other.arena for other in self._flights.values()}
+            # Rank 0 knows how the save before has ended; here the word of it may be under way.
+            self._changed.wait_for(lambda: self._room.is_free(self._busy()), ROOM_S)
+            busy = self._busy()
         flight.arena, buffer = self._room.take(busy)
         self.line.send(
             wire.Begin(
