@@ -321,13 +321,13 @@ def sooner_s(calm_s: float, cost_s: float, known: Hazard, share: float = 1.0) ->
     if not known.bursts or not share:
         return calm_s
     costs = Costs(checkpoint_h=max(cost_s, COST_LEAST_S) / HOUR_S)
-    least_s = AUTO_LEAST * HOUR_S / ((known.calm_per_h + known.burst_per_h()) * share)
+    shortest_s = AUTO_LEAST * HOUR_S / ((known.calm_per_h + known.burst_per_h()) * share)
     wait_s = 0.0
     for _ in range(ROUNDS):
         rate = share * known.burst_per_h(wait_s / 2 / HOUR_S)
         best_s = HOUR_S * exact_best_h(costs, rate) if rate > NO_RATE else math.inf
         # Rates add up, and an interval goes with the root of its rate.
-        both_s = max(1 / math.hypot(1 / calm_s, 1 / best_s), min(least_s, calm_s))
+        both_s = max(1 / math.hypot(1 / calm_s, 1 / best_s), min(shortest_s, calm_s))
         is_found = abs(both_s - wait_s) <= CLOSE * both_s
         wait_s = both_s
         if is_found:

@@ -29,7 +29,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import msgspec
 
@@ -70,8 +70,8 @@ class Hazard(msgspec.Struct, frozen=True):
 
     @property
     def is_proven(self) -> bool:
-        """Whether there is evidence: a failure, or ``EVIDENCE_H`` without one."""
-        return self.calm.num_seen > NEGLIGIBLE or self.calm.seen_h >= EVIDENCE_H
+        """Whether there is evidence; see :func:`is_evidence`."""
+        return bool(is_evidence(self.calm.num_seen, self.calm.seen_h))
 
     @property
     def calm_per_h(self) -> float:
@@ -103,13 +103,27 @@ class Hazard(msgspec.Struct, frozen=True):
         return Quiet(np.array(RATES), bursts, np.float64(self.calm_per_h))
 
 
+@overload
+def is_evidence(num_seen: float, seen_h: float) -> bool: ...
+@overload
+def is_evidence(num_seen: Numbers, seen_h: Numbers) -> npt.NDArray[np.bool_]: ...
+def is_evidence(num_seen: Any, seen_h: Any) -> Any:
+    """Whether something is known: of a failure, or of ``EVIDENCE_H`` without one; of many, of each.
+
+    Args:
+        num_seen: failures of calm.
+        seen_h: hours of it.
+    """
+    return (num_seen > NEGLIGIBLE) | (seen_h >= EVIDENCE_H)
+
+
 @functools.cache
 def of_a_new_job() -> Hazard:
-    """What is believed before anything was seen: it may begin in a burst."""
-    import numpy as np
-
-    begun = Hazard()._quiet().begun(np.zeros(len(RATES)), np.ones(()))
-    return Hazard(bursts=tuple(begun.tolist()))
+    """What is believed before anything was seen: it may begin in a burst, as behind any failure."""
+    # Without numpy: whoever looks at a ledger asks for it, and most need no more.
+    possible = [rate > FASTER * PRIOR.mean_per_h for rate in RATES]
+    share = BEGINS / sum(possible)
+    return Hazard(bursts=tuple(share * one for one in possible))
 
 
 def storms(gaps_h: Iterable[float]) -> list[tuple[int, int]]:
@@ -192,7 +206,7 @@ class Quiet:
         whole = calm + left.sum(axis=0)
         left, own = left / whole, calm / whole
         if failed:
-            return After(self.begun(left, own), burst_h, own)
+            return After(self._begun(left, own), burst_h, own)
         return After(left, burst_h, np.zeros_like(own))
 
     def of(self, jobs: npt.NDArray[np.intp]) -> Quiet:
@@ -208,7 +222,7 @@ class Quiet:
 
         return np.asarray(np.exp(np.minimum(-self._apart * hours, LARGEST)))
 
-    def begun(self, bursts: Numbers, own: Numbers) -> Numbers:
+    def _begun(self, bursts: Numbers, own: Numbers) -> Numbers:
         """Behind a failure that was calm's with the probability ``own``: it may begin a burst."""
         import numpy as np
 

@@ -190,9 +190,8 @@ class TierCadence:
         told: Mapping[str, float] | None = None,
         full_every: int = 1,
         overhead: float = OVERHEAD,
-        apart: Scope | None = None,
     ) -> None:
-        self.apart = apart
+        self.apart: Scope | None = None
         self._stops = stops
         self._told_s = start_s
         self._known = known or Beyond()

@@ -25,13 +25,13 @@ from outlast.plan.interval import Costs, exact_best_h
 from outlast.policy import cadence as auto
 from outlast.policy.cadence import HOUR_S
 from outlast.policy.hazard import (
-    EVIDENCE_H,
     FASTER,
     MEMORY_H,
     NEGLIGIBLE,
     PRIOR,
     RATES,
     Quiet,
+    is_evidence,
     of_a_new_job,
 )
 from outlast.simulate.draws import Times
@@ -73,7 +73,7 @@ class Automatic:
         up = (since_s + interval_s / 2) / HOUR_S * self._chosen_per_h[jobs]
         calm_s = np.where(is_known, _calm_s(interval_s, up), auto.AUTO_FIRST_S)
         wait_s = self._in_bursts(jobs, calm_s, is_known)
-        is_proven = (self._num_seen[jobs] > NEGLIGIBLE) | (self._seen_h[jobs] >= EVIDENCE_H)
+        is_proven = is_evidence(self._num_seen[jobs], self._seen_h[jobs])
         most_s = np.where(is_proven | (since_s <= 0), np.inf, auto.GROWS * since_s)
         bound_s = np.where(is_known & ~is_proven, self._cost_s * (1 / auto.OVERHEAD - 1), 0.0)
         wait_s = np.maximum(np.minimum(wait_s, most_s), bound_s)
@@ -98,7 +98,7 @@ class Automatic:
         self._learn(ALL, failed=True)
 
     def _in_bursts(self, jobs: Jobs, calm_s: Times, is_known: npt.NDArray[np.bool_]) -> Times:
-        """The rounds of :meth:`Auto._wait`: until a wait and the rate in its middle fit."""
+        """The rounds of :func:`outlast.policy.cadence.sooner_s`, until a wait and its rate fit."""
         calm_per_h, quiet, ran_s = self.calm_per_h[jobs], self._quiet(jobs), self._ran_s[jobs]
         cost_s = np.where(is_known, self._cost_s, auto.AUTO_GUESS_S)
         cost_h = np.maximum(cost_s, auto.COST_LEAST_S) / HOUR_S
