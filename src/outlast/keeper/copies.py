@@ -97,6 +97,7 @@ class Copier:
         self._job = job
         self.failures = 0
         self.is_given_up = False
+        self.is_missing = False  # whether it did not get what it was to get last
         self.done_bytes = self.total_bytes = 0
         self._since_s = 0.0  # when it began with what is being copied
         self._sources = sources
@@ -158,12 +159,12 @@ class Copier:
             if tries is None or self._tries_left is None:  # said again, it is no new beginning
                 self._tries_left = tries
 
-    def _count_down(self) -> None:
+    def _count_down(self, error: Exception) -> None:
         with self._changed:
             if self._tries_left is not None:
                 self._tries_left -= 1
                 if self._tries_left <= 0:
-                    raise Superseded
+                    raise NotComing(f"the job was over, and it failed still: {error}")
 
     def rest_s(self) -> float | None:
         """Seconds that it still needs at the pace of this try; None while that is not known."""
@@ -207,6 +208,7 @@ class Copier:
                     self._bring(committed)
                     with self._changed:
                         self._current = None  # not read any more: its source may go
+                    self.is_missing = False
                     self._on_due(self.tier.name, _due(committed), False)
                     self._on_copied(committed.tier)
                 if committed is None or 0 in committed.ranks:
@@ -215,6 +217,7 @@ class Copier:
                 if committed is not None:
                     self._passed_over(committed)
             except NotComing as error:
+                self.is_missing = True
                 if committed is not None:
                     self._skipped(committed, f"{error}")
             except Stopped:
@@ -239,7 +242,7 @@ class Copier:
                     return  # a damaged manifest lies there: nothing to repeat
                 if isinstance(error, Late) and error.is_final and self._tries_left is not None:
                     raise NotComing(f"{error}") from None
-                self._count_down()
+                self._count_down(error)
                 self._pause(pause_s)
                 pause_s = min(pause_s * 2, PAUSE_MAX_S)
                 continue
@@ -542,7 +545,8 @@ class Copies:
     @property
     def is_complete(self) -> bool:
         """Whether every tier has what is due, and none was given up."""
-        return self.idle and not any(copier.is_given_up for copier in self._copiers.values())
+        lacking = (one.is_given_up or one.is_missing for one in self._copiers.values())
+        return self.idle and not any(lacking)
 
     def progress(self) -> tuple[str, int, int]:
         """What is still under way: in words, bytes done, bytes in all."""

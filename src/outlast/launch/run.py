@@ -115,7 +115,7 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         starts.close()
         ledger.flush()  # so that the narrator finds it
         narrator.stop()
-        keeper.close(_time_left_s(desk), hurry=lambda: _time_left_s(desk))
+        is_all_there = keeper.close(_time_left_s(desk), hurry=lambda: _time_left_s(desk))
         desk.close()  # not before: a signal while copies are made must not hide how the job ended
     reign = rendezvous.reign if isinstance(rendezvous, OneMachine) else None
     others_go_on = (isinstance(rendezvous, Membership) and rendezvous.others_go_on) or (
@@ -132,8 +132,8 @@ def run(arguments: list[str], server: Server | None = None) -> int:
     if reign is not None:
         reign.close(verdict.exit_code, verdict.reason)
     lock.release()
+    _say_behind(settings, is_due=verdict.exit_code == Exit.DRAINED or not is_all_there)
     if verdict.exit_code == Exit.DRAINED:
-        _say_behind(settings)
         desk.approve()
     _conclude(verdict, job, settings.dir, shlex.join(["outlast", "run", *arguments]))
     if settings.notice_requeue and verdict.exit_code == Exit.DRAINED and not others_go_on:
@@ -160,10 +160,10 @@ def _tell_workers(settings: config.Settings, job: Job) -> None:
         os.environ["OUTLAST_CONFIG"] = str(Path(config.FILE_NAME).absolute())
 
 
-def _say_behind(settings: config.Settings) -> None:
-    """Which tiers do not have the newest checkpoint, if any."""
+def _say_behind(settings: config.Settings, *, is_due: bool) -> None:
+    """Which tiers do not have the newest checkpoint, and what none of them has, if any."""
     with contextlib.suppress(OSError):  # the job's disk is gone: nothing can be said of it
-        behind = standing(settings.tiers, Measured(read_events(settings.dir)))
+        behind = standing(settings.tiers, Measured(read_events(settings.dir))) if is_due else ""
         if behind:
             say(behind)
 

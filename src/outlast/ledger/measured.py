@@ -31,11 +31,13 @@ class Measured:
     Attributes:
         newest: tier → the newest step that can be resumed from there.
         sizes: tier → bytes of the newest whole checkpoint.
+        missed: the newest step since the last resume that a tier did not get, and why.
     """
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.newest: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
+        self.missed: tuple[int, str] | None = None
         self._saves: dict[str, collections.deque[float]] = {}
         self._steps: collections.deque[float] = collections.deque(maxlen=NEWEST_STEPS)
         self._step: tuple[int, int] | None = None  # attempt and step of the newest sample
@@ -50,8 +52,11 @@ class Measured:
             self._saved(event, event.get("seconds"))
         elif event.event == "step":
             self._stepped(event)
+        elif event.event == "save_skipped" and event.get("tier"):
+            self._missed(event)
         elif event.event == "resumed":
             step = event.get("step")
+            self.missed = None  # what was lost before is known, and made again
             self._step = (event.attempt, step if isinstance(step, int) else 0)
 
     def save(self, tier: str) -> Range | None:
@@ -73,6 +78,11 @@ class Measured:
         if isinstance(seconds, int | float):
             known = self._saves.setdefault(tier, collections.deque(maxlen=NEWEST_SAVES))
             known.append(float(seconds))
+
+    def _missed(self, event: Event) -> None:
+        step, reason = event.get("step"), event.get("reason")
+        if isinstance(step, int) and isinstance(reason, str):
+            self.missed = max((step, reason), self.missed or (0, ""))
 
     def _stepped(self, event: Event) -> None:
         step, seconds = event.get("step"), event.get("seconds")

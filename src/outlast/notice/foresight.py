@@ -40,6 +40,9 @@ def standing(tiers: tuple[Tier, ...], measured: Measured) -> str:
     """Which tiers do not have the newest checkpoint, in words; "" when all have it."""
     durable = [tier.name for tier in tiers if tier.kind != "memory"]
     newest = max((measured.newest.get(name, 0) for name in durable), default=0)
+    if measured.missed is not None and measured.missed[0] > newest:
+        step, why = measured.missed
+        return f"step {step} was in memory alone, and is lost: {why}; step {newest} stands"
     behind = [name for name in durable if measured.newest.get(name, 0) < newest]
     if not behind:
         return ""

@@ -13,15 +13,18 @@ failures:
 - calm, a failure comes at the mean rate λ, and begins a burst with probability ``BEGINS``, as does
   the job's own beginning: the first hour of new machines is the worst;
 - in a burst of rate r a failure comes at r, and the burst ends at ``ENDS`` r: after three failures
-  in the mean, whatever r is; with probability ``CHANGES`` a failure changes the burst's rate.
+  in the mean, whatever r is; or, where it is a storm, after fifty (``STORM_ENDS``). With
+  probability ``CHANGES`` a failure changes what burst it is.
 
 Guarantees: how often it is asked between two failures changes the answer by less than a hundredth.
 A failure counts for the calm's mean rate by the probability that it was no burst's: fifty in a
 storm of minutes do not make the job save more often for weeks.
 
-Rejected: the newest gaps' mean alone (it takes as long to forget a storm as the storm was long, and
-one quick failure in months is taken for one); one rate with a short memory beside one with a long
-one (as many memories are needed as there are kinds of storms).
+Rejected: bursts of three failures alone (in a storm of hundreds, each pause of a few intervals was
+taken for its end, and twice as much was lost); the newest gaps' mean alone (it takes as long to
+forget a storm as the storm was long, and one quick failure in months is taken for one); one rate
+with a short memory beside one with a long one (as many memories are needed as there are kinds of
+storms).
 """
 
 from __future__ import annotations
@@ -42,12 +45,22 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.float64]  # one, or one of each job
 
 BEGINS: Final = 0.1
-ENDS: Final = 0.5
 CHANGES: Final = 0.05
 MEMORY_H: Final = 500.0  # of calm: after so long a failure counts 1/e of what it did
 # Calm's rate is unknown by decades, as a burst's is: one in 10 h, but three hours outweigh it.
 PRIOR: Final = Posterior(prior_shape=0.3, prior_exposure_h=3.0)
-RATES: Final = tuple(10 ** (number / 3) for number in range(-4, 11))  # per hour: 20 h to 1.7 s
+ENDS: Final = 0.5  # a burst, as often as it brings a failure
+STORM_ENDS: Final = 0.02  # likewise
+_RATES: Final = tuple(10 ** (number / 3) for number in range(-4, 11))  # per hour: 20 h to 1.7 s
+SLOWEST_STORM: Final = 4.0  # per hour: what is slower is calm's
+# The rate of each and how soon it ends, the slowest first.
+KINDS: Final = tuple(
+    (rate, ends)
+    for rate in _RATES
+    for ends in (ENDS, STORM_ENDS)
+    if ends == ENDS or rate > SLOWEST_STORM
+)
+RATES: Final = tuple(rate for rate, _ in KINDS)
 FASTER: Final = 2.0  # times as quick as calm, at least: slower is no burst
 EVIDENCE_H: Final = 1.0
 STORM_LEAST: Final = 3  # failures: two may be chance
@@ -61,7 +74,7 @@ class Hazard(msgspec.Struct, frozen=True):
 
     Attributes:
         calm: of its rate outside of bursts.
-        bursts: of each of ``RATES``, the probability that a burst of it goes on; what is missing
+        bursts: of each of ``KINDS``, the probability that a burst of it goes on; what is missing
             from 1 is calm's. Empty: it is calm.
     """
 
@@ -99,8 +112,8 @@ class Hazard(msgspec.Struct, frozen=True):
     def _quiet(self) -> Quiet:
         import numpy as np  # what tells of no failure is quick without it
 
-        bursts = np.array(self.bursts) if self.bursts else np.zeros(len(RATES))
-        return Quiet(np.array(RATES), bursts, np.float64(self.calm_per_h))
+        bursts = np.array(self.bursts) if self.bursts else np.zeros(len(KINDS))
+        return Quiet(np.array(KINDS).T, bursts, np.float64(self.calm_per_h))
 
 
 @overload
@@ -166,22 +179,24 @@ class Quiet:
     small for a float would be divided by otherwise, days after the last failure of many.
 
     Args:
-        rates: of bursts, per hour, the quickest last; of many jobs a column.
+        kinds: of bursts: their rates, per hour, and how soon they end; of many jobs columns.
         bursts: the probability of each; of many jobs a column of each job.
         calm_per_h: failures per hour outside of bursts; of many jobs, of each.
     """
 
-    def __init__(self, rates: Numbers, bursts: Numbers, calm_per_h: Numbers | np.float64) -> None:
+    def __init__(self, kinds: Numbers, bursts: Numbers, calm_per_h: Numbers | np.float64) -> None:
         import numpy as np
 
+        rates, ends = kinds
         self._rates, self._bursts, self._calm_per_h = rates, bursts, calm_per_h
-        apart = (1 + ENDS) * rates - calm_per_h
+        self._gone_per_h = (1 + ends) * rates
+        apart = self._gone_per_h - calm_per_h
         is_near = abs(apart) < NEAR * rates
         if is_near.any():
             apart = np.where(is_near, NEAR * rates, apart)
         self._apart = apart
         # A burst may have ended at any moment, and calm has lasted from then on.
-        self._ended = bursts * (ENDS * rates) / apart
+        self._ended = bursts * (ends * rates) / apart
         self._lasting = 1.0 - bursts.sum(axis=0) + self._ended.sum(axis=0)
 
     def adds_per_h(self, hours: Numbers | float) -> Numbers:
@@ -200,7 +215,7 @@ class Quiet:
         calm = np.maximum(self._lasting - (self._ended * stays).sum(axis=0), 0.0)
         left = self._bursts * stays
         gone = -np.expm1(-(self._apart + self._calm_per_h) * hours)
-        burst_h = (self._bursts * gone / ((1 + ENDS) * self._rates)).sum(axis=0)
+        burst_h = (self._bursts * gone / self._gone_per_h).sum(axis=0)
         if failed:
             calm, left = calm * self._calm_per_h, left * self._rates
         whole = calm + left.sum(axis=0)

@@ -66,12 +66,11 @@ class Scope(enum.IntEnum):
     ALL = 2
 
 
-# The share of all failures that is believed, beforehand, to take more than the scope, and how many
-# failures that belief weighs. SCR's clusters had fewer (Moody et al., SC'10: one in 15 and one in
-# 280 of all), spot machines more. What stands apart from all machines fails by itself, once in so
-# many hours: no ledger has seen that.
-PRIOR: Final = {Scope.PROCESS: 0.5, Scope.MACHINE: 0.1, Scope.ALL: 0.01}
-PRIOR_WEIGHT: Final = 2.0
+# The failures that are believed, beforehand, to take more than the scope, and of how many. SCR's
+# clusters had fewer (Moody et al., SC'10: one in 15 and one in 280 of all), spot machines more.
+# What is rare is believed to be so after more failures: that none of ten took all says little. What
+# stands apart from all machines fails by itself, once in so many hours: no ledger has seen that.
+PRIOR: Final = {Scope.PROCESS: (1.0, 2.0), Scope.MACHINE: (0.5, 5.0), Scope.ALL: (0.02, 2.0)}
 APART_H: Final = 1000.0
 
 
@@ -100,7 +99,8 @@ class Beyond(msgspec.Struct, frozen=True, kw_only=True):
         seen = {Scope.PROCESS: self.num_machine, Scope.MACHINE: self.num_all, Scope.ALL: 0.0}
         needed = max((self.read.get(name, 0.0) for name in tiers), default=0.0)
         took = min(max(seen[scope], needed), self.num)
-        return (PRIOR_WEIGHT * PRIOR[scope] + took) / (PRIOR_WEIGHT + self.num)
+        believed, of = PRIOR[scope]
+        return (believed + took) / (of + self.num)
 
     def after(self, hours: float, scope: Scope | None = None) -> Beyond:
         """What is known ``hours`` later, with a failure of ``scope`` (None: none) at their end."""

@@ -26,6 +26,7 @@ from outlast.policy import cadence as auto
 from outlast.policy.cadence import HOUR_S
 from outlast.policy.hazard import (
     FASTER,
+    KINDS,
     MEMORY_H,
     NEGLIGIBLE,
     PRIOR,
@@ -53,7 +54,7 @@ class Automatic:
     def __init__(self, cost_s: float, count: int, *, is_whole: bool = False) -> None:
         self._cost_s, self._is_whole = cost_s, is_whole
         self._num_seen, self._seen_h = np.zeros(count), np.zeros(count)
-        self._rates = np.array(RATES)[:, None]
+        self._kinds = np.array(KINDS).T[:, :, None]
         self._possible = ALL  # of the rates, those that a burst of any job can have
         self._bursts = np.tile(np.array(of_a_new_job().bursts)[:, None], count)
         self._interval_s = np.full(count, auto.AUTO_FIRST_S)
@@ -148,7 +149,7 @@ class Automatic:
         """What is known of their bursts, as they were last told of."""
         some = self._possible
         if self._last is None:
-            self._last = Quiet(self._rates[some], self._bursts[some], self.calm_per_h)
+            self._last = Quiet(self._kinds[:, some], self._bursts[some], self.calm_per_h)
         return self._last if isinstance(jobs, slice) else self._last.of(jobs)
 
     def _choose(self, jobs: Jobs) -> None:

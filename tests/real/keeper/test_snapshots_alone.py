@@ -151,6 +151,21 @@ def test_where_the_script_has_failed_for_good_nothing_is_lost(floor, tmp_path, c
     assert job.final()["hash"] == undisturbed(floor, tmp_path, calm)
 
 
+def test_what_storage_does_not_take_at_the_end_is_said(floor, tmp_path):
+    job = Job(tmp_path / "job", 1)
+    run = start(floor, job, BUG_AT=150)
+    until(lambda: len(alone(job)) >= 3, "snapshots", running=run)
+    checkpoints = job.directory / "checkpoints"
+    checkpoints.rename(job.directory / "away")
+    checkpoints.write_text("")  # storage that fails
+    assert run.wait() == Exit.GAVE_UP
+    lost = max(one["step"] for one in job.events("save_skipped") if one.get("tier"))
+    assert lost >= alone(job)[2]
+    assert f"step {lost} was in memory alone, and is lost: tier local did not get it" in run.text
+    stands = max(one["step"] for one in job.events("commit"))
+    assert f"; step {stands} stands" in run.text
+
+
 def test_a_killed_agent_leaves_what_the_keeper_has(floor, tmp_path, calm):
     job = Job(tmp_path / "job", 1)
     run = start(floor, job)

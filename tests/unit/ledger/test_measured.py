@@ -4,6 +4,8 @@ import pytest
 
 from outlast.ledger.events import Event
 from outlast.ledger.measured import NEWEST_SAVES, Measured
+from outlast.notice.foresight import standing
+from outlast.tiers import Tier
 
 
 def event(name, attempt=1, **fields):
@@ -28,6 +30,20 @@ def test_saves_by_tier():
     assert measured.save("s3") == (9.0, 9.0)
     assert measured.newest == {"local": 6, "s3": 3}
     assert measured.sizes == {"local": 100, "s3": 90}
+
+
+def test_what_no_tier_has_got_is_known_until_the_next_resume():
+    measured = Measured([commit(3, 0.5), event("save_skipped", step=9, reason="of all tiers")])
+    assert measured.missed is None
+    for step, why in ((7, "tier local did not get it"), (6, "tier s3 did not get it")):
+        measured.take(event("save_skipped", step=step, tier="local", reason=why))
+    assert measured.missed == (7, "tier local did not get it")
+    words = standing((Tier(name="local", url="/x", keep=1),), measured)
+    assert words == (
+        "step 7 was in memory alone, and is lost: tier local did not get it; step 3 stands"
+    )
+    measured.take(event("resumed", attempt=2, step=3))
+    assert measured.missed is None
 
 
 def test_slow_is_the_ninth_decile_of_the_newest():

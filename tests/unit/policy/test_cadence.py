@@ -177,7 +177,7 @@ def waits(auto, count, cost_s):
 def test_in_a_storm_checkpoints_come_as_close_as_it_asks_for(every_s, cost_s):
     calm_s = Auto(0.0, Hazard(Posterior(num_seen=20.0, seen_h=400.0)), [cost_s]).interval_s
     auto = Auto(0.0, storm(every_s, 20), [cost_s])
-    first, *more = waits(auto, 60, cost_s)
+    first, *more = waits(auto, 100, cost_s)
     best_s = math.sqrt(2 * cost_s * every_s)
     assert 0.6 * best_s < first < 2.0 * max(best_s, every_s * AUTO_LEAST)
     assert all(one <= other * 1.001 for one, other in pairwise([first, *more]))
@@ -195,7 +195,7 @@ def test_a_storm_is_told_of_when_it_begins_and_when_it_is_over():
     again = Auto(0.0, storm(8.0, 21), [0.02], storms=True)  # the next attempt
     assert again.storms
     assert again.changed() is None
-    waits(auto, 60, 0.02)
+    waits(auto, 100, 0.02)
     over = auto.changed()
     assert over is not None
     assert over.reason == "the burst is over"

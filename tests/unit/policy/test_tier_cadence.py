@@ -11,7 +11,6 @@ from outlast.policy.tier_cadence import (
     APART_H,
     COPY_ROOM,
     PRIOR,
-    PRIOR_WEIGHT,
     TIER_CHANGE,
     TIER_MAX_S,
     Beyond,
@@ -33,7 +32,8 @@ def cadence(*stops, **given):
 
 def rate_per_h(scope):
     """Of failures that take more than ``scope``, before any was seen."""
-    return PRIOR[scope] * Hazard().calm_per_h
+    believed, of = PRIOR[scope]
+    return believed / of * Hazard().calm_per_h
 
 
 def run(one, seconds, every_s=30.0, start_s=0.0):
@@ -318,9 +318,10 @@ def test_failures_are_forgotten_and_a_worse_one_counts_once():
     assert (known.num, known.num_machine, known.num_all) == (1, 1, 1)
     assert known.worse(Scope.ALL, Scope.ALL) == known
     assert known.after(5000.0).num_all < 1e-4
-    assert Beyond().share(Scope.PROCESS) == PRIOR[Scope.PROCESS]
+    assert Beyond().share(Scope.PROCESS) == 0.5
     found = known.share(Scope.MACHINE)
-    assert found == pytest.approx((PRIOR_WEIGHT * PRIOR[Scope.MACHINE] + 1) / (PRIOR_WEIGHT + 1))
+    believed, of = PRIOR[Scope.MACHINE]
+    assert found == pytest.approx((believed + 1) / (of + 1))
 
 
 def test_the_belief_yields_to_a_handful_of_failures():
@@ -330,7 +331,7 @@ def test_the_belief_yields_to_a_handful_of_failures():
     assert known.share(Scope.PROCESS) < 0.15
     for _ in range(5):
         known = known.after(1e-3, Scope.ALL)
-    assert 0.4 < known.share(Scope.MACHINE) < 0.6
+    assert 0.3 < known.share(Scope.MACHINE) < 0.6
 
 
 def test_where_a_tier_is_read_more_often_than_believed_that_counts():
