@@ -162,7 +162,7 @@ def expendable(
     *,
     keep: int,
     invalid: Collection[SaveName] = (),
-    in_use: Collection[SaveName] = (),
+    in_use: Callable[[], Collection[SaveName]] = tuple,
     health: Health = Health(),  # noqa: B008 - frozen
 ) -> Expendable:
     """The saves of a job that may go; see ``policy.retention``. Manifests are read, data is not.
@@ -172,7 +172,8 @@ def expendable(
         job: id of the job.
         keep: how many that a job can be resumed from stay, at least 1.
         invalid: saves that are known not to verify, besides those whose manifests do not.
-        in_use: saves that somebody writes or reads now; they stay.
+        in_use: gives the saves that somebody writes or reads now; they stay. Asked once it is known
+            which are there: what is committed, and to be read, later than that is not listed.
         health: which were seen to be healthy, and which were undone.
 
     Raises:
@@ -197,7 +198,7 @@ def expendable(
         invalid=read.rotten,
         weights_only=read.weights_only,
         superseded=_superseded(read),
-        in_use=in_use,
+        in_use=in_use(),
         healthy=None if healthy is None else {save for save in ours if save.step in healthy},
     )
     return Expendable(tuple(gone), frozenset(unfinished), read.unreadable)
@@ -308,7 +309,7 @@ def prune(
     *,
     keep: int,
     invalid: Collection[SaveName],
-    in_use: Collection[SaveName] = (),
+    in_use: Callable[[], Collection[SaveName]] = tuple,
     health: Health = Health(),  # noqa: B008 - frozen
 ) -> list[SaveName]:
     """Remove what retention allows; returns the saves removed.

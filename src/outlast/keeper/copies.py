@@ -328,14 +328,13 @@ class Copier:
     def _prune(self) -> None:
         """A failure is said and passed over."""
         tier = self.tier
-        in_use = self._in_use(tier.name)
         try:
             prune(
                 tier.storage,
                 self._job,
                 keep=tier.keep,
                 invalid=set(self._invalid),
-                in_use=in_use,
+                in_use=lambda: self._in_use(tier.name),
                 health=self._health(),
             )
         except OSError as error:

@@ -161,11 +161,26 @@ def test_a_step_in_use_stays(tmp_path):
     storage = Directory(tmp_path)
     for step in (10, 20, 30):
         add(storage, step)
-    assert expendable(storage, "j", keep=1, in_use=saved(30)).saves == (
+    assert expendable(storage, "j", keep=1, in_use=lambda: saved(30)).saves == (
         *saved(10, 20),
     )  # and is counted
-    assert prune(storage, "j", keep=1, invalid=set(), in_use=saved(10)) == saved(20)
+    assert prune(storage, "j", keep=1, invalid=set(), in_use=lambda: saved(10)) == saved(20)
     assert prune(storage, "j", keep=1, invalid=set()) == saved(10)
+
+
+def test_what_is_in_use_is_asked_once_it_is_known_what_is_there(tmp_path):
+    """What is committed meanwhile, and read from then on, would be missing otherwise."""
+    for step in (10, 20):
+        add(Directory(tmp_path), step)
+    done = []
+    storage = WatchedStorage(Directory(tmp_path), lambda did, name: done.append(did))
+
+    def in_use():
+        done.append("asked")
+        return saved(10)
+
+    assert expendable(storage, "j", keep=1, in_use=in_use).saves == ()
+    assert done.index("asked") > max(at for at, did in enumerate(done) if did == "read")
 
 
 # --- what is not recognised is left alone --------------------------------------------------------

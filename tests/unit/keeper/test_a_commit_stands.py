@@ -59,7 +59,7 @@ class Standing(RuleBasedStateMachine):
 
     @rule(which=ATTEMPTS, keep=st.integers(1, 2))
     def prune(self, which, keep):
-        in_use = self.sides[which][0].saves.names()
+        in_use = self.sides[which][0].saves.names
         prune(self.disk, JOB, keep=keep, invalid=(), in_use=in_use)
 
     @invariant()
