@@ -58,7 +58,7 @@ def storm(seed):
 
 
 def test_in_a_long_storm_little_is_made_twice_and_saving_costs_little():
-    found = [storm(seed) for seed in range(20)]
+    found = [storm(seed) for seed in range(10)]
     assert mean(twice for twice, _ in found) < 0.05
     assert max(twice for twice, _ in found) < 0.1
     assert mean(cost for _, cost in found) < 0.03
