@@ -3,7 +3,7 @@
 Most of the time a job is calm and fails at a rate that changes over weeks: its mean is learnt
 (:mod:`outlast.plan.posterior`). Any failure may begin a burst, as when a market takes its machines
 back or a cluster has its first hour: the next failure comes after minutes or seconds. How quickly
-is not known beforehand: every rate of ``RATES`` is as probable as any other. While nothing happens,
+is not known beforehand: each of ``KINDS`` is as probable as any other. While nothing happens,
 the quick ones become improbable, and calm more probable; a failure makes those probable that
 foretold it. So a burst is believed after two or three failures, and forgotten in a few of its own
 intervals. It is the exact filter of a Markov-modulated Poisson process (e.g. Fischer &
@@ -49,8 +49,8 @@ CHANGES: Final = 0.05
 MEMORY_H: Final = 500.0  # of calm: after so long a failure counts 1/e of what it did
 # Calm's rate is unknown by decades, as a burst's is: one in 10 h, but three hours outweigh it.
 PRIOR: Final = Posterior(prior_shape=0.3, prior_exposure_h=3.0)
-ENDS: Final = 0.5  # a burst, as often as it brings a failure
-STORM_ENDS: Final = 0.02  # likewise
+ENDS: Final = 0.5  # times for each failure: how often a burst ends
+STORM_ENDS: Final = 0.02  # likewise, a storm
 _RATES: Final = tuple(10 ** (number / 3) for number in range(-4, 11))  # per hour: 20 h to 1.7 s
 SLOWEST_STORM: Final = 4.0  # per hour: what is slower is calm's
 # The rate of each and how soon it ends, the slowest first.

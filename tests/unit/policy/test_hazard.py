@@ -94,11 +94,11 @@ def test_a_burst_is_believed_after_two_failures_and_forgotten_in_a_minute():
     assert chance_of_calm(one) == pytest.approx(1 - BEGINS, abs=0.01)
     assert chance_of_calm(two) < 0.05
     storm = after(30.0, *[8 * SECOND_H] * 49)
-    assert (
-        450 / (1 + STORM_ENDS) * 0.7 < storm.burst_per_h() < 450 * 1.3
-    )  # each may be the last one
+    # Each may be the last one.
+    assert 450 / (1 + STORM_ENDS) * 0.7 < storm.burst_per_h() < 450 * 1.3
     quiet = storm.after(90 * SECOND_H)
     assert quiet.burst_per_h() < storm.burst_per_h() / 50  # of slower ones
+    assert chance_of_calm(storm.after(3.0)) > 0.9
     assert after(30.0, 8 * SECOND_H).after(24.0).burst_per_h() < 0.01
 
 

@@ -25,7 +25,6 @@ from thorough import ALL
 
 TRACES = Path("shared/traces")
 GOOGLE = TRACES / "gcp" / "gcp_preemptible_lifetimes_2019.csv"
-CHANCE = 0.5  # points: one history, in which constants that say nothing change it by so much
 LOST = ("stalled", "replayed", "detecting", "restarting")
 POINTS = 13
 DRAWS = 6 if ALL else 2
@@ -131,4 +130,6 @@ def test_on_preemptible_machines_auto_loses_little_more_than_the_best(
     case = Scenario(setup=setup, law="trace", trace=trace)
     auto, even, best = compared(f"Google, {machines} machines, {days} days", case)
     assert auto < best + more
-    assert auto < even + CHANCE
+    # Of eight machines it is one history, in which filters alike but for constants lose 0.9 points
+    # more or less: there it lost 0.2 points more.
+    assert auto < even + (0.5 if machines == 8 else 0.0)
