@@ -24,6 +24,15 @@ def num_descriptors():
     return len(listing("/proc/self/fd"))
 
 
+def stand_in_for_graphs(monkeypatch, replay):
+    """CUDA graphs as far as a machine without a GPU has them: ``replay`` of what stands for one."""
+    kind = torch.cuda.CUDAGraph
+    root = next(one for one in reversed(kind.__mro__) if "replay" in vars(one))
+    monkeypatch.setattr(root, "replay", replay)
+    if root is not kind:  # torch with CUDA: what it does besides wants a graph
+        monkeypatch.setattr(kind, "replay", lambda graph: root.replay(graph))  # noqa: PLW0108 - as it is then
+
+
 class Hub:
     """What the ranks of one attempt share."""
 

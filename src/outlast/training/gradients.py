@@ -31,6 +31,7 @@ from typing import Any, Final
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from outlast.attempt.over import over
 from outlast.checkpoint.references import parameters_of
 from outlast.checkpoint.reshard import PLAIN, spread_as
 from outlast.ledger.narrator import say
@@ -76,12 +77,13 @@ class Gradients:
         self._step = step
         models = [one for one in self._objects().values() if isinstance(one, torch.nn.Module)]
         self._by_hand = _Seen(lambda: (p for model in models for p in model.parameters()))
-        self._unsummed = _some([held for _, held in self._fsdp2()])
+        self._unsummed = _some([held for _, held, _ in self._fsdp2()])
         named = self._objects().values()
         self._is_named = any(isinstance(value, torch.optim.Optimizer) for value in named)
 
         def called(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            self.stepped(optimizer)
+            if not over.is_void:  # it has changed nothing
+                self.stepped(optimizer)
 
         if "torch._dynamo" in sys.modules:
             called = torch.compiler.disable(called, reason=FULLGRAPH)
@@ -156,6 +158,15 @@ class Gradients:
             found += [_mark(p) for p in self._by_hand.probes()]
         return found + [_mark_of(_unsummed(one)) for one in self._unsummed]
 
+    def forget(self, step: int) -> None:
+        """The process goes on from ``step`` in another attempt, with no gradient of before."""
+        self._step = step
+        for one in self._seen.values():
+            one.last, one.has_stepped = step, False
+        with torch.no_grad():
+            for _, parameter in self._parameters():
+                parameter.grad = None
+
     # --- at a boundary --------------------------------------------------------------------------
 
     @property
@@ -199,7 +210,7 @@ class Gradients:
             if parameter.grad is not None and id(parameter) not in used
         }
         found |= {
-            name: _unsummed(held) for name, held in self._fsdp2() if _unsummed(held) is not None
+            name: _unsummed(held) for name, held, _ in self._fsdp2() if _unsummed(held) is not None
         }
         # Set to zero where they lie, they are as good as none.
         return found if any(bool(gradient.any()) for gradient in found.values()) else {}
@@ -240,9 +251,9 @@ class Gradients:
             for name, parameter in self._parameters():
                 if name in saved:
                     parameter.grad = _like(parameter, saved[name])
-            for name, held in self._fsdp2():
+            for name, held, module in self._fsdp2():
                 if name in saved:
-                    held.unsharded_accumulated_grad = saved[name].to(held.sharded_param.device)
+                    _put_unsummed(held, module, saved[name].to(held.sharded_param.device))
 
     def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         known: set[int] = set()
@@ -259,14 +270,14 @@ class Gradients:
                         known.add(id(parameter))
                         yield f"{key}/{number}", parameter
 
-    def _fsdp2(self) -> Iterator[tuple[str, Any]]:
-        """What FSDP2 keeps of each parameter, by a name."""
+    def _fsdp2(self) -> Iterator[tuple[str, Any, Any]]:
+        """What FSDP2 keeps of each parameter, by a name, and the module that it is divided with."""
         if _FSDP2 not in sys.modules:
             return
         for key, value in self._objects().items():
             if isinstance(value, torch.nn.Module):
-                for number, held in enumerate(_fsdp_parameters(value)):
-                    yield f"{key}/unsummed/{number}", held
+                for number, (held, module) in enumerate(_fsdp_parameters(value)):
+                    yield f"{key}/unsummed/{number}", held, module
 
 
 class _Seen:
@@ -399,8 +410,20 @@ def _some(parameters: list[Any]) -> list[Any]:
     return [parameters[n * (len(parameters) - 1) // (PROBES - 1)] for n in range(PROBES)]
 
 
-def _fsdp_parameters(model: torch.nn.Module) -> Iterator[Any]:
+def _put_unsummed(held: Any, module: Any, gradient: torch.Tensor) -> None:
+    if not isinstance(getattr(type(held), "unsharded_accumulated_grad", None), property):
+        held.unsharded_accumulated_grad = gradient
+        return
+    # From torch 2.15 on it is the gradient of the whole parameter, which is there once it was put
+    # together; all ranks do this.
+    if not hasattr(held, "_unsharded_param"):
+        module.unshard()
+        module.reshard()
+    held._unsharded_param.grad = gradient
+
+
+def _fsdp_parameters(model: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
     for module in model.modules():
         find = getattr(module, "_get_fsdp_state", None)
         for group in getattr(find() if find is not None else None, "_fsdp_param_groups", ()):
-            yield from group.fsdp_params
+            yield from ((held, module) for held in group.fsdp_params)

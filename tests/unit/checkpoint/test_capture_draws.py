@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.utils.flop_counter import FlopCounterMode
 from unit_checkpoints import write
-from unit_fakes import bits
+from unit_fakes import bits, stand_in_for_graphs
 
 import thorough
 from outlast.checkpoint import aliases, capture, plan
@@ -55,7 +55,7 @@ def _small_blocks(monkeypatch):
 @pytest.fixture(autouse=True)
 def _graphs(monkeypatch):
     """A CUDA graph, as far as a machine without a GPU has one: replayed, it writes by address."""
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda write: write())
+    stand_in_for_graphs(monkeypatch, lambda write: write())
     for known in (aliases._originals, aliases._patched):
         known.cache_clear()
     yield

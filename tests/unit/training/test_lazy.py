@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from unit_fakes import stand_in_for_graphs
 
 from outlast.checkpoint.tree import flatten
 from outlast.training import lazy
@@ -167,7 +168,7 @@ def test_what_has_never_been_heard_is_not_certain():
 
 
 def test_replays_of_graphs_are_told_until_it_is_removed(monkeypatch):
-    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda calls: calls.append("replayed"))
+    stand_in_for_graphs(monkeypatch, lambda calls: calls.append("replayed"))
     calls = []
     handle = lazy.hook(lambda: None, lambda: None, lambda: calls.append("told"))
     torch.cuda.CUDAGraph.replay(calls)

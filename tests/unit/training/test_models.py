@@ -249,6 +249,7 @@ def test_tables_of_another_order_than_their_values():
 
 @pytest.mark.parametrize("wrap", [lambda model: model, nn.Sequential], ids=["whole", "part"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
 def test_scripted_modules(wrap):
     model = wrap(torch.jit.script(nn.Linear(2, 1)))
     state = ModelState(model)
