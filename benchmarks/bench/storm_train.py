@@ -47,17 +47,21 @@ class Training:
         self.records = self.plain.Records(options.records, rank)
         self._options = options
 
-    def ddp_step(self, ddp: Any, step: int, world: int) -> bool:
-        """Make a step; whether it was the last."""
+    def ddp_step(self, ddp: Any, step: int) -> float:
+        """Make a step; its loss."""
         loss = ddp(*self.plain.batch(step, self.rank))
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         time.sleep(self._options.sleep)
-        self.records.completed(step + 1, loss.item(), world)
-        if step + 1 in self._options.digest_at:
-            self._write(f"digest-{step + 1}-{self.rank}.json", step + 1)
-        return self.is_over(step + 1)
+        return float(loss.item())
+
+    def completed(self, step: int, loss: float, world: int) -> bool:
+        """Note a step; whether it was the last."""
+        self.records.completed(step, loss, world)
+        if step in self._options.digest_at:
+            self._write(f"digest-{step}-{self.rank}.json", step)
+        return self.is_over(step)
 
     def is_over(self, step: int) -> bool:
         """Whether this step is the last; leave the final digest if it is."""
@@ -137,7 +141,7 @@ def main() -> None:
     options = parser.parse_args()
     match options.way:
         case "session":
-            importlib.import_module("outlast").survive(with_session)(options)
+            with_session(options)
         case "save":
             with_saves(options)
         case _:
@@ -151,10 +155,13 @@ def with_session(options: argparse.Namespace) -> None:
     training, world = Training(options, dist.get_rank()), dist.get_world_size()
     ddp = torch.nn.parallel.DistributedDataParallel(training.model)
     kept = {"model": training.model, "optimizer": training.optimizer}
+    loss: float | None = None
     with outlast.session(**kept, every="auto") as session:
         for _ in session.steps(modes.Endless(), until=10**9):
-            if training.ddp_step(ddp, session.step, world):
+            # Whatever the step before came to: one that a loss has interrupted is made again.
+            if loss is not None and training.completed(session.step, loss, world):
                 break
+            loss = training.ddp_step(ddp, session.step)
     dist.destroy_process_group()
 
 
@@ -165,7 +172,7 @@ def with_saves(options: argparse.Namespace) -> None:
     saver = Saver(options.records / "model.pt", training, options.mean_s, options.save_s)
     step = saver.load()
     ddp = torch.nn.parallel.DistributedDataParallel(training.model)
-    while not training.ddp_step(ddp, step, world):
+    while not training.completed(step + 1, training.ddp_step(ddp, step), world):
         step += 1
         if training.rank == 0:
             saver.save_if_due(step)

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from outlast.reduce import SameBits
     from outlast.training.opening import session
     from outlast.training.session import Session
-    from outlast.training.survive import survive
 
 __all__ = [
     "CheckpointInvalid",
@@ -48,7 +47,6 @@ __all__ = [
     "dcp_reader",
     "dcp_writer",
     "session",
-    "survive",
 ]
 
 _HOME = {
@@ -57,7 +55,6 @@ _HOME = {
     "SameBits": "outlast.reduce",
     "Session": "outlast.training.session",
     "session": "outlast.training.opening",
-    "survive": "outlast.training.survive",
     **dict.fromkeys(
         (
             "CheckpointInvalid",

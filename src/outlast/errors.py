@@ -6,6 +6,7 @@
     ├── StorageError     (OSError)        77     the storage cannot be used
     ├── ResumeRefused    (RuntimeError)   78     a checkpoint was expected, none is valid
     ├── StillToDo        (RuntimeError)   76     what is behind a loop, and no step is left for it
+    ├── NotInProcess     (ConnectionError) 1     a survivor of a loss that has to start anew
     ├── CheckpointInvalid (ValueError)     1     one checkpoint failed its verification
     ├── ShardError       (RuntimeError)    1     a shard of a stream raised
     └── SealError        (ValueError)      1     a peer that does not hold the job's key, or worse
@@ -70,6 +71,10 @@ class StillToDo(OutlastError, RuntimeError):
     """The script was cut off behind its loop, and needs for that what only a step would set."""
 
     exit_code = Exit.GAVE_UP
+
+
+class NotInProcess(OutlastError, ConnectionError):
+    """A process that was to go on after a loss elsewhere, and cannot."""
 
 
 class CheckpointInvalid(OutlastError, ValueError):

@@ -75,13 +75,13 @@ def test_weights_between_full_checkpoints_are_right_and_never_resumed_from(job, 
 def test_a_drain_is_whole_where_weights_alone_were_just_saved(job, monkeypatch):
     case = CASES["adamw_fused"]("cpu")
     with outlast.session(dir=job, every="1 h", keep=100, **case.named) as session:
-        monkeypatch.setattr(session._ending, "may_save", lambda *_: False)
+        monkeypatch.setattr(session._on.ending, "may_save", lambda *_: False)
         for _ in session.steps(range(6), until=6):
             case.step(session.step)
         assert session._snapshot({"reason": "due", "content": "weights"})
-        assert session._rig.engine.wait(30).error == ""
+        assert session._on.rig.engine.wait(30).error == ""
         assert manifest(job, 6)["kind"] == "weights"
-        assert session._rig.engine.committed_step == 0
+        assert session._on.rig.engine.committed_step == 0
         assert session._commit_now("drain", 30.0).error == ""
         assert manifest(job, 6)["kind"] == "full"
     assert committed(job) == [6, 6]

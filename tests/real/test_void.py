@@ -188,7 +188,7 @@ def test_the_last_snapshot_is_taken_again_on_the_spot(job, watch, meddler, monke
 
     def train():
         with outlast.session(dir=job, every="1 h", **named) as session:
-            monkeypatch.setattr(session._ending, "may_save", lambda *_: False)
+            monkeypatch.setattr(session._on.ending, "may_save", lambda *_: False)
             for _ in session.steps(range(steps), until=steps):
                 one_step(model, optimizer)
                 if session.step == 2:

@@ -189,6 +189,10 @@ class Beat:
             except OSError:
                 self._memory = None  # watching that fails never stops training
 
+    def close(self) -> None:
+        """Let go of the memory; what is in it stays."""
+        self._memory = None
+
     @property
     def is_heard(self) -> bool:
         """Whether there is an agent that asked for it."""

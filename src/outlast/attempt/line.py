@@ -7,8 +7,8 @@ from the kernel (SO_PEERCRED), and not from what is said.
 =============  =============  ===============================================================
 who says it    message        meaning
 =============  =============  ===============================================================
-agent          ``Over``       the attempt is over: break what is pending, unwind
-worker         ``Unwound``    it has left its function; what is left is to take things down
+agent          ``Over``       the attempt is over: break what is pending, end the step
+worker         ``Unwound``    its step has ended; what is left is to take things down
 worker         ``Prepared``   it could begin the next attempt now
 worker         ``Stays``      it cannot: what happened to it is its own
 agent          ``Go``         the next attempt, as this worker is to see it
@@ -40,7 +40,7 @@ class Over(_Message):
 
 
 class Unwound(_Message):
-    """The worker has left its function."""
+    """The worker's step has ended."""
 
 
 class Prepared(_Message):

@@ -129,9 +129,10 @@ class StoreLink:
 
     def receive(self) -> Message | None:
         """The next message for this rank; None when the link was closed or the store is gone."""
+        inbox = self._for_inbox
         while not self._closed.is_set():
             try:
-                raw = self._for_inbox.queue_pop(_inbox(self.rank, self._prefix))
+                raw = inbox.queue_pop(_inbox(self.rank, self._prefix))
             except dist.DistStoreError:
                 continue  # an hour without a message
             except RuntimeError:
@@ -142,10 +143,11 @@ class StoreLink:
         return None
 
     def close(self) -> None:
-        """Wake the receiver by a message to oneself."""
+        """Wake the receiver by a message to oneself; connections end with who still uses them."""
         self._closed.set()
         with contextlib.suppress(RuntimeError):  # the store is gone, and the receiver with it
             self.send(self.rank, {"kind": "closed"})
+        self._for_inbox = self._for_fetch = self._for_sending = _Closed()
 
     @staticmethod
     def _translate(call: Any) -> Any:
@@ -157,6 +159,13 @@ class StoreLink:
             raise ConnectionError(str(error).partition("\n")[0]) from None
 
 
+class _Closed:
+    """In the place of a store that is connected to no more."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError("connection closed: this link was")
+
+
 def connect(host: str, port: int, timeout: timedelta) -> Any:
     """A client of the store at ``host:port``."""
     return dist.TCPStore(host, port, is_master=False, timeout=timeout)
@@ -165,6 +174,11 @@ def connect(host: str, port: int, timeout: timedelta) -> Any:
 def post(store: Any, rank: int, message: Message, prefix: str = PREFIX) -> None:
     """Put ``message`` into the inbox of ``rank`` through ``store``."""
     store.queue_push(_inbox(rank, prefix), msgspec.json.encode(message))
+
+
+def kept_key(machine: int) -> str:
+    """Where the agent of a machine says, in the attempt's store, how many workers go on."""
+    return f"{PREFIX}/kept/{machine}"
 
 
 def _inbox(rank: int, prefix: str) -> str:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from outlast.errors import NotInProcess
 from outlast.policy.failures import reads_as_echo
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class AttemptOver(BaseException):
     """Unwinds the training thread to where the next attempt begins.
 
     Not an Exception: a loop that catches those, to skip a bad batch, must not go on in an attempt
-    that is over. Nobody but ``outlast.survive`` ever sees it.
+    that is over. Nobody but the session ever sees it.
     """
 
 
@@ -34,11 +35,13 @@ class Over:
     """The state of this worker's attempt.
 
     Attributes:
-        is_held: whether the training thread is in a function that can be entered again.
+        is_held: whether the training thread is in a loop that goes on in the next attempt.
+        is_void: whether what this process has computed in the step in progress is of nothing: a
+            sum in it had no end.
     """
 
     def __init__(self) -> None:
-        self.is_held = False
+        self.is_held = self.is_void = False
         self._happened = threading.Event()
         self._lock = threading.Lock()
         self._watchers: list[Callable[[], None]] = []
@@ -60,11 +63,20 @@ class Over:
         """
         if not self.is_held or not isinstance(error, Exception | AttemptOver):
             return False
+        if isinstance(error, NotInProcess):
+            return False
         if not self.is_over and not getattr(error, _WAITED, False):
             self.wait(ECHO_S if _is_echo(error) else OWN_S)
             with contextlib.suppress(AttributeError):  # it takes no notes: it is waited for again
                 setattr(error, _WAITED, True)
         return self.is_over
+
+    def voids(self, error: BaseException) -> bool:
+        """Whether ``error`` is the attempt's end; then the step in progress is void."""
+        if not self.explains(error):
+            return False
+        self.is_void = True
+        return True
 
     def happen(self) -> None:
         """The attempt is over; whoever watches is told, in this thread."""
@@ -81,6 +93,7 @@ class Over:
         """Another attempt begins."""
         with self._lock:
             self._happened.clear()
+            self.is_void = False
 
     def watch(self, tell: Callable[[], None]) -> None:
         """From now on ``tell`` is called once the attempt is over, in another thread."""

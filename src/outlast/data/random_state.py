@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _NUMPY_GENERATOR = "MT19937"
 _NUMPY_BYTES = 625 * 4  # its 624 words and its position
+_outside: list[dict[str, Any]] = []  # of the blocks that are open, the outermost first
 
 
 def capture(*, cuda: bool = True) -> dict[str, Any]:
@@ -210,7 +211,14 @@ def seed_all(seed: int, *, cuda: bool = False) -> None:
 def preserved(*, cuda: bool = True) -> Iterator[None]:
     """Random numbers drawn inside leave no trace outside, also when the block raises."""
     state = capture(cuda=cuda)
+    _outside.append(state)
     try:
         yield
     finally:
+        _outside.pop()
         restore(state)
+
+
+def outside() -> dict[str, Any]:
+    """The states as they are outside of all blocks in which they are ``preserved``."""
+    return _outside[0] if _outside else capture()

@@ -28,7 +28,7 @@ from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
 from outlast.attempt.beat import BeatsDirectory, most_updates, read_beat
 from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.attempt.line import LINE_VARIABLE
-from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, post
+from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, kept_key, post
 from outlast.config import Settings
 from outlast.errors import Exit
 from outlast.health.answering import TRACER_VARIABLE
@@ -232,7 +232,9 @@ class Agent(LocalElasticAgent):
                 world_size=worker_group.workers[0].world_size,
                 nodes=worker_group.group_world_size,
             )
-        with self._starts.in_charge(self._survivors.take()):
+        kept = self._survivors.take()
+        worker_group.store.set(kept_key(worker_group.group_rank), str(len(kept)))
+        with self._starts.in_charge(kept):
             started: dict[int, Any] = super()._start_workers(worker_group)
         self._hangs.begin(worker_group)
         self._pace.begin(worker_group)

@@ -1,8 +1,8 @@
 """Workers that live through the end of an attempt, as their agent deals with them.
 
-A worker in a function that ``outlast.survive`` holds has a line to the agent (``attempt.line``).
-When the attempt is over it is told so, and has a few seconds to leave that function and a few more
-to take its process groups down. Who is in time is kept: torch's agent, for which every worker of an
+A worker whose session is in a loop has a line to the agent (``attempt.line``). When the attempt is
+over it is told so, and has a few seconds to end the step that it is in and a few more to take its
+process groups down. Who is in time is kept: torch's agent, for which every worker of an
 attempt ends with it, sees it as ended well, and in the next attempt's context it stands in its old
 place. Who is not in time is ended, and started anew like those that were lost.
 
@@ -24,12 +24,12 @@ from outlast.attempt import line
 from outlast.attempt.line import Go, Line, Over, Prepared, Stays, Unwound
 from outlast.launch.warm.wire import readable
 
-UNWIND_S: Final = 5.0  # until it has left its function
+UNWIND_S: Final = 5.0  # until its step has ended
 TAKE_DOWN_S: Final = 5.0  # from there until it could go on
 LOOK_S: Final = 0.05  # between two looks whether it has died
 BACKLOG: Final = 1024
-UNHELD: Final = "it is in no function that outlast.survive holds"
-STUCK: Final = f"it has not left its step within {UNWIND_S:.0f} s"
+UNHELD: Final = "it has no session"
+STUCK: Final = f"it has not ended its step within {UNWIND_S:.0f} s"
 LATE: Final = f"its process groups were not taken down within {TAKE_DOWN_S:.0f} s"
 _SOCKET: Final = "line"
 
@@ -143,7 +143,7 @@ class Survivors:
             case Stays(reason=reason):
                 self._not_kept(rank, asked, reason)
             case _:
-                self._not_kept(rank, asked, "it has left its function")
+                self._not_kept(rank, asked, "its session has ended")
 
     def _not_kept(self, rank: int, asked: dict[int, Line], reason: str) -> None:
         self.reasons[rank] = reason
@@ -154,8 +154,7 @@ class Survivors:
             return
         self._said_unheld = True
         self._say(
-            "workers.in_process is on, and no worker is in a function that @outlast.survive holds: "
-            "all of them start anew"
+            "workers.in_process is on, and the script has no session: all its workers start anew"
         )
 
     def _accept(self, pids: set[int]) -> None:

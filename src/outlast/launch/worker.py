@@ -24,7 +24,7 @@ import types
 from pathlib import Path
 from typing import Any, NoReturn
 
-from outlast.attempt import trackers
+from outlast.attempt import first_group, trackers
 from outlast.attempt.bound import die_with_agent
 from outlast.errors import OutlastError
 from outlast.health import answering, pulse
@@ -38,6 +38,7 @@ def main() -> NoReturn:
     as_module = sys.argv[1] == "-m"
     del sys.argv[: 2 if as_module else 1]
     die_with_agent()
+    first_group.await_it()
     trackers.export_here()
     answering.be_ready()
     pulse.start()

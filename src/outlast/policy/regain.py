@@ -48,6 +48,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         timeline, world_size: of that state.
         digest: of that state without the rank's own.
         rest: digest of the part of it that optimizers do not change.
+        lives: whether its process was in the attempt before.
         is_grouped: whether it is in a process group, so that state can be sent to it.
         known: own states that it knows, of any rank.
         draws: the stage from which on it was never seen to draw random numbers in a step, in the
@@ -59,6 +60,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 0
     digest: str = ""
     rest: str = ""
+    lives: bool = False
     is_grouped: bool = False
     known: list[Known] = []
     draws: int = 0
@@ -73,6 +75,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         timeline, world_size: of the state.
         source: the rank that sends it.
         lacking: ranks that need it sent.
+        new: ranks of processes that were started for this attempt.
         own: rank before → the rank that knows its own state now.
         committed: the newest step that is committed.
     """
@@ -83,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int = 0
     source: int = 0
     lacking: list[int] = []
+    new: list[int] = []
     own: dict[int, int] = {}
     committed: int = 0
 
@@ -103,7 +107,8 @@ def decide(
         if offer.step and not is_undone(rollbacks, offer.timeline, offer.step)
     }
     if not found:
-        return Plan()
+        lives = any(offer.lives for offer in offers)
+        return Plan(why_not="none of them has a state of a step's end" if lives else "")
     timeline, step = max((one.timeline, one.step or 0) for one in found.values())
     there = [rank for rank, one in found.items() if (one.timeline, one.step) == (timeline, step)]
     source = offers[there[0]]
@@ -129,6 +134,7 @@ def decide(
         world_size=source.world_size,
         source=there[0],
         lacking=lacking,
+        new=[rank for rank, one in enumerate(offers) if not one.lives],
         own=own,
         committed=committed,
     )

@@ -67,19 +67,23 @@ class Channel:
     def __reduce__(self) -> tuple[Any, ...]:
         return Channel, (self.group,)  # a model that is loaded has taken none
 
-    def open(self) -> None:
+    def open(self) -> bool:
         """Take the next free tags of the group, unless some are taken there already.
 
         All workers open a group's channels in the same order: when a step begins, not when a model
         is made, since one worker alone may copy one.
+
+        Returns:
+            Whether the group is another one than before.
         """
         group = dist.group.WORLD if self.group is None else self.group
         if group is None or self._opened_in() is group:
-            return
+            return False
         number = _opened.get(group, 0)
         _opened[group] = number + 1
         self.first_tag = _TAG + number % _NUM_CHANNELS * _CHANNEL_TAGS
         self._opened_in = weakref.ref(group)
+        return True
 
 
 class Exchange(Protocol):

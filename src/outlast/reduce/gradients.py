@@ -117,6 +117,12 @@ class Gradients:
         with waiting():
             self._exchange.finish()
 
+    def give_up(self) -> None:
+        """The step has no sums."""
+        self._exchange.abort()
+        for parameter in self._parameters:
+            parameter.grad = None
+
     def give(self, present: Sequence[bool]) -> None:
         """Give each parameter its gradient, and those that no shard has reached none.
 

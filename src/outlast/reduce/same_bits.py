@@ -46,6 +46,7 @@ from outlast.reduce.buffers import Buffers
 from outlast.reduce.exchange import Channel, gather
 from outlast.reduce.facts import NOT_DETERMINISTIC, Facts, among, facts_of
 from outlast.reduce.gradients import Gradients
+from outlast.reduce.losses import at_the_beginning, is_void
 from outlast.reduce.summary import Summary
 from outlast.reduce.tree import Plan
 
@@ -176,8 +177,13 @@ class SameBits(torch.nn.Module):
             )
         self._prepare()
         self._check(batch)
-        self._channel.open()
-        self._compare_facts()
+        if self._channel.open():
+            self._compared, self._is_compared = None, False
+        try:
+            self._compare_facts()
+        except RuntimeError as error:
+            if not is_void(error):
+                raise
         self._is_open = True
         self._gradients.begin()
         self._held.begin()
@@ -207,7 +213,11 @@ class SameBits(torch.nn.Module):
             raise ConfigError(f"a loss is a tensor of one element, not {found}; take its mean")
         self._losses.append(loss.detach().clone())  # the script may go on to add to its own
         scaled = loss if scaler is None else scaler.scale(loss)
-        self._gradients.backward(scaled, self._number)
+        try:
+            self._gradients.backward(scaled, self._number)
+        except RuntimeError as error:
+            if not is_void(error):
+                raise
 
     # --- a step ------------------------------------------------------------------------------
 
@@ -226,9 +236,19 @@ class SameBits(torch.nn.Module):
                         f"other workers wait for its gradients: {EXAMPLE}"
                     )
                 self._held.collect()
-        with torch.no_grad():
-            self._finish()
+        try:
+            with torch.no_grad():
+                self._finish()
+        except RuntimeError as error:
+            if not is_void(error):
+                raise
+            self._give_up()
         self._is_open = False
+
+    def _give_up(self) -> None:
+        """The step is void: there are no sums, and nobody takes what there is for them."""
+        self._gradients.give_up()
+        self.loss = torch.full((), torch.nan, dtype=torch.float64, device=self._device)
 
     def _finish(self) -> None:
         assert self._plan is not None  # noqa: S101 - a step has begun
@@ -363,7 +383,9 @@ class SameBits(torch.nn.Module):
         self._is_compared = True
 
     def _same_start(self) -> None:
-        if _place(self._group)[1] > 1:
+        if _place(self._group)[1] == 1:
+            return
+        with at_the_beginning():
             for each in (*self._named.values(), *self._held.live):
                 tensor = each.detach()
                 whole = tensor.clone(memory_format=torch.contiguous_format)  # of any strides

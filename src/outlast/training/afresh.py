@@ -116,6 +116,10 @@ class Afresh:
         after = self._look(unread, whole=True)
         self._tell([key for key in changed if key not in after or before[key].differs(after[key])])
 
+    def stand_by(self) -> None:
+        """Others, whose scripts have begun anew, call ``put_back``; here nothing was to be put."""
+        self._agreed({})
+
     def release(self) -> None:
         """What the script changes from here on is its own."""
         self._again = None

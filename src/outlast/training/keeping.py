@@ -56,23 +56,25 @@ class Keeping:
                 break
         over.watch(let_go)
 
-    def keep(self, state: Callable[[], State] | None) -> None:
+    def keep(self, state: Callable[[], State] | None, own: bytes = b"") -> None:
         """A step has ended, or the first one is about to begin, with this state.
 
-        None: this moment is not one that can be gone on from.
+        Args:
+            state: gives it; None: this moment is not one that can be gone on from.
+            own: what this rank alone knew then, where a batch has been handed out since.
         """
         start_s = time.monotonic()
         try:
-            self._keep(state)
+            self._keep(state, own)
         finally:
             self._rig.samples.stalled(time.monotonic() - start_s)
 
-    def _keep(self, state: Callable[[], State] | None) -> None:
+    def _keep(self, state: Callable[[], State] | None, own: bytes) -> None:
         self._moment = None  # two of them are never held
         if self._is_off or state is None:
             return
         try:
-            moment = Moment(self._rig.timeline, self._rig.link, state())
+            moment = Moment(self._rig.timeline, self._rig.link, state(), own)
             self._mirror.final(moment.step, moment.own, moment.rest)
         except Exception as error:  # noqa: BLE001 - whatever state is made of, training goes on
             self._stop(error)
@@ -85,16 +87,21 @@ class Keeping:
         why = str(error) or type(error).__name__
         logger.warning("the next attempt goes on from a checkpoint, if there is one: %s", why)
 
+    def has(self, step: int) -> bool:
+        """Whether the moment that is kept is the end of ``step``."""
+        return self._moment is not None and self._moment.step == step
+
     def before_optimizer(self) -> None:
         """The gradients are there, and the weights are about to change.
 
-        Raises:
-            AttemptOver: on a GPU, where what is there may be what breaking a sum has left behind.
+        On a GPU, where the attempt is over, what is there may be what breaking a sum has left
+        behind: the step is void.
         """
         for device in devices.used():
             torch.cuda.current_stream(device).synchronize()
-        if devices.used():
-            over.raise_if_over()
+        if over.is_held and over.is_over and devices.used():
+            over.is_void = True
+            return
         self._pending(late=True)
         self.spoil()
 

@@ -43,23 +43,28 @@ class Moment:
         own: this rank's own state.
         rest: digest of all that optimizers do not change, but for ``own``.
 
+    Args:
+        timeline, link: of the attempt.
+        state: as it is.
+        own: this rank's own state, where that of now is another step's already.
+
     Raises:
         ConfigError: this worker has a part of the state only.
     """
 
-    def __init__(self, timeline: int, link: Link, state: State) -> None:
+    def __init__(self, timeline: int, link: Link, state: State, own: bytes = b"") -> None:
         self.timeline = timeline
         self.rank, self.world_size = link.rank, link.world_size
         self.step = state.step
         self._is_spoiled = False
         self.data = {key: value for key, value in state.data.items() if key != OWN}
-        own = {name: one for name, one in state.tensors.items() if name.startswith(_PREFIX)}
-        self.own = pack_flat(state.data[OWN], own)
+        mine = {name: one for name, one in state.tensors.items() if name.startswith(_PREFIX)}
+        self.own = own or pack_flat(state.data[OWN], mine)
         self.tensors: dict[str, torch.Tensor] = {}
         self._marks: list[tuple[torch.Tensor, int, int]] = []
         digest = xxhash.xxh3_128(msgspec.json.encode(self.data))
         for name, tensor in state.tensors.items():
-            if name in own:
+            if name in mine:
                 continue
             if is_spread(tensor):
                 raise ConfigError(f"{name} is spread over the workers")
@@ -105,6 +110,11 @@ def deposit(moment: Moment) -> None:
 def kept() -> Moment | None:
     """What was left, if it is still what it was."""
     return next((moment for moment in _kept if moment.is_whole), None)
+
+
+def kept_own() -> bytes:
+    """What this rank knew alone at that step's end, whatever has changed since."""
+    return next((moment.own for moment in _kept), b"")
 
 
 def kept_step() -> int | None:

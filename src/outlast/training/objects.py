@@ -88,6 +88,10 @@ class Objects:
         """Name → model, without what was wrapped around it."""
         return self._models()
 
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those among them."""
+        return [one for one in self._stateful.values() if isinstance(one, torch.optim.Optimizer)]
+
     @property
     def model(self) -> torch.nn.Module | None:
         """The first model, if there is one."""

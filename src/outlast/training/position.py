@@ -27,7 +27,7 @@ from outlast.data.generators import Held, same
 from outlast.data.handover import BATCH, given_back, place, take_over
 from outlast.data.skipping import Skipping
 from outlast.data.trail import Trail
-from outlast.errors import ConfigError, ResumeRefused
+from outlast.errors import ConfigError, NotInProcess, ResumeRefused
 from outlast.ledger.narrator import say
 from outlast.policy.rollbacks import Rollback, left_out
 from outlast.training.afresh import Afresh, trace
@@ -486,6 +486,52 @@ class Position:
             # What keeps its own place hides it inside of enumerate.
             may_wrap = not isinstance(self._feed, OutlastFeed) and not self._feed.goes_on
             _say_doubt(counter.doubt(num_had, may_wrap=may_wrap), step, rank)
+
+    def generators(self) -> list[dict[str, Any]]:
+        """Where the generators stand that the script holds."""
+        return self._held.state()
+
+    def put_generators(self, state: Any) -> None:
+        """Back to where they stood."""
+        self._held.restore(state)
+
+    def tell(self, rig: Rig) -> None:
+        """Another attempt: what must be known there of the loader."""
+        if self._feed is not None:
+            rig.tell_of(self._feed)
+
+    def move(
+        self, own_of: Callable[[int], Mapping[str, Any]], saved_by: int, rig: Rig, step: int
+    ) -> None:
+        """In the midst of a loop, go to another place in its data: that of ``step``, for this rank.
+
+        Args:
+            own_of: rank → what it knew alone, as ``take_over`` has it.
+            saved_by: how many there were.
+            rig: of the new attempt.
+            step: completed steps.
+
+        Raises:
+            NotInProcess: the loader's place is one worker's own.
+        """
+        before, link = self._feed, rig.link
+        assert before is not None  # noqa: S101 - it is in a loop
+        if before.is_tied:
+            raise NotInProcess(
+                "connection closed by a loss elsewhere, and this process starts anew: its loader "
+                "cannot go to another place"
+            )
+        saved, self._trail = take_over(
+            lambda rank: own_of(rank)["data"], saved_by, link.rank, link.world_size
+        )
+        before.put_down()
+        feed = rig.open_feed(before.loader, self._trail, step)
+        feed.max_epochs = before.max_epochs
+        feed.hold(self._held)
+        feed.restore(saved["position"])
+        self._feed, self._done, self._ahead = feed, step, None
+        self._held.restore(saved.get("held", ()))
+        self._skipping.begin(self.loop, int(saved[BATCH]))
 
     def end(self) -> None:
         """The session is over: what is saved now has what the script did behind its loop."""

@@ -44,6 +44,8 @@ class Regained(msgspec.Struct, frozen=True, kw_only=True):
         committed: the newest step that is committed.
         seconds: what that took.
         num_lacking: how many ranks had to be sent the state.
+        is_lacking: whether this one had.
+        has_new: whether some ranks' processes were started for this attempt.
     """
 
     step: int
@@ -54,6 +56,8 @@ class Regained(msgspec.Struct, frozen=True, kw_only=True):
     committed: int
     seconds: float
     num_lacking: int
+    is_lacking: bool
+    has_new: bool
 
     def fields(self, num_workers: int) -> dict[str, Any]:
         """Of the ledger's event; ``num_workers`` take part in the new attempt."""
@@ -73,6 +77,7 @@ def find(
     promised: Collection[int],
     *,
     takes_part: bool,
+    lives: bool = False,
     rollbacks: Sequence[Rollback] = (),
 ) -> Regained | str:
     """What survivors hold, for this rank; or why that is not used ("" where nobody holds any).
@@ -83,6 +88,7 @@ def find(
         link: the other ranks.
         promised: steps that the ledger says were committed (rank 0 needs them).
         takes_part: on rank 0, whether workers recover in their processes.
+        lives: whether this one was in the attempt before.
         rollbacks: what they have undone is not gone on from.
 
     Raises:
@@ -94,7 +100,7 @@ def find(
     if link.fetch("living", TIMEOUT_S) != b"1":
         return ""
     moment, records = living.kept(), read_own()
-    plan = _agree(link, promised, rollbacks, moment, records)
+    plan = _agree(link, promised, rollbacks, _offer(moment, records, lives=lives))
     if plan.step is None:
         living.forget()
         return plan.why_not
@@ -110,6 +116,8 @@ def find(
         committed=plan.committed,
         seconds=time.monotonic() - start_s,
         num_lacking=len(plan.lacking),
+        is_lacking=link.rank in plan.lacking,
+        has_new=bool(plan.new),
     )
 
 
@@ -117,11 +125,9 @@ def _agree(
     link: Link,
     promised: Collection[int],
     rollbacks: Sequence[Rollback],
-    moment: Moment | None,
-    records: list[Record],
+    offer: Offer,
 ) -> Plan:
-    offer = msgspec.json.encode(_offer(moment, records))
-    link.publish(f"living/{link.rank}", offer)
+    link.publish(f"living/{link.rank}", msgspec.json.encode(offer))
     if link.rank == 0:
         offers = [
             msgspec.json.decode(link.fetch(f"living/{rank}", TIMEOUT_S), type=Offer)
@@ -131,7 +137,7 @@ def _agree(
     return msgspec.json.decode(link.fetch("living/plan", TIMEOUT_S), type=Plan)
 
 
-def _offer(moment: Moment | None, records: list[Record]) -> Offer:
+def _offer(moment: Moment | None, records: list[Record], *, lives: bool) -> Offer:
     known = [
         Known(
             timeline=one.timeline,
@@ -147,7 +153,7 @@ def _offer(moment: Moment | None, records: list[Record]) -> Offer:
     draws = max((one.draws for one in records), default=0)
     is_grouped = dist.is_available() and dist.is_initialized()
     if moment is None:
-        return Offer(is_grouped=is_grouped, known=known, draws=draws)
+        return Offer(lives=lives, is_grouped=is_grouped, known=known, draws=draws)
     mine = Known(
         timeline=moment.timeline,
         rank=moment.rank,
@@ -161,6 +167,7 @@ def _offer(moment: Moment | None, records: list[Record]) -> Offer:
         world_size=moment.world_size,
         digest=moment.digest(),
         rest=moment.rest.hex(),
+        lives=lives,
         is_grouped=is_grouped,
         known=[*known, mine],
         draws=draws,

@@ -77,6 +77,9 @@ logger = logging.getLogger(__name__)
 class Rig:
     """What a session stands on.
 
+    Attributes:
+        others_live: whether processes of the attempt before are here whose state is not used.
+
     Args:
         settings: the job's settings.
         on_decision: told of each agreed action.
@@ -136,6 +139,7 @@ class Rig:
             leads=not self.link.rank,
         )
         self._step = 0
+        self.others_live = False
         self.agreement: Agreement | None = None
         self._completed_s = time.monotonic()
         self._data_word = b""
@@ -206,8 +210,12 @@ class Rig:
 
     # --- resuming, starting, stopping --------------------------------------------------------
 
-    def regain(self) -> Regained | None:
-        """What survivors of the attempt before hold, if that can be gone on from; first of all."""
+    def regain(self, *, lives: bool = False) -> Regained | None:
+        """What survivors of the attempt before hold, if that can be gone on from; first of all.
+
+        Args:
+            lives: whether this process is one of them.
+        """
         if not self._under_agent:
             return None
         key = f"session/{self.link.rank}"
@@ -216,9 +224,11 @@ class Rig:
             self.link,
             {save.step for save in self._promised},
             takes_part=LINE_VARIABLE in os.environ,
+            lives=lives,
             rollbacks=self.judging.rollbacks,
         )
         if isinstance(found, str):
+            self.others_live = bool(found)
             if found and self.link.rank == 0:
                 say(f"the state of the workers that survived is not used: {found}")
             return None
@@ -353,6 +363,7 @@ class Rig:
                 self.agreement.stop()
         finally:  # also when somebody does not want to wait for slower tiers
             self._close_the_books(exit_code)
+            self.beat.close()
 
     def abandon(self, exit_code: int, copying_s: float | None) -> None:
         """Leave without the training thread, which does not come to an end."""
@@ -468,12 +479,16 @@ class Rig:
         """
         me = {"rank": self.link.rank, "world_size": self.link.world_size}
         feed = open_feed(loader, **me, trail=trail, step=step)
+        self.tell_of(feed)
+        return feed
+
+    def tell_of(self, feed: Feed) -> None:
+        """The agent hears whether the loop's loader is tied to the ranks."""
         word = TIED if feed.is_tied else FREE
         if self._under_agent and self.link.rank == 0 and word != self._data_word:
             self._data_word = word
             with contextlib.suppress(OSError):  # the store is gone, the attempt over
                 self.link.publish(DATA_KEY, word)
-        return feed
 
     # --- notices -----------------------------------------------------------------------------
 

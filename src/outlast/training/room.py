@@ -139,6 +139,10 @@ class Room:
         """
         with self._lock:
             self._unregister()
+            self._buffers = {}
+            for arena in self._arenas.values():
+                arena.close()
+            self._arenas = {}
 
     def forget(self) -> None:
         """The keeper that gave it is gone; its successor gives the same memory again."""

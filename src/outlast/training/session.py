@@ -16,6 +16,7 @@ random numbers from generators that are neither global nor found (``data/generat
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import threading
@@ -28,12 +29,19 @@ import msgspec
 
 from outlast import config
 from outlast.attempt.agreement import Action, Agreement
-from outlast.attempt.over import over
+from outlast.attempt.over import AttemptOver, over
 from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.data import random_state, shield
-from outlast.errors import ConfigError, Exit, OutlastError, StorageError, exit_code_of
+from outlast.errors import (
+    ConfigError,
+    Exit,
+    NotInProcess,
+    OutlastError,
+    StorageError,
+    exit_code_of,
+)
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
 from outlast.notice.desk import PlatformDesk
@@ -41,21 +49,20 @@ from outlast.notice.platform import Chosen
 from outlast.notice.record import answer_to, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.training import excepthook, lazy
-from outlast.training.afresh import Afresh, held, read
+from outlast.training.afresh import held, read
 from outlast.training.callsite import Entry, Site, entry_of, site_of
-from outlast.training.ending import Ending
 from outlast.training.flight import State, Written
+from outlast.training.footing import Footing
 from outlast.training.gradients import KEY as GRADIENTS
 from outlast.training.gradients import Gradients
 from outlast.training.hyper import Hyperparameters
 from outlast.training.initial import Initial
-from outlast.training.keeping import Keeping
-from outlast.training.leaving import NO_COMMIT, Leaving, Where
+from outlast.training.leaving import NO_COMMIT, Where
 from outlast.training.objects import Objects
+from outlast.training.passage import FROM_NOTHING, Home, Passage
 from outlast.training.pending import PendingSave, Saves
 from outlast.training.position import Position, refuse_loop
-from outlast.training.rig import Rig
-from outlast.training.streams import Streams
+from outlast.training.survivor import open_survivor
 from outlast.training.transient import Transient
 from outlast.training.unnamed import Unnamed
 
@@ -91,15 +98,13 @@ class Session:
         self._hyper: Hyperparameters
         self._origins: list[Any] = []  # of the job's first state, where it was not the script's
         self._saves = Saves()
-        self._rig: Rig
         self._signals = SignalNotice(self._on_signal, patient=self._is_patient)
         self._desk = PlatformDesk(settings, self._on_notice, self._on_platform)
         self._cover = shield.Cover()  # for loaders that the script iterates itself
-        self._leaving: Leaving
-        self._ending: Ending
+        self._on: Footing
         self._position = Position()
         self._entry = Entry()
-        self._keeping: Keeping | None = None  # where this process may go on into another attempt
+        self._passage: Passage | None = None  # where the agent has this process live on
         self._end_random: dict[str, Any] | None = None  # as the loop left them, for the last save
         self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
         self._told_of_loops = False
@@ -111,14 +116,13 @@ class Session:
         self._unnamed: Unnamed
         self._transient: Transient
         self._gradients: Gradients
-        self._afresh: Afresh
         self._optimizers: lazy.Heard
 
     # --- entering and leaving ----------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         """Asked for what is not there: of all that opening makes, this is needed first."""
-        if name == "_rig":
+        if name == "_on":
             with excepthook.one_line_errors():
                 raise ConfigError(
                     "the session is not open; write: with outlast.session(…) as session:"
@@ -135,64 +139,71 @@ class Session:
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
             devices.settle(self._objects.stateful.values())
-            hear, done = self._on_decision, self._saves.written
-            hasten = lambda left_s: self._leaving.hasten(left_s)  # noqa: E731, PLW0108 - not yet there
-            self._rig = Rig(self._settings, hear, done, hasten)
-            where = lambda: Where(self.step, self._in_loop, self._is_draining or self._is_over)  # noqa: E731
-            self._leaving = Leaving(self._rig, self._signals, where)
-            self._ending = Ending(self._rig, self._newest, self._snapshot)
-            self._streams = Streams(self._rig.link)
-            self._afresh = Afresh(self._objects, self._rig.link)
-            self._meter = self._rig.meter()
+            self._passage = self._open_passage()
+            self._open_attempt()
             try:
                 self._resume()
-                self._position.leave_out(self._rig.judging.rollbacks)
-                self._rig.start(self.step)
+                self._position.leave_out(self._on.rig.judging.rollbacks)
+                self._on.rig.start(self.step)
             except BaseException as error:
                 # Refused before it began: another one can take its place in this process.
-                self._rig.stop(0.0, exit_code_of(error), clean=False)
+                self._on.rig.stop(0.0, exit_code_of(error), clean=False)
+                if self._passage is not None:
+                    self._passage.close()
                 raise
         self._optimizers = lazy.Heard(self.step)
-        self._hook = lazy.hook(
-            self._before_optimizer, self._rig.engine.distrust, self._before_replay
-        )
+        distrust = lambda: self._on.rig.engine.distrust()  # noqa: E731, PLW0108 - of each attempt
+        self._hook = lazy.hook(self._before_optimizer, distrust, self._before_replay)
         self._gradients.open(self.step)
-        if self._rig.link.rank == 0:
+        if self._on.rig.link.rank == 0:
             self._unnamed.open()
             self._transient.open()
-        if over.is_held:
-            self._keeping = Keeping(self._rig, self._own_end, self._let_go, self._objects.model)
+        if self._passage is not None:
+            self._passage.begin(self._on.rig)
         self._signals.install()
         self._cover.open()
-        if self._rig.listens:
+        if self._on.rig.listens:
             self._desk.open()
         return self
 
+    def _open_attempt(self) -> Footing:
+        self._on = Footing(
+            *(self._settings, self._objects, self._signals),
+            on_decision=self._on_decision,
+            on_written=self._saves.written,
+            where=lambda: Where(self.step, self._in_loop, self._is_draining or self._is_over),
+            newest=self._newest,
+            snapshot=self._snapshot,
+        )
+        return self._on
+
     def _resume(self) -> None:
-        self._objects.bits.tell_at_start(self._rig.link.rank, self._rig.link.world_size)
-        regained = self._rig.regain()
+        self._objects.bits.tell_at_start(self._on.rig.link.rank, self._on.rig.link.world_size)
+        regained = self._on.rig.regain()
         if regained is not None:
             remarks = self._objects.put(regained.state)
             own_of, saved_by = regained.own_of, regained.world_size
             again = held(self._objects, regained.state)
         else:
-            loaded = self._rig.resume(self._objects.check).loaded
+            loaded = self._on.rig.resume(self._objects.check).loaded
             if loaded is None:
+                if self._on.rig.others_live:
+                    raise NotInProcess(FROM_NOTHING)
                 self._begin()
                 return
-            if self._initial.paths and self._rig.link.rank == 0:
+            if self._initial.paths and self._on.rig.link.rank == 0:
                 where, step = ", ".join(self._initial.paths), loaded.manifest.step
                 say(f"{where} is not started from: this job goes on from its own step {step}")
             remarks = self._objects.apply(loaded)
             own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
-            again = read(self._objects, self._rig, loaded.save)
-        link, bits = self._rig.link, self._objects.bits
+            again = read(self._objects, self._on.rig, loaded.save)
+        link, bits = self._on.rig.link, self._objects.bits
         self._tell(remarks)
         own = own_of(link.rank % saved_by)
         self.step, self.resumed = own["step"], True
         self._origins = own.get("origins", [])
         self._tell(self._hyper.resumed(own.get("settings")))
-        self._streams.resumed(own["random"], saved_by, any_size=bits.any_size)
+        self._on.streams.resumed(own["random"], saved_by, any_size=bits.any_size)
         bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
         self._gradients.resumed(own, saved_by, link.world_size, link.rank)
         self._position.take_over(own_of, saved_by, link)
@@ -201,18 +212,18 @@ class Session:
             again(keys)
             self._hyper.put(keys)
 
-        self._afresh.restored(once_more, self.step, is_whole=not self._position.is_first)
+        self._on.afresh.restored(once_more, self.step, is_whole=not self._position.is_first)
 
     def _begin(self) -> None:
         """The job has no checkpoint of its own."""
         if self._initial.paths:
-            origins = self._initial.start(self._rig.link)
+            origins = self._initial.start(self._on.rig.link)
             self._origins = [msgspec.to_builtins(one) for one in origins]
-            self._rig.started_from(origins)
+            self._on.rig.started_from(origins)
             self._tell(self._hyper.started({key for one in origins for key in one.objects}))
 
     def _tell(self, lines: Iterable[str]) -> None:
-        for line in lines if self._rig.link.rank == 0 else ():
+        for line in lines if self._on.rig.link.rank == 0 else ():
             say(line)
 
     def __exit__(
@@ -228,7 +239,7 @@ class Session:
         code = exit_code_of(error)
         if error is not None:
             over.explains(error)  # waits for the agent's word, on which it depends what is done
-        if isinstance(error, Exception) and self._leaving.is_known and code != Exit.STORAGE:
+        if isinstance(error, Exception) and self._on.leaving.is_known and code != Exit.STORAGE:
             say(f"ended by {type(error).__name__} while the job was leaving: {error}")
             code = int(Exit.DRAINED)
         # An exception leaves at once: other ranks may be gone, and the older commit stands.
@@ -245,26 +256,26 @@ class Session:
             self._gradients.close()
             self._unnamed.close()
             self._cover.close()
-            if self._keeping is not None:
-                self._keeping.close()
+            if self._passage is not None:
+                self._passage.close()
             self._position.close()
-            timeout_s = self._leaving.seconds_for_saving(COMMIT_TIMEOUT_S if ended else OTHERS_S)
+            timeout_s = self._on.leaving.seconds_for_saving(COMMIT_TIMEOUT_S if ended else OTHERS_S)
             if over.is_over or code == Exit.ROLLED_BACK:  # what is in memory stays there
                 timeout_s, clean = 0.0, False
             copying_s = self._seconds_for_copying(is_excused=is_excused)
             try:
-                self._rig.stop(timeout_s, code, clean=clean, copying_s=copying_s)
+                self._on.rig.stop(timeout_s, code, clean=clean, copying_s=copying_s)
             finally:
-                self._leaving.left()
+                self._on.leaving.left()
                 self._saves.give_up(self.step)
-                if self._rig.listens:
+                if self._on.rig.listens:
                     self._desk.close()
         if code != Exit.DRAINED:
             return
-        if self._heard is not None and self._rig.engine.committed_step == self.step:
+        if self._heard is not None and self._on.rig.engine.committed_step == self.step:
             self._desk.approve(self._heard)
         if isinstance(error, Exception):
-            self._leaving.tell_loss(self.step, f"{type(error).__name__} came first")
+            self._on.leaving.tell_loss(self.step, f"{type(error).__name__} came first")
             raise SystemExit(code) from error
 
     # --- the loop ----------------------------------------------------------------------------
@@ -316,7 +327,7 @@ class Session:
             first = self._position.begin_epochs(num)
         if first >= num:
             self._was_over_at_once = True
-            self._streams.restore(self.step)  # for what follows, as if they had just ended here
+            self._on.streams.restore(self.step)  # for what follows, as if they had just ended here
         is_left = True
         try:
             for epoch in range(first, num):
@@ -343,34 +354,34 @@ class Session:
                     self._open(loader, **limits, is_over=True)
                 self._position.leave()
             elif self._position.saved_loop > self._position.loop:
-                self._streams.restore(self.step)
+                self._on.streams.restore(self.step)
             return
         with excepthook.one_line_errors():
             self._open(loader, **limits)
         self._in_loop, self._end_random = True, None
         self._gradients.restore()
-        meter = self._meter
-        meter.open(self._objects.stateful.values())
+        self._on.meter.open(self._objects.stateful.values())
         self._keep()
-        try:
-            while until is None or self.step < until:
-                self._boundary()
-                meter.loading()
-                try:
-                    batch = self._position.next(self.step)
-                except StopIteration:
-                    break
+        batch: Any = None
+        is_in_hand = False
+        with self._loop():
+            while until is None or self.step < until or is_in_hand:
+                if not is_in_hand:
+                    if not self._come_to_boundary():
+                        continue  # it is another attempt's
+                    self._on.meter.loading()
+                    try:
+                        batch = self._position.next(self.step)
+                    except StopIteration:
+                        break
+                    self._position.handed_out(sys._getframe(), self.step, self._on.rig.link.rank)
                 self._at_boundary = False
                 self._gradients.handed_out()
-                self._position.handed_out(sys._getframe(), self.step, self._rig.link.rank)
-                meter.stepping()
+                if self._passage is not None:
+                    self._passage.handed_out()
+                self._on.meter.stepping()
                 yield batch
-                self._complete()
-                self._keep()
-                if not self._is_prepared:
-                    self._prepare()
-        finally:
-            self._leave_loop()
+                is_in_hand = self._end_step()
         self._act_on_last_boundary()
 
     def log(self, **scalars: Any) -> None:
@@ -378,7 +389,7 @@ class Session:
 
         A tensor is read only when its step is kept, so that a GPU isn't waited for.
         """
-        self._rig.log(scalars)
+        self._on.rig.log(scalars)
 
     def save(self) -> PendingSave:
         """Ask for a checkpoint at the next step boundary; returns at once.
@@ -398,13 +409,86 @@ class Session:
     def _complete(self) -> None:
         """The step in progress is complete."""
         self.step += 1
-        self._meter.ended(self.step)
+        self._on.meter.ended(self.step)
         self._at_boundary = self._has_trained = True
         self._position.completed()
+        if self._passage is not None:
+            self._passage.completed()
         self._gradients.completed(self.step)
         self._unnamed.completed()
         self._transient.completed()
-        self._rig.completed(self.step, *self._position.batch)
+        self._on.rig.completed(self.step, *self._position.batch)
+
+    # --- a loss elsewhere --------------------------------------------------------------------
+
+    def _open_passage(self) -> Passage | None:
+        survivor = open_survivor()
+        if survivor is None:
+            return None
+        home = Home(
+            newest=self._newest,
+            own_end=self._own_end,
+            let_go=self._let_go,
+            leave=self._leave_attempt,
+            enter=self._open_attempt,
+            arrive=self._arrive,
+        )
+        return Passage(survivor, self._objects, self._position, home)
+
+    @contextlib.contextmanager
+    def _loop(self) -> Iterator[None]:
+        with self._passage.loop() if self._passage is not None else contextlib.nullcontext():
+            try:
+                yield
+            finally:
+                self._leave_loop()
+
+    def _come_to_boundary(self) -> bool:
+        """Do what is due; whether this is still the same boundary of the same attempt."""
+        try:
+            self._boundary()
+        except (AttemptOver, Exception) as error:
+            if not over.explains(error):
+                raise
+        else:
+            return True
+        self._go_on()
+        return False
+
+    def _end_step(self) -> bool:
+        """The loop's body has come to its end; whether it has the same batch once more."""
+        if not over.is_void:
+            if self._passage is not None:
+                self._passage.body_ended()
+            try:
+                self._complete()
+                self._keep()
+                if not self._is_prepared:
+                    self._prepare()
+            except Exception as error:
+                if not over.explains(error):
+                    raise
+            else:
+                return False
+        return self._go_on()
+
+    def _go_on(self) -> bool:
+        """The attempt is over: go on in the next one; whether with the batch in hand."""
+        assert self._passage is not None  # noqa: S101 - it is held
+        self._passage.cross(self._on, self.step)
+        self._on.meter.open(self._objects.stateful.values())
+        return self._passage.is_in_hand
+
+    def _leave_attempt(self) -> None:
+        self._on.leave()
+        self._saves.give_up(self.step)
+        self._is_prepared = False
+
+    def _arrive(self, step: int) -> None:
+        self.step = step
+        self._at_boundary = self._passage is None or not self._passage.is_in_hand
+        self._gradients.forget(step)
+        self._optimizers = lazy.Heard(step)
 
     def _leave_loop(self) -> None:
         """The loop has ended or was left, maybe in the midst of a step."""
@@ -418,8 +502,9 @@ class Session:
                 self._at_boundary = True
         self._in_loop = False
         self._position.leave()
-        self._meter.close()
-        self._agreement.leave(self.step)
+        self._on.meter.close()
+        if self._on.rig.agreement is not None:  # else a loss has ended it before it began
+            self._on.rig.agreement.leave(self.step)
         self._end_random = random_state.capture()
 
     def _unless_finished(self, error: BaseException | None) -> BaseException | None:
@@ -429,10 +514,10 @@ class Session:
         """
         if not self._was_over_at_once or self._has_trained:
             return error
-        finished_t = self._rig.finished_t
-        excepthook.no_step_was_left(self._rig.link, finished_t=finished_t)
+        finished_t = self._on.rig.finished_t
+        excepthook.no_step_was_left(self._on.rig.link, finished_t=finished_t)
         is_forgiven = error is not None and excepthook.is_forgiven(error)
-        if finished_t and (is_forgiven or self._is_end(error)) and self._rig.link.rank == 0:
+        if finished_t and (is_forgiven or self._is_end(error)) and self._on.rig.link.rank == 0:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(finished_t))
             say(
                 f"nothing is left to do: finished at step {self.step} on {when}; the code behind "
@@ -444,7 +529,7 @@ class Session:
         """Whether the script leaves the session as it means to, so that this is a state to save."""
         if error is None:
             return True
-        if self._leaving.is_known or self._is_rolled_back or over.is_over or sys.is_finalizing():
+        if self._on.leaving.is_known or self._is_rolled_back or over.is_over or sys.is_finalizing():
             return False
         # What ends a generator that the session is in, or whoever asks ``steps`` for its next.
         return isinstance(error, SystemExit | GeneratorExit | StopIteration)
@@ -456,7 +541,7 @@ class Session:
         loop, saved_loop = self._position.loop, self._position.saved_loop
         if loop >= saved_loop:
             return False
-        if self._rig.link.rank == 0 and not self._told_of_loops:  # there may be a hundred
+        if self._on.rig.link.rank == 0 and not self._told_of_loops:  # there may be a hundred
             self._told_of_loops = True
             around = ""
             if site.counted and not self._position.is_in_known_epoch:
@@ -473,20 +558,20 @@ class Session:
     def _open(self, loader: Iterable[Any], **limits: Any) -> None:
         self._position.open(
             *(loader, self.step),
-            rig=self._rig,
+            rig=self._on.rig,
             objects=self._objects,
-            streams=self._streams,
-            afresh=self._afresh,
+            streams=self._on.streams,
+            afresh=self._on.afresh,
             **limits,
         )
 
     def _boundary(self) -> None:
-        self._rig.raise_if_overtaken()
+        self._on.rig.raise_if_overtaken()
         while actions := self._agreement.boundary(self.step):
             self._act(actions)
         over.raise_if_over()
         # After what was due here: a save that has just begun must not hold up the one asked for.
-        due = self._rig.save_is_due(self.step)
+        due = self._on.rig.save_is_due(self.step)
         if due is not None:
             step = self.step + 1
             step = self._gradients.foreseen(step) if due["kind"] == "save" else step
@@ -499,7 +584,7 @@ class Session:
         """
         for pending in self._saves.open():
             pending.decide(self.step)
-        back = self._ending.act(self._position.loop, self.step, self._agreement)
+        back = self._on.ending.act(self._position.loop, self.step, self._agreement)
         if back is not None:
             self._roll_back(back)
 
@@ -514,7 +599,7 @@ class Session:
 
     @property
     def _agreement(self) -> Agreement:
-        agreement = self._rig.agreement
+        agreement = self._on.rig.agreement
         assert agreement is not None  # noqa: S101 - there from the session's beginning
         return agreement
 
@@ -529,7 +614,7 @@ class Session:
             state = self._state()
             if self._gradients.come_and_go:
                 state[OWN].pop(GRADIENTS, None)
-            self._rig.prepare(self.step, self._objects.stateful, state)
+            self._on.rig.prepare(self.step, self._objects.stateful, state)
         except ConfigError as error:  # said again, and counted, when it is to be saved
             if not self.resumed:
                 with excepthook.one_line_errors():
@@ -539,21 +624,23 @@ class Session:
     def _before_optimizer(self) -> None:
         if self._in_loop and not self._at_boundary:
             self._optimizers.stepped(self.step + 1)
+        if over.is_void:  # it changes nothing
+            return
         start_s = time.monotonic()
-        if self._rig.engine.is_copying:
-            self._meter.saving()
-        self._rig.engine.before_optimizer()
+        if self._on.rig.engine.is_copying:
+            self._on.meter.saving()
+        self._on.rig.engine.before_optimizer()
         stalled_s = time.monotonic() - start_s
-        self._rig.samples.stalled(stalled_s)
-        self._meter.updating(stalled_s)
-        if self._keeping is not None and self._in_loop:
-            self._keeping.before_optimizer()
+        self._on.rig.samples.stalled(stalled_s)
+        self._on.meter.updating(stalled_s)
+        if self._passage is not None and self._in_loop:
+            self._passage.before_optimizer()
 
     def _before_replay(self) -> None:
         """A CUDA graph is replayed; an optimizer's step may be in it."""
         self._gradients.replayed()
-        if self._keeping is not None and not self._optimizers.is_certain(self.step):
-            self._keeping.spoil()
+        if self._passage is not None and not self._optimizers.is_certain(self.step):
+            self._passage.spoil()
 
     def _state(self) -> dict[str, Any]:
         state = self._objects.capture()
@@ -564,10 +651,10 @@ class Session:
 
     def _newest(self) -> State:
         """What would be saved now."""
-        return self._rig.states.of(self.step, self._objects.stateful, self._state())
+        return self._on.rig.states.of(self.step, self._objects.stateful, self._state())
 
     def _own(self, step: int, data: Mapping[str, Any]) -> dict[str, Any]:
-        random = self._position.random or self._end_random or random_state.capture()
+        random = self._position.random or self._end_random or random_state.outside()
         own = {"step": step, "random": random, "data": data, "bits": self._objects.bits.facts()}
         own["settings"] = self._hyper.state()
         return {**own, "origins": self._origins} if self._origins else own
@@ -580,24 +667,24 @@ class Session:
         """
         start = time.monotonic()
         over.raise_if_over()
-        if not self._rig.engine.wait_for_room(COMMIT_TIMEOUT_S):
-            self._rig.skipped(self.step, "the save before it does not end")
+        if not self._on.rig.engine.wait_for_room(COMMIT_TIMEOUT_S):
+            self._on.rig.skipped(self.step, "the save before it does not end")
             return False
         try:
             state = self._state()
         except ConfigError as error:  # state that changed its kind must not end the training
-            self._rig.engine.refuse(self.step, str(error))
+            self._on.rig.engine.refuse(self.step, str(error))
             return self._not_saved(error)
         if self._optimizers.is_due(self.step):
-            self._rig.engine.take_at_once()
+            self._on.rig.engine.take_at_once()
         try:
-            self._rig.capture(self.step, self._objects.stateful, state, info, start)
+            self._on.rig.capture(self.step, self._objects.stateful, state, info, start)
         except (OSError, OutlastError, RuntimeError) as error:
             return self._not_saved(error)
         return True
 
     def _not_saved(self, error: Exception) -> bool:
-        self._rig.skipped(self.step, str(error))
+        self._on.rig.skipped(self.step, str(error))
         say(f"step {self.step} was not saved: {error}")
         return False
 
@@ -614,16 +701,16 @@ class Session:
         With ``once_more`` also if this step is committed already.
         """
         until_s = time.monotonic() + timeout_s
-        written = self._rig.engine.wait(timeout_s)
+        written = self._on.rig.engine.wait(timeout_s)
         for _ in range(MAX_TRIES):
-            is_there = self._rig.engine.committed_step == self.step and not once_more
+            is_there = self._on.rig.engine.committed_step == self.step and not once_more
             if written is None or is_there:
                 break
             once_more = False
-            self._rig.engine.line.wait_for_keeper(until_s - time.monotonic())
+            self._on.rig.engine.line.wait_for_keeper(until_s - time.monotonic())
             if not self._snapshot({"reason": reason, "tiers": tiers}):
                 break
-            written = self._rig.engine.wait(max(until_s - time.monotonic(), 0.0))
+            written = self._on.rig.engine.wait(max(until_s - time.monotonic(), 0.0))
             if written is not None and not written.void and written.told:
                 break
         return written
@@ -637,9 +724,9 @@ class Session:
     def _keep(self) -> None:
         """A step has ended, or the first one begins: this moment can be gone on from."""
         self._position.forget_ahead()
-        if self._keeping is not None:
+        if self._passage is not None:
             # Gradients in the making are this process's alone: there is nothing to go on from.
-            self._keeping.keep(None if self._gradients.are_unused else self._newest)
+            self._passage.keep(None if self._gradients.are_unused else self._newest)
 
     def _own_end(self, step: int) -> dict[str, Any]:
         """This rank's own state, as if ``step``, which is in progress, had just ended."""
@@ -648,32 +735,32 @@ class Session:
     def _let_go(self) -> None:
         """In another thread: the attempt is over, and nothing is to be waited for any more."""
         self._agreement.release()
-        self._rig.engine.give_up()
+        self._on.rig.engine.give_up()
         self._saves.give_up(self.step)
 
     def _roll_back(self, info: Mapping[str, Any]) -> None:
         """Leave without saving; all ranks do, and the next attempt goes on from before."""
         self._is_rolled_back = True
         unknown = str(info.get("unknown", ""))
-        raise SystemExit(self._rig.code_of_rollback(stops=bool(info["stops"]), unknown=unknown))
+        raise SystemExit(self._on.rig.code_of_rollback(stops=bool(info["stops"]), unknown=unknown))
 
     def _drain(self, action: Action) -> None:
         """Commit this step and leave; the other ranks do the same."""
         self._is_draining = True
-        if not self._leaving.claim():
+        if not self._on.leaving.claim():
             raise SystemExit(int(Exit.DRAINED))  # it was just given up
-        self._rig.drain_agreed(self.step, action.info)
-        self._rig.unsaved.is_ending = True
-        left_s = self._leaving.seconds_for_saving(COMMIT_TIMEOUT_S)
+        self._on.rig.drain_agreed(self.step, action.info)
+        self._on.rig.unsaved.is_ending = True
+        left_s = self._on.leaving.seconds_for_saving(COMMIT_TIMEOUT_S)
         written = self._commit_now("drain", left_s, tiers=action.info.get("tiers"))
-        committed = self._rig.engine.committed_step
-        self._rig.drained(self.step, committed == self.step)
+        committed = self._on.rig.engine.committed_step
+        self._on.rig.drained(self.step, committed == self.step)
         if action.info.get("interrupt"):
             raise self._interrupted(committed == self.step)
         self._signals.deafen()
         if committed != self.step:
             why = written.error if written and written.error else "there was no time left"
-            self._leaving.tell_loss(self.step, why)
+            self._on.leaving.tell_loss(self.step, why)
             if written is not None and written.error:
                 raise SystemExit(int(Exit.STORAGE))
         raise SystemExit(int(Exit.DRAINED))
@@ -681,32 +768,32 @@ class Session:
     def _commit_end(self, error: BaseException | None, *, ended: bool, is_excused: bool) -> None:
         """See that the end is committed, or tell the other ranks why this one does not."""
         if is_excused:
-            self._ending.is_excused()
+            self._on.ending.is_excused()
         elif not ended:
-            self._ending.is_none(error)
+            self._on.ending.is_none(error)
         else:
             with excepthook.one_line_errors():
                 self._position.refuse_unreached(self.step)
             self._save_end()
 
     def _seconds_for_copying(self, *, is_excused: bool) -> float | None:
-        copying_s = self._leaving.seconds_for_copying()
-        if not is_excused or self._rig.link.world_size == 1:
+        copying_s = self._on.leaving.seconds_for_copying()
+        if not is_excused or self._on.rig.link.world_size == 1:
             return copying_s
         # The other ranks may wait for this one to go, and the keeper waits for them.
         return OTHERS_S if copying_s is None else min(copying_s, OTHERS_S)
 
     def _save_end(self) -> None:
-        self._rig.unsaved.is_ending = True
+        self._on.rig.unsaved.is_ending = True
         with excepthook.one_line_errors():
-            differs = lambda: self._has_trained or self._position.ends_anew(self._afresh)  # noqa: E731
-            if self._ending.is_due(self.step, COMMIT_TIMEOUT_S, differs):
+            differs = lambda: self._has_trained or self._position.ends_anew(self._on.afresh)  # noqa: E731
+            if self._on.ending.is_due(self.step, COMMIT_TIMEOUT_S, differs):
                 self._position.end()
                 self._final_save()
 
     def _final_save(self) -> None:
         written = self._commit_now("finished", COMMIT_TIMEOUT_S, once_more=True)
-        committed = self._rig.engine.committed_step
+        committed = self._on.rig.engine.committed_step
         if committed != self.step or written is None or written.error:
             why = f"not within {COMMIT_TIMEOUT_S:.0f} s"
             if written is not None:
@@ -719,18 +806,18 @@ class Session:
 
     def _is_patient(self) -> bool:
         """Whether Ctrl-C waits for the step's end: in the loop, where no agent sees to it."""
-        return self._in_loop and not self._rig.under_agent
+        return self._in_loop and not self._on.rig.under_agent
 
     def _interrupted(self, is_committed: bool) -> KeyboardInterrupt:
-        if is_committed and self._rig.link.rank == 0:
+        if is_committed and self._on.rig.link.rank == 0:
             say(f"stopped after step {self.step}, which is committed; the same command goes on")
         elif not is_committed:
-            self._leaving.tell_loss(self.step, "the save failed")
+            self._on.leaving.tell_loss(self.step, "the save failed")
         return excepthook.quietly(KeyboardInterrupt())
 
     def _on_signal(self, name: str) -> None:
         if name == "SIGINT":
-            if self._rig.link.rank == 0:
+            if self._on.rig.link.rank == 0:
                 say("Ctrl-C: stopping once this step is complete and saved; again to stop at once")
             self._agreement.request(
                 "drain", not_before=0, reason="Ctrl-C", left_s=None, interrupt=True
@@ -745,18 +832,18 @@ class Session:
             self._agreement.request("drain", not_before=0, **info)
         elif answer_to(notice, self._settings) != "ignore":
             self._agreement.hurry(**info)
-        self._rig.notice(notice)  # not before: its disk may be slow
+        self._on.rig.notice(notice)  # not before: its disk may be slow
 
     def _on_platform(self, chosen: Chosen) -> None:
-        if self._rig.link.rank == 0 and chosen.watchers:
+        if self._on.rig.link.rank == 0 and chosen.watchers:
             say(chosen.reason)
-        self._rig.foresight.found(chosen)
+        self._on.rig.foresight.found(chosen)
 
     def _on_decision(self, action: Action) -> None:
         if action.kind in ("drain", "leave"):
-            self._leaving.decided(action)
+            self._on.leaving.decided(action)
         if action.kind in ("leave", "rollback"):
             return
         self._saves.decided(action.step)
-        if action.step and action.step == self._rig.engine.committed_step:
+        if action.step and action.step == self._on.rig.engine.committed_step:
             self._saves.written(action.step, "")  # asked for when it was committed already

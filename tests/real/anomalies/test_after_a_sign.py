@@ -124,7 +124,7 @@ def test_other_loaders(floor, tmp_path, loader):
 
 def test_survivors_do_not_bring_back_what_was_undone(floor, tmp_path):
     env = {**KEPT, "OUTLAST_WORKERS_IN_PROCESS": "true"}
-    job, running = run(floor, tmp_path, 2, *POISON, "--survive", env=env)
+    job, running = run(floor, tmp_path, 2, *POISON, env=env)
     step = back_to(job)
     assert [event["step"] for event in job.events("resumed")] == [0, step], running.text
     clean = reference(floor, job, step, *POISON, "--without", "32-32")

@@ -149,26 +149,9 @@ def test_one_that_does_not_come_back_is_started_anew(floor, tmp_path, undisturbe
     first = job.events("survived")[0]
     assert first["ranks"] == [0]
     assert set(first["ended"]) == {"1", "2"}
-    assert all("has not left its step" in why for why in first["ended"].values())
+    assert all("has not ended its step" in why for why in first["ended"].values())
     assert [event["step"] for event in job.events("resumed")][:2] == [0, 4]
     for rank in range(WORKERS):
         expected = {line["step"]: line["loss"] for line in undisturbed.lines(rank)}
         found = {line["step"]: line["loss"] for line in job.lines(rank)}
         assert found == {step: expected[step] for step in range(1, 9)}
-
-
-def test_a_script_without_a_session_enters_its_function_again(floor, tmp_path):
-    options = ("--plain", "--do", "1:0:begun:die", "--do", "0:5:backward:die")
-    flags = ("--tee", "3", "--log-dir", tmp_path / "logs")
-    job, running = start(floor, tmp_path, *options, workers=2, steps=8, flags=flags)
-    assert running.wait() == 0, running.text
-    for attempt, step in ((2, 4), (3, 8)):  # its output goes where that of the attempt goes
-        assert f"[default1]:attempt {attempt} step {step}" in running.out
-    steps = {
-        attempt: [line["step"] for line in job.lines(1) if line["attempt"] == attempt]
-        for attempt in (2, 3)
-    }
-    assert steps == {2: [1, 2, 3, 4], 3: list(range(1, 9))}
-    assert len(processes(job, 1)) == 1
-    losses = [line["loss"] for line in job.lines(1)]
-    assert losses[:4] == losses[4:8]  # the same random numbers, from the beginning

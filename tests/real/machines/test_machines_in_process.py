@@ -2,6 +2,7 @@
 
 import pytest
 from elastic_job import ElasticJob
+from floor import SCRIPTS
 
 from outlast.drill.network_faults import KillMachine
 
@@ -9,7 +10,9 @@ pytest.importorskip("outlast.launch.membership.node")
 
 
 def test_a_lost_machine_costs_the_others_no_process(machines, tmp_path):
-    job = ElasticJob(machines(3), tmp_path, {"OUTLAST_WORKERS_IN_PROCESS": "true"})
+    env = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
+    script = SCRIPTS / "elastic_same_bits.py"
+    job = ElasticJob(machines(3), tmp_path, env, script)
     job.start(*job.hosts)
     job.until_trained(*job.hosts)
     victim = job.roles()[0]  # with rank 0, the coordinator and the attempt's store

@@ -83,7 +83,6 @@ def parse():
     parser.add_argument("--until-gone", action="store_true", help="epochs=1 rather than until")
     parser.add_argument("--pause", type=float, default=0.005, help="seconds, in each step")
     parser.add_argument("--die-in", default="", help="ATTEMPT:STEP that ends with a SIGKILL")
-    parser.add_argument("--survive", action="store_true")
     return parser.parse_args()
 
 
@@ -186,4 +185,4 @@ def main(options):
 
 if __name__ == "__main__":
     OPTIONS = parse()
-    (outlast.survive(main) if OPTIONS.survive else main)(OPTIONS)
+    main(OPTIONS)

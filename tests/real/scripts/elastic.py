@@ -71,7 +71,6 @@ def loader_of(options, rank, world):
     return torch.utils.data.DataLoader(data, batch_size=size, sampler=sampler)
 
 
-@outlast.survive
 def main():
     options = parse()
     torch.set_num_threads(1)

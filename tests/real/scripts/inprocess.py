@@ -33,7 +33,6 @@ def parse():
     parser.add_argument("--every", default="1000 steps")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each step")
     parser.add_argument("--do", action="append", default=[])
-    parser.add_argument("--plain", action="store_true", help="without a session")
     return parser.parse_args()
 
 
@@ -76,12 +75,15 @@ ACTS = {
 
 
 class Records:
+    """What the steps came to; one that a loss has interrupted is not complete, and made again."""
+
     def __init__(self, rank):
         self._file = (OPTIONS.records / f"steps-{rank}.jsonl").open("a", buffering=1)
         self._rank = rank
+        self._newest = None
 
-    def completed(self, step, loss, ids):
-        line = {
+    def made(self, step, loss, ids):
+        self._newest = {
             "step": step,
             "loss": loss,
             "ids": ids,
@@ -92,17 +94,10 @@ class Records:
             "threads": threading.active_count(),
             "descriptors": len(os.listdir("/proc/self/fd")),  # noqa: PTH208
         }
-        self._file.write(json.dumps(line) + "\n")
 
-
-@outlast.survive
-def train():
-    dist.init_process_group("gloo")
-    try:
-        run(dist.get_rank())
-    finally:
-        if OPTIONS.plain:  # as many scripts do, with a DDP object that is still there
-            dist.destroy_process_group()
+    def completed(self, step):
+        if self._newest is not None and self._newest["step"] == step:
+            self._file.write(json.dumps(self._newest) + "\n")
 
 
 def run(rank):
@@ -131,26 +126,22 @@ def run(rank):
         scheduler.step()
         if OPTIONS.pause:
             time.sleep(OPTIONS.pause)
-        records.completed(step, loss.item(), ids)
+        records.made(step, loss.item(), ids)
         return loss
 
-    step = 0
-    if OPTIONS.plain:
-        points = Points(50)
-        while step < OPTIONS.steps:
-            step += 1
-            one_step(step, points.x[rank : rank + 4], [])
-            print(f"attempt {os.environ['OUTLAST_ATTEMPT']} step {step}")
-    else:
-        with outlast.session(every=OPTIONS.every, **named) as session:
-            happen(rank, session.step, "resumed")
-            for ids, x in session.steps(loader, until=OPTIONS.steps):
-                step = session.step + 1
-                session.log(loss=one_step(step, x, ids.tolist()))
+    with outlast.session(every=OPTIONS.every, **named) as session:
+        happen(rank, session.step, "resumed")
+        for ids, x in session.steps(loader, until=OPTIONS.steps):
+            records.completed(session.step)
+            step = session.step + 1
+            session.log(loss=one_step(step, x, ids.tolist()))
+        records.completed(session.step)
+    step = session.step
     final = {"step": step, "pid": os.getpid(), "hash": fingerprint(named)}
     (OPTIONS.records / f"final-{rank}.json").write_text(json.dumps(final))
     happen(rank, step, "finished")
 
 
-train()
+dist.init_process_group("gloo")
+run(dist.get_rank())
 sys.exit(0)

@@ -110,12 +110,12 @@ def test_one_that_dies_of_it_is_not_waited_for(agent, worker):
     assert agent.reasons == {2: "it has ended"}
 
 
-def test_workers_outside_of_such_a_function_are_told_of_once(agent):
+def test_workers_without_a_session_are_told_of_once(agent):
     for _ in range(2):
         agent.gather({0: handler(0, pid=1), 1: handler(1, pid=1)})
         assert agent.reasons == {0: UNHELD, 1: UNHELD}
     assert len(agent.said) == 1
-    assert "@outlast.survive" in agent.said[0]
+    assert "no session" in agent.said[0]
 
 
 def test_nothing_is_asked_where_it_is_not_wanted(tmp_path):

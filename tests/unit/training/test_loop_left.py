@@ -66,7 +66,7 @@ def fail_while_leaving(**settings):
             # A loader that the script iterates itself, for an evaluation, is shielded meanwhile.
             assert DataLoader._get_iterator.__closure__
             if batch == 2:
-                session._leaving.is_known = True  # as a notice has it
+                session._on.leaving.is_known = True  # as a notice has it
                 raise RuntimeError("a loader's process died")
 
 

@@ -1,0 +1,388 @@
+"""This process' process groups: broken where a loss has them wait, and made again without it.
+
+Three things are done to them here, all of them from outside of torch:
+
+**Broken.** A collective on gloo that waits for a rank that is gone ends in ``abort`` as little as
+in anything else that torch has for it: only at its time-out. What ends it within a millisecond is
+shutting down the connections that it waits on. Those are the connections that were opened while
+torch made the groups, and those to the attempt's own store; each is known by its inode, so that
+nothing else that has got its number since is touched. NCCL's communicators are aborted.
+
+At first only their reading ends: gloo's own thread then closes them. Where a write fails before
+that thread has noticed, gloo (of torch 2.13) loses the operation that was about to be posted, and
+who waits for it waits for the whole time-out. A peer's death can lead to that too, but seldom.
+
+**Made again.** The default group is taken down and asked for again, as the script had asked for it;
+what the next attempt's environment says is who is in it. The script's DDP objects stay: each gets
+another reducer, by what torch itself does where one is unpickled.
+
+**Rehearsed.** A worker that joins others who live goes through its script's beginning by itself, in
+a group that says its rank and the number of workers and carries nothing (torch's ``fake``); it is
+made a real one where its session opens. That is right where nothing but the wrappers of models
+speaks to other ranks before: what is counted, in each process that had a real one.
+
+What can go wrong: another thread of the script that connects somewhere in the milliseconds in which
+a group is made has that connection taken for the group's. A group that still waits for others to
+connect cannot be broken; the agent then ends the process after a while.
+Rejected: torch 2.15's ``enable_reconfigure``, which keeps the group's object (it is experimental,
+holds on to the store of the first attempt, and knows no rehearsal; this does the same on every
+torch); a gathering of those who live before anybody may begin (a loss would cost them a vote).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from outlast.attempt.link import STORE_VARIABLE, connect, kept_key
+from outlast.checkpoint import devices
+from outlast.reduce import losses
+
+logger = logging.getLogger(__name__)
+
+_DESCRIPTORS: Final = Path("/proc/self/fd")
+_HELPER: Final = "_new_process_group_helper"  # what makes each group, in torch's c10d
+_DEFAULT: Final = "default_pg"  # what torch calls the default one
+_FAKE: Final = "fake"
+# What a DDP object remembers of its reducer: a new one has all of it before itself. Without the
+# first, a static graph would never be summed again.
+_OF_A_REDUCER: Final = {
+    "_static_graph_delay_allreduce_enqueued": False,
+    "_has_rebuilt_buckets": False,
+    "require_forward_param_sync": True,
+}
+KEPT_S: Final = 600.0  # until all machines have said how many workers of theirs go on
+_held: list[Any] = []  # groups of a worker that is about to end
+
+
+class _Asked(NamedTuple):
+    """How the script has asked for its default group."""
+
+    backend: str
+    options: Any
+    timeout: timedelta | None
+    device_id: torch.device | None
+
+
+class Groups:
+    """The groups of this process, from before the first one is made to its end.
+
+    Attributes:
+        is_rehearsal: whether the default group is one that carries nothing.
+    """
+
+    def __init__(self) -> None:
+        self.is_rehearsal = False
+        self._lock = threading.Lock()
+        self._opened: dict[int, int] = {}  # descriptor → inode
+        self._before: dict[int, int] | None = None  # while a group is being made
+        self._stores: set[tuple[str, int]] = set()
+        self._aborted = False
+        self._made: list[Any] = []  # also those that the script has destroyed itself
+        self._asked: _Asked | None = None
+        self._num_others = 0  # groups besides the default one
+        self._num_defaults = 0
+        self._wrappers: list[weakref.ref[Any]] = []  # DDP objects, in the order of their making
+        self._excused = 0  # collectives that a rehearsal may leave out
+        self._is_watched = self._joins = False
+        self._undo: list[Callable[[], None]] = []
+        self._states: list[tuple[Any, dict[str, Any]]] = []  # of DDP objects without a reducer
+
+    # --- watching -------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """From here on groups that are made, and DDP objects, are noted."""
+        if self._is_watched or not dist.is_available():
+            return
+        self._is_watched = True
+        c10d: Any = dist.distributed_c10d
+        self._replace(c10d, _HELPER, self._making)
+        self._replace(torch.nn.parallel.DistributedDataParallel, "__init__", self._wrapping)
+        self._replace(c10d, "barrier", self._excusing)
+        self._replace(dist, "barrier", lambda _: c10d.barrier)
+        losses.beginning.append(self.excused)
+        self._undo.append(lambda: losses.beginning.remove(self.excused))
+
+    def unwatch(self) -> None:
+        """As before."""
+        while self._undo:
+            self._undo.pop()()
+        self._is_watched = False
+
+    def _replace(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, around(original))
+        self._undo.append(lambda: setattr(owner, name, original))
+
+    def _making(self, make: Any) -> Any:
+        @functools.wraps(make)
+        def making(*args: Any, **options: Any) -> Any:
+            if options.get("group_desc") == _DEFAULT and not self._joins:
+                self._num_defaults += 1
+                self._excused, self._num_others, self._wrappers = 0, 0, []
+                self._asked = _Asked(
+                    str(args[3]),
+                    options.get("backend_options"),
+                    options.get("timeout"),
+                    options.get("device_id"),
+                )
+                if others_live():
+                    self.is_rehearsal = True
+                    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+                    options |= {"backend_options": None, "device_id": None}
+                    return make(*args[:3], _FAKE, *args[4:], **options)
+            elif not self._joins:
+                self._num_others += 1
+            return self._noted(lambda: make(*args, **options))
+
+        return making
+
+    def _noted(self, make: Callable[[], Any]) -> Any:
+        """A group is made, and the connections that are opened for it are noted."""
+        self._stores |= _stores()
+        with self._lock:
+            self._before = _sockets()
+        try:
+            made = make()
+            self._made.append(made)
+            return made
+        finally:
+            with self._lock:
+                self._opened |= self._new()
+                self._before = None
+
+    def _wrapping(self, make: Any) -> Any:
+        @functools.wraps(make)
+        def wrapping(ddp: Any, *args: Any, **options: Any) -> None:
+            with self.excused():
+                make(ddp, *args, **options)
+            self._wrappers.append(weakref.ref(ddp))
+
+        return wrapping
+
+    def _excusing(self, call: Any) -> Any:
+        @functools.wraps(call)
+        def excusing(*args: Any, **options: Any) -> Any:
+            with self.excused():
+                return call(*args, **options)
+
+        return excusing
+
+    @contextlib.contextmanager
+    def excused(self) -> Iterator[None]:
+        """Within, what is sent need not be where a beginning is rehearsed: all have it alike."""
+        before = num_sent()
+        try:
+            yield
+        finally:
+            self._excused += num_sent() - before
+
+    # --- whether they can be made again ---------------------------------------------------------
+
+    def why_not(self) -> str:
+        """Why the groups could not be made again without the script; "" if they can.
+
+        To be asked once, where the session opens.
+        """
+        c10d: Any = dist.distributed_c10d
+        if not self._is_watched:
+            return "its process groups were not seen to be made"
+        if self._asked is None or not dist.is_initialized():
+            return "it has no process group of torch's"
+        if c10d._default_pg_init_method != "env://" or self._num_defaults > 1:
+            return "its process group is not made from the environment alone"
+        if self._num_others:
+            return "it has process groups besides the default one"
+        if any(one.process_group is not dist.group.WORLD for one in self._ddp()):
+            return "a DDP object has a process group of its own"
+        if not self.is_rehearsal and num_sent() > self._excused:
+            return "its processes speak to each other before the session opens"
+        return ""
+
+    def _ddp(self) -> list[Any]:
+        return [one for one in (each() for each in self._wrappers) if one is not None]
+
+    # --- breaking -------------------------------------------------------------------------------
+
+    def break_all(self, *, again: bool) -> None:
+        """Let go whatever waits for another rank.
+
+        Args:
+            again: it was not enough. What was opened since goes too, and what waits for the
+                attempt's store: whoever can leaves it in peace, and torch prints a stack for each
+                connection that ends otherwise.
+        """
+        with self._lock:
+            opened = self._opened | self._new()
+        for fd, inode in _sockets().items():
+            with contextlib.suppress(OSError):
+                self._shut_down(fd, inode, is_groups=opened.get(fd) == inode, again=again)
+        if not self._aborted:
+            self._aborted = True
+            _abort_nccl()
+
+    # --- and making again -----------------------------------------------------------------------
+
+    def let_go(self) -> None:
+        """Take down the groups of an attempt that is over; DDP objects stay, without a reducer.
+
+        A gloo group that is freed while a reducer holds it too waits for a thread that waits for
+        the interpreter's lock: reducers go first. What is still under way in a group that was
+        broken ends with it, in a thread that nobody waits for.
+
+        Raises:
+            RuntimeError: torch could not.
+        """
+        self._states = [(one, _state_of(one)) for one in self._ddp()]
+        for one, _ in self._states:
+            del one.reducer, one.logger, one.process_group
+        made, self._made = self._made, []
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        freeing = devices.Thread(target=made.clear, name="outlast-free", daemon=True)
+        del made
+        freeing.start()
+
+    def join(self) -> None:
+        """Make the default group that the environment says, and the reducers of DDP objects.
+
+        Raises:
+            OSError, RuntimeError: another rank is gone.
+        """
+        asked = self._asked
+        assert asked is not None  # noqa: S101 - there was one
+        self._opened, self._stores, self._aborted = {}, set(), False
+        hook, self._joins = sys.excepthook, True  # torch puts another one around it each time
+        try:
+            dist.init_process_group(
+                asked.backend,
+                timeout=asked.timeout,
+                pg_options=asked.options,
+                device_id=asked.device_id,
+            )
+        finally:
+            sys.excepthook, self._joins = hook, False
+        self.is_rehearsal = False
+        states, self._states = self._states, []
+        for one, state in states:
+            _make_reducer(one, state)
+
+    def hold(self) -> None:
+        """The worker is about to end: the groups are left to that."""
+        _held.append(self._made)
+
+    def _new(self) -> dict[int, int]:
+        """What was opened since a group began to be made; the lock is held."""
+        if self._before is None:
+            return {}
+        before = set(self._before.items())
+        return dict(one for one in _sockets().items() if one not in before)
+
+    def _shut_down(self, fd: int, inode: int, *, is_groups: bool, again: bool) -> None:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            if os.fstat(sock.fileno()).st_ino != inode:
+                return  # the number is another one's by now
+            if sock.family not in (socket.AF_INET, socket.AF_INET6):
+                return
+            host, port, *_ = sock.getpeername()  # an OSError where it only listens
+            is_store = (host.removeprefix("::ffff:"), port) in self._stores
+            if again if is_store else is_groups:
+                sock.shutdown(socket.SHUT_RDWR if again else socket.SHUT_RD)
+
+
+def _sockets() -> dict[int, int]:
+    found = {}
+    for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208 - quick
+        with contextlib.suppress(OSError, ValueError):
+            target = os.readlink(_DESCRIPTORS / name)  # noqa: PTH115
+            if target.startswith("socket:["):
+                found[int(name)] = int(target[8:-1])
+    return found
+
+
+def _stores() -> set[tuple[str, int]]:
+    """Addresses of the attempt's store: no other attempt, and nothing else, is served there."""
+    given = os.environ.get(STORE_VARIABLE, "")
+    host, _, port = given.rpartition(":")
+    if not port.isdigit():
+        return set()
+    with contextlib.suppress(OSError):
+        kind = socket.SOCK_STREAM
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=kind)
+        return {(str(address[0]), int(port)) for *_, address in found}
+    return set()
+
+
+def _abort_nccl() -> None:
+    """As torch's own ``_abort_process_group``, without forgetting the groups meanwhile."""
+    c10d: Any = dist.distributed_c10d
+    if not dist.is_nccl_available():
+        return
+    backends = []
+    for group in sorted(c10d._world.pg_names, key=c10d._world.pg_names.get, reverse=True):
+        with contextlib.suppress(RuntimeError):
+            backend = group._get_backend(torch.device("cuda"))
+            if isinstance(backend, c10d.ProcessGroupNCCL):
+                backends.append(backend)
+    if backends:
+        # In one piece, or the communicators' aborts may wait for each other (pytorch#119797).
+        backends[0]._group_start()
+        for backend in backends:
+            backend.abort()
+        backends[0]._group_end()
+
+
+def num_sent() -> int:
+    """Collectives that this process has had a part in, of its default group."""
+    if not dist.is_initialized():
+        return 0
+    group: Any = dist.group.WORLD
+    with contextlib.suppress(RuntimeError):  # a backend that does not count
+        return int(group._get_sequence_number_for_group())
+    return 0
+
+
+def others_live() -> bool:
+    """Whether workers of the attempt before go on in this one, on any machine."""
+    address = os.environ.get(STORE_VARIABLE, "")
+    host, _, port = address.rpartition(":")
+    machines = range(int(os.environ.get("GROUP_WORLD_SIZE", "0")))
+    if not port.isdigit() or not machines:
+        return False
+    keys = [kept_key(machine) for machine in machines]
+    store = connect(host, int(port), timedelta(seconds=KEPT_S))
+    return any(int(value) for value in store.multi_get(keys))
+
+
+def _state_of(ddp: Any) -> dict[str, Any]:
+    state: dict[str, Any] = ddp.__getstate__()
+    return state
+
+
+def _make_reducer(ddp: Any, state: dict[str, Any]) -> None:
+    """As where one is unpickled, with the communication hooks that it had."""
+    hooks = [*state.get("_comm_hooks", ())]
+    ddp.__setstate__(state)
+    for name, value in _OF_A_REDUCER.items():
+        if hasattr(ddp, name):
+            setattr(ddp, name, value)
+    ddp._comm_hooks = []
+    for hook, about in hooks:
+        ddp.register_comm_hook(about, hook)
+
+
+groups = Groups()  # of this process

@@ -1,0 +1,295 @@
+"""From an attempt into the next one, in the process: what is put back, and what is taken over.
+
+At the boundary behind an interrupted step, the state is that of the step's beginning but for what
+the body has changed besides the weights: that is put back, so that the same batch can be trained on
+once more. Who was lost is replaced by a worker that has nothing, and one that did not end a step
+that another one ended lacks it: both get the state from one that has it
+(:mod:`outlast.training.regain`).
+
+Guarantees: a state is that of a completed step, whole, or it is not gone on from.
+
+What can go wrong: a loader that keeps its place for a number of workers, and another number of
+them; then the worker ends, and all start again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from outlast.attempt.groups import num_sent
+from outlast.attempt.over import AttemptOver, over
+from outlast.checkpoint.plan import OWN
+from outlast.checkpoint.shard import as_bytes
+from outlast.checkpoint.tree import unflatten
+from outlast.data import random_state
+from outlast.errors import NotInProcess
+from outlast.ledger.narrator import say
+from outlast.training import interrupted, living
+from outlast.training.flight import State
+from outlast.training.footing import Footing
+from outlast.training.keeping import Keeping
+from outlast.training.lazy import Hook
+from outlast.training.living import Moment
+from outlast.training.objects import Objects
+from outlast.training.position import Position
+from outlast.training.rig import Rig
+from outlast.training.survivor import Survivor
+
+UNSUMMED: Final = (
+    "connection closed by a loss elsewhere, and this process starts anew: its gradients were not "
+    "summed in the first step after it"
+)
+FROM_NOTHING: Final = (
+    "connection closed by a loss elsewhere, and this process starts anew: there is no checkpoint"
+)
+
+
+class Home(NamedTuple):
+    """What a session does for its passage.
+
+    Attributes:
+        newest: gives the state that its objects hold.
+        own_end: gives this rank's own state, as it would be if (step) ended now.
+        let_go: told, in another thread, that the attempt is over.
+        leave: lets go of what belongs to the attempt.
+        enter: makes what belongs to the next one.
+        arrive: told the step that all go on from, where the session is then.
+    """
+
+    newest: Callable[[], State]
+    own_end: Callable[[int], dict[str, Any]]
+    let_go: Callable[[], None]
+    leave: Callable[[], None]
+    enter: Callable[[], Footing]
+    arrive: Callable[[int], None]
+
+
+class Passage:
+    """One worker's, while its session is open.
+
+    Args:
+        survivor: what is said to the agent, and heard of it.
+        objects: the session's.
+        position: where it is in its data.
+        home: what else it needs of the session.
+
+    Attributes:
+        is_in_hand: whether a batch was handed out whose step is not complete.
+    """
+
+    def __init__(
+        self, survivor: Survivor, objects: Objects, position: Position, home: Home
+    ) -> None:
+        self.is_in_hand = False
+        self._survivor = survivor
+        self._objects = objects
+        self._position = position
+        self._home = home
+        self._keeping: Keeping | None = None
+        self._undo: Hook | None = None
+        self._random: Mapping[str, Any] = {}
+        self._held: Any = None
+        self._sent = 0
+        self._always_sends = self._is_first = True
+        self._has_gone_on = False
+
+    def begin(self, rig: Rig) -> None:
+        """The session is open: from here on a loss elsewhere is not this process' end."""
+        if rig.link.rank == 0 and not self._survivor.joins:
+            say(self._survivor.words)
+        if not self._survivor.why_not:
+            self._undo = interrupted.stand(self._objects.optimizers)
+            self._keeping = self._keeping_for(rig)
+
+    def close(self) -> None:
+        """The session is over."""
+        if self._keeping is not None:
+            self._keeping.close()
+        if self._undo is not None:
+            self._undo.remove()
+        self._survivor.close()
+
+    def _keeping_for(self, rig: Rig) -> Keeping:
+        return Keeping(rig, self._home.own_end, self._home.let_go, self._objects.model)
+
+    # --- in a loop ------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def loop(self) -> Iterator[None]:
+        """Within, this process may go on into another attempt."""
+        self._survivor.hold()
+        try:
+            yield
+        finally:
+            self._survivor.release()
+
+    def handed_out(self) -> None:
+        """A batch is handed out: a step begins."""
+        if self._keeping is not None:
+            self.is_in_hand, self._sent = True, num_sent()
+            self._random, self._held = random_state.capture(), self._position.generators()
+
+    def before_optimizer(self) -> None:
+        """The gradients are there, and the weights are about to change."""
+        if self._keeping is not None:
+            self._keeping.before_optimizer()
+
+    def spoil(self) -> None:
+        """The weights may change from here on, and nothing may tell of it."""
+        if self._keeping is not None:
+            self._keeping.spoil()
+
+    def completed(self) -> None:
+        """Its step is complete."""
+        self.is_in_hand = False
+
+    def keep(self, newest: Callable[[], State] | None) -> None:
+        """This moment, a step's end, can be gone on from; or, without a state, cannot."""
+        if self._keeping is not None:
+            self._keeping.keep(newest)
+
+    def body_ended(self) -> None:
+        """The loop's body has come to its end, and its step was not interrupted.
+
+        Raises:
+            NotInProcess: gradients are not summed any more as they were before a loss.
+        """
+        sends = num_sent() > self._sent
+        if self._is_first and self._has_gone_on and self._always_sends and not sends:
+            raise NotInProcess(UNSUMMED)
+        self._is_first = False
+        self._always_sends = self._always_sends and sends
+
+    # --- into the next attempt ------------------------------------------------------------------
+
+    def cross(self, on: Footing, step: int) -> None:
+        """The attempt is over: go on in the next one, or in one behind it.
+
+        Args:
+            on: the attempt.
+            step: completed steps.
+
+        Raises:
+            NotInProcess: this process cannot.
+        """
+        keeping = self._keeping
+        if keeping is not None and not self.is_in_hand and not keeping.has(step):
+            keeping.keep(self._home.newest)
+        while True:
+            before = on.rig.link.rank, on.rig.link.world_size
+            if self._keeping is not None:
+                self._keeping.close()
+            self._keeping = None
+            self._home.leave()
+            try:
+                self._survivor.go_on(living.kept_step())
+                on = self._home.enter()
+                step = self._take_over(on, step, before)
+                own = living.kept_own() if self.is_in_hand else b""
+                self._home.arrive(step)
+                self._position.forget_ahead()
+                self._keeping = self._keeping_for(on.rig)
+                self._keeping.keep(self._home.newest, own)
+                on.rig.start(step)
+            except (AttemptOver, Exception) as error:
+                if not over.explains(error):
+                    raise
+            else:
+                return
+
+    def _take_over(self, on: Footing, step: int, before: tuple[int, int]) -> int:
+        """Have the state that all go on from in this attempt, and be where it is.
+
+        Args:
+            on: the attempt.
+            step: completed steps here.
+            before: rank and number of workers in the attempt that is over.
+
+        Returns:
+            Completed steps from here on.
+
+        Raises:
+            NotInProcess: this process cannot.
+            OSError, RuntimeError: another rank is gone.
+        """
+        self._is_first = self._has_gone_on = True
+        moment, link = living.kept(), on.rig.link
+        regained = on.rig.regain(lives=True)
+        if regained is None:
+            return self._resume(on)
+        if regained.is_lacking or moment is None:
+            self._objects.put(regained.state)
+        elif self.is_in_hand:
+            self._put_back(moment, self._home.newest())
+        own = regained.own_of(link.rank % regained.world_size)
+        ahead, is_same = regained.step - step, before == (link.rank, link.world_size)
+        if is_same and ahead == 1 and self.is_in_hand:  # others have completed its step
+            self._position.completed()
+            self._position.put_generators(own["data"].get("held", ()))
+            random_state.restore(own["random"])
+            self.is_in_hand = False
+        elif ahead or not is_same:
+            self._move(on, regained.own_of, regained.world_size)
+        self._position.tell(on.rig)
+        if regained.has_new:
+            on.afresh.stand_by()
+        return regained.step
+
+    def _resume(self, on: Footing) -> int:
+        """From a checkpoint, as those do that were started for this attempt.
+
+        Returns:
+            Its step.
+        """
+        loaded = on.rig.resume(self._objects.check).loaded
+        if loaded is None:
+            raise NotInProcess(FROM_NOTHING)
+        self._objects.apply(loaded)
+        own_of = functools.partial(loaded.state, OWN)
+        self._move(on, own_of, loaded.manifest.world_size)
+        self._position.tell(on.rig)
+        on.afresh.stand_by()
+        return loaded.manifest.step
+
+    def _move(self, on: Footing, own_of: Callable[[int], Mapping[str, Any]], saved_by: int) -> None:
+        own = own_of(on.rig.link.rank % saved_by)
+        self._position.move(own_of, saved_by, on.rig, own["step"])
+        any_size = self._objects.bits.any_size
+        on.streams.resumed(own["random"], saved_by, any_size=any_size)
+        on.streams.restore(own["step"])
+        on.streams.forget()
+        self.is_in_hand = False
+
+    def _put_back(self, moment: Moment, now: State) -> None:
+        """What an interrupted step has changed is what it was when its batch was handed out.
+
+        Args:
+            moment: the state of the step's beginning.
+            now: what the session's objects hold.
+        """
+        changed = {key for key, data in moment.data.items() if now.data.get(key) != data}
+        for name, tensor in moment.tensors.items():
+            live = now.tensors.get(name)
+            if live is tensor:
+                continue
+            if live is None or not _is_equal(live, tensor):
+                changed.add(name.partition(".")[0])
+        changed.discard(OWN)
+        held = {key: unflatten(moment.data[key], moment.tensors) for key in changed}
+        self._objects.put(held)
+        random_state.restore(self._random)
+        self._position.put_generators(self._held)
+
+
+def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """To the bit, so that one NaN is another's equal."""
+    if one.dtype != other.dtype or one.shape != other.shape or one.device != other.device:
+        return False
+    if one.data_ptr() == other.data_ptr():
+        return True
+    return bool(torch.equal(as_bytes(one), as_bytes(other)))

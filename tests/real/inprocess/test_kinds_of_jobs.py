@@ -1,0 +1,53 @@
+"""What other people's loops have in them besides a sum and a step, when a loss interrupts them."""
+
+import pytest
+from floor import SCRIPTS, Job
+
+SCRIPT = SCRIPTS / "many_kinds.py"
+WORKERS, STEPS = 4, 20
+DEATHS = ("2:3:backward", "1:9:summed", "0:14:forward")
+IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
+
+
+def run(floor, place, kind, *deaths):
+    job = Job(place, WORKERS)
+    asked = [part for death in deaths for part in ("--die", death)]
+    running = floor.outlast(
+        *("run", "--nproc-per-node", WORKERS, "--dir", job.directory),
+        *(SCRIPT, job.records, STEPS, kind, *asked),
+        env=IN_PROCESS,
+    )
+    assert running.wait() == 0, running.text
+    return job, running
+
+
+def ends(job):
+    return [final["hash"] for final in job.finals()]
+
+
+@pytest.mark.parametrize("kind", ["all", "stock", "hook"])
+def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
+    calm, _ = run(floor, tmp_path / "calm", kind)
+    job, running = run(floor, tmp_path / "job", kind, *DEATHS)
+    assert ends(job) == ends(calm), running.text
+    sources = [event["source"] for event in job.events("resumed")][1:]
+    assert sources == ["from 3 workers that survived"] * len(DEATHS), running.text
+    # Rank 3 has lived through all of it, and made no step twice but those that were interrupted.
+    bodies = job.final(3)["bodies"]
+    assert STEPS < bodies <= STEPS + len(DEATHS)
+    assert "Traceback" not in running.err, running.text
+
+
+@pytest.mark.parametrize("kind", ["buffers", "sum"])
+def test_what_cannot_be_gone_on_from_comes_back_from_memory(floor, tmp_path, kind):
+    """Each rank has statistics of its own; a sum of the script's own raises."""
+    calm, _ = run(floor, tmp_path / "calm", kind)
+    job, running = run(floor, tmp_path / "job", kind, "2:8:backward", "0:14:forward")
+    assert ends(job) == ends(calm), running.text
+    assert [event["step"] for event in job.events("resumed")] == [0, 5, 10], running.text
+
+
+def test_a_static_graph_is_still_summed(floor, tmp_path):
+    job, running = run(floor, tmp_path / "job", "static", *DEATHS)
+    found = [end["model"] for end in ends(job)]
+    assert found == found[:1] * WORKERS, running.text

@@ -1,0 +1,114 @@
+"""Data-parallel jobs of many kinds that a loss interrupts: RECORDS STEPS KIND [--die …].
+
+``--die RANK:STEP:PLACE``, once in the job, with SIGKILL.
+
+RECORDS/final-RANK.json is the end, with a hash of each named object and of the random numbers, and
+how often this process has run the loop's body.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.optim import swa_utils
+from train import Points, update
+
+import outlast
+
+
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("records", type=Path)
+    parser.add_argument("steps", type=int)
+    parser.add_argument("kind")
+    parser.add_argument("--die", action="append", default=[])
+    return parser.parse_args()
+
+
+OPTIONS = parse()
+KIND = OPTIONS.kind
+
+
+def die_here(rank, step, place):
+    """Die if that is asked for, once in the job."""
+    for number, one in enumerate(OPTIONS.die):
+        who, when, where = one.split(":")
+        mark = OPTIONS.records / f"died-{number}"
+        if (int(who), int(when), where) == (rank, step, place) and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loader_of(rank, world):
+    if KIND != "stock":
+        return outlast.data.Loader(Points(50), global_batch=12, seed=3)
+    sampler = torch.utils.data.DistributedSampler(Points(48), world, rank, seed=3)
+    return torch.utils.data.DataLoader(
+        Points(48), batch_size=3, sampler=sampler, num_workers=2, persistent_workers=True
+    )
+
+
+def double(state, bucket):
+    """A communication hook of the script's own."""
+    buffer = bucket.buffer()
+    work = dist.all_reduce(buffer.div_(2 * dist.get_world_size()), async_op=True)
+    return work.get_future().then(lambda done: done.value()[0].mul_(2))
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    norm = [nn.BatchNorm1d(32)] if KIND == "buffers" else []
+    net = nn.Sequential(nn.Linear(8, 32), *norm, nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8))
+    torch.manual_seed(1 + rank)
+    random.seed(1 + rank)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5000)
+    average = swa_utils.AveragedModel(net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
+    scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    fixed = {"static_graph": True} if KIND == "static" else {"find_unused_parameters": True}
+    model = nn.parallel.DistributedDataParallel(net, **fixed)
+    if KIND == "hook":
+        model.register_comm_hook(None, double)
+    named = {"model": net, "optimizer": optimizer, "schedule": schedule}
+    named |= {"average": average, "scaler": scaler}
+    bodies = 0
+    with outlast.session(every="5 steps", **named) as session:
+        for _, x in session.steps(loader_of(rank, world), until=OPTIONS.steps):
+            step, bodies = session.step + 1, bodies + 1
+            die_here(rank, step, "forward")
+            loss = F.mse_loss(model(x + random.random() * 0.1), x)
+            optimizer.zero_grad()
+            die_here(rank, step, "backward")
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            if KIND == "sum":  # of the script's own
+                dist.all_reduce(loss.detach())
+            die_here(rank, step, "summed")
+            scaler.step(optimizer)
+            scaler.update()
+            die_here(rank, step, "stepped")
+            schedule.step()
+            average.update_parameters(net)
+    found = {"torch": torch.get_rng_state().tolist(), "python": random.getstate()}
+    hashes = {name: hashlib.sha256(repr(one).encode()).hexdigest() for name, one in found.items()}
+    for name, one in named.items():
+        digest = hashlib.sha256()
+        update(digest, one.state_dict())
+        hashes[name] = digest.hexdigest()
+    final = {"step": session.step, "hash": hashes, "bodies": bodies, "pid": os.getpid()}
+    (OPTIONS.records / f"final-{rank}.json").write_text(json.dumps(final))
+
+
+main()

@@ -1,0 +1,218 @@
+"""Which connections are shut down, and which are left alone."""
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from outlast.attempt.groups import Groups
+from outlast.attempt.link import STORE_VARIABLE, kept_key, open_store
+
+OPENED = []
+
+
+def connect(listener):
+    """(ours, theirs): both ends of a new connection."""
+    ours = socket.create_connection(listener.getsockname())
+    OPENED.extend((ours, listener.accept()[0]))
+    return OPENED[-2:]
+
+
+def is_open(sock):
+    sock.setblocking(False)
+    try:
+        return sock.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(name="world")
+def _world(monkeypatch):
+    """Groups that are being watched; ``make(opens)`` makes one."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        monkeypatch.setenv(STORE_VARIABLE, f"127.0.0.1:{store.getsockname()[1]}")
+        monkeypatch.setattr(dist.distributed_c10d, "_new_process_group_helper", lambda call: call())
+        groups = Groups()
+        groups.watch()
+        stack.callback(groups.unwatch)
+
+        def make(opens):
+            return dist.distributed_c10d._new_process_group_helper(opens)
+
+        yield groups, make, listener, store
+        while OPENED:
+            OPENED.pop().close()
+
+
+def test_only_what_was_opened_for_a_group_is_shut_down(world):
+    groups, make, listener, _ = world
+    before = connect(listener)
+    of_group = make(lambda: connect(listener))
+    after = connect(listener)
+    groups.break_all(again=False)
+    assert [is_open(pair[0]) for pair in (before, of_group, after)] == [True, False, True]
+    assert is_open(after[1])
+    assert listener.fileno() >= 0
+
+
+def test_a_number_that_is_another_connections_by_now_is_left_alone(world):
+    groups, make, listener, _ = world
+    of_group = make(lambda: connect(listener))
+    number = of_group[0].detach()
+    other = connect(listener)
+    os.dup2(other[0].fileno(), number)  # closes the group's
+    groups.break_all(again=False)
+    assert is_open(other[0])
+    os.close(number)
+
+
+def test_the_attempts_store_is_left_alone_at_first(world):
+    groups, make, _, store = world
+    to_store = make(lambda: socket.create_connection(store.getsockname()))
+    OPENED.extend((to_store, store.accept()[0]))
+    groups.break_all(again=False)
+    assert is_open(to_store)
+    groups.break_all(again=True)
+    assert not is_open(to_store)
+
+
+def test_a_group_that_is_being_made_is_broken_too(world):
+    groups, make, listener, _ = world
+    opened, broken = threading.Event(), threading.Event()
+    pairs = []
+
+    def slowly():
+        pairs.append(connect(listener))
+        opened.set()
+        assert broken.wait(30)
+
+    thread = threading.Thread(target=make, args=(slowly,))
+    thread.start()
+    assert opened.wait(30)
+    groups.break_all(again=False)
+    broken.set()
+    thread.join(30)
+    assert not is_open(pairs[0][0])
+
+
+def test_what_is_torchs_own_is_put_back():
+    def seen():
+        c10d = dist.distributed_c10d
+        ddp = torch.nn.parallel.DistributedDataParallel
+        return c10d._new_process_group_helper, c10d.barrier, dist.barrier, ddp.__init__
+
+    before = seen()
+    groups = Groups()
+    groups.watch()
+    assert all(now is not then for now, then in zip(seen(), before, strict=True))
+    groups.unwatch()
+    assert seen() == before
+
+
+# --- made again ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(name="watched")
+def _watched(monkeypatch):
+    """Groups of a process that is alone in its attempt, as a launcher's environment has it."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    monkeypatch.delenv(STORE_VARIABLE, raising=False)
+    groups = Groups()
+    groups.watch()
+    yield groups
+    groups.unwatch()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
+
+
+def train(ddp):
+    ddp(torch.ones(2, 3)).sum().backward()
+    return [parameter.grad.clone() for parameter in ddp.parameters()]
+
+
+def test_a_model_that_is_wrapped_goes_on_in_another_group(watched, monkeypatch):
+    dist.init_process_group("gloo")
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    calls = []
+
+    def hook(state, bucket):
+        calls.append(state)
+        done = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    ddp.register_comm_hook("mine", hook)
+    before, group = train(ddp), dist.group.WORLD
+    assert watched.why_not() == ""
+    except_hook = sys.excepthook
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    watched.let_go()
+    assert not dist.is_initialized()
+    watched.join()
+    assert dist.group.WORLD is not group
+    ddp.zero_grad()
+    for one, other in zip(train(ddp), before, strict=True):
+        assert torch.equal(one, other)
+    assert calls == ["mine"] * 2
+    assert sys.excepthook is except_hook
+
+
+def test_a_script_that_speaks_to_others_before_cannot_be_rehearsed(watched):
+    dist.init_process_group("gloo")
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    dist.barrier()
+    assert watched.why_not() == ""
+    dist.all_reduce(torch.ones(1))
+    assert "speak to each other" in watched.why_not()
+
+
+def test_groups_of_the_scripts_own_are_not_made_again(watched):
+    assert "no process group" in watched.why_not()
+    dist.init_process_group("gloo")
+    dist.new_group([0])
+    assert "besides the default one" in watched.why_not()
+
+
+def test_a_store_of_the_scripts_own_is_not_made_again(watched):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert "from the environment" in watched.why_not()
+
+
+def test_who_joins_others_rehearses(watched, monkeypatch):
+    server, port = open_store("127.0.0.1")
+    server.set(kept_key(0), "0")
+    server.set(kept_key(1), "3")
+    monkeypatch.setenv(STORE_VARIABLE, f"127.0.0.1:{port}")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        keep = dist.TCPStore(
+            "127.0.0.1",
+            listener.getsockname()[1],
+            is_master=True,
+            master_listen_fd=listener.detach(),
+            wait_for_workers=False,
+        )
+        monkeypatch.setenv("MASTER_PORT", str(keep.port))
+        dist.init_process_group("gloo")
+    assert watched.is_rehearsal
+    assert (dist.get_rank(), dist.get_world_size()) == (1, 4)
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
+    assert watched.why_not() == ""
