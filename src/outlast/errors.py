@@ -6,7 +6,7 @@
     ├── StorageError     (OSError)        77     the storage cannot be used
     ├── ResumeRefused    (RuntimeError)   78     a checkpoint was expected, none is valid
     ├── StillToDo        (RuntimeError)   76     what is behind a loop, and no step is left for it
-    ├── NotInProcess     (ConnectionError) 1     a survivor of a loss that has to start anew
+    ├── NotInProcess     (ConnectionError) 80    a survivor of a loss that has to start anew
     ├── CheckpointInvalid (ValueError)     1     one checkpoint failed its verification
     ├── ShardError       (RuntimeError)    1     a shard of a stream raised
     └── SealError        (ValueError)      1     a peer that does not hold the job's key, or worse
@@ -28,6 +28,7 @@ class Exit(enum.IntEnum):
     """Exit codes of ``outlast run``, and of a worker that leaves on purpose.
 
     ``ROLLED_BACK`` is a worker's word to its agent alone: the next attempt goes on from before.
+    ``STARTS_ANEW`` is another: it was to go on after a loss elsewhere, and cannot.
     """
 
     FINISHED = 0
@@ -37,6 +38,7 @@ class Exit(enum.IntEnum):
     STORAGE = 77
     REFUSED = 78
     ROLLED_BACK = 79
+    STARTS_ANEW = 80
 
 
 class OutlastError(Exception):
@@ -75,6 +77,8 @@ class StillToDo(OutlastError, RuntimeError):
 
 class NotInProcess(OutlastError, ConnectionError):
     """A process that was to go on after a loss elsewhere, and cannot."""
+
+    exit_code = Exit.STARTS_ANEW
 
 
 class CheckpointInvalid(OutlastError, ValueError):

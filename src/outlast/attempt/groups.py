@@ -109,6 +109,8 @@ class Groups:
         if self._is_watched or not dist.is_available():
             return
         self._is_watched = True
+        # torch would end the process for what an abort does to NCCL's pending work.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         c10d: Any = dist.distributed_c10d
         self._replace(c10d, _HELPER, self._making)
         self._replace(torch.nn.parallel.DistributedDataParallel, "__init__", self._wrapping)
@@ -247,12 +249,16 @@ class Groups:
         Raises:
             RuntimeError: torch could not.
         """
-        self._states = [(one, _state_of(one)) for one in self._ddp()]
-        for one, _ in self._states:
-            del one.reducer, one.logger, one.process_group
+        for one in self._ddp():
+            if "reducer" in vars(one):  # else another loss came before it had one again
+                self._states.append((one, _state_of(one)))
+                del one.reducer, one.logger, one.process_group
         made, self._made = self._made, []
         if dist.is_initialized():
             dist.destroy_process_group()
+        # One that was not made to its end has taken a name, under which nobody would be met.
+        world: Any = dist.distributed_c10d._world
+        world.group_count = 0
         freeing = devices.Thread(target=made.clear, name="outlast-free", daemon=True)
         del made
         freeing.start()

@@ -59,6 +59,9 @@ class Link(Protocol):
     def close(self) -> None:
         """Wake the receiver with None."""
 
+    def let_go(self) -> None:
+        """Nothing is asked any more."""
+
 
 class LocalLink:
     """A link of one rank to itself."""
@@ -92,6 +95,9 @@ class LocalLink:
     def close(self) -> None:
         """Wake the receiver."""
         self._inbox.put(None)
+
+    def let_go(self) -> None:
+        """Nothing is held."""
 
 
 class StoreLink:
@@ -143,10 +149,13 @@ class StoreLink:
         return None
 
     def close(self) -> None:
-        """Wake the receiver by a message to oneself; connections end with who still uses them."""
+        """Wake the receiver by a message to oneself."""
         self._closed.set()
         with contextlib.suppress(RuntimeError):  # the store is gone, and the receiver with it
             self.send(self.rank, {"kind": "closed"})
+
+    def let_go(self) -> None:
+        """Nothing is asked any more: connections end with who still uses them."""
         self._for_inbox = self._for_fetch = self._for_sending = _Closed()
 
     @staticmethod

@@ -57,6 +57,7 @@ from outlast.policy.blame import Named
 from outlast.policy.failures import Failure, is_echo
 from outlast.policy.restart import TOGETHER, RestartPolicy, Verdict
 
+OF_A_LOSS: Final = (Exit.ROLLED_BACK, Exit.STARTS_ANEW)  # who ends with one of these says why
 # Workers that drain together leave one after the other; the first must not end the others.
 LEAVE_TOGETHER_S: Final = 10.0
 # How long a worker may take to die of what has hit it already.
@@ -314,7 +315,8 @@ class Agent(LocalElasticAgent):
                 lost.append((one, failure, seen))
         causes = self._causes(lost)
         self._judging.note_lost(causes)
-        self._starts.ended([f.exit_code for f in failures if f.exit_code != Exit.ROLLED_BACK])
+        by_themselves = [f.exit_code for f in failures if f.exit_code not in OF_A_LOSS]
+        self._starts.ended(by_themselves)
         if hung is not None:
             hosts = {self._machines.host_of(rank) for rank in hung.ranks} - {None}
             failures.append(failure_of(hung, self._hangs.chosen, tuple(sorted(map(str, hosts)))))

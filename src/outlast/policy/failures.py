@@ -233,7 +233,13 @@ ROWS: Final = {row.kind: row for row in TABLE}
 # What healthy survivors of a loss elsewhere may end in.
 CONSEQUENCES: Final = frozenset({Kind.NCCL, Kind.ABORT, Kind.NETWORK})
 _PLACES: Final = {row.kind: place for place, row in enumerate(TABLE)}
-_ON_PURPOSE: Final = {2: Kind.USAGE, 75: Kind.DRAINED, 77: Kind.STORAGE_GONE, 78: Kind.REFUSED}
+_ON_PURPOSE: Final = {
+    2: Kind.USAGE,
+    75: Kind.DRAINED,
+    77: Kind.STORAGE_GONE,
+    78: Kind.REFUSED,
+    80: Kind.PEER,  # a survivor of a loss elsewhere that starts anew
+}
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,4 +59,5 @@ class Footing:
         """The attempt is over, and nothing of it is waited for."""
         self.meter.close()
         self.rig.stop(0.0, 0, clean=False)
+        self.rig.link.let_go()
         self.leaving.left()

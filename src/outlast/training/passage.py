@@ -40,6 +40,7 @@ from outlast.training.position import Position
 from outlast.training.rig import Rig
 from outlast.training.survivor import Survivor
 
+SPEAKS: Final = "its processes speak to each other outside of the loop over session.steps()"
 UNSUMMED: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: its gradients were not "
     "summed in the first step after it"
@@ -58,6 +59,8 @@ class Home(NamedTuple):
         let_go: told, in another thread, that the attempt is over.
         leave: lets go of what belongs to the attempt.
         enter: makes what belongs to the next one.
+        resumed: told what this rank alone had in a checkpoint that is gone on from, and of how
+            many workers that is.
         arrive: told the step that all go on from, where the session is then.
     """
 
@@ -66,6 +69,7 @@ class Home(NamedTuple):
     let_go: Callable[[], None]
     leave: Callable[[], None]
     enter: Callable[[], Footing]
+    resumed: Callable[[Mapping[str, Any], int], None]
     arrive: Callable[[int], None]
 
 
@@ -94,12 +98,13 @@ class Passage:
         self._undo: Hook | None = None
         self._random: Mapping[str, Any] = {}
         self._held: Any = None
-        self._sent = 0
+        self._sent = self._outside = self._rank = 0
         self._always_sends = self._is_first = True
         self._has_gone_on = False
 
     def begin(self, rig: Rig) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
+        self._rank, self._outside = rig.link.rank, num_sent()
         if rig.link.rank == 0 and not self._survivor.joins:
             say(self._survivor.words)
         if not self._survivor.why_not:
@@ -121,12 +126,21 @@ class Passage:
 
     @contextlib.contextmanager
     def loop(self) -> Iterator[None]:
-        """Within, this process may go on into another attempt."""
+        """Within, this process may go on into another attempt.
+
+        Unless ranks have spoken to each other since the session opened, outside of loops: whoever
+        takes a lost one's place would do that again, and nobody would answer.
+        """
+        if num_sent() > self._outside and not self._survivor.why_not:
+            self._survivor.cannot(SPEAKS)
+            if self._rank == 0:
+                say(self._survivor.words)
         self._survivor.hold()
         try:
             yield
         finally:
             self._survivor.release()
+            self._outside = num_sent()
 
     def handed_out(self) -> None:
         """A batch is handed out: a step begins."""
@@ -226,6 +240,9 @@ class Passage:
             self._objects.put(regained.state)
         elif self.is_in_hand:
             self._put_back(moment, self._home.newest())
+        if self.is_in_hand:
+            random_state.restore(self._random)
+            self._position.put_generators(self._held)
         own = regained.own_of(link.rank % regained.world_size)
         ahead, is_same = regained.step - step, before == (link.rank, link.world_size)
         if is_same and ahead == 1 and self.is_in_hand:  # others have completed its step
@@ -250,8 +267,9 @@ class Passage:
         if loaded is None:
             raise NotInProcess(FROM_NOTHING)
         self._objects.apply(loaded)
-        own_of = functools.partial(loaded.state, OWN)
-        self._move(on, own_of, loaded.manifest.world_size)
+        own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
+        self._home.resumed(own_of(on.rig.link.rank % saved_by), saved_by)
+        self._move(on, own_of, saved_by)
         self._position.tell(on.rig)
         on.afresh.stand_by()
         return loaded.manifest.step
@@ -282,8 +300,6 @@ class Passage:
         changed.discard(OWN)
         held = {key: unflatten(moment.data[key], moment.tensors) for key in changed}
         self._objects.put(held)
-        random_state.restore(self._random)
-        self._position.put_generators(self._held)
 
 
 def _is_equal(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -431,6 +431,7 @@ class Session:
             let_go=self._let_go,
             leave=self._leave_attempt,
             enter=self._open_attempt,
+            resumed=self._resumed,
             arrive=self._arrive,
         )
         return Passage(survivor, self._objects, self._position, home)
@@ -484,10 +485,16 @@ class Session:
         self._saves.give_up(self.step)
         self._is_prepared = False
 
+    def _resumed(self, own: Mapping[str, Any], saved_by: int) -> None:
+        link = self._on.rig.link
+        self._hyper.resumed(own.get("settings"))  # what there is to say was said at the beginning
+        self._gradients.resumed(own, saved_by, link.world_size, link.rank)
+
     def _arrive(self, step: int) -> None:
         self.step = step
         self._at_boundary = self._passage is None or not self._passage.is_in_hand
         self._gradients.forget(step)
+        self._gradients.restore()
         self._optimizers = lazy.Heard(step)
 
     def _leave_loop(self) -> None:
@@ -495,7 +502,7 @@ class Session:
         if not self._in_loop:
             return
         if not self._at_boundary:
-            if self._gradients.have_moved:
+            if self._gradients.have_moved and not over.is_void:
                 self._complete()
             else:
                 self._position.give_back(self.step)

@@ -27,12 +27,13 @@ from outlast.attempt.groups import groups
 from outlast.attempt.line import Go, Line, Over, Prepared, Stays, Unwound, dial
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
+from outlast.errors import NotInProcess
 from outlast.health import pulse
 
 AGAIN_S: Final = 0.25  # until the store's connections, and what was opened since, are broken too
 JOIN_S: Final = 5.0
 ELSEWHERE: Final = "it is not in a loop over session.steps()"
-GONE: Final = "the agent has gone"
+GONE: Final = "connection closed: the agent has gone"
 
 
 class Survivor:
@@ -78,9 +79,8 @@ class Survivor:
                 self._answer(Stays(reason=ELSEWHERE))
 
     def cannot(self, reason: str) -> None:
-        """From here on this worker cannot go on."""
+        """From here on this worker cannot go on; ``hold`` says so once it is asked."""
         self.why_not = self.why_not or reason
-        over.is_held = False
 
     def go_on(self, step: int | None) -> None:
         """The attempt is over, and all that belonged to it was let go but its process groups.
@@ -91,19 +91,20 @@ class Survivor:
             step: that this worker has the state of, or None.
 
         Raises:
+            NotInProcess: this process cannot go on.
             OSError, RuntimeError: the groups could not be made.
         """
         self._answer(Unwound())
         try:
             with pulse.held_back():
                 groups.let_go()
-        except RuntimeError as error:
+        except Exception as error:  # whatever torch makes of groups that are broken
             self._line.send(Stays(reason=f"its process groups do not go: {error}"))
-            raise
+            raise NotInProcess(f"connection closed, and process groups stay: {error}") from error
         self._line.send(Prepared(step=step))
         go = self._next.get()
         if go is None:
-            raise ConnectionAbortedError(GONE)  # it ends this process
+            raise NotInProcess(GONE)  # it ends this process
         _redirect(go)
         for name in self._given - set(go.environ):
             os.environ.pop(name, None)

@@ -19,6 +19,7 @@ from outlast import config
 from outlast.checkpoint.tree import flatten, unflatten
 from outlast.data import made, open_feed, random_state, shield
 from outlast.errors import OutlastError
+from outlast.training import footing
 from outlast.training import session as sessions
 from outlast.training.initial import Initial
 from outlast.training.objects import Objects
@@ -493,15 +494,15 @@ class Run:
 def on_nothing():
     """Sessions stand on :class:`Rig` meanwhile; random streams are put back behind."""
     put = {"Rig": Rig, "Ending": lambda *args: Ending()}
-    before = {name: getattr(sessions, name) for name in put}
+    before = {name: getattr(footing, name) for name in put}
     state = random_state.capture()
     for name, value in put.items():
-        setattr(sessions, name, value)
+        setattr(footing, name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(sessions, name, value)
+            setattr(footing, name, value)
         random_state.restore(state)
 
 

@@ -38,9 +38,17 @@ def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
     assert "Traceback" not in running.err, running.text
 
 
-@pytest.mark.parametrize("kind", ["buffers", "sum"])
+def test_who_takes_a_lost_ones_place_is_lost_too(floor, tmp_path):
+    calm, _ = run(floor, tmp_path / "calm", "all")
+    job, running = run(floor, tmp_path / "job", "all", "2:3:backward", "2:0:joining")
+    assert ends(job) == ends(calm), running.text
+    assert job.events("resumed")[-1]["source"] == "from 3 workers that survived", running.text
+    assert len(job.events("worker_lost")) == 2
+
+
+@pytest.mark.parametrize("kind", ["buffers", "sum", "outside"])
 def test_what_cannot_be_gone_on_from_comes_back_from_memory(floor, tmp_path, kind):
-    """Each rank has statistics of its own; a sum of the script's own raises."""
+    """Each rank has statistics of its own; a sum of the script's raises; it has one elsewhere."""
     calm, _ = run(floor, tmp_path / "calm", kind)
     job, running = run(floor, tmp_path / "job", kind, "2:8:backward", "0:14:forward")
     assert ends(job) == ends(calm), running.text

@@ -140,7 +140,7 @@ def test_kills_at_any_moment(floor, tmp_path, undisturbed, rng):
 
 def test_one_that_does_not_come_back_is_started_anew(floor, tmp_path, undisturbed):
     """Busy for ever, or swallowing what should end it; then there is a bug, on all ranks."""
-    options = ("1:5:forward:busy", "2:5:forward:swallow", "3:5:backward:die")
+    options = ("1:5:forward:busy", "2:5:forward:swallow", "3:5:backward:die_behind")
     bugs = [f"{rank}:9:backward:bug" for rank in range(WORKERS)]
     asked = [part for one in (*options, *bugs) for part in ("--do", one)]
     job, running = start(floor, tmp_path, *asked)

@@ -66,7 +66,15 @@ def swallow():
             time.sleep(0.01)
 
 
+def die_behind():
+    """Once what was asked for before this has happened elsewhere."""
+    while not all((OPTIONS.records / f"done-{number}").exists() for number in range(2)):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 ACTS = {
+    "die_behind": die_behind,
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "leave": lambda: os._exit(3),
     "busy": busy,

@@ -67,6 +67,8 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
+    if (OPTIONS.records / "died-0").exists():
+        die_here(rank, 0, "joining")
     torch.manual_seed(0)
     norm = [nn.BatchNorm1d(32)] if KIND == "buffers" else []
     net = nn.Sequential(nn.Linear(8, 32), *norm, nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8))
@@ -84,6 +86,8 @@ def main():
     named |= {"average": average, "scaler": scaler}
     bodies = 0
     with outlast.session(every="5 steps", **named) as session:
+        if KIND == "outside":
+            dist.barrier()
         for _, x in session.steps(loader_of(rank, world), until=OPTIONS.steps):
             step, bodies = session.step + 1, bodies + 1
             die_here(rank, step, "forward")

@@ -164,6 +164,7 @@ def test_a_model_that_is_wrapped_goes_on_in_another_group(watched, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
     watched.let_go()
     assert not dist.is_initialized()
+    watched.let_go()  # another loss, before the groups were there again
     watched.join()
     assert dist.group.WORLD is not group
     ddp.zero_grad()
