@@ -9,6 +9,7 @@ part        what it says
 beat        completed steps, and the wall-clock time of the last boundary
 phase       what the training thread is doing, and since when
 updates     optimizer updates in this process: the sign of life of a script without steps
+began       the first step and the first update that were said in this attempt
 pulse       the last time that any Python ran, and how many collectives were begun and ended
 kind        a number for the kind of work: only workers of one kind can be compared
 timings     a ring: of each step its seconds, and what they were spent on
@@ -47,6 +48,9 @@ _TIMING: Final = struct.Struct("<qdfffffxxxxq")
 _PHASE_AT: Final = 16
 _UPDATES_AT: Final = 32
 _PULSE_AT: Final = 48
+_BEGAN: Final = struct.Struct("<q")  # one more than the number; 0: none yet
+_BEGAN_STEP_AT: Final = 80
+_BEGAN_UPDATES_AT: Final = 88
 _KIND: Final = struct.Struct("<q")
 _KIND_AT: Final = 120
 _TIMINGS_AT: Final = 128
@@ -176,6 +180,7 @@ class Beat:
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
+        self._has_begun: set[int] = set()
         directory = os.environ.get(VARIABLE)
         if directory:
             path = beat_path(Path(directory), int(os.environ.get("LOCAL_RANK", "0")))
@@ -202,6 +207,7 @@ class Beat:
         """Say that ``step`` steps are complete."""
         if self._memory is not None:
             _BEAT.pack_into(self._memory, 0, step, time.time())
+            self._begin(_BEGAN_STEP_AT, step)
 
     def phase(self, phase: int, now_s: float | None = None) -> None:
         """Say what the training thread does from now on: a ``Phase``, or its number."""
@@ -213,6 +219,14 @@ class Beat:
         """Say that an optimizer has updated the weights so many times in this process."""
         if self._memory is not None:
             _UPDATES.pack_into(self._memory, _UPDATES_AT, number, time.monotonic())
+            self._begin(_BEGAN_UPDATES_AT, number)
+
+    def _begin(self, at: int, number: int) -> None:
+        """Where an attempt began: a reader that looks ten times a second has not seen it."""
+        if at not in self._has_begun and self._memory is not None:
+            self._has_begun.add(at)
+            if not _BEGAN.unpack_from(self._memory, at)[0]:
+                _BEGAN.pack_into(self._memory, at, number + 1)
 
     def pulse(self, begun: int = -1, ended: int = -1, *, is_evaluating: bool = False) -> None:
         """Say that Python runs; how many collectives were begun and ended, where that is known."""
@@ -281,6 +295,20 @@ class Heard:
         """Optimizer updates; None before the first."""
         seen = UpdatesSeen(*_UPDATES.unpack_from(self._memory, _UPDATES_AT))
         return seen if seen.last_s else None
+
+    @property
+    def began_step(self) -> int | None:
+        """The first step that it said in this attempt; None before."""
+        return self._began(_BEGAN_STEP_AT)
+
+    @property
+    def began_updates(self) -> int | None:
+        """The first number of updates that it said in this attempt; None before."""
+        return self._began(_BEGAN_UPDATES_AT)
+
+    def _began(self, at: int) -> int | None:
+        number = int(_BEGAN.unpack_from(self._memory, at)[0])
+        return number - 1 if number else None
 
     @property
     def pulse(self) -> PulseSeen | None:

@@ -81,7 +81,6 @@ class Track:
         self.begun = -1
         self.pulse_s: float | None = None
         self._sign: tuple[Any, ...] | None = None
-        self._first: int | None = None
 
     def look(self, heard: Heard, now_s: float) -> tuple[Kind, float] | None:
         """See what it says; the kind of thing that it did, and how long, once it goes on."""
@@ -93,7 +92,10 @@ class Track:
         self.is_session = phase is not None
         count = updates.updates if updates is not None else 0
         sign = (self.step, phase, count, self.begun, evaluates)
-        kind = self._kind(phase.phase if phase is not None else None, count, evaluates)
+        number = count if phase is None else self.step
+        first = heard.began_updates if phase is None else heard.began_step
+        is_fresh = number is None or first is None or number < first + FRESH_STEPS
+        kind = _kind(phase.phase if phase is not None else None, evaluates, is_fresh)
         if sign == self._sign:
             return None
         before, was_known = self.kind, self._sign is not None
@@ -101,17 +103,14 @@ class Track:
         self._sign, self.kind, self.changed_s = sign, kind, now_s
         return (before, gap_s) if was_known else None
 
-    def _kind(self, phase: Phase | None, updates: int, evaluates: bool) -> Kind:
-        number = updates if phase is None else self.step
-        if self._first is None and number is not None:
-            self._first = number
-        is_fresh = number is None or self._first is None or number < self._first + FRESH_STEPS
-        if phase is None:
-            return Kind.START if is_fresh else Kind.STEP
-        kind = _KINDS.get(phase, Kind.STEP)
-        if kind is Kind.STEP and evaluates:
-            kind = Kind.EVALUATE
-        return Kind.START if is_fresh and kind is not Kind.OUTSIDE else kind
+
+def _kind(phase: Phase | None, evaluates: bool, is_fresh: bool) -> Kind:
+    if phase is None:
+        return Kind.START if is_fresh else Kind.STEP
+    kind = _KINDS.get(phase, Kind.STEP)
+    if kind is Kind.STEP and evaluates:
+        kind = Kind.EVALUATE
+    return Kind.START if is_fresh and kind is not Kind.OUTSIDE else kind
 
 
 class HangWatch:

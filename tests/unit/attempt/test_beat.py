@@ -143,3 +143,15 @@ def test_another_agent_that_starts_now_does_not_take_it_for_an_orphan(monkeypatc
     BeatsDirectory().close()
     assert directory.path.is_dir()
     directory.close()
+
+
+def test_where_an_attempt_began_is_said_once(spoken):
+    beat, heard = spoken
+    assert (heard.began_step, heard.began_updates) == (None, None)
+    beat.beat(0)
+    beat.beat(1)
+    beat.updates(8)
+    beat.updates(9)
+    other = Beat()  # another session of the same attempt
+    other.beat(4)
+    assert (heard.began_step, heard.began_updates) == (0, 8)

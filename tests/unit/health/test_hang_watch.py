@@ -13,8 +13,10 @@ from outlast.policy.hang import Kind, Set
 WORKER = Worker(local_rank=0, rank=5, pid=1)
 
 
-def said(step=None, phase=None, since=1.0, updates=None, begun=-1, evaluates=False):
+def said(step=None, phase=None, since=1.0, updates=None, begun=-1, evaluates=False, began=10):
     return SimpleNamespace(
+        began_step=None if step is None else began,
+        began_updates=None if updates is None else began,
         beat=None if step is None else BeatSeen(step, 1.0),
         phase=None if phase is None else PhaseSeen(phase, since),
         updates=None if updates is None else UpdatesSeen(updates, 1.0),
@@ -26,11 +28,13 @@ def said(step=None, phase=None, since=1.0, updates=None, begun=-1, evaluates=Fal
     ("what", "kind"),
     [
         (said(), Kind.START),
-        (said(step=7, phase=Phase.STEPPING), Kind.START),  # the first of an attempt
-        (said(updates=2), Kind.START),
-        (said(step=7, phase=Phase.OUTSIDE), Kind.OUTSIDE),
+        (said(step=12, phase=Phase.STEPPING), Kind.START),  # the third of an attempt
+        (said(step=13, phase=Phase.STEPPING), Kind.STEP),  # those before went by unseen
+        (said(updates=12), Kind.START),
+        (said(updates=13), Kind.STEP),
+        (said(step=12, phase=Phase.OUTSIDE), Kind.OUTSIDE),
     ],
-    ids=["silent", "fresh", "plain", "outside"],
+    ids=["silent", "fresh", "late", "plain", "plain-late", "outside"],
 )
 def test_the_first_look(what, kind):
     track = Track(WORKER, 0.0)
