@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from outlast.peer.numbers import claimed_numbers, reign_of
+from outlast.peer.numbers import claimed, claimed_numbers
 from outlast.storage import Storage
 
 TOLD_S: Final = 3.0  # between a claim and word of the attempt to all its keepers
@@ -93,6 +93,8 @@ class Fence:
         newest = max(claimed_numbers(self._storage), default=0)
         with self._lock:
             told = max(self._reigns, default=0)
+        if newest > told and self._is_of_our_agent(newest):
+            told = newest
         if newest > max(attempt, told):
             return self._behind(attempt, newest)
         if attempt > told:
@@ -109,6 +111,18 @@ class Fence:
                     f"attempt {attempt} is not committed",
                 )
         return PASSES
+
+    def _is_of_our_agent(self, number: int) -> bool:
+        """Whether the agent that runs the job on this machine alone has claimed ``number``.
+
+        It may be gone before it could say so, and nobody else takes part in its attempts.
+        """
+        claim = claimed(self._storage, number)
+        with self._lock:
+            is_ours = claim.is_for_one and claim.reign in self._reigns.values()
+        if is_ours:
+            self.told(number, claim.reign)
+        return is_ours
 
     def _behind(self, attempt: int, newest: int) -> Judgement:
         """The job has gone on; word of that may be on its way to us."""
@@ -134,7 +148,7 @@ class Fence:
             reign, last = self._reigns.get(number, ""), self._reigns[told]
             if number in self._ours or (number < told and reign == last and told in self._ours):
                 return True
-        if not reign or reign_of(self._storage, number) != reign:
+        if not reign or claimed(self._storage, number).reign != reign:
             return False
         with self._lock:
             self._ours.add(number)

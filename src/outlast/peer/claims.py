@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outlast.peer.numbers import FOLDER, claimed_numbers, name_of, reign_of
+from outlast.peer.numbers import FOLDER, claimed, claimed_numbers, name_of
 from outlast.storage import Storage
 from outlast.storage.trust import distrust, doubt_of_mount
 
@@ -164,7 +164,7 @@ class Claims:
 
     def _is_there(self, claim: Claim, number: int) -> bool:
         """Whether ``number`` is claimed by the reign of ``claim``."""
-        return bool(claim.reign) and reign_of(self._storage, number) == claim.reign
+        return bool(claim.reign) and claimed(self._storage, number).reign == claim.reign
 
     def forget_old(self) -> None:
         """Remove all but the newest claims."""

@@ -15,10 +15,16 @@ FOLDER: Final = "membership"
 _NAME: Final = re.compile(r"attempt-(\d{12})\.json")
 
 
-class _Claim(msgspec.Struct):
-    """As much of a claim as says whose it is."""
+class Claimed(msgspec.Struct, frozen=True):
+    """As much of a claim as says whose it is; ``reign`` is "" where nobody can tell."""
 
     reign: str = ""
+    members: tuple[str, ...] = ()
+
+    @property
+    def is_for_one(self) -> bool:
+        """Whether it is of an agent that runs the job by itself: it names nobody else."""
+        return bool(self.reign) and self.members == (self.reign,)
 
 
 def claimed_numbers(storage: Storage) -> list[int]:
@@ -31,15 +37,15 @@ def claimed_numbers(storage: Storage) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def reign_of(storage: Storage, number: int) -> str:
-    """The reign that has claimed ``number``; "" where nobody has, or nobody can tell who.
+def claimed(storage: Storage, number: int) -> Claimed:
+    """Who has claimed ``number``, as far as it can be told.
 
     Raises:
         OSError: storage cannot be asked.
     """
     with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
-        return msgspec.json.decode(storage.read(name_of(number)), type=_Claim).reign
-    return ""
+        return msgspec.json.decode(storage.read(name_of(number)), type=Claimed)
+    return Claimed()
 
 
 def name_of(number: int) -> str:

@@ -1,10 +1,11 @@
 """``elastic.py`` that saves by ``auto``, where a save in storage costs much.
 
 What it costs, and how far apart checkpoints are, is set here: a test has no hours, and its disk is
-quick. BUG_AT is the step from which on the script fails.
+quick. BUG_AT is the step from which on the script fails, or a file in which it will stand.
 """
 
 import os
+from pathlib import Path
 
 import elastic
 import torch
@@ -16,7 +17,14 @@ cadence.AUTO_MIN_S = cadence.AUTO_MAX_S = 0.2
 cadence.AUTO_FIRST_S = 0.2
 tier_turns.BURDEN = 1e4  # times what it took: hours between two
 
-BUG_AT = int(os.environ.get("BUG_AT", "0"))
+BUG_AT = os.environ.get("BUG_AT", "0")
+
+
+def bug_at():
+    """The step; 0 where there is none yet."""
+    if BUG_AT.isdigit():
+        return int(BUG_AT)
+    return int(Path(BUG_AT).read_text()) if Path(BUG_AT).exists() else 0
 
 
 class Counted(elastic.Exact):
@@ -28,8 +36,8 @@ class Counted(elastic.Exact):
 
     def step(self, samples):
         """One more, while it is not too late."""
-        if BUG_AT and self.made + 1 >= BUG_AT:
-            raise ZeroDivisionError(f"there is no step {BUG_AT}")
+        if 0 < bug_at() <= self.made + 1:
+            raise ZeroDivisionError(f"there is no step {bug_at()}")
         self.made += 1
         return super().step(samples)
 

@@ -10,7 +10,7 @@ import pytest
 
 from outlast.keeper.fence import Fence, Verdict
 from outlast.peer.claims import Claim, Claims
-from outlast.peer.numbers import claimed_numbers, name_of, reign_of
+from outlast.peer.numbers import claimed, claimed_numbers, name_of
 
 NUMBER = 5
 REIGNS = ("majority", "minority")
@@ -117,7 +117,7 @@ def run(schedule):
         if not everybody[place].is_done:
             everybody[place].step()
     assert all(one.is_done for one in everybody)
-    winner = reign_of(storage, NUMBER)
+    winner = claimed(storage, NUMBER).reign
     return [one.result for one in claiming], [one.result for one in looking], winner
 
 

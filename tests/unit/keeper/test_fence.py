@@ -30,8 +30,8 @@ def _fence(storage, clock):
     return Fence(storage, told_s=3.0, clock=clock)
 
 
-def claim(storage, number, reign):
-    data = msgspec.json.encode({"attempt": number, "node": "n", "reign": reign, "members": []})
+def claim(storage, number, reign, members=()):
+    data = msgspec.json.encode({"attempt": number, "node": "n", "reign": reign, "members": members})
     assert storage.put_new(name_of(number), data)
 
 
@@ -54,6 +54,26 @@ def test_a_number_that_others_have_claimed_is_refused(storage, fence):
 def test_a_claim_that_says_nobodys_name_is_not_ours(storage, fence, data):
     fence.told(4, "")
     storage.put(name_of(4), data)
+    assert fence.judge(4).verdict is Verdict.REFUSE
+
+
+def test_an_agent_that_runs_the_job_alone_need_not_have_told_of_its_last_attempt(storage, fence):
+    """It was killed between the claim and the word to its keeper."""
+    fence.told(4, "ours")
+    claim(storage, 4, "ours", ["ours"])
+    claim(storage, 5, "ours", ["ours"])
+    assert fence.judge(4) == PASSES
+
+
+@pytest.mark.parametrize(("reign", "members"), [("ours", ["a"]), ("b", ["b"]), ("ours", [])])
+def test_one_that_others_take_part_in_may_have_begun_without_us(
+    storage, fence, clock, reign, members
+):
+    fence.told(4, "ours")
+    claim(storage, 4, "ours", ["a", "b"])
+    claim(storage, 5, reign, members)
+    assert fence.judge(4).verdict is Verdict.WAIT
+    clock.now_s += 4.0
     assert fence.judge(4).verdict is Verdict.REFUSE
 
 
