@@ -291,7 +291,9 @@ class Auto:
             if not before or not 1 / AUTO_CHANGE < wanted_s / before.interval_s < AUTO_CHANGE:
                 before_s = before.interval_s if before else None
                 reason = _reason(before, cost_s, per_h)
-                self._chosen = self._untold = self._change(wanted_s, before_s, per_h, reason)
+                self._chosen = self._change(wanted_s, before_s, per_h, reason)
+                if not self._storms:  # else it is not what holds, and hides what was told of that
+                    self._untold = self._chosen
         self._wait()
 
     def _change(

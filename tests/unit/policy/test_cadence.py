@@ -204,6 +204,17 @@ def test_a_storm_is_told_of_when_it_begins_and_when_it_is_over():
     assert not auto.storms
 
 
+def test_what_would_hold_in_calm_is_no_news_in_a_storm():
+    auto = Auto(0.0, storm(8.0, 20), [0.02])
+    calm_s = auto.interval_s
+    auto.taken(1, 1.0, 0.2)  # before anybody has asked
+    assert auto.interval_s > 1.5 * calm_s
+    begun = auto.changed()
+    assert begun is not None
+    assert begun.reason == "failures come in a burst"
+    assert begun.interval_s < 2.0
+
+
 def test_what_a_checkpoint_cost_before_is_known_and_no_news():
     auto = Auto(0.0, None, [60.0] * 3)
     assert auto.interval_s == pytest.approx(math.sqrt(2 * 60 * 36000), rel=0.03)
