@@ -1,6 +1,7 @@
 """Somebody between two machines: passes on what comes, and reads it."""
 
 import contextlib
+import select
 import socket
 import threading
 
@@ -38,22 +39,31 @@ class Relay:
             threading.Thread(target=self._join, args=(sock,), daemon=True).start()
 
     def _join(self, one):
+        """Both ways in one thread: two threads must not use one TLS connection."""
+        other = socket.create_connection(self._target)
         with contextlib.suppress(OSError):
-            other = socket.create_connection(self._target)
             if self._tls is not None:
                 one = self._tls.server().wrap_socket(one, server_side=True)
                 other = self._tls.client().wrap_socket(other)
-            back = threading.Thread(target=self._pass, args=(other, one), daemon=True)
-            back.start()
-            self._pass(one, other)
-            back.join()
+            ways = {one: other, other: one}
+            while ways:  # until both have ended: what one has said last still reaches the other
+                for source in select.select(list(ways), (), ())[0]:
+                    if not self._pass(source, ways[source]):
+                        del ways[source]
         for sock in (one, other):
             sock.close()
 
     def _pass(self, source, target):
+        """All that there is; whether there may be more."""
+        data = b""
         with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                self.seen += data
+            data = source.recv(1 << 16)
+            while getattr(source, "pending", int)():
+                data += source.recv(1 << 16)
+        self.seen += data
+        with contextlib.suppress(OSError):
+            if data:
                 target.sendall(data)
-        with contextlib.suppress(OSError):
-            target.shutdown(socket.SHUT_WR)
+            else:  # of the connection below: TLS would go on in plain text
+                socket.socket.shutdown(target, socket.SHUT_WR)
+        return bool(data)

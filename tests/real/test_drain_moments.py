@@ -68,7 +68,7 @@ def test_an_evaluation_that_does_not_end_in_time_costs_what_is_not_committed(flo
     assert "step 7 could not be committed (the step did not end in time)" in said[0]
     lost = {6: "1 step lost", 3: "4 steps lost"}[newest]
     assert f"the newest commit, step {newest}, stands: {lost}" in said[0]
-    assert not any("Traceback" in text for text in said)
+    assert not any("Traceback" in text for text in said), said
     ranks = floor.ranks(RANKS, PHASES, job.records, 20, env=env)
     assert [rank.wait() for rank in ranks] == [0] * RANKS, ranks[0].text
     calm = Job(tmp_path / "calm", RANKS)

