@@ -247,6 +247,11 @@ def _parts(data: Json, inner: Callable[[Json], Any]) -> Parts:
 
 
 def _encode_dict(value: dict[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Json:
+    if type(value) is dict and not any(type(key) is not str or key[:1] == KIND for key in value):
+        return {  # as next to all are, at each step boundary
+            key: inner if type(inner) in _AS_THEY_ARE else _encode(inner, f"{name}.{key}", tensors)
+            for key, inner in value.items()
+        }
     encoded = [(key, _encode(inner, f"{name}.{key}", tensors)) for key, inner in value.items()]
     plain = type(value) is dict
     if plain and all(isinstance(key, str) and not key.startswith(KIND) for key, _ in encoded):

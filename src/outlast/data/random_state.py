@@ -2,7 +2,8 @@
 
 Guarantees: ``restore(capture())`` puts every stream back to the bit, also after the state went
 through JSON (plain values) and safetensors (tensors). Capturing draws nothing and waits for no
-device.
+device. Where nothing was drawn since, the states are the very objects that were given before: they
+are not to be written to.
 
 CUDA's states belong to the rank, not to a device's number: those of the devices that its state lies
 on (``checkpoint.devices``) go to those that it lies on then, in the same order. So a rank that was
@@ -19,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import operator
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -34,10 +36,12 @@ logger = logging.getLogger(__name__)
 
 _NUMPY_GENERATOR = "MT19937"
 _NUMPY_BYTES = 625 * 4  # its 624 words and its position
-_outside: list[dict[str, Any]] = []  # of the blocks that are open, the outermost first
+_PYTHON_BYTES = 625 * 4  # its position and its 624 words
+_PYTHON_AT = object.__basicsize__  # behind what every object begins with
+_outside: list[Mapping[str, Any]] = []  # of the blocks that are open, the outermost first
 
 
-def capture(*, cuda: bool = True) -> dict[str, Any]:
+def capture(*, cuda: bool = True) -> Mapping[str, Any]:
     """All random-number states of this process.
 
     Args:
@@ -49,29 +53,52 @@ def capture(*, cuda: bool = True) -> dict[str, Any]:
     Raises:
         ConfigError: NumPy's global generator was replaced by one that is not an MT19937.
     """
-    state = as_data(look())
+    seen = look()
+    known, state = _Seen.told
+    if not all(map(operator.is_, known, seen)):
+        state = as_data(seen)
+        _Seen.told = (seen, state)
     if cuda and torch.cuda.is_initialized():
-        state["devices"] = _capture_devices()
+        return {**state, "devices": _capture_devices()}
     return state
 
 
 def look() -> tuple[Any, Any, torch.Tensor]:
     """The states of Python's, NumPy's and torch's own streams as they are: cheap, to compare."""
-    return random.getstate(), _look_at_numpy(), torch.get_rng_state()
+    return _look_at_python(), _look_at_numpy(), _look_at_torch()
 
 
-class _Unchanged:
-    """NumPy's global state as it was last seen; asking for it takes 80 µs, looking again one.
+class _Seen:
+    """What was told last, and by which signs it is known; each is one value, as threads may look.
+
+    Asking Python or NumPy for their states takes 7 and 80 µs, and a look at the memory one.
 
     Attributes:
-        generator: whose state it is.
-        memory: what lay in the generator's memory.
-        state: as ``numpy.random.get_state`` told it.
+        told: what ``look`` saw, and what ``capture`` made of it.
+        in_python: what lay in the generator's memory, and what ``random.getstate`` told.
+        in_numpy: the generator, what lay in its memory, and what ``numpy.random.get_state`` told.
+        in_torch: the state.
     """
 
-    generator: Any = None
-    memory: bytes = b""
-    state: Any = None
+    told: tuple[tuple[Any, ...], Mapping[str, Any]] = ((None, None, None), {})
+    in_python: tuple[bytes, Any] = (b"", None)
+    in_numpy: tuple[Any, bytes, Any] = (None, b"", None)
+    in_torch: torch.Tensor = torch.empty(0)
+
+
+def _look_at_python() -> Any:
+    generator = getattr(random.random, "__self__", None)
+    if type(generator) is not random.Random:
+        return random.getstate()
+    memory = ctypes.string_at(id(generator) + _PYTHON_AT, _PYTHON_BYTES)
+    known, state = _Seen.in_python
+    if memory == known and vars(generator).get("gauss_next") == state[2]:
+        return state
+    state = random.getstate()
+    # What lies there is believed only if it is the state: an interpreter may keep it elsewhere.
+    is_all = memory == np.array([state[1][-1], *state[1][:-1]], np.uint32).tobytes()
+    _Seen.in_python = (memory if is_all else b"", state)
+    return state
 
 
 def _look_at_numpy() -> Any:
@@ -79,15 +106,25 @@ def _look_at_numpy() -> Any:
     if type(generator) is not np.random.MT19937:
         return np.random.get_state(legacy=False)
     memory = ctypes.string_at(generator.ctypes.state_address, _NUMPY_BYTES)
-    if generator is _Unchanged.generator and memory == _Unchanged.memory:
-        return _Unchanged.state
+    known, was, state = _Seen.in_numpy
+    if generator is known and memory == was:
+        return state
     state = np.random.get_state(legacy=False)
     inner = state["state"]
     is_all = memory == inner["key"].tobytes() + int(inner["pos"]).to_bytes(4, sys.byteorder)
     # A second normal number that waits to be given out lies elsewhere, and goes without a trace.
-    known = is_all and not state["has_gauss"]
-    _Unchanged.generator, _Unchanged.memory = (generator, memory) if known else (None, b"")
-    _Unchanged.state = state
+    may_be_known = is_all and not state["has_gauss"]
+    _Seen.in_numpy = (generator, memory, state) if may_be_known else (None, b"", None)
+    return state
+
+
+def _look_at_torch() -> torch.Tensor:
+    state, known = torch.get_rng_state(), _Seen.in_torch
+    if torch.is_inference_mode_enabled():
+        return state  # of a kind that is of little use outside of that mode
+    if torch.equal(state, known):
+        return known
+    _Seen.in_torch = state
     return state
 
 
@@ -174,7 +211,7 @@ def restore(state: Mapping[str, Any]) -> None:
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     numpy_state = state["numpy"]
-    _Unchanged.generator = None  # there may be a second normal number now
+    _Seen.in_numpy = (None, b"", None)  # there may be a second normal number now
     np.random.set_state(  # the script's own stream, whatever one thinks of it
         (
             _NUMPY_GENERATOR,
@@ -219,6 +256,6 @@ def preserved(*, cuda: bool = True) -> Iterator[None]:
         restore(state)
 
 
-def outside() -> dict[str, Any]:
+def outside() -> Mapping[str, Any]:
     """The states as they are outside of all blocks in which they are ``preserved``."""
     return _outside[0] if _outside else capture()

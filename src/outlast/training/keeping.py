@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -20,8 +20,12 @@ from outlast.checkpoint.plan import OWN
 from outlast.training import living
 from outlast.training.flight import State
 from outlast.training.living import Moment
-from outlast.training.parcel import pack
+from outlast.training.objects import Objects
+from outlast.training.parcel import Packer
+from outlast.training.rest import Looks, Rest, of_all
 from outlast.training.rig import Rig
+
+_PLAIN: Final = ("step", "bits", "settings", "origins")  # of a rank's own state
 
 logger = logging.getLogger(__name__)
 
@@ -31,56 +35,78 @@ class Keeping:
 
     Args:
         rig: what the session stands on.
-        own: gives this rank's own state, as it would be if (step) ended now.
+        objects: the session's.
+        newest: gives the state that these hold.
+        own: gives this rank's own state, as it is now.
+        own_end: gives the same, as it would be if (step) ended now.
         let_go: told, in another thread, that the attempt is over.
-        model: whose backward pass is looked at, if there is one.
     """
 
     def __init__(
         self,
         rig: Rig,
-        own: Callable[[int], dict[str, Any]],
+        objects: Objects,
+        *,
+        newest: Callable[[], State],
+        own: Callable[[], dict[str, Any]],
+        own_end: Callable[[int], dict[str, Any]],
         let_go: Callable[[], None],
-        model: torch.nn.Module | None,
     ) -> None:
         self._rig = rig
+        self._newest = newest
         self._own = own
+        self._own_end = own_end
         self._let_go = let_go
+        self._looks = Looks(objects)
+        self._packer = Packer(OWN, plain=_PLAIN)
         self._mirror = Own(rig.timeline, rig.link.rank, rig.link.world_size)
         self._moment: Moment | None = None
         self._is_off = False  # this session's state is not one that can be kept
         self._hook: Any = None
+        model = objects.model
         for parameter in reversed([] if model is None else list(model.parameters())):
             if parameter.requires_grad:
                 self._hook = parameter.register_hook(self._backward_begins)
                 break
         over.watch(let_go)
 
-    def keep(self, state: Callable[[], State] | None, own: bytes = b"") -> None:
-        """A step has ended, or the first one is about to begin, with this state.
+    def keep(self, step: int, own: bytes = b"") -> None:
+        """A step has ended, or the first one is about to begin.
 
         Args:
-            state: gives it; None: this moment is not one that can be gone on from.
+            step: completed steps.
             own: what this rank alone knew then, where a batch has been handed out since.
         """
         start_s = time.monotonic()
         try:
-            self._keep(state, own)
+            self._keep(step, own)
         finally:
             self._rig.samples.stalled(time.monotonic() - start_s)
 
-    def _keep(self, state: Callable[[], State] | None, own: bytes) -> None:
+    def keep_nothing(self) -> None:
+        """This moment is not one that can be gone on from."""
+        self._moment = None
+
+    def _keep(self, step: int, own: bytes) -> None:
         self._moment = None  # two of them are never held
-        if self._is_off or state is None:
+        if self._is_off:
             return
         try:
-            moment = Moment(self._rig.timeline, self._rig.link, state(), own)
-            self._mirror.final(moment.step, moment.own, moment.rest)
+            rest = self._looks.take() or self._all()
+            own = own or self._packer.pack(self._own())
+            moment = Moment(self._rig.timeline, self._rig.link, step, rest, own)
+            self._mirror.final(step, own, moment.rest)
         except Exception as error:  # noqa: BLE001 - whatever state is made of, training goes on
             self._stop(error)
             return
         self._moment = moment
         living.forget()  # that of the attempt before
+
+    def _all(self) -> Rest:
+        state = self._newest()
+        rest = of_all(state)
+        self._looks.learn(state)
+        return self._looks.take() or rest
 
     def _stop(self, error: Exception) -> None:
         self._is_off, self._moment = True, None
@@ -117,7 +143,12 @@ class Keeping:
             self._hook.remove()
         moment, self._moment = self._moment, None
         if over.is_over and moment is not None:
-            living.deposit(moment)
+            try:
+                moment.settle(self._newest)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._stop(error)
+            else:
+                living.deposit(moment)
         self._mirror.close()
 
     def _backward_begins(self, _: torch.Tensor) -> None:
@@ -128,6 +159,6 @@ class Keeping:
             return
         step = self._moment.step + 1
         try:
-            self._mirror.pending(step, pack(self._own(step), OWN), late=late)
+            self._mirror.pending(step, self._packer.pack(self._own_end(step)), late=late)
         except Exception as error:  # noqa: BLE001 - as above
             self._stop(error)

@@ -13,22 +13,17 @@ after a step's end and outside of an optimizer.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any
 
-import msgspec
 import torch
 import xxhash
 
 from outlast.attempt.link import Link
 from outlast.checkpoint.aliases import array_of
-from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.reshard import is_spread
 from outlast.checkpoint.shard import as_bytes
-from outlast.errors import ConfigError
 from outlast.training.flight import State
-from outlast.training.parcel import pack_flat
-
-_PREFIX: Final = f"{OWN}."
+from outlast.training.rest import Rest, Whole
 
 
 class Moment:
@@ -38,44 +33,53 @@ class Moment:
         timeline: number of the attempt in which this line of steps began.
         rank, world_size: of this worker in the attempt.
         step: completed steps.
-        data: key → small state, in which tensors are named; without this rank's own.
-        tensors: name → tensor; those that only optimizers change are live.
         own: this rank's own state.
         rest: digest of all that optimizers do not change, but for ``own``.
 
     Args:
         timeline, link: of the attempt.
-        state: as it is.
-        own: this rank's own state, where that of now is another step's already.
-
-    Raises:
-        ConfigError: this worker has a part of the state only.
+        step: as above.
+        rest: the state, but for this rank's own.
+        own: that.
     """
 
-    def __init__(self, timeline: int, link: Link, state: State, own: bytes = b"") -> None:
+    def __init__(self, timeline: int, link: Link, step: int, rest: Rest, own: bytes) -> None:
         self.timeline = timeline
         self.rank, self.world_size = link.rank, link.world_size
-        self.step = state.step
+        self.step = step
+        self.own = own
+        self.rest = rest.digest
+        self._state = rest
+        self._whole: Whole | None = None
         self._is_spoiled = False
-        self.data = {key: value for key, value in state.data.items() if key != OWN}
-        mine = {name: one for name, one in state.tensors.items() if name.startswith(_PREFIX)}
-        self.own = own or pack_flat(state.data[OWN], mine)
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._marks: list[tuple[torch.Tensor, int, int]] = []
-        digest = xxhash.xxh3_128(msgspec.json.encode(self.data))
-        for name, tensor in state.tensors.items():
-            if name in mine:
-                continue
-            if is_spread(tensor):
-                raise ConfigError(f"{name} is spread over the workers")
-            if name in state.lazy:
-                self.tensors[name] = tensor
-                self._marks.append((tensor, tensor.data_ptr(), tensor._version))
-            else:
-                copied = self.tensors[name] = tensor.detach().clone()
-                digest.update(name.encode())
-                digest.update(as_bytes(copied).numpy())  # a device's is waited for
-        self.rest = digest.digest()
+        self._marks = [(one, one.data_ptr(), one._version) for one in rest.live]
+
+    def settle(self, now: Callable[[], State]) -> None:
+        """It is to stay: see what all of it is.
+
+        Args:
+            now: gives the state that the objects hold.
+
+        Raises:
+            ConfigError: they are others than at the step's end.
+        """
+        if self.is_whole:
+            self._whole = self._state.whole(now)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Key → small state, in which tensors are named; of one that has settled."""
+        return self._settled.data
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Name → tensor; those that only optimizers change are live. Of one that has settled."""
+        return self._settled.tensors
+
+    @property
+    def _settled(self) -> Whole:
+        assert self._whole is not None  # noqa: S101
+        return self._whole
 
     def spoil(self) -> None:
         """An optimizer begins: some write past the version counters."""
@@ -88,6 +92,11 @@ class Moment:
             tensor.data_ptr() == address and tensor._version == version
             for tensor, address, version in self._marks
         )
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all of it is known."""
+        return self._whole is not None
 
     def digest(self) -> str:
         """Of all of it but this rank's own; equal where ranks hold the same."""
@@ -109,7 +118,7 @@ def deposit(moment: Moment) -> None:
 
 def kept() -> Moment | None:
     """What was left, if it is still what it was."""
-    return next((moment for moment in _kept if moment.is_whole), None)
+    return next((one for one in _kept if one.is_settled and one.is_whole), None)
 
 
 def kept_own() -> bytes:

@@ -50,6 +50,14 @@ class ModelState:
         self._walk = _learn(self._model, state)
         return state
 
+    def walked(self) -> tuple[list[str], list[Any]] | None:
+        """The names, the same list while they are the same ones, and what they stand for.
+
+        None where the state has to be asked for.
+        """
+        values = self._walk.again() if self._walk is not None else None
+        return None if self._walk is None or values is None else (self._walk.names, values)
+
     @property
     def is_known(self) -> bool:
         """Whether what was returned last has all parameters, each of them itself."""

@@ -134,6 +134,11 @@ class Objects:
                     raise ConfigError(f"{name}: {error}") from error
         return state
 
+    def walked(self, name: str) -> tuple[list[str], list[Any]] | None:
+        """Of one model: what its state holds, if ``capture`` has shown how; else None."""
+        model = self._model_states.get(name)
+        return model.walked() if model is not None else None
+
     def gone_through(self, state: Mapping[str, Any]) -> list[torch.Tensor] | None:
         """All tensors of the models, if what ``capture`` has just given holds all of them."""
         if not all(model.is_known for model in self._model_states.values()):

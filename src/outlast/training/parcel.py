@@ -6,8 +6,8 @@ and bytes; nothing in it can be decoded into code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -33,29 +33,78 @@ class _Parcel(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(_Parcel)
 
 
-def pack(state: Any, name: str) -> bytes:
-    """``state`` as bytes.
+class Packer:
+    """Packs states of one name, one after the other; what is in both is looked through once.
 
-    Raises:
-        ConfigError: something in it is neither data nor a tensor.
+    An object that a state holds at its top is taken to be what it was, if it is the same one.
+
+    Args:
+        name: of the states.
+        plain: keys of values without tensors, which are compared.
     """
-    return pack_flat(*flatten(state, name))
+
+    def __init__(self, name: str, plain: Collection[str] = ()) -> None:
+        self._name = name
+        self._plain = frozenset(plain)
+        self._parts: dict[str, _Part] = {}
+        self._packed = b""
+
+    def pack(self, state: Mapping[str, Any]) -> bytes:
+        """``state`` as bytes.
+
+        Raises:
+            ConfigError: something in it is neither data nor a tensor.
+        """
+        before, self._parts = self._parts, {}
+        is_same = len(before) == len(state)
+        for key, value in state.items():
+            part = before.get(key)
+            is_known = part is not None and (
+                part.value is value or (key in self._plain and part.value == value)
+            )
+            if part is None or not is_known:
+                data, tensors = flatten(value, f"{self._name}.{key}")
+                known = {} if part is None else part.tensors
+                found = {name: _again(name, one, known.get(name)) for name, one in tensors.items()}
+                part = _Part(value, data, found)
+                is_same = False
+            self._parts[key] = part
+        if not is_same or not self._packed:
+            self._packed = msgspec.msgpack.encode(
+                _Parcel(
+                    {key: part.data for key, part in self._parts.items()},
+                    [one.data for part in self._parts.values() for one in part.tensors.values()],
+                )
+            )
+        return self._packed
 
 
-def pack_flat(data: Any, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """The same for a state that ``flatten`` has split."""
-    found = [
-        _Tensor(name, str(one.dtype).removeprefix("torch."), tuple(one.shape), bytes(bytes_of(one)))
-        for name, one in tensors.items()
-    ]
-    return msgspec.msgpack.encode(_Parcel(data, found))
+class _Part(NamedTuple):
+    value: Any
+    data: Any
+    tensors: dict[str, _Seen]
+
+
+class _Seen(NamedTuple):
+    tensor: torch.Tensor
+    version: int | None  # of one that has any
+    data: _Tensor
+
+
+def _again(name: str, tensor: torch.Tensor, before: _Seen | None) -> _Seen:
+    version = None if tensor.is_inference() else tensor._version
+    if before is not None and before.tensor is tensor and before.version == version is not None:
+        return before
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    data = _Tensor(name, dtype, tuple(tensor.shape), bytes(bytes_of(tensor)))
+    return _Seen(tensor, version, data)
 
 
 def unpack(parcel: bytes) -> Any:
     """The state.
 
     Raises:
-        ValueError: these bytes are not what ``pack`` gave.
+        ValueError: these bytes are not what a packer gave.
     """
     found = _decoder.decode(parcel)
     tensors = {

@@ -55,7 +55,8 @@ class Home(NamedTuple):
 
     Attributes:
         newest: gives the state that its objects hold.
-        own_end: gives this rank's own state, as it would be if (step) ended now.
+        own: gives this rank's own state, as it is now.
+        own_end: gives the same, as it would be if (step) ended now.
         let_go: told, in another thread, that the attempt is over.
         leave: lets go of what belongs to the attempt.
         enter: makes what belongs to the next one.
@@ -65,6 +66,7 @@ class Home(NamedTuple):
     """
 
     newest: Callable[[], State]
+    own: Callable[[], dict[str, Any]]
     own_end: Callable[[int], dict[str, Any]]
     let_go: Callable[[], None]
     leave: Callable[[], None]
@@ -120,7 +122,15 @@ class Passage:
         self._survivor.close()
 
     def _keeping_for(self, rig: Rig) -> Keeping:
-        return Keeping(rig, self._home.own_end, self._home.let_go, self._objects.model)
+        home = self._home
+        return Keeping(
+            rig,
+            self._objects,
+            newest=home.newest,
+            own=home.own,
+            own_end=home.own_end,
+            let_go=home.let_go,
+        )
 
     # --- in a loop ------------------------------------------------------------------------------
 
@@ -162,10 +172,12 @@ class Passage:
         """Its step is complete."""
         self.is_in_hand = False
 
-    def keep(self, newest: Callable[[], State] | None) -> None:
-        """This moment, a step's end, can be gone on from; or, without a state, cannot."""
-        if self._keeping is not None:
-            self._keeping.keep(newest)
+    def keep(self, step: int, *, can: bool) -> None:
+        """This moment, the end of ``step``, can be gone on from, or cannot."""
+        if self._keeping is not None and can:
+            self._keeping.keep(step)
+        elif self._keeping is not None:
+            self._keeping.keep_nothing()
 
     def body_ended(self) -> None:
         """The loop's body has come to its end, and its step was not interrupted.
@@ -193,7 +205,7 @@ class Passage:
         """
         keeping = self._keeping
         if keeping is not None and not self.is_in_hand and not keeping.has(step):
-            keeping.keep(self._home.newest)
+            keeping.keep(step)
         while True:
             before = on.rig.link.rank, on.rig.link.world_size
             if self._keeping is not None:
@@ -208,7 +220,7 @@ class Passage:
                 self._home.arrive(step)
                 self._position.forget_ahead()
                 self._keeping = self._keeping_for(on.rig)
-                self._keeping.keep(self._home.newest, own)
+                self._keeping.keep(step, own)
                 on.rig.start(step)
             except (AttemptOver, Exception) as error:
                 if not over.explains(error):

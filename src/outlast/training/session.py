@@ -105,7 +105,7 @@ class Session:
         self._position = Position()
         self._entry = Entry()
         self._passage: Passage | None = None  # where the agent has this process live on
-        self._end_random: dict[str, Any] | None = None  # as the loop left them, for the last save
+        self._end_random: Mapping[str, Any] | None = None  # as the loop left them
         self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
         self._told_of_loops = False
         self._thread = threading.get_ident()
@@ -427,6 +427,7 @@ class Session:
             return None
         home = Home(
             newest=self._newest,
+            own=lambda: self._own(self.step, self._position.state()),
             own_end=self._own_end,
             let_go=self._let_go,
             leave=self._leave_attempt,
@@ -733,7 +734,7 @@ class Session:
         self._position.forget_ahead()
         if self._passage is not None:
             # Gradients in the making are this process's alone: there is nothing to go on from.
-            self._passage.keep(None if self._gradients.are_unused else self._newest)
+            self._passage.keep(self.step, can=not self._gradients.are_unused)
 
     def _own_end(self, step: int) -> dict[str, Any]:
         """This rank's own state, as if ``step``, which is in progress, had just ended."""

@@ -51,6 +51,29 @@ def test_round_trip(num_draws):
     assert [draw() for _ in range(400)] == expected
 
 
+def test_what_was_not_drawn_from_is_told_by_the_same_objects():
+    random.seed(1)
+    before = random_state.look()
+    assert all(one is other for one, other in zip(before, random_state.look(), strict=True))
+    for draws in (random.random, lambda: random.gauss(0, 1), lambda: random.gauss(0, 1)):
+        draws()
+        python, numpy_state, in_torch = random_state.look()
+        assert python == random.getstate() != before[0]
+        assert numpy_state is before[1]
+        assert in_torch is before[2]
+        assert random_state.capture()["python"]["gauss"] == python[2]
+    torch.rand(1)
+    assert torch.equal(random_state.look()[2], torch.get_rng_state())
+    assert random_state.look()[2] is not before[2]
+
+
+def test_states_that_were_looked_at_in_inference_mode_are_as_good_as_any():
+    torch.manual_seed(5)
+    with torch.inference_mode():
+        random_state.capture()
+    assert random_state.capture()["torch"]._version == 0
+
+
 def test_capture_draws_nothing_and_does_not_alias():
     state = random_state.capture()
     first = draw()

@@ -13,6 +13,7 @@ from outlast.training import keeping as module
 from outlast.training import living
 from outlast.training.flight import State
 from outlast.training.keeping import Keeping
+from outlast.training.objects import Objects
 
 
 class Rig:
@@ -32,21 +33,31 @@ class Loop:
         self.rig = Rig()
         self.let_go = []
         self.drawn = 0
-        self.keeping = Keeping(self.rig, self.own, lambda: self.let_go.append(True), self.model)
+        self.step = 0
+        self.keeping = Keeping(
+            self.rig,
+            Objects({"m": self.model}),
+            newest=self.newest,
+            own=lambda: self.own(self.step),
+            own_end=self.own,
+            let_go=lambda: self.let_go.append(True),
+        )
 
     def own(self, step):
-        return {"step": step, "random": self.drawn, "data": None}
+        return {"step": step, "random": {"words": self.drawn}, "data": None}
 
-    def end(self, step, *, tensor=None):
-        weight = self.model.weight if tensor is None else tensor
-        state = State(
-            step=step,
-            data={"w": {"$": "tensor", "name": "w"}, OWN: self.own(step)},
-            tensors={"w": weight},
-            lazy=frozenset({"w"}),
+    def newest(self):
+        return State(
+            step=self.step,
+            data={"m": {"weight": {"$": "tensor", "name": "m.weight"}}, OWN: self.own(self.step)},
+            tensors={"m.weight": self.model.weight},
+            lazy=frozenset({"m.weight"}),
             order={},
         )
-        self.keeping.keep(lambda: state)
+
+    def end(self, step):
+        self.step = step
+        self.keeping.keep(step)
 
 
 @pytest.fixture(name="loop")

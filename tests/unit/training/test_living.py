@@ -13,6 +13,7 @@ from outlast.training.flight import State
 from outlast.training.lazy import Lazy
 from outlast.training.living import Moment
 from outlast.training.objects import Objects
+from outlast.training.rest import of_all
 
 LINK = SimpleNamespace(rank=1, world_size=4)
 
@@ -29,14 +30,20 @@ class Setup:
         self.model(torch.randn(5, 3)).sum().backward()
         self.optimizer.step()
 
-    def moment(self, step=1):
+    def state(self, step=1):
         data, tensors = {}, {}
         for key, value in {**self.objects.capture(), OWN: {"step": step}}.items():
             data[key], found = flatten(value, key)
             tensors |= found
         lazy = Lazy(self.objects.stateful, tensors)
-        state = State(step=step, data=data, tensors=tensors, lazy=lazy.names, order=lazy.order)
-        return Moment(3, LINK, state)
+        return State(step=step, data=data, tensors=tensors, lazy=lazy.names, order=lazy.order)
+
+    def moment(self, step=1):
+        return self.settled(Moment(3, LINK, step, of_all(self.state(step)), b""))
+
+    def settled(self, moment):
+        moment.settle(self.state)
+        return moment
 
 
 @pytest.fixture(name="setup")

@@ -21,7 +21,7 @@ from outlast.checkpoint.load import open_checkpoint
 from outlast.errors import ConfigError, StateMismatch
 from outlast.storage import Directory
 from outlast.training.objects import Objects
-from outlast.training.parcel import pack, unpack
+from outlast.training.parcel import Packer, unpack
 from thorough import examples
 
 
@@ -55,7 +55,7 @@ def by_disk(objects, fresh, path):
 
 
 def by_memory(objects, fresh):
-    fresh.put(unpack(pack(objects.capture(), "state")))
+    fresh.put(unpack(Packer("state").pack(objects.capture())))
 
 
 def told(value, names):

@@ -5,7 +5,11 @@ import torch
 
 from outlast.data import random_state
 from outlast.errors import ConfigError
-from outlast.training.parcel import pack, unpack
+from outlast.training.parcel import Packer, unpack
+
+
+def pack(value, name):
+    return Packer(name).pack(value)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +42,21 @@ def test_random_numbers_go_on_where_they_were():
     expected = torch.rand(3)
     random_state.restore(unpack(parcel))
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_what_is_known_is_looked_through_once():
+    packer = Packer("x", plain=["step"])
+    same = {"words": torch.arange(3)}
+    first = packer.pack({"step": 1, "random": same, "held": [torch.zeros(2)]})
+    assert packer.pack({"step": 1, "random": same, "held": [torch.zeros(2)]}) == first
+    for state in (
+        {"step": 2, "random": same, "held": [torch.zeros(2)]},
+        {"step": 2, "random": {"words": torch.arange(4)}, "held": [torch.ones(2)]},
+        {"step": 2, "random": same},
+    ):
+        packed = packer.pack(state)
+        assert packed == pack(state, "x")
+        assert packer.pack(dict(state)) is packed
 
 
 def test_what_is_no_data_is_refused():
