@@ -31,7 +31,9 @@ def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
     job, running = run(floor, tmp_path / "job", kind, *DEATHS)
     assert ends(job) == ends(calm), running.text
     sources = [event["source"] for event in job.events("resumed")][1:]
-    assert sources == ["from 3 workers that survived"] * len(DEATHS), running.text
+    # From fewer than three where some had not come to the end of a step that others had completed.
+    assert len(sources) == len(DEATHS), running.text
+    assert all(source.endswith("that survived") for source in sources), running.text
     # Rank 3 has lived through all of it, and made no step twice but those that were interrupted.
     bodies = job.final(3)["bodies"]
     assert STEPS < bodies <= STEPS + len(DEATHS)
@@ -42,7 +44,7 @@ def test_who_takes_a_lost_ones_place_is_lost_too(floor, tmp_path):
     calm, _ = run(floor, tmp_path / "calm", "all")
     job, running = run(floor, tmp_path / "job", "all", "2:3:backward", "2:0:joining")
     assert ends(job) == ends(calm), running.text
-    assert job.events("resumed")[-1]["source"] == "from 3 workers that survived", running.text
+    assert job.events("resumed")[-1]["source"].endswith("that survived"), running.text
     assert len(job.events("worker_lost")) == 2
 
 
