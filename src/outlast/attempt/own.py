@@ -112,6 +112,11 @@ class Own:
         certain = self._is_seasoned and not draws
         self._write(2 + step % 2, step, blob, b"", certain=certain, stage=int(late))
 
+    def is_told(self, step: int) -> bool:
+        """Whether ``pending`` was told of this step, and such words have proved to be true."""
+        is_it = self._pending is not None and self._pending[0] == step
+        return is_it and self._is_seasoned and not (self._draws_in_backward or self._draws_late)
+
     def final(self, step: int, blob: bytes, rest: bytes) -> None:
         """``step`` is completed."""
         before, self._pending = self._pending, None

@@ -58,9 +58,7 @@ def capture(*, cuda: bool = True) -> Mapping[str, Any]:
     if not all(map(operator.is_, known, seen)):
         state = as_data(seen)
         _Seen.told = (seen, state)
-    if cuda and torch.cuda.is_initialized():
-        return {**state, "devices": _capture_devices()}
-    return state
+    return _with_devices(state) if cuda and torch.cuda.is_initialized() else state
 
 
 def look() -> tuple[Any, Any, torch.Tensor]:
@@ -78,12 +76,14 @@ class _Seen:
         in_python: what lay in the generator's memory, and what ``random.getstate`` told.
         in_numpy: the generator, what lay in its memory, and what ``numpy.random.get_state`` told.
         in_torch: the state.
+        on_devices: what ``capture`` told without the devices, and with them.
     """
 
     told: tuple[tuple[Any, ...], Mapping[str, Any]] = ((None, None, None), {})
     in_python: tuple[bytes, Any] = (b"", None)
     in_numpy: tuple[Any, bytes, Any] = (None, b"", None)
     in_torch: torch.Tensor = torch.empty(0)
+    on_devices: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
 
 
 def _look_at_python() -> Any:
@@ -154,6 +154,20 @@ def as_data(seen: tuple[Any, Any, torch.Tensor]) -> dict[str, Any]:
         },
         "torch": torch_state,
     }
+
+
+def _with_devices(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    before, told = _Seen.on_devices
+    devices = _capture_devices()
+    if before is state:
+        known = told["devices"]
+        is_known = known["distances"] == devices["distances"]
+        if is_known and all(map(torch.equal, known["states"], devices["states"])):
+            return told
+    told = {**state, "devices": devices}
+    if not torch.is_inference_mode_enabled():
+        _Seen.on_devices = (state, told)
+    return told
 
 
 def _capture_devices() -> dict[str, Any]:

@@ -108,13 +108,16 @@ class Hyperparameters:
                 raise ConfigError(f"keep_new names {name!r}; the hyperparameters are: {there}")
         self._set = {name: one.values for name, one in self._settings.items()}
         self._acts: list[tuple[str, Callable[[], None]]] = []
+        self._told: dict[str, list[Any]] | None = None
 
-    def state(self) -> dict[str, list[Any]]:
+    def state(self) -> Mapping[str, list[Any]]:
         """Name → what the run was set to, for the checkpoint; where all groups agree, once."""
-        return {
-            name: values[:1] if all(_is_same(one, values[0]) for one in values) else values
-            for name, values in self._set.items()
-        }
+        if self._told is None:
+            self._told = {
+                name: values[:1] if all(_is_same(one, values[0]) for one in values) else values
+                for name, values in self._set.items()
+            }
+        return self._told
 
     def resumed(self, saved: Mapping[str, list[Any]] | None) -> list[str]:
         """The objects have what was saved: keep what is to be kept, and see what else differs.
@@ -165,7 +168,7 @@ class Hyperparameters:
                 if is_told:
                     kept.append(f"{words}: the script's is used (keep_new)")
                 continue
-            self._set[name] = old
+            self._set[name], self._told = old, None
             # An object that a session before has trained holds what it was saved with.
             holds_old = not all(map(_is_same, _plain_values(one.holder, one.attribute), one.values))
             if holds_old and is_told:

@@ -17,6 +17,7 @@ from outlast.attempt.over import over
 from outlast.attempt.own import Own
 from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN
+from outlast.data import random_state
 from outlast.training import living
 from outlast.training.flight import State
 from outlast.training.living import Moment
@@ -59,6 +60,7 @@ class Keeping:
         self._let_go = let_go
         self._looks = Looks(objects)
         self._packer = Packer(OWN, plain=_PLAIN)
+        self._random: Any = None  # as was told last of a step in progress
         self._mirror = Own(rig.timeline, rig.link.rank, rig.link.world_size)
         self._moment: Moment | None = None
         self._is_off = False  # this session's state is not one that can be kept
@@ -159,6 +161,10 @@ class Keeping:
             return
         step = self._moment.step + 1
         try:
-            self._mirror.pending(step, self._packer.pack(self._own_end(step)), late=late)
+            if late and self._mirror.is_told(step) and random_state.outside() is self._random:
+                return  # as the backward pass began
+            own = self._own_end(step)
+            self._random = own["random"]
+            self._mirror.pending(step, self._packer.pack(own), late=late)
         except Exception as error:  # noqa: BLE001 - as above
             self._stop(error)

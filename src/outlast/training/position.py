@@ -588,14 +588,25 @@ class Position:
         return given_back(self._placed(ahead=False))[1]
 
     def forget_ahead(self) -> None:
-        """Another step begins."""
+        """Another step is in progress from here on."""
         self._ahead = None
+
+    def reached(self) -> Mapping[str, Any]:
+        """The position at this boundary, as ``state``; the same object as ``ahead`` gave, if so."""
+        foreseen = self._ahead
+        if foreseen is None or self._is_given_back or self._left:
+            return self.state()
+        return foreseen if same(foreseen["held"], self._held.state()) else self.state()
 
     def ahead(self) -> Mapping[str, Any]:
         """The position at the end of the step in progress."""
-        if self._ahead is None and self._feed is not None:
+        if self._feed is None:
+            return self.state()
+        if self._ahead is None:
             self._ahead = self._placed(ahead=True)
-        return self.state() if self._ahead is None else self._ahead
+        elif not same(self._ahead["held"], held := self._held.state()):  # drawn from meanwhile
+            self._ahead = {**self._ahead, "held": held}
+        return self._ahead
 
     def _placed(self, *, ahead: bool) -> dict[str, Any]:
         assert self._feed is not None  # noqa: S101

@@ -427,7 +427,7 @@ class Session:
             return None
         home = Home(
             newest=self._newest,
-            own=lambda: self._own(self.step, self._position.state()),
+            own=lambda: self._own(self.step, self._position.reached()),
             own_end=self._own_end,
             let_go=self._let_go,
             leave=self._leave_attempt,
@@ -731,10 +731,10 @@ class Session:
 
     def _keep(self) -> None:
         """A step has ended, or the first one begins: this moment can be gone on from."""
-        self._position.forget_ahead()
         if self._passage is not None:
             # Gradients in the making are this process's alone: there is nothing to go on from.
             self._passage.keep(self.step, can=not self._gradients.are_unused)
+        self._position.forget_ahead()
 
     def _own_end(self, step: int) -> dict[str, Any]:
         """This rank's own state, as if ``step``, which is in progress, had just ended."""
