@@ -23,6 +23,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from outlast.attempt.nameless import nameless
 from outlast.checkpoint import devices
 from outlast.errors import ConfigError
 
@@ -177,7 +178,8 @@ class _Closed:
 
 def connect(host: str, port: int, timeout: timedelta) -> Any:
     """A client of the store at ``host:port``."""
-    return dist.TCPStore(host, port, is_master=False, timeout=timeout)
+    with nameless(host):
+        return dist.TCPStore(host, port, is_master=False, timeout=timeout)
 
 
 def post(store: Any, rank: int, message: Message, prefix: str = PREFIX) -> None:
@@ -262,11 +264,12 @@ def open_store(host: str) -> tuple[Any, int]:
     listener.bind((host, 0))
     listener.listen(1024)
     port = listener.getsockname()[1]
-    store = dist.TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener.detach(),
-    )
+    with nameless(host):
+        store = dist.TCPStore(
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
     return store, port

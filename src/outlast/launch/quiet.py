@@ -18,7 +18,8 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-VARIABLE: Final = "TORCH_CPP_LOG_LEVEL"
+from outlast.attempt.nameless import VARIABLE
+
 _CHOSEN: Final = (VARIABLE, "TORCH_DISTRIBUTED_DEBUG")
 _PYTHON: Final = "LOGLEVEL"
 

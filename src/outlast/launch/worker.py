@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 
 from outlast.attempt import first_group, trackers
 from outlast.attempt.bound import die_with_agent
+from outlast.attempt.nameless import spare_torch
 from outlast.errors import OutlastError
 from outlast.health import answering, pulse
 
@@ -38,6 +39,7 @@ def main() -> NoReturn:
     as_module = sys.argv[1] == "-m"
     del sys.argv[: 2 if as_module else 1]
     die_with_agent()
+    spare_torch()
     first_group.await_it()
     trackers.export_here()
     answering.be_ready()
