@@ -8,8 +8,8 @@ worker. All our stores are at numbers.
 
 Within ``nameless`` the C library knows of no name server, in this thread alone, and answers from
 its files. It counts its servers in a structure of each thread's, which it leaves as it is where
-somebody has changed it. Only under our agent: elsewhere torch would log the name that it did not
-get. It asks for none in this process after that, in no thread.
+somebody has changed it. Only under our agent, and where it was in time to tell torch that it need
+not log the name that it did not get. torch asks for none in this process after that, in no thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-VARIABLE: Final = "TORCH_CPP_LOG_LEVEL"
+VARIABLE: Final = "OUTLAST_TORCH_IS_QUIET"  # set by the agent, before torch is here
 _READY: Final = 1  # RES_INIT
 _RENDEZVOUS: Final = "torch.distributed.rendezvous"
 _MAKES: Final = "_create_c10d_store"
@@ -43,8 +43,7 @@ class _State(ctypes.Structure):
 @contextlib.contextmanager
 def nameless(host: str) -> Iterator[None]:
     """Within, this thread asks no name server; nothing changes where ``host`` is a name."""
-    is_said = os.environ.get(VARIABLE) != "ERROR"
-    state = None if is_said or not _is_number(host) else _state()
+    state = _state() if VARIABLE in os.environ and _is_number(host) else None
     if state is None:
         yield
         return

@@ -15,11 +15,13 @@ Rejected: reading the workers' output line by line (it is theirs, and not always
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from typing import Final
 
-from outlast.attempt.nameless import VARIABLE
+from outlast.attempt import nameless
 
+VARIABLE: Final = "TORCH_CPP_LOG_LEVEL"
 _CHOSEN: Final = (VARIABLE, "TORCH_DISTRIBUTED_DEBUG")
 _PYTHON: Final = "LOGLEVEL"
 
@@ -30,7 +32,10 @@ def level_to_set(environ: Mapping[str, str]) -> dict[str, str]:
     Args:
         environ: the environment; what is set there stands.
     """
-    return {} if any(name in environ for name in _CHOSEN) else {VARIABLE: "ERROR"}
+    if any(name in environ for name in _CHOSEN):
+        return {}
+    counts = "torch" not in sys.modules  # which reads it once
+    return {VARIABLE: "ERROR"} | ({nameless.VARIABLE: "1"} if counts else {})
 
 
 def quieten_loggers(environ: Mapping[str, str]) -> None:

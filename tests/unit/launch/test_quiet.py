@@ -1,14 +1,23 @@
 """What torch says is kept from the log only where nobody has chosen what it says."""
 
 import logging
+import sys
 
 import pytest
 
+from outlast.attempt.nameless import VARIABLE
 from outlast.launch.quiet import level_to_set, quieten_loggers
 
 
 def test_torchs_warnings_of_its_own_are_off_unless_chosen():
-    assert level_to_set({"HOME": "/root"}) == {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    assert level_to_set({"HOME": "/root"})["TORCH_CPP_LOG_LEVEL"] == "ERROR"
+
+
+def test_a_level_counts_only_where_torch_has_yet_to_read_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", object())
+    assert VARIABLE not in level_to_set({})
+    monkeypatch.delitem(sys.modules, "torch")
+    assert level_to_set({})[VARIABLE] == "1"
 
 
 @pytest.mark.parametrize(
