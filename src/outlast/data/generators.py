@@ -112,15 +112,18 @@ def _equal(one: Any, other: Any) -> bool:
     if one is other:
         return True
     if isinstance(one, torch.Tensor):
-        return bool(torch.equal(one, other))
+        return isinstance(other, torch.Tensor) and bool(torch.equal(one, other))
     if isinstance(one, np.ndarray):
         return bool(np.array_equal(one, other))
     if isinstance(one, dict):
-        pairs = [(one[key], other.get(key)) for key in one]
-        return len(one) == len(other) and all(_equal(*pair) for pair in pairs)
-    if isinstance(one, tuple) and any(isinstance(part, torch.Tensor | dict) for part in one):
-        return same(list(one), list(other))
-    return bool(one == other)
+        if not isinstance(other, dict) or len(one) != len(other):
+            return False
+        return all(_equal(value, other.get(key)) for key, value in one.items())
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):  # tensors or arrays are in it
+        is_alike = isinstance(one, list | tuple) and type(one) is type(other)
+        return is_alike and same(list(one), list(other))
 
 
 def same(one: list[Any], other: list[Any]) -> bool:

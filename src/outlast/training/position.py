@@ -594,9 +594,12 @@ class Position:
     def reached(self) -> Mapping[str, Any]:
         """The position at this boundary, as ``state``; the same object as ``ahead`` gave, if so."""
         foreseen = self._ahead
-        if foreseen is None or self._is_given_back or self._left:
+        if foreseen is None or self._feed is None or self._is_given_back or self._left:
             return self.state()
-        return foreseen if same(foreseen["held"], self._held.state()) else self.state()
+        is_as_foreseen = same(
+            [foreseen["held"], foreseen["position"]], [self._held.state(), self._feed.state()]
+        )
+        return foreseen if is_as_foreseen else self.state()
 
     def ahead(self) -> Mapping[str, Any]:
         """The position at the end of the step in progress."""

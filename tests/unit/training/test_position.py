@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from outlast.data import Loader, open_feed
+from outlast.data.generators import same
 from outlast.training.position import Position
 
 
@@ -36,3 +38,45 @@ def test_a_batch_that_was_taken_before_the_first_step_is_missed(taken, step, ran
     begin(loader, step, rank)
     said = capsys.readouterr().err
     assert ("the loader stands at sample 5 before the job's first step" in said) == is_said
+
+
+def stands(loader):
+    """A position in its loop's first step."""
+    position = Position()
+    position.loop = 1
+    objects = SimpleNamespace(forget_loader=lambda loader: None, stateful={})
+    streams = SimpleNamespace(forget=lambda: None, restore=lambda step: None)
+    position.open(loader, 0, rig=rig(0), objects=objects, streams=streams, afresh=None, epochs=None)
+    position.next(0)
+    return position
+
+
+class Stateful(list):
+    """A loader with a state of its own."""
+
+    pace = 1
+
+    def state_dict(self):
+        return {"pace": self.pace, "words": [torch.ones(2) * self.pace]}
+
+    def load_state_dict(self, state):
+        self.pace = state["pace"]
+
+
+@pytest.mark.parametrize("kind", [Stateful, list, lambda items: Loader(items, global_batch=4)])
+def test_what_was_foreseen_of_a_steps_end_is_not_worked_out_again(kind):
+    position = stands(kind(range(20)))
+    foreseen = position.ahead()
+    position.completed()
+    assert position.reached() is foreseen
+    assert same([foreseen], [position.state()])
+
+
+def test_a_loader_whose_state_a_step_has_changed_is_asked_again():
+    loader = Stateful(range(20))
+    position = stands(loader)
+    foreseen = position.ahead()
+    loader.pace = 2
+    position.completed()
+    assert position.reached() is not foreseen
+    assert same([position.reached()], [position.state()])
