@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 DECISION_TIMEOUT_S: Final = 120.0
 _COORDINATED: Final = ("ask", "pledge", "poke")
-LAST: Final = ("drain", "rollback")  # nothing is agreed after one of them
+LAST: Final = ("move", "drain", "rollback")  # nothing is agreed after one of them
 _HELD: Final = 0  # rounds count from 1; this pledge is the asking rank's own
 
 
@@ -39,8 +39,9 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     """Something that all ranks do once ``step`` is complete.
 
     Attributes:
-        kind: "save", "drain", "rollback" (to another step's state, which ends the attempt), or
-            "leave": at once, wherever a rank is, without saving.
+        kind: "save", "drain", "rollback" (to another step's state, which ends the attempt), "move"
+            (into the next attempt, in the same processes), or "leave": at once, wherever a rank
+            is, without saving.
         step: completed steps at which it is done, the same on all ranks; 0 for "leave".
         info: what the one who asked said: reason, left_s (seconds from now, or None).
     """
@@ -305,7 +306,7 @@ class _Coordinator:
             self._link.send(rank, {"kind": "pledge?", "round": self._round})
 
     def _next(self) -> Message | None:
-        """A drain overtakes everything but a rollback, and both are the last that is agreed."""
+        """A drain overtakes everything but a rollback; what ends an attempt is agreed last."""
         if self._draining:
             return None
         for kind in reversed(LAST):

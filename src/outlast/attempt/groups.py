@@ -48,6 +48,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
+from outlast.attempt.line import STANDBY_VARIABLE
 from outlast.attempt.link import STORE_VARIABLE, connect, kept_key
 from outlast.checkpoint import devices
 from outlast.reduce import losses
@@ -364,6 +365,8 @@ def num_sent() -> int:
 
 def others_live() -> bool:
     """Whether workers of the attempt before go on in this one, on any machine."""
+    if os.environ.get(STANDBY_VARIABLE):
+        return True
     address = os.environ.get(STORE_VARIABLE, "")
     host, _, port = address.rpartition(":")
     machines = range(int(os.environ.get("GROUP_WORLD_SIZE", "0")))

@@ -8,7 +8,8 @@ from the kernel (SO_PEERCRED), and not from what is said.
 who says it    message        meaning
 =============  =============  ===============================================================
 agent          ``Over``       the attempt is over: break what is pending, end the step
-worker         ``Unwound``    its step has ended; what is left is to take things down
+worker         ``Unwound``    its step has ended; what is left is to take things down. Where nobody
+                              has told it so: all have agreed on it, or it stands by
 worker         ``Prepared``   it could begin the next attempt now
 worker         ``Stays``      it cannot: what happened to it is its own
 agent          ``Go``         the next attempt, as this worker is to see it
@@ -27,6 +28,9 @@ from typing import Final
 import msgspec
 
 LINE_VARIABLE: Final = "OUTLAST_LINE"  # path of the socket, set by our agent
+# Set where a worker is started while the others train: it goes through its script's beginning, and
+# has no rank before it is told of an attempt.
+STANDBY_VARIABLE: Final = "OUTLAST_STANDBY"
 MAX_BYTES: Final = 1 << 17
 _CREDENTIALS: Final = struct.Struct("3i")
 
@@ -48,9 +52,11 @@ class Prepared(_Message):
 
     Attributes:
         step: that it holds the state of, or None.
+        any_size: whether it is the same run with any other number of workers.
     """
 
     step: int | None = None
+    any_size: bool = False
 
 
 class Stays(_Message):

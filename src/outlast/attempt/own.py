@@ -29,6 +29,7 @@ from outlast.attempt.beat import VARIABLE
 
 logger = logging.getLogger(__name__)
 
+EMPTY_VARIABLE: Final = "OUTLAST_EMPTY_PLACES"  # local ranks that have no worker in the attempt
 SLOT_BYTES: Final = 128 << 10
 _NUM_SLOTS: Final = 4
 _HEAD: Final = struct.Struct("<qqqqBB16sqQ")
@@ -155,12 +156,17 @@ def own_path(directory: Path, local_rank: int) -> Path:
 
 
 def read_own() -> list[Record]:
-    """What the worker that had this one's place left behind, or this one itself."""
+    """What the worker that had this one's place left behind, or this one itself.
+
+    Where places of this machine are empty, one worker also tells of those.
+    """
     directory = os.environ.get(VARIABLE)
     if not directory:
         return []
-    path = own_path(Path(directory), int(os.environ.get("LOCAL_RANK", "0")))
-    return [record for record, _ in _records(path)]
+    empty = os.environ.get(EMPTY_VARIABLE, "").split()
+    places = (os.environ.get("LOCAL_RANK", "0"), *empty)
+    paths = [own_path(Path(directory), int(place)) for place in places]
+    return [record for path in paths for record, _ in _records(path)]
 
 
 def _habits(path: Path) -> int:

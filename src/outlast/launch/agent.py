@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from typing import Any, Final
 
 from torch.distributed.elastic.agent.server.api import (
@@ -43,6 +44,7 @@ from outlast.launch.hangs import Hangs, failure_of, hang_of
 from outlast.launch.health import Health, begin_of
 from outlast.launch.judging import Judging, worker_failure
 from outlast.launch.machines import TROUBLE_S, Machines
+from outlast.launch.seats import Crew, Seats
 from outlast.launch.sessions import Sessions
 from outlast.launch.stragglers import Judge
 from outlast.launch.survivors import UNHELD, StandIn, Survivors
@@ -136,7 +138,9 @@ class Agent(LocalElasticAgent):
         self._health.open()
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
         self._survivors = Survivors(self._beats.path, in_process, say)
+        self._seats = Seats(range(spec.local_world_size), spec.local_world_size)
         self._asked: str = ""  # the reason for which workers were asked to stop gently
+        self._has_asked_to_fill = False
         self._has_finished = False
 
     def close(self) -> None:
@@ -173,25 +177,23 @@ class Agent(LocalElasticAgent):
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
         """Without a word over a store that may go meanwhile, where it is known who has how many."""
-        sizes = self._machines.workers
-        if not sizes:
-            ranked: list[Worker] = super()._assign_worker_ranks(
-                store, group_rank, group_world_size, spec
-            )
-            return ranked
-        first, world_size = sum(sizes[:group_rank]), sum(sizes)
-        return [
-            Worker(
-                local_rank=place,
-                global_rank=first + place,
-                role_rank=first + place,
-                world_size=world_size,
-                role_world_size=world_size,
-            )
-            for place in range(spec.local_world_size)
-        ]
+        if self._machines.know_sizes:
+            return self._seats.workers(group_rank, self._sizes)
+        ranked: list[Worker] = super()._assign_worker_ranks(
+            store, group_rank, group_world_size, spec
+        )
+        return ranked
+
+    @property
+    def _sizes(self) -> list[int]:
+        """How many workers each machine of the attempt has, where that is known."""
+        return self._machines.workers or [len(self._seats.taken)]
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        places = worker_group.spec.local_world_size
+        if self._machines.know_sizes:
+            self._seats = Seats(self._survivors.seats(places), places)
+            self._machines.begin_with(len(self._seats.taken))
         self._ending.wait(self._survivors.pids)  # the next attempt needs what the last one held
         if self._machines.are_many:
             self._starts.warm_up()  # the others go on meanwhile; then nobody waits for us
@@ -209,7 +211,7 @@ class Agent(LocalElasticAgent):
         self._pace.end()
         self._deaf.begin()
         self._told, self._ended = set(), set()
-        self._told_early, self._asked = None, ""
+        self._told_early, self._asked, self._has_asked_to_fill = None, "", False
         self._leaving_since_s = None
         self._formed_s = time.monotonic()
         self._beats.clear()
@@ -233,19 +235,31 @@ class Agent(LocalElasticAgent):
                 world_size=worker_group.workers[0].world_size,
                 nodes=worker_group.group_world_size,
             )
-        kept = self._survivors.take()
-        worker_group.store.set(kept_key(worker_group.group_rank), str(len(kept)))
-        with self._starts.in_charge(kept):
-            started: dict[int, Any] = super()._start_workers(worker_group)
-        self._hangs.begin(worker_group)
-        self._pace.begin(worker_group)
+        started = self._start_crew(worker_group)
+        group = self._seats.of(worker_group)
+        self._hangs.begin(group)
+        self._pace.begin(group)
         chosen = self._hangs.chosen
-        self._health.begin(begin_of(worker_group, started, self._ledger, self._beats.path, chosen))
+        self._health.begin(begin_of(group, started, self._ledger, self._beats.path, chosen))
+        return started
+
+    def _start_crew(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Those that were kept go on, others are started, and who has no place yet stands by."""
+        seats, survivors = self._seats, self._survivors
+        environ = seats.environ(worker_group.group_rank, self._sizes) if seats.empty else {}
+        kept = survivors.take(seats.taken)
+        worker_group.store.set(kept_key(worker_group.group_rank), str(len(kept)))
+        with self._starts.in_charge(Crew(kept, survivors.standing, environ)):
+            started: dict[int, Any] = super()._start_workers(worker_group)
+        handlers = self._handlers()
+        survivors.stand_by({place: handlers[place] for place in seats.empty})
         return started
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        self._watch.wait(handler.proc for handler in self._handlers().values())
+        processes = [handler.proc for handler in self._handlers().values()]
+        self._watch.wait(processes, self._survivors.descriptors)
         self._machines.look()
+        self._survivors.look()
         if self._hangs.named is not None:
             return self._end_hung(worker_group, self._hangs.named)
         if self._desk.notice is not None:
@@ -256,12 +270,13 @@ class Agent(LocalElasticAgent):
             self._pass_on_early(worker_group)
         else:
             self._deaf.look(gives_notices=self._desk.gives_notices)
-        self._sessions.look(worker_group)
-        self._judging.look()
-        if self._machines.asks_gently:
-            self._ask_gently(worker_group)
+        self._look_on(worker_group)
         codes = self._exit_codes()
         failed = [rank for rank, code in codes.items() if code]
+        if not failed and self._survivors.are_moving:
+            self._keep_or_end(moves=True)
+            self._remaining_restarts += 1  # nobody has failed
+            return RunResult(state=WorkerState.FAILED)
         if failed and any(code is None for code in codes.values()):
             if self._are_leaving_together(codes):
                 return RunResult(state=WorkerState.HEALTHY)
@@ -271,11 +286,21 @@ class Agent(LocalElasticAgent):
             if over.exit_code == Exit.DRAINED and self._are_leaving_together(codes):
                 return RunResult(state=WorkerState.HEALTHY)
             return self._give_up(over)
+        if None not in codes.values():
+            self._set_aside(self._survivors.end_standing())
         self._pcontext.is_settled = bool(failed) or None not in codes.values()
         result = super()._monitor_workers(worker_group)
         if result.is_failed():
             self._judge(worker_group, result)
         return result
+
+    def _look_on(self, worker_group: WorkerGroup) -> None:
+        self._sessions.look(worker_group)
+        self._judging.look()
+        if self._machines.asks_gently:
+            self._ask_gently(worker_group)
+        if self._survivors.are_complete:
+            self._ask_to_fill(worker_group)
 
     def _end_hung(self, worker_group: WorkerGroup, named: Named) -> RunResult:
         """Those that hang are ended first: whoever can go on has nothing to wait for then."""
@@ -364,28 +389,45 @@ class Agent(LocalElasticAgent):
         return self._desk.notice is not None
 
     def _exit_codes(self) -> dict[int, int | None]:
-        return {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
+        """Local rank → exit code; who stands by counts once it has ended."""
+        standing = self._survivors.standing
+        codes = {rank: handler.proc.poll() for rank, handler in self._handlers().items()}
+        return {rank: code for rank, code in codes.items() if rank not in standing}
+
+    def _set_aside(self, ranks: Iterable[int]) -> None:
+        """Processes that torch's agent is not to end with the attempt."""
+        handlers = self._handlers()
+        for rank in ranks:
+            self._pcontext.subprocess_handlers[rank] = StandIn(handlers[rank])
 
     def _handlers(self) -> dict[int, Any]:
         return dict(getattr(self._pcontext, "subprocess_handlers", {}))
 
-    def _keep_or_end(self) -> None:
-        """The attempt is over: whoever of the workers can go on is kept, the others are ended."""
+    def _keep_or_end(self, *, moves: bool = False) -> None:
+        """The attempt is over: whoever of the workers can go on is kept, the others are ended.
+
+        Args:
+            moves: nobody was lost: workers have agreed on it.
+        """
         self._hangs.end()
         self._health.end()
         self._pace.end()
         self._let_the_dying_die()
         handlers = self._handlers()
-        running = {rank: one for rank, one in handlers.items() if one.proc.poll() is None}
+        standing = self._survivors.standing
+        running = {
+            rank: one
+            for rank, one in handlers.items()
+            if rank not in standing and one.proc.poll() is None
+        }
         if running and self._desk.notice is None and self.verdict is None:
             begun_s = time.monotonic()
             self._survivors.gather(running)
-            for rank in self._survivors.kept:
-                self._pcontext.subprocess_handlers[rank] = StandIn(handlers[rank])
-            self._note_kept(time.monotonic() - begun_s)
+            self._set_aside([*self._survivors.kept, *standing])
+            self._note_kept(time.monotonic() - begun_s, moves=moves)
         self._end_workers()
 
-    def _note_kept(self, seconds: float) -> None:
+    def _note_kept(self, seconds: float, *, moves: bool) -> None:
         survivors = self._survivors
         if not survivors.kept and set(survivors.reasons.values()) <= {UNHELD}:
             return
@@ -395,6 +437,7 @@ class Agent(LocalElasticAgent):
             ranks=sorted(ranks[one] for one in survivors.kept),
             ended={str(ranks[one]): reason for one, reason in survivors.reasons.items()},
             seconds=round(seconds, 6),
+            moves=moves,
         )
 
     def _end_workers(self) -> None:
@@ -402,9 +445,8 @@ class Agent(LocalElasticAgent):
         self._let_the_dying_die()
         handlers = self._handlers()
         self._ended |= {rank for rank, one in handlers.items() if one.proc.poll() is None}
-        for rank in self._ending.end(handlers):
-            # torch would wait for it, and hear no notice meanwhile; our rendezvous does.
-            self._pcontext.subprocess_handlers[rank] = StandIn(handlers[rank])
+        # torch would wait for those, and hear no notice meanwhile; our rendezvous does.
+        self._set_aside(self._ending.end(handlers))
 
     def _let_the_dying_die(self) -> None:
         # Workers that were killed together do not vanish together: one whose memory is still being
@@ -441,7 +483,7 @@ class Agent(LocalElasticAgent):
 
     def _tell_workers(self, worker_group: WorkerGroup, info: dict[str, Any] | None) -> None:
         store = worker_group.store
-        for worker in worker_group.workers:
+        for worker in self._seats.of(worker_group).workers:
             if worker.local_rank in self._told:
                 continue
             if store.check([f"{PREFIX}/session/{worker.global_rank}"]):
@@ -492,9 +534,30 @@ class Agent(LocalElasticAgent):
             has_session = store.check([f"{PREFIX}/session/0"])
             if has_session and worker_group.group_rank == 0:
                 info = {"reason": reason, "left_s": None}
-                post(store, 0, {"kind": "ask", "action": "drain", "at": 0, "info": info})
+                post(store, 0, {"kind": "ask", "action": self._ends_by, "at": 0, "info": info})
                 self._sessions.tell_needs()
         self._machines.be_patient(has_session)
+
+    @property
+    def _ends_by(self) -> str:
+        """How workers leave an attempt at a step's end, where all of them stay in the job."""
+        stay = self._survivors.address and not self._machines.somebody_departs
+        return "move" if stay else "drain"
+
+    def _ask_to_fill(self, worker_group: WorkerGroup) -> None:
+        """Who stood by could begin: all go into an attempt with every place of ours taken."""
+        if self._has_asked_to_fill:
+            return
+        if self._machines.are_many:
+            self._has_asked_to_fill = True
+            self._machines.fill()
+            return
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
+            if worker_group.store.check([f"{PREFIX}/session/0"]):
+                self._has_asked_to_fill = True
+                info = {"reason": "a worker is back", "left_s": None}
+                ask = {"kind": "ask", "action": "move", "at": 0, "info": info}
+                post(worker_group.store, 0, ask)
 
     def _pass_on_early(self, worker_group: WorkerGroup) -> None:
         """Rank 0 says when to save; it is told once it listens. Only sessions can be told."""

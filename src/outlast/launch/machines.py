@@ -74,6 +74,26 @@ class Machines:
         return [member.workers for member in now.members] if now is not None else []
 
     @property
+    def know_sizes(self) -> bool:
+        """Whether it is said how many workers each machine has, or there is only this one."""
+        return self._membership is not None or self._alone is not None
+
+    def begin_with(self, workers: int) -> None:
+        """So many of this machine's workers take part in the next attempt."""
+        if self._membership is not None:
+            self._membership.begin_with(workers)
+
+    def fill(self) -> None:
+        """Places of this machine that are empty in this attempt could be taken now."""
+        if self._membership is not None:
+            self._membership.fill()
+
+    @property
+    def somebody_departs(self) -> bool:
+        """Whether a machine has had notice and the others go on."""
+        return self._membership is not None and self._membership.somebody_departs
+
+    @property
     def hosts(self) -> list[str]:
         """Names of the attempt's machines, by rank; empty where nobody says."""
         now = self._membership.attempt if self._membership is not None else None

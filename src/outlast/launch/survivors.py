@@ -6,8 +6,13 @@ process groups down. Who is in time is kept: torch's agent, for which every work
 attempt ends with it, sees it as ended well, and in the next attempt's context it stands in its old
 place. Who is not in time is ended, and started anew like those that were lost.
 
+Where the run is the same with any number of workers, those that are kept need not wait for those
+that were lost: the next attempt begins without them (``seats``). Who is to take a place that stays
+empty is started beside it and stands by: it goes through its script's beginning, says so, and then
+all go into an attempt with every place taken.
+
 What can go wrong: a worker is told to go on and dies of it. That is a failure of the new attempt,
-judged like any other.
+judged like any other; so is the death of one that stands by.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,11 +45,13 @@ class Kept:
     Attributes:
         handler: torch's view of its process.
         step: that it holds the state of, or None.
+        any_size: whether it is the same run with any other number of workers.
     """
 
-    def __init__(self, handler: Any, end: Line, step: int | None) -> None:
+    def __init__(self, handler: Any, end: Line, step: int | None, *, any_size: bool) -> None:
         self.handler = handler
         self.step = step
+        self.any_size = any_size
         self._line = end
 
     def go(self, environ: dict[str, str], stdout: str, stderr: str) -> None:
@@ -57,9 +64,7 @@ class Kept:
 
     def end(self) -> None:
         """It does not go on."""
-        if self.handler.proc.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.handler.proc.pid, signal.SIGKILL)
+        _kill(self.handler)
 
 
 class Survivors:
@@ -78,6 +83,9 @@ class Survivors:
         self._said_unheld = False
         self._stay = False
         self._lines: dict[int, Line] = {}  # by process id
+        self._standing: dict[int, Any] = {}  # local rank → torch's handler of one that stands by
+        self._unwound: set[int] = set()  # process ids of those that have said so unasked
+        self._prepared: dict[int, Prepared] = {}  # by process id, likewise
         self._path = directory / _SOCKET
         self._listener = line.listen(self._path, BACKLOG) if wanted else None
 
@@ -96,8 +104,61 @@ class Survivors:
 
     @property
     def pids(self) -> frozenset[int]:
-        """Processes that are kept for the next attempt."""
-        return frozenset(one.handler.proc.pid for one in self.kept.values())
+        """Processes that are kept for the next attempt, or stand by."""
+        handlers = [one.handler for one in self.kept.values()]
+        return frozenset(one.proc.pid for one in (*handlers, *self._standing.values()))
+
+    # --- while an attempt runs -------------------------------------------------------------------
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Readable once a worker has something to say."""
+        listeners = [] if self._listener is None else [self._listener.fileno()]
+        return [*listeners, *(one.sock.fileno() for one in self._lines.values())]
+
+    def look(self) -> None:
+        """What workers say unasked is heard now."""
+        if self._listener is None:
+            return
+        self._accept()
+        by_fd = {end.sock.fileno(): pid for pid, end in self._lines.items()}
+        for fd in readable(by_fd, 0.0):
+            pid = by_fd[fd]
+            match self._lines[pid].receive():
+                case Unwound():
+                    self._unwound.add(pid)
+                case Prepared() as message:
+                    self._prepared[pid] = message
+                case _:  # its session has ended
+                    self._lines.pop(pid).close()
+
+    def stand_by(self, handlers: Mapping[int, Any]) -> None:
+        """These have no rank in the attempt that begins; local rank → torch's handler."""
+        self._standing = dict(handlers)
+
+    @property
+    def standing(self) -> dict[int, Any]:
+        """Local rank → torch's handler of a worker that lives, and stands by."""
+        return {rank: one for rank, one in self._standing.items() if one.proc.poll() is None}
+
+    @property
+    def are_complete(self) -> bool:
+        """Whether somebody stands by, and all of those could take their places now."""
+        standing = self.standing
+        return bool(standing) and self._ready().keys() == standing.keys()
+
+    def _ready(self) -> dict[int, Kept]:
+        """Those who stand by and could begin."""
+        return {
+            rank: Kept(handler, self._lines[pid], None, any_size=True)
+            for rank, handler in self.standing.items()
+            if (pid := handler.proc.pid) in self._prepared and pid in self._lines
+        }
+
+    @property
+    def are_moving(self) -> bool:
+        """Whether one has left the attempt, as all have agreed to."""
+        return not self._unwound <= {one.proc.pid for one in self._standing.values()}
 
     # --- an attempt ends -------------------------------------------------------------------------
 
@@ -110,16 +171,22 @@ class Survivors:
         if self._listener is None or not running:
             return
         self.reasons = {}
-        self._accept({handler.proc.pid for handler in running.values()})
+        self._accept()
+        self._forget({handler.proc.pid for handler in running.values()})
         asked: dict[int, Line] = {}
-        for rank, handler in running.items():
-            end = self._lines.get(handler.proc.pid)
-            if end is not None and end.send(Over()):
-                asked[rank] = end
-            else:
-                self.reasons[rank] = UNHELD
-        until_s = dict.fromkeys(asked, time.monotonic() + UNWIND_S)
         unwound: set[int] = set()
+        for rank, handler in running.items():
+            pid = handler.proc.pid
+            end = self._lines.get(pid)
+            if end is None or not end.send(Over()):
+                self.reasons[rank] = UNHELD
+            elif pid in self._prepared:
+                self._keep(rank, handler, end, self._prepared.pop(pid))
+            else:
+                asked[rank] = end
+                unwound.update({rank} if pid in self._unwound else ())
+            self._unwound.discard(pid)
+        until_s = dict.fromkeys(asked, time.monotonic() + UNWIND_S)
         while asked:
             by_fd = {end.sock.fileno(): rank for rank, end in asked.items()}
             for fd in readable(by_fd, LOOK_S):
@@ -138,12 +205,15 @@ class Survivors:
         match asked[rank].receive():
             case Unwound():
                 unwound.add(rank)
-            case Prepared(step=step):
-                self.kept[rank] = Kept(handler, asked.pop(rank), step)
+            case Prepared() as message:
+                self._keep(rank, handler, asked.pop(rank), message)
             case Stays(reason=reason):
                 self._not_kept(rank, asked, reason)
             case _:
                 self._not_kept(rank, asked, "its session has ended")
+
+    def _keep(self, rank: int, handler: Any, end: Line, message: Prepared) -> None:
+        self.kept[rank] = Kept(handler, end, message.step, any_size=message.any_size)
 
     def _not_kept(self, rank: int, asked: dict[int, Line], reason: str) -> None:
         self.reasons[rank] = reason
@@ -157,8 +227,8 @@ class Survivors:
             "workers.in_process is on, and the script has no session: all its workers start anew"
         )
 
-    def _accept(self, pids: set[int]) -> None:
-        """Whoever has called since, if it is one of these."""
+    def _accept(self) -> None:
+        """Whoever has called since."""
         listener = self._listener
         assert listener is not None  # noqa: S101 - asked where lines are wanted
         with contextlib.suppress(BlockingIOError):
@@ -167,8 +237,15 @@ class Survivors:
                 sock.setblocking(True)
                 end = Line(sock)
                 self._replace(end.peer_pid, end)
-        for pid in self._lines.keys() - pids:
+
+    def _forget(self, running: set[int]) -> None:
+        """Lines of processes that are none of these, and do not stand by."""
+        standing = {handler.proc.pid for handler in self._standing.values()}
+        for pid in self._lines.keys() - running - standing:
             self._lines.pop(pid).close()
+        self._unwound &= running | standing
+        for pid in self._prepared.keys() - running - standing:
+            del self._prepared[pid]
 
     def _replace(self, pid: int, end: Line) -> None:
         before = self._lines.pop(pid, None)
@@ -193,18 +270,56 @@ class Survivors:
             self.end()
 
     def end(self) -> None:
-        """There is no next attempt for those that are kept."""
+        """There is no next attempt for those that are kept, nor for those who stand by."""
         kept, self.kept = self.kept, {}
         for one in kept.values():
             one.end()
+        self.end_standing()
         for one in kept.values():
             with contextlib.suppress(Exception):
                 one.handler.proc.wait(timeout=5)
 
-    def take(self) -> dict[int, Kept]:
-        """Those that are kept; the next attempt's context has them from here on."""
-        kept, self.kept = self.kept, {}
+    def end_standing(self) -> list[int]:
+        """Nobody is to take an empty place; the local ranks of those who stood by."""
+        standing, self._standing = self._standing, {}
+        for handler in standing.values():
+            _kill(handler)
+        for handler in standing.values():
+            with contextlib.suppress(Exception):
+                handler.proc.wait(timeout=5)
+        return list(standing)
+
+    def seats(self, places: int) -> list[int]:
+        """Local ranks that take part in the next attempt, of so many places.
+
+        All of them, unless those that are kept can go on without the others.
+        """
+        goes_on = bool(self.kept) and all(one.any_size for one in self.kept.values())
+        return sorted({*self.kept, *self._ready()}) if goes_on else list(range(places))
+
+    def take(self, seats: Collection[int]) -> dict[int, Kept]:
+        """Those of ``seats`` that live; the next attempt's context has them from here on.
+
+        Who stands by for one of them, and is not there yet, is ended; so are all where nobody
+        was kept: they are to join others.
+        """
+        if not self.kept:
+            self.end_standing()
+        kept, self.kept = self.kept | self._ready(), {}
+        late = {rank: self._standing[rank] for rank in self._standing.keys() & set(seats)}
+        for rank, handler in late.items():
+            del self._standing[rank]
+            self._prepared.pop(handler.proc.pid, None)
+            self._unwound.discard(handler.proc.pid)
+            if rank not in kept:
+                _kill(handler)
         return kept
+
+
+def _kill(handler: Any) -> None:
+    if handler.proc.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(handler.proc.pid, signal.SIGKILL)
 
 
 class StandIn:

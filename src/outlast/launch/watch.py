@@ -29,8 +29,13 @@ class Watch:
         self._news = () if news is None else (news,)
         self._fds: dict[int, int] = {}  # pid → pidfd
 
-    def wait(self, processes: Iterable[Any]) -> None:
-        """Sleep until one of these ends that still run (as far as ``returncode`` knows)."""
+    def wait(self, processes: Iterable[Any], lines: Iterable[int] = ()) -> None:
+        """Sleep until one of these ends that still run (as far as ``returncode`` knows).
+
+        Args:
+            processes: them.
+            lines: descriptors that are read once they can be: that ends the sleep too.
+        """
         running = {one.pid for one in processes if one.returncode is None}
         for pid in self._fds.keys() - running:
             os.close(self._fds.pop(pid))
@@ -40,7 +45,7 @@ class Watch:
         except (OSError, AttributeError):
             time.sleep(self._interval_s)
             return
-        readable([*self._fds.values(), *self._news], self._interval_s)
+        readable([*self._fds.values(), *self._news, *lines], self._interval_s)
 
     def close(self) -> None:
         """Give back what it holds."""

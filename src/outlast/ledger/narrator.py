@@ -180,7 +180,8 @@ def _restart(event: Event) -> str:
 
 def _survived(event: Event) -> str:
     ranks = [str(rank) for rank in event.get("ranks") or []]
-    words = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} survived"] if ranks else []
+    how = "go on in their processes" if event.get("moves") else "survived"
+    words = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} {how}"] if ranks else []
     words += [
         f"rank {rank} starts anew, because {why}"
         for rank, why in (event.get("ended") or {}).items()

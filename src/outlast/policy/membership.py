@@ -286,6 +286,13 @@ class Roster(Presence):
         self.out.bring_back(host)
         return self._decide(now_s)
 
+    def fill(self, node: str, now_s: float) -> list[Order]:
+        """A member could have more workers than it has in the attempt that runs."""
+        if self.phase is not Phase.RUNNING or node not in self._places or self._trouble:
+            return self._decide(now_s)
+        reason = f"all workers of {self._host(node)} are back"
+        return self._stop(reason, now_s, self.rules.gentle_s, gentle=True)
+
     def fix(self, machines: int) -> None:
         """The job's data are tied to so many machines; 0: to no number any more."""
         self.fixed = machines

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from outlast.attempt.groups import num_sent
 from outlast.attempt.over import AttemptOver, over
@@ -214,7 +215,7 @@ class Passage:
             self._keeping = None
             self._home.leave()
             try:
-                self._survivor.go_on(living.kept_step())
+                self._survivor.go_on(living.kept_step(), any_size=self._is_free)
                 on = self._home.enter()
                 step = self._take_over(on, step, before)
                 own = living.kept_own() if self.is_in_hand else b""
@@ -228,6 +229,24 @@ class Passage:
                     raise
             else:
                 return
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether it is the same run with any other number of workers."""
+        return self._objects.bits.any_size and not self._position.is_tied
+
+    def move(self) -> None:
+        """At a boundary that all have agreed on: go into the next attempt, with nobody lost.
+
+        Raises:
+            AttemptOver: always, where this process can go on; the state is that of a step's end.
+            RuntimeError: another rank is gone.
+        """
+        if not over.is_held:
+            return
+        dist.barrier()  # who has yet to end the step needs this process' connections
+        over.happen()
+        over.raise_if_over()
 
     def _take_over(self, on: Footing, step: int, before: tuple[int, int]) -> int:
         """Have the state that all go on from in this attempt, and be where it is.

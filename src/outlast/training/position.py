@@ -495,6 +495,11 @@ class Position:
         """Back to where they stood."""
         self._held.restore(state)
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether the loader's place is one of so many workers' own."""
+        return self._feed is not None and self._feed.is_tied
+
     def tell(self, rig: Rig) -> None:
         """Another attempt: what must be known there of the loader."""
         if self._feed is not None:

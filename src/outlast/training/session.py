@@ -70,6 +70,7 @@ Batch = TypeVar("Batch")
 
 COMMIT_TIMEOUT_S: Final = 1800.0
 OTHERS_S: Final = 5.0  # for saves in flight when an exception or a drain ends the session
+MOVE_S: Final = 2.0  # for saves in flight before an attempt is left with nobody lost
 MAX_TRIES: Final = 4  # a snapshot that is void is taken again
 
 
@@ -603,7 +604,17 @@ class Session:
         drain = next((action for action in actions if action.kind == "drain"), None)
         if drain is not None:
             self._drain(drain)
-        self._snapshot(actions[0].info)
+        saves = [action for action in actions if action.kind == "save"]
+        if saves:
+            self._snapshot(saves[0].info)
+        if len(saves) < len(actions):
+            self._move()
+
+    def _move(self) -> None:
+        """Go into the next attempt from this boundary, with nobody lost."""
+        if self._passage is not None:
+            self._on.rig.engine.wait(MOVE_S)  # a save that is on its way here
+            self._passage.move()
 
     @property
     def _agreement(self) -> Agreement:
@@ -850,7 +861,7 @@ class Session:
     def _on_decision(self, action: Action) -> None:
         if action.kind in ("drain", "leave"):
             self._on.leaving.decided(action)
-        if action.kind in ("leave", "rollback"):
+        if action.kind in ("leave", "rollback", "move"):
             return
         self._saves.decided(action.step)
         if action.step and action.step == self._on.rig.engine.committed_step:

@@ -24,7 +24,16 @@ import torch.distributed as dist
 
 from outlast.attempt import trackers
 from outlast.attempt.groups import groups
-from outlast.attempt.line import Go, Line, Over, Prepared, Stays, Unwound, dial
+from outlast.attempt.line import (
+    STANDBY_VARIABLE,
+    Go,
+    Line,
+    Over,
+    Prepared,
+    Stays,
+    Unwound,
+    dial,
+)
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
 from outlast.errors import NotInProcess
@@ -33,6 +42,10 @@ from outlast.health import pulse
 AGAIN_S: Final = 0.25  # until the store's connections, and what was opened since, are broken too
 JOIN_S: Final = 5.0
 ELSEWHERE: Final = "it is not in a loop over session.steps()"
+ALONE: Final = (
+    "connection closed: this process was started to join others, and its script's beginning does "
+    "not lead to them"
+)
 GONE: Final = "connection closed: the agent has gone"
 
 
@@ -82,13 +95,14 @@ class Survivor:
         """From here on this worker cannot go on; ``hold`` says so once it is asked."""
         self.why_not = self.why_not or reason
 
-    def go_on(self, step: int | None) -> None:
+    def go_on(self, step: int | None, *, any_size: bool) -> None:
         """The attempt is over, and all that belonged to it was let go but its process groups.
 
         Returns once this process has its place in the next one, and its groups there.
 
         Args:
             step: that this worker has the state of, or None.
+            any_size: whether it is the same run with any other number of workers.
 
         Raises:
             NotInProcess: this process cannot go on.
@@ -101,12 +115,12 @@ class Survivor:
         except Exception as error:  # whatever torch makes of groups that are broken
             self._line.send(Stays(reason=f"its process groups do not go: {error}"))
             raise NotInProcess(f"connection closed, and process groups stay: {error}") from error
-        self._line.send(Prepared(step=step))
+        self._line.send(Prepared(step=step, any_size=any_size))
         go = self._next.get()
         if go is None:
             raise NotInProcess(GONE)  # it ends this process
         _redirect(go)
-        for name in self._given - set(go.environ):
+        for name in {*self._given, STANDBY_VARIABLE} - set(go.environ):
             os.environ.pop(name, None)
         self._given = set(go.environ)
         os.environ.update(go.environ)
@@ -164,7 +178,11 @@ def open_survivor() -> Survivor | None:
         line = dial()
         if line is not None:
             found = Survivor(line, groups.why_not(), joins=groups.is_rehearsal)
-    if groups.is_rehearsal:
+    if os.environ.get(STANDBY_VARIABLE):
+        if found is None:
+            raise NotInProcess(ALONE)
+        found.go_on(None, any_size=True)  # as soon as there is an attempt for it
+    elif groups.is_rehearsal:
         groups.let_go()
         groups.join()
     return found

@@ -1,12 +1,14 @@
 """The agent where other machines decide: their stores go, their workers count."""
 
 import types
+from types import MappingProxyType
 
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 
 from outlast.launch.agent import Agent
 from outlast.launch.deaf import Deaf
+from outlast.launch.seats import Seats
 from outlast.launch.warm.context import ColdContext
 from outlast.notice import Notice
 from outlast.policy.failures import Failure
@@ -19,6 +21,15 @@ class Gone:
         raise RuntimeError("Broken pipe")
 
 
+class Nobody:
+    """Survivors where workers are started anew."""
+
+    descriptors = ()
+    standing = MappingProxyType({})
+    are_complete = are_moving = False
+    look = end_standing = staticmethod(list)
+
+
 @pytest.fixture
 def agent(monkeypatch):
     made = object.__new__(Agent)
@@ -27,6 +38,7 @@ def agent(monkeypatch):
     made._hangs = types.SimpleNamespace(named=None, end=lambda: None)
     made._health = types.SimpleNamespace(end=lambda: None)
     made._deaf = Deaf(lambda _: None, made._are_deaf)
+    made._seats, made._survivors = Seats([0], 1), Nobody()
     made.ended = []
     monkeypatch.setattr(made, "_end_workers", lambda: made.ended.append(True), raising=False)
     return made
@@ -53,7 +65,8 @@ def test_a_notice_after_the_store_has_gone_is_no_crash(agent, impatient):
 
 
 def test_ranks_where_machines_have_different_numbers_of_workers(agent):
-    agent._machines = types.SimpleNamespace(workers=[2, 3, 1])
+    agent._machines = types.SimpleNamespace(workers=[2, 3, 1], know_sizes=True)
+    agent._seats = Seats(range(3), 3)
     spec = types.SimpleNamespace(local_world_size=3)
     workers = agent._assign_worker_ranks(Gone(), 1, 3, spec)
     assert [worker.global_rank for worker in workers] == [2, 3, 4]
@@ -121,7 +134,7 @@ def watching(agent, handlers):
     context.error_files = dict.fromkeys(handlers, "/nowhere")
     context.stdouts = context.stderrs = dict.fromkeys(handlers, "")
     nothing = types.SimpleNamespace(
-        wait=lambda _: None,
+        wait=lambda *_: None,
         look=lambda *_: None,
         notice=None,
         early=None,

@@ -3,13 +3,14 @@
 import os
 import signal
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from outlast.attempt.line import LINE_VARIABLE, Go, Over, Prepared, Stays, Unwound, dial
 from outlast.launch import survivors as module
-from outlast.launch.survivors import LATE, STUCK, UNHELD, StandIn, Survivors
+from outlast.launch.survivors import LATE, STUCK, UNHELD, Kept, StandIn, Survivors
 
 
 class Process:
@@ -62,7 +63,7 @@ def test_a_worker_that_unwinds_is_kept_and_told_to_go_on(agent, worker):
     agent.gather({2: handler()})
     assert heard == [Over()]
     assert not agent.reasons
-    kept = agent.take()[2]
+    kept = agent.take([2])[2]
     assert kept.step == 7
     assert not agent.kept
     kept.go({"RANK": "5"}, "", "/a")
@@ -74,7 +75,7 @@ def test_one_that_cannot_be_told_is_ended(agent, worker, monkeypatch):
     agent.gather({2: handler()})
     ended = []
     monkeypatch.setattr(os, "killpg", lambda pid, number: ended.append((pid, number)))
-    agent.take()[2].go({"OUTLAST_PAST": "x" * 300_000}, "", "")
+    agent.take([2])[2].go({"OUTLAST_PAST": "x" * 300_000}, "", "")
     assert ended == [(os.getpid(), signal.SIGKILL)]
 
 
@@ -141,3 +142,79 @@ def test_the_end_of_an_attempt_passes_those_by_that_stay(agent):
     assert not ended
     agent.end_unless_staying()
     assert ended == [True]
+
+
+# --- places that stay empty for a while ----------------------------------------------------------
+
+
+def eventually(agent, what):
+    for _ in range(200):
+        agent.look()
+        if what():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it has not come to it")
+
+
+def kept_at(agent, *ranks, any_size):
+    agent.kept = {rank: Kept(handler(rank, 1), None, 3, any_size=any_size) for rank in ranks}
+
+
+def test_who_is_the_same_at_any_size_does_not_wait(agent):
+    kept_at(agent, 0, 2, any_size=True)
+    assert agent.seats(3) == [0, 2]
+    agent.kept[0].any_size = False
+    assert agent.seats(3) == [0, 1, 2]
+    agent.kept = {}
+    assert agent.seats(3) == [0, 1, 2]
+
+
+def test_one_that_stands_by_takes_its_place_once_it_says_so(agent, worker):
+    agent.stand_by({1: handler(1)})
+    assert not agent.are_complete
+    worker.line.send(Unwound())
+    worker.line.send(Prepared(any_size=True))
+    eventually(agent, lambda: agent.are_complete)
+    assert not agent.are_moving  # it was in no attempt
+    assert os.getpid() in agent.pids
+    kept_at(agent, 0, 2, any_size=True)
+    assert agent.seats(3) == [0, 1, 2]
+    taken = agent.take([0, 1, 2])
+    assert sorted(taken) == [0, 1, 2]
+    assert (taken[1].step, agent.standing, agent.are_complete) == (None, {}, False)
+
+
+def test_one_that_is_late_is_ended_where_its_place_is_wanted(agent, monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: ended.append(pid))
+    agent.stand_by({1: handler(1, 4321)})
+    kept_at(agent, 0, 2, any_size=False)
+    assert sorted(agent.take([0, 1, 2])) == [0, 2]
+    assert (ended, agent.standing) == ([4321], {})
+
+
+def test_nobody_stands_by_where_nobody_was_kept(agent, worker, monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "killpg", lambda pid, _: ended.append(pid))
+    agent.stand_by({1: handler(1)})
+    worker.line.send(Prepared(any_size=True))
+    eventually(agent, lambda: agent.are_complete)
+    assert agent.take([0, 1]) == {}
+    assert (ended, agent.standing) == ([os.getpid()], {})
+
+
+def test_one_that_stood_by_and_died_is_none_that_does(agent):
+    one = handler(1)
+    agent.stand_by({1: one})
+    one.proc.code = -9
+    assert agent.standing == {}
+    assert not agent.are_complete
+
+
+def test_workers_that_leave_an_attempt_together_are_kept(agent, worker):
+    worker.line.send(Unwound())
+    eventually(agent, lambda: agent.are_moving)
+    worker.line.send(Prepared(step=9, any_size=True))
+    agent.gather({2: handler()})
+    assert (agent.kept[2].step, agent.are_moving) == (9, False)
+    assert worker.line.receive() == Over()

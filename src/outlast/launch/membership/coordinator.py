@@ -20,6 +20,7 @@ from outlast.launch.membership.messages import (
     Departs,
     Done,
     Ended,
+    Fill,
     Finish,
     Fixed,
     Go,
@@ -169,8 +170,8 @@ class Coordinator:
         now_s = time.monotonic()
         roster = self.roster
         match message:
-            case Ready(attempt=attempt):
-                orders = roster.ready(node, now_s, attempt=attempt)
+            case Ready() | Fill():
+                orders = self._ready_or_fill(node, message)
             case Leaving():
                 orders = roster.leaving(node, now_s)
             case Done():
@@ -195,6 +196,15 @@ class Coordinator:
             case _:
                 raise ValueError(f"{type(message).__name__} is not for a coordinator")
         self._obey(orders)
+
+    def _ready_or_fill(self, node: str, message: Ready | Fill) -> list[Order]:
+        now_s = time.monotonic()
+        if isinstance(message, Fill):
+            return self.roster.fill(node, now_s)
+        guest = self._guests.get(node)
+        if guest is not None and message.workers:
+            guest.member = msgspec.structs.replace(guest.member, workers=message.workers)
+        return self.roster.ready(node, now_s, attempt=message.attempt)
 
     def has_ended(self, node: str) -> None:
         """A member's process has ended, as a machine's connection to it says."""

@@ -40,6 +40,7 @@ from outlast.launch.membership.messages import (
     Bye,
     Done,
     Ended,
+    Fill,
     Finish,
     Fixed,
     Go,
@@ -156,6 +157,7 @@ class Membership(RendezvousHandler):
         )
         for one in out:
             self._node.out.put(one, time.monotonic())
+        self._workers = workers
         self._past = 0  # the last attempt whose workers have ended here, or never began
         self._is_started = False
         self.is_done = False  # workers have finished, and nothing began since
@@ -258,6 +260,14 @@ class Membership(RendezvousHandler):
         """Have ``told`` called, in the hub's thread, for each machine that is left out."""
         self._mail.on_left_out = told
 
+    def begin_with(self, workers: int) -> None:
+        """So many workers of this machine take part in the attempts from the next one on."""
+        self._workers = workers
+
+    def fill(self) -> None:
+        """This machine has more workers for the next attempt than it has in this one."""
+        self._hub.call(lambda: self._node.pass_on(Fill()))
+
     def data_are_tied(self, tied: bool) -> None:
         """Whether the workers' data belong to the number of machines that the attempt has."""
         machines = len(self._mail.members) if tied else 0
@@ -358,7 +368,7 @@ class Membership(RendezvousHandler):
         self.is_patient = self.is_done = False
         with mail.changed:
             self._forget_attempt()
-        self._hub.call(functools.partial(self._node.ready, self._past))
+        self._hub.call(functools.partial(self._node.ready, self._past, self._workers))
         said, quiet_until_s = "", time.monotonic() + WORDS_S
         while True:
             with mail.changed:
@@ -368,7 +378,7 @@ class Membership(RendezvousHandler):
                     self._forget_attempt()
             self._end_if_over()
             if halt is not None:
-                self._hub.call(functools.partial(self._node.ready, self._past))
+                self._hub.call(functools.partial(self._node.ready, self._past, self._workers))
             elif go is not None:
                 return go
             now_s = time.monotonic()

@@ -58,9 +58,17 @@ class Watch(_Message):
 
 
 class Ready(_Message):
-    """Its workers up to those of ``attempt`` have ended, or it never had any: it waits for Go."""
+    """Its workers up to those of ``attempt`` have ended, or it never had any: it waits for Go.
+
+    ``workers``: how many of it begin; 0: as many as it has joined with.
+    """
 
     attempt: int = 0
+    workers: int = 0
+
+
+class Fill(_Message):
+    """More of its workers could begin now than train: a place was empty, and it could be taken."""
 
 
 class Leaving(_Message):
@@ -240,6 +248,7 @@ Message = (
     Join
     | Watch
     | Ready
+    | Fill
     | Leaving
     | Ended
     | LeaveOut

@@ -155,11 +155,11 @@ class Node:
         self._warming = warming
         self._seek()
 
-    def ready(self, attempt: int) -> None:
-        """Its workers up to those of ``attempt`` have ended, or there never were any."""
+    def ready(self, attempt: int, workers: int) -> None:
+        """Its workers up to those of ``attempt`` have ended; so many begin in the next one."""
         self._warming = False
         self._said = [one for one in self._said if not isinstance(one, OF_WORKERS)]
-        self.say(Ready(attempt=attempt))
+        self.say(Ready(attempt=attempt, workers=workers))
 
     def say(self, message: Any) -> None:
         """Tell the coordinator; each new one, too, until another attempt begins (see _LASTING)."""

@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult, SubprocessContext
@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import get_sub
 from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.health.leftovers import VARIABLE as MARK_VARIABLE
 from outlast.health.leftovers import Marks, end_group
-from outlast.launch.survivors import Kept
+from outlast.launch.seats import Crew
 from outlast.launch.warm.client import Server, WarmProcess
 from outlast.launch.warm.variables import is_per_worker
 from outlast.launch.warm.wire import Worker, readable
@@ -32,32 +32,35 @@ class ColdContext(SubprocessContext):
 
     Args:
         marks: each new worker is given one.
-        kept: local rank → a worker that goes on from the attempt before.
+        crew: who is kept, and who is to stand by.
         asked: what torch's ``start_processes`` was asked for.
 
     Attributes:
         is_settled: whether the agent has seen the attempt's end: nobody is left who could go on.
     """
 
-    def __init__(self, marks: Marks, kept: Mapping[int, Kept], **asked: Any) -> None:
+    def __init__(self, marks: Marks, crew: Crew, **asked: Any) -> None:
         super().__init__(**asked)
         self._marks = marks
-        self._kept = kept
+        self._crew = crew
+        for rank, changed in crew.environ.items():
+            self.envs[rank] |= changed
         self.is_settled = False
 
     def _poll(self) -> RunProcsResult | None:
         return super()._poll() if self.is_settled else None
 
     def _start(self) -> None:
-        missing = [rank for rank in range(self.nprocs) if rank not in self._kept]
+        kept, standing = self._crew.kept, self._crew.standing
+        missing = [rank for rank in range(self.nprocs) if rank not in {*kept, *standing}]
         for rank in missing:
             self.envs[rank][MARK_VARIABLE] = self._marks.new()
         handlers = self._start_new(missing) if missing else {}
         for rank in missing:
             self._marks.give(handlers[rank].proc.pid, self.envs[rank][MARK_VARIABLE])
-        handlers |= {rank: one.handler for rank, one in self._kept.items()}
+        handlers |= {rank: one.handler for rank, one in kept.items()} | dict(standing)
         self.subprocess_handlers = {rank: handlers[rank] for rank in range(self.nprocs)}
-        for rank, one in self._kept.items():
+        for rank, one in kept.items():
             one.go(self._environ(rank), self.stdouts[rank], self.stderrs[rank])
 
     def _start_new(self, ranks: Sequence[int]) -> dict[int, Any]:
@@ -143,14 +146,12 @@ class WarmContext(ColdContext):
         server: to fork from.
         script: the arguments for ``outlast.launch.worker`` follow this many of the command's.
         marks: each new worker is given one.
-        kept: local rank → a worker that goes on from the attempt before.
+        crew: who is kept, and who is to stand by.
         asked: what torch's ``start_processes`` was asked for.
     """
 
-    def __init__(
-        self, server: Server, script: int, marks: Marks, kept: Mapping[int, Kept], **asked: Any
-    ) -> None:
-        super().__init__(marks, kept, **asked)
+    def __init__(self, server: Server, script: int, marks: Marks, crew: Crew, **asked: Any) -> None:
+        super().__init__(marks, crew, **asked)
         self._server = server
         self._script = script
 

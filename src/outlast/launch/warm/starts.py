@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
@@ -16,7 +16,7 @@ from outlast.errors import Exit
 from outlast.health.leftovers import Marks
 from outlast.launch.arguments import Launch
 from outlast.launch.membership.mailbox import JobOver
-from outlast.launch.survivors import Kept
+from outlast.launch.seats import Crew
 from outlast.launch.warm.client import NotWaitedFor, Server, ServerLost, StartRefused
 from outlast.launch.warm.context import ColdContext, WarmContext
 from outlast.launch.warm.early import is_possible
@@ -88,18 +88,18 @@ class Starts:
             self._server = None
 
     @contextlib.contextmanager
-    def in_charge(self, kept: Mapping[int, Kept]) -> Iterator[None]:
+    def in_charge(self, crew: Crew) -> Iterator[None]:
         """While torch's agent starts its workers: they are started by us.
 
         torch has no seam for it: its agent calls a function by its global name.
 
         Args:
-            kept: local rank → a worker of the attempt before that goes on.
+            crew: who goes on from the attempt before, and who is to stand by.
         """
         original = torchs.start_processes
 
         def start(**asked: Any) -> ColdContext:
-            found = self._start_warm(asked, kept) or self._start_cold(asked, kept)
+            found = self._start_warm(asked, crew) or self._start_cold(asked, crew)
             self._num_started += 1
             self._started_s = time.monotonic()
             return found
@@ -124,7 +124,7 @@ class Starts:
         elif not self._is_cold and lasted_s < FIRST_S:
             self._is_suspect = bool(codes) and _FROM_OUTSIDE.isdisjoint(codes)
 
-    def _start_warm(self, asked: dict[str, Any], kept: Mapping[int, Kept]) -> WarmContext | None:
+    def _start_warm(self, asked: dict[str, Any], crew: Crew) -> WarmContext | None:
         """The attempt's workers, or None when they are to start cold."""
         if self._is_suspect and not self._is_cold:
             self._is_suspect, self._is_on_trial = False, True
@@ -136,7 +136,7 @@ class Starts:
             self.close()
         while not self._is_cold:
             try:
-                return self._try(asked, kept)
+                return self._try(asked, crew)
             except StartRefused as refused:
                 self._stay_cold(str(refused))
             except ServerLost as lost:
@@ -144,7 +144,7 @@ class Starts:
                     self._stay_cold(str(lost))
         return None
 
-    def _try(self, asked: dict[str, Any], kept: Mapping[int, Kept]) -> WarmContext:
+    def _try(self, asked: dict[str, Any], crew: Crew) -> WarmContext:
         environ = dict(os.environ) | asked["envs"][0]
         if self._server is not None and lasting(self._server.environ) != lasting(environ):
             self.close()  # it has read at its start what a fresh process would read otherwise
@@ -153,15 +153,15 @@ class Starts:
         assert self._server is not None  # noqa: S101 - just made
         self._wait_for(self._server)
         script = len(self._launch.worker_options)
-        context = WarmContext(self._server, script, self.marks, kept, **_options(asked))
+        context = WarmContext(self._server, script, self.marks, crew, **_options(asked))
         _start(context)
         if not self._has_looked_ahead:
             self._has_looked_ahead = True
             self._server.preload(self._script)
         return context
 
-    def _start_cold(self, asked: dict[str, Any], kept: Mapping[int, Kept]) -> ColdContext:
-        context = ColdContext(self.marks, kept, **_options(asked))
+    def _start_cold(self, asked: dict[str, Any], crew: Crew) -> ColdContext:
+        context = ColdContext(self.marks, crew, **_options(asked))
         _start(context)
         return context
 

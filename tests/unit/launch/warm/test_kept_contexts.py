@@ -6,6 +6,7 @@ import pytest
 
 from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.health.leftovers import VARIABLE, Marks
+from outlast.launch.seats import Crew
 from outlast.launch.warm.context import ColdContext
 
 NEW = SimpleNamespace(proc=SimpleNamespace(pid=78))
@@ -36,7 +37,7 @@ def _context(monkeypatch):
 
 def test_only_those_that_are_missing_are_started(context):
     one = Kept()
-    context._kept = {1: one}
+    context._crew = Crew(kept={1: one})
     context._start()
     assert context.started == [0, 2]
     assert context.subprocess_handlers == {0: NEW, 1: one.handler, 2: NEW}
@@ -48,7 +49,7 @@ def test_only_those_that_are_missing_are_started(context):
 
 def test_one_that_is_kept_is_told_what_is_different_for_it(context):
     one = Kept()
-    context._kept = {1: one}
+    context._crew = Crew(kept={1: one})
     context._start()
     environ, stdout, stderr = one.told
     assert (environ["RANK"], environ["OUTLAST_ATTEMPT"], stdout, stderr) == ("11", "5", "/out", "")
@@ -56,6 +57,14 @@ def test_one_that_is_kept_is_told_what_is_different_for_it(context):
 
 
 def test_nobody_is_started_where_all_are_kept(context):
-    context._kept = {rank: Kept() for rank in range(3)}
+    context._crew = Crew(kept={rank: Kept() for rank in range(3)})
     context._start()
     assert context.started == []
+
+
+def test_one_that_stands_by_already_is_neither_started_nor_told(context):
+    one, waits = Kept(), SimpleNamespace(proc=SimpleNamespace(pid=79))
+    context._crew = Crew(kept={0: one, 2: Kept()}, standing={1: waits})
+    context._start()
+    assert context.started == []
+    assert context.subprocess_handlers[1] is waits

@@ -9,6 +9,7 @@ import pytest
 
 from outlast.errors import Exit
 from outlast.launch.membership import JobOver
+from outlast.launch.seats import Crew
 from outlast.launch.warm import early, starts
 from outlast.launch.warm.client import NotWaitedFor, ServerLost, StartRefused
 from outlast.launch.warm.starts import COLD_FIRST_S, FIRST_S, MAX_SERVERS, Starts
@@ -82,7 +83,7 @@ class FakeCold(FakeContext):
 
 
 def start(one, environ=None, kept=()):
-    with one.in_charge(dict(kept)):
+    with one.in_charge(Crew(dict(kept))):
         return starts.torchs.start_processes(
             envs={0: {"RANK": "0", **(environ or {})}}, start_method="spawn", name="x"
         )
@@ -265,6 +266,6 @@ def test_those_that_are_kept_are_handed_on_however_others_start(clock, cold):
     if cold:
         FakeServer.outcomes.append(StartRefused("so it is"))
     found = start(one, kept={2: "a worker"})
-    assert found.kept == {2: "a worker"}
+    assert found.kept == Crew({2: "a worker"})
     assert (found.server == "cold") == cold
     assert "start_method" not in found.asked
