@@ -27,6 +27,8 @@ import floor_server
 import psutil
 from saved import is_committed, saved, saves_in
 
+from outlast.attempt import nameless
+from outlast.launch import quiet
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
 
@@ -39,9 +41,12 @@ _DROPPED = ("OUTLAST_", "PET_", "TORCHELASTIC_", "TORCH_NCCL", "GROUP_")
 _DROPPED_NAMES = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHON_EXEC", "LOGLEVEL"),
     "PYTHONUNBUFFERED",  # streams have buffers where people start us
+    quiet.VARIABLE,
 }
 
 _warm = multiprocessing.get_context("forkserver")
+# What all warm processes are forked from imports torch before our agent could tell it to be quiet.
+os.environ[quiet.VARIABLE] = "ERROR"
 # The main module of a test run is pytest: a child that imports it finds it imported.
 _warm.set_forkserver_preload(
     [
@@ -277,6 +282,8 @@ def _run_warm(arguments, environ, cwd, out, err, enter, starts_afresh):
         enter()
     os.environ.clear()
     os.environ.update(environ)
+    os.environ.setdefault(nameless.VARIABLE, "1")  # it was told
+    nameless.spare_torch()
     os.chdir(cwd)
     for path, number in ((out, 1), (err, 2)):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND)

@@ -54,10 +54,10 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 class _Progress:
     """Where this rank's training is; shared by the training thread and the answering thread."""
 
-    def __init__(self, completed: int) -> None:
+    def __init__(self, completed: int, *, in_step: bool) -> None:
         self.changed = threading.Condition()
         self.completed = completed
-        self.in_step = False
+        self.in_step = in_step
         self.pledges: dict[int, int] = {}  # round → the step it must not pass, undecided
         self.due: list[Action] = []
         # The newest step that was acted on; one that was resumed from is committed already.
@@ -71,6 +71,7 @@ class Agreement:
     Args:
         link: the other ranks.
         completed: the step that training starts after.
+        in_step: whether the step behind it is in progress already, an interrupted one say.
         on_decision: told of each decision, in the answering thread; must be quick.
         may_save: on rank 0, whether a save could begin now; one that could not waits for ``poke``.
         may_drain: on rank 0, whether there is time for a drain; it may add to its info.
@@ -86,6 +87,7 @@ class Agreement:
         on_decision: Callable[[Action], None],
         *,
         may_save: Callable[[], bool],
+        in_step: bool = False,
         may_drain: Callable[[dict[str, Any]], bool] = lambda _: True,
         on_hurry: Callable[[dict[str, Any]], None] = lambda _: None,
         on_deadline: Callable[[float], None] = lambda _: None,
@@ -93,7 +95,7 @@ class Agreement:
     ) -> None:
         self._link = link
         self._on_other = on_other
-        self._progress = _Progress(completed)
+        self._progress = _Progress(completed, in_step=in_step)
         self._on_decision = on_decision
         self._on_hurry = on_hurry
         self._on_deadline = on_deadline

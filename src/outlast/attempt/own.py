@@ -7,7 +7,9 @@ through a mapping, like its beat: no system call on the step's path.
 
 Kept are the newest two steps that were completed, and of the step in progress what will be its end
 if nothing is drawn any more: ranks may be a step apart, and a worker may die after its part of a
-step was used by the others.
+step was used by the others. And all that twice: what an attempt has gone on from stays until the
+attempt after it has begun, as one that is lost while all go into an attempt may have written
+nothing there yet.
 
 What can go wrong: the process is killed in the middle of a write. A record is believed only with
 its checksum; without it the job resumes from a checkpoint.
@@ -31,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 EMPTY_VARIABLE: Final = "OUTLAST_EMPTY_PLACES"  # local ranks that have no worker in the attempt
 SLOT_BYTES: Final = 128 << 10
-_NUM_SLOTS: Final = 4
+_NUM_SLOTS: Final = 4  # of each of two attempts
 _HEAD: Final = struct.Struct("<qqqqBB16sqQ")
 # What is known of a worker, in one byte; and whether the optimizer was about to begin.
 _FINAL, _SEASONED, _IN_BACKWARD, _LATE, _AT_OPTIMIZER = 1, 2, 4, 8, 16
@@ -73,21 +75,25 @@ class Own:
     Args:
         timeline: number of the attempt in which this line of steps began.
         rank, world_size: this worker's.
+        basis: step and number of workers that the attempt has gone on from, if from survivors.
     """
 
-    def __init__(self, timeline: int, rank: int, world_size: int) -> None:
+    def __init__(
+        self, timeline: int, rank: int, world_size: int, basis: tuple[int, int] | None = None
+    ) -> None:
         self._whose = timeline, rank, world_size
-        known = 0
+        self._first_slot = known = 0
         self._memory: mmap.mmap | None = None
         directory = os.environ.get(VARIABLE)
         if directory:
             path = own_path(Path(directory), int(os.environ.get("LOCAL_RANK", "0")))
             known = _habits(path)
+            self._first_slot = _NUM_SLOTS * _other_half(path, timeline, basis)
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
-                    os.ftruncate(fd, SLOT_BYTES * _NUM_SLOTS)
-                    self._memory = mmap.mmap(fd, SLOT_BYTES * _NUM_SLOTS)
+                    os.ftruncate(fd, SLOT_BYTES * _NUM_SLOTS * 2)
+                    self._memory = mmap.mmap(fd, SLOT_BYTES * _NUM_SLOTS * 2)
                 finally:
                     os.close(fd)
             except OSError as error:  # what is lost then is resumed from a checkpoint
@@ -132,7 +138,7 @@ class Own:
         memory = self._memory
         if memory is None:
             return
-        start = slot * SLOT_BYTES
+        start = (self._first_slot + slot) * SLOT_BYTES
         if _HEAD.size + len(blob) > SLOT_BYTES:  # of more than random numbers and a position
             memory[start : start + _HEAD.size] = bytes(_HEAD.size)
             return
@@ -166,19 +172,28 @@ def read_own() -> list[Record]:
     empty = os.environ.get(EMPTY_VARIABLE, "").split()
     places = (os.environ.get("LOCAL_RANK", "0"), *empty)
     paths = [own_path(Path(directory), int(place)) for place in places]
-    return [record for path in paths for record, _ in _records(path)]
+    return [record for path in paths for record, _, _ in _records(path)]
 
 
 def _habits(path: Path) -> int:
     """When in a step the workers at this place were seen to draw: the script is still the same."""
     known = 0
-    for _, kind in _records(path):
+    for _, kind, _ in _records(path):
         known |= kind & _HABITS
     return known
 
 
-def _records(path: Path) -> list[tuple[Record, int]]:
-    found: list[tuple[Record, int]] = []
+def _other_half(path: Path, timeline: int, basis: tuple[int, int] | None) -> int:
+    """0 or 1: the half in which nothing lies that the attempt has gone on from."""
+    for record, _, slot in _records(path):
+        if record.timeline == timeline and (record.step, record.world_size) == basis:
+            return 1 - slot // _NUM_SLOTS
+    return 0
+
+
+def _records(path: Path) -> list[tuple[Record, int, int]]:
+    """What can be believed in a file: the record, its kind, and the number of its slot."""
+    found: list[tuple[Record, int, int]] = []
     try:
         raw = path.read_bytes()
     except OSError:
@@ -202,7 +217,7 @@ def _records(path: Path) -> list[tuple[Record, int]]:
             rest=rest if kind & _FINAL else b"",
             blob=blob,
         )
-        found.append((record, kind))
+        found.append((record, kind, start // SLOT_BYTES))
     return found
 
 

@@ -80,7 +80,7 @@ class Survivors:
         self.kept: dict[int, Kept] = {}
         self.reasons: dict[int, str] = {}  # local rank → why it was not kept, of the last attempt
         self._say = say
-        self._said_unheld = False
+        self._said_unheld = self._has_called = False
         self._stay = False
         self._lines: dict[int, Line] = {}  # by process id
         self._standing: dict[int, Any] = {}  # local rank → torch's handler of one that stands by
@@ -220,7 +220,8 @@ class Survivors:
         asked.pop(rank, None)
 
     def _tell_if_unheld(self) -> None:
-        if self._said_unheld or self.kept or set(self.reasons.values()) != {UNHELD}:
+        is_known = self._said_unheld or self._has_called
+        if is_known or self.kept or set(self.reasons.values()) != {UNHELD}:
             return
         self._said_unheld = True
         self._say(
@@ -248,6 +249,7 @@ class Survivors:
             del self._prepared[pid]
 
     def _replace(self, pid: int, end: Line) -> None:
+        self._has_called = True
         before = self._lines.pop(pid, None)
         if before is not None:
             before.close()

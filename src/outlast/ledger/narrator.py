@@ -180,8 +180,10 @@ def _restart(event: Event) -> str:
 
 def _survived(event: Event) -> str:
     ranks = [str(rank) for rank in event.get("ranks") or []]
-    how = "go on in their processes" if event.get("moves") else "survived"
-    words = [f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)} {how}"] if ranks else []
+    are_many = len(ranks) > 1
+    how = "go on in their processes" if are_many else "goes on in its process"
+    how = how if event.get("moves") else "survived"
+    words = [f"rank{'s' * are_many} {', '.join(ranks)} {how}"] if ranks else []
     words += [
         f"rank {rank} starts anew, because {why}"
         for rank, why in (event.get("ended") or {}).items()

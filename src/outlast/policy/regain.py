@@ -9,6 +9,10 @@ Of who died within a step that others completed it is only known what it had dra
 counts if no worker was ever seen to draw later in a step; those that completed this very step have
 shown it for this one.
 
+The state of a step's end is the same for any number of workers; what each of them knew alone is
+not. Where one is lost on the way into an attempt of another number, the others may know it of the
+attempt before or of this one: either will do.
+
 Rejected: going on without what only a rank that is lost knew. It would lose no step, and be another
 run; and nobody could prove any more that each sample was trained on once.
 """
@@ -120,18 +124,25 @@ def decide(
     lacking = [rank for rank in range(len(offers)) if rank not in there]
     if lacking and not all(one.is_grouped for one in offers):
         return Plan(why_not="it cannot be sent: call init_process_group() before outlast.session()")
-    own, others = _owners(offers, timeline, step, source)
-    if others:
-        return Plan(why_not=f"at step {step} rank {others[0]} held what other ranks did not")
-    missing = [rank for rank in range(source.world_size) if rank not in own]
-    if missing:
-        return Plan(
-            why_not=f"the random numbers of rank {missing[0]} at step {step} went with its process"
-        )
+    known = [
+        one.world_size
+        for offer in offers
+        for one in offer.known
+        if (one.timeline, one.step) == (timeline, step)
+    ]
+    own: dict[int, int] = {}
+    reasons, world_size = [], 0
+    for world_size in dict.fromkeys([*(offers[rank].world_size for rank in there), *known]):
+        own, why_not = _owners(offers, timeline, step, source, world_size)
+        reasons.append(why_not)
+        if not why_not:
+            break
+    if reasons[-1]:
+        return Plan(why_not=reasons[0])
     return Plan(
         step=step,
         timeline=timeline,
-        world_size=source.world_size,
+        world_size=world_size,
         source=there[0],
         lacking=lacking,
         new=[rank for rank, one in enumerate(offers) if not one.lives],
@@ -141,24 +152,25 @@ def decide(
 
 
 def _owners(
-    offers: Sequence[Offer], timeline: int, step: int, source: Offer
-) -> tuple[dict[int, int], list[int]]:
-    """Who knows each rank's own state, and ranks whose other state was another one."""
+    offers: Sequence[Offer], timeline: int, step: int, source: Offer, world_size: int
+) -> tuple[dict[int, int], str]:
+    """Who knows the own state of each of so many ranks; and why that is not enough, or ""."""
     own: dict[int, int] = {}
-    others: list[int] = []
     held: dict[int, str] = {source.step or 0: source.rest}  # by step: of the rank seen first
     # All run one script: what one draws late, who died before it may have been about to draw.
     draws = max(offer.draws for offer in offers)
     for holder, offer in enumerate(offers):
         for one in offer.known:
             # Of a step before, too: who died in this one has left nothing to compare of it.
-            is_comparable = (one.timeline, one.world_size) == (timeline, source.world_size)
+            is_comparable = (one.timeline, one.world_size) == (timeline, world_size)
             if is_comparable and one.rest and one.rest != held.setdefault(one.step, one.rest):
-                others.append(one.rank)
-                continue
+                return own, f"at step {step} rank {one.rank} held what other ranks did not"
             of = (one.timeline, one.step, one.world_size)
-            if of != (timeline, step, source.world_size) or one.stage < draws:
+            if of != (timeline, step, world_size) or one.stage < draws:
                 continue
             if one.rank not in own or holder == one.rank:
                 own[one.rank] = holder
-    return own, others
+    missing = [rank for rank in range(world_size) if rank not in own]
+    if missing:
+        return own, f"the random numbers of rank {missing[0]} at step {step} went with its process"
+    return own, ""

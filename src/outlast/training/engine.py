@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from outlast.attempt.link import Link
+from outlast.attempt.over import over
 from outlast.checkpoint import devices
 from outlast.checkpoint.capture import Capture, Copiers
 from outlast.checkpoint.manifest import FULL, small_state
@@ -433,7 +434,8 @@ class Engine:
                 mine = [p for p, _ in pieces if share.writers.get(p.key, rank) == rank]
                 self._reserve(sum(num_bytes(piece) for piece in mine) + HEAD_BYTES)
         except (OSError, OutlastError) as error:
-            logger.warning("memory for snapshots: %s", error)
+            if not over.is_over:  # else the next attempt sees to it
+                logger.warning("memory for snapshots: %s", error)
 
     def _full(self, flight: Flight, blocks: Sequence[int]) -> None:
         message = wire.Ready(step=flight.step, serial=flight.serial, blocks=tuple(blocks))

@@ -61,7 +61,7 @@ class Keeping:
         self._looks = Looks(objects)
         self._packer = Packer(OWN, plain=_PLAIN)
         self._random: Any = None  # as was told last of a step in progress
-        self._mirror = Own(rig.timeline, rig.link.rank, rig.link.world_size)
+        self._mirror = Own(rig.timeline, rig.link.rank, rig.link.world_size, rig.basis)
         self._moment: Moment | None = None
         self._is_off = False  # this session's state is not one that can be kept
         self._hook: Any = None

@@ -101,18 +101,34 @@ class Passage:
         self._undo: Hook | None = None
         self._random: Mapping[str, Any] = {}
         self._held: Any = None
-        self._sent = self._outside = self._rank = 0
+        self._sent = self._outside = 0
+        self._placed = 0, 1  # rank and number of workers that its place in the data is for
         self._always_sends = self._is_first = True
         self._has_gone_on = False
 
     def begin(self, rig: Rig) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
-        self._rank, self._outside = rig.link.rank, num_sent()
+        self._placed, self._outside = (rig.link.rank, rig.link.world_size), num_sent()
         if rig.link.rank == 0 and not self._survivor.joins:
             say(self._survivor.words)
         if not self._survivor.why_not:
             self._undo = interrupted.stand(self._objects.optimizers)
             self._keeping = self._keeping_for(rig)
+
+    def join_again(self, error: BaseException) -> bool:
+        """Where the attempt that this process was to join is over already: join the next one.
+
+        Args:
+            error: what came of it.
+
+        Returns:
+            Whether that was so.
+        """
+        if not self._survivor.joins or not over.explains(error):
+            return False
+        self._home.leave()
+        self._survivor.join(stands_by=True)
+        return True
 
     def close(self) -> None:
         """The session is over."""
@@ -144,7 +160,7 @@ class Passage:
         """
         if num_sent() > self._outside and not self._survivor.why_not:
             self._survivor.cannot(SPEAKS)
-            if self._rank == 0:
+            if self._placed[0] == 0:
                 say(self._survivor.words)
         self._survivor.hold()
         try:
@@ -187,7 +203,7 @@ class Passage:
         Raises:
             NotInProcess: gradients are not summed any more as they were before a loss.
         """
-        sends = num_sent() > self._sent
+        sends = num_sent() > self._sent or self._placed[1] == 1  # then there is nobody to send to
         if self._is_first and self._has_gone_on and self._always_sends and not sends:
             raise NotInProcess(UNSUMMED)
         self._is_first = False
@@ -209,7 +225,6 @@ class Passage:
         if keeping is not None and not self.is_in_hand and not keeping.has(step):
             keeping.keep(step)
         while True:
-            before = on.rig.link.rank, on.rig.link.world_size
             if self._keeping is not None:
                 self._keeping.close()
             self._keeping = None
@@ -217,13 +232,13 @@ class Passage:
             try:
                 self._survivor.go_on(living.kept_step(), any_size=self._is_free)
                 on = self._home.enter()
-                step = self._take_over(on, step, before)
+                step = self._take_over(on, step)
                 own = living.kept_own() if self.is_in_hand else b""
                 self._home.arrive(step)
                 self._position.forget_ahead()
                 self._keeping = self._keeping_for(on.rig)
                 self._keeping.keep(step, own)
-                on.rig.start(step)
+                on.rig.start(step, in_step=self.is_in_hand)
             except (AttemptOver, Exception) as error:
                 if not over.explains(error):
                     raise
@@ -248,13 +263,12 @@ class Passage:
         over.happen()
         over.raise_if_over()
 
-    def _take_over(self, on: Footing, step: int, before: tuple[int, int]) -> int:
+    def _take_over(self, on: Footing, step: int) -> int:
         """Have the state that all go on from in this attempt, and be where it is.
 
         Args:
             on: the attempt.
             step: completed steps here.
-            before: rank and number of workers in the attempt that is over.
 
         Returns:
             Completed steps from here on.
@@ -275,9 +289,10 @@ class Passage:
         if self.is_in_hand:
             random_state.restore(self._random)
             self._position.put_generators(self._held)
-        own = regained.own_of(link.rank % regained.world_size)
-        ahead, is_same = regained.step - step, before == (link.rank, link.world_size)
-        if is_same and ahead == 1 and self.is_in_hand:  # others have completed its step
+        ahead, is_same = regained.step - step, self._placed == (link.rank, link.world_size)
+        its_own = is_same and regained.world_size == link.world_size
+        if its_own and ahead == 1 and self.is_in_hand:  # others have completed its step
+            own = regained.own_of(link.rank)
             self._position.completed()
             self._position.put_generators(own["data"].get("held", ()))
             random_state.restore(own["random"])
@@ -309,6 +324,7 @@ class Passage:
     def _move(self, on: Footing, own_of: Callable[[int], Mapping[str, Any]], saved_by: int) -> None:
         own = own_of(on.rig.link.rank % saved_by)
         self._position.move(own_of, saved_by, on.rig, own["step"])
+        self._placed = on.rig.link.rank, on.rig.link.world_size
         any_size = self._objects.bits.any_size
         on.streams.resumed(own["random"], saved_by, any_size=any_size)
         on.streams.restore(own["step"])

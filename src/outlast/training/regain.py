@@ -186,7 +186,7 @@ def _publish_own(link: Link, plan: Plan, moment: Moment | None, records: list[Re
         if one.is_certain
         and (one.timeline, one.step, one.world_size) == (plan.timeline, plan.step, plan.world_size)
     }
-    if moment is not None:
+    if moment is not None and moment.world_size == plan.world_size:
         blobs[moment.rank] = moment.own
     for rank, holder in plan.own.items():
         if holder == link.rank:

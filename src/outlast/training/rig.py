@@ -162,6 +162,7 @@ class Rig:
             self._promised = {parse(past.promised_save) or SaveName(past.promised)}
         self.judging = Judging(settings, self.link, past)
         self.timeline = attempt  # a line of steps that goes on in the next one keeps its number
+        self.basis: tuple[int, int] | None = None  # step and number of workers gone on from
         # Steps go on while the job's directory does not answer.
         self._ledger = QueuedLedger(
             settings.dir,
@@ -232,7 +233,7 @@ class Rig:
             if found and self.link.rank == 0:
                 say(f"the state of the workers that survived is not used: {found}")
             return None
-        self.timeline = found.timeline
+        self.timeline, self.basis = found.timeline, (found.step, found.world_size)
         self.engine.line.start()
         self.engine.line.wait_until_ready()
         self.engine.line.memory()  # by its answer nothing of earlier attempts is in flight any more
@@ -319,12 +320,18 @@ class Rig:
     def _repaired(self, step: int, file: str, place: Place) -> None:
         self._ledger.append("repaired", step=step, file=file, tier=place.name)
 
-    def start(self, step: int) -> None:
-        """Begin to listen to the other ranks; training starts after ``step``."""
+    def start(self, step: int, *, in_step: bool = False) -> None:
+        """Begin to listen to the other ranks.
+
+        Args:
+            step: completed steps.
+            in_step: the next one is in progress: this rank comes to no boundary before its end.
+        """
         self.agreement = Agreement(
             self.link,
             step,
             self._on_decision,
+            in_step=in_step,
             may_save=lambda: self.engine.idle,
             may_drain=self._may_drain,
             on_hurry=self.turns.hurry,

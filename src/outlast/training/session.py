@@ -141,17 +141,8 @@ class Session:
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
             devices.settle(self._objects.stateful.values())
             self._passage = self._open_passage()
-            self._open_attempt()
-            try:
-                self._resume()
-                self._position.leave_out(self._on.rig.judging.rollbacks)
-                self._on.rig.start(self.step)
-            except BaseException as error:
-                # Refused before it began: another one can take its place in this process.
-                self._on.rig.stop(0.0, exit_code_of(error), clean=False)
-                if self._passage is not None:
-                    self._passage.close()
-                raise
+            while not self._come_in():
+                pass  # the attempt was over before it began here
         self._optimizers = lazy.Heard(self.step)
         distrust = lambda: self._on.rig.engine.distrust()  # noqa: E731, PLW0108 - of each attempt
         self._hook = lazy.hook(self._before_optimizer, distrust, self._before_replay)
@@ -166,6 +157,23 @@ class Session:
         if self._on.rig.listens:
             self._desk.open()
         return self
+
+    def _come_in(self) -> bool:
+        """Take part in the attempt, with the state that all go on from; whether it still is one."""
+        self._open_attempt()
+        try:
+            self._resume()
+            self._position.leave_out(self._on.rig.judging.rollbacks)
+            self._on.rig.start(self.step)
+        except BaseException as error:
+            if self._passage is not None and self._passage.join_again(error):
+                return False
+            # Refused before it began: another one can take its place in this process.
+            self._on.rig.stop(0.0, exit_code_of(error), clean=False)
+            if self._passage is not None:
+                self._passage.close()
+            raise
+        return True
 
     def _open_attempt(self) -> Footing:
         self._on = Footing(
@@ -753,7 +761,8 @@ class Session:
 
     def _let_go(self) -> None:
         """In another thread: the attempt is over, and nothing is to be waited for any more."""
-        self._agreement.release()
+        if self._on.rig.agreement is not None:  # else the attempt has not begun here
+            self._on.rig.agreement.release()
         self._on.rig.engine.give_up()
         self._saves.give_up(self.step)
 

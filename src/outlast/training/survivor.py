@@ -128,6 +128,33 @@ class Survivor:
         trackers.export_here()
         groups.join()
 
+    def join(self, *, stands_by: bool) -> None:
+        """Come into an attempt of others; into the next one, where that one is over meanwhile.
+
+        From here on this process is held, as it would be in a loop.
+
+        Args:
+            stands_by: it was started for none; otherwise for the one that its environment says.
+
+        Raises:
+            NotInProcess: there is none for this process.
+            OSError, RuntimeError: the groups could not be made.
+        """
+        self.hold()
+        while True:
+            try:
+                if stands_by:
+                    self.go_on(None, any_size=True)
+                else:
+                    groups.let_go()
+                    groups.join()
+            except Exception as error:
+                if not over.explains(error):
+                    raise
+                stands_by = True
+            else:
+                return
+
     def close(self) -> None:
         """The session is over."""
         self.release()
@@ -178,13 +205,11 @@ def open_survivor() -> Survivor | None:
         line = dial()
         if line is not None:
             found = Survivor(line, groups.why_not(), joins=groups.is_rehearsal)
-    if os.environ.get(STANDBY_VARIABLE):
+    stands_by = bool(os.environ.get(STANDBY_VARIABLE))
+    if groups.is_rehearsal or stands_by:
         if found is None:
             raise NotInProcess(ALONE)
-        found.go_on(None, any_size=True)  # as soon as there is an attempt for it
-    elif groups.is_rehearsal:
-        groups.let_go()
-        groups.join()
+        found.join(stands_by=stands_by)
     return found
 
 

@@ -1,7 +1,8 @@
 """A data-parallel job whose workers live through the loss of others: RECORDS STEPS [options].
 
 Each completed step is a line of RECORDS/steps-RANK.jsonl; the end is RECORDS/final-RANK.json, with
-a hash over weights, optimizer, schedule and random-number states. ``--do`` has something happen,
+a hash over weights, optimizer, schedule and random-number states; each line has such a hash too, as
+of its step's end. ``--do`` has something happen,
 once in the job: RANK:STEP:PLACE:WHAT, as in ``2:7:reduced:die``.
 """
 
@@ -33,9 +34,12 @@ def parse():
     parser.add_argument("--every", default="1000 steps")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each step")
     parser.add_argument("--do", action="append", default=[])
+    parser.add_argument("--same-bits", action="store_true", help="at any number of workers")
+    parser.add_argument("--beginning", type=float, default=0.0, help="seconds, before the session")
     return parser.parse_args()
 
 
+SHARDS = 12
 OPTIONS = parse()
 
 
@@ -85,9 +89,9 @@ ACTS = {
 class Records:
     """What the steps came to; one that a loss has interrupted is not complete, and made again."""
 
-    def __init__(self, rank):
+    def __init__(self, rank, named):
         self._file = (OPTIONS.records / f"steps-{rank}.jsonl").open("a", buffering=1)
-        self._rank = rank
+        self._named = named
         self._newest = None
 
     def made(self, step, loss, ids):
@@ -96,7 +100,7 @@ class Records:
             "loss": loss,
             "ids": ids,
             "pid": os.getpid(),
-            "rank": self._rank,
+            "rank": dist.get_rank(),
             "attempt": int(os.environ.get("OUTLAST_ATTEMPT", "0")),
             "world": dist.get_world_size(),
             "threads": threading.active_count(),
@@ -105,47 +109,70 @@ class Records:
 
     def completed(self, step):
         if self._newest is not None and self._newest["step"] == step:
-            self._file.write(json.dumps(self._newest) + "\n")
+            line = {**self._newest, "state": fingerprint(self._named)}
+            self._file.write(json.dumps(line) + "\n")
+            self._newest = None
 
 
 def run(rank):
     happen(rank, 0, "begun")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 8))
-    torch.manual_seed(1 + rank)
-    random.seed(1 + rank)
-    loader = outlast.data.Loader(Points(50), global_batch=12, seed=3)
+    same_bits = OPTIONS.same_bits
+    torch.manual_seed(1 + rank * (not same_bits))
+    random.seed(1 + rank * (not same_bits))
+    shards = {"shards": SHARDS} if same_bits else {}
+    loader = outlast.data.Loader(Points(50), global_batch=12, seed=3, **shards)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5000)
     # Without a bucket that is laid out anew, so that more than two workers sum in the same order.
-    ddp = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-    named = {"model": model, "loader": loader, "optimizer": optimizer, "scheduler": scheduler}
-    records = Records(rank)
+    ddp = (
+        outlast.SameBits(model, **shards)
+        if same_bits
+        else nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    )
+    named = {"model": ddp, "loader": loader, "optimizer": optimizer, "scheduler": scheduler}
+    records = Records(rank, {**named, "model": model})
+    time.sleep(OPTIONS.beginning)
 
-    def one_step(step, x, ids):
+    def sums(step, x, ids):
         happen(rank, step, "forward")
         loss = F.mse_loss(ddp(x + random.random() * 0.1), x)
         optimizer.zero_grad()
         happen(rank, step, "backward")
         loss.backward()
+        return loss.item(), ids.tolist()
+
+    def same_sums(step, batch):
+        samples, noise = [], random.random() * 0.1
+        optimizer.zero_grad()
+        for ids, x in ddp.shards(batch):
+            happen(rank, step, "forward")
+            loss = F.mse_loss(ddp(x + noise), x)
+            happen(rank, step, "backward")
+            ddp.backward(loss)
+            samples += ids.tolist()
+        return float(ddp.loss), samples
+
+    def one_step(step, batch):
+        loss, ids = same_sums(step, batch) if same_bits else sums(step, batch[1], batch[0])
         happen(rank, step, "reduced")
         optimizer.step()
         happen(rank, step, "stepped")
         scheduler.step()
         if OPTIONS.pause:
             time.sleep(OPTIONS.pause)
-        records.made(step, loss.item(), ids)
+        records.made(step, loss, ids)
         return loss
 
     with outlast.session(every=OPTIONS.every, **named) as session:
         happen(rank, session.step, "resumed")
-        for ids, x in session.steps(loader, until=OPTIONS.steps):
+        for batch in session.steps(loader, until=OPTIONS.steps):
             records.completed(session.step)
-            step = session.step + 1
-            session.log(loss=one_step(step, x, ids.tolist()))
+            session.log(loss=one_step(session.step + 1, batch))
         records.completed(session.step)
     step = session.step
-    final = {"step": step, "pid": os.getpid(), "hash": fingerprint(named)}
+    final = {"step": step, "pid": os.getpid(), "hash": fingerprint({**named, "model": model})}
     (OPTIONS.records / f"final-{rank}.json").write_text(json.dumps(final))
     happen(rank, step, "finished")
 

@@ -15,9 +15,11 @@ from outlast.attempt.link import LocalLink
 class World:
     """Ranks, their inboxes, and one move at a time; nothing happens but what a test lets happen."""
 
-    def __init__(self, world_size, *, completed=0):
+    def __init__(self, world_size, *, completed=0, in_step=()):
         self.inboxes = [collections.deque() for _ in range(world_size)]
-        self.ranks = [Rank(self, rank, completed) for rank in range(world_size)]
+        self.ranks = [
+            Rank(self, rank, completed, in_step=rank in in_step) for rank in range(world_size)
+        ]
         self.may_save = True
 
     def send(self, rank, message):
@@ -37,14 +39,16 @@ class World:
 class Rank:
     """A training loop that can be stopped between any two of its acts."""
 
-    def __init__(self, world, rank, completed):
+    def __init__(self, world, rank, completed, *, in_step=False):
         self.world, self.rank, self.world_size = world, rank, 0
-        self.completed, self.in_step, self.over = completed, False, False
+        self.completed, self.in_step, self.over = completed, in_step, False
         self.acted = []  # (step, kinds): what was done at each boundary that had something to do
         self.decided = []
         self.world_size = len(world.inboxes)
         self.agreement = Agreement(
-            self, completed, self.decided.append, may_save=lambda: world.may_save
+            *(self, completed, self.decided.append),
+            may_save=lambda: world.may_save,
+            in_step=in_step,
         )
 
     def send(self, rank, message):
@@ -83,7 +87,9 @@ class Rank:
 def run(seed):
     """Random moves until all have drained; returns the world."""
     chance = random.Random(seed)
-    world = World(chance.randint(1, 4))
+    world_size = chance.randint(1, 4)
+    # Behind a loss some have the interrupted step before them, others are in the midst of it.
+    world = World(world_size, in_step=chance.sample(range(world_size), chance.randint(0, 1)))
     num_moves, asked = 0, 0
     speeds = [chance.choice((1, 1, 1, 5)) for _ in world.ranks]
     while not all(rank.over for rank in world.ranks):
@@ -505,6 +511,17 @@ def test_stopping_lets_a_waiting_loop_go():
     waiting.join(10)
     assert not waiting.is_alive()
     assert not agreement._thread.is_alive()
+
+
+def test_who_is_in_an_interrupted_step_comes_to_its_end_first():
+    world = World(2, completed=7, in_step=[1])
+    world.ranks[0].ask("drain")
+    world.settle()
+    assert [action.step for action in world.ranks[0].decided] == [8]
+    for rank in world.ranks:
+        while not rank.over:
+            rank.move()
+    assert [rank.acted for rank in world.ranks] == [[(8, "drain")]] * 2
 
 
 def test_a_single_rank_saves_exactly_where_it_said():

@@ -118,3 +118,21 @@ def test_it_is_said_where_in_a_step_a_record_is_from_and_where_was_drawn(place, 
     assert max(one.draws for one in read_own()) == draws
     own.pending(2, b"2y", late=True)
     assert {one.stage for one in read_own() if one.step == 2} == {1}
+
+
+def test_what_an_attempt_has_gone_on_from_stays(place):
+    four = Own(1, 2, 4)
+    four.final(7, b"of four", b"r")
+    four.close()
+    three = Own(1, 1, 3, (7, 4))
+    three.final(7, b"of three", b"r")
+    three.final(8, b"of three", b"r")
+    three.close()
+    found = {(one.world_size, one.step): one.blob for one in read_own()}
+    assert found == {(4, 7): b"of four", (3, 7): b"of three", (3, 8): b"of three"}
+    again = Own(1, 2, 4, (8, 3))
+    again.final(8, b"of four again", b"r")
+    again.close()
+    found = {(one.world_size, one.step): one.blob for one in read_own()}
+    assert found[3, 8] == b"of three"
+    assert found[4, 8] == b"of four again"

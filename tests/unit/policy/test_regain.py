@@ -117,3 +117,23 @@ def test_who_died_within_a_step_is_not_sure_to_have_drawn_what_others_drew_in_it
     who_did = msgspec.structs.replace(survivor(2, 7), draws=draws)
     plan = decide([survivor(0, 7), fresh(known(1, 7, rest="", stage=stage)), who_did], [])
     assert (plan.step == 7) == (stage >= draws)
+
+
+def test_what_is_known_of_the_number_of_workers_before_will_do():
+    """Two of three were lost on the way from four: one is in the new attempt, one was not yet."""
+    before = [known(rank, 7, world=4) for rank in range(4)]
+    there = survivor(0, 7, *before[:2], world=3)
+    late = survivor(1, 7, *before[2:], known(1, 7, world=3), world=4)
+    plan = decide([there, late, fresh()], [])
+    assert (plan.step, plan.world_size, plan.lacking) == (7, 4, [2])
+    assert plan.own == {0: 0, 1: 1, 2: 1, 3: 1}
+    alone = decide([survivor(0, 7, *before, world=3)], [])
+    assert (alone.step, alone.world_size) == (7, 4)
+
+
+def test_the_number_of_workers_that_the_state_is_of_comes_first():
+    before = [known(rank, 7, world=4) for rank in range(4)]
+    plan = decide([survivor(rank, 7, *before) for rank in range(3)], [])
+    assert (plan.world_size, plan.own) == (3, {0: 0, 1: 1, 2: 2})
+    plan = decide([survivor(0, 7), survivor(1, 7, *before[:3]), fresh()], [])
+    assert plan.why_not == "the random numbers of rank 2 at step 7 went with its process"

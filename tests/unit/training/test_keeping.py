@@ -19,6 +19,7 @@ from outlast.training.objects import Objects
 class Rig:
     timeline = 1
     link = SimpleNamespace(rank=0, world_size=2)
+    basis = None
 
     def __init__(self):
         self.stalls = []
