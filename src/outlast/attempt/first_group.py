@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from outlast.attempt.line import LINE_VARIABLE
+from outlast.attempt.line import LINE_VARIABLE, STANDBY_VARIABLE
 
 _MODULE: Final = "torch.distributed.distributed_c10d"
+_RENDEZVOUS: Final = "torch.distributed.rendezvous"
+_MAKES: Final = "_create_c10d_store"
 _HELPER: Final = "_new_process_group_helper"
 
 
@@ -36,6 +38,9 @@ def _trap(module: ModuleType) -> None:
     if make is None:
         return
 
+    if os.environ.get(STANDBY_VARIABLE):
+        _do_without_store()
+
     def first(*args: Any, **options: Any) -> Any:
         setattr(module, _HELPER, make)
         watched = importlib.import_module("outlast.attempt.groups").groups
@@ -43,6 +48,21 @@ def _trap(module: ModuleType) -> None:
         return getattr(module, _HELPER)(*args, **options)
 
     setattr(module, _HELPER, first)
+
+
+def _do_without_store() -> None:
+    """Who stands by has no attempt: the one that ran when it was started may be over any time."""
+    module: Any = sys.modules[_RENDEZVOUS]
+    make = getattr(module, _MAKES, None)
+    if make is None:
+        return
+
+    def made(*args: Any, **options: Any) -> Any:
+        if os.environ.get(STANDBY_VARIABLE):
+            return importlib.import_module("torch.distributed").HashStore()
+        return make(*args, **options)
+
+    setattr(module, _MAKES, made)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -21,9 +21,12 @@ a group that says its rank and the number of workers and carries nothing (torch'
 made a real one where its session opens. That is right where nothing but the wrappers of models
 speaks to other ranks before: what is counted, in each process that had a real one.
 
+A group that waits for a rank to connect to it that is gone has nothing that could be shut down. So
+groups are made in a thread of their own, which is left behind where the attempt is over: it ends at
+its time-out.
+
 What can go wrong: another thread of the script that connects somewhere in the milliseconds in which
-a group is made has that connection taken for the group's. A group that still waits for others to
-connect cannot be broken; the agent then ends the process after a while.
+a group is made has that connection taken for the group's.
 Rejected: torch 2.15's ``enable_reconfigure``, which keeps the group's object (it is experimental,
 holds on to the store of the first attempt, and knows no rehearsal; this does the same on every
 torch); a gathering of those who live before anybody may begin (a loss would cost them a vote).
@@ -50,6 +53,7 @@ import torch.distributed as dist
 
 from outlast.attempt.line import STANDBY_VARIABLE
 from outlast.attempt.link import STORE_VARIABLE, connect, kept_key
+from outlast.attempt.over import over
 from outlast.checkpoint import devices
 from outlast.reduce import losses
 
@@ -67,6 +71,8 @@ _OF_A_REDUCER: Final = {
     "require_forward_param_sync": True,
 }
 KEPT_S: Final = 600.0  # until all machines have said how many workers of theirs go on
+LEFT: Final = "connection closed: the attempt is over before its groups were made"
+_here = threading.local()  # in the threads that make groups: for which joining
 _held: list[Any] = []  # groups of a worker that is about to end
 
 
@@ -93,13 +99,15 @@ class Groups:
         self._before: dict[int, int] | None = None  # while a group is being made
         self._stores: set[tuple[str, int]] = set()
         self._aborted = False
+        self._num_joined = 0
+        self._is_there = False  # the group that is being joined: torch is about to know of it
         self._made: list[Any] = []  # also those that the script has destroyed itself
         self._asked: _Asked | None = None
         self._num_others = 0  # groups besides the default one
         self._num_defaults = 0
         self._wrappers: list[weakref.ref[Any]] = []  # DDP objects, in the order of their making
         self._excused = 0  # collectives that a rehearsal may leave out
-        self._is_watched = self._joins = False
+        self._is_watched = False
         self._undo: list[Callable[[], None]] = []
         self._states: list[tuple[Any, dict[str, Any]]] = []  # of DDP objects without a reducer
 
@@ -134,7 +142,8 @@ class Groups:
     def _making(self, make: Any) -> Any:
         @functools.wraps(make)
         def making(*args: Any, **options: Any) -> Any:
-            if options.get("group_desc") == _DEFAULT and not self._joins:
+            joins = hasattr(_here, "number")
+            if options.get("group_desc") == _DEFAULT and not joins:
                 self._num_defaults += 1
                 self._excused, self._num_others, self._wrappers = 0, 0, []
                 self._asked = _Asked(
@@ -148,7 +157,7 @@ class Groups:
                     importlib.import_module("torch.testing._internal.distributed.fake_pg")
                     options |= {"backend_options": None, "device_id": None}
                     return make(*args[:3], _FAKE, *args[4:], **options)
-            elif not self._joins:
+            elif not joins:
                 self._num_others += 1
             return self._noted(lambda: make(*args, **options))
 
@@ -156,17 +165,26 @@ class Groups:
 
     def _noted(self, make: Callable[[], Any]) -> Any:
         """A group is made, and the connections that are opened for it are noted."""
-        self._stores |= _stores()
+        number = getattr(_here, "number", self._num_joined)
         with self._lock:
+            if number != self._num_joined:
+                raise ConnectionError(LEFT)
+            self._stores |= _stores()
             self._before = _sockets()
         try:
             made = make()
-            self._made.append(made)
-            return made
         finally:
             with self._lock:
-                self._opened |= self._new()
-                self._before = None
+                is_wanted = number == self._num_joined
+                if is_wanted:
+                    self._is_there = True
+                    self._opened |= self._new()
+                    self._before = None
+        if not is_wanted:
+            _forget(made)
+            raise ConnectionError(LEFT)
+        self._made.append(made)
+        return made
 
     def _wrapping(self, make: Any) -> Any:
         @functools.wraps(make)
@@ -270,23 +288,40 @@ class Groups:
         Raises:
             OSError, RuntimeError: another rank is gone.
         """
-        asked = self._asked
-        assert asked is not None  # noqa: S101 - there was one
-        self._opened, self._stores, self._aborted = {}, set(), False
-        hook, self._joins = sys.excepthook, True  # torch puts another one around it each time
+        with self._lock:
+            self._opened, self._stores, self._aborted = {}, set(), False
+            self._before = None
+            self._num_joined, self._is_there = self._num_joined + 1, False
+            number = self._num_joined
+        hook = sys.excepthook  # torch puts another one around it each time
         try:
-            dist.init_process_group(
-                asked.backend,
-                timeout=asked.timeout,
-                pg_options=asked.options,
-                device_id=asked.device_id,
-            )
+            making = _Making(lambda: self._make_default(number))
+            if not making.wait_unless_over() and self._leave_behind():
+                raise ConnectionError(LEFT)
+            making.wait()
         finally:
-            sys.excepthook, self._joins = hook, False
+            sys.excepthook = hook
         self.is_rehearsal = False
         states, self._states = self._states, []
         for one, state in states:
             _make_reducer(one, state)
+
+    def _leave_behind(self) -> bool:
+        """The group that is being made is wanted no more, unless it is there already."""
+        with self._lock:
+            if not self._is_there:
+                self._num_joined += 1
+            return not self._is_there
+
+    def _make_default(self, number: int) -> None:
+        asked, _here.number = self._asked, number
+        assert asked is not None  # noqa: S101 - there was one
+        dist.init_process_group(
+            asked.backend,
+            timeout=asked.timeout,
+            pg_options=asked.options,
+            device_id=asked.device_id,
+        )
 
     def hold(self) -> None:
         """The worker is about to end: the groups are left to that."""
@@ -309,6 +344,54 @@ class Groups:
             is_store = (host.removeprefix("::ffff:"), port) in self._stores
             if again if is_store else is_groups:
                 sock.shutdown(socket.SHUT_RDWR if again else socket.SHUT_RD)
+
+
+def _forget(group: tuple[Any, Any]) -> None:
+    """Have torch know nothing of one that was made too late."""
+    world: Any = dist.distributed_c10d._world
+    for known in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+        known.pop(group[0], None)
+
+
+class _Making:
+    """Something that is made in a thread, which can be left behind.
+
+    Args:
+        make: does it.
+    """
+
+    def __init__(self, make: Callable[[], None]) -> None:
+        self._make = make
+        self._error: Exception | None = None
+        self._is_made, self._has_news = threading.Event(), threading.Event()
+        devices.Thread(target=self._run, name="outlast-groups", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._make()
+        except Exception as error:  # noqa: BLE001 - raised where it was asked for
+            self._error = error
+        self._is_made.set()
+        self._has_news.set()
+
+    def wait_unless_over(self) -> bool:
+        """Whether it has come to its end; returns as soon as the attempt is over, too."""
+        over.watch(self._has_news.set)
+        try:
+            self._has_news.wait()
+        finally:
+            over.unwatch(self._has_news.set)
+        return self._is_made.is_set()
+
+    def wait(self) -> None:
+        """Wait for its end.
+
+        Raises:
+            OSError, RuntimeError: what it has raised.
+        """
+        self._is_made.wait()
+        if self._error is not None:
+            raise self._error
 
 
 def _sockets() -> dict[int, int]:

@@ -135,6 +135,8 @@ class Survivors:
     def stand_by(self, handlers: Mapping[int, Any]) -> None:
         """These have no rank in the attempt that begins; local rank → torch's handler."""
         self._standing = dict(handlers)
+        # What others have said was of the attempt before, or they are dead.
+        self._unwound &= {handler.proc.pid for handler in handlers.values()}
 
     @property
     def standing(self) -> dict[int, Any]:

@@ -418,7 +418,7 @@ class RestartPolicy:
             self._own = [t for t in self._own if now_s - t < limits.window_s] + [now_s]
             is_for_certain = row.own_after != AS_SET
             enough = row.own_after if is_for_certain else limits.failures
-            if limits.failures and len(self._own) >= enough:
+            if limits.failures and len(self._own) >= enough and (is_for_certain or not alone):
                 out = is_for_certain or scales.say_out(scales.here)
                 action = Action.LEAVE_OUT if out else action
         if is_out:

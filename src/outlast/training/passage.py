@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from outlast.attempt.groups import num_sent
+from outlast.attempt.link import Link
 from outlast.attempt.over import AttemptOver, over
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.shard import as_bytes
@@ -41,6 +41,8 @@ from outlast.training.position import Position
 from outlast.training.rig import Rig
 from outlast.training.survivor import Survivor
 
+MOVES: Final = "moves"
+MOVE_S: Final = 600.0  # that ranks wait for each other at such a boundary
 SPEAKS: Final = "its processes speak to each other outside of the loop over session.steps()"
 UNSUMMED: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: its gradients were not "
@@ -115,18 +117,20 @@ class Passage:
             self._undo = interrupted.stand(self._objects.optimizers)
             self._keeping = self._keeping_for(rig)
 
-    def join_again(self, error: BaseException) -> bool:
+    def join_again(self, error: BaseException, *, is_open: bool) -> bool:
         """Where the attempt that this process was to join is over already: join the next one.
 
         Args:
             error: what came of it.
+            is_open: whether there is anything of that attempt to let go of.
 
         Returns:
             Whether that was so.
         """
         if not self._survivor.joins or not over.explains(error):
             return False
-        self._home.leave()
+        if is_open:
+            self._home.leave()
         self._survivor.join(stands_by=True)
         return True
 
@@ -250,16 +254,24 @@ class Passage:
         """Whether it is the same run with any other number of workers."""
         return self._objects.bits.any_size and not self._position.is_tied
 
-    def move(self) -> None:
+    def move(self, link: Link) -> None:
         """At a boundary that all have agreed on: go into the next attempt, with nobody lost.
 
         Raises:
             AttemptOver: always, where this process can go on; the state is that of a step's end.
-            RuntimeError: another rank is gone.
+            OSError, RuntimeError: another rank is gone.
         """
         if not over.is_held:
             return
-        dist.barrier()  # who has yet to end the step needs this process' connections
+        # Who has yet to end the step needs this process' connections. In words, and not by a
+        # barrier: gloo may lose one whose connections end as it is posted.
+        if link.rank:
+            link.publish(f"{MOVES}/{link.rank}", b"")
+            link.fetch(MOVES, MOVE_S)
+        else:
+            for rank in range(1, link.world_size):
+                link.fetch(f"{MOVES}/{rank}", MOVE_S)
+            link.publish(MOVES, b"")
         over.happen()
         over.raise_if_over()
 

@@ -160,14 +160,18 @@ class Session:
 
     def _come_in(self) -> bool:
         """Take part in the attempt, with the state that all go on from; whether it still is one."""
-        self._open_attempt()
+        is_open = False
         try:
+            self._open_attempt()
+            is_open = True
             self._resume()
             self._position.leave_out(self._on.rig.judging.rollbacks)
             self._on.rig.start(self.step)
         except BaseException as error:
-            if self._passage is not None and self._passage.join_again(error):
+            if self._passage is not None and self._passage.join_again(error, is_open=is_open):
                 return False
+            if not is_open:
+                raise
             # Refused before it began: another one can take its place in this process.
             self._on.rig.stop(0.0, exit_code_of(error), clean=False)
             if self._passage is not None:
@@ -622,7 +626,7 @@ class Session:
         """Go into the next attempt from this boundary, with nobody lost."""
         if self._passage is not None:
             self._on.rig.engine.wait(MOVE_S)  # a save that is on its way here
-            self._passage.move()
+            self._passage.move(self._on.rig.link)
 
     @property
     def _agreement(self) -> Agreement:

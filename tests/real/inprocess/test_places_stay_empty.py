@@ -8,6 +8,7 @@ the state at each step's end, the samples of each step and who made it; never ho
 import collections
 import contextlib
 import itertools
+import math
 import os
 import signal
 import time
@@ -20,7 +21,7 @@ from thorough import ALL
 SCRIPT = SCRIPTS / "inprocess.py"
 WORKERS, CALM_WORKERS = 4, 2
 KILLS = 200 if ALL else 6
-STEPS_A_KILL = 60
+STEPS_A_KILL = 20
 IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
 SIZES = [WORKERS - 1, WORKERS]
 CALM: dict[int, Job] = {}  # by number of steps
@@ -74,8 +75,9 @@ def compare(job, calm, running):
             ids[line["step"]] += line["ids"]
     for (_, step), lines in made(job).items():
         for line in lines:
-            for what in ("state", "loss"):
-                assert line[what] == expected[step][what], (line, running.text)
+            assert line["state"] == expected[step]["state"], (line, running.text)
+            # Where others had completed the step its body is not run again, and has summed nothing.
+            assert line["loss"] in (expected[step]["loss"], pytest.approx(math.nan, nan_ok=True))
         if len(lines) == lines[0]["world"]:
             assert sorted(itertools.chain(*(line["ids"] for line in lines))) == sorted(ids[step])
     assert {final["hash"] for final in job.finals()} == {calm.final(0)["hash"]}, running.text

@@ -104,7 +104,7 @@ def test_nobody_waits_after_a_worker_that_was_killed_at_its_work():
     verdicts = [judge(policy, failed(Kind.KILLED), updates=7, alone=True) for _ in range(4)]
     assert [one.wait_s for one in verdicts] == [0.0] * 4
     assert [one.without_progress for one in verdicts] == [1, 2, 3, 4]
-    assert verdicts[-1].action is Action.LEAVE_OUT
+    assert verdicts[-1].action is Action.RESTART
     assert judge(policy, failed(Kind.KILLED), updates=0).wait_s > 0
     assert judge(policy, failed(Kind.CRASH), updates=7).wait_s > 0
 
