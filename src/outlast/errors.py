@@ -41,6 +41,10 @@ class Exit(enum.IntEnum):
     STARTS_ANEW = 80
 
 
+class Leave(SystemExit):
+    """A worker leaves on purpose, with one of ours: a script's own exit says nothing of that."""
+
+
 class OutlastError(Exception):
     """Base of all errors raised on purpose; ``exit_code`` is what the process should leave with."""
 

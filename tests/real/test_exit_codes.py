@@ -266,3 +266,14 @@ def test_a_last_save_that_fails_is_said(floor, tmp_path):
     assert again.wait() == 0, again.text
     assert job.newest() == 8
     assert job.events("resumed")[-1]["step"] == before > 0
+
+
+@pytest.mark.parametrize("code", [76, 77, 78])
+def test_a_scripts_own_exit_is_its_failure_whatever_the_number(floor, tmp_path, code):
+    """Ours say that storage, a checkpoint or too many losses ended the job; this is none of it."""
+    job = Job(tmp_path / "job", 1)
+    script = tmp_path / "leaves.py"
+    script.write_text(f"import sys\nsys.exit({code})\n")
+    running = run(floor, job, script=script, env={"OUTLAST_RESTART_MAX": "0"})
+    assert running.wait() == 76, running.text
+    assert f"the script left with exit code {code}, which outlast keeps for itself" in running.err

@@ -12,8 +12,9 @@ from rich.text import Text
 
 from outlast import config
 from outlast.cli.paper import Paper
-from outlast.ledger.file import read_events
+from outlast.ledger.file import num_unread, read_events
 from outlast.ledger.job import read_job
+from outlast.report import humanise
 from outlast.report.facts import Facts, facts, to_json
 from outlast.report.text import (
     forecast_lines,
@@ -45,6 +46,12 @@ def command(directory: str | None, as_json: bool) -> None:
     job = facts(events, now=now, **prices)
     for line in summary_lines(job, now=now):
         console.print(line)
+    if (unread := num_unread(settings.dir)) and not job.state.startswith("running"):
+        lines = humanise.count(unread, "line")
+        console.print(
+            f"  [dim]ledger[/]     {lines} cannot be read (torn by a crash, or damaged): what was "
+            "said there is missing here"
+        )
     _tell_what_went_wrong(console, job)
     if events:
         console.print("[bold]where the time went[/]")

@@ -22,13 +22,16 @@ import time
 import traceback
 import types
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from outlast.attempt import first_group, trackers
 from outlast.attempt.bound import die_with_agent
 from outlast.attempt.nameless import spare_torch
-from outlast.errors import OutlastError
+from outlast.errors import Exit, Leave, OutlastError
 from outlast.health import answering, pulse
+
+# A script that leaves with one of these by itself has failed, whatever it means by it.
+OURS: Final = (Exit.GAVE_UP, Exit.STORAGE, Exit.REFUSED)
 
 
 def main() -> NoReturn:
@@ -53,6 +56,10 @@ def main() -> NoReturn:
         code = 0
     except SystemExit as error:
         code = _exit_code(error)
+        if code in OURS and not isinstance(error, Leave):
+            words = f"the script left with exit code {code}, which outlast keeps for itself"
+            _record(RuntimeError(words), "")
+            code = 1
     except OutlastError as error:
         _record(error, "")
         code = int(error.exit_code)

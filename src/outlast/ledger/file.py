@@ -154,6 +154,15 @@ def read_events(directory: Path, *, offset: int = 0) -> Iterator[Event]:
         return
 
 
+def num_unread(directory: Path) -> int:
+    """How many lines of the ledger cannot be read: torn by a crash, or damaged."""
+    try:
+        with (directory / FILE_NAME).open("rb") as file:
+            return sum(bool(line.strip()) and decode(line) is None for line in file)
+    except FileNotFoundError:
+        return 0
+
+
 class Follower:
     """Reads a ledger that is still being written: each ``poll`` gives the events that are new.
 

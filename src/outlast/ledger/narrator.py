@@ -225,15 +225,16 @@ def _cadence(event: Event) -> str:
     interval_s, before_s, per_h, cost_s = (event.get(name) or 0.0 for name in names)
     if event.get("tier"):
         return (
-            f"tier {event.get('tier')} takes a checkpoint every {interval_s:.0f} s: "
+            f"tier {event.get('tier')} takes a checkpoint at least every {interval_s:.0f} s: "
             f"{event.get('reason')} ({1 / per_h if per_h else 0:.3g} h between them, "
             f"{cost_s:.3g} s of training a copy)"
         )
     if not before_s:
         return ""  # the first of an attempt
+    rate = f"{per_h:.0f}" if per_h >= 100 else f"{per_h:.3g}"
     return (
         f"saving every {_short(interval_s)} in place of {_short(before_s)}: {event.get('reason')} "
-        f"({per_h:.3g} failures an hour, {cost_s:.3g} s a checkpoint)"
+        f"({rate} failures an hour, {cost_s:.3g} s a checkpoint)"
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
+from outlast.errors import Leave
 from outlast.notice import Notice
 
 logger = logging.getLogger(__name__)
@@ -165,7 +166,7 @@ class SignalNotice:
             self._previous = {}
             if self._is_interrupted:
                 raise KeyboardInterrupt
-            raise SystemExit(code)
+            raise Leave(code)
         with contextlib.suppress(BlockingIOError):  # a full pipe has been heard already
             os.write(self._write_fd, bytes([number]))
         previous = self._previous.get(number)

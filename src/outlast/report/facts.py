@@ -70,6 +70,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         tiers: newest word on the interval of each tier that decides for itself.
         unfit: machines that the doctor found unfit before the last start, with why.
         storms: the newest storms of failures, and what each has cost.
+        keepers_lost: how often a keeper ended while the job ran; another was started each time.
     """
 
     job: str
@@ -89,6 +90,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     storms: list[Storm] = []
     forecast: Forecast | None = None
     tiers: dict[str, TierInterval] = {}
+    keepers_lost: int = 0
 
     @property
     def cost(self) -> float | None:
@@ -147,6 +149,9 @@ def facts(
         price=price_on_demand if price_spot is None else price_spot,
         priced_as="on demand" if price_spot is None else "spot",
         unfit=_unfit(ordered),
+        keepers_lost=sum(
+            event.event == "watch_gap" and event.get("what") == "keeper" for event in ordered
+        ),
     )
 
 
@@ -187,6 +192,7 @@ def to_json(
         "slow_ranks": msgspec.to_builtins(job.slow_ranks),
         "unfit": job.unfit,
         "tiers": msgspec.to_builtins(job.tiers),
+        "num_keepers_lost": job.keepers_lost,
         "forecast": None if job.forecast is None else _forecast_json(job, job.forecast),
         "storms": [
             {**msgspec.to_builtins(storm), "all_lost_s": storm.all_lost_s} for storm in job.storms

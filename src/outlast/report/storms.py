@@ -119,17 +119,12 @@ def _seconds(found: Goodput, part: str) -> float:
 
 
 def _calm_s(ordered: list[Event], t: float) -> float | None:
-    """The interval that was last chosen for calm before this moment."""
-    chosen = [
-        event.get("interval_s")
-        for event in ordered
-        if event.event == "cadence"
-        and event.t < t
-        and not event.get("tier")
-        and not event.get("burst")
-    ]
-    known = [float(one) for one in chosen if isinstance(one, int | float) and one > 0]
-    return known[-1] if known else None
+    """The interval of calm as of this moment, or as of the storm's beginning behind it."""
+    told = [one for one in ordered if one.event == "cadence" and not one.get("tier")]
+    chosen = [one.get("interval_s") for one in told if one.t < t and not one.get("burst")]
+    left = [one.get("before_s") for one in told if one.t >= t and one.get("burst")]
+    known = [float(one) for one in (*chosen[-1:], *left) if isinstance(one, int | float)]
+    return next((one for one in known if one > 0), None)
 
 
 def _simulated(

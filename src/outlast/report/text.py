@@ -139,7 +139,7 @@ def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
         _line("attempts", humanise.count(done.attempts, "attempt")),
         _line("commits", f"{humanise.count(done.commits, 'commit')}{newest}"),
         *(
-            _line("tier", f"{name} every {humanise.seconds(one.interval_s)}: {one.reason}")
+            _line("tier", f"{name} at least every {humanise.seconds(one.interval_s)}: {one.reason}")
             for name, one in job.tiers.items()
         ),
         _line(
@@ -149,6 +149,8 @@ def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
         ),
         _line("incidents", _incidents_words(job.incidents)),
     ]
+    if job.keepers_lost:
+        lines.append(_line("keeper", _keeper_words(job.keepers_lost)))
     if job.slow_ranks:
         lines.append(_line("slow", _slow_words(job)))
     lines += [
@@ -276,6 +278,11 @@ def _slow_words(job: Facts) -> str:
         f"{' and '.join(words)}; about {humanise.seconds(job.waited_s)} of the steps' time were "
         "lost waiting for them (an estimate, part of the productive time)"
     )
+
+
+def _keeper_words(count: int) -> str:
+    times = "once" if count == 1 else f"{count} times"
+    return f"ended {times}, and another was started; what it had in memory alone went with it"
 
 
 def _incidents_words(found: list[Incident]) -> str:

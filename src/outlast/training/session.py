@@ -37,6 +37,7 @@ from outlast.data import random_state, shield
 from outlast.errors import (
     ConfigError,
     Exit,
+    Leave,
     NotInProcess,
     OutlastError,
     StorageError,
@@ -289,7 +290,7 @@ class Session:
             self._desk.approve(self._heard)
         if isinstance(error, Exception):
             self._on.leaving.tell_loss(self.step, f"{type(error).__name__} came first")
-            raise SystemExit(code) from error
+            raise Leave(code) from error
 
     # --- the loop ----------------------------------------------------------------------------
 
@@ -774,13 +775,13 @@ class Session:
         """Leave without saving; all ranks do, and the next attempt goes on from before."""
         self._is_rolled_back = True
         unknown = str(info.get("unknown", ""))
-        raise SystemExit(self._on.rig.code_of_rollback(stops=bool(info["stops"]), unknown=unknown))
+        raise Leave(self._on.rig.code_of_rollback(stops=bool(info["stops"]), unknown=unknown))
 
     def _drain(self, action: Action) -> None:
         """Commit this step and leave; the other ranks do the same."""
         self._is_draining = True
         if not self._on.leaving.claim():
-            raise SystemExit(int(Exit.DRAINED))  # it was just given up
+            raise Leave(int(Exit.DRAINED))  # it was just given up
         self._on.rig.drain_agreed(self.step, action.info)
         self._on.rig.unsaved.is_ending = True
         left_s = self._on.leaving.seconds_for_saving(COMMIT_TIMEOUT_S)
@@ -794,8 +795,8 @@ class Session:
             why = written.error if written and written.error else "there was no time left"
             self._on.leaving.tell_loss(self.step, why)
             if written is not None and written.error:
-                raise SystemExit(int(Exit.STORAGE))
-        raise SystemExit(int(Exit.DRAINED))
+                raise Leave(int(Exit.STORAGE))
+        raise Leave(int(Exit.DRAINED))
 
     def _commit_end(self, error: BaseException | None, *, ended: bool, is_excused: bool) -> None:
         """See that the end is committed, or tell the other ranks why this one does not."""

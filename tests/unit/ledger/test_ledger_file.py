@@ -14,7 +14,7 @@ from unit_fakes import num_descriptors
 
 from outlast.ledger import events as events_room
 from outlast.ledger.events import EVENT_NAMES, HEAD, Event, decode, encode
-from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
+from outlast.ledger.file import FILE_NAME, Follower, Ledger, num_unread, read_events
 from thorough import examples
 
 
@@ -288,3 +288,14 @@ def test_a_follower_waits_for_the_end_of_a_line(ledger, tmp_path):
         assert [event["step"] for event in follower.poll()] == [1, 1]
         file.write(b"\n" + line)
         assert [event["step"] for event in follower.poll()] == [1]
+
+
+def test_lines_that_cannot_be_read_are_counted(ledger, tmp_path):
+    assert num_unread(tmp_path) == 0
+    ledger.append("step", step=3)
+    assert num_unread(tmp_path) == 0
+    with (tmp_path / FILE_NAME).open("ab") as file:
+        file.write(b'{"t": 1.5, "ev\n\xff\xfe\n\n')
+    ledger.append("step", step=4)
+    assert num_unread(tmp_path) == 2
+    assert [event["step"] for event in read_events(tmp_path)] == [3, 4]

@@ -7,6 +7,7 @@ import pytest
 
 from outlast.ledger.events import Event
 from outlast.report.facts import facts, to_json
+from outlast.report.storms import _calm_s
 from outlast.report.text import storm_lines
 
 STEP_S = 0.1
@@ -101,3 +102,17 @@ def test_failures_hours_apart_are_no_storm():
     assert len(job.incidents) == 2
     assert job.storms == []
     assert to_json([])["storms"] == []
+
+
+def test_calm_is_what_the_storm_took_the_place_of():
+    def told(t, interval_s, before_s, *, burst):
+        event = {"interval_s": interval_s, "before_s": before_s, "burst": burst}
+        return Event(
+            t=t, mono=t, job="j", attempt=1, node="a", rank=0, event="cadence", fields=event
+        )
+
+    early, first, next_one = told(1, 30.0, 0.0, burst=False), told(6, 0.2, 19.0, burst=True), 7
+    later = told(next_one, 0.1, 0.2, burst=True)
+    assert _calm_s([early, first, later], 5.0) == 30.0
+    assert _calm_s([first, later], 5.0) == 19.0
+    assert _calm_s([told(1, 0.0, 0.0, burst=False)], 5.0) is None

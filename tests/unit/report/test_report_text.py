@@ -301,9 +301,21 @@ def test_a_tiers_own_interval_is_told_until_there_is_another():
         ev(4, "cadence", tier="s3", interval_s=600.0, every=20, reason=why),
     ]
     lines = plain(summary(events))
-    assert f"  tier      s3 every 10 min 00 s: {why}" in lines
+    assert f"  tier      s3 at least every 10 min 00 s: {why}" in lines
     assert to_json(events)["tiers"]["s3"]["interval_s"] == 600.0
     later = [*events, formed(5, attempt=2)]
     assert to_json(later)["tiers"] == to_json(events)["tiers"], "attempts say what is new"
     later.append(ev(6, "cadence", tier="s3", interval_s=60.0, reason=why))
     assert to_json(later)["tiers"]["s3"]["interval_s"] == 60.0
+
+
+def test_keepers_that_ended_are_counted():
+    events = [
+        ev(0, "job_started"),
+        ev(2, "watch_gap", what="keeper", reason="it has ended", seconds=0.1),
+    ]
+    assert not any("keeper" in line for line in plain(summary(events[:1])))
+    found = [line for line in plain(summary(events)) if line.startswith("  keeper")]
+    assert found == [
+        "  keeper    ended once, and another was started; what it had in memory alone went with it"
+    ]
