@@ -200,8 +200,10 @@ def worker_turn(
             since_t = time.time()
             os.kill(victim, signal.SIGKILL)
             left = turn.world - launcher.shrinks
-            back = wait_for(turn, partial(records.back, since_t, left), options.limit)
             kind = "later kills" if kill else "first kill"
+            if launcher.refills:
+                note(found, f"{kind}, the others", turn, records, since_t, options.limit)
+            back = wait_for(turn, partial(records.back, since_t, left), options.limit)
             found.setdefault(kind, []).append(back.after_s if back else None)
             say(kind, back)
             if back is None:
@@ -209,6 +211,25 @@ def worker_turn(
             since_t = back.t
             if launcher.shrinks and kill + 1 < options.kills:
                 launcher.replace(turn, rank)
+
+
+def note(
+    found: dict[str, list[float | None]],
+    kind: str,
+    turn: Turn,
+    records: Records,
+    since_t: float,
+    limit_s: float,
+) -> None:
+    """The others' next step, in a formation of whatever size."""
+
+    def back() -> Back | None:
+        sizes = (turn.world - 1, turn.world)
+        return next(filter(None, (records.back(since_t, size) for size in sizes)), None)
+
+    there = wait_for(turn, back, limit_s)
+    found.setdefault(kind, []).append(there.after_s if there else None)
+    say(kind, there)
 
 
 def first_step(turn: Turn, records: Records, since_t: float) -> float:
@@ -324,6 +345,8 @@ def figure(samples: list[float | None], limit_s: float) -> str:
 def worker_table(found: Found, unusable: dict[str, str], limit_s: float) -> str:
     """One row for each launcher."""
     columns = {
+        "first kill, the others": "the others' next step, s",
+        "later kills, the others": "later, s",
         "first kill": "first kill of a job, s",
         "later kills": "later kills, s",
         "start": "start to first step, s",

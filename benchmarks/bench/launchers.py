@@ -100,10 +100,11 @@ class Launcher:
     Attributes:
         peer: its name among ``peers.PEERS``; empty for what this interpreter has itself.
         shrinks: whether the job goes on without a worker that was killed.
+        refills: whether it does so until another one has taken its place.
     """
 
     peer = ""
-    shrinks = False
+    shrinks = refills = False
 
     def __init__(self, interpreter: str = sys.executable) -> None:
         self.interpreter = interpreter
@@ -190,6 +191,17 @@ class OutlastInProcess(OutlastSession):
     env = {**OutlastSession.env, "OUTLAST_WORKERS_IN_PROCESS": "true"}  # noqa: RUF012
 
 
+class OutlastAnySize(OutlastInProcess):
+    """The same with ``outlast.SameBits``: survivors do not wait for who takes the place."""
+
+    refills = True
+
+    def script(self, turn: Turn) -> list[str]:
+        """The script's variant."""
+        variant = Path(__file__).with_name("session_same_bits.py")
+        return [str(variant), str(turn.records), *turn.script_args]
+
+
 class Torchft(Launcher):
     """torchft's replicas and lighthouse, with its default heartbeats."""
 
@@ -231,6 +243,7 @@ LAUNCHERS: Final[dict[str, type[Launcher]]] = {
     "outlast run": Outlast,
     "outlast run, with a session": OutlastSession,
     "outlast run, in process": OutlastInProcess,
+    "outlast run, in process, SameBits": OutlastAnySize,
     "outlast run, cold": OutlastCold,
     "torchrun": Torchrun,
     "torchrun, fresh store": TorchrunFresh,

@@ -18,6 +18,7 @@ from bench.launchers import (
     TUNED_RENDEZVOUS,
     TUNED_TIMEOUT_S,
     Launcher,
+    OutlastAnySize,
     Turn,
 )
 from outlast.drill.network import Machine, Network
@@ -90,8 +91,16 @@ class OutlastMachines(MachineLauncher):
         return ["--rdzv-backend", "outlast", "--dir", str(turn.place / "job")]
 
 
+class OutlastMachinesAnySize(OutlastMachines):
+    """The same with survivors that keep their processes, and ``outlast.SameBits``."""
+
+    env = {**OutlastMachines.env, **OutlastAnySize.env}  # noqa: RUF012
+    script = OutlastAnySize.script
+
+
 MACHINE_LAUNCHERS: Final[dict[str, type[MachineLauncher]]] = {
     "outlast run": OutlastMachines,
+    "outlast run, in process, SameBits": OutlastMachinesAnySize,
     "torchrun, tuned": TorchrunMachinesTuned,
     "torchrun": TorchrunMachines,
 }

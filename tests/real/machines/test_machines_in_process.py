@@ -1,4 +1,4 @@
-"""A machine is lost, and the workers of the others go on in their processes."""
+"""Machines are lost and come, and the workers of the others go on in their processes."""
 
 import pytest
 from elastic_job import ElasticJob
@@ -8,11 +8,12 @@ from outlast.drill.network_faults import KillMachine
 
 pytest.importorskip("outlast.launch.membership.node")
 
+ENV = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
+SCRIPT = SCRIPTS / "elastic_same_bits.py"
+
 
 def test_a_lost_machine_costs_the_others_no_process(machines, tmp_path):
-    env = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
-    script = SCRIPTS / "elastic_same_bits.py"
-    job = ElasticJob(machines(3), tmp_path, env, script)
+    job = ElasticJob(machines(3), tmp_path, ENV, SCRIPT)
     job.start(*job.hosts)
     job.until_trained(*job.hosts)
     victim = job.roles()[0]  # with rank 0, the coordinator and the attempt's store
@@ -25,3 +26,22 @@ def test_a_lost_machine_costs_the_others_no_process(machines, tmp_path):
         after = job.on(host, after_attempt=attempt)
         assert {line["pid"] for line in after} == {before[host.name]["pid"]}
     job.finish(*others)
+
+
+def test_a_machine_that_comes_costs_the_others_no_process_and_no_step(machines, tmp_path):
+    job = ElasticJob(machines(3), tmp_path, ENV, SCRIPT)
+    late, others = job.hosts[2], job.hosts[:2]
+    job.start(*others)
+    job.until_trained(*others)
+    before = {host.name: job.on(host)[-1] for host in others}
+    job.start(late)
+    job.until_trained(*job.hosts)
+    attempt = before[others[0].name]["attempt"]
+    for host in others:
+        after = job.on(host, after_attempt=attempt)
+        assert {line["pid"] for line in after} == {before[host.name]["pid"]}
+    moves = [event["moves"] for event in job.job.events("survived")]
+    assert moves == [True, True], job.agents[late.name].text  # each machine says it of its own
+    last = {event.attempt: event["step"] for event in job.job.events("resumed")}[attempt + 1]
+    assert last >= max(line["step"] for line in job.lines() if line["attempt"] == attempt)
+    job.finish(*job.hosts)

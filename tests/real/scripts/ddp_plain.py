@@ -63,6 +63,11 @@ class Records:
         self._file = (directory / f"steps-{rank}.jsonl").open("a", buffering=1)
         self._head = {"rank": rank, "pid": os.getpid(), "node": socket.gethostname()}
 
+    def of(self, rank):
+        """From here on this process is another rank."""
+        self._head["rank"] = rank
+        return self
+
     def completed(self, step, loss, world):
         line = {"t": time.time(), "step": step, "loss": loss, "world": world, **self._head}
         self._file.write(json.dumps(line) + "\n")
