@@ -48,6 +48,7 @@ def main():
             schedule.step()
             time.sleep(options.pause)
             newest = {"step": session.step + 1, "loss": float(model.loss), "ids": ids}
+            newest |= whose(dist.get_rank(), dist.get_world_size())  # of the attempt that made it
         else:
             write(options, session.step, newest)
     rank, digest = dist.get_rank(), hashlib.sha256()
@@ -63,7 +64,7 @@ def write(options, step, newest):
         return
     rank = dist.get_rank()
     with (options.records / f"steps-{rank}.jsonl").open("a") as records:
-        records.write(json.dumps({**whose(rank, dist.get_world_size()), **newest}) + "\n")
+        records.write(json.dumps(newest) + "\n")
 
 
 if __name__ == "__main__":
