@@ -5,13 +5,16 @@ import os
 import socket
 import sys
 import threading
+import time
+import types
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from outlast.attempt.groups import Groups
+from outlast.attempt.groups import Groups, _Asked
 from outlast.attempt.link import STORE_VARIABLE, kept_key, open_store
+from outlast.attempt.over import over
 
 OPENED = []
 
@@ -217,3 +220,51 @@ def test_who_joins_others_rehearses(watched, monkeypatch):
     assert (dist.get_rank(), dist.get_world_size()) == (1, 4)
     torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))
     assert watched.why_not() == ""
+
+
+# --- groups that nobody comes to -----------------------------------------------------------------
+
+
+@pytest.fixture(name="asked")
+def _asked(monkeypatch):
+    """Groups whose default one is made by ``asked.make``, in place of torch."""
+    groups = Groups()
+    groups._asked = _Asked("gloo", None, None, None)
+    here = types.SimpleNamespace(groups=groups, make=lambda: None, made=[])
+
+    def init(*_, **__):
+        here.made.append(groups._noted(lambda: (object(), here.make())))
+
+    monkeypatch.setattr(dist, "init_process_group", init)
+    over.begin_again()
+    yield here
+    over.begin_again()
+
+
+def test_a_group_that_a_lost_rank_never_comes_to_is_left_behind(asked):
+    goes_on = threading.Event()
+    asked.make = goes_on.wait
+    threading.Timer(0.1, over.happen).start()
+    with pytest.raises(ConnectionError, match="over before its groups were made"):
+        asked.groups.join()
+    over.begin_again()
+    asked.make = lambda: None
+    asked.groups.join()
+    goes_on.set()  # the first one, too late: nobody is to know of it
+    until(lambda: not any(one.name == "outlast-groups" for one in threading.enumerate()))
+    assert len(asked.made) == 1
+    assert len(asked.groups._made) == 1
+
+
+def test_what_a_group_could_not_be_made_for_is_raised(asked):
+    asked.make = lambda: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        asked.groups.join()
+
+
+def until(condition):
+    for _ in range(500):
+        if condition():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it has not come to it")

@@ -283,3 +283,19 @@ def test_machines_that_were_waited_for_do_not_make_newcomers_expensive():
     roster.joined("j", 7400.0)
     roster.ready("j", 7400.0)
     assert stops(roster.tick(7402.0)) == [Stop(reason="new machines are taken in", gentle=True)]
+
+
+def test_a_machine_whose_places_can_be_taken_again_has_all_stop_gently():
+    roster = roster_of("abc")
+    (stop,) = stops(roster.fill("b", 110.0))
+    assert stop.gentle
+    assert stop.reason == "all workers of b are back"
+    assert formed(all_ready(roster, "abc", 110.1)).members == ("a", "b", "c")
+
+
+def test_one_that_is_in_no_attempt_has_no_places():
+    roster = roster_of("abc")
+    roster.joined("d", 110.0)
+    assert not stops(roster.fill("d", 110.0))
+    roster.lost("b", 120.0, "was lost", certain=True)
+    assert not stops(roster.fill("c", 120.1))  # all stop already
