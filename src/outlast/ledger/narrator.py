@@ -225,7 +225,7 @@ def _cadence(event: Event) -> str:
     interval_s, before_s, per_h, cost_s = (event.get(name) or 0.0 for name in names)
     if event.get("tier"):
         return (
-            f"tier {event.get('tier')} takes a checkpoint at least every {interval_s:.0f} s: "
+            f"tier {event.get('tier')} takes a checkpoint every {interval_s:.0f} s in calm: "
             f"{event.get('reason')} ({1 / per_h if per_h else 0:.3g} h between them, "
             f"{cost_s:.3g} s of training a copy)"
         )

@@ -139,7 +139,7 @@ def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
         _line("attempts", humanise.count(done.attempts, "attempt")),
         _line("commits", f"{humanise.count(done.commits, 'commit')}{newest}"),
         *(
-            _line("tier", f"{name} at least every {humanise.seconds(one.interval_s)}: {one.reason}")
+            _line("tier", f"{name} every {humanise.seconds(one.interval_s)} in calm: {one.reason}")
             for name, one in job.tiers.items()
         ),
         _line(

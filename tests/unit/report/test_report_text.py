@@ -301,7 +301,7 @@ def test_a_tiers_own_interval_is_told_until_there_is_another():
         ev(4, "cadence", tier="s3", interval_s=600.0, every=20, reason=why),
     ]
     lines = plain(summary(events))
-    assert f"  tier      s3 at least every 10 min 00 s: {why}" in lines
+    assert f"  tier      s3 every 10 min 00 s in calm: {why}" in lines
     assert to_json(events)["tiers"]["s3"]["interval_s"] == 600.0
     later = [*events, formed(5, attempt=2)]
     assert to_json(later)["tiers"] == to_json(events)["tiers"], "attempts say what is new"
