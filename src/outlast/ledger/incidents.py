@@ -136,6 +136,7 @@ class _Watch:
         self.heard: Event | None = None  # a notice that came while another incident was open
         self.attempt = 0
         self.running = False  # the attempt has formed and its end has not been seen
+        self.moves = False  # into the next attempt, with nobody lost
         self.step: int | None = None  # newest step of the attempt
         self.committed = 0  # newest step that can be resumed from
         self.since_t = -math.inf  # when the attempt was first heard of
@@ -206,7 +207,8 @@ class _Watch:
             return
         self._follow(event)
         self.step = whole(event)
-        if self.open is not None and event.attempt > self.open.last_attempt:
+        moves, self.moves = self.moves, False
+        if self.open is not None and event.attempt > self.open.last_attempt and not moves:
             self.open.resumed_step, self.open.resumed_t = self.step, event.t
 
     def _sampled(self, event: Event) -> None:
@@ -235,6 +237,11 @@ class _Watch:
         began_t = event.t if beat_t is None else max(self.since_t, min(beat_t, event.t))
         self._trouble(event, _KINDS[event.event], began_t).losses.append(_loss(event))
         self.running = False
+
+    def _survived(self, event: Event) -> None:
+        if event.get("moves") and event.attempt >= self.attempt:
+            self._follow(event)
+            self.running, self.moves = False, True
 
     def _restart(self, event: Event) -> None:
         kind = event.get("kind")
@@ -289,7 +296,10 @@ class _Watch:
     def _commit(self, event: Event) -> None:
         if event.get("kind", "full") != "full":  # weights alone are not resumed from
             return
-        self.committed = max(self.committed, whole(event) or 0)
+        step = whole(event) or 0
+        self.committed = max(self.committed, step)
+        if event.attempt == self.attempt and self.running:  # steps are sampled once a second
+            self.step = max(step, self.step or 0)
         if self.open is not None and self.open.standing_step is not None:
             self.open.standing_step = self.committed  # what was on its way has arrived
 
@@ -304,6 +314,7 @@ _ACTS: Final[dict[str, Callable[[_Watch, Event], None]]] = {
     "attempt_formed": _Watch._follow,
     "resumed": _Watch._resumed,
     "step": _Watch._sampled,
+    "survived": _Watch._survived,
     "worker_lost": _Watch._lost,
     "node_lost": _Watch._lost,
     "hang": _Watch._lost,

@@ -384,3 +384,36 @@ def test_a_loss_that_stops_the_job():
     (incident,) = incidents([*start(), *ends])
     assert incident.what.endswith("stopping; step 40 stands, what came after it is undone")
     assert not incident.closed
+
+
+def moved(t, attempt=1):
+    return ev(t, "survived", attempt, None, ranks=[0, 1], ended={}, seconds=0.01, moves=True)
+
+
+def test_an_attempt_that_is_left_with_nobody_lost_is_no_incident():
+    events = [*start(), moved(6.0), formed(6.1, 2), resumed(6.2, 71, 2), sample(7.0, 80, 2)]
+    assert incidents(events) == []
+    survived = ev(6.0, "survived", 1, None, ranks=[0], ended={}, seconds=0.01, moves=False)
+    (incident,) = incidents([*start(), survived, formed(6.1, 2)])
+    assert incident.kind == "ended without a word"
+
+
+def test_a_loss_lasts_until_there_are_new_steps_whatever_attempts_are_left_meanwhile():
+    """Survivors have gone on without the lost one, which is back before any step was sampled."""
+    events = [*killed(), moved(9.1, 2), formed(9.2, 3), resumed(9.3, 52, 3), sample(10.0, 60, 3)]
+    (incident,) = incidents(events)
+    assert (incident.resumed_step, incident.resumed_t, incident.back_t) == (50, 9.0, 10.0)
+    assert incident.closed
+
+
+def test_what_was_committed_was_completed_though_no_sample_says_so():
+    events = [
+        *start(),
+        ev(4.5, "commit", step=70, durable_s=0.1, tier="local", kind="full"),
+        ev(66.0, "job_started", 1),
+        formed(67.0, 2),
+        resumed(68.0, 70, 2),
+    ]
+    (incident,) = incidents(events)
+    assert (incident.from_step, incident.lost_steps) == (70, 0)
+    assert "after step 70" in incident.what
