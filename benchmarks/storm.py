@@ -43,6 +43,7 @@ from outlast.drill.network_faults import Cut, FreezeMachine, KillMachine, Partit
 from outlast.values import parse_span
 
 ELASTIC: Final = SCRIPTS / "elastic.py"
+SAME_BITS: Final = SCRIPTS / "elastic_same_bits.py"  # whose sums are torch's
 STEPS: Final = 10_000_000
 START_S: Final = 120.0
 END_S: Final = 120.0
@@ -57,13 +58,16 @@ TWICE: Final = 0.05  # of the steps
 class Launch(OutlastMachines):
     """One agent with one worker on a machine."""
 
-    def __init__(self, pause_ms: float, end: Path) -> None:
+    def __init__(self, pause_ms: float, end: Path, *, in_process: bool) -> None:
         super().__init__()
+        self._script = SAME_BITS if in_process else ELASTIC
+        if in_process:
+            self.env = {**self.env, "OUTLAST_WORKERS_IN_PROCESS": "true"}
         self._options = ("--every", "auto", "--pause", str(pause_ms / 1000), "--end", str(end))
 
     def script(self, turn: Turn) -> list[str]:
         """The script and its arguments."""
-        return [str(ELASTIC), str(turn.records), str(STEPS), *self._options]
+        return [str(self._script), str(turn.records), str(STEPS), *self._options]
 
 
 class Storm:
@@ -89,7 +93,7 @@ class Storm:
         one, *others = self._chance.sample(list(self.job.machines), many)
         match kind:
             case "worker":
-                self._kill(one, "outlast.launch.worker", "elastic.py")
+                self._kill(one, "outlast.launch.worker", "elastic")
             case "keeper":
                 self._kill(one, "outlast.keeper")
             case "machine":
@@ -163,6 +167,7 @@ def main() -> None:
     parser.add_argument("--quiet-s", type=float, default=15.0, help="before and behind the storm")
     parser.add_argument("--pause-ms", type=float, default=20.0, help="in each step")
     parser.add_argument("--faults", default=",".join(FAULTS), help="named twice: twice as often")
+    parser.add_argument("--in-process", action="store_true", help="survivors keep their processes")
     parser.add_argument("--seed", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--dir", type=Path, help="where jobs have their directories")
     parser.add_argument("--log", type=Path, default=Path(os.devnull), help="the jobs' own output")
@@ -204,7 +209,8 @@ def one_storm(options: argparse.Namespace, place: Path, log: IO[str], seed: int)
         turn = Turn(place=path, world=options.machines, log=log)
         turn.records.mkdir()
         end = path / "end"
-        job = MachineJob(Launch(options.pause_ms, end), turn, machines)
+        launcher = Launch(options.pause_ms, end, in_process=options.in_process)
+        job = MachineJob(launcher, turn, machines)
         try:
             job.start(*job.machines)
             wait_for(lambda: whole(turn, options.machines) > AHEAD, START_S, "a first step")
@@ -253,7 +259,7 @@ def same_bits(job: MachineJob, path: Path, last: int) -> bool:
     calm.mkdir()
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "OUTLAST_NOTICE_PLATFORM": "none"}
     command = [sys.executable, "-m", "outlast", "run", "--dir", str(path / "calm-job")]
-    command += [str(ELASTIC), str(calm), str(last)]
+    command += [job.launcher.script(job.turn)[0], str(calm), str(last)]
     subprocess.run(command, check=True, env=environ, stdout=subprocess.DEVNULL)
     expected = json.loads((calm / "final-0.json").read_text())
     finals = [json.loads(one.read_text()) for one in job.turn.records.glob("final-*.json")]
