@@ -258,11 +258,9 @@ class Passage:
         """At a boundary that all have agreed on: go into the next attempt, with nobody lost.
 
         Raises:
-            AttemptOver: always, where this process can go on; the state is that of a step's end.
+            AttemptOver: always; the state is that of a step's end.
             OSError, RuntimeError: another rank is gone.
         """
-        if not over.is_held:
-            return
         # Who has yet to end the step needs this process' connections. In words, and not by a
         # barrier: gloo may lose one whose connections end as it is posted.
         if link.rank:

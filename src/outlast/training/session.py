@@ -615,17 +615,17 @@ class Session:
             if action.kind == "rollback":
                 self._roll_back(action.info)
         drain = next((action for action in actions if action.kind == "drain"), None)
+        move = next((action for action in actions if action.kind == "move"), None)
+        if move is not None and drain is None and not over.is_held:
+            drain = move  # there is nothing here that could go on in its process
+            self._on.leaving.decided(drain)
         if drain is not None:
             self._drain(drain)
         saves = [action for action in actions if action.kind == "save"]
         if saves:
             self._snapshot(saves[0].info)
-        if len(saves) < len(actions):
-            self._move()
-
-    def _move(self) -> None:
-        """Go into the next attempt from this boundary, with nobody lost."""
-        if self._passage is not None:
+        if move is not None:
+            assert self._passage is not None  # noqa: S101 - it is held
             self._on.rig.engine.wait(MOVE_S)  # a save that is on its way here
             self._passage.move(self._on.rig.link)
 

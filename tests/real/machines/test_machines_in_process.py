@@ -45,3 +45,16 @@ def test_a_machine_that_comes_costs_the_others_no_process_and_no_step(machines, 
     last = {event.attempt: event["step"] for event in job.job.events("resumed")}[attempt + 1]
     assert last >= max(line["step"] for line in job.lines() if line["attempt"] == attempt)
     job.finish(*job.hosts)
+
+
+def test_who_cannot_go_on_in_its_process_saves_for_a_machine_that_comes(machines, tmp_path):
+    """Its only worker has had nobody to speak to, and no process group that could be made again."""
+    job = ElasticJob(machines(2), tmp_path, ENV)
+    first, late = job.hosts
+    job.start(first)
+    job.until_trained(first)
+    job.start(late)
+    job.until_trained(first, late)
+    assert [event["committed"] for event in job.job.events("drained")] == [True]
+    assert job.replayed(2) == []
+    job.finish(first, late)
