@@ -418,7 +418,9 @@ class RestartPolicy:
             self._own = [t for t in self._own if now_s - t < limits.window_s] + [now_s]
             is_for_certain = row.own_after != AS_SET
             enough = row.own_after if is_for_certain else limits.failures
-            if limits.failures and len(self._own) >= enough and (is_for_certain or not alone):
+            # Where it is weighed, a machine that is the only one adds all there is.
+            is_weighed = limits.weighs and not is_for_certain
+            if limits.failures and len(self._own) >= enough and not (is_weighed and alone):
                 out = is_for_certain or scales.say_out(scales.here)
                 action = Action.LEAVE_OUT if out else action
         if is_out:

@@ -104,9 +104,15 @@ def test_nobody_waits_after_a_worker_that_was_killed_at_its_work():
     verdicts = [judge(policy, failed(Kind.KILLED), updates=7, alone=True) for _ in range(4)]
     assert [one.wait_s for one in verdicts] == [0.0] * 4
     assert [one.without_progress for one in verdicts] == [1, 2, 3, 4]
-    assert verdicts[-1].action is Action.RESTART
+    assert verdicts[-1].action is Action.LEAVE_OUT
     assert judge(policy, failed(Kind.KILLED), updates=0).wait_s > 0
     assert judge(policy, failed(Kind.CRASH), updates=7).wait_s > 0
+
+
+def test_one_machine_is_not_weighed_against_nothing():
+    policy = RestartPolicy(99, limits=Limits(failures=2, weighs=True, without_progress=9))
+    verdicts = [judge(policy, failed(Kind.KILLED), updates=7, alone=True) for _ in range(4)]
+    assert {one.action for one in verdicts} == {Action.RESTART}
 
 
 def test_failures_of_different_kinds_count_together_and_the_scripts_do_not():
