@@ -63,6 +63,7 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")
 _HELPER: Final = "_new_process_group_helper"  # what makes each group, in torch's c10d
 _DEFAULT: Final = "default_pg"  # what torch calls the default one
 _FAKE: Final = "fake"
+_REGISTER: Final = "_register_pg_in_world"  # which has torch know of a group that was made
 # What a DDP object remembers of its reducer: a new one has all of it before itself. Without the
 # first, a static graph would never be summed again.
 _OF_A_REDUCER: Final = {
@@ -122,6 +123,8 @@ class Groups:
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         c10d: Any = dist.distributed_c10d
         self._replace(c10d, _HELPER, self._making)
+        if hasattr(c10d, _REGISTER):
+            self._replace(c10d, _REGISTER, self._registering)
         self._replace(torch.nn.parallel.DistributedDataParallel, "__init__", self._wrapping)
         self._replace(c10d, "barrier", self._excusing)
         self._replace(dist, "barrier", lambda _: c10d.barrier)
@@ -162,6 +165,19 @@ class Groups:
             return self._noted(lambda: make(*args, **options))
 
         return making
+
+    def _registering(self, register: Any) -> Any:
+        """One that was left behind takes no name that the next one will have."""
+
+        @functools.wraps(register)
+        def registering(*args: Any, **options: Any) -> Any:
+            with self._lock:
+                if getattr(_here, "number", self._num_joined) != self._num_joined:
+                    raise ConnectionError(LEFT)
+                self._is_there = True
+            return register(*args, **options)
+
+        return registering
 
     def _noted(self, make: Callable[[], Any]) -> Any:
         """A group is made, and the connections that are opened for it are noted."""

@@ -268,3 +268,24 @@ def until(condition):
             return
         time.sleep(0.01)
     raise AssertionError("it has not come to it")
+
+
+def test_one_that_is_left_behind_takes_no_name(asked, monkeypatch):
+    """torch would say of the next one that there is a group of its name already."""
+    registered, raised = [], []
+    register = asked.groups._registering(registered.append)
+
+    def late():
+        try:
+            asked.groups._make_default(asked.groups._num_joined - 1)
+            register("0")
+        except ConnectionError as error:
+            raised.append(str(error))
+
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)  # it has come through
+    thread = threading.Thread(target=late)
+    thread.start()
+    thread.join()
+    assert (registered, len(raised)) == ([], 1)
+    register("0")
+    assert registered == ["0"]
