@@ -26,7 +26,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -202,10 +202,10 @@ def worker_turn(
             left = turn.world - launcher.shrinks
             kind = "later kills" if kill else "first kill"
             if launcher.refills:
-                note(found, f"{kind}, the others", turn, records, since_t, options.limit)
+                others = partial(back_in_any, records, since_t, (turn.world - 1, turn.world))
+                note(found, f"{kind}, the others", wait_for(turn, others, options.limit))
             back = wait_for(turn, partial(records.back, since_t, left), options.limit)
-            found.setdefault(kind, []).append(back.after_s if back else None)
-            say(kind, back)
+            note(found, kind, back)
             if back is None:
                 return
             since_t = back.t
@@ -213,23 +213,9 @@ def worker_turn(
                 launcher.replace(turn, rank)
 
 
-def note(
-    found: dict[str, list[float | None]],
-    kind: str,
-    turn: Turn,
-    records: Records,
-    since_t: float,
-    limit_s: float,
-) -> None:
-    """The others' next step, in a formation of whatever size."""
-
-    def back() -> Back | None:
-        sizes = (turn.world - 1, turn.world)
-        return next(filter(None, (records.back(since_t, size) for size in sizes)), None)
-
-    there = wait_for(turn, back, limit_s)
-    found.setdefault(kind, []).append(there.after_s if there else None)
-    say(kind, there)
+def back_in_any(records: Records, since_t: float, sizes: Sequence[int]) -> Back | None:
+    """The first step of a new formation of one of these sizes."""
+    return next(filter(None, (records.back(since_t, size) for size in sizes)), None)
 
 
 def first_step(turn: Turn, records: Records, since_t: float) -> float:
@@ -326,10 +312,15 @@ def settle_smaller(one: MachineJob, records: Records, since_t: float, steps: int
     wait_for(one.turn, lambda: records.steps_of_all(smaller, since_t) >= steps, START_S)
 
 
-def add(found: dict[str, list[float | None]], name: str, back: Back | None) -> None:
+def note(found: dict[str, list[float | None]], name: str, back: Back | None) -> None:
     """Keep a sample."""
     say(name, back)
     found.setdefault(name, []).append(back.after_s if back else None)
+
+
+def add(found: dict[str, list[float | None]], name: str, back: Back | None) -> None:
+    """Keep a sample, with its pause."""
+    note(found, name, back)
     found.setdefault(f"{name}, pause", []).append(back.pause_s if back else None)
 
 

@@ -5,32 +5,21 @@ A step's batch has twelve shards, which four workers or three divide evenly.
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import math
 import time
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import outlast
+from bench.session_train import begin
 
 SHARDS = 12
 
 
 def main() -> None:
     """Train for ever: whoever started this ends it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("records", type=Path)
-    parser.add_argument("--sleep", type=float, default=0.03)
-    options = parser.parse_args()
-    plain = importlib.import_module("ddp_plain")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = plain.GPT()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    options, plain, model, optimizer = begin()
     same = outlast.SameBits(model, shards=SHARDS)
     shape = (4096, plain.CONTEXT + 1)
     data = torch.utils.data.TensorDataset(torch.randint(0, plain.VOCABULARY, shape))

@@ -9,6 +9,7 @@ import argparse
 import importlib
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,8 +18,8 @@ import outlast
 from bench.modes import Endless
 
 
-def main() -> None:
-    """Train for ever: whoever started this ends it."""
+def begin() -> tuple[argparse.Namespace, Any, Any, torch.optim.Optimizer]:
+    """The command line, the plain script as a module, and its model and optimizer in a group."""
     parser = argparse.ArgumentParser()
     parser.add_argument("records", type=Path)
     parser.add_argument("--sleep", type=float, default=0.03)
@@ -26,10 +27,15 @@ def main() -> None:
     plain = importlib.import_module("ddp_plain")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = plain.GPT()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return options, plain, model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def main() -> None:
+    """Train for ever: whoever started this ends it."""
+    options, plain, model, optimizer = begin()
+    rank, world = dist.get_rank(), dist.get_world_size()
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     records = plain.Records(options.records, rank)
     loss = torch.zeros(())

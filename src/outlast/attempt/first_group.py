@@ -15,10 +15,9 @@ from types import ModuleType
 from typing import Any, Final
 
 from outlast.attempt.line import LINE_VARIABLE, STANDBY_VARIABLE
+from outlast.attempt.nameless import around_stores
 
 _MODULE: Final = "torch.distributed.distributed_c10d"
-_RENDEZVOUS: Final = "torch.distributed.rendezvous"
-_MAKES: Final = "_create_c10d_store"
 _HELPER: Final = "_new_process_group_helper"
 
 
@@ -52,17 +51,16 @@ def _trap(module: ModuleType) -> None:
 
 def _do_without_store() -> None:
     """Who stands by has no attempt: the one that ran when it was started may be over any time."""
-    module: Any = sys.modules[_RENDEZVOUS]
-    make = getattr(module, _MAKES, None)
-    if make is None:
-        return
 
-    def made(*args: Any, **options: Any) -> Any:
-        if os.environ.get(STANDBY_VARIABLE):
-            return importlib.import_module("torch.distributed").HashStore()
-        return make(*args, **options)
+    def around(make: Any) -> Any:
+        def made(*args: Any, **options: Any) -> Any:
+            if os.environ.get(STANDBY_VARIABLE):
+                return importlib.import_module("torch.distributed").HashStore()
+            return make(*args, **options)
 
-    setattr(module, _MAKES, made)
+        return made
+
+    around_stores(around)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

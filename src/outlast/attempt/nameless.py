@@ -20,7 +20,7 @@ import functools
 import ipaddress
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 VARIABLE: Final = "OUTLAST_TORCH_IS_QUIET"  # set by the agent, before torch is here
@@ -56,16 +56,26 @@ def nameless(host: str) -> Iterator[None]:
 
 def spare_torch() -> None:
     """The same for the stores that torch makes for a script, if it is here already."""
+
+    def spared(make: Any) -> Any:
+        if hasattr(make, "__wrapped__"):
+            return make
+
+        def made(hostname: str, *args: Any, **options: Any) -> Any:
+            with nameless(hostname):
+                return make(hostname, *args, **options)
+
+        return made
+
+    around_stores(spared)
+
+
+def around_stores(around: Callable[[Any], Any]) -> None:
+    """Have torch make stores for scripts by ``around`` of its own function, if it is here."""
     module: Any = sys.modules.get(_RENDEZVOUS)
     make = getattr(module, _MAKES, None)
-    if make is None or hasattr(make, "__wrapped__"):
-        return
-
-    def made(hostname: str, *args: Any, **options: Any) -> Any:
-        with nameless(hostname):
-            return make(hostname, *args, **options)
-
-    setattr(module, _MAKES, functools.wraps(make)(made))
+    if make is not None and (made := around(make)) is not make:
+        setattr(module, _MAKES, functools.wraps(make)(made))
 
 
 def _is_number(host: str) -> bool:

@@ -12,9 +12,8 @@ from rich.text import Text
 
 from outlast import config
 from outlast.cli.paper import Paper
-from outlast.ledger.file import num_unread, read_events
+from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
-from outlast.report import humanise
 from outlast.report.facts import Facts, facts, to_json
 from outlast.report.text import (
     forecast_lines,
@@ -33,7 +32,8 @@ def command(directory: str | None, as_json: bool) -> None:
     """What happened to a job, where its time went, and what that cost."""
     settings = config.load({"dir": directory})
     read_job(settings.dir)  # says what is wrong when this is no job's directory
-    events = list(read_events(settings.dir))
+    unread: list[bool] = []
+    events = list(read_events(settings.dir, on_unread=lambda: unread.append(True)))
     # A machine that the doctor sent away has said so after the end: that is no time of the job.
     last = next((one.event for one in reversed(events) if one.event != "preflight"), "")
     finished = last in ("job_finished", "drained")
@@ -44,14 +44,10 @@ def command(directory: str | None, as_json: bool) -> None:
         return
     console = Paper(highlight=False, soft_wrap=True)
     job = facts(events, now=now, **prices)
-    for line in summary_lines(job, now=now):
+    # What is being written just now is not whole yet.
+    num_unread = 0 if job.state.startswith("running") else len(unread)
+    for line in summary_lines(job, now=now, num_unread=num_unread):
         console.print(line)
-    if (unread := num_unread(settings.dir)) and not job.state.startswith("running"):
-        lines = humanise.count(unread, "line")
-        console.print(
-            f"  [dim]ledger[/]     {lines} cannot be read (torn by a crash, or damaged): what was "
-            "said there is missing here"
-        )
     _tell_what_went_wrong(console, job)
     if events:
         console.print("[bold]where the time went[/]")

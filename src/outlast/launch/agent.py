@@ -246,7 +246,7 @@ class Agent(LocalElasticAgent):
     def _start_crew(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Those that were kept go on, others are started, and who has no place yet stands by."""
         seats, survivors = self._seats, self._survivors
-        environ = seats.environ(worker_group.group_rank, self._sizes) if seats.empty else {}
+        environ = seats.environ(worker_group.group_rank, self._sizes)
         kept = survivors.take(seats.taken)
         worker_group.store.set(kept_key(worker_group.group_rank), str(len(kept)))
         with self._starts.in_charge(Crew(kept, survivors.standing, environ)):

@@ -18,7 +18,6 @@ judged like any other; so is the death of one that stands by.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -27,6 +26,7 @@ from typing import Any, Final
 
 from outlast.attempt import line
 from outlast.attempt.line import Go, Line, Over, Prepared, Stays, Unwound
+from outlast.health.leftovers import end_group
 from outlast.launch.warm.wire import readable
 
 UNWIND_S: Final = 5.0  # until its step has ended
@@ -322,8 +322,7 @@ class Survivors:
 
 def _kill(handler: Any) -> None:
     if handler.proc.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(handler.proc.pid, signal.SIGKILL)
+        end_group(handler.proc.pid)
 
 
 class StandIn:

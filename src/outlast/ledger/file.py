@@ -22,7 +22,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,12 +136,15 @@ def _open_at_line_start(path: Path) -> int:
     return fd
 
 
-def read_events(directory: Path, *, offset: int = 0) -> Iterator[Event]:
+def read_events(
+    directory: Path, *, offset: int = 0, on_unread: Callable[[], object] = lambda: None
+) -> Iterator[Event]:
     """The events of the job in ``directory``, in the order they were appended.
 
     Args:
         directory: the job's directory; without a ledger there are no events.
         offset: byte to start from, the start of a line.
+        on_unread: called for each line that cannot be read: torn by a crash, or damaged.
     """
     try:
         with (directory / FILE_NAME).open("rb") as file:
@@ -150,17 +153,10 @@ def read_events(directory: Path, *, offset: int = 0) -> Iterator[Event]:
                 event = decode(line)
                 if event is not None:
                     yield event
+                elif line.strip():
+                    on_unread()
     except FileNotFoundError:
         return
-
-
-def num_unread(directory: Path) -> int:
-    """How many lines of the ledger cannot be read: torn by a crash, or damaged."""
-    try:
-        with (directory / FILE_NAME).open("rb") as file:
-            return sum(bool(line.strip()) and decode(line) is None for line in file)
-    except FileNotFoundError:
-        return 0
 
 
 class Follower:

@@ -125,8 +125,14 @@ def summary(
     return summary_lines(job, now=now)
 
 
-def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
-    """:func:`summary` of facts that are at hand already."""
+def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) -> list[Text]:
+    """:func:`summary` of facts that are at hand already.
+
+    Args:
+        job: them.
+        now: as there.
+        num_unread: lines of the ledger that could not be read.
+    """
     if job.state == "not started" and job.last_event_t is None:
         return [Text("no job has been started here: the ledger is empty")]
     done = job.workers
@@ -149,6 +155,9 @@ def summary_lines(job: Facts, *, now: float | None = None) -> list[Text]:
         ),
         _line("incidents", _incidents_words(job.incidents)),
     ]
+    if num_unread:
+        words = "cannot be read (torn by a crash, or damaged): what was said there is missing here"
+        lines.append(_line("ledger", f"{humanise.count(num_unread, 'line')} {words}"))
     if job.keepers_lost:
         lines.append(_line("keeper", _keeper_words(job.keepers_lost)))
     if job.slow_ranks:

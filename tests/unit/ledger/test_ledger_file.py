@@ -14,7 +14,7 @@ from unit_fakes import num_descriptors
 
 from outlast.ledger import events as events_room
 from outlast.ledger.events import EVENT_NAMES, HEAD, Event, decode, encode
-from outlast.ledger.file import FILE_NAME, Follower, Ledger, num_unread, read_events
+from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
 from thorough import examples
 
 
@@ -288,6 +288,12 @@ def test_a_follower_waits_for_the_end_of_a_line(ledger, tmp_path):
         assert [event["step"] for event in follower.poll()] == [1, 1]
         file.write(b"\n" + line)
         assert [event["step"] for event in follower.poll()] == [1]
+
+
+def num_unread(directory):
+    unread = []
+    list(read_events(directory, on_unread=lambda: unread.append(True)))
+    return len(unread)
 
 
 def test_lines_that_cannot_be_read_are_counted(ledger, tmp_path):
