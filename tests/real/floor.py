@@ -367,6 +367,14 @@ class Job:
     def path(self, step, name=""):
         return saved(self.checkpoints, step) / name
 
+    def audit(self):
+        """What the newest checkpoint proves of the samples."""
+        command = [sys.executable, "-m", "outlast", "checkpoints", "show", "--samples", "--json"]
+        shown = subprocess.run(
+            [*command, self.directory], capture_output=True, text=True, check=False
+        )
+        return json.loads(shown.stdout)
+
     def lines(self, rank=0):
         """What the script of ``rank`` recorded: {pid, step, ids} for each step begun."""
         try:

@@ -192,11 +192,26 @@ class OutlastFeed:
         with made.by_a_feed():
             return next(self._iterator), epoch
 
-    def _begin(self, step: int, left_out: int = 0) -> None:
+    def begin_again(self, step: int, *, in_hand: bool) -> None:
+        """Other workers take over from here: the record has another stretch, as theirs has.
+
+        Args:
+            step: completed steps.
+            in_hand: whether the newest batch belongs to the step behind it.
+        """
+        if self._iterator is None:  # it begins with the first batch
+            self._step = step
+            return
+        ids = self.loader.handed
+        self._begin(step, back=self.loader.global_batch if in_hand else 0)
+        if in_hand:
+            self._trail.took(ids)
+
+    def _begin(self, step: int, left_out: int = 0, back: int = 0) -> None:
         loader = self.loader
         self._trail.begin(
             step=step,
-            position=loader.position,
+            position=loader.position - back,
             global_batch=loader.global_batch,
             world_size=loader.world_size,
             slice_of_batch=loader.slice_of_batch,

@@ -19,20 +19,16 @@ TRAIL = "trail"
 BATCH = "batch"
 
 
-def place(
-    loop: int, feed: Feed, trail: Trail, batch: int, *, ahead: bool = False
-) -> dict[str, Any]:
-    """Where a worker is in its data; ``ahead``: will be, once the step in progress is completed.
+def place(loop: int, feed: Feed, trail: Trail, batch: int) -> dict[str, Any]:
+    """Where a worker is in its data, or will be once the step in progress is completed.
 
     Args:
         loop: number of the loop that the feed belongs to.
         feed: what it iterates.
         trail: the record of samples.
         batch: number of the loop's newest batch, those left out included.
-        ahead: see above.
     """
-    taken = trail.ahead() if ahead else trail.state()
-    return {"loop": loop, BATCH: batch, "position": feed.state(), TRAIL: taken}
+    return {"loop": loop, BATCH: batch, "position": feed.state(), TRAIL: trail.state()}
 
 
 def given_back(

@@ -168,10 +168,12 @@ class Trail:
             order: what the ids follow from; see :func:`expected`.
             left_out: samples before ``position`` that are left out on purpose.
         """
-        if self._open is not None and not self._open.steps:
-            left_out += self._open.left_out  # one batch after the other
+        before = self._open
         self._close(step)
-        self._number += 1
+        if before is not None and not before.steps:  # nothing has come of it
+            left_out += before.left_out
+        else:
+            self._number += 1
         self._open = Stretch(
             number=self._number,
             step=step,
@@ -192,7 +194,7 @@ class Trail:
         assert stretch is not None  # noqa: S101 - a feed begins before it hands out
         stretch.steps += 1
         stretch.samples_end += stretch.global_batch
-        if self._lot_size >= LOT:  # the newest batch stays: its step may never be completed
+        if self._lot_size >= LOT:
             self._note()
         self._lot.append(ids)
         self._lot_size += max(len(ids), 1)  # there may be fewer shards than workers
@@ -202,8 +204,19 @@ class Trail:
         self._close(step)
 
     def state(self) -> dict[str, Any]:
-        """The record as data, for :meth:`restore`."""
-        self._note()
+        """The record as data, for :meth:`restore`: of all batches that were handed out.
+
+        While a step is in progress, that is what the record will be at its end.
+        """
+        self._note(but=1)  # the newest one's step may never be completed
+        other = copy.copy(self)
+        other._record = msgspec.structs.replace(self._record, findings=list(self._record.findings))
+        if self._open is not None:
+            other._open = msgspec.structs.replace(self._open)
+        other._note()
+        return other._noted_state()
+
+    def _noted_state(self) -> dict[str, Any]:
         stretches = [*self._record.stretches]
         if self._open is not None and self._open.steps:
             stretches.append(self._open)
@@ -211,16 +224,6 @@ class Trail:
             stretches=_kept(stretches), findings=self._record.findings, more=self._record.more
         )
         return {"number": self._number, **msgspec.to_builtins(record)}
-
-    def ahead(self) -> dict[str, Any]:
-        """What ``state`` will be once the step in progress is completed, with nothing changed."""
-        other = copy.copy(self)
-        record = self._record
-        other._record = msgspec.structs.replace(record, findings=list(record.findings))
-        if self._open is not None:
-            other._open = msgspec.structs.replace(self._open)
-        other._lot = list(self._lot)
-        return other.state()
 
     def restore(self, state: Mapping[str, Any], others: Iterable[Mapping[str, Any]] = ()) -> None:
         """Go on from what was noted before, and take over the counts of ``others``.
@@ -245,11 +248,14 @@ class Trail:
             self._record.stretches = _kept([*self._record.stretches, self._open])
         self._open = None
 
-    def _note(self) -> None:
-        stretch, lot = self._open, self._lot
+    def _note(self, but: int = 0) -> None:
+        """Count the lot, ``but`` for so many of its newest batches."""
+        stretch, cut = self._open, max(len(self._lot) - but, 0)
+        lot = self._lot[:cut]
         if stretch is None or not lot:
             return
-        self._lot, self._lot_size = [], 0
+        self._lot = self._lot[cut:]
+        self._lot_size = sum(max(len(ids), 1) for ids in self._lot)
         first = stretch.position + self._noted * stretch.global_batch + self._first
         starts = first + np.arange(len(lot), dtype=np.int64) * stretch.global_batch
         positions = starts[:, None] + np.arange(self._count, dtype=np.int64)

@@ -299,16 +299,18 @@ class Passage:
         if self.is_in_hand:
             random_state.restore(self._random)
             self._position.put_generators(self._held)
-        ahead, is_same = regained.step - step, self._placed == (link.rank, link.world_size)
-        its_own = is_same and regained.world_size == link.world_size
+        ahead, place = regained.step - step, (link.rank, link.world_size)
+        its_own = self._placed == place and regained.world_size == link.world_size
         if its_own and ahead == 1 and self.is_in_hand:  # others have completed its step
             own = regained.own_of(link.rank)
             self._position.completed()
             self._position.put_generators(own["data"].get("held", ()))
             random_state.restore(own["random"])
             self.is_in_hand = False
-        elif ahead or not is_same:
+        elif ahead or not its_own:
             self._move(on, regained.own_of, regained.world_size)
+        if its_own:
+            self._position.begin_again(regained.step, in_hand=self.is_in_hand)
         self._position.tell(on.rig)
         if regained.has_new:
             on.afresh.stand_by()

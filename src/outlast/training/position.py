@@ -505,6 +505,16 @@ class Position:
         if self._feed is not None:
             rig.tell_of(self._feed)
 
+    def begin_again(self, step: int, *, in_hand: bool) -> None:
+        """Another attempt, in which this worker goes on where it is.
+
+        Args:
+            step: completed steps.
+            in_hand: whether the newest batch belongs to the step behind it.
+        """
+        if isinstance(self._feed, OutlastFeed):
+            self._feed.begin_again(step, in_hand=in_hand)
+
     def move(
         self, own_of: Callable[[int], Mapping[str, Any]], saved_by: int, rig: Rig, step: int
     ) -> None:
@@ -582,7 +592,7 @@ class Position:
             if saved and self._is_ended:
                 saved |= {"ended": True, EPOCHS: self._epochs.state()}
             return saved
-        found = self._placed(ahead=False)
+        found = self._placed()
         return given_back(found)[0] if self._is_given_back else found
 
     @property
@@ -590,7 +600,7 @@ class Position:
         """The random numbers of the position, where they are not those of now."""
         if not self._is_given_back or self._feed is None:
             return None
-        return given_back(self._placed(ahead=False))[1]
+        return given_back(self._placed())[1]
 
     def forget_ahead(self) -> None:
         """Another step is in progress from here on."""
@@ -611,16 +621,14 @@ class Position:
         if self._feed is None:
             return self.state()
         if self._ahead is None:
-            self._ahead = self._placed(ahead=True)
+            self._ahead = self._placed()
         elif not same(self._ahead["held"], held := self._held.state()):  # drawn from meanwhile
             self._ahead = {**self._ahead, "held": held}
         return self._ahead
 
-    def _placed(self, *, ahead: bool) -> dict[str, Any]:
+    def _placed(self) -> dict[str, Any]:
         assert self._feed is not None  # noqa: S101
-        placed = place(
-            self._skipping.loop, self._feed, self._trail, self._skipping.batch, ahead=ahead
-        )
+        placed = place(self._skipping.loop, self._feed, self._trail, self._skipping.batch)
         at_until = self._until is not None and self._done >= self._until
         return placed | {
             "line": self._site.line,

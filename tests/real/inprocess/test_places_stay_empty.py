@@ -82,6 +82,8 @@ def compare(job, calm, running):
             assert sorted(itertools.chain(*(line["ids"] for line in lines))) == sorted(ids[step])
     assert {final["hash"] for final in job.finals()} == {calm.final(0)["hash"]}, running.text
     assert "Traceback" not in running.err, running.text
+    audit = job.audit()
+    assert audit["proved"], audit["faults"]
 
 
 def no_completed_step_was_made_again(job, running):

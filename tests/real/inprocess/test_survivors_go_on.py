@@ -55,6 +55,8 @@ def compare(job, undisturbed):
             for what in ("loss", "ids"):
                 assert line[what] == expected[line["step"]][what], (rank, line)
         assert job.final(rank)["hash"] == undisturbed.final(rank)["hash"], rank
+    audit = job.audit()
+    assert audit["proved"], audit["faults"]
 
 
 def processes(job, rank):

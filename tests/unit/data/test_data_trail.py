@@ -314,6 +314,33 @@ def test_samples_that_were_skipped_between_two_loops_are_found():
     )
 
 
+def test_a_worker_that_stays_and_one_that_takes_over_a_place_have_one_record():
+    trails = [Trail(), Trail()]
+    feeds = [
+        open_feed(Loader(range(40), global_batch=4), rank=rank, world_size=2, trail=trails[rank])
+        for rank in range(2)
+    ]
+    for feed in feeds:
+        next(feed), next(feed)
+    at_two = {"position": feeds[1].state(), TRAIL: trails[1].state()}
+    for feed in feeds:
+        next(feed)  # the third step is interrupted, and in the next attempt once more
+    for _ in range(2):
+        assert trails[0].state() == trails[0].state()
+        feeds[0].begin_again(2, in_hand=True)
+        _, trails[1] = take_over(lambda _: at_two, 2, 1, 2)
+        feeds[1] = open_feed(
+            Loader(range(40), global_batch=4), rank=1, world_size=2, trail=trails[1], step=2
+        )
+        feeds[1].restore(at_two["position"])
+        next(feeds[1])
+    for feed in feeds:
+        next(feed)
+    history = History([read_record(trail.state()) for trail in trails], 4)
+    assert history.verdict().proved, history.verdict().faults
+    assert [(one.step, one.steps) for one in history.stretches] == [(0, 2), (2, 2)]
+
+
 def streamed():
     return Stream(lambda shard: iter(range(9)), num_shards=2, global_batch=4)
 
