@@ -81,7 +81,6 @@ def take_over(
     """
     base = dict(read(rank % saved_by))
     # Worker r of W has the r-th of W parts of everything that is dealt out: ranks, lanes, samples.
-    ranks = held(saved_by, rank, world_size)
     position = base.get("position", {})
     if position.get("kind") == stream.KIND:
         lanes = held(position["lanes"], rank, world_size)
@@ -91,11 +90,21 @@ def take_over(
                 points |= read(other)["position"]["points"]
         mine = {lane: point for lane, point in points.items() if int(lane) in lanes}
         base["position"] = {**position, "points": mine}
-    trail = Trail()
+    trail = record_of(read, saved_by, rank, world_size)
     if TRAIL in base:
-        trail.restore(base[TRAIL], [read(other)[TRAIL] for other in ranks])
         base[TRAIL] = trail.state()
     return base, trail
+
+
+def record_of(
+    read: Callable[[int], Mapping[str, Any]], saved_by: int, rank: int, world_size: int
+) -> Trail:
+    """The record of samples that ``rank`` goes on with; arguments as of :func:`take_over`."""
+    trail, base = Trail(), read(rank % saved_by)
+    if TRAIL in base:
+        others = held(saved_by, rank, world_size)
+        trail.restore(base[TRAIL], [read(other)[TRAIL] for other in others])
+    return trail
 
 
 def _meet(one: range, other: range) -> bool:

@@ -318,6 +318,12 @@ def merged(records: Iterable[Record]) -> Record:
     return found
 
 
+def extended(record: Record, newest: Stretch) -> Record:
+    """A record of earlier stretches and the newest one."""
+    stretches = [one for one in record.stretches if one.number < newest.number]
+    return msgspec.structs.replace(record, stretches=_kept([*stretches, newest]))
+
+
 def _without_counts(record: Record) -> Record:
     """Its stretches alone: all workers keep the same list of them, or sums would not meet."""
     return Record(

@@ -42,6 +42,7 @@ from outlast.data.order import mix64
 from outlast.data.shards import Shards
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
+from outlast.reduce import losses
 from outlast.reduce.buffers import Buffers
 from outlast.reduce.exchange import Channel, gather
 from outlast.reduce.facts import NOT_DETERMINISTIC, Facts, among, facts_of
@@ -268,7 +269,9 @@ class SameBits(torch.nn.Module):
             num_numbers=len(numbers),
             bits=[*gradients.present, *self._held.changed()],
             layout=self._layout_word,
+            words=losses.words(),
         )
+        losses.heard(summary.words())
         gradients.finish()
         self._compare_layouts(summary)
         bits = summary.bits()

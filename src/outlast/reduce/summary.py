@@ -1,8 +1,8 @@
 """What the workers tell each other at the end of a step, in one small message each.
 
 Each shard's loss and whole-number buffers; which parameters had a gradient and which buffers
-changed, anywhere; and how the parameters are laid out. On a GPU nothing of it is read by the host
-unless somebody asks.
+changed, anywhere; how the parameters are laid out; and a few words of each worker's. On a GPU
+nothing of it is read by the host unless somebody asks.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Summary:
         numbers: of each shard held here, the whole-number buffers as it left them.
         bits: truths about this worker, to be or-ed over all workers.
         layout: a word for how this worker's parameters are laid out, below 2^53.
+        words: of this worker, ``NUM_WORDS`` of them, below 2^53.
     """
 
     def __init__(
@@ -43,24 +44,24 @@ class Summary:
         num_numbers: int,
         bits: Sequence[bool],
         layout: int,
+        words: Sequence[float],
     ) -> None:
         self._plan = plan
         self._width = 1 + num_numbers  # of a shard's part
         self._bits_here = list(bits)
         most = -(-plan.num_shards // plan.world_size)
-        end = most * self._width
-        self._start = end + 1  # of the bits
-        words = [
+        self._end = end = most * self._width
+        self._start = end + 1 + len(words)  # of the bits
+        values = [
             value.detach().reshape(()).to(device, _DTYPE)
             for loss, more in zip(losses, numbers, strict=True)
             for value in (loss, *more)
         ]
         row = torch.zeros(self._start + len(bits), dtype=_DTYPE, device=device)
-        if words:
-            row[: len(words)] = torch.stack(words)
-        row[end] = layout
-        if bits:
-            row[self._start :] = torch.tensor(bits, dtype=_DTYPE).to(device, non_blocking=True)
+        if values:
+            row[: len(values)] = torch.stack(values)
+        more = torch.tensor([layout, *words, *bits], dtype=_DTYPE)
+        row[end:] = more.to(device, non_blocking=True)
         self._rows = row[None]
         if plan.world_size > 1:
             self._rows = row.new_empty(plan.world_size, row.numel())
@@ -89,8 +90,12 @@ class Summary:
 
     def layouts(self) -> list[float]:
         """Each worker's word; on a GPU the host waits for it."""
-        found: list[float] = self._rows[:, self._start - 1].tolist()
+        found: list[float] = self._rows[:, self._end].tolist()
         return found
+
+    def words(self) -> torch.Tensor:
+        """(world_size, NUM_WORDS): each worker's words."""
+        return self._rows[:, self._end + 1 : self._start]
 
     def bits(self) -> list[bool]:
         """Which bits are set on any worker; where all are set here, nothing is waited for."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -28,8 +29,11 @@ from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.shard import as_bytes
 from outlast.checkpoint.tree import unflatten
 from outlast.data import random_state
+from outlast.data.handover import record_of
+from outlast.data.others import Noting, Others, known_to
 from outlast.errors import NotInProcess
 from outlast.ledger.narrator import say
+from outlast.reduce import losses
 from outlast.training import interrupted, living
 from outlast.training.flight import State
 from outlast.training.footing import Footing
@@ -107,15 +111,19 @@ class Passage:
         self._placed = 0, 1  # rank and number of workers that its place in the data is for
         self._always_sends = self._is_first = True
         self._has_gone_on = False
+        self._noting = Noting(position.record)
 
     def begin(self, rig: Rig) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
         self._placed, self._outside = (rig.link.rank, rig.link.world_size), num_sent()
+        if self._noting.others is None:  # the job begins
+            self.met(rig.link, lambda _: {"data": {}}, rig.link.world_size)
         if rig.link.rank == 0 and not self._survivor.joins:
             say(self._survivor.words)
         if not self._survivor.why_not:
             self._undo = interrupted.stand(self._objects.optimizers)
             self._keeping = self._keeping_for(rig)
+            losses.noting.append(self._noting)
 
     def join_again(self, error: BaseException, *, is_open: bool) -> bool:
         """Where the attempt that this process was to join is over already: join the next one.
@@ -134,12 +142,31 @@ class Passage:
         self._survivor.join(stands_by=True)
         return True
 
+    def met(self, link: Link, own_of: Callable[[int], Mapping[str, Any]], saved_by: int) -> None:
+        """Know what some workers elsewhere begin the attempt with, where they may be lost with it.
+
+        Args:
+            link: the workers of the attempt.
+            own_of: rank → what it knew alone, of those that the attempt has gone on from.
+            saved_by: how many these were.
+        """
+        several = os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+        wanted = several and self._is_free and not self._survivor.why_not
+        begun = {
+            rank: record_of(
+                lambda one: own_of(one)["data"], saved_by, rank, link.world_size
+            ).state()
+            for rank in (known_to(link.rank, link.world_size) if wanted else ())
+        }
+        self._noting.others = Others(link.rank, link.world_size, begun)
+
     def close(self) -> None:
         """The session is over."""
         if self._keeping is not None:
             self._keeping.close()
         if self._undo is not None:
             self._undo.remove()
+            losses.noting.remove(self._noting)
         self._survivor.close()
 
     def _keeping_for(self, rig: Rig) -> Keeping:
@@ -289,7 +316,7 @@ class Passage:
         """
         self._is_first = self._has_gone_on = True
         moment, link = living.kept(), on.rig.link
-        regained = on.rig.regain(lives=True)
+        regained = on.rig.regain(lives=True, others=self._noting.others)
         if regained is None:
             return self._resume(on)
         if regained.is_lacking or moment is None:
@@ -311,6 +338,7 @@ class Passage:
             self._move(on, regained.own_of, regained.world_size)
         if its_own:
             self._position.begin_again(regained.step, in_hand=self.is_in_hand)
+        self.met(link, regained.own_of, regained.world_size)
         self._position.tell(on.rig)
         if regained.has_new:
             on.afresh.stand_by()
@@ -329,6 +357,7 @@ class Passage:
         own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
         self._home.resumed(own_of(on.rig.link.rank % saved_by), saved_by)
         self._move(on, own_of, saved_by)
+        self.met(on.rig.link, own_of, saved_by)
         self._position.tell(on.rig)
         on.afresh.stand_by()
         return loaded.manifest.step

@@ -24,7 +24,7 @@ from outlast.attempt.link import Link
 from outlast.data import Feed, made, random_state
 from outlast.data.feed import OutlastFeed
 from outlast.data.generators import Held, same
-from outlast.data.handover import BATCH, given_back, place, take_over
+from outlast.data.handover import BATCH, TRAIL, given_back, place, take_over
 from outlast.data.skipping import Skipping
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, NotInProcess, ResumeRefused
@@ -625,6 +625,11 @@ class Position:
         elif not same(self._ahead["held"], held := self._held.state()):  # drawn from meanwhile
             self._ahead = {**self._ahead, "held": held}
         return self._ahead
+
+    def record(self) -> Mapping[str, Any]:
+        """The record of samples, as of the end of the step in progress."""
+        found: Mapping[str, Any] = self.ahead().get(TRAIL, {})
+        return found
 
     def _placed(self) -> dict[str, Any]:
         assert self._feed is not None  # noqa: S101

@@ -19,13 +19,17 @@ import torch.distributed as dist
 
 from outlast.attempt.link import Link, device_of_group
 from outlast.attempt.own import Record, read_own
+from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.shard import as_bytes
 from outlast.checkpoint.tree import DTYPE_OF, unflatten
+from outlast.data.handover import TRAIL
+from outlast.data.loader import KIND as LOADER
+from outlast.data.others import Others
 from outlast.policy.regain import Known, Offer, Plan, decide
 from outlast.policy.rollbacks import Rollback
 from outlast.training import living
 from outlast.training.living import Moment
-from outlast.training.parcel import unpack
+from outlast.training.parcel import Packer, unpack
 
 TIMEOUT_S: Final = 600.0
 PIECE_BYTES: Final = 32 << 20
@@ -78,6 +82,7 @@ def find(
     *,
     takes_part: bool,
     lives: bool = False,
+    others: Others | None = None,
     rollbacks: Sequence[Rollback] = (),
 ) -> Regained | str:
     """What survivors hold, for this rank; or why that is not used ("" where nobody holds any).
@@ -89,6 +94,7 @@ def find(
         promised: steps that the ledger says were committed (rank 0 needs them).
         takes_part: on rank 0, whether workers recover in their processes.
         lives: whether this one was in the attempt before.
+        others: what it knows of other workers' records of samples.
         rollbacks: what they have undone is not gone on from.
 
     Raises:
@@ -100,6 +106,8 @@ def find(
     if link.fetch("living", TIMEOUT_S) != b"1":
         return ""
     moment, records = living.kept(), read_own()
+    if others is not None:
+        records = [*_of_others(records, others), *records]  # its own word counts more
     plan = _agree(link, promised, rollbacks, _offer(moment, records, lives=lives))
     if plan.step is None:
         living.forget()
@@ -172,6 +180,20 @@ def _offer(moment: Moment | None, records: list[Record], *, lives: bool) -> Offe
         known=[*known, mine],
         draws=draws,
     )
+
+
+def _of_others(records: Sequence[Record], others: Others) -> Iterator[Record]:
+    """What other workers knew alone, where all know the same but for their records of samples."""
+    for one in records:
+        if (one.rank, one.world_size) != (others.rank, others.world_size) or not one.is_certain:
+            continue
+        own = unpack(one.blob)
+        if own["data"].get("position", {}).get("kind") != LOADER:
+            continue  # a stream's lanes are each worker's own
+        for rank, trail in others.at(one.step, own["data"].get(TRAIL, {}).get("number", 0)).items():
+            its = {**own, "data": {**own["data"], TRAIL: trail}}
+            blob = Packer(OWN).pack(its)
+            yield msgspec.structs.replace(one, rank=rank, rest=b"", blob=blob)
 
 
 def _own_key(rank: int) -> str:

@@ -40,6 +40,7 @@ from outlast.checkpoint.places import Place
 from outlast.checkpoint.standing import standing
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
+from outlast.data.others import Others
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, Exit, StorageError
 from outlast.keeper.memory import Memory
@@ -211,11 +212,12 @@ class Rig:
 
     # --- resuming, starting, stopping --------------------------------------------------------
 
-    def regain(self, *, lives: bool = False) -> Regained | None:
+    def regain(self, *, lives: bool = False, others: Others | None = None) -> Regained | None:
         """What survivors of the attempt before hold, if that can be gone on from; first of all.
 
         Args:
             lives: whether this process is one of them.
+            others: what it knows of other workers' records of samples.
         """
         if not self._under_agent:
             return None
@@ -226,6 +228,7 @@ class Rig:
             {save.step for save in self._promised},
             takes_part=LINE_VARIABLE in os.environ,
             lives=lives,
+            others=others,
             rollbacks=self.judging.rollbacks,
         )
         if isinstance(found, str):

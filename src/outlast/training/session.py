@@ -221,6 +221,8 @@ class Session:
         bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
         self._gradients.resumed(own, saved_by, link.world_size, link.rank)
         self._position.take_over(own_of, saved_by, link)
+        if self._passage is not None:
+            self._passage.met(link, own_of, saved_by)
 
         def once_more(keys: Collection[str]) -> None:
             again(keys)

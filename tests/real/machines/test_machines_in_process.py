@@ -25,7 +25,12 @@ def test_a_lost_machine_costs_the_others_no_process(machines, tmp_path):
     for host in others:
         after = job.on(host, after_attempt=attempt)
         assert {line["pid"] for line in after} == {before[host.name]["pid"]}
+        lines = sorted(job.on(host), key=lambda line: line["attempt"])
+        steps = [line["step"] for line in lines]
+        assert steps == sorted(set(steps)), job.agents[host.name].text  # none was made again
     job.finish(*others)
+    audit = job.job.audit()
+    assert audit["proved"], audit["faults"]
 
 
 def test_a_machine_that_comes_costs_the_others_no_process_and_no_step(machines, tmp_path):
