@@ -53,12 +53,16 @@ class Kept:
         self.step = step
         self.any_size = any_size
         self._line = end
+        self._is_told = False
 
     def go(self, environ: dict[str, str], stdout: str, stderr: str) -> None:
-        """Tell it its place in the next attempt; if it has died, the attempt will see that.
+        """Tell it its place in the next attempt, once; if it has died, the attempt will see that.
 
         Nobody waits for one that cannot be told: it is ended.
         """
+        if self._is_told:  # the others are started in another way than was tried first
+            return
+        self._is_told = True
         if not self._line.send(Go(environ=environ, stdout=stdout or "", stderr=stderr or "")):
             self.end()
 

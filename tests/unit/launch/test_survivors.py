@@ -67,7 +67,11 @@ def test_a_worker_that_unwinds_is_kept_and_told_to_go_on(agent, worker):
     assert kept.step == 7
     assert not agent.kept
     kept.go({"RANK": "5"}, "", "/a")
+    kept.go({"RANK": "5"}, "", "/a")  # others were started in another way
     assert worker.line.receive() == Go(environ={"RANK": "5"}, stderr="/a")
+    worker.line.sock.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        worker.line.receive()
 
 
 def test_one_that_cannot_be_told_is_ended(agent, worker, monkeypatch):

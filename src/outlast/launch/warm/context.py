@@ -52,6 +52,8 @@ class ColdContext(SubprocessContext):
 
     def _start(self) -> None:
         kept, standing = self._crew.kept, self._crew.standing
+        for rank, one in kept.items():  # others wait for these; who is new has much to do first
+            one.go(self._environ(rank), self.stdouts[rank], self.stderrs[rank])
         missing = [rank for rank in range(self.nprocs) if rank not in {*kept, *standing}]
         for rank in missing:
             self.envs[rank][MARK_VARIABLE] = self._marks.new()
@@ -60,8 +62,6 @@ class ColdContext(SubprocessContext):
             self._marks.give(handlers[rank].proc.pid, self.envs[rank][MARK_VARIABLE])
         handlers |= {rank: one.handler for rank, one in kept.items()} | dict(standing)
         self.subprocess_handlers = {rank: handlers[rank] for rank in range(self.nprocs)}
-        for rank, one in kept.items():
-            one.go(self._environ(rank), self.stdouts[rank], self.stderrs[rank])
 
     def _start_new(self, ranks: Sequence[int]) -> dict[int, Any]:
         handlers = {
