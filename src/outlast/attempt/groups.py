@@ -235,6 +235,8 @@ class Groups:
 
         To be asked once, where the session opens.
         """
+        if name := lacking():
+            return f"torch {torch.__version__} has no {name}"
         c10d: Any = dist.distributed_c10d
         if not self._is_watched:
             return "its process groups were not seen to be made"
@@ -474,6 +476,20 @@ def others_live() -> bool:
     keys = [kept_key(machine) for machine in machines]
     store = connect(host, int(port), timedelta(seconds=KEPT_S))
     return any(int(value) for value in store.multi_get(keys))
+
+
+def lacking() -> str:
+    """What this torch does not have of what groups are made again with; "" for nothing."""
+    if not dist.is_available():
+        return "torch.distributed"
+    c10d: Any = dist.distributed_c10d
+    ddp = torch.nn.parallel.DistributedDataParallel
+    wanted = [
+        *((c10d, name) for name in (_HELPER, "_world", "_default_pg_init_method")),
+        *((ddp, name) for name in ("_pre_forward", "_post_forward", "__getstate__")),
+        (dist.ProcessGroup, "_get_sequence_number_for_group"),
+    ]
+    return next((name for owner, name in wanted if not hasattr(owner, name)), "")
 
 
 def _state_of(ddp: Any) -> dict[str, Any]:

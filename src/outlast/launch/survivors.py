@@ -18,6 +18,7 @@ judged like any other; so is the death of one that stands by.
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -33,6 +34,7 @@ UNWIND_S: Final = 5.0  # until its step has ended
 TAKE_DOWN_S: Final = 5.0  # from there until it could go on
 LOOK_S: Final = 0.05  # between two looks whether it has died
 BACKLOG: Final = 1024
+SLOW_S: Final = 60.0  # for a script's beginning, after which a person is told
 UNHELD: Final = "it has no session"
 STUCK: Final = f"it has not ended its step within {UNWIND_S:.0f} s"
 LATE: Final = f"its process groups were not taken down within {TAKE_DOWN_S:.0f} s"
@@ -88,6 +90,7 @@ class Survivors:
         self._stay = False
         self._lines: dict[int, Line] = {}  # by process id
         self._standing: dict[int, Any] = {}  # local rank → torch's handler of one that stands by
+        self._slow_from_s: dict[int, float] = {}  # by process id, of those; inf once it is told
         self._unwound: set[int] = set()  # process ids of those that have said so unasked
         self._prepared: dict[int, Prepared] = {}  # by process id, likewise
         self._path = directory / _SOCKET
@@ -135,10 +138,22 @@ class Survivors:
                     self._prepared[pid] = message
                 case _:  # its session has ended
                     self._lines.pop(pid).close()
+        for rank, handler in self.standing.items():
+            pid = handler.proc.pid
+            if pid not in self._prepared and time.monotonic() > self._slow_from_s[pid]:
+                self._slow_from_s[pid] = math.inf
+                self._say(
+                    f"the place of local rank {rank} is still empty after {SLOW_S:.0f} s: its new "
+                    f"process has not come to outlast.session() yet, and the others train on "
+                    f"without it. See: py-spy dump --pid {pid}"
+                )
 
     def stand_by(self, handlers: Mapping[int, Any]) -> None:
         """These have no rank in the attempt that begins; local rank → torch's handler."""
         self._standing = dict(handlers)
+        before, limit_s = self._slow_from_s, time.monotonic() + SLOW_S
+        pids = (handler.proc.pid for handler in handlers.values())
+        self._slow_from_s = {pid: before.get(pid, limit_s) for pid in pids}
         # What others have said was of the attempt before, or they are dead.
         self._unwound &= {handler.proc.pid for handler in handlers.values()}
 

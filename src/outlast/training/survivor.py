@@ -76,7 +76,7 @@ class Survivor:
         """What a lost worker costs here, for a person."""
         if self.why_not:
             return f"a lost worker: all start again, from a checkpoint: {self.why_not}"
-        return "a lost worker: the others go on in their processes, and no step is lost"
+        return "a lost worker: the others go on in their processes, and no step is lost ✔"
 
     # --- the training thread --------------------------------------------------------------------
 

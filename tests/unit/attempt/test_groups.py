@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from outlast.attempt.groups import Groups, _Asked
+from outlast.attempt.groups import Groups, _Asked, lacking
 from outlast.attempt.link import STORE_VARIABLE, kept_key, open_store
 from outlast.attempt.over import over
 
@@ -289,3 +289,10 @@ def test_one_that_is_left_behind_takes_no_name(asked, monkeypatch):
     assert (registered, len(raised)) == ([], 1)
     register("0")
     assert registered == ["0"]
+
+
+def test_a_torch_without_what_this_stands_on_is_said(monkeypatch):
+    assert lacking() == ""
+    monkeypatch.delattr(dist.distributed_c10d, "_default_pg_init_method")
+    assert lacking() == "_default_pg_init_method"
+    assert "has no _default_pg_init_method" in Groups().why_not()

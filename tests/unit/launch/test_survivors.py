@@ -222,3 +222,24 @@ def test_workers_that_leave_an_attempt_together_are_kept(agent, worker):
     agent.gather({2: handler()})
     assert (agent.kept[2].step, agent.are_moving) == (9, False)
     assert worker.line.receive() == Over()
+
+
+def test_one_that_takes_long_to_come_is_said_once(agent, worker, monkeypatch):
+    monkeypatch.setattr(module, "SLOW_S", 0.0)
+    agent.stand_by({2: handler()})
+    agent.look()
+    agent.look()
+    (said,) = agent.said
+    assert "local rank 2 is still empty" in said
+    assert f"--pid {os.getpid()}" in said
+    agent.stand_by({2: handler()})  # in the next attempt still
+    agent.look()
+    assert agent.said == [said]
+
+
+def test_one_that_has_come_is_not_called_late(agent, worker, monkeypatch):
+    monkeypatch.setattr(module, "SLOW_S", 0.0)
+    agent.stand_by({2: handler()})
+    worker.line.send(Prepared(step=None))
+    agent.look()
+    assert not agent.said

@@ -16,6 +16,7 @@ from outlast.policy.fitness.machine import (
     judge_gpus,
     judge_memory,
     judge_platform,
+    judge_recovery,
     judge_shm,
     judge_speed,
     judge_stacks,
@@ -223,3 +224,17 @@ def test_whatever_asks_for_something_says_what():
         Finding(name="b", status="failed", seen="", todo="mend"),
     ]
     assert [one.name for one in failures(findings)] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "words"),
+    [
+        ({"workers": 1, "is_wanted": True}, "ok", "only one"),
+        ({"workers": 8, "is_wanted": False}, "ok", "workers.in_process = true"),
+        ({"workers": 8, "is_wanted": True}, "ok", "no step is lost"),
+        ({"workers": 8, "is_wanted": True, "lacking": "_world"}, "warning", "no _world"),
+    ],
+)
+def test_how_the_job_goes_on_without_a_worker(facts, status, words):
+    found = judge_recovery(**({"lacking": ""} | facts))
+    assert (found.status, words in found.seen) == (status, True), found

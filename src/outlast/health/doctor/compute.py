@@ -38,6 +38,7 @@ class Computed(msgspec.Struct, kw_only=True):
         all_reduce_bytes: bytes a second that each process has seen reduced.
         workers: processes that took part in that.
         loaded: package → version that it says itself.
+        lacking: what torch does not have of what survivors of a loss go on with; "" for nothing.
         error: why something is missing.
     """
 
@@ -47,6 +48,7 @@ class Computed(msgspec.Struct, kw_only=True):
     all_reduce_bytes: float | None = None
     workers: int = 0
     loaded: dict[str, str] = {}
+    lacking: str = ""
     error: str = ""
 
 
@@ -54,8 +56,10 @@ def probe(workers: int) -> Computed:
     """Measure with as many processes as the job runs here, at least two."""
     import torch
 
+    from outlast.attempt.groups import lacking
+
     gpus = torch.cuda.device_count()  # does not touch them
-    computed = Computed(loaded=_versions(torch))
+    computed = Computed(loaded=_versions(torch), lacking=lacking())
     computed.workers = min(max(workers, 2), WORKERS_MAX, *([gpus] if gpus > 1 else []))
     try:
         computed.all_reduce_bytes = _all_reduce(computed.workers, on_gpus=gpus > 1)

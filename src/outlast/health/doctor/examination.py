@@ -180,6 +180,11 @@ class _Examination:
                 stacks or StackFacts(installed=True, error=first["stacks"].problem())
             ),
             judge.judge_gpus(gpus),
+            judge.judge_recovery(
+                is_wanted=self._settings.workers_in_process,
+                workers=machines.workers * machines.max_nodes,
+                lacking=computed.lacking,
+            ),
             _speed(computed),
         ]
         return self._compared(findings, versions | computed.loaded, computed)

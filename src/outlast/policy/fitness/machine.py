@@ -151,6 +151,31 @@ def judge_stacks(facts: StackFacts) -> Finding:
     return Finding(name=name, status="warning", seen=f"py-spy is refused: {facts.error}", todo=todo)
 
 
+def judge_recovery(*, is_wanted: bool, workers: int, lacking: str) -> Finding:
+    """How the job goes on when it loses a worker.
+
+    Args:
+        is_wanted: the setting ``workers.in_process``.
+        workers: of the job, at most.
+        lacking: what torch does not have of what that takes; "" for nothing.
+    """
+    name = "recovery"
+    if workers == 1:
+        seen = "a lost worker: it is the only one, and starts again, warm, from memory"
+        return Finding(name=name, status="ok", seen=seen)
+    if not is_wanted:
+        seen = "a lost worker: all start again, warm, from memory (workers.in_process = true "
+        seen += "keeps the others' processes: docs/recovery.md)"
+        return Finding(name=name, status="ok", seen=seen)
+    if lacking:
+        seen = f"a lost worker: all start again, warm, from memory: this torch has no {lacking}"
+        todo = "install a torch that docs/recovery.md names, or leave workers.in_process off"
+        return Finding(name=name, status="warning", seen=seen, todo=todo)
+    seen = "a lost worker: the others go on in their processes, and no step is lost, where the "
+    seen += "script has a session and DDP or outlast.SameBits"
+    return Finding(name=name, status="ok", seen=seen)
+
+
 class PlatformFacts(msgspec.Struct, kw_only=True):
     """Who gives notice here.
 
