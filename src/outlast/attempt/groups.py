@@ -63,6 +63,8 @@ _DESCRIPTORS: Final = Path("/proc/self/fd")
 _HELPER: Final = "_new_process_group_helper"  # what makes each group, in torch's c10d
 _DEFAULT: Final = "default_pg"  # what torch calls the default one
 _FAKE: Final = "fake"
+# Since torch 2.15 "nccl" is the second one, which knows no pieces of several aborts.
+_NCCL: Final = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
 _REGISTER: Final = "_register_pg_in_world"  # which has torch know of a group that was made
 # What a DDP object remembers of its reducer: a new one has all of it before itself. Without the
 # first, a static graph would never be summed again.
@@ -438,20 +440,21 @@ def _stores() -> set[tuple[str, int]]:
 def _abort_nccl() -> None:
     """As torch's own ``_abort_process_group``, without forgetting the groups meanwhile."""
     c10d: Any = dist.distributed_c10d
-    if not dist.is_nccl_available():
-        return
+    kinds = tuple(getattr(c10d, name) for name in _NCCL if hasattr(c10d, name))
     backends = []
     for group in sorted(c10d._world.pg_names, key=c10d._world.pg_names.get, reverse=True):
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError):  # it has none for GPUs
             backend = group._get_backend(torch.device("cuda"))
-            if isinstance(backend, c10d.ProcessGroupNCCL):
+            if isinstance(backend, kinds):
                 backends.append(backend)
-    if backends:
-        # In one piece, or the communicators' aborts may wait for each other (pytorch#119797).
-        backends[0]._group_start()
-        for backend in backends:
-            backend.abort()
-        backends[0]._group_end()
+    # In one piece, or the communicators' aborts may wait for each other (pytorch#119797).
+    first = next((one for one in backends if hasattr(one, "_group_start")), None)
+    if first is not None:
+        first._group_start()
+    for backend in backends:
+        backend.abort()
+    if first is not None:
+        first._group_end()
 
 
 def num_sent() -> int:

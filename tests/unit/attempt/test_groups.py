@@ -296,3 +296,37 @@ def test_a_torch_without_what_this_stands_on_is_said(monkeypatch):
     monkeypatch.delattr(dist.distributed_c10d, "_default_pg_init_method")
     assert lacking() == "_default_pg_init_method"
     assert "has no _default_pg_init_method" in Groups().why_not()
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_pieces"), [("ProcessGroupNCCL", True), ("ProcessGroupNCCL2", False)]
+)
+def test_communicators_of_any_kind_are_aborted(world, monkeypatch, kind, has_pieces):
+    """There is no GPU here: what stands for a backend writes down what is asked of it."""
+    said = []
+
+    class Backend:
+        def abort(self):
+            said.append("abort")
+
+    if has_pieces:
+        Backend._group_start = lambda self: said.append("start")
+        Backend._group_end = lambda self: said.append("end")
+    group = types.SimpleNamespace(_get_backend=lambda device: Backend())
+    monkeypatch.setattr(dist.distributed_c10d, kind, Backend, raising=False)
+    names = {Hashed(group): "a", Hashed(types.SimpleNamespace(_get_backend=refuse)): "b"}
+    known = types.SimpleNamespace(pg_names=names)
+    monkeypatch.setattr(dist.distributed_c10d, "_world", known)
+    Groups().break_all(again=False)
+    assert said == (["start", "abort", "end"] if has_pieces else ["abort"])
+
+
+class Hashed:
+    """A namespace that is a key."""
+
+    def __init__(self, given):
+        self.__dict__.update(vars(given))
+
+
+def refuse(device):
+    raise RuntimeError(f"no backend for {device}")
