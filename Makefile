@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-slurm test-newest check format unit bench zoo gpu gpu-wheels system-packages clean
+.PHONY: help demo test test-unit test-slurm test-newest check format unit bench zoo gpu gpu-wheels house system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
@@ -15,6 +15,7 @@ help:
 	@echo "make test-newest  the same tests but the longest with today's torch, in an environment of its own (8 GB)"
 	@echo "make check   format, lint, types, import rules, unit tests (two minutes)"
 	@echo "make format  rewrite the sources in the project's format"
+	@echo "make house   count what a reader of the source must hold in mind (a second)"
 	@echo "make bench   the side-by-side measurements in benchmarks/ (hours)"
 	@echo "make zoo     other people's optimizers and models, killed and resumed (ten minutes); docs/zoo.md"
 	@echo "make gpu     what wants a GPU: tests, a kill, a hang, 10 GB beside DCP (nine minutes, no network)"
@@ -112,6 +113,9 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy --no-error-summary
 	PYTHONPATH=src $(BIN)/lint-imports --no-logo
 	$(UNIT) -q
+
+house:
+	@$(PYTHON) tools/house.py $(HOUSE_ARGS)
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff format -q .
