@@ -1,8 +1,8 @@
 """Membership at sizes that no test machine has: losses, attempts, the coordinator's work, storage.
 
-The decisions are the runtime's own objects on a virtual clock (``outlast.simulate``); messages,
-storage and the ends of workers are modelled, with the costs printed at the top. The processor time
-of the decisions is real: of this machine.
+The decisions are the runtime's own objects on a virtual clock (``tests/simulated_machines``);
+messages, storage and the ends of workers are modelled, with the costs printed at the top. The
+processor time of the decisions is real: of this machine.
 
 - by size: one machine reset, one silent, a rack reset, a zone reset, a zone silent, the
   coordinator's machine reset, and the coordinator's whole rack silent;
@@ -22,9 +22,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import bench  # noqa: F401 - stand-ins that tests have too
 from outlast.simulate.failures import DAY_S, LLAMA_3, Loss, at_rates, of_bamboo, of_lanl
-from outlast.simulate.membership import Figures, run
-from outlast.simulate.parts import Costs
+from simulated_machines.parts import Costs
+from simulated_machines.runs import Figures, run
 
 APART_S = 120.0  # between two losses, so that each is seen alone
 BACK_S = 45.0

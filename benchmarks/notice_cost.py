@@ -27,13 +27,15 @@ from typing import Any
 
 import torch
 
+from bench import TESTS
 from outlast.notice.platform import choose
 from outlast.notice.watch import WatchThread
 
 SERVE = """
 import sys
-from outlast.drill import metadata_server as aws, metadata_server_alibaba as alibaba
-from outlast.drill import metadata_server_azure as azure, metadata_server_gcp as gcp
+sys.path.append(sys.argv[2])
+from metadata_servers import alibaba, azure, gcp
+from outlast.drill import metadata_server as aws
 kinds = {"aws": aws.AwsMetadataServer, "gcp": gcp.GcpMetadataServer,
          "azure": azure.AzureMetadataServer, "alibaba": alibaba.AlibabaMetadataServer}
 with kinds[sys.argv[1]]() as server:
@@ -79,7 +81,7 @@ def _number(thread: WatchThread) -> int:
 def service(platform: str) -> Iterator[str]:
     """A metadata service in a process of its own; its address."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SERVE, platform],
+        [sys.executable, "-c", SERVE, platform, str(TESTS)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -3,8 +3,7 @@
 ``corpus``          real text that is on every machine: Python's own source
 ``demo_train``      the training script of the demo
 ``faults``          what is done to a running job: kills and notices
-``metadata_server`` EC2's metadata service on loopback; ``metadata_server_gcp``, ``_azure`` and
-                    ``_alibaba`` are the others', ``_base`` is what they share
+``metadata_server`` EC2's metadata service on loopback; ``_base`` is what such servers share
 ``trace``           what a run consumed and computed, step by step
 ``demo``            two runs, three faults, one comparison
 """

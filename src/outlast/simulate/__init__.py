@@ -8,15 +8,8 @@ A job's time, and what it costs:
 ``job``         one run of it, checkpoint by checkpoint, with the runtime's decisions
 ``many``        many runs side by side, from failure to failure
 ``study``       policies compared on the same failures
-
-A job's membership, message by message:
-
 ``clock``       time that costs nothing
 ``failures``    what goes wrong, and when: published rates, correlated losses, recorded traces
-``parts``       what surrounds the decisions: costs, storage, machines
-``coordinator`` the role, with the real roster
-``cluster``     all of it, around one job's membership
-``membership``  scenarios, and what is measured in them
 
 What is modelled is what surrounds the decisions: how long saves, messages, storage and workers
 take. The decisions themselves (:mod:`outlast.policy`) are not modelled: they run.

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from outlast.drill.metadata_server import ACTION_PATH, AwsMetadataServer
-from outlast.drill.metadata_server_alibaba import RELEASE_PATH, AlibabaMetadataServer
-from outlast.drill.metadata_server_azure import EVENTS_PATH, AzureMetadataServer
-from outlast.drill.metadata_server_base import Fault
-from outlast.drill.metadata_server_gcp import (
+from metadata_servers.alibaba import RELEASE_PATH, AlibabaMetadataServer
+from metadata_servers.azure import EVENTS_PATH, AzureMetadataServer
+from metadata_servers.gcp import (
     MAINTENANCE_PATH,
     PREEMPTED_PATH,
     GcpMetadataServer,
 )
+from outlast.drill.metadata_server import ACTION_PATH, AwsMetadataServer
+from outlast.drill.metadata_server_base import Fault
 from outlast.notice import Approver, aws, watch
 from outlast.notice.alibaba import AlibabaWatcher
 from outlast.notice.aws import AwsWatcher

@@ -6,14 +6,14 @@ import threading
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-from outlast.drill.metadata_server_alibaba import RELEASE_PATH, ZONE_PATH, AlibabaMetadataServer
-from outlast.drill.metadata_server_azure import COMPUTE_PATH, EVENTS_PATH, AzureMetadataServer
-from outlast.drill.metadata_server_base import TOKEN_PATH, Fault
-from outlast.drill.metadata_server_gcp import (
+from metadata_servers.alibaba import RELEASE_PATH, ZONE_PATH, AlibabaMetadataServer
+from metadata_servers.azure import COMPUTE_PATH, EVENTS_PATH, AzureMetadataServer
+from metadata_servers.gcp import (
     MAINTENANCE_PATH,
     PREEMPTED_PATH,
     GcpMetadataServer,
 )
+from outlast.drill.metadata_server_base import TOKEN_PATH, Fault
 
 GOOGLE = {"Metadata-Flavor": "Google"}
 AZURE = {"Metadata": "true"}

@@ -7,8 +7,8 @@ import pytest
 
 from outlast.simulate.clock import Clock, Server
 from outlast.simulate.failures import LLAMA_3, Loss, at_rates, of_bamboo, of_lanl
-from outlast.simulate.membership import run
-from outlast.simulate.parts import Costs
+from simulated_machines.parts import Costs
+from simulated_machines.runs import run
 
 MACHINES = 96
 TRACES = Path("shared/traces")

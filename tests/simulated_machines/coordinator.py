@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 from outlast.policy.intake import Intake
 from outlast.policy.membership import End, Form, Leaves, Order, Phase, Roster, Stop
 from outlast.simulate.clock import Server
-from outlast.simulate.parts import Machine
+from simulated_machines.parts import Machine
 
 if TYPE_CHECKING:
-    from outlast.simulate.cluster import Cluster
+    from simulated_machines.cluster import Cluster
 
 TICK_S: Final = 0.05
 ALIVE_S: Final = 1.0

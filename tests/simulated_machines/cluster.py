@@ -16,9 +16,9 @@ from outlast.policy.membership import Form, Order, Rules
 from outlast.policy.silence import Silence
 from outlast.policy.succession import Seeking, heirs
 from outlast.simulate.clock import Clock
-from outlast.simulate.coordinator import Coordinator
 from outlast.simulate.failures import Loss, Place
-from outlast.simulate.parts import Costs, Formed, Machine, Storage
+from simulated_machines.coordinator import Coordinator
+from simulated_machines.parts import Costs, Formed, Machine, Storage
 
 GONE_S: Final = 2.5  # without a sign of life of one that refuses
 
@@ -46,7 +46,7 @@ class Cluster:
         tells_changes: bool = True,
     ) -> None:
         self.clock = Clock()
-        self.chance = random.Random(seed)  # noqa: S311 - a simulation
+        self.chance = random.Random(seed)
         self.rules, self.costs, self.place = rules, costs, place
         self.tells_changes = tells_changes
         self.storage = Storage(self.clock, self.chance, costs.storage_s)
@@ -173,7 +173,7 @@ class Cluster:
 
     def _say_ready(self, machine: Machine) -> None:
         at, name, machine.past = machine.follows, machine.name, machine.attempt
-        assert at is not None  # noqa: S101 - the callers have looked
+        assert at is not None
         past = machine.past
 
         def hear(now_s: float) -> list[Order]:

@@ -11,9 +11,9 @@ from typing import Final
 import msgspec
 
 from outlast.policy.membership import Rules
-from outlast.simulate.cluster import Cluster
 from outlast.simulate.failures import Loss, Place
-from outlast.simulate.parts import Costs, Formed
+from simulated_machines.cluster import Cluster
+from simulated_machines.parts import Costs, Formed
 
 SETTLED_S: Final = 300.0  # by when the first attempt has formed
 
@@ -79,7 +79,7 @@ def run(
     """
     rules = Rules(min_nodes=max(int(machines * min_share), 1), max_nodes=machines)
     cluster = Cluster(machines, rules, costs, seed=seed, place=place, tells_changes=tells_changes)
-    start = random.Random(seed)  # noqa: S311 - a simulation
+    start = random.Random(seed)
     for number in range(machines):
         cluster.clock.after(start.random(), functools.partial(cluster.start, number))
     count = 0

@@ -1,0 +1,1 @@
+"""Servers that speak the metadata protocols of Google Cloud, Azure and Alibaba Cloud."""
