@@ -5,11 +5,11 @@ place; but what the lost one would have drawn next nobody else knows. So each wo
 in its process puts that into a file of the agent's private directory on a memory file system,
 through a mapping, like its beat: no system call on the step's path.
 
-Kept are the newest two steps that were completed, and of the step in progress what will be its end
-if nothing is drawn any more: ranks may be a step apart, and a worker may die after its part of a
-step was used by the others. And all that twice: what an attempt has gone on from stays until the
-attempt after it has begun, as one that is lost while all go into an attempt may have written
-nothing there yet.
+Kept are the newest two moments that can be gone on from (the ends of steps, whichever these are),
+and of the step in progress what will be its end if nothing is drawn any more: ranks may be a moment
+apart, and a worker may die after its part of a step was used by the others. And all that twice:
+what an attempt has gone on from stays until the attempt after it has begun, as one that is lost
+while all go into an attempt may have written nothing there yet.
 
 What can go wrong: the process is killed in the middle of a write. A record is believed only with
 its checksum; without it the job resumes from a checkpoint.
@@ -99,6 +99,8 @@ class Own:
             except OSError as error:  # what is lost then is resumed from a checkpoint
                 logger.warning("a worker's own state is not kept in memory: %s", error)
         self._pending: tuple[int, bool, bytes] | None = None  # step, late in it, blob
+        self._newest: int | None = None  # completed, of those that are kept
+        self._turn = 0  # the slot that it has
         self._is_seasoned = bool(known & _SEASONED)
         self._draws_in_backward = bool(known & _IN_BACKWARD)
         self._draws_late = bool(known & _LATE)
@@ -125,12 +127,14 @@ class Own:
         return is_it and self._is_seasoned and not (self._draws_in_backward or self._draws_late)
 
     def final(self, step: int, blob: bytes, rest: bytes) -> None:
-        """``step`` is completed."""
+        """``step`` is completed, and can be gone on from."""
         before, self._pending = self._pending, None
         if before is not None and before[0] == step:
             self._is_seasoned = True
             self._draws_late = self._draws_late or before[2] != blob
-        self._write(step % 2, step, blob, rest, certain=True, stage=2)
+        if step != self._newest:  # the one before it may be many steps away
+            self._newest, self._turn = step, 1 - self._turn
+        self._write(self._turn, step, blob, rest, certain=True, stage=2)
 
     def _write(
         self, slot: int, step: int, blob: bytes, rest: bytes, *, certain: bool, stage: int

@@ -63,6 +63,7 @@ class Keeping:
         self._random: Any = None  # as was told last of a step in progress
         self._mirror = Own(rig.timeline, rig.link.rank, rig.link.world_size, rig.basis)
         self._moment: Moment | None = None
+        self._step = 0  # completed; there may be some since that moment
         self._is_off = False  # this session's state is not one that can be kept
         self._hook: Any = None
         model = objects.model
@@ -72,31 +73,42 @@ class Keeping:
                 break
         over.watch(let_go)
 
-    def keep(self, step: int, own: bytes = b"") -> None:
+    def keep(self, step: int, own: bytes = b"", *, stepped: bool = True) -> None:
         """A step has ended, or the first one is about to begin.
 
         Args:
             step: completed steps.
             own: what this rank alone knew then, where a batch has been handed out since.
+            stepped: whether the step has changed weights.
         """
         start_s = time.monotonic()
         try:
-            self._keep(step, own)
+            self._keep(step, own, stepped=stepped)
         finally:
             self._rig.samples.stalled(time.monotonic() - start_s)
 
+    def stay(self, step: int) -> None:
+        """``step`` has ended with gradients in the making, which are this process' alone.
+
+        The moment before them stays the one to go on from, unless weights have changed since.
+        """
+        self._step = step
+        if self._moment is not None and self._moment.is_spoiled:
+            self._moment = None
+
     def keep_nothing(self) -> None:
-        """This moment is not one that can be gone on from."""
+        """What was kept cannot be gone on from any more."""
         self._moment = None
 
-    def _keep(self, step: int, own: bytes) -> None:
-        self._moment = None  # two of them are never held
+    def _keep(self, step: int, own: bytes, *, stepped: bool) -> None:
+        self._moment, self._step = None, step  # two of them are never held
         if self._is_off:
             return
         try:
             rest = self._looks.take() or self._all()
             own = own or self._packer.pack(self._own())
-            moment = Moment(self._rig.timeline, self._rig.link, step, rest, own)
+            line, link = self._rig.timeline, self._rig.link
+            moment = Moment(line, link, step, rest, own, stepped=stepped)
             self._mirror.final(step, own, moment.rest)
         except Exception as error:  # noqa: BLE001 - whatever state is made of, training goes on
             self._stop(error)
@@ -159,7 +171,7 @@ class Keeping:
     def _pending(self, *, late: bool) -> None:
         if self._moment is None:
             return
-        step = self._moment.step + 1
+        step = self._step + 1
         try:
             if late and self._mirror.is_told(step) and random_state.outside() is self._random:
                 return  # as the backward pass began

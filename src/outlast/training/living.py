@@ -35,23 +35,36 @@ class Moment:
         step: completed steps.
         own: this rank's own state.
         rest: digest of all that optimizers do not change, but for ``own``.
+        stepped: whether its step has changed weights: all ranks' gradients were there then.
+        is_spoiled: whether an optimizer has begun to change it.
 
     Args:
         timeline, link: of the attempt.
         step: as above.
         rest: the state, but for this rank's own.
         own: that.
+        stepped: as above.
     """
 
-    def __init__(self, timeline: int, link: Link, step: int, rest: Rest, own: bytes) -> None:
+    def __init__(
+        self,
+        timeline: int,
+        link: Link,
+        step: int,
+        rest: Rest,
+        own: bytes,
+        *,
+        stepped: bool = True,
+    ) -> None:
         self.timeline = timeline
         self.rank, self.world_size = link.rank, link.world_size
         self.step = step
+        self.stepped = stepped
         self.own = own
         self.rest = rest.digest
         self._state = rest
         self._whole: Whole | None = None
-        self._is_spoiled = False
+        self.is_spoiled = False
         self._marks = [(one, one.data_ptr(), one._version) for one in rest.live]
 
     def settle(self, now: Callable[[], State]) -> None:
@@ -83,12 +96,12 @@ class Moment:
 
     def spoil(self) -> None:
         """An optimizer begins: some write past the version counters."""
-        self._is_spoiled = True
+        self.is_spoiled = True
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing has changed since the step's end."""
-        return not self._is_spoiled and all(
+        return not self.is_spoiled and all(
             tensor.data_ptr() == address and tensor._version == version
             for tensor, address, version in self._marks
         )

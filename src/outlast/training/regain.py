@@ -170,6 +170,7 @@ def _offer(moment: Moment | None, records: list[Record], *, lives: bool) -> Offe
         lives=lives,
         is_grouped=is_grouped,
         known=[*known, mine],
+        stepped=moment.stepped,
         draws=draws,
     )
 

@@ -2,11 +2,14 @@
 
 ``--die RANK:STEP:PLACE``, once in the job, with SIGKILL.
 
+In kinds of ``WINDOWS`` the optimizer steps after every fourth batch.
+
 RECORDS/final-RANK.json is the end, with a hash of each named object and of the random numbers, and
 how often this process has run the loop's body.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -35,6 +38,9 @@ def parse():
 
 OPTIONS = parse()
 KIND = OPTIONS.kind
+WINDOWS = {"no_sync", "sums", "sums_stock", "saved", "counted"}
+BATCHES = 4 if KIND in WINDOWS else 1  # of an optimizer's step
+AT = [0, 0]  # rank and step
 
 
 def die_here(rank, step, place):
@@ -48,7 +54,7 @@ def die_here(rank, step, place):
 
 
 def loader_of(rank, world):
-    if KIND != "stock":
+    if not KIND.endswith("stock"):
         return outlast.data.Loader(Points(50), global_batch=12, seed=3)
     sampler = torch.utils.data.DistributedSampler(Points(48), world, rank, seed=3)
     return torch.utils.data.DataLoader(
@@ -60,6 +66,7 @@ def double(state, bucket):
     """A communication hook of the script's own."""
     buffer = bucket.buffer()
     work = dist.all_reduce(buffer.div_(2 * dist.get_world_size()), async_op=True)
+    die_here(*AT, "bucket")
     return work.get_future().then(lambda done: done.value()[0].mul_(2))
 
 
@@ -80,21 +87,34 @@ def main():
     scaler = torch.amp.GradScaler("cpu", growth_interval=3)
     fixed = {"static_graph": True} if KIND == "static" else {"find_unused_parameters": True}
     model = nn.parallel.DistributedDataParallel(net, **fixed)
-    if KIND == "hook":
+    if KIND == "hook" or KIND in WINDOWS:
         model.register_comm_hook(None, double)
     named = {"model": net, "optimizer": optimizer, "schedule": schedule}
     named |= {"average": average, "scaler": scaler}
+    optimizer.register_step_post_hook(lambda *_: die_here(*AT, "optimizer"))
     bodies = 0
-    with outlast.session(every="5 steps", **named) as session:
+    every = "1000 steps" if KIND in WINDOWS - {"saved"} else "5 steps"
+    with outlast.session(every=every, **named) as session:
         if KIND == "outside":
             dist.barrier()
-        for _, x in session.steps(loader_of(rank, world), until=OPTIONS.steps):
+        steps = session.steps(loader_of(rank, world), until=OPTIONS.steps)
+        batches = ((session.step, x) for _, x in steps)
+        if KIND == "counted":  # by the script itself
+            batches = ((number, x) for number, (_, x) in enumerate(steps))
+        for number, x in batches:
             step, bodies = session.step + 1, bodies + 1
+            AT[:] = rank, step
+            is_last = number % BATCHES == BATCHES - 1
             die_here(rank, step, "forward")
-            loss = F.mse_loss(model(x + random.random() * 0.1), x)
-            optimizer.zero_grad()
-            die_here(rank, step, "backward")
-            scaler.scale(loss).backward()
+            with contextlib.nullcontext() if is_last or KIND != "no_sync" else model.no_sync():
+                loss = F.mse_loss(model(x + random.random() * 0.1), x)
+                if KIND not in WINDOWS or (KIND == "no_sync" and step % BATCHES == 1):
+                    optimizer.zero_grad()
+                die_here(rank, step, "backward")
+                scaler.scale(loss).backward()
+            if not is_last:
+                die_here(rank, step, "accumulated")
+                continue
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             if KIND == "sum":  # of the script's own
@@ -105,6 +125,8 @@ def main():
             die_here(rank, step, "stepped")
             schedule.step()
             average.update_parameters(net)
+            if KIND in WINDOWS and KIND != "no_sync":
+                optimizer.zero_grad()
     found = {"torch": torch.get_rng_state().tolist(), "python": random.getstate()}
     hashes = {name: hashlib.sha256(repr(one).encode()).hexdigest() for name, one in found.items()}
     for name, one in named.items():

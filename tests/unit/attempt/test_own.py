@@ -36,6 +36,21 @@ def test_the_newest_two_steps_are_kept(place):
     assert {(one.timeline, one.rank, one.world_size) for one in found} == {(5, 1, 4)}
 
 
+@pytest.mark.parametrize("apart", [1, 2, 4])
+def test_the_newest_two_moments_are_kept_however_many_steps_apart(place, apart):
+    """As with gradients that are accumulated over so many."""
+    own = Own(5, 1, 4)
+    for number in range(1, 4 * apart + 1):
+        own.pending(number, b"%d" % number, late=False)
+        if number % apart == 0:
+            own.final(number, b"blob %d" % number, b"r" * 16)
+    found = [(one.step, one.blob) for one in read_own() if one.is_final]
+    assert sorted(found) == [(n * apart, b"blob %d" % (n * apart)) for n in (3, 4)]
+    own.final(4 * apart, b"again", b"r" * 16)
+    found = [(one.step, one.blob) for one in read_own() if one.is_final]
+    assert sorted(found) == [(3 * apart, b"blob %d" % (3 * apart)), (4 * apart, b"again")]
+
+
 def test_nothing_is_there_before_anything_was_written(place):
     assert read_own() == []
     Own(1, 0, 1)
@@ -95,7 +110,7 @@ def test_a_torn_record_is_none(place):
 def test_what_is_too_large_is_not_kept_and_hides_what_was_there(place):
     own = Own(1, 0, 2)
     own.final(1, b"one", b"")
-    own.final(3, b"x" * SLOT_BYTES, b"")
+    own.final(1, b"x" * SLOT_BYTES, b"")
     assert read_own() == []
 
 
