@@ -79,6 +79,10 @@ class Moment:
         if self.is_whole:
             self._whole = self._state.whole(now)
 
+    def take(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Have these, some of which are as rank 0 has them; of one that has settled."""
+        self._whole = Whole(data=self.data, tensors=tensors)
+
     @property
     def data(self) -> dict[str, Any]:
         """Key → small state, in which tensors are named; of one that has settled."""
@@ -112,9 +116,11 @@ class Moment:
         return self._whole is not None
 
     def digest(self) -> str:
-        """Of all of it but this rank's own; equal where ranks hold the same."""
+        """Of all of it but this rank's own, and rank 0's; equal where ranks hold the same."""
         found = xxhash.xxh3_128(self.rest)
         for name, tensor in self.tensors.items():
+            if name in self._state.sent:
+                continue
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             raw = as_bytes(tensor)
             found.update(array_of(raw).data)

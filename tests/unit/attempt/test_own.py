@@ -2,6 +2,7 @@
 
 import pytest
 
+from outlast.attempt import own as module
 from outlast.attempt.beat import VARIABLE
 from outlast.attempt.own import SLOT_BYTES, Own, own_path, read_own
 
@@ -107,7 +108,29 @@ def test_a_torn_record_is_none(place):
     assert [one.step for one in read_own()] == [2]
 
 
-def test_what_is_too_large_is_not_kept_and_hides_what_was_there(place):
+def test_the_room_follows_the_size(place):
+    """What is there already stays, of the attempt before too."""
+    own = Own(1, 0, 2)
+    own.final(1, b"of before", b"")
+    own.close()
+    own = Own(1, 0, 3, (1, 2))
+    own.final(2, b"two", b"")
+    large = bytes(range(256)) * (SLOT_BYTES // 100)
+    own.pending(3, large, late=False)
+    own.final(3, large, b"")
+    own.close()
+    kept = {(2, True): b"two", (3, True): large, (3, False): large}
+    found = {(one.step, one.is_final): one.blob for one in read_own()}
+    assert found == {**kept, (1, True): b"of before"}
+    own = Own(1, 0, 3, (3, 3))
+    own.final(4, b"four", b"")
+    found = {(one.step, one.is_final): one.blob for one in read_own()}
+    assert found == {**kept, (4, True): b"four"}
+    assert sorted(one.name for one in place.parent.iterdir()) == [place.name]
+
+
+def test_what_is_too_large_is_not_kept_and_hides_what_was_there(place, monkeypatch):
+    monkeypatch.setattr(module, "SLOT_BYTES_MAX", SLOT_BYTES)
     own = Own(1, 0, 2)
     own.final(1, b"one", b"")
     own.final(1, b"x" * SLOT_BYTES, b"")
