@@ -145,7 +145,8 @@ class OutlastFeed:
         self.loader = loader
         self.epoch = loader.epoch or 0
         self._trail = trail
-        self._step = step
+        self._step = step  # at which the record's stretch begins, or will with the next batch
+        self._is_due = True  # another stretch
         self._max_epochs: int | None = None
         self.doubts: list[str] = []
         self._drawn: list[str] = []
@@ -181,22 +182,37 @@ class OutlastFeed:
         _, self.epoch = self._take()
         self._begin(step, left_out=self.loader.global_batch)
 
+    def go_on(self, step: int, *, in_hand: bool) -> None:
+        """Another attempt goes on here, maybe with workers that join: all begin a stretch.
+
+        Args:
+            step: completed steps.
+            in_hand: whether the batch behind them was handed out, and stays so.
+        """
+        if not in_hand:
+            self._step, self._is_due = step, True
+        elif self._step != step:
+            self._begin(step, position=self.loader.position - self.loader.global_batch)
+            self._trail.took(self.loader.handed)
+
     def _take(self) -> tuple[Any, int]:
         """The next batch, and the epoch of its first sample."""
         epoch = self.loader.epoch or 0
         if self._max_epochs is not None and epoch >= self._max_epochs:
             raise StopIteration
-        if self._iterator is None:
+        if self._is_due:
             self._begin(self._step)
+        if self._iterator is None:
             self._iterator = iter(self.loader)
         with made.by_a_feed():
             return next(self._iterator), epoch
 
-    def _begin(self, step: int, left_out: int = 0) -> None:
+    def _begin(self, step: int, left_out: int = 0, position: int | None = None) -> None:
         loader = self.loader
+        self._step, self._is_due = step, False
         self._trail.begin(
             step=step,
-            position=loader.position,
+            position=loader.position if position is None else position,
             global_batch=loader.global_batch,
             world_size=loader.world_size,
             slice_of_batch=loader.slice_of_batch,
@@ -255,6 +271,7 @@ class OutlastFeed:
 
     def close(self) -> None:
         """End the loader's processes; the position stays readable."""
+        self._is_due = True
         iterator, self._iterator = self._iterator, None
         close = getattr(iterator, "close", None)
         if close is not None:

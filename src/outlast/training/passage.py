@@ -348,8 +348,11 @@ class Passage:
             self._position.put_generators(own["data"].get("held", ()))
             random_state.restore(own["random"])
             self.is_in_hand = False
+            self._position.go_on(regained.step, in_hand=False)
         elif ahead or not is_same:
             self._move(on, regained.own_of, regained.world_size)
+        else:
+            self._position.go_on(step, in_hand=self.is_in_hand)
         self._position.tell(on.rig)
         if regained.has_new:
             on.afresh.stand_by()

@@ -510,6 +510,11 @@ class Position:
         """Whether the loader's place is one of so many workers' own."""
         return self._feed is not None and self._feed.is_tied
 
+    def go_on(self, step: int, *, in_hand: bool) -> None:
+        """Another attempt goes on here, at ``step``, with the batch behind it if ``in_hand``."""
+        if isinstance(self._feed, OutlastFeed):
+            self._feed.go_on(step, in_hand=in_hand)
+
     def tell(self, rig: Rig) -> None:
         """Another attempt: what must be known there of the loader."""
         if self._feed is not None:

@@ -676,7 +676,9 @@ class Session:
 
     def _state(self) -> dict[str, Any]:
         state = self._objects.capture()
-        state[OWN] = self._own(self.step, self._position.state())
+        # A batch that is in hand may yet be given back, or be in a stretch that has yet to begin.
+        place = self._position.state() if self._at_boundary else self._position.ahead()
+        state[OWN] = self._own(self.step, place)
         if gradients := self._gradients.in_the_making(self._objects.gone_through(state)):
             state[OWN][GRADIENTS] = gradients
         return state

@@ -1,4 +1,4 @@
-"""Data-parallel jobs of many kinds that a loss interrupts: RECORDS STEPS KIND [--die …].
+"""Data-parallel jobs of many kinds that a loss interrupts: RECORDS STEPS KIND [options].
 
 ``--die RANK:STEP:PLACE``, once in the job, with SIGKILL.
 
@@ -15,6 +15,7 @@ import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -33,18 +34,22 @@ def parse():
     parser.add_argument("steps", type=int)
     parser.add_argument("kind")
     parser.add_argument("--die", action="append", default=[])
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds, where it could die")
     return parser.parse_args()
 
 
 OPTIONS = parse()
 KIND = OPTIONS.kind
-WINDOWS = {"no_sync", "sums", "sums_stock", "saved", "counted"}
+NORMS = {"norm", "norm_no_sync"}
+WINDOWS = {"no_sync", "sums", "sums_stock", "saved", "counted", "norm_no_sync"}
+NO_SYNC = KIND.endswith("no_sync")
 BATCHES = 4 if KIND in WINDOWS else 1  # of an optimizer's step
 AT = [0, 0]  # rank and step
 
 
 def die_here(rank, step, place):
     """Die if that is asked for, once in the job."""
+    time.sleep(OPTIONS.pause)
     for number, one in enumerate(OPTIONS.die):
         who, when, where = one.split(":")
         mark = OPTIONS.records / f"died-{number}"
@@ -77,7 +82,7 @@ def main():
     if (OPTIONS.records / "died-0").exists():
         die_here(rank, 0, "joining")
     torch.manual_seed(0)
-    norm = [nn.BatchNorm1d(32)] if KIND == "buffers" else []
+    norm = [nn.BatchNorm1d(32)] if KIND in {"buffers", *NORMS} else []
     net = nn.Sequential(nn.Linear(8, 32), *norm, nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8))
     torch.manual_seed(1 + rank)
     random.seed(1 + rank)
@@ -87,10 +92,11 @@ def main():
     scaler = torch.amp.GradScaler("cpu", growth_interval=3)
     fixed = {"static_graph": True} if KIND == "static" else {"find_unused_parameters": True}
     model = nn.parallel.DistributedDataParallel(net, **fixed)
-    if KIND == "hook" or KIND in WINDOWS:
+    if KIND in {"hook", *NORMS, *WINDOWS}:
         model.register_comm_hook(None, double)
     named = {"model": net, "optimizer": optimizer, "schedule": schedule}
-    named |= {"average": average, "scaler": scaler}
+    # With batch norms it would have each rank's own statistics.
+    named |= {"scaler": scaler} if KIND in NORMS else {"average": average, "scaler": scaler}
     optimizer.register_step_post_hook(lambda *_: die_here(*AT, "optimizer"))
     bodies = 0
     every = "1000 steps" if KIND in WINDOWS - {"saved"} else "5 steps"
@@ -106,9 +112,9 @@ def main():
             AT[:] = rank, step
             is_last = number % BATCHES == BATCHES - 1
             die_here(rank, step, "forward")
-            with contextlib.nullcontext() if is_last or KIND != "no_sync" else model.no_sync():
+            with contextlib.nullcontext() if is_last or not NO_SYNC else model.no_sync():
                 loss = F.mse_loss(model(x + random.random() * 0.1), x)
-                if KIND not in WINDOWS or (KIND == "no_sync" and step % BATCHES == 1):
+                if KIND not in WINDOWS or (NO_SYNC and step % BATCHES == 1):
                     optimizer.zero_grad()
                 die_here(rank, step, "backward")
                 scaler.scale(loss).backward()
@@ -124,8 +130,9 @@ def main():
             scaler.update()
             die_here(rank, step, "stepped")
             schedule.step()
-            average.update_parameters(net)
-            if KIND in WINDOWS and KIND != "no_sync":
+            if KIND not in NORMS:
+                average.update_parameters(net)
+            if KIND in WINDOWS and not NO_SYNC:
                 optimizer.zero_grad()
     found = {"torch": torch.get_rng_state().tolist(), "python": random.getstate()}
     hashes = {name: hashlib.sha256(repr(one).encode()).hexdigest() for name, one in found.items()}
