@@ -67,8 +67,7 @@ class Gradients:
         self._handed: list[Any] | None = None  # how they stood, where the boundary was not clean
         self._unsummed: list[Any] = []  # some parameters of FSDP2
         self._has_stepped = self._has_replayed = self._is_blind = self._is_named = False
-        self._others: list[torch.Tensor] = []  # that no optimizer has stepped with yet
-        self._unclaimed_of = -1
+        self._others: list[torch.Tensor] | None = None  # that no optimizer has stepped with yet
         self._saved: Mapping[str, Any] | None = None
         self._hook: Any = None
 
@@ -116,6 +115,7 @@ class Gradients:
         if one is None or one.optimizer() is not optimizer:
             self._by_hand = None
             one = self._seen[id(optimizer)] = _Seen.of(optimizer)
+            self._others = None
         one.note()
         self._on_step(optimizer)
 
@@ -139,6 +139,7 @@ class Gradients:
                 one.accumulates = not one.has_used()
         if gone:
             self._seen = {key: one for key, one in self._seen.items() if one.is_there}
+            self._others = None
 
     @property
     def have_moved(self) -> bool:
@@ -189,17 +190,12 @@ class Gradients:
         """
         if any(not one.has_used() for one in self._seen.values()):
             return True
-        return any(p.grad is not None for p in self._unclaimed())
-
-    def _unclaimed(self) -> list[torch.Tensor]:
-        """Parameters of no optimizer that has stepped; looked for where there is another one."""
-        if self._unclaimed_of != len(self._seen):
-            self._unclaimed_of = len(self._seen)
-            claimed = {id(p) for one in self._seen.values() for p in one.parameters()}
-            self._others = [
-                p for _, p in self._parameters() if p.requires_grad and id(p) not in claimed
-            ]
-        return self._others
+        if self._others is not None and all(p.grad is None for p in self._others):
+            return False
+        claimed = {id(p) for one in self._seen.values() for p in one.parameters()}
+        trained = (p for _, p in self._parameters() if p.requires_grad)
+        self._others = [p for p in trained if id(p) not in claimed]
+        return any(p.grad is not None for p in self._others)
 
     def foreseen(self, step: int) -> int:
         """The first boundary, from ``step`` on, at which all are used, as far as is foreseen."""

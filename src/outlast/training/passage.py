@@ -376,10 +376,8 @@ class Passage:
         return loaded.manifest.step
 
     def _move(self, on: Footing, own_of: Callable[[int], Mapping[str, Any]], saved_by: int) -> None:
-        own, placed = (
-            own_of(on.rig.link.rank % saved_by),
-            (on.rig.link.rank, on.rig.link.world_size),
-        )
+        link = on.rig.link
+        own, placed = own_of(link.rank % saved_by), (link.rank, link.world_size)
         is_same = self._placed == placed and saved_by == placed[1]
         self._position.move(own_of, saved_by, on.rig, own["step"], is_same=is_same)
         self._placed = placed

@@ -151,7 +151,7 @@ def test_who_counts_batches_itself_starts_again(floor, tmp_path):
 
 @pytest.mark.parametrize("kind", ["buffers", "sum", "outside"])
 def test_what_cannot_be_gone_on_from_comes_back_from_memory(floor, tmp_path, kind):
-    """An average has statistics of each rank; a sum of the script's raises; it has one elsewhere."""
+    """An average has each rank's statistics; a sum of the script's raises; it has one elsewhere."""
     calm, _ = run(floor, tmp_path / "calm", kind)
     job, running = run(floor, tmp_path / "job", kind, "2:8:backward", "0:14:forward")
     assert ends(job) == ends(calm), running.text
