@@ -257,6 +257,11 @@ class Groups:
     def _ddp(self) -> list[Any]:
         return [one for one in (each() for each in self._wrappers) if one is not None]
 
+    def sent_buffers(self) -> set[int]:
+        """Addresses of buffers that DDP objects take from rank 0 before their next forward pass."""
+        found = (one.modules_buffers for one in self._ddp() if _sends_buffers(one))
+        return {buffer.data_ptr() for buffers in found for buffer in buffers}
+
     # --- breaking -------------------------------------------------------------------------------
 
     def break_all(self, *, again: bool) -> None:
@@ -498,6 +503,14 @@ def lacking() -> str:
 def _state_of(ddp: Any) -> dict[str, Any]:
     state: dict[str, Any] = ddp.__getstate__()
     return state
+
+
+def _sends_buffers(ddp: Any) -> bool:
+    """As torch decides it, for rank 0's buffers alone and with nothing of the script's between."""
+    is_other = hasattr(ddp, "buffer_hook") or ddp._join_config.enable
+    names = "_use_python_reducer", "_delay_all_reduce_all_params"  # then a forward pass sends none
+    is_other |= any(getattr(ddp, name, False) for name in names)
+    return bool("reducer" in vars(ddp) and not is_other and ddp.will_sync_module_buffers())
 
 
 def _make_reducer(ddp: Any, state: dict[str, Any]) -> None:

@@ -1,15 +1,17 @@
 """What only one rank knows, in memory that outlives it: its random numbers, its place in the data.
 
+Of rank 0 that is also the buffers that DDP sends to all others before a forward pass.
+
 Survivors of a loss have the weights, and can send them to the worker that takes the lost one's
 place; but what the lost one would have drawn next nobody else knows. So each worker that recovers
 in its process puts that into a file of the agent's private directory on a memory file system,
 through a mapping, like its beat: no system call on the step's path.
 
-Kept are the newest two steps that were completed, and of the step in progress what will be its end
-if nothing is drawn any more: ranks may be a step apart, and a worker may die after its part of a
-step was used by the others. And all that twice: what an attempt has gone on from stays until the
-attempt after it has begun, as one that is lost while all go into an attempt may have written
-nothing there yet.
+Kept are the newest two moments that can be gone on from (the ends of steps, whichever these are),
+and of the step in progress what will be its end if nothing is drawn any more: ranks may be a moment
+apart, and a worker may die after its part of a step was used by the others. And all that twice:
+what an attempt has gone on from stays until the attempt after it has begun, as one that is lost
+while all go into an attempt may have written nothing there yet.
 
 What can go wrong: the process is killed in the middle of a write. A record is believed only with
 its checksum; without it the job resumes from a checkpoint.
@@ -32,8 +34,10 @@ from outlast.attempt.beat import VARIABLE
 logger = logging.getLogger(__name__)
 
 EMPTY_VARIABLE: Final = "OUTLAST_EMPTY_PLACES"  # local ranks that have no worker in the attempt
-SLOT_BYTES: Final = 128 << 10
+SLOT_BYTES: Final = 128 << 10  # of each slot, as long as that is enough
+SLOT_BYTES_MAX: Final = 64 << 20
 _NUM_SLOTS: Final = 4  # of each of two attempts
+_NUM_ALL: Final = 2 * _NUM_SLOTS
 _HEAD: Final = struct.Struct("<qqqqBB16sqQ")
 # What is known of a worker, in one byte; and whether the optimizer was about to begin.
 _FINAL, _SEASONED, _IN_BACKWARD, _LATE, _AT_OPTIMIZER = 1, 2, 4, 8, 16
@@ -84,21 +88,19 @@ class Own:
         self._whose = timeline, rank, world_size
         self._first_slot = known = 0
         self._memory: mmap.mmap | None = None
+        self._path: Path | None = None
         directory = os.environ.get(VARIABLE)
         if directory:
-            path = own_path(Path(directory), int(os.environ.get("LOCAL_RANK", "0")))
+            path = self._path = own_path(Path(directory), int(os.environ.get("LOCAL_RANK", "0")))
             known = _habits(path)
             self._first_slot = _NUM_SLOTS * _other_half(path, timeline, basis)
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
-                    os.ftruncate(fd, SLOT_BYTES * _NUM_SLOTS * 2)
-                    self._memory = mmap.mmap(fd, SLOT_BYTES * _NUM_SLOTS * 2)
-                finally:
-                    os.close(fd)
+                self._memory = _mapped(path, SLOT_BYTES)
             except OSError as error:  # what is lost then is resumed from a checkpoint
                 logger.warning("a worker's own state is not kept in memory: %s", error)
         self._pending: tuple[int, bool, bytes] | None = None  # step, late in it, blob
+        self._newest: int | None = None  # completed, of those that are kept
+        self._turn = 0  # the slot that it has
         self._is_seasoned = bool(known & _SEASONED)
         self._draws_in_backward = bool(known & _IN_BACKWARD)
         self._draws_late = bool(known & _LATE)
@@ -125,12 +127,14 @@ class Own:
         return is_it and self._is_seasoned and not (self._draws_in_backward or self._draws_late)
 
     def final(self, step: int, blob: bytes, rest: bytes) -> None:
-        """``step`` is completed."""
+        """``step`` is completed, and can be gone on from."""
         before, self._pending = self._pending, None
         if before is not None and before[0] == step:
             self._is_seasoned = True
             self._draws_late = self._draws_late or before[2] != blob
-        self._write(step % 2, step, blob, rest, certain=True, stage=2)
+        if step != self._newest:  # the one before it may be many steps away
+            self._newest, self._turn = step, 1 - self._turn
+        self._write(self._turn, step, blob, rest, certain=True, stage=2)
 
     def _write(
         self, slot: int, step: int, blob: bytes, rest: bytes, *, certain: bool, stage: int
@@ -138,8 +142,12 @@ class Own:
         memory = self._memory
         if memory is None:
             return
-        start = (self._first_slot + slot) * SLOT_BYTES
-        if _HEAD.size + len(blob) > SLOT_BYTES:  # of more than random numbers and a position
+        needed = _HEAD.size + len(blob)
+        if needed > len(memory) // _NUM_ALL and needed <= SLOT_BYTES_MAX:
+            memory = self._grown(memory, needed)
+        size = len(memory) // _NUM_ALL
+        start = (self._first_slot + slot) * size
+        if needed > size:  # of more than random numbers, a position and some buffers
             memory[start : start + _HEAD.size] = bytes(_HEAD.size)
             return
         kind = _FINAL * (stage == 2) + _AT_OPTIMIZER * (stage == 1)
@@ -149,11 +157,42 @@ class Own:
         memory[start + _HEAD.size : start + _HEAD.size + len(blob)] = blob
         _HEAD.pack_into(memory, start, *fields, _sum(fields, blob))
 
+    def _grown(self, memory: mmap.mmap, needed: int) -> mmap.mmap:
+        """The same with larger slots, in one act; this is rare: the first one tells the size."""
+        before = len(memory) // _NUM_ALL
+        size = before << (-(-needed // before) - 1).bit_length()
+        assert self._path is not None  # noqa: S101 - there is memory
+        path = self._path.with_suffix(".new")
+        try:
+            path.unlink(missing_ok=True)
+            larger = _mapped(path, size)
+            for slot in range(_NUM_ALL):
+                start = slot * before
+                larger[slot * size : slot * size + before] = memory[start : start + before]
+            path.replace(self._path)
+        except OSError as error:  # as where it is too large
+            logger.warning("a worker's own state is not kept in memory: %s", error)
+            return memory
+        memory.close()
+        self._memory = larger
+        return larger
+
     def close(self) -> None:
         """Let go of the memory; what is in it stays."""
         if self._memory is not None:
             self._memory.close()
             self._memory = None
+
+
+def _mapped(path: Path, slot_bytes: int) -> mmap.mmap:
+    """Of a file that is there as large as it is, else with slots of that size."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(fd).st_size or slot_bytes * _NUM_ALL
+        os.ftruncate(fd, size)
+        return mmap.mmap(fd, size)
+    finally:
+        os.close(fd)
 
 
 def own_path(directory: Path, local_rank: int) -> Path:
@@ -198,7 +237,9 @@ def _records(path: Path) -> list[tuple[Record, int, int]]:
         raw = path.read_bytes()
     except OSError:
         return found
-    for start in range(0, len(raw) - _HEAD.size, SLOT_BYTES):
+    slot_bytes = len(raw) // _NUM_ALL
+    for number in range(_NUM_ALL if slot_bytes > _HEAD.size else 0):
+        start = number * slot_bytes
         *fields, size, checksum = _HEAD.unpack_from(raw, start)
         body = start + _HEAD.size
         blob = raw[body : body + max(size, 0)]
@@ -217,7 +258,7 @@ def _records(path: Path) -> list[tuple[Record, int, int]]:
             rest=rest if kind & _FINAL else b"",
             blob=blob,
         )
-        found.append((record, kind, start // SLOT_BYTES))
+        found.append((record, kind, number))
     return found
 
 

@@ -7,7 +7,9 @@ a checkpoint, as one whose workers were all started anew.
 
 Of who died within a step that others completed it is only known what it had drawn by then. That
 counts if no worker was ever seen to draw later in a step; those that completed this very step have
-shown it for this one.
+shown it for this one. And it counts only if the step has changed weights: then all gradients of it
+were used. At the end of a step that has not, one rank may have none in the making where another one
+has.
 
 The state of a step's end is the same for any number of workers; what each of them knew alone is
 not. Where one is lost on the way into an attempt of another number, the others may know it of the
@@ -55,6 +57,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         lives: whether its process was in the attempt before.
         is_grouped: whether it is in a process group, so that state can be sent to it.
         known: own states that it knows, of any rank.
+        stepped: whether that step has changed weights.
         draws: the stage from which on it was never seen to draw random numbers in a step, in the
             newest one neither.
     """
@@ -67,6 +70,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     lives: bool = False
     is_grouped: bool = False
     known: list[Known] = []
+    stepped: bool = True
     draws: int = 0
 
 
@@ -130,10 +134,11 @@ def decide(
         for one in offer.known
         if (one.timeline, one.step) == (timeline, step)
     ]
+    stepped = any(offers[rank].stepped for rank in there)
     own: dict[int, int] = {}
     reasons, world_size = [], 0
     for world_size in dict.fromkeys([*(offers[rank].world_size for rank in there), *known]):
-        own, why_not = _owners(offers, timeline, step, source, world_size)
+        own, why_not = _owners(offers, timeline, step, source, world_size, stepped=stepped)
         reasons.append(why_not)
         if not why_not:
             break
@@ -152,13 +157,19 @@ def decide(
 
 
 def _owners(
-    offers: Sequence[Offer], timeline: int, step: int, source: Offer, world_size: int
+    offers: Sequence[Offer],
+    timeline: int,
+    step: int,
+    source: Offer,
+    world_size: int,
+    *,
+    stepped: bool,
 ) -> tuple[dict[int, int], str]:
     """Who knows the own state of each of so many ranks; and why that is not enough, or ""."""
     own: dict[int, int] = {}
     held: dict[int, str] = {source.step or 0: source.rest}  # by step: of the rank seen first
     # All run one script: what one draws late, who died before it may have been about to draw.
-    draws = max(offer.draws for offer in offers)
+    draws = max(offer.draws for offer in offers) if stepped else 2
     for holder, offer in enumerate(offers):
         for one in offer.known:
             # Of a step before, too: who died in this one has left nothing to compare of it.
@@ -171,6 +182,8 @@ def _owners(
             if one.rank not in own or holder == one.rank:
                 own[one.rank] = holder
     missing = [rank for rank in range(world_size) if rank not in own]
+    if missing and not stepped:
+        return own, f"rank {missing[0]} had not ended step {step}, which has changed no weights"
     if missing:
         return own, f"the random numbers of rank {missing[0]} at step {step} went with its process"
     return own, ""

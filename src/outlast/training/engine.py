@@ -513,14 +513,17 @@ class Engine:
                 self._room.ended(flight.arena, alone=not message.tier and is_full)
                 took_s = time.monotonic() - flight.since_s
                 written = msgspec.structs.replace(written, took_s=took_s)
-        elif message.void and self._voids < MAX_VOID:
-            self._voids += 1
+        elif message.void:
+            is_failure = self._voids == MAX_VOID
+            self._voids = 0 if is_failure else self._voids + 1
+            self.failures += is_failure
             self._at_once = True
             with self._changed:
                 self._own |= {name_of(n) for n in message.void if "[" in n}
             if FULL in self._structures:
                 self._sharing.offer(self._structures[FULL][1], self._own)
-            written = Written(step=message.step, error=message.error, void=True)
+            # Also for the saves behind one that has failed: gradients in the making come and go.
+            written = Written(step=message.step, error=message.error, void=not is_failure)
         else:
             self.failures += 1
         self._over(message.serial, written)

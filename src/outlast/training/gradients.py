@@ -67,6 +67,7 @@ class Gradients:
         self._handed: list[Any] | None = None  # how they stood, where the boundary was not clean
         self._unsummed: list[Any] = []  # some parameters of FSDP2
         self._has_stepped = self._has_replayed = self._is_blind = self._is_named = False
+        self._others: list[torch.Tensor] | None = None  # that no optimizer has stepped with yet
         self._saved: Mapping[str, Any] | None = None
         self._hook: Any = None
 
@@ -114,6 +115,7 @@ class Gradients:
         if one is None or one.optimizer() is not optimizer:
             self._by_hand = None
             one = self._seen[id(optimizer)] = _Seen.of(optimizer)
+            self._others = None
         one.note()
         self._on_step(optimizer)
 
@@ -137,20 +139,26 @@ class Gradients:
                 one.accumulates = not one.has_used()
         if gone:
             self._seen = {key: one for key, one in self._seen.items() if one.is_there}
+            self._others = None
 
     @property
     def have_moved(self) -> bool:
         """Whether an optimizer has stepped since the batch was handed out, or backward has run."""
-        if self._has_stepped or self._is_blind or (self._has_replayed and not self._seen):
-            return True
-        by_hand = None if self._is_named else self._by_hand
-        if by_hand is not None and by_hand.looks() != self._looks:
+        if self.have_changed_weights:
             return True
         if self._handed is None:
             unsummed = any(_unsummed(one) is not None for one in self._unsummed)
             return unsummed or any(not one.has_used() for one in self._seen.values())
         now = self._stand()
         return len(now) != len(self._handed) or not all(map(_is_same, now, self._handed))
+
+    @property
+    def have_changed_weights(self) -> bool:
+        """Whether weights have changed since the batch was handed out, by whatever."""
+        if self._has_stepped or self._is_blind or (self._has_replayed and not self._seen):
+            return True
+        by_hand = None if self._is_named else self._by_hand
+        return by_hand is not None and by_hand.looks() != self._looks
 
     def _stand(self) -> list[Mark]:
         found = [_mark(p) for one in self._seen.values() for p in one.probes()]
@@ -176,8 +184,18 @@ class Gradients:
 
     @property
     def are_unused(self) -> bool:
-        """Whether some are in the making, as far as a few of them tell."""
-        return any(not one.has_used() for one in self._seen.values())
+        """Whether some are in the making, as far as a few of them tell.
+
+        Any gradient is of a parameter that no optimizer of torch's kind has stepped with yet.
+        """
+        if any(not one.has_used() for one in self._seen.values()):
+            return True
+        if self._others is not None and all(p.grad is None for p in self._others):
+            return False
+        claimed = {id(p) for one in self._seen.values() for p in one.parameters()}
+        trained = (p for _, p in self._parameters() if p.requires_grad)
+        self._others = [p for p in trained if id(p) not in claimed]
+        return any(p.grad is not None for p in self._others)
 
     def foreseen(self, step: int) -> int:
         """The first boundary, from ``step`` on, at which all are used, as far as is foreseen."""

@@ -23,7 +23,7 @@ from outlast.training.flight import State
 from outlast.training.living import Moment
 from outlast.training.objects import Objects
 from outlast.training.parcel import Packer
-from outlast.training.rest import Looks, Rest, of_all
+from outlast.training.rest import BUFFERS, Buffers, Looks, Rest, is_equal, of_all
 from outlast.training.rig import Rig
 
 _PLAIN: Final = ("step", "bits", "settings", "origins")  # of a rank's own state
@@ -61,8 +61,11 @@ class Keeping:
         self._looks = Looks(objects)
         self._packer = Packer(OWN, plain=_PLAIN)
         self._random: Any = None  # as was told last of a step in progress
+        self._buffers: Buffers = []  # the same
+        self._rest: Rest | None = None  # of the moment that is kept
         self._mirror = Own(rig.timeline, rig.link.rank, rig.link.world_size, rig.basis)
         self._moment: Moment | None = None
+        self._step = 0  # completed; there may be some since that moment
         self._is_off = False  # this session's state is not one that can be kept
         self._hook: Any = None
         model = objects.model
@@ -72,31 +75,42 @@ class Keeping:
                 break
         over.watch(let_go)
 
-    def keep(self, step: int, own: bytes = b"") -> None:
+    def keep(self, step: int, own: bytes = b"", *, stepped: bool = True) -> None:
         """A step has ended, or the first one is about to begin.
 
         Args:
             step: completed steps.
             own: what this rank alone knew then, where a batch has been handed out since.
+            stepped: whether the step has changed weights.
         """
         start_s = time.monotonic()
         try:
-            self._keep(step, own)
+            self._keep(step, own, stepped=stepped)
         finally:
             self._rig.samples.stalled(time.monotonic() - start_s)
 
+    def stay(self, step: int) -> None:
+        """``step`` has ended with gradients in the making, which are this process' alone.
+
+        The moment before them stays the one to go on from, unless weights have changed since.
+        """
+        self._step = step
+        if self._moment is not None and self._moment.is_spoiled:
+            self._moment = None
+
     def keep_nothing(self) -> None:
-        """This moment is not one that can be gone on from."""
+        """What was kept cannot be gone on from any more."""
         self._moment = None
 
-    def _keep(self, step: int, own: bytes) -> None:
-        self._moment = None  # two of them are never held
+    def _keep(self, step: int, own: bytes, *, stepped: bool) -> None:
+        self._moment, self._step = None, step  # two of them are never held
         if self._is_off:
             return
         try:
-            rest = self._looks.take() or self._all()
-            own = own or self._packer.pack(self._own())
-            moment = Moment(self._rig.timeline, self._rig.link, step, rest, own)
+            rest = self._rest = self._looks.take() or self._all()
+            own = own or self._packed(self._own(), rest.buffers)
+            line, link = self._rig.timeline, self._rig.link
+            moment = Moment(line, link, step, rest, own, stepped=stepped)
             self._mirror.final(step, own, moment.rest)
         except Exception as error:  # noqa: BLE001 - whatever state is made of, training goes on
             self._stop(error)
@@ -114,6 +128,18 @@ class Keeping:
         self._is_off, self._moment = True, None
         why = str(error) or type(error).__name__
         logger.warning("the next attempt goes on from a checkpoint, if there is one: %s", why)
+
+    def _packed(self, own: dict[str, Any], buffers: Buffers) -> bytes:
+        """What this rank knows alone; of rank 0 it is also what DDP sends the others."""
+        is_sender = buffers and self._rig.link.rank == 0
+        return self._packer.pack({**own, BUFFERS: buffers} if is_sender else own)
+
+    def _buffers_now(self, *, late: bool) -> Buffers | None:
+        """What DDP will send; None where a device is not to be waited for."""
+        if self._rig.link.rank or self._rest is None or not self._rest.sent:
+            return []
+        is_there = late or all(one.is_cpu for one in self._rest.sent.values())
+        return self._rest.buffers_now() if is_there else None
 
     def has(self, step: int) -> bool:
         """Whether the moment that is kept is the end of ``step``."""
@@ -159,12 +185,17 @@ class Keeping:
     def _pending(self, *, late: bool) -> None:
         if self._moment is None:
             return
-        step = self._moment.step + 1
+        step = self._step + 1
         try:
-            if late and self._mirror.is_told(step) and random_state.outside() is self._random:
+            buffers = self._buffers_now(late=late)
+            if buffers is None:
+                return
+            is_told = late and self._mirror.is_told(step)
+            is_told = is_told and random_state.outside() is self._random
+            if is_told and is_equal(buffers, self._buffers):
                 return  # as the backward pass began
             own = self._own_end(step)
-            self._random = own["random"]
-            self._mirror.pending(step, self._packer.pack(own), late=late)
+            self._random, self._buffers = own["random"], buffers
+            self._mirror.pending(step, self._packed(own, buffers), late=late)
         except Exception as error:  # noqa: BLE001 - as above
             self._stop(error)

@@ -35,23 +35,36 @@ class Moment:
         step: completed steps.
         own: this rank's own state.
         rest: digest of all that optimizers do not change, but for ``own``.
+        stepped: whether its step has changed weights: all ranks' gradients were there then.
+        is_spoiled: whether an optimizer has begun to change it.
 
     Args:
         timeline, link: of the attempt.
         step: as above.
         rest: the state, but for this rank's own.
         own: that.
+        stepped: as above.
     """
 
-    def __init__(self, timeline: int, link: Link, step: int, rest: Rest, own: bytes) -> None:
+    def __init__(
+        self,
+        timeline: int,
+        link: Link,
+        step: int,
+        rest: Rest,
+        own: bytes,
+        *,
+        stepped: bool = True,
+    ) -> None:
         self.timeline = timeline
         self.rank, self.world_size = link.rank, link.world_size
         self.step = step
+        self.stepped = stepped
         self.own = own
         self.rest = rest.digest
         self._state = rest
         self._whole: Whole | None = None
-        self._is_spoiled = False
+        self.is_spoiled = False
         self._marks = [(one, one.data_ptr(), one._version) for one in rest.live]
 
     def settle(self, now: Callable[[], State]) -> None:
@@ -65,6 +78,10 @@ class Moment:
         """
         if self.is_whole:
             self._whole = self._state.whole(now)
+
+    def take(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Have these, some of which are as rank 0 has them; of one that has settled."""
+        self._whole = Whole(data=self.data, tensors=tensors)
 
     @property
     def data(self) -> dict[str, Any]:
@@ -83,12 +100,12 @@ class Moment:
 
     def spoil(self) -> None:
         """An optimizer begins: some write past the version counters."""
-        self._is_spoiled = True
+        self.is_spoiled = True
 
     @property
     def is_whole(self) -> bool:
         """Whether nothing has changed since the step's end."""
-        return not self._is_spoiled and all(
+        return not self.is_spoiled and all(
             tensor.data_ptr() == address and tensor._version == version
             for tensor, address, version in self._marks
         )
@@ -99,9 +116,11 @@ class Moment:
         return self._whole is not None
 
     def digest(self) -> str:
-        """Of all of it but this rank's own; equal where ranks hold the same."""
+        """Of all of it but this rank's own, and rank 0's; equal where ranks hold the same."""
         found = xxhash.xxh3_128(self.rest)
         for name, tensor in self.tensors.items():
+            if name in self._state.sent:
+                continue
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             raw = as_bytes(tensor)
             found.update(array_of(raw).data)

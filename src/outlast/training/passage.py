@@ -6,10 +6,14 @@ once more. Who was lost is replaced by a worker that has nothing, and one that d
 that another one ended lacks it: both get the state from one that has it
 (:mod:`outlast.training.regain`).
 
+Where gradients are in the making, each process' own, all go back to the newest step's end that had
+none, drop them, and train on the batches since then once more: no weight has changed since. What a
+rank has done in between is undone as that of an interrupted step is.
+
 Guarantees: a state is that of a completed step, whole, or it is not gone on from.
 
 What can go wrong: a loader that keeps its place for a number of workers, and another number of
-them; then the worker ends, and all start again.
+them, or one that cannot go back; then the worker ends, and all start again.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -37,11 +43,13 @@ from outlast.reduce import losses
 from outlast.training import interrupted, living
 from outlast.training.flight import State
 from outlast.training.footing import Footing
+from outlast.training.gradients import Gradients
 from outlast.training.keeping import Keeping
 from outlast.training.lazy import Hook
 from outlast.training.living import Moment
 from outlast.training.objects import Objects
 from outlast.training.position import Position
+from outlast.training.recount import recount
 from outlast.training.rig import Rig
 from outlast.training.survivor import Survivor
 
@@ -89,6 +97,7 @@ class Passage:
         survivor: what is said to the agent, and heard of it.
         objects: the session's.
         position: where it is in its data.
+        gradients: its models'.
         home: what else it needs of the session.
 
     Attributes:
@@ -96,12 +105,18 @@ class Passage:
     """
 
     def __init__(
-        self, survivor: Survivor, objects: Objects, position: Position, home: Home
+        self,
+        survivor: Survivor,
+        objects: Objects,
+        position: Position,
+        gradients: Gradients,
+        home: Home,
     ) -> None:
         self.is_in_hand = False
         self._survivor = survivor
         self._objects = objects
         self._position = position
+        self._gradients = gradients
         self._home = home
         self._keeping: Keeping | None = None
         self._undo: Hook | None = None
@@ -110,7 +125,8 @@ class Passage:
         self._sent = self._outside = 0
         self._placed = 0, 1  # rank and number of workers that its place in the data is for
         self._always_sends = self._is_first = True
-        self._has_gone_on = False
+        self._has_gone_on = self._accumulates = False
+        self._looked_at: set[str] = set()  # lines of loops
         self._noting = Noting(position.record)
 
     def begin(self, rig: Rig) -> None:
@@ -199,13 +215,28 @@ class Passage:
         finally:
             self._survivor.release()
             self._outside = num_sent()
+            if self._keeping is not None:
+                self._keeping.keep_nothing()  # no loop goes back into the one before it
 
-    def handed_out(self) -> None:
-        """A batch is handed out: a step begins."""
+    def handed_out(self, frame: types.FrameType) -> None:
+        """A batch is about to leave ``frame``: a step begins."""
         if self._keeping is not None:
+            if self._accumulates and self._position.line not in self._looked_at:
+                self._look_for_counters(frame)
             self.is_in_hand, self._sent = True, num_sent()
             self._random, self._held = random_state.capture(), self._position.generators()
             self._position.ahead()  # costs half of what it does when other code has run
+
+    def _look_for_counters(self, frame: types.FrameType) -> None:
+        """Who counts batches decides by that when gradients are used: each must be counted once."""
+        self._looked_at.add(self._position.line)
+        counter = recount(frame, sys.maxsize)
+        if counter is None or self._survivor.why_not:
+            return
+        self._survivor.cannot(counter.twice)
+        self._survivor.release()
+        if self._placed[0] == 0:
+            say(self._survivor.words)
 
     def before_optimizer(self) -> None:
         """The gradients are there, and the weights are about to change."""
@@ -221,12 +252,22 @@ class Passage:
         """Its step is complete."""
         self.is_in_hand = False
 
-    def keep(self, step: int, *, can: bool) -> None:
-        """This moment, the end of ``step``, can be gone on from, or cannot."""
-        if self._keeping is not None and can:
-            self._keeping.keep(step)
-        elif self._keeping is not None:
-            self._keeping.keep_nothing()
+    def keep(self, step: int, own: bytes = b"", *, is_agreed: bool = False) -> None:
+        """This moment, the end of ``step``, can be gone on from; or the one before, still.
+
+        Args:
+            step: completed steps.
+            own: what this rank alone knew then, where a batch has been handed out since.
+            is_agreed: all ranks have just gone there.
+        """
+        if self._keeping is None:
+            return
+        self._accumulates = self._gradients.are_unused
+        if self._accumulates:
+            self._keeping.stay(step)
+        else:
+            stepped = is_agreed or self._gradients.have_changed_weights
+            self._keeping.keep(step, own, stepped=stepped)
 
     def body_ended(self) -> None:
         """The loop's body has come to its end, and its step was not interrupted.
@@ -254,7 +295,7 @@ class Passage:
         """
         keeping = self._keeping
         if keeping is not None and not self.is_in_hand and not keeping.has(step):
-            keeping.keep(step)
+            self.keep(step)
         while True:
             if self._keeping is not None:
                 self._keeping.close()
@@ -268,7 +309,7 @@ class Passage:
                 self._home.arrive(step)
                 self._position.forget_ahead()
                 self._keeping = self._keeping_for(on.rig)
-                self._keeping.keep(step, own)
+                self.keep(step, own, is_agreed=True)
                 on.rig.start(step, in_step=self.is_in_hand)
             except (AttemptOver, Exception) as error:
                 if not over.explains(error):
@@ -321,7 +362,7 @@ class Passage:
             return self._resume(on)
         if regained.is_lacking or moment is None:
             self._objects.put(regained.state)
-        elif self.is_in_hand:
+        else:
             self._put_back(moment, self._home.newest())
         if self.is_in_hand:
             random_state.restore(self._random)
@@ -363,9 +404,11 @@ class Passage:
         return loaded.manifest.step
 
     def _move(self, on: Footing, own_of: Callable[[int], Mapping[str, Any]], saved_by: int) -> None:
-        own = own_of(on.rig.link.rank % saved_by)
-        self._position.move(own_of, saved_by, on.rig, own["step"])
-        self._placed = on.rig.link.rank, on.rig.link.world_size
+        link = on.rig.link
+        own, placed = own_of(link.rank % saved_by), (link.rank, link.world_size)
+        is_same = self._placed == placed and saved_by == placed[1]
+        self._position.move(own_of, saved_by, on.rig, own["step"], is_same=is_same)
+        self._placed = placed
         any_size = self._objects.bits.any_size
         on.streams.resumed(own["random"], saved_by, any_size=any_size)
         on.streams.restore(own["step"])
@@ -373,10 +416,10 @@ class Passage:
         self.is_in_hand = False
 
     def _put_back(self, moment: Moment, now: State) -> None:
-        """What an interrupted step has changed is what it was when its batch was handed out.
+        """What was changed since ``moment`` is what it was then.
 
         Args:
-            moment: the state of the step's beginning.
+            moment: the state of a step's end, whose weights are there still.
             now: what the session's objects hold.
         """
         changed = {key for key, data in moment.data.items() if now.data.get(key) != data}

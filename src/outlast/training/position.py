@@ -44,6 +44,11 @@ EVERY_LOOP: Final = (
     "that had ended are not run again"
 )
 
+CANNOT_GO: Final = (
+    "connection closed by a loss elsewhere, and this process starts anew: its loader cannot go to "
+    "another place"
+)
+
 
 def refuse_loop(
     until: int | None, epochs: int | None, *, is_over: bool, open_at: int | None
@@ -496,6 +501,11 @@ class Position:
         self._held.restore(state)
 
     @property
+    def line(self) -> str:
+        """Where the script has its loop."""
+        return self._site.line
+
+    @property
     def is_tied(self) -> bool:
         """Whether the loader's place is one of so many workers' own."""
         return self._feed is not None and self._feed.is_tied
@@ -516,7 +526,13 @@ class Position:
             self._feed.begin_again(step, in_hand=in_hand)
 
     def move(
-        self, own_of: Callable[[int], Mapping[str, Any]], saved_by: int, rig: Rig, step: int
+        self,
+        own_of: Callable[[int], Mapping[str, Any]],
+        saved_by: int,
+        rig: Rig,
+        step: int,
+        *,
+        is_same: bool,
     ) -> None:
         """In the midst of a loop, go to another place in its data: that of ``step``, for this rank.
 
@@ -525,25 +541,29 @@ class Position:
             saved_by: how many there were.
             rig: of the new attempt.
             step: completed steps.
+            is_same: whether that place is one of this rank's own, of as many workers.
 
         Raises:
-            NotInProcess: the loader's place is one worker's own.
+            NotInProcess: the loader cannot go there.
         """
         before, link = self._feed, rig.link
         assert before is not None  # noqa: S101 - it is in a loop
-        if before.is_tied:
-            raise NotInProcess(
-                "connection closed by a loss elsewhere, and this process starts anew: its loader "
-                "cannot go to another place"
-            )
+        if before.is_tied and not (is_same and before.kind == "stock"):
+            raise NotInProcess(CANNOT_GO)
         saved, self._trail = take_over(
             lambda rank: own_of(rank)["data"], saved_by, link.rank, link.world_size
         )
+        before.leave()  # a sampler stands where the loop has found it
         before.put_down()
         feed = rig.open_feed(before.loader, self._trail, step)
         feed.max_epochs = before.max_epochs
         feed.hold(self._held)
         feed.restore(saved["position"])
+        if feed.doubts and feed.is_tied:
+            raise NotInProcess(f"{CANNOT_GO}: {feed.doubts[0]}")
+        for doubt in feed.doubts:
+            _say_doubt(doubt, step, link.rank)
+        feed.doubts.clear()
         self._feed, self._done, self._ahead = feed, step, None
         self._held.restore(saved.get("held", ()))
         self._skipping.begin(self.loop, int(saved[BATCH]))

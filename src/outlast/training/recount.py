@@ -52,6 +52,20 @@ class Recount(msgspec.Struct, frozen=True):
     line: str
     wrapper: str
 
+    @property
+    def twice(self) -> str:
+        """In words, where the loop's process is given batches once more."""
+        counter, zipped = self._names
+        return (
+            f"gradients are accumulated, and {counter} of {self.wrapper}({zipped}"
+            f"session.steps(…)) at {self.line} would count batches twice. Decide by session.step"
+        )
+
+    @property
+    def _names(self) -> tuple[str, str]:
+        counter = f"`{self.name}`" if self.name else "a variable"
+        return counter, "…, " if self.wrapper == "zip" else ""
+
     def doubt(self, num_had: int, *, may_wrap: bool) -> str:
         """In words, with what to write instead.
 
@@ -59,8 +73,7 @@ class Recount(msgspec.Struct, frozen=True):
             num_had: batches that the loop has had.
             may_wrap: whether the loop's loader is as exact inside of the wrapper.
         """
-        counter = f"`{self.name}`" if self.name else "a variable"
-        zipped = "…, " if self.wrapper == "zip" else ""
+        counter, zipped = self._names
         batches = f"{num_had} batch{'es' if num_had > 1 else ''}"
         instead = "Decide by session.step, or end the loop by until="
         if may_wrap:

@@ -30,6 +30,7 @@ from outlast.policy.rollbacks import Rollback
 from outlast.training import living
 from outlast.training.living import Moment
 from outlast.training.parcel import Packer, unpack
+from outlast.training.rest import BUFFERS, Buffers, with_buffers
 
 TIMEOUT_S: Final = 600.0
 PIECE_BYTES: Final = 32 << 20
@@ -114,12 +115,13 @@ def find(
         return plan.why_not
     at_it = moment if moment is not None and link.rank not in plan.lacking else None
     _publish_own(link, plan, at_it, records)
-    state = _state(link, plan, at_it)
+    own_of = functools.cache(lambda rank: unpack(link.fetch(_own_key(rank), TIMEOUT_S)))
+    state = _state(link, plan, at_it, own_of(0).get(BUFFERS, []) if 0 in plan.own else [])
     return Regained(
         step=plan.step,
         timeline=plan.timeline,
         state=state,
-        own_of=functools.cache(lambda rank: unpack(link.fetch(_own_key(rank), TIMEOUT_S))),
+        own_of=own_of,
         world_size=plan.world_size,
         committed=plan.committed,
         seconds=time.monotonic() - start_s,
@@ -178,6 +180,7 @@ def _offer(moment: Moment | None, records: list[Record], *, lives: bool) -> Offe
         lives=lives,
         is_grouped=is_grouped,
         known=[*known, mine],
+        stepped=moment.stepped,
         draws=draws,
     )
 
@@ -215,8 +218,8 @@ def _publish_own(link: Link, plan: Plan, moment: Moment | None, records: list[Re
             link.publish(_own_key(rank), blobs[rank])
 
 
-def _state(link: Link, plan: Plan, moment: Moment | None) -> dict[str, Any]:
-    """The state: from here where it is here, sent otherwise."""
+def _state(link: Link, plan: Plan, moment: Moment | None, buffers: Buffers) -> dict[str, Any]:
+    """The state: from here where it is here, sent otherwise; with rank 0's buffers."""
     if plan.lacking and link.rank == plan.source:
         assert moment is not None  # noqa: S101 - that is what the source is
         outline: Outline = [
@@ -231,6 +234,9 @@ def _state(link: Link, plan: Plan, moment: Moment | None) -> dict[str, Any]:
         found = _broadcast(outline, plan.source, moment)
         if moment is None:
             data, tensors = sent, found
+    tensors = with_buffers(tensors, buffers)
+    if moment is not None:
+        moment.take(tensors)
     return {key: unflatten(value, tensors) for key, value in data.items()}
 
 

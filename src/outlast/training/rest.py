@@ -7,6 +7,10 @@ tensors from where they were found, copies what is small (buffers, the optimizer
 schedulers, scalers), and leaves the rest of the work to the one step in a million that is
 interrupted.
 
+Buffers that DDP takes from rank 0 before the next forward pass (a batch norm's statistics, say) are
+what rank 0 has, for all ranks: what the others have is overwritten before anything is made of it.
+They are kept apart, and not compared.
+
 Guarantees: what ``take`` gives, completed by the state of a later moment, is what the state was
 then, or it is refused. It is used only for objects of which that was seen to hold: torch's own
 optimizers, models of torch's modules; for all others the whole state is gone through each time.
@@ -18,9 +22,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 import xxhash
 
+from outlast.attempt.groups import groups
 from outlast.checkpoint.attributes import is_stock_class
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.reshard import is_spread
@@ -30,10 +36,14 @@ from outlast.errors import ConfigError
 from outlast.training.flight import State
 from outlast.training.objects import Objects
 
+BUFFERS: Final = "buffers"  # in what rank 0 knows alone
 _PREFIX: Final = f"{OWN}."
 _GROUPS: Final = "param_groups"
 _MEMBERS: Final = "params"
 _NUMBERS: Final = frozenset({int, float, bool, type(None)})
+
+
+Buffers = list[tuple[str, torch.Tensor]]  # names, one a line, and what they hold, in one piece
 
 
 class Rest(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +51,15 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         live: tensors that only optimizers change, as they are.
-        digest: of all but these.
+        digest: of all but these, and but for what is sent.
+        sent: name → buffer that DDP takes from rank 0 before the next forward pass, live.
     """
 
     live: list[torch.Tensor]
     digest: bytes
+    sent: dict[str, torch.Tensor]
     _copies: list[_Copies]
+    _sent: list[_Copies]
     _data: dict[str, Any]  # key → small state
     _groups: dict[str, Any]  # key of an optimizer → its groups, without what they hold
     _whole: Whole | None = None
@@ -65,13 +78,22 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
         state = now()
         live = {name: one for name, one in state.tensors.items() if name in state.lazy}
         others = {one for one in state.tensors if one not in live and not one.startswith(_PREFIX)}
-        copies = {name: copy for one in self._copies for name, copy in one.apart().items()}
+        copies = _apart([*self._copies, *self._sent])
         if set(map(id, live.values())) != set(map(id, self.live)) or others != set(copies):
             raise ConfigError("the state is made of other parts than at the step's end")
         data = {key: value for key, value in state.data.items() if key != OWN} | self._data
-        for key, groups in self._groups.items():
-            data[key] = _with_groups(data[key], groups)
+        for key, hyper in self._groups.items():
+            data[key] = _with_groups(data[key], hyper)
         return Whole(data=data, tensors=live | copies)
+
+    @property
+    def buffers(self) -> Buffers:
+        """The copies of what is sent."""
+        return _plain(self._sent)
+
+    def buffers_now(self) -> Buffers:
+        """The same, as they are now."""
+        return _plain(_copied(self.sent.items()))
 
 
 class Whole(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,15 +120,18 @@ def of_all(state: State) -> Rest:
         if is_spread(tensor):
             raise ConfigError(f"{name} is spread over the workers")
     live = {name: one for name, one in tensors.items() if name in state.lazy}
-    copies = _copied((name, one) for name, one in tensors.items() if name not in live)
-    apart = {name: copy for one in copies for name, copy in one.apart().items()}
+    copies, sent, is_sent = _apart_from_sent(
+        (name, one) for name, one in tensors.items() if name not in live
+    )
     return Rest(
         live=list(live.values()),
-        digest=_digest(data, copies),
+        digest=_digest([data, list(is_sent)], copies),
+        sent=is_sent,
         _copies=copies,
+        _sent=sent,
         _data=data,
         _groups={},
-        _whole=Whole(data=data, tensors=live | apart),
+        _whole=Whole(data=data, tensors=live | _apart([*copies, *sent])),
     )
 
 
@@ -158,9 +183,16 @@ class Looks:
                 for group in value.param_groups
             ]
             hyper[key] = encode_into(groups, f"{key}.{_GROUPS}", tensors)
-        copies = _copied([*small, *tensors.items()])
-        digest = _digest([data, hyper], copies)
-        return Rest(live=live, digest=digest, _copies=copies, _data=data, _groups=hyper)
+        copies, sent, is_sent = _apart_from_sent([*small, *tensors.items()])
+        return Rest(
+            live=live,
+            digest=_digest([data, hyper, list(is_sent)], copies),
+            sent=is_sent,
+            _copies=copies,
+            _sent=sent,
+            _data=data,
+            _groups=hyper,
+        )
 
     def learn(self, state: State) -> None:
         """See what ``state`` is made of, which is that of now; and whether ``take`` gives it."""
@@ -231,16 +263,58 @@ class _Copies(NamedTuple):
 def _copied(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[_Copies]:
     kinds: dict[Any, list[tuple[str, torch.Tensor]]] = {}
     for name, one in tensors:
-        kinds.setdefault((one.dtype, one.device), []).append((name, one))
+        where = None if one.is_cpu else one.device
+        kinds.setdefault((one.dtype, where), []).append((name, one))
     with torch.no_grad():
         return [
             _Copies(
                 [name for name, _ in kind],
                 [one.shape for _, one in kind],
-                torch.cat([one.reshape(-1) for _, one in kind]),
+                torch.cat([one if one.dim() == 1 else one.reshape(-1) for _, one in kind]),
             )
             for kind in kinds.values()
         ]
+
+
+def _apart_from_sent(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> tuple[list[_Copies], list[_Copies], dict[str, torch.Tensor]]:
+    """Copies of tensors, those of what DDP takes from rank 0, and these themselves."""
+    named = dict(tensors)
+    addresses = groups.sent_buffers()
+    sent = {name: one for name, one in named.items() if addresses and one.data_ptr() in addresses}
+    others = ((name, one) for name, one in named.items() if name not in sent)
+    return _copied(others), _copied(sent.items()), sent
+
+
+def _apart(copies: Iterable[_Copies]) -> dict[str, torch.Tensor]:
+    return {name: copy for one in copies for name, copy in one.apart().items()}
+
+
+def _plain(copies: Iterable[_Copies]) -> Buffers:
+    return [("\n".join(one.names), one.flat) for one in copies]
+
+
+def is_equal(one: Buffers, other: Buffers) -> bool:
+    """Whether they hold the same, to the bit."""
+    return len(one) == len(other) and all(
+        mine == its and np.array_equal(_raw(a), _raw(b))
+        for (mine, a), (its, b) in zip(one, other, strict=True)
+    )
+
+
+def _raw(flat: torch.Tensor) -> Any:
+    return flat.cpu().view(torch.uint8).numpy()
+
+
+def with_buffers(tensors: dict[str, torch.Tensor], buffers: Buffers) -> dict[str, torch.Tensor]:
+    """``tensors`` with some of them as another rank has them."""
+    found = dict(tensors)
+    for joined, flat in buffers:
+        names = joined.split("\n")
+        copies = _Copies(names, [tensors[name].shape for name in names], flat)
+        found |= copies.apart()
+    return found
 
 
 def _digest(data: Any, copies: Iterable[_Copies]) -> bytes:

@@ -394,7 +394,7 @@ class Session:
                 self._at_boundary = False
                 self._gradients.handed_out()
                 if self._passage is not None:
-                    self._passage.handed_out()
+                    self._passage.handed_out(sys._getframe())
                 self._on.meter.stepping()
                 yield batch
                 is_in_hand = self._end_step()
@@ -451,7 +451,7 @@ class Session:
             resumed=self._resumed,
             arrive=self._arrive,
         )
-        return Passage(survivor, self._objects, self._position, home)
+        return Passage(survivor, self._objects, self._position, self._gradients, home)
 
     @contextlib.contextmanager
     def _loop(self) -> Iterator[None]:
@@ -758,8 +758,7 @@ class Session:
     def _keep(self) -> None:
         """A step has ended, or the first one begins: this moment can be gone on from."""
         if self._passage is not None:
-            # Gradients in the making are this process's alone: there is nothing to go on from.
-            self._passage.keep(self.step, can=not self._gradients.are_unused)
+            self._passage.keep(self.step)
         self._position.forget_ahead()
 
     def _own_end(self, step: int) -> dict[str, Any]:

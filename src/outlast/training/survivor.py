@@ -89,7 +89,7 @@ class Survivor:
         with self._lock:
             was_held, over.is_held = over.is_held, False
             if was_held and over.is_over:
-                self._answer(Stays(reason=ELSEWHERE))
+                self._answer(Stays(reason=self.why_not or ELSEWHERE))
 
     def cannot(self, reason: str) -> None:
         """From here on this worker cannot go on; ``hold`` says so once it is asked."""

@@ -24,24 +24,24 @@ KILLS = 200 if ALL else 6
 STEPS_A_KILL = 20
 IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
 SIZES = [WORKERS - 1, WORKERS]
-CALM: dict[int, Job] = {}  # by number of steps
+CALM: dict[tuple, Job] = {}  # by number of steps, and options
 
 
 @pytest.fixture(name="calm", scope="module")
 def _calm(tmp_path_factory):
     """The records of a job of so many steps that nothing happens to."""
 
-    def make(steps):
-        if steps not in CALM:
+    def make(steps, *options):
+        if (steps, *options) not in CALM:
             place = tmp_path_factory.mktemp("calm")
             started, job = Floor(place), Job(place / "job", CALM_WORKERS)
             ranks = started.ranks(
-                *(CALM_WORKERS, SCRIPT, job.records, steps, "--same-bits"), env=job.env
+                *(CALM_WORKERS, SCRIPT, job.records, steps, "--same-bits", *options), env=job.env
             )
             assert [one.wait() for one in ranks] == [0] * CALM_WORKERS, ranks[0].text
             started.close()
-            CALM[steps] = job
-        return CALM[steps]
+            CALM[steps, *options] = job
+        return CALM[steps, *options]
 
     yield make
     CALM.clear()
@@ -126,6 +126,19 @@ def test_the_others_train_on_until_the_place_is_taken(floor, tmp_path, calm):
     assert moves == [False, True], running.text
     pids = [{line["pid"] for line in job.lines(place)} for place in range(WORKERS)]
     assert [len(one) for one in pids] == [1, 2, 1, 1], running.text
+
+
+def test_accumulated_gradients_are_made_again_by_fewer(floor, tmp_path, calm):
+    """Two are lost in the midst of it, and one where others have completed the optimizer's step."""
+    batches, deaths = ("--batches", 4), ("1:22:forward", "0:23:reduced", "2:60:reduced")
+    asked = [part for one in deaths for part in ("--do", f"{one}:die")]
+    options = ("--pause", 0.02, "--beginning", 0.5, "--every", "10000 steps", *batches, *asked)
+    job, running = start(floor, tmp_path, 120, *options)
+    assert running.wait() == 0, running.text
+    compare(job, calm(120, *batches), running)
+    resumed = job.events("resumed")[1:]
+    assert all(event["source"].endswith("that survived") for event in resumed), running.text
+    assert {event["step"] for event in resumed[:2]} <= {20, 24}, running.text
 
 
 def test_one_that_dies_while_it_stands_by_is_replaced(floor, tmp_path, calm):

@@ -35,6 +35,7 @@ def parse():
     parser.add_argument("--pause", type=float, default=0.0, help="seconds, in each step")
     parser.add_argument("--do", action="append", default=[])
     parser.add_argument("--same-bits", action="store_true", help="at any number of workers")
+    parser.add_argument("--batches", type=int, default=1, help="of an optimizer's step")
     parser.add_argument("--beginning", type=float, default=0.0, help="seconds, before the session")
     return parser.parse_args()
 
@@ -138,14 +139,16 @@ def run(rank):
     def sums(step, x, ids):
         happen(rank, step, "forward")
         loss = F.mse_loss(ddp(x + random.random() * 0.1), x)
-        optimizer.zero_grad()
+        if step % OPTIONS.batches == 1 % OPTIONS.batches:
+            optimizer.zero_grad()
         happen(rank, step, "backward")
         loss.backward()
         return loss.item(), ids.tolist()
 
     def same_sums(step, batch):
         samples, noise = [], random.random() * 0.1
-        optimizer.zero_grad()
+        if step % OPTIONS.batches == 1 % OPTIONS.batches:
+            optimizer.zero_grad()
         for ids, x in ddp.shards(batch):
             happen(rank, step, "forward")
             loss = F.mse_loss(ddp(x + noise), x)
@@ -157,9 +160,10 @@ def run(rank):
     def one_step(step, batch):
         loss, ids = same_sums(step, batch) if same_bits else sums(step, batch[1], batch[0])
         happen(rank, step, "reduced")
-        optimizer.step()
-        happen(rank, step, "stepped")
-        scheduler.step()
+        if step % OPTIONS.batches == 0:
+            optimizer.step()
+            happen(rank, step, "stepped")
+            scheduler.step()
         if OPTIONS.pause:
             time.sleep(OPTIONS.pause)
         records.made(step, loss, ids)

@@ -1,17 +1,21 @@
-"""Data-parallel jobs of many kinds that a loss interrupts: RECORDS STEPS KIND [--die …].
+"""Data-parallel jobs of many kinds that a loss interrupts: RECORDS STEPS KIND [options].
 
 ``--die RANK:STEP:PLACE``, once in the job, with SIGKILL.
+
+In kinds of ``WINDOWS`` the optimizer steps after every fourth batch.
 
 RECORDS/final-RANK.json is the end, with a hash of each named object and of the random numbers, and
 how often this process has run the loop's body.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -30,15 +34,22 @@ def parse():
     parser.add_argument("steps", type=int)
     parser.add_argument("kind")
     parser.add_argument("--die", action="append", default=[])
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds, where it could die")
     return parser.parse_args()
 
 
 OPTIONS = parse()
 KIND = OPTIONS.kind
+NORMS = {"norm", "norm_no_sync"}
+WINDOWS = {"no_sync", "sums", "sums_stock", "saved", "counted", "norm_no_sync"}
+NO_SYNC = KIND.endswith("no_sync")
+BATCHES = 4 if KIND in WINDOWS else 1  # of an optimizer's step
+AT = [0, 0]  # rank and step
 
 
 def die_here(rank, step, place):
     """Die if that is asked for, once in the job."""
+    time.sleep(OPTIONS.pause)
     for number, one in enumerate(OPTIONS.die):
         who, when, where = one.split(":")
         mark = OPTIONS.records / f"died-{number}"
@@ -48,7 +59,7 @@ def die_here(rank, step, place):
 
 
 def loader_of(rank, world):
-    if KIND != "stock":
+    if not KIND.endswith("stock"):
         return outlast.data.Loader(Points(50), global_batch=12, seed=3)
     sampler = torch.utils.data.DistributedSampler(Points(48), world, rank, seed=3)
     return torch.utils.data.DataLoader(
@@ -60,6 +71,7 @@ def double(state, bucket):
     """A communication hook of the script's own."""
     buffer = bucket.buffer()
     work = dist.all_reduce(buffer.div_(2 * dist.get_world_size()), async_op=True)
+    die_here(*AT, "bucket")
     return work.get_future().then(lambda done: done.value()[0].mul_(2))
 
 
@@ -70,7 +82,7 @@ def main():
     if (OPTIONS.records / "died-0").exists():
         die_here(rank, 0, "joining")
     torch.manual_seed(0)
-    norm = [nn.BatchNorm1d(32)] if KIND == "buffers" else []
+    norm = [nn.BatchNorm1d(32)] if KIND in {"buffers", *NORMS} else []
     net = nn.Sequential(nn.Linear(8, 32), *norm, nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8))
     torch.manual_seed(1 + rank)
     random.seed(1 + rank)
@@ -80,21 +92,35 @@ def main():
     scaler = torch.amp.GradScaler("cpu", growth_interval=3)
     fixed = {"static_graph": True} if KIND == "static" else {"find_unused_parameters": True}
     model = nn.parallel.DistributedDataParallel(net, **fixed)
-    if KIND == "hook":
+    if KIND in {"hook", *NORMS, *WINDOWS}:
         model.register_comm_hook(None, double)
     named = {"model": net, "optimizer": optimizer, "schedule": schedule}
-    named |= {"average": average, "scaler": scaler}
+    # With batch norms it would have each rank's own statistics.
+    named |= {"scaler": scaler} if KIND in NORMS else {"average": average, "scaler": scaler}
+    optimizer.register_step_post_hook(lambda *_: die_here(*AT, "optimizer"))
     bodies = 0
-    with outlast.session(every="5 steps", **named) as session:
+    every = "1000 steps" if KIND in WINDOWS - {"saved"} else "5 steps"
+    with outlast.session(every=every, **named) as session:
         if KIND == "outside":
             dist.barrier()
-        for _, x in session.steps(loader_of(rank, world), until=OPTIONS.steps):
+        steps = session.steps(loader_of(rank, world), until=OPTIONS.steps)
+        batches = ((session.step, x) for _, x in steps)
+        if KIND == "counted":  # by the script itself
+            batches = ((number, x) for number, (_, x) in enumerate(steps))
+        for number, x in batches:
             step, bodies = session.step + 1, bodies + 1
+            AT[:] = rank, step
+            is_last = number % BATCHES == BATCHES - 1
             die_here(rank, step, "forward")
-            loss = F.mse_loss(model(x + random.random() * 0.1), x)
-            optimizer.zero_grad()
-            die_here(rank, step, "backward")
-            scaler.scale(loss).backward()
+            with contextlib.nullcontext() if is_last or not NO_SYNC else model.no_sync():
+                loss = F.mse_loss(model(x + random.random() * 0.1), x)
+                if KIND not in WINDOWS or (NO_SYNC and step % BATCHES == 1):
+                    optimizer.zero_grad()
+                die_here(rank, step, "backward")
+                scaler.scale(loss).backward()
+            if not is_last:
+                die_here(rank, step, "accumulated")
+                continue
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             if KIND == "sum":  # of the script's own
@@ -104,7 +130,10 @@ def main():
             scaler.update()
             die_here(rank, step, "stepped")
             schedule.step()
-            average.update_parameters(net)
+            if KIND not in NORMS:
+                average.update_parameters(net)
+            if KIND in WINDOWS and not NO_SYNC:
+                optimizer.zero_grad()
     found = {"torch": torch.get_rng_state().tolist(), "python": random.getstate()}
     hashes = {name: hashlib.sha256(repr(one).encode()).hexdigest() for name, one in found.items()}
     for name, one in named.items():

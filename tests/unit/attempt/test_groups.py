@@ -177,6 +177,40 @@ def test_a_model_that_is_wrapped_goes_on_in_another_group(watched, monkeypatch):
     assert sys.excepthook is except_hook
 
 
+KEPT = {"broadcast_buffers": False}
+
+
+@pytest.mark.parametrize(
+    ("what", "are_sent"),
+    [
+        *(("trained", True), ("at the start", True), ("evaluated", False), ("no_sync", False)),
+        *(("kept", False), ("ignored", False), ("hooked", False), ("let go", False)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.broadcast_buffers:FutureWarning")
+def test_buffers_are_rank_0s_where_the_next_forward_pass_sends_them(watched, what, are_sent):
+    dist.init_process_group("gloo")
+    model = torch.nn.BatchNorm1d(3)
+    if what == "ignored":
+        model._ddp_params_and_buffers_to_ignore = [name for name, _ in model.named_buffers()]
+    made = torch.nn.parallel.DistributedDataParallel(model, **(KEPT if what == "kept" else {}))
+    if what == "hooked":
+        made._register_buffer_comm_hook(None, lambda *_: None)
+    x = torch.ones(2, 3)
+    if what != "at the start":
+        made(x).sum().backward()
+    if what == "evaluated":
+        with torch.no_grad():
+            made(x)
+    if what == "no_sync":
+        with made.no_sync():
+            made(x).sum().backward()
+    if what == "let go":
+        watched.let_go()
+    addresses = {buffer.data_ptr() for buffer in model.buffers()}
+    assert watched.sent_buffers() == (addresses if are_sent else set())
+
+
 def test_a_script_that_speaks_to_others_before_cannot_be_rehearsed(watched):
     dist.init_process_group("gloo")
     torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2))

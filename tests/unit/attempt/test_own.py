@@ -2,6 +2,7 @@
 
 import pytest
 
+from outlast.attempt import own as module
 from outlast.attempt.beat import VARIABLE
 from outlast.attempt.own import SLOT_BYTES, Own, own_path, read_own
 
@@ -34,6 +35,21 @@ def test_the_newest_two_steps_are_kept(place):
         (3, b"blob 3", b"r" * 16),
     ]
     assert {(one.timeline, one.rank, one.world_size) for one in found} == {(5, 1, 4)}
+
+
+@pytest.mark.parametrize("apart", [1, 2, 4])
+def test_the_newest_two_moments_are_kept_however_many_steps_apart(place, apart):
+    """As with gradients that are accumulated over so many."""
+    own = Own(5, 1, 4)
+    for number in range(1, 4 * apart + 1):
+        own.pending(number, b"%d" % number, late=False)
+        if number % apart == 0:
+            own.final(number, b"blob %d" % number, b"r" * 16)
+    found = [(one.step, one.blob) for one in read_own() if one.is_final]
+    assert sorted(found) == [(n * apart, b"blob %d" % (n * apart)) for n in (3, 4)]
+    own.final(4 * apart, b"again", b"r" * 16)
+    found = [(one.step, one.blob) for one in read_own() if one.is_final]
+    assert sorted(found) == [(3 * apart, b"blob %d" % (3 * apart)), (4 * apart, b"again")]
 
 
 def test_nothing_is_there_before_anything_was_written(place):
@@ -92,10 +108,32 @@ def test_a_torn_record_is_none(place):
     assert [one.step for one in read_own()] == [2]
 
 
-def test_what_is_too_large_is_not_kept_and_hides_what_was_there(place):
+def test_the_room_follows_the_size(place):
+    """What is there already stays, of the attempt before too."""
+    own = Own(1, 0, 2)
+    own.final(1, b"of before", b"")
+    own.close()
+    own = Own(1, 0, 3, (1, 2))
+    own.final(2, b"two", b"")
+    large = bytes(range(256)) * (SLOT_BYTES // 100)
+    own.pending(3, large, late=False)
+    own.final(3, large, b"")
+    own.close()
+    kept = {(2, True): b"two", (3, True): large, (3, False): large}
+    found = {(one.step, one.is_final): one.blob for one in read_own()}
+    assert found == {**kept, (1, True): b"of before"}
+    own = Own(1, 0, 3, (3, 3))
+    own.final(4, b"four", b"")
+    found = {(one.step, one.is_final): one.blob for one in read_own()}
+    assert found == {**kept, (4, True): b"four"}
+    assert sorted(one.name for one in place.parent.iterdir()) == [place.name]
+
+
+def test_what_is_too_large_is_not_kept_and_hides_what_was_there(place, monkeypatch):
+    monkeypatch.setattr(module, "SLOT_BYTES_MAX", SLOT_BYTES)
     own = Own(1, 0, 2)
     own.final(1, b"one", b"")
-    own.final(3, b"x" * SLOT_BYTES, b"")
+    own.final(1, b"x" * SLOT_BYTES, b"")
     assert read_own() == []
 
 

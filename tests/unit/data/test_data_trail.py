@@ -540,3 +540,58 @@ def test_a_streams_numbers_are_each_step_once(lanes, per_lane, since):
     for step in range(3):
         here = np.arange(first + step * whole, first + (step + 1) * whole)
         assert sorted(expected(order, here).tolist()) == here.tolist()
+
+
+class Worker:
+    """One of a job's, which lives through the loss of others, or takes a lost one's place."""
+
+    def __init__(self, rank):
+        self.rank, self.in_hand = rank, False
+        self.trail = Trail()
+        self.feed = self.opened(0)
+
+    def opened(self, step):
+        loader = Loader(range(SIZE), global_batch=BATCH, seed=5)
+        return open_feed(loader, rank=self.rank, world_size=3, trail=self.trail, step=step)
+
+    def step(self):
+        if not self.in_hand:
+            next(self.feed)
+        self.in_hand = False
+
+    def own(self):
+        return {"position": self.feed.state(), TRAIL: self.trail.state()}
+
+    def lives_through(self, how, saved, step):
+        if how == "has a batch in hand" and not self.in_hand:
+            next(self.feed)
+            self.in_hand = True
+        if how == "starts anew":
+            data, self.trail = take_over(saved.__getitem__, 3, self.rank, 3)
+            self.feed, self.in_hand = self.opened(step), False
+            self.feed.restore(data["position"])
+        else:
+            self.feed.begin_again(step, in_hand=self.in_hand)
+
+
+HOW = ("starts anew", "is at the boundary", "has a batch in hand")
+losses = st.tuples(
+    st.integers(1, STEPS - 1), st.lists(st.sampled_from(HOW), min_size=3, max_size=3)
+)
+
+
+@given(losses=st.lists(losses, max_size=6))
+@examples(100)
+def test_who_lives_through_a_loss_counts_as_who_takes_a_place(losses):
+    workers = [Worker(rank) for rank in range(3)]
+    for step in range(1, STEPS + 1):
+        for worker in workers:
+            worker.step()
+        saved = [worker.own() for worker in workers]
+        for _, each in (one for one in losses if one[0] == step):
+            for worker, how in zip(workers, each, strict=True):
+                worker.lives_through(how, saved, step)
+    verdict = History([read_record(worker.own()[TRAIL]) for worker in workers], STEPS).verdict()
+    assert verdict.proved, verdict.faults
+    for worker in workers:
+        worker.feed.close()

@@ -119,6 +119,26 @@ def test_who_died_within_a_step_is_not_sure_to_have_drawn_what_others_drew_in_it
     assert (plan.step == 7) == (stage >= draws)
 
 
+def test_a_step_that_has_changed_no_weights_counts_once_all_have_ended_it():
+    """One rank has left out a batch's backward pass; another one accumulates its gradients."""
+    left_out = msgspec.structs.replace(survivor(0, 7), stepped=False)
+    in_it = survivor(1, 4, known(1, 7, rest="", stage=1))
+    plan = decide([left_out, in_it, fresh(known(2, 7))], [])
+    assert plan.step is None
+    assert plan.why_not == "rank 1 had not ended step 7, which has changed no weights"
+    ended = msgspec.structs.replace(survivor(1, 7), stepped=False)
+    assert decide([left_out, ended, fresh(known(2, 7))], []).step == 7
+    assert decide([survivor(0, 7), in_it, fresh(known(2, 7))], []).step == 7
+
+
+def test_who_is_in_the_midst_of_accumulating_goes_back_to_its_beginning():
+    """Ranks are in different batches since then, and one was lost in another."""
+    pending = [known(rank, 6 + rank, rest="", stage=0) for rank in range(3)]
+    offers = [survivor(0, 4, pending[0]), survivor(1, 4, pending[1])]
+    plan = decide([*offers, fresh(known(2, 4), pending[2])], [])
+    assert (plan.step, plan.lacking, plan.own) == (4, [2], {0: 0, 1: 1, 2: 2})
+
+
 def test_what_is_known_of_the_number_of_workers_before_will_do():
     """Two of three were lost on the way from four: one is in the new attempt, one was not yet."""
     before = [known(rank, 7, world=4) for rank in range(4)]

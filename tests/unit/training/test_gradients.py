@@ -96,6 +96,7 @@ class Loop:
             held = [p for model in self.models for p in model.parameters()]
             quickly = self.gradients.in_the_making(held)
             assert quickly.keys() == found.keys()
+            assert self.gradients.are_unused or not found
             taken.append(copy.deepcopy((state, found)))
         return taken
 

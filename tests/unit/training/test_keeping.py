@@ -101,6 +101,28 @@ def test_a_backward_pass_and_an_optimizer_say_what_will_be_the_end(loop):
     assert (3, True) in records()
 
 
+def test_the_moment_stays_while_gradients_are_accumulated(loop):
+    loop.end(3)
+    for step in (4, 5):
+        loop.model(torch.ones(1, 2)).sum().backward()
+        loop.keeping.stay(step)
+    loop.model(torch.ones(1, 2)).sum().backward()
+    assert {(3, True), (6, False)} <= set(records())
+    over.happen()
+    loop.keeping.close()
+    assert living.kept_step() == 3
+
+
+def test_what_was_accumulated_for_one_of_two_optimizers_leaves_no_moment(loop):
+    loop.end(3)
+    loop.keeping.before_optimizer()
+    loop.keeping.stay(4)
+    assert not loop.keeping.has(3)
+    over.happen()
+    loop.keeping.close()
+    assert living.kept() is None
+
+
 def test_nothing_is_said_before_the_first_step(loop):
     loop.model(torch.ones(1, 2)).sum().backward()
     loop.keeping.before_optimizer()

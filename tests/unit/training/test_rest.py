@@ -7,10 +7,11 @@ from torch import nn
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
+from outlast.training import rest as module
 from outlast.training.flight import State
 from outlast.training.lazy import Lazy
 from outlast.training.objects import Objects
-from outlast.training.rest import Looks, of_all
+from outlast.training.rest import Looks, is_equal, of_all, with_buffers
 
 
 class Counter:
@@ -115,6 +116,33 @@ def test_equal_states_have_equal_digests_whoever_has_them():
         before = others.take().digest
         change()
         assert others.take().digest != before
+
+
+@pytest.mark.parametrize("is_learnt", [True, False])
+def test_what_ddp_sends_is_kept_apart_and_not_compared(monkeypatch, is_learnt):
+    job, other = Job(), Job()
+    sent = {b.data_ptr() for one in (job, other) for b in one.model.buffers()}
+    monkeypatch.setattr(module.groups, "sent_buffers", lambda: sent)
+    looks, others = Looks(job.objects), Looks(other.objects)
+    if is_learnt:
+        looks, others = job.looks(), other.looks()
+
+    def taken(job, looks):
+        return looks.take() or of_all(job.state())
+
+    other.model(torch.randn(5, 3))
+    one, two = taken(job, looks), taken(other, others)
+    assert one.digest == two.digest
+    assert set(one.sent) == {f"model.1.{name}" for name, _ in job.model[1].named_buffers()}
+    assert not is_equal(one.buffers, two.buffers)
+    assert is_equal(one.buffers, one.buffers_now())
+    job.model(torch.randn(5, 3))
+    assert not is_equal(one.buffers, one.buffers_now())
+    found = with_buffers(one.whole(job.state).tensors, two.buffers)
+    for name, buffer in other.model[1].named_buffers():
+        assert torch.equal(found[f"model.1.{name}"], buffer)
+    sent.clear()
+    assert taken(job, looks).digest != taken(other, others).digest
 
 
 def test_what_was_not_there_at_the_beginning_is_seen():
