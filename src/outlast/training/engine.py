@@ -432,6 +432,7 @@ class Engine:
             if share is not None:
                 rank = self._link.rank
                 mine = [p for p, _ in pieces if share.writers.get(p.key, rank) == rank]
+                self.line.settle()  # who goes on from what survivors hold has not waited for that
                 self._reserve(sum(num_bytes(piece) for piece in mine) + HEAD_BYTES)
         except (OSError, OutlastError) as error:
             if not over.is_over:  # else the next attempt sees to it

@@ -236,7 +236,6 @@ class Rig:
         self.timeline, self.basis = found.timeline, (found.step, found.world_size)
         self.engine.line.start()
         self.engine.line.wait_until_ready()
-        self.engine.line.memory()  # by its answer nothing of earlier attempts is in flight any more
         self.engine.committed_step = found.committed
         if self.link.rank == 0:
             self._ledger.append("resumed", **found.fields(self.link.world_size))
