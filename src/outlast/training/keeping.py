@@ -115,9 +115,11 @@ class Keeping:
         why = str(error) or type(error).__name__
         logger.warning("the next attempt goes on from a checkpoint, if there is one: %s", why)
 
-    def has(self, step: int) -> bool:
-        """Whether the moment that is kept is the end of ``step``."""
-        return self._moment is not None and self._moment.step == step
+    def at(self, step: int) -> Moment | None:
+        """The moment of this boundary, the end of ``step``; None where there can be none."""
+        if self._moment is None or self._moment.step != step:
+            self.keep(step)
+        return self._moment
 
     def before_optimizer(self) -> None:
         """The gradients are there, and the weights are about to change.

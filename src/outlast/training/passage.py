@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -24,13 +24,14 @@ import torch
 from outlast.attempt.groups import num_sent
 from outlast.attempt.link import Link
 from outlast.attempt.over import AttemptOver, over
+from outlast.attempt.own import entrust
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.shard import as_bytes
 from outlast.checkpoint.tree import unflatten
 from outlast.data import random_state
 from outlast.errors import NotInProcess
 from outlast.ledger.narrator import say
-from outlast.training import interrupted, living
+from outlast.training import interrupted, living, parting
 from outlast.training.flight import State
 from outlast.training.footing import Footing
 from outlast.training.keeping import Keeping
@@ -41,12 +42,14 @@ from outlast.training.position import Position
 from outlast.training.rig import Rig
 from outlast.training.survivor import Survivor
 
-MOVES: Final = "moves"
-MOVE_S: Final = 600.0  # that ranks wait for each other at such a boundary
 SPEAKS: Final = "its processes speak to each other outside of the loop over session.steps()"
 UNSUMMED: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: its gradients were not "
     "summed in the first step after it"
+)
+TIED: Final = "its loader keeps its place for a number of workers"
+UNKEPT: Final = (
+    "a worker's state at that boundary is not one that can be gone on from in its process"
 )
 FROM_NOTHING: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: there is no checkpoint"
@@ -107,6 +110,7 @@ class Passage:
         self._placed = 0, 1  # rank and number of workers that its place in the data is for
         self._always_sends = self._is_first = True
         self._has_gone_on = False
+        self._can_keep = True
 
     def begin(self, rig: Rig) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
@@ -196,6 +200,7 @@ class Passage:
 
     def keep(self, step: int, *, can: bool) -> None:
         """This moment, the end of ``step``, can be gone on from, or cannot."""
+        self._can_keep = can
         if self._keeping is not None and can:
             self._keeping.keep(step)
         elif self._keeping is not None:
@@ -225,9 +230,8 @@ class Passage:
         Raises:
             NotInProcess: this process cannot.
         """
-        keeping = self._keeping
-        if keeping is not None and not self.is_in_hand and not keeping.has(step):
-            keeping.keep(step)
+        if self._keeping is not None and not self.is_in_hand:
+            self._keeping.at(step)
         while True:
             if self._keeping is not None:
                 self._keeping.close()
@@ -254,22 +258,42 @@ class Passage:
         """Whether it is the same run with any other number of workers."""
         return self._objects.bits.any_size and not self._position.is_tied
 
-    def move(self, link: Link) -> None:
-        """At a boundary that all have agreed on: go into the next attempt, with nobody lost.
+    def may_part(self, asks: Sequence[Mapping[str, Any]], world_size: int) -> bool:
+        """On rank 0: whether those who stay could go on where others have asked to leave.
+
+        Args:
+            asks: what was said with each.
+            world_size: number of workers.
+        """
+        if not parting.leavers_of(asks, world_size):
+            return False
+        why_not = self._survivor.why_not or (TIED if self._position.is_tied else "")
+        if why_not:
+            say(f"{parting.ALL_END}: {why_not}")
+        return not why_not and over.is_held
+
+    def word(self, step: int) -> parting.Word:
+        """What this rank says where all are to leave the attempt together, behind ``step``."""
+        moment = None
+        if over.is_held and self._can_keep and self._keeping is not None:
+            moment = self._keeping.at(step)
+        if moment is None:
+            return parting.Word(why_not=self._survivor.why_not or UNKEPT)
+        return parting.Word(timeline=moment.timeline, step=step, rest=moment.rest, own=moment.own)
+
+    def leave(self, link: Link, agreed: parting.Parting, timeout_s: float) -> None:
+        """At such a boundary: this machine leaves, once the others have what they need of it."""
+        self._survivor.leave()
+        parting.see_off(link, agreed, timeout_s)
+
+    def move(self, link: Link, agreed: parting.Parting) -> None:
+        """At a boundary that all have come to: go into the next attempt, with nobody lost.
 
         Raises:
             AttemptOver: always; the state is that of a step's end.
             OSError, RuntimeError: another rank is gone.
         """
-        # Who has yet to end the step needs this process' connections. In words, and not by a
-        # barrier: gloo may lose one whose connections end as it is posted.
-        if link.rank:
-            link.publish(f"{MOVES}/{link.rank}", b"")
-            link.fetch(MOVES, MOVE_S)
-        else:
-            for rank in range(1, link.world_size):
-                link.fetch(f"{MOVES}/{rank}", MOVE_S)
-            link.publish(MOVES, b"")
+        entrust(parting.take(link, agreed))
         over.happen()
         over.raise_if_over()
 

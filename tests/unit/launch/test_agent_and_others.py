@@ -27,6 +27,7 @@ class Nobody:
     descriptors = ()
     standing = MappingProxyType({})
     are_complete = are_moving = False
+    address = ""
     look = end_standing = staticmethod(list)
 
 

@@ -35,6 +35,7 @@ from outlast.launch.membership.messages import (
     Over,
     Ready,
     Refused,
+    Remains,
     Superseded,
     Together,
     Waits,
@@ -172,8 +173,9 @@ class Coordinator:
         match message:
             case Ready() | Fill():
                 orders = self._ready_or_fill(node, message)
-            case Leaving():
-                orders = roster.leaving(node, now_s)
+            case Leaving() | Remains():
+                leaves = isinstance(message, Leaving)
+                orders = (roster.leaving if leaves else roster.remains)(node, now_s)
             case Done():
                 orders = roster.done(node, now_s)
             case Ended(attempt=attempt):
@@ -190,9 +192,9 @@ class Coordinator:
                 orders = roster.together(node, other, now_s)
             case Finish(exit_code=code, reason=reason):
                 orders = roster.end(code, reason)
-            case Bye(reason=reason):
+            case Bye(reason=reason, broke=broke):
                 self._gone(node)
-                orders = roster.lost(node, now_s, reason, certain=True, left=True)
+                orders = roster.lost(node, now_s, reason, certain=True, left=True, broke=broke)
             case _:
                 raise ValueError(f"{type(message).__name__} is not for a coordinator")
         self._obey(orders)
