@@ -174,8 +174,7 @@ class Coordinator:
             case Ready() | Fill():
                 orders = self._ready_or_fill(node, message)
             case Leaving() | Remains():
-                leaves = isinstance(message, Leaving)
-                orders = (roster.leaving if leaves else roster.remains)(node, now_s)
+                orders = self._leaving_or_not(node, message)
             case Done():
                 orders = roster.done(node, now_s)
             case Ended(attempt=attempt):
@@ -198,6 +197,13 @@ class Coordinator:
             case _:
                 raise ValueError(f"{type(message).__name__} is not for a coordinator")
         self._obey(orders)
+
+    def _leaving_or_not(self, node: str, message: Leaving | Remains) -> list[Order]:
+        now_s = time.monotonic()
+        if isinstance(message, Leaving):
+            return self.roster.leaving(node, now_s)
+        self._tell_all(Remains(node=node))
+        return self.roster.remains(node, now_s)
 
     def _ready_or_fill(self, node: str, message: Ready | Fill) -> list[Order]:
         now_s = time.monotonic()

@@ -17,6 +17,7 @@ from outlast.launch.membership.messages import (
     LeftOut,
     Over,
     Refused,
+    Remains,
     Waits,
 )
 from outlast.policy.membership import Rules
@@ -73,6 +74,8 @@ class Mailbox:
                     self.over = message
                 case Departs():
                     self.departs[message.node] = message
+                case Remains():
+                    self.departs.pop(message.node, None)
                 case Waits():
                     self.words, self.runs = message.words, message.runs
                 case LeftOut():

@@ -76,7 +76,12 @@ class Leaving(_Message):
 
 
 class Remains(_Message):
-    """It leaves later: its workers, which have yet to hand over, go into the next attempt."""
+    """It leaves later: its workers, which have yet to hand over, go into the next attempt.
+
+    From the coordinator, to all: ``node`` does.
+    """
+
+    node: str = ""
 
 
 class Ended(_Message):

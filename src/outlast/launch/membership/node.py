@@ -340,6 +340,9 @@ class Node:
             case Departs():
                 self._departing.add(message.node)
                 self._tell(message)
+            case Remains():
+                self._departing.discard(message.node)
+                self._tell(message)
             case Fixed(machines=machines):
                 self._fixed = machines
             case Over():
