@@ -245,12 +245,20 @@ def test_it_is_known_first_whether_the_others_go_on(agent):
     assert [info["leaves"] for info in workers.store.asked] == [[4]]
 
 
-def test_a_worker_that_was_kept_gets_no_signal_before_its_session_says_that_it_is_there(agent):
+def test_a_worker_that_was_kept_gets_no_signal_before_its_session_says_that_it_is_there(
+    agent, monkeypatch
+):
+    signalled = []
+    monkeypatch.setattr("outlast.launch.agent.catches", lambda *_: True)
+    monkeypatch.setattr("os.kill", lambda *one: signalled.append(one))
     workers = has_notice(agent, True)
     workers.store = Store()
     agent._in_session = {0}
-    agent._pass_on(workers)  # this very process would be told
-    assert (agent._told, workers.store.asked) == (set(), [])
+    agent._pass_on(workers)
+    assert (agent._told, workers.store.asked, signalled) == (set(), [], [])
+    agent._in_session = set()
+    agent._pass_on(workers)
+    assert (agent._told, signalled) == ({0}, [(os.getpid(), signal.SIGTERM)])
 
 
 def test_one_that_was_told_leaves_by_itself(agent):
