@@ -1,5 +1,6 @@
 """Machines are lost and come, and the workers of the others go on in their processes."""
 
+import json
 import os
 import signal
 import time
@@ -102,6 +103,12 @@ def test_machines_that_leave_cost_the_others_no_process_and_no_step(machines, tm
     left(job, *leavers)
     went_on(job, before, *others)
     job.finish(*others)
+    shown = others[0].outlast("checkpoints", "show", "--samples", "--json", job.job.directory)
+    assert shown.wait() == 0, shown.text
+    found = json.loads(shown.out)
+    assert (found["proved"], found["faults"]) == (True, []), found
+    stretches = [one["world_size"] for one in found["stretches"]]
+    assert stretches == [len(roles), len(others)], found
 
 
 @pytest.mark.parametrize("gap_s", [0.0, 0.04, 0.08, 0.12], ids=lambda gap_s: f"{gap_s}s")
