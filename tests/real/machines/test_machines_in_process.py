@@ -103,12 +103,32 @@ def test_machines_that_leave_cost_the_others_no_process_and_no_step(machines, tm
     left(job, *leavers)
     went_on(job, before, *others)
     job.finish(*others)
-    shown = others[0].outlast("checkpoints", "show", "--samples", "--json", job.job.directory)
+    each_sample_once(job, [len(roles), len(others)])
+
+
+def each_sample_once(job, sizes):
+    """As the job's last checkpoint has it, by these numbers of workers in turn."""
+    shown = job.hosts[0].outlast("checkpoints", "show", "--samples", "--json", job.job.directory)
     assert shown.wait() == 0, shown.text
     found = json.loads(shown.out)
     assert (found["proved"], found["faults"]) == (True, []), found
-    stretches = [one["world_size"] for one in found["stretches"]]
-    assert stretches == [len(roles), len(others)], found
+    assert [one["world_size"] for one in found["stretches"]] == sizes, found
+
+
+def test_a_machine_leaves_a_job_under_ddp(machines, tmp_path):
+    job = ElasticJob(machines(3), tmp_path, ENV, SCRIPTS / "elastic_ddp.py")
+    job.start(*job.hosts)
+    job.until_trained(*job.hosts)
+    leaver, *others = job.roles()
+    before = {host.name: job.on(host)[-1] for host in others}
+    leave(job, leaver)
+    job.until_trained(*others)
+    left(job, leaver)
+    went_on(job, before, *others)
+    (tmp_path / "end.tmp").write_text(str(job.job.begun() + 5))
+    (tmp_path / "end.tmp").replace(tmp_path / "end")
+    assert [job.agents[host.name].wait() for host in others] == [0, 0]
+    each_sample_once(job, [3, 2])
 
 
 @pytest.mark.parametrize("gap_s", [0.0, 0.04, 0.08, 0.12], ids=lambda gap_s: f"{gap_s}s")
