@@ -75,6 +75,8 @@ class Agreement:
         on_decision: told of each decision, in the answering thread; must be quick.
         may_save: on rank 0, whether a save could begin now; one that could not waits for ``poke``.
         may_drain: on rank 0, whether there is time for a drain; it may add to its info.
+        may_move: on rank 0, told what was said with each ask for a drain so far: whether all move
+            instead, and then see who leaves.
         on_hurry: on rank 0, told of an early notice.
         on_deadline: told that the machine goes sooner than was said when a drain was agreed.
         on_other: told of messages that are for somebody else, in the answering thread.
@@ -89,6 +91,7 @@ class Agreement:
         may_save: Callable[[], bool],
         in_step: bool = False,
         may_drain: Callable[[dict[str, Any]], bool] = lambda _: True,
+        may_move: Callable[[list[dict[str, Any]]], bool] = lambda _: False,
         on_hurry: Callable[[dict[str, Any]], None] = lambda _: None,
         on_deadline: Callable[[float], None] = lambda _: None,
         on_other: Callable[[Message], None] = lambda _: None,
@@ -99,7 +102,7 @@ class Agreement:
         self._on_decision = on_decision
         self._on_hurry = on_hurry
         self._on_deadline = on_deadline
-        self._coordinator = _Coordinator(link, may_save, may_drain) if link.rank == 0 else None
+        self._coordinator = None if link.rank else _Coordinator(link, may_save, may_drain, may_move)
         self._thread = threading.Thread(target=self._answer, name="outlast-agreement", daemon=True)
 
     def start(self) -> None:
@@ -202,6 +205,11 @@ class Agreement:
                 progress.pledges.clear()
 
     @property
+    def drains(self) -> list[dict[str, Any]]:
+        """On rank 0: what was said with each ask for a drain so far, its seconds from now."""
+        return [] if self._coordinator is None else self._coordinator.drains
+
+    @property
     def in_step(self) -> bool:
         """Whether this rank is in the middle of a step."""
         return self._progress.in_step
@@ -269,10 +277,13 @@ class _Coordinator:
         link: Link,
         may_save: Callable[[], bool],
         may_drain: Callable[[dict[str, Any]], bool],
+        may_move: Callable[[list[dict[str, Any]]], bool],
     ) -> None:
         self._link = link
         self._may_save = may_save
         self._may_drain = may_drain
+        self._may_move = may_move
+        self._drains: list[Message] = []  # all that was asked for
         self._waiting: list[Message] = []
         self._round = 0
         self._asked: Message | None = None
@@ -285,12 +296,20 @@ class _Coordinator:
             left_s = message["info"].get("left_s")
             if self._draining and message["action"] == "drain" and left_s is not None:
                 self._send_all({"kind": "deadline", "left_s": left_s})
-            self._waiting.append({**message, "heard_s": time.monotonic()})
+            ask = {**message, "heard_s": time.monotonic()}
+            self._waiting.append(ask)
+            if ask["action"] == "drain":
+                self._drains.append(ask)
         elif message["kind"] == "pledge" and message["round"] == self._round and self._asked:
             self._pledges[message["rank"]] = message["at"]
             if len(self._pledges) == self._link.world_size:
                 self._decide(self._asked)
         self._begin()
+
+    @property
+    def drains(self) -> list[dict[str, Any]]:
+        """What was said with each ask for one; from any thread."""
+        return [{**ask["info"], "left_s": _left_s(ask)} for ask in list(self._drains)]
 
     def _begin(self) -> None:
         ask = self._next()
@@ -298,6 +317,8 @@ class _Coordinator:
             return
         self._draining = ask["action"] in LAST
         self._waiting = [] if self._draining else [w for w in self._waiting if w is not ask]
+        if ask["action"] == "drain" and self._may_move(self.drains):
+            ask = {**ask, "action": "move"}
         if ask["action"] == "drain" and not self._may_drain(_as_of_now(ask)):
             self._tell({"round": 0, "action": "leave", "at": 0, "info": ask["info"]})
             return
@@ -341,8 +362,12 @@ class _Coordinator:
 def _as_of_now(ask: Message) -> dict[str, Any]:
     """What was said with a request, its seconds counted from now."""
     info: dict[str, Any] = ask["info"]
-    now = time.monotonic()
     if info.get("left_s") is not None:
-        info["left_s"] = max(info["left_s"] - (now - ask["heard_s"]), 0.0)
-    ask["heard_s"] = now
+        info["left_s"] = _left_s(ask)
+    ask["heard_s"] = time.monotonic()
     return info
+
+
+def _left_s(ask: Message) -> float | None:
+    left_s = ask["info"].get("left_s")
+    return None if left_s is None else max(left_s - (time.monotonic() - ask["heard_s"]), 0.0)

@@ -31,6 +31,7 @@ LINE_VARIABLE: Final = "OUTLAST_LINE"  # path of the socket, set by our agent
 # Set where a worker is started while the others train: it goes through its script's beginning, and
 # has no rank before it is told of an attempt.
 STANDBY_VARIABLE: Final = "OUTLAST_STANDBY"
+LEAVES: Final = "its machine leaves"  # why one stays that is on its way out
 MAX_BYTES: Final = 1 << 17
 _CREDENTIALS: Final = struct.Struct("3i")
 

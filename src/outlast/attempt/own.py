@@ -23,6 +23,7 @@ import logging
 import mmap
 import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ _HEAD: Final = struct.Struct("<qqqqBB16sqQ")
 # What is known of a worker, in one byte; and whether the optimizer was about to begin.
 _FINAL, _SEASONED, _IN_BACKWARD, _LATE, _AT_OPTIMIZER = 1, 2, 4, 8, 16
 _HABITS: Final = _SEASONED | _IN_BACKWARD | _LATE
+_entrusted: list[Record] = []  # of other ranks, which have handed it over
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +88,10 @@ class Own:
         self, timeline: int, rank: int, world_size: int, basis: tuple[int, int] | None = None
     ) -> None:
         self._whose = timeline, rank, world_size
+        known_of = None if basis is None else (timeline, *basis)
+        _entrusted[:] = [
+            one for one in _entrusted if (one.timeline, one.step, one.world_size) == known_of
+        ]
         self._first_slot = known = 0
         self._memory: mmap.mmap | None = None
         self._path: Path | None = None
@@ -203,15 +209,21 @@ def own_path(directory: Path, local_rank: int) -> Path:
 def read_own() -> list[Record]:
     """What the worker that had this one's place left behind, or this one itself.
 
-    Where places of this machine are empty, one worker also tells of those.
+    Where places of this machine are empty, one worker also tells of those. What others have handed
+    over is among it.
     """
     directory = os.environ.get(VARIABLE)
     if not directory:
-        return []
+        return list(_entrusted)
     empty = os.environ.get(EMPTY_VARIABLE, "").split()
     places = (os.environ.get("LOCAL_RANK", "0"), *empty)
     paths = [own_path(Path(directory), int(place)) for place in places]
-    return [record for path in paths for record, _, _ in _records(path)]
+    return [*_entrusted, *(record for path in paths for record, _, _ in _records(path))]
+
+
+def entrust(records: Iterable[Record]) -> None:
+    """Keep what other ranks have handed over, for as long as an attempt may go on from it."""
+    _entrusted[:] = records
 
 
 def _habits(path: Path) -> int:

@@ -146,6 +146,7 @@ class Supervisor:
         timeout_s: float = 5.0,
         *,
         reign: str = "",
+        lost: Sequence[wire.Lost] = (),
     ) -> bool:
         """Tell the keeper of an attempt that this machine takes part in.
 
@@ -156,6 +157,7 @@ class Supervisor:
             members: its machines, once ``serve`` was called; none before.
             timeout_s: how long to wait for the keeper's word.
             reign: who has formed it: what the claim of its number must say for a commit.
+            lost: machines of the attempt before it that are given up for lost.
 
         Returns:
             Whether the keeper has heard it within ``timeout_s``; one that has died and is started
@@ -168,7 +170,9 @@ class Supervisor:
         if serving - {one.node for one in members} or (members and not serving):
             raise ValueError("this machine is not among the members, or does not serve them")
         with self._told:
-            self._members = wire.Members(attempt=attempt, reign=reign, members=tuple(members))
+            self._members = wire.Members(
+                attempt=attempt, reign=reign, members=tuple(members), lost=tuple(lost)
+            )
             if not self._send_quietly(self._members) and not self._is_alive():
                 return False
             return self._told.wait_for(lambda: self._told_attempt == attempt, timeout_s)

@@ -41,6 +41,7 @@ from outlast.storage import Storage
 
 logger = logging.getLogger(__name__)
 
+LOST: Final = "its machine was lost before the commit; the older checkpoint stands"
 MAX_PAST: Final = 64
 MAX_MANIFESTS: Final = 4  # of the newest of these: other machines may still ask for them
 
@@ -272,6 +273,12 @@ class Saves:
                         rank, Part(error=words, by_storage=False)
                     ):
                         self._conclude(save)
+
+    def machine_lost(self, attempt: int, ranks: range) -> None:
+        """Membership has given a machine up, which may be silent only: nobody waits for it."""
+        self.machine_gone(attempt, ranks, LOST)
+        if 0 in ranks:  # it could be told of what is given up here, but decides no more
+            self._refuse_all(lambda save: save.attempt == attempt, LOST)
 
     def manifest_of(self, attempt: int, serial: int) -> bytes:
         """The manifest of a save that was committed; b"" if it is not known any more."""

@@ -206,6 +206,9 @@ class Keeper:
             case wire.Members():
                 if self._gate is not None:
                     self._gate.told(message.attempt, message.reign)
+                for lost in message.lost:
+                    ranks = range(lost.first, lost.first + lost.count)
+                    self._saves.machine_lost(lost.attempt, ranks)
                 if message.members:
                     self._peers.tell(message)
                 peer.send(wire.Told(attempt=message.attempt))

@@ -92,15 +92,25 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         return hash((self.node, self.host, self.port))
 
 
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine that is given up for lost: the ranks that it had in an attempt before."""
+
+    attempt: int
+    first: int
+    count: int
+
+
 class Members(_Message):
     """From a supervisor: the machines of an attempt that this one takes part in.
 
     ``reign`` has formed it; ``members`` are empty where this keeper does not talk to others.
+    ``lost`` are machines of the attempt before it.
     """
 
     attempt: int
     reign: str = ""
     members: tuple[Member, ...] = ()
+    lost: tuple[Lost, ...] = ()
 
 
 class Told(_Message):

@@ -28,7 +28,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
 from outlast.attempt.beat import BeatsDirectory, most_updates, read_beat
 from outlast.attempt.bound import AGENT_VARIABLE
-from outlast.attempt.line import LINE_VARIABLE
+from outlast.attempt.line import LEAVES, LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, kept_key, post
 from outlast.config import Settings
 from outlast.errors import Exit
@@ -47,7 +47,7 @@ from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.launch.seats import Crew, Seats
 from outlast.launch.sessions import Sessions
 from outlast.launch.stragglers import Judge
-from outlast.launch.survivors import UNHELD, StandIn, Survivors
+from outlast.launch.survivors import LOOK_S, UNHELD, StandIn, Survivors
 from outlast.launch.warm.starts import Starts
 from outlast.launch.watch import Watch
 from outlast.ledger.file import Ledger
@@ -67,6 +67,9 @@ DYING_S: Final = 0.05
 LEFTOVERS_S: Final = 1.0  # for what workers have started, when the job has ended
 # What is kept of a notice's time to end workers that did not end themselves.
 MARGIN_S: Final = 1.0
+DEPARTS_S: Final = 1.0  # for word whether the others go on without this machine
+# How long workers that have yet to hand over wait for the next attempt, and what must be left then.
+HAND_OVER_S: Final = 5.0
 LEAST_S: Final = 2.0  # for a drain of a notice whose time is over when it comes
 
 
@@ -142,6 +145,8 @@ class Agent(LocalElasticAgent):
         self._asked: str = ""  # the reason for which workers were asked to stop gently
         self._has_asked_to_fill = False
         self._has_finished = False
+        self._in_session: set[int] = set()  # workers that were kept: they have one from the start
+        self._kept_s = 0.0  # when workers were kept last
 
     def close(self) -> None:
         """Remove what this agent left in memory, and what workers that had to end left behind."""
@@ -248,6 +253,7 @@ class Agent(LocalElasticAgent):
         seats, survivors = self._seats, self._survivors
         environ = seats.environ(worker_group.group_rank, self._sizes)
         kept = survivors.take(seats.taken)
+        self._in_session = set(kept)
         worker_group.store.set(kept_key(worker_group.group_rank), str(len(kept)))
         with self._starts.in_charge(Crew(kept, survivors.standing, environ)):
             started: dict[int, Any] = super()._start_workers(worker_group)
@@ -262,14 +268,9 @@ class Agent(LocalElasticAgent):
         self._survivors.look()
         if self._hangs.named is not None:
             return self._end_hung(worker_group, self._hangs.named)
-        if self._desk.notice is not None:
-            if self._leaves_at_once():
-                return RunResult(state=WorkerState.FAILED)
-            self._pass_on(worker_group)
-        elif self._desk.early is not self._told_early:
-            self._pass_on_early(worker_group)
-        else:
-            self._deaf.look(gives_notices=self._desk.gives_notices)
+        if self._leaves_at_once():
+            return RunResult(state=WorkerState.FAILED)
+        self._look_for_notices(worker_group)
         self._look_on(worker_group)
         codes = self._exit_codes()
         failed = [rank for rank, code in codes.items() if code]
@@ -388,6 +389,21 @@ class Agent(LocalElasticAgent):
         """Whether this machine has had notice."""
         return self._desk.notice is not None
 
+    @property
+    def leaves_now(self) -> bool:
+        """Whether this machine must leave, and its workers have not to hand over before."""
+        waits = bool(self._survivors.kept) and time.monotonic() - self._kept_s < HAND_OVER_S
+        return self._must_leave() and not (waits and self._may_hand_over)
+
+    @property
+    def _may_hand_over(self) -> bool:
+        """Whether workers whose attempt is over may go into another one."""
+        notice = self._desk.notice
+        if notice is None:
+            return True
+        left_s = notice.seconds_left(time.time())
+        return self._machines.are_many and (left_s is None or left_s > HAND_OVER_S)
+
     def _exit_codes(self) -> dict[int, int | None]:
         """Local rank → exit code; who stands by counts once it has ended."""
         standing = self._survivors.standing
@@ -420,16 +436,31 @@ class Agent(LocalElasticAgent):
             for rank, one in handlers.items()
             if rank not in standing and one.proc.poll() is None
         }
-        if running and self._desk.notice is None and self.verdict is None:
+        if running and self._may_hand_over and self.verdict is None:
             begun_s = time.monotonic()
             self._survivors.gather(running)
             self._set_aside([*self._survivors.kept, *standing])
-            self._note_kept(time.monotonic() - begun_s, moves=moves)
+            self._kept_s = time.monotonic()
+            self._note_kept(self._kept_s - begun_s, moves=moves)
+            self._let_leavers_go(running)
+            if self._survivors.kept:
+                self._machines.remain()
         self._end_workers()
+
+    def _let_leavers_go(self, running: dict[int, Any]) -> None:
+        """Workers on their way out have a session to close."""
+        leavers = [rank for rank, why in self._survivors.reasons.items() if why == LEAVES]
+        left_s = None if self._desk.notice is None else self._desk.notice.seconds_left(time.time())
+        limit_s = LEAVE_TOGETHER_S if left_s is None else min(left_s - MARGIN_S, LEAVE_TOGETHER_S)
+        until_s = time.monotonic() + limit_s
+        while any(running[rank].proc.poll() is None for rank in leavers):
+            if time.monotonic() > until_s:
+                return
+            time.sleep(LOOK_S)
 
     def _note_kept(self, seconds: float, *, moves: bool) -> None:
         survivors = self._survivors
-        if not survivors.kept and set(survivors.reasons.values()) <= {UNHELD}:
+        if not survivors.kept and set(survivors.reasons.values()) <= {UNHELD, LEAVES}:
             return
         ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
         self._ledger.append(
@@ -463,6 +494,16 @@ class Agent(LocalElasticAgent):
 
     # --- notices -----------------------------------------------------------------------------
 
+    def _look_for_notices(self, worker_group: WorkerGroup) -> None:
+        if self._survivors.are_moving:
+            return  # who has had notice hands over in the next attempt
+        if self._desk.notice is not None:
+            self._pass_on(worker_group)
+        elif self._desk.early is not self._told_early:
+            self._pass_on_early(worker_group)
+        else:
+            self._deaf.look(gives_notices=self._desk.gives_notices)
+
     def _pass_on(self, worker_group: WorkerGroup) -> None:
         """Tell the workers once; end them when the time is over."""
         notice, info = self._desk.notice, self._desk.request()
@@ -471,14 +512,19 @@ class Agent(LocalElasticAgent):
             self._told_of = notice
             self._told.clear()
         self._hurry_torch(notice)
-        if not self._machines.is_broken:
+        goes_on = self._machines.notice() if self._survivors.address else False
+        knows = goes_on is not None or time.time() - notice.heard_t > DEPARTS_S
+        if knows and not self._machines.is_broken:
+            ranks = [worker.global_rank for worker in self._seats.of(worker_group).workers]
+            leaves = {"leaves": ranks} if goes_on else {}
             with contextlib.suppress(RuntimeError):  # the store is gone: so is the attempt
-                self._tell_workers(worker_group, info)
+                self._tell_workers(worker_group, {**(info or {}), **leaves})
         self._deaf.at_notice(notice, left_s=notice.seconds_left(time.time()))
         over = notice.deadline_t is not None and time.time() > max(
             notice.deadline_t - MARGIN_S, notice.heard_t + LEAST_S
         )
         if over or self._desk.impatient:
+            self._machines.break_off()
             self._end_workers()
 
     def _tell_workers(self, worker_group: WorkerGroup, info: dict[str, Any] | None) -> None:
@@ -489,6 +535,8 @@ class Agent(LocalElasticAgent):
             if store.check([f"{PREFIX}/session/{worker.global_rank}"]):
                 post(store, 0, {"kind": "ask", "action": "drain", "at": 0, "info": info})
                 self._told.update(one.local_rank for one in worker_group.workers)
+            elif worker.local_rank in self._in_session:
+                continue  # it is about to say so
             elif catches(worker.id, signal.SIGTERM):
                 # An unchanged script that wants to hear of it; one that does not goes on.
                 os.kill(worker.id, signal.SIGTERM)
@@ -508,11 +556,11 @@ class Agent(LocalElasticAgent):
 
     def _leaves_at_once(self) -> bool:
         """Whether the others go on without this machine, and nothing here could be saved before."""
-        if not self._machines.notice():
+        if not self._must_leave() or self._survivors.are_moving or not self._machines.notice():
             return False
         group = self._worker_group
-        if any(catches(worker.id, signal.SIGTERM) for worker in group.workers):
-            return False  # a session, or a script that wants to hear of it
+        if self._told or any(catches(worker.id, signal.SIGTERM) for worker in group.workers):
+            return False  # a session (on its way out it is deaf), or a script that wants to hear
         self._give_up(
             Verdict(
                 restart=False,
@@ -540,9 +588,8 @@ class Agent(LocalElasticAgent):
 
     @property
     def _ends_by(self) -> str:
-        """How workers leave an attempt at a step's end, where all of them stay in the job."""
-        stay = self._survivors.address and not self._machines.somebody_departs
-        return "move" if stay else "drain"
+        """How workers leave an attempt at a step's end, whose machines are others then."""
+        return "move" if self._survivors.address else "drain"
 
     def _ask_to_fill(self, worker_group: WorkerGroup) -> None:
         """Who stood by could begin: all go into an attempt with every place of ours taken."""

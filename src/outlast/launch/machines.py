@@ -89,11 +89,6 @@ class Machines:
             self._membership.fill()
 
     @property
-    def somebody_departs(self) -> bool:
-        """Whether a machine has had notice and the others go on."""
-        return self._membership is not None and self._membership.somebody_departs
-
-    @property
     def hosts(self) -> list[str]:
         """Names of the attempt's machines, by rank; empty where nobody says."""
         now = self._membership.attempt if self._membership is not None else None
@@ -165,6 +160,17 @@ class Machines:
             self._has_notice = True
             self._membership.leaving()
         return self._membership.goes_on_without(self._membership.me.node)
+
+    def remain(self) -> None:
+        """Workers here have yet to hand over: this machine says anew, in the next attempt."""
+        if self._membership is not None and self._has_notice:
+            self._has_notice = False
+            self._membership.remains()
+
+    def break_off(self) -> None:
+        """Workers here are ended in the midst of a step, before this machine leaves."""
+        if self._membership is not None:
+            self._membership.broke = True
 
     def data_are_tied(self, tied: bool) -> None:
         """Whether the workers' data belong to the number of machines that there are now."""

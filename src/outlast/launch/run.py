@@ -238,7 +238,7 @@ def _attempts(
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = conf.signals_to_handle
     desk.open()
     if isinstance(rendezvous, Membership):
-        rendezvous.has_notice = lambda: desk.notice is not None
+        rendezvous.has_notice = lambda: agent.leaves_now
         rendezvous.start(warming=True)
     try:
         result = agent.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -128,13 +129,29 @@ def introduce(member: Membership, keeper: Supervisor, settings: config.Settings)
         member.announce_keeper(host, port)
         is_alone = False
 
+    last: Go | None = None
+
     def tell(go: Go) -> None:
+        nonlocal last
+        lost = () if last is None else lost_ranks(last, go, member.has_left)
+        last = go
         members = [
             wire.Member(node=one.node, host=one.keeper[0], port=one.keeper[1], labels=one.labels)
             for one in go.members
             if one.keeper is not None and not is_alone
         ]
-        if not keeper.tell_members(go.attempt, members, reign=go.reign):
+        if not keeper.tell_members(go.attempt, members, reign=go.reign, lost=lost):
             logger.warning("the keeper has not heard of attempt %d in time", go.attempt)
 
     member.on_attempt = tell
+
+
+def lost_ranks(last: Go, now: Go, has_left: Callable[[str], bool]) -> tuple[wire.Lost, ...]:
+    """What machines had in ``last`` that are lost: not here, without a word that they go."""
+    here = {member.node for member in now.members} | set(now.aside)
+    first, found = 0, []
+    for member in last.members:
+        if member.node not in here and not has_left(member.node):
+            found.append(wire.Lost(attempt=last.attempt, first=first, count=member.workers))
+        first += member.workers
+    return tuple(found)

@@ -29,7 +29,8 @@ tier_copied        step, tier, seconds, bytes
 verify_failed      step, file, reason, tier (of one file; without them the whole step)
 repaired           step, file, tier, source (of `checkpoints repair`)
 notice             source, action, deadline_t, detail
-drain_agreed       step, ranks
+drain_agreed       step, reason, left_s, how it is planned (choice, tiers, needs_s, why); or leaves
+                   (ranks whose machines leave behind that step, while the others go on)
 drained            step, committed
 worker_lost        rank's pid, exit_code, signal, step, beat_t, error, kind
 node_lost          node, reason (how, in words that go on from its name; "" if unknown)

@@ -21,7 +21,7 @@ import msgspec
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import in_order, number, whole
-from outlast.ledger.losses import back, wrong
+from outlast.ledger.losses import back, left, wrong
 from outlast.policy.failures import title_of
 
 _LAPSES_AFTER_S: Final = 60.0  # a machine may outlive its deadline by a little
@@ -281,7 +281,7 @@ class _Watch:
     def _drain_agreed(self, event: Event) -> None:
         if event.attempt >= self.attempt:
             opened = self._trouble(event, "drain", event.t)
-            opened.stop = f"all ranks agreed to stop{_after(whole(event))}"
+            opened.stop = left(event) or f"all ranks agreed to stop{_after(whole(event))}"
 
     def _drained(self, event: Event) -> None:
         if event.attempt < self.attempt:

@@ -1,4 +1,4 @@
-"""What the ledger says of losses that went wrong, in words."""
+"""What the ledger says of losses that went wrong, and of machines that left, in words."""
 
 from __future__ import annotations
 
@@ -28,3 +28,12 @@ def back(event: Event) -> str:
         return f"stopping; {where} stands, what came after it is undone"
     num = int(batches.get("last", 0)) - int(batches.get("first", 0)) + 1
     return f"rolling back to {where}, leaving out {num} batch{'es' * (num != 1)}"
+
+
+def left(event: Event) -> str:
+    """Who has left where the others went on, in words; "" where all ranks have stopped."""
+    ranks = [str(rank) for rank in event.get("leaves") or []]
+    if not ranks:
+        return ""
+    who = f"rank{'s'[: len(ranks) > 1]} {', '.join(ranks)}"
+    return f"{who} left after step {event.get('step')}, and the others went on"

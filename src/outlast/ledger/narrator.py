@@ -15,7 +15,7 @@ from typing import Final, TextIO
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
-from outlast.ledger.losses import back, wrong
+from outlast.ledger.losses import back, left, wrong
 from outlast.ledger.slow import sentence as slow_sentence
 from outlast.policy.failures import Action, title_of
 from outlast.policy.restart import ROLLED_BACK
@@ -309,6 +309,7 @@ _TELLERS: Final[dict[str, Callable[[Event], str]]] = {
     "notice": _notice,
     "straggler": slow_sentence,
     "restart": _restart,
+    "drain_agreed": left,
     "drained": lambda event: (
         f"drained after step {event.get('step')}"
         + (", committed" if event.get("committed") else ", not committed")

@@ -163,7 +163,14 @@ class Roster(Presence):
         return self._decide(now_s)
 
     def lost(
-        self, node: str, now_s: float, why: str, *, certain: bool, left: bool = False
+        self,
+        node: str,
+        now_s: float,
+        why: str,
+        *,
+        certain: bool,
+        left: bool = False,
+        broke: bool = False,
     ) -> list[Order]:
         """A machine is gone.
 
@@ -173,6 +180,7 @@ class Roster(Presence):
             why: in words.
             certain: its connection was ended, not only silent.
             left: it has said that it goes for good.
+            broke: its workers were ended in the midst of a step.
         """
         if node not in self._seats:
             return []
@@ -189,7 +197,7 @@ class Roster(Presence):
                 self._lost_s = now_s
             if had_workers and node not in self._finished:
                 self._trouble.append(f"{host} {why}")
-                self._is_hard = self._is_hard or not is_leaving
+                self._is_hard = self._is_hard or broke or not is_leaving
             if not is_leaving and not left:
                 self._intake.lost(host, now_s)
         if self._late and now_s >= self._until_s:  # we may have hung: more losses are to be heard
@@ -213,6 +221,14 @@ class Roster(Presence):
         self._spoil(node)
         order = Leaves(node=node, goes_on=self._num_able >= self.rules.min_nodes)
         return [order, *self._decide(now_s)]
+
+    def remains(self, node: str, now_s: float) -> list[Order]:
+        """A machine that has had notice takes part once more: its workers have yet to hand over."""
+        if node in self._leaving:
+            self._leaving.discard(node)
+            if self.phase is Phase.STOPPING and node in self._places:
+                self._late[node] = None
+        return self._decide(now_s)
 
     def done(self, node: str, now_s: float) -> list[Order]:
         """All workers of a member have finished their work."""

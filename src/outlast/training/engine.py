@@ -296,6 +296,13 @@ class Engine:
         with self._changed:
             return self._changed.wait_for(lambda: not self._flights, timeout_s)
 
+    def wait_for_copies(self, timeout_s: float) -> bool:
+        """Wait until what is in flight needs this process no more; whether that came in time."""
+        self.before_optimizer()
+        with self._changed:
+            is_whole = lambda: all(one.capture is None for one in self._flights.values())  # noqa: E731
+            return self._changed.wait_for(is_whole, timeout_s)
+
     def wait_for_room(self, timeout_s: float) -> bool:
         """Wait until a snapshot can be taken; whether it can."""
         with self._changed:
@@ -432,6 +439,7 @@ class Engine:
             if share is not None:
                 rank = self._link.rank
                 mine = [p for p, _ in pieces if share.writers.get(p.key, rank) == rank]
+                self.line.settle()  # who goes on from what survivors hold has not waited for that
                 self._reserve(sum(num_bytes(piece) for piece in mine) + HEAD_BYTES)
         except (OSError, OutlastError) as error:
             if not over.is_over:  # else the next attempt sees to it
@@ -449,9 +457,16 @@ class Engine:
         self._on_change()
         if not found:  # given up meanwhile
             return
-        flight = found[0]
+        try:
+            self._tell_copied(found[0], capture)
+        finally:
+            with self._changed:
+                found[0].capture = None
+                self._changed.notify_all()
+
+    def _tell_copied(self, flight: Flight, capture: Capture) -> None:
         state, plan = flight.state, flight.plan
-        flight.capture = flight.state = flight.plan = None
+        flight.state = flight.plan = None
         assert state is not None and plan is not None  # noqa: S101, PT018 - set with the capture
         step, serial = flight.step, flight.serial
         if capture.error is not None or capture.void or capture.moved:

@@ -29,6 +29,7 @@ class Footing:
         where: says where the training thread is.
         newest: gives what would be saved now.
         snapshot: has a snapshot taken; whether that was possible.
+        may_move: on rank 0, whether a drain is only those machines' that leave; told the asks.
 
     Raises:
         ConfigError, StorageError: the job's directory cannot be used.
@@ -45,10 +46,11 @@ class Footing:
         where: Callable[[], Where],
         newest: Callable[[], State],
         snapshot: Callable[[Mapping[str, Any]], bool],
+        may_move: Callable[[list[dict[str, Any]]], bool],
     ) -> None:
         hasten = lambda left_s: self.leaving.hasten(left_s)  # noqa: E731, PLW0108 - not yet there
         self.leaving: Leaving
-        self.rig = Rig(settings, on_decision, on_written, hasten)
+        self.rig = Rig(settings, on_decision, on_written, hasten, may_move)
         self.leaving = Leaving(self.rig, signals, where)
         self.ending = Ending(self.rig, newest, snapshot)
         self.streams = Streams(self.rig.link)

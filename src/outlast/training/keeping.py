@@ -145,6 +145,11 @@ class Keeping:
         """Whether the moment that is kept is the end of ``step``."""
         return self._moment is not None and self._moment.step == step
 
+    @property
+    def moment(self) -> Moment | None:
+        """The newest one, if it can be gone on from."""
+        return self._moment
+
     def before_optimizer(self) -> None:
         """The gradients are there, and the weights are about to change.
 

@@ -67,6 +67,7 @@ class Line:
         self._unusable: StorageError | None = None  # why no keeper can be started
         self._closing = False
         self._standing: dict[type[Any], tuple[Any, bytes, tuple[int, ...]]] = {}
+        self._is_settled = False
 
     # --- beginning and end ----------------------------------------------------------------------
 
@@ -135,12 +136,21 @@ class Line:
     # --- while it lasts -------------------------------------------------------------------------
 
     def memory(self) -> Memory | None:
-        """The snapshots in this machine's memory, or None if the keeper cannot say."""
+        """The snapshots in this machine's memory, or None if the keeper cannot say.
+
+        It says so once nothing of earlier attempts is in flight any more that is worth a wait.
+        """
+        self._is_settled = True
         try:
             return self.client.recall() if self.client else None
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             logger.warning("snapshots in memory cannot be read: %s", error)
             return None
+
+    def settle(self) -> None:
+        """Wait for saves of earlier attempts, where nobody has: their memory can be had then."""
+        if not self._is_settled:
+            self.memory()
 
     def reject(self, saves: tuple[str, ...]) -> None:
         """Tell the keeper which saves a resume found not to be valid."""

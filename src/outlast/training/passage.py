@@ -23,7 +23,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -31,6 +31,7 @@ import torch
 from outlast.attempt.groups import num_sent
 from outlast.attempt.link import Link
 from outlast.attempt.over import AttemptOver, over
+from outlast.attempt.own import entrust
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.shard import as_bytes
 from outlast.checkpoint.tree import unflatten
@@ -40,7 +41,7 @@ from outlast.data.others import Noting, Others, known_to
 from outlast.errors import NotInProcess
 from outlast.ledger.narrator import say
 from outlast.reduce import losses
-from outlast.training import interrupted, living
+from outlast.training import interrupted, living, parting
 from outlast.training.flight import State
 from outlast.training.footing import Footing
 from outlast.training.gradients import Gradients
@@ -53,12 +54,14 @@ from outlast.training.recount import recount
 from outlast.training.rig import Rig
 from outlast.training.survivor import Survivor
 
-MOVES: Final = "moves"
-MOVE_S: Final = 600.0  # that ranks wait for each other at such a boundary
 SPEAKS: Final = "its processes speak to each other outside of the loop over session.steps()"
 UNSUMMED: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: its gradients were not "
     "summed in the first step after it"
+)
+TIED: Final = "its loader keeps its place for a number of workers"
+UNKEPT: Final = (
+    "a worker's state at that boundary is not one that can be gone on from in its process"
 )
 FROM_NOTHING: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: there is no checkpoint"
@@ -269,6 +272,11 @@ class Passage:
             stepped = is_agreed or self._gradients.have_changed_weights
             self._keeping.keep(step, own, stepped=stepped)
 
+    def _keep_newest(self, step: int) -> None:
+        """At a boundary: the end of ``step`` is kept, if that was not done."""
+        if self._keeping is not None and not self._keeping.has(step):
+            self.keep(step)
+
     def body_ended(self) -> None:
         """The loop's body has come to its end, and its step was not interrupted.
 
@@ -293,9 +301,8 @@ class Passage:
         Raises:
             NotInProcess: this process cannot.
         """
-        keeping = self._keeping
-        if keeping is not None and not self.is_in_hand and not keeping.has(step):
-            self.keep(step)
+        if not self.is_in_hand:
+            self._keep_newest(step)
         while True:
             if self._keeping is not None:
                 self._keeping.close()
@@ -322,22 +329,45 @@ class Passage:
         """Whether it is the same run with any other number of workers."""
         return self._objects.bits.any_size and not self._position.is_tied
 
-    def move(self, link: Link) -> None:
-        """At a boundary that all have agreed on: go into the next attempt, with nobody lost.
+    def may_part(self, asks: Sequence[Mapping[str, Any]], world_size: int) -> bool:
+        """On rank 0: whether those who stay could go on where others have asked to leave.
+
+        Args:
+            asks: what was said with each.
+            world_size: number of workers.
+        """
+        if not parting.leavers_of(asks, world_size):
+            return False
+        why_not = self._survivor.why_not or (TIED if self._position.is_tied else "")
+        if why_not:
+            say(f"{parting.ALL_END}: {why_not}")
+        return not why_not and over.is_held
+
+    def word(self, step: int) -> parting.Word:
+        """What this rank says where all are to leave the attempt together, behind ``step``."""
+        moment = None
+        if over.is_held and self._keeping is not None:
+            self._keep_newest(step)
+            moment = self._keeping.moment
+        if moment is None:
+            return parting.Word(why_not=self._survivor.why_not or UNKEPT)
+        return parting.Word(
+            timeline=moment.timeline, step=moment.step, rest=moment.rest, own=moment.own
+        )
+
+    def leave(self, link: Link, agreed: parting.Parting, timeout_s: float) -> None:
+        """At such a boundary: this machine leaves, once the others have what they need of it."""
+        self._survivor.leave()
+        parting.see_off(link, agreed, timeout_s)
+
+    def move(self, link: Link, agreed: parting.Parting) -> None:
+        """At a boundary that all have come to: go into the next attempt, with nobody lost.
 
         Raises:
             AttemptOver: always; the state is that of a step's end.
             OSError, RuntimeError: another rank is gone.
         """
-        # Who has yet to end the step needs this process' connections. In words, and not by a
-        # barrier: gloo may lose one whose connections end as it is posted.
-        if link.rank:
-            link.publish(f"{MOVES}/{link.rank}", b"")
-            link.fetch(MOVES, MOVE_S)
-        else:
-            for rank in range(1, link.world_size):
-                link.fetch(f"{MOVES}/{rank}", MOVE_S)
-            link.publish(MOVES, b"")
+        entrust(parting.take(link, agreed))
         over.happen()
         over.raise_if_over()
 

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,7 @@ class Rig:
         on_decision: told of each agreed action.
         on_written: told (step, error) of each save's end.
         on_deadline: told that less time is left (in seconds) than was said when a drain was agreed.
+        may_move: on rank 0, whether a drain is only those machines' that leave; told the asks.
 
     Raises:
         ConfigError, StorageError: the job's directory cannot be used.
@@ -97,12 +98,14 @@ class Rig:
         on_decision: Callable[[Action], None],
         on_written: Callable[[int, str], None],
         on_deadline: Callable[[float], None] = lambda _: None,
+        may_move: Callable[[list[dict[str, Any]]], bool] = lambda _: False,
     ) -> None:
         self.link: Link = open_link()
         self._settings = settings
         self._on_decision = on_decision
         self._on_written = on_written
         self._on_deadline = on_deadline
+        self._may_move = may_move
         self._is_closed = False
         self._under_agent = STORE_VARIABLE in os.environ
         self._lock: JobLock | None = None
@@ -239,7 +242,6 @@ class Rig:
         self.timeline, self.basis = found.timeline, (found.step, found.world_size)
         self.engine.line.start()
         self.engine.line.wait_until_ready()
-        self.engine.line.memory()  # by its answer nothing of earlier attempts is in flight any more
         self.engine.committed_step = found.committed
         if self.link.rank == 0:
             self._ledger.append("resumed", **found.fields(self.link.world_size))
@@ -336,7 +338,8 @@ class Rig:
             self._on_decision,
             in_step=in_step,
             may_save=lambda: self.engine.idle,
-            may_drain=self._may_drain,
+            may_drain=self.plan_drain,
+            may_move=self._may_move,
             on_hurry=self.turns.hurry,
             on_deadline=self._on_deadline,
             on_other=self.judging.heard,
@@ -502,8 +505,8 @@ class Rig:
 
     # --- notices -----------------------------------------------------------------------------
 
-    def _may_drain(self, info: dict[str, Any]) -> bool:
-        """On rank 0, in the answering thread: whether there is time for a drain, and how.
+    def plan_drain(self, info: dict[str, Any]) -> bool:
+        """On rank 0: whether there is time for a drain, and how, which is added to ``info``.
 
         What goes wrong here must not cost the drain.
         """
@@ -545,11 +548,19 @@ class Rig:
         """This process itself heard that it must go."""
         self._ledger.append("notice", **fields_of(heard, self._settings))
 
-    def drain_agreed(self, step: int, info: dict[str, Any]) -> None:
-        """All ranks stop after ``step``; the time from here on is the checkpoint's."""
+    def drain_agreed(
+        self, step: int, info: dict[str, Any], leaves: Sequence[int] | None = None
+    ) -> None:
+        """All ranks stop after ``step``, or those in ``leaves`` while the others go on.
+
+        The time from here on is the checkpoint's, or that of going on.
+        """
         self.samples.write(force=True)
+        told = {**info, "leaves": leaves}
+        if leaves is None:  # whoever has asked may have meant itself alone
+            del told["leaves"]
         if self.link.rank == 0:
-            self._ledger.append("drain_agreed", durable=False, step=step, **info)
+            self._ledger.append("drain_agreed", durable=False, step=step, **told)
 
     def drained(self, step: int, committed: bool) -> None:
         """The drain's commit has ended, one way or the other."""

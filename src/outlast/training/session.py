@@ -49,7 +49,7 @@ from outlast.notice.desk import PlatformDesk
 from outlast.notice.platform import Chosen
 from outlast.notice.record import answer_to, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
-from outlast.training import excepthook, lazy
+from outlast.training import excepthook, lazy, parting
 from outlast.training.afresh import held, read
 from outlast.training.callsite import Entry, Site, entry_of, site_of
 from outlast.training.flight import State, Written
@@ -71,7 +71,7 @@ Batch = TypeVar("Batch")
 
 COMMIT_TIMEOUT_S: Final = 1800.0
 OTHERS_S: Final = 5.0  # for saves in flight when an exception or a drain ends the session
-MOVE_S: Final = 2.0  # for saves in flight before an attempt is left with nobody lost
+COPIED_S: Final = 60.0  # for a snapshot to be whole before an attempt is left with nobody lost
 MAX_TRIES: Final = 4  # a snapshot that is void is taken again
 
 
@@ -109,6 +109,7 @@ class Session:
         self._passage: Passage | None = None  # where the agent has this process live on
         self._end_random: Mapping[str, Any] | None = None  # as the loop left them
         self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
+        self._has_parted = False  # its machine leaves, and the others go on
         self._told_of_loops = False
         self._thread = threading.get_ident()
         self._hook: Any = None
@@ -188,6 +189,7 @@ class Session:
             where=lambda: Where(self.step, self._in_loop, self._is_draining or self._is_over),
             newest=self._newest,
             snapshot=self._snapshot,
+            may_move=self._may_move,
         )
         return self._on
 
@@ -276,7 +278,8 @@ class Session:
                 self._passage.close()
             self._position.close()
             timeout_s = self._on.leaving.seconds_for_saving(COMMIT_TIMEOUT_S if ended else OTHERS_S)
-            if over.is_over or code == Exit.ROLLED_BACK:  # what is in memory stays there
+            is_cut_off = over.is_over and not self._has_parted
+            if is_cut_off or code == Exit.ROLLED_BACK:  # what is in memory stays there
                 timeout_s, clean = 0.0, False
             copying_s = self._seconds_for_copying(is_excused=is_excused)
             try:
@@ -618,18 +621,42 @@ class Session:
                 self._roll_back(action.info)
         drain = next((action for action in actions if action.kind == "drain"), None)
         move = next((action for action in actions if action.kind == "move"), None)
-        if move is not None and drain is None and not over.is_held:
-            drain = move  # there is nothing here that could go on in its process
-            self._on.leaving.decided(drain)
         if drain is not None:
             self._drain(drain)
         saves = [action for action in actions if action.kind == "save"]
         if saves:
             self._snapshot(saves[0].info)
         if move is not None:
-            assert self._passage is not None  # noqa: S101 - it is held
-            self._on.rig.engine.wait(MOVE_S)  # a save that is on its way here
-            self._passage.move(self._on.rig.link)
+            self._move(move)
+
+    def _move(self, action: Action) -> None:
+        """Into the next attempt, with nobody lost; out of the job, where this machine leaves it."""
+        rig, passage = self._on.rig, self._passage
+        rig.engine.wait_for_copies(COPIED_S)  # a save in flight needs no worker from here on
+        word = parting.UNHELD if passage is None else passage.word(self.step)
+        agreed = parting.meet(rig.link, word, lambda: self._agreement.drains, rig.plan_drain)
+        info = agreed.info or action.info
+        if agreed.drains:
+            if rig.link.rank == 0 and agreed.info and agreed.why_not:
+                say(f"{parting.ALL_END}: {agreed.why_not}")
+            drain = Action(kind="drain", step=self.step, info=info)
+            self._on.leaving.decided(drain)
+            self._drain(drain)
+        if agreed.leavers:
+            rig.drain_agreed(self.step, info, agreed.leavers)
+        assert passage is not None  # noqa: S101 - it has said that it can go on
+        if rig.link.rank in agreed.leavers:
+            self._is_draining = self._has_parted = True
+            self._on.leaving.decided(Action(kind="drain", step=self.step, info=info))
+            passage.leave(rig.link, agreed, self._on.leaving.seconds_for_saving(OTHERS_S))
+            self._signals.deafen()
+            raise Leave(int(Exit.DRAINED))
+        passage.move(rig.link, agreed)
+
+    def _may_move(self, asks: list[dict[str, Any]]) -> bool:
+        """On rank 0, in the answering thread: whether only those machines end that leave."""
+        passage, link = self._passage, self._on.rig.link
+        return passage is not None and passage.may_part(asks, link.world_size)
 
     @property
     def _agreement(self) -> Agreement:
@@ -786,7 +813,9 @@ class Session:
         self._on.rig.drain_agreed(self.step, action.info)
         self._on.rig.unsaved.is_ending = True
         left_s = self._on.leaving.seconds_for_saving(COMMIT_TIMEOUT_S)
-        written = self._commit_now("drain", left_s, tiers=action.info.get("tiers"))
+        written = None
+        if action.info.get("choice") != "keep":
+            written = self._commit_now("drain", left_s, tiers=action.info.get("tiers"))
         committed = self._on.rig.engine.committed_step
         self._on.rig.drained(self.step, committed == self.step)
         if action.info.get("interrupt"):

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from outlast.attempt import trackers
 from outlast.attempt.groups import groups
 from outlast.attempt.line import (
+    LEAVES,
     STANDBY_VARIABLE,
     Go,
     Line,
@@ -94,6 +95,13 @@ class Survivor:
     def cannot(self, reason: str) -> None:
         """From here on this worker cannot go on; ``hold`` says so once it is asked."""
         self.why_not = self.why_not or reason
+
+    def leave(self) -> None:
+        """This worker is on its way out of the job, whatever comes of the attempt."""
+        with self._lock:
+            self.why_not, over.is_held = LEAVES, False
+            if over.is_over:
+                self._answer(Stays(reason=LEAVES))
 
     def go_on(self, step: int | None, *, any_size: bool) -> None:
         """The attempt is over, and all that belonged to it was let go but its process groups.

@@ -1,5 +1,10 @@
 """Machines are lost and come, and the workers of the others go on in their processes."""
 
+import json
+import os
+import signal
+import time
+
 import pytest
 from elastic_job import ElasticJob
 from floor import SCRIPTS
@@ -63,3 +68,91 @@ def test_who_cannot_go_on_in_its_process_saves_for_a_machine_that_comes(machines
     assert [event["committed"] for event in job.job.events("drained")] == [True]
     assert job.replayed(2) == []
     job.finish(first, late)
+
+
+def leave(job, *hosts):
+    for host in hosts:
+        os.kill(job.agents[host.name].pid, signal.SIGTERM)
+
+
+def left(job, *hosts):
+    """They have left the job, which goes on: exit code 75, and nothing is called lost."""
+    for host in hosts:
+        assert job.agents[host.name].wait() == 75, job.agents[host.name].text
+    assert job.lost() == set()
+    assert job.job.events("worker_lost") == []
+    assert job.job.events("drained") == []
+
+
+def went_on(job, before, *hosts):
+    """In the same processes, and no step was made twice."""
+    attempt = before[hosts[0].name]["attempt"]
+    for host in hosts:
+        pids = {line["pid"] for line in job.on(host, after_attempt=attempt)}
+        assert pids == {before[host.name]["pid"]}, job.agents[host.name].text
+    for number, _ in job.attempts()[1:]:
+        assert job.replayed(number) == []
+
+
+@pytest.mark.parametrize("which", [(1,), (0,), (0, 1)], ids=["middle", "first", "two"])
+def test_machines_that_leave_cost_the_others_no_process_and_no_step(machines, tmp_path, which):
+    job = ElasticJob(machines(3), tmp_path, ENV, SCRIPT)
+    job.start(*job.hosts)
+    job.until_trained(*job.hosts)
+    roles = job.roles()
+    leavers = [roles[rank] for rank in which]
+    others = [host for host in job.hosts if host not in leavers]
+    before = {host.name: job.on(host)[-1] for host in others}
+    leave(job, *leavers)
+    job.until_trained(*others)
+    left(job, *leavers)
+    went_on(job, before, *others)
+    job.finish(*others)
+    each_sample_once(job, [len(roles), len(others)])
+
+
+def each_sample_once(job, sizes):
+    """As the job's last checkpoint has it, by these numbers of workers in turn."""
+    shown = job.hosts[0].outlast("checkpoints", "show", "--samples", "--json", job.job.directory)
+    assert shown.wait() == 0, shown.text
+    found = json.loads(shown.out)
+    assert (found["proved"], found["faults"]) == (True, []), found
+    assert [one["world_size"] for one in found["stretches"]] == sizes, found
+
+
+def test_a_machine_leaves_a_job_under_ddp(machines, tmp_path):
+    job = ElasticJob(machines(3), tmp_path, ENV, SCRIPTS / "elastic_ddp.py")
+    job.start(*job.hosts)
+    job.until_trained(*job.hosts)
+    leaver, *others = job.roles()
+    before = {host.name: job.on(host)[-1] for host in others}
+    leave(job, leaver)
+    job.until_trained(*others)
+    left(job, leaver)
+    went_on(job, before, *others)
+    (tmp_path / "end.tmp").write_text(str(job.job.begun() + 5))
+    (tmp_path / "end.tmp").replace(tmp_path / "end")
+    assert [job.agents[host.name].wait() for host in others] == [0, 0]
+    each_sample_once(job, [3, 2])
+
+
+@pytest.mark.parametrize("gap_s", [0.0, 0.04, 0.08, 0.12], ids=lambda gap_s: f"{gap_s}s")
+def test_when_all_leave_the_last_ones_save_and_nothing_is_lost(machines, tmp_path, gap_s):
+    """At once, and so soon after each other that one has notice while the others change over."""
+    job = ElasticJob(machines(3), tmp_path, ENV, SCRIPT)
+    job.start(*job.hosts)
+    job.until_trained(*job.hosts)
+    for host in job.roles():
+        leave(job, host)
+        time.sleep(gap_s)
+    assert [job.agents[host.name].wait() for host in job.hosts] == [75, 75, 75]
+    assert job.lost() == set()
+    last = max(line["step"] for line in job.lines())
+    drained = job.job.events("drained")  # twice where one was too late for the others' attempt
+    assert drained[-1]["step"] == last, job.agents[host.name].text
+    assert {event["committed"] for event in drained} == {True}
+    job.start(*job.hosts)
+    job.until_trained(*job.hosts)
+    job.finish(*job.hosts)
+    for number, _ in job.attempts()[1:]:
+        assert job.replayed(number) == []

@@ -31,26 +31,31 @@ def main():
     named = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": loader}
     newest = {"step": 0}
     with outlast.session(every=options.every, **named) as session:
-        for batch in session.steps(loader, until=options.steps):
+        try:
+            for batch in session.steps(loader, until=options.steps):
+                write(options, session.step, newest)
+                # All are in the same step or the next: whoever writes a later one reaches all.
+                if (
+                    options.end
+                    and options.end.exists()
+                    and session.step >= int(options.end.read_text())
+                ):
+                    break
+                ids = []
+                for part_ids, samples in model.shards(batch):
+                    ids += part_ids.tolist()
+                    model.backward(nn.functional.mse_loss(model(samples), samples))
+                optimizer.step()
+                schedule.step()
+                time.sleep(options.pause)
+                newest = {"step": session.step + 1, "loss": float(model.loss), "ids": ids}
+                # Of the attempt that made it.
+                newest |= whose(dist.get_rank(), dist.get_world_size())
+            else:
+                write(options, session.step, newest)
+        except SystemExit:  # its machine leaves, at the end of a step
             write(options, session.step, newest)
-            # All are in the same step or the next: whoever writes a later one reaches all in time.
-            if (
-                options.end
-                and options.end.exists()
-                and session.step >= int(options.end.read_text())
-            ):
-                break
-            ids = []
-            for part_ids, samples in model.shards(batch):
-                ids += part_ids.tolist()
-                model.backward(nn.functional.mse_loss(model(samples), samples))
-            optimizer.step()
-            schedule.step()
-            time.sleep(options.pause)
-            newest = {"step": session.step + 1, "loss": float(model.loss), "ids": ids}
-            newest |= whose(dist.get_rank(), dist.get_world_size())  # of the attempt that made it
-        else:
-            write(options, session.step, newest)
+            raise
     rank, digest = dist.get_rank(), hashlib.sha256()
     update(digest, {"model": net.state_dict(), "optimizer": optimizer.state_dict()})
     head = whose(rank, dist.get_world_size())

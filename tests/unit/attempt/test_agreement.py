@@ -173,6 +173,28 @@ def test_whoever_plans_the_drain_may_tell_the_others():
     assert [rank.decided[0].info["tiers"] for rank in world.ranks] == [["shared"], ["shared"]]
 
 
+def test_all_move_where_only_some_machines_leave_and_rank_0_knows_all_that_have_asked(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
+    seen = []
+    world = World(2)
+    coordinator = world.ranks[0].agreement._coordinator
+    coordinator._may_move = lambda asks: bool(seen.append(asks) or True)
+    coordinator._may_drain = lambda _: pytest.fail("nothing is to be saved")
+    world.ranks[1].agreement.request("drain", not_before=0, leaves=[1], left_s=30.0)
+    world.settle()
+    assert [[one.kind for one in rank.decided] for rank in world.ranks] == [["move"], ["move"]]
+    assert seen == [[{"leaves": [1], "left_s": 30.0}]]
+    now[0] = 110.0
+    world.ranks[0].agreement.request("drain", not_before=0, leaves=[0], left_s=9.0)
+    world.settle()
+    assert all(len(rank.decided) == 1 for rank in world.ranks)
+    now[0] = 111.0
+    asks = [{"leaves": [1], "left_s": 19.0}, {"leaves": [0], "left_s": 8.0}]
+    assert world.ranks[0].agreement.drains == asks
+    assert world.ranks[1].agreement.drains == []
+
+
 def test_seconds_left_are_counted_down_until_the_decision(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(room.time, "monotonic", lambda: now[0])

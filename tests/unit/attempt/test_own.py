@@ -4,7 +4,7 @@ import pytest
 
 from outlast.attempt import own as module
 from outlast.attempt.beat import VARIABLE
-from outlast.attempt.own import SLOT_BYTES, Own, own_path, read_own
+from outlast.attempt.own import SLOT_BYTES, Own, Record, entrust, own_path, read_own
 
 
 @pytest.fixture(name="place")
@@ -174,3 +174,21 @@ def test_what_an_attempt_has_gone_on_from_stays(place):
     found = {(one.world_size, one.step): one.blob for one in read_own()}
     assert found[3, 8] == b"of three"
     assert found[4, 8] == b"of four again"
+
+
+def test_what_others_have_handed_over_is_told_as_long_as_it_may_be_gone_on_from(place):
+    def of(rank, step=7, world_size=3):
+        known = {"timeline": 5, "rank": rank, "step": step, "world_size": world_size}
+        return Record(
+            **known, is_final=True, is_certain=True, stage=2, draws=0, rest=b"", blob=b"b"
+        )
+
+    entrust([of(1), of(2)])
+    assert [one.rank for one in read_own()] == [1, 2]
+    Own(5, 0, 2, basis=(7, 3))  # the attempt that has gone on from it
+    assert [one.rank for one in read_own()] == [1, 2]
+    Own(5, 0, 2, basis=(9, 2))  # and the one after it
+    assert read_own() == []
+    entrust([of(1)])
+    Own(8, 0, 2)  # from a checkpoint
+    assert read_own() == []

@@ -14,6 +14,7 @@ from outlast.checkpoint.transfer import read_manifest
 from outlast.keeper import parley, wire
 from outlast.keeper.commit import Part
 from outlast.keeper.memory import Kept
+from outlast.keeper.saves import LOST
 from outlast.storage import Directory
 
 EIO = OSError(5, "Input/output error")
@@ -367,6 +368,21 @@ def test_a_machine_that_is_gone_fails_what_it_has_not_reported_at_once(keeper, d
     report(keeper, 2, part_of_rank_1(disk, 6, 2), step=6, serial=2, world_size=3)
     keeper.run()
     assert is_committed(disk, 6)
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "begun"])
+@pytest.mark.parametrize("lost", [range(1), range(1, 2)], ids=["of rank 0", "another"])
+def test_nobody_waits_for_a_machine_that_is_given_up_for_lost(keeper, lost, is_whole):
+    """Its connection is silent, and would be for a while; the next attempt needs what is here."""
+    keeper.meet([1 - lost.start])
+    mine = keeper.worker(1 - lost.start, 2)
+    (mine.save if is_whole else mine.begin)(5, 1)
+    keeper.run()
+    keeper.saves.machine_lost(1, lost)
+    keeper.run()
+    (ended,) = mine.ended
+    assert ended.error.endswith(LOST)
+    assert keeper.saves.idle
 
 
 def test_nobody_waits_for_a_keeper_of_rank_0_that_does_not_decide(keeper):

@@ -1,11 +1,17 @@
 """The agent where other machines decide: their stores go, their workers count."""
 
+import os
+import signal
+import time
 import types
 from types import MappingProxyType
 
+import msgspec
 import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 
+from outlast.attempt.link import PREFIX
+from outlast.health.proc import catches
 from outlast.launch.agent import Agent
 from outlast.launch.deaf import Deaf
 from outlast.launch.seats import Seats
@@ -27,6 +33,7 @@ class Nobody:
     descriptors = ()
     standing = MappingProxyType({})
     are_complete = are_moving = False
+    address = ""
     look = end_standing = staticmethod(list)
 
 
@@ -34,7 +41,12 @@ class Nobody:
 def agent(monkeypatch):
     made = object.__new__(Agent)
     made._told, made._told_of, made._told_early = set(), None, None
-    made._machines = types.SimpleNamespace(is_broken=False)
+    made._in_session = set()
+    made._exit_barrier_timeout = made._shutdown_timeout = 300
+    made.broke = []
+    made._machines = types.SimpleNamespace(
+        is_broken=False, are_many=True, break_off=lambda: made.broke.append(True)
+    )
     made._hangs = types.SimpleNamespace(named=None, end=lambda: None)
     made._health = types.SimpleNamespace(end=lambda: None)
     made._deaf = Deaf(lambda _: None, made._are_deaf)
@@ -59,6 +71,7 @@ def test_a_notice_after_the_store_has_gone_is_no_crash(agent, impatient):
     )
     agent._pass_on(group())
     assert bool(agent.ended) == impatient
+    assert agent.broke == agent.ended
     agent._desk.early = notice
     agent._pass_on_early(group())
     assert agent._told_early is None  # the next attempt is told
@@ -175,3 +188,107 @@ def test_what_fails_between_our_look_and_torchs_is_left_to_our_next_one(agent, m
 def test_workers_that_have_all_ended_well_are_seen_at_once(agent):
     workers = watching(agent, {rank: Scripted(rank, [0]) for rank in range(2)})
     assert agent._monitor_workers(workers).state == WorkerState.SUCCEEDED
+
+
+class Store:
+    """An attempt's, in which some sessions have said that they are there."""
+
+    def __init__(self, *ranks):
+        self.keys, self.asked = {f"{PREFIX}/session/{rank}" for rank in ranks}, []
+
+    def check(self, keys):
+        return set(keys) <= self.keys
+
+    def queue_push(self, key, data):
+        self.asked.append(msgspec.json.decode(data)["info"])
+
+
+def has_notice(agent, goes_on, *, in_process=True, left_s=60.0):
+    now_t = time.time()
+    notice = Notice(
+        source="SIGTERM",
+        action="terminate",
+        deadline_t=None if left_s is None else now_t + left_s,
+        heard_t=now_t,
+        detail="",
+    )
+    agent._desk = types.SimpleNamespace(
+        notice=notice, request=lambda: {"reason": "a notice", "left_s": left_s}, impatient=False
+    )
+    agent._machines.notice = lambda: goes_on
+    agent._survivors.address = "line" if in_process else ""
+    found = group()
+    found.workers = [types.SimpleNamespace(local_rank=0, global_rank=4, id=os.getpid())]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("goes_on", "in_process", "leaves"),
+    [(True, True, [4]), (False, True, None), (True, False, None)],
+    ids=["others go on", "nobody does", "all start anew"],
+)
+def test_workers_are_told_who_leaves_where_the_others_go_on(agent, goes_on, in_process, leaves):
+    workers = has_notice(agent, goes_on, in_process=in_process)
+    workers.store = Store(4)
+    agent._pass_on(workers)
+    agent._pass_on(workers)
+    assert [info.get("leaves") for info in workers.store.asked] == [leaves]
+
+
+def test_it_is_known_first_whether_the_others_go_on(agent):
+    workers = has_notice(agent, None)
+    workers.store = Store(4)
+    agent._pass_on(workers)
+    assert workers.store.asked == []
+    agent._machines.notice = lambda: True
+    agent._pass_on(workers)
+    assert [info["leaves"] for info in workers.store.asked] == [[4]]
+
+
+def test_a_worker_that_was_kept_gets_no_signal_before_its_session_says_that_it_is_there(
+    agent, monkeypatch
+):
+    signalled = []
+    monkeypatch.setattr("outlast.launch.agent.catches", lambda *_: True)
+    monkeypatch.setattr("os.kill", lambda *one: signalled.append(one))
+    workers = has_notice(agent, True)
+    workers.store = Store()
+    agent._in_session = {0}
+    agent._pass_on(workers)
+    assert (agent._told, workers.store.asked, signalled) == (set(), [], [])
+    agent._in_session = set()
+    agent._pass_on(workers)
+    assert (agent._told, signalled) == ({0}, [(os.getpid(), signal.SIGTERM)])
+
+
+def test_one_that_was_told_leaves_by_itself(agent):
+    """It is deaf on its way out, and was killed for it."""
+    workers = agent._worker_group = has_notice(agent, True)
+    assert not catches(os.getpid(), signal.SIGTERM)
+    given_up = []
+    agent._give_up = given_up.append
+    agent._told = {0}
+    assert not agent._leaves_at_once()
+    agent._told = set()
+    assert agent._leaves_at_once()
+    assert len(given_up) == len(workers.workers)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "kept", "since_s", "waits"),
+    [
+        (None, True, 0.0, True),
+        (60.0, True, 0.0, True),
+        (60.0, False, 0.0, False),
+        (60.0, True, 60.0, False),
+        (2.0, True, 0.0, False),
+    ],
+    ids=["no deadline", "in time", "nobody was kept", "no attempt comes", "no time"],
+)
+def test_a_machine_with_notice_waits_for_an_attempt_to_hand_over_in(
+    agent, left_s, kept, since_s, waits
+):
+    has_notice(agent, True, left_s=left_s)
+    agent._survivors.kept = {0: None} if kept else {}
+    agent._kept_s = time.monotonic() - since_s
+    assert agent.leaves_now != waits

@@ -1,7 +1,7 @@
 """What the agent's main thread finds in its mailbox."""
 
 from outlast.launch.membership.mailbox import Mailbox
-from outlast.launch.membership.messages import Departs, Go, Halt, Member, Refused
+from outlast.launch.membership.messages import Departs, Go, Halt, Member, Refused, Remains
 from outlast.policy.membership import Rules
 
 
@@ -17,6 +17,17 @@ def test_who_has_left_is_known_until_the_attempt_after_that():
     mail.tell(go(2, "ab"))
     assert set(mail.departs) == {"c"}  # it left, and was not lost
     mail.tell(go(3, "ab"))
+    assert not mail.departs
+
+
+def test_one_that_leaves_later_has_not_left():
+    mail = Mailbox()
+    mail.tell(go(1, "abc"))
+    mail.tell(Departs(node="b", host="b", goes_on=True))
+    mail.tell(Departs(node="c", host="c", goes_on=True))
+    mail.tell(Remains(node="c"))
+    assert set(mail.departs) == {"b"}
+    mail.tell(go(2, "abc"))  # its word was late, and says the same
     assert not mail.departs
 
 

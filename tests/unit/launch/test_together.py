@@ -6,8 +6,9 @@ import pytest
 
 from outlast import config
 from outlast.errors import StorageError
+from outlast.keeper.wire import Lost
 from outlast.launch.membership.messages import Go, Member
-from outlast.launch.together import introduce
+from outlast.launch.together import introduce, lost_ranks
 
 
 class Keeper:
@@ -21,8 +22,9 @@ class Keeper:
             raise StorageError(self.problem)
         return host, 7
 
-    def tell_members(self, attempt, members, *, reign):
+    def tell_members(self, attempt, members, *, reign, lost):
         self.told.append((attempt, [one.node for one in members], reign))
+        self.lost = lost
         return True
 
 
@@ -44,3 +46,19 @@ def test_a_keeper_is_told_of_attempts(problem, members, tmp_path, monkeypatch):
     member.on_attempt(Go(attempt=3, members=both, store="", reign="r"))
     assert keeper.told == [(3, members, "r")]
     assert keepers == ([] if problem else [("10.0.0.1", 7)])
+
+
+def test_a_keeper_is_told_which_ranks_are_lost_but_not_of_those_that_left_or_wait():
+    def go(attempt, nodes, aside=()):
+        members = tuple(
+            Member(node=n, host=n, address="", workers=1 + "abcd".index(n)) for n in nodes
+        )
+        return Go(attempt=attempt, members=members, store="", aside=aside)
+
+    last, now = go(3, "abcd"), go(4, "a", aside=("b",))
+    assert lost_ranks(last, now, lambda node: node == "c") == (Lost(attempt=3, first=6, count=4),)
+    assert lost_ranks(last, now, lambda _: False) == (
+        Lost(attempt=3, first=3, count=3),
+        Lost(attempt=3, first=6, count=4),
+    )
+    assert lost_ranks(last, last, lambda _: False) == ()

@@ -183,6 +183,41 @@ def test_one_that_leaves_does_not_hurry_the_others():
     assert formed(roster.ready("b", 116.0)).members == ("a", "b")
 
 
+def test_one_that_leaves_in_the_midst_of_a_step_leaves_the_others_waiting():
+    roster = roster_of("abc")
+    roster.leaving("c", 110.0)
+    (stop,) = roster.lost("c", 111.0, "left", certain=True, left=True, broke=True)
+    assert not stop.gentle
+
+
+def test_one_that_leaves_later_is_waited_for_and_takes_part():
+    roster = roster_of("abc")
+    roster.leaving("b", 110.0)
+    roster.leaving("c", 110.0)
+    assert stops(roster.ready("a", 110.1))  # it has nobody to wait for but b
+    other = roster_of("abc")
+    other.leaving("b", 110.0)
+    other.leaving("c", 110.0)
+    assert other.remains("b", 110.1) == []
+    (stop,) = other.ready("a", 110.2)
+    assert stop.gentle
+    assert formed(other.ready("b", 110.3)).members == ("a", "b")
+    late = roster_of("abcd")
+    late.leaving("b", 110.0)
+    late.ready("a", 110.1)
+    late.ready("c", 110.2)
+    assert late.remains("b", 110.3) == []  # in time: the last one is not ready yet
+    assert late.ready("d", 110.4) == []
+    assert formed(late.ready("b", 110.5)).members == ("a", "b", "c", "d")
+
+
+def test_a_coordinator_that_leaves_later_forms_the_next_attempt():
+    roster = roster_of("abc")
+    roster.leaving("a", 110.0)
+    roster.remains("a", 110.1)
+    assert formed(all_ready(roster, "bca", 110.2)).members == ("a", "b", "c")
+
+
 def test_a_crash_while_another_leaves_is_no_gentle_matter():
     roster = roster_of("abc")
     roster.leaving("c", 110.0)

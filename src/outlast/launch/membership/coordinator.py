@@ -35,6 +35,7 @@ from outlast.launch.membership.messages import (
     Over,
     Ready,
     Refused,
+    Remains,
     Superseded,
     Together,
     Waits,
@@ -172,8 +173,8 @@ class Coordinator:
         match message:
             case Ready() | Fill():
                 orders = self._ready_or_fill(node, message)
-            case Leaving():
-                orders = roster.leaving(node, now_s)
+            case Leaving() | Remains():
+                orders = self._leaving_or_not(node, message)
             case Done():
                 orders = roster.done(node, now_s)
             case Ended(attempt=attempt):
@@ -190,12 +191,19 @@ class Coordinator:
                 orders = roster.together(node, other, now_s)
             case Finish(exit_code=code, reason=reason):
                 orders = roster.end(code, reason)
-            case Bye(reason=reason):
+            case Bye(reason=reason, broke=broke):
                 self._gone(node)
-                orders = roster.lost(node, now_s, reason, certain=True, left=True)
+                orders = roster.lost(node, now_s, reason, certain=True, left=True, broke=broke)
             case _:
                 raise ValueError(f"{type(message).__name__} is not for a coordinator")
         self._obey(orders)
+
+    def _leaving_or_not(self, node: str, message: Leaving | Remains) -> list[Order]:
+        now_s = time.monotonic()
+        if isinstance(message, Leaving):
+            return self.roster.leaving(node, now_s)
+        self._tell_all(Remains(node=node))
+        return self.roster.remains(node, now_s)
 
     def _ready_or_fill(self, node: str, message: Ready | Fill) -> list[Order]:
         now_s = time.monotonic()

@@ -161,6 +161,7 @@ class Membership(RendezvousHandler):
         self._past = 0  # the last attempt whose workers have ended here, or never began
         self._is_started = False
         self.is_done = False  # workers have finished, and nothing began since
+        self.broke = False  # workers here were ended in the midst of a step, before it leaves
         self.is_patient = False  # workers that are asked gently are stopping by themselves
         self.has_notice: Callable[[], bool] = lambda: False  # whether this machine must go
 
@@ -236,6 +237,10 @@ class Membership(RendezvousHandler):
     def leaving(self) -> None:
         """This machine has had notice."""
         self._hub.call(lambda: self._node.say(Leaving()))
+
+    def remains(self) -> None:
+        """This machine leaves later: its workers go into the next attempt."""
+        self._hub.call(self._node.remains)
 
     def done(self) -> None:
         """This machine's workers have finished their work."""
@@ -451,7 +456,8 @@ class Membership(RendezvousHandler):
         if self._is_started:
             if self._is_finishing:  # the one who coordinates may just be changing
                 self.wait_until_over(FINISH_S)
-            self._hub.call(lambda: self._node.pass_on(Bye()))
+            broke = self.broke
+            self._hub.call(lambda: self._node.pass_on(Bye(broke=broke)))
             self._hub.call(self._node.stop)
         self._clerk.close(CLOSING_S)
         if self._is_started:

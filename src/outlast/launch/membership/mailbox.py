@@ -17,6 +17,7 @@ from outlast.launch.membership.messages import (
     LeftOut,
     Over,
     Refused,
+    Remains,
     Waits,
 )
 from outlast.policy.membership import Rules
@@ -62,9 +63,10 @@ class Mailbox:
                 case Go():
                     self.go, self.halt, self.words, self.runs = message, None, "", False
                     here = {member.node for member in message.members}
-                    # One attempt longer: who is not in this one has left, and was not lost.
-                    known = here | self.members
-                    self.departs = {n: word for n, word in self.departs.items() if n in known}
+                    # One attempt longer: who is not in this one has left, and was not lost. Who is
+                    # in it has said so too soon, and says it again.
+                    left = self.members - here
+                    self.departs = {n: word for n, word in self.departs.items() if n in left}
                     self.members = here
                 case Halt():
                     self.halt, self.halted, self.runs = message, message.reason, False
@@ -72,6 +74,8 @@ class Mailbox:
                     self.over = message
                 case Departs():
                     self.departs[message.node] = message
+                case Remains():
+                    self.departs.pop(message.node, None)
                 case Waits():
                     self.words, self.runs = message.words, message.runs
                 case LeftOut():

@@ -75,6 +75,15 @@ class Leaving(_Message):
     """It has had notice."""
 
 
+class Remains(_Message):
+    """It leaves later: its workers, which have yet to hand over, go into the next attempt.
+
+    From the coordinator, to all: ``node`` does.
+    """
+
+    node: str = ""
+
+
 class Ended(_Message):
     """Its workers up to those of ``attempt`` have ended; it will be ready in a while."""
 
@@ -123,9 +132,13 @@ class Needs(_Message):
 
 
 class Bye(_Message):
-    """It goes, on purpose: its workers have ended."""
+    """It goes, on purpose: its workers have ended.
+
+    ``broke``: in the midst of a step, which the others' cannot end without them.
+    """
 
     reason: str = "left"
+    broke: bool = False
 
 
 class Apart(_Message):
@@ -250,6 +263,7 @@ Message = (
     | Ready
     | Fill
     | Leaving
+    | Remains
     | Ended
     | LeaveOut
     | LeftOut

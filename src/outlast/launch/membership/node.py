@@ -46,6 +46,7 @@ from outlast.launch.membership.messages import (
     Ready,
     Referral,
     Refused,
+    Remains,
     Superseded,
     Together,
     Waits,
@@ -165,6 +166,11 @@ class Node:
         """Tell the coordinator; each new one, too, until another attempt begins (see _LASTING)."""
         self._said.append(message)
         self.pass_on(message)
+
+    def remains(self) -> None:
+        """It has said that it leaves, and does so later."""
+        self._said = [one for one in self._said if not isinstance(one, Leaving)]
+        self.pass_on(Remains())
 
     def pass_on(self, message: Any) -> None:
         """Say something to the coordinator that only the present one has to know."""
@@ -322,7 +328,7 @@ class Node:
                 self.attempt, self._fixed = message.attempt, message.fixed
                 self._ended, self._hung = set(), set()
                 self._said = [one for one in self._said if isinstance(one, _LASTING)]
-                self._departing &= {member.node for member in message.members}
+                self._departing = set()
                 self._mesh.watch(message)
                 self._tell(message)
             case GoOn() if self._go is not None and self._knows == message.before:
@@ -333,6 +339,9 @@ class Node:
                 self._seek_anew("the coordinator speaks of an attempt not heard of here")
             case Departs():
                 self._departing.add(message.node)
+                self._tell(message)
+            case Remains():
+                self._departing.discard(message.node)
                 self._tell(message)
             case Fixed(machines=machines):
                 self._fixed = machines
