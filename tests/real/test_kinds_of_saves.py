@@ -78,11 +78,11 @@ def test_a_drain_is_whole_where_weights_alone_were_just_saved(job, monkeypatch):
         monkeypatch.setattr(session._on.ending, "may_save", lambda *_: False)
         for _ in session.steps(range(6), until=6):
             case.step(session.step)
-        assert session._snapshot({"reason": "due", "content": "weights"})
+        assert session._saving.take(6, {"reason": "due", "content": "weights"})
         assert session._on.rig.engine.wait(30).error == ""
         assert manifest(job, 6)["kind"] == "weights"
         assert session._on.rig.engine.committed_step == 0
-        assert session._commit_now("drain", 30.0).error == ""
+        assert session._saving.commit(6, "drain", 30.0).error == ""
         assert manifest(job, 6)["kind"] == "full"
     assert committed(job) == [6, 6]
     again = CASES["adamw_fused"]("cpu")

@@ -40,7 +40,6 @@ from outlast.errors import (
     Leave,
     NotInProcess,
     OutlastError,
-    StorageError,
     exit_code_of,
 )
 from outlast.ledger.narrator import say
@@ -52,27 +51,24 @@ from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.training import excepthook, lazy, parting
 from outlast.training.afresh import held, read
 from outlast.training.callsite import Entry, Site, entry_of, site_of
-from outlast.training.flight import State, Written
 from outlast.training.footing import Footing
-from outlast.training.gradients import KEY as GRADIENTS
 from outlast.training.gradients import Gradients
 from outlast.training.hyper import Hyperparameters
 from outlast.training.initial import Initial
-from outlast.training.leaving import NO_COMMIT, Where
+from outlast.training.leaving import Where
 from outlast.training.objects import Objects
 from outlast.training.passage import FROM_NOTHING, Home, Passage
 from outlast.training.pending import PendingSave, Saves
 from outlast.training.position import Position, refuse_loop
+from outlast.training.saving import COMMIT_TIMEOUT_S, Saving
 from outlast.training.survivor import open_survivor
 from outlast.training.transient import Transient
 from outlast.training.unnamed import Unnamed
 
 Batch = TypeVar("Batch")
 
-COMMIT_TIMEOUT_S: Final = 1800.0
 OTHERS_S: Final = 5.0  # for saves in flight when an exception or a drain ends the session
 COPIED_S: Final = 60.0  # for a snapshot to be whole before an attempt is left with nobody lost
-MAX_TRIES: Final = 4  # a snapshot that is void is taken again
 
 
 class Session:
@@ -98,7 +94,6 @@ class Session:
         self._initial = initial
         self._keep_new = keep_new
         self._hyper: Hyperparameters
-        self._origins: list[Any] = []  # of the job's first state, where it was not the script's
         self._saves = Saves()
         self._signals = SignalNotice(self._on_signal, patient=self._is_patient)
         self._desk = PlatformDesk(settings, self._on_notice, self._on_platform)
@@ -107,7 +102,6 @@ class Session:
         self._position = Position()
         self._entry = Entry()
         self._passage: Passage | None = None  # where the agent has this process live on
-        self._end_random: Mapping[str, Any] | None = None  # as the loop left them
         self._in_loop = self._is_over = self._is_prepared = self._is_draining = False
         self._has_parted = False  # its machine leaves, and the others go on
         self._told_of_loops = False
@@ -119,7 +113,7 @@ class Session:
         self._unnamed: Unnamed
         self._transient: Transient
         self._gradients: Gradients
-        self._optimizers: lazy.Heard
+        self._saving: Saving
 
     # --- entering and leaving ----------------------------------------------------------------
 
@@ -139,13 +133,14 @@ class Session:
             self._unnamed, self._transient = Unnamed(self._objects), Transient(self._objects)
             self._hyper = Hyperparameters(self._objects.stateful, self._keep_new)
             self._gradients = Gradients(lambda: self._objects.stateful, self._unnamed.saw)
+            self._saving = Saving(self._objects, self._position, self._hyper, self._gradients)
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
             devices.settle(self._objects.stateful.values())
             self._passage = self._open_passage()
             while not self._come_in():
                 pass  # the attempt was over before it began here
-        self._optimizers = lazy.Heard(self.step)
+        self._saving.optimizers = lazy.Heard(self.step)
         distrust = lambda: self._on.rig.engine.distrust()  # noqa: E731, PLW0108 - of each attempt
         self._hook = lazy.hook(self._before_optimizer, distrust, self._before_replay)
         self._gradients.open(self.step)
@@ -187,10 +182,11 @@ class Session:
             on_decision=self._on_decision,
             on_written=self._saves.written,
             where=lambda: Where(self.step, self._in_loop, self._is_draining or self._is_over),
-            newest=self._newest,
-            snapshot=self._snapshot,
+            newest=lambda: self._saving.newest(self.step),
+            snapshot=lambda info: self._saving.take(self.step, info),
             may_move=self._may_move,
         )
+        self._saving.on = self._on
         return self._on
 
     def _resume(self) -> None:
@@ -217,7 +213,7 @@ class Session:
         self._tell(remarks)
         own = own_of(link.rank % saved_by)
         self.step, self.resumed = own["step"], True
-        self._origins = own.get("origins", [])
+        self._saving.origins = own.get("origins", [])
         self._tell(self._hyper.resumed(own.get("settings")))
         self._on.streams.resumed(own["random"], saved_by, any_size=bits.any_size)
         bits.tell_of_resume(own.get("bits", ()), link.rank, saved_by, link.world_size)
@@ -236,7 +232,7 @@ class Session:
         """The job has no checkpoint of its own."""
         if self._initial.paths:
             origins = self._initial.start(self._on.rig.link)
-            self._origins = [msgspec.to_builtins(one) for one in origins]
+            self._saving.origins = [msgspec.to_builtins(one) for one in origins]
             self._on.rig.started_from(origins)
             self._tell(self._hyper.started({key for one in origins for key in one.objects}))
 
@@ -377,7 +373,7 @@ class Session:
             return
         with excepthook.one_line_errors():
             self._open(loader, **limits)
-        self._in_loop, self._end_random = True, None
+        self._in_loop, self._saving.end_random = True, None
         self._gradients.restore()
         self._on.meter.open(self._objects.stateful.values())
         self._keep()
@@ -445,9 +441,9 @@ class Session:
         if survivor is None:
             return None
         home = Home(
-            newest=self._newest,
-            own=lambda: self._own(self.step, self._position.reached()),
-            own_end=self._own_end,
+            newest=lambda: self._saving.newest(self.step),
+            own=lambda: self._saving.own(self.step, self._position.reached()),
+            own_end=lambda step: self._saving.own(step, self._position.ahead()),
             let_go=self._let_go,
             leave=self._leave_attempt,
             enter=self._open_attempt,
@@ -515,7 +511,7 @@ class Session:
         self._at_boundary = self._passage is None or not self._passage.is_in_hand
         self._gradients.forget(step)
         self._gradients.restore()
-        self._optimizers = lazy.Heard(step)
+        self._saving.optimizers = lazy.Heard(step)
 
     def _leave_loop(self) -> None:
         """The loop has ended or was left, maybe in the midst of a step."""
@@ -532,7 +528,7 @@ class Session:
         self._on.meter.close()
         if self._on.rig.agreement is not None:  # else a loss has ended it before it began
             self._on.rig.agreement.leave(self.step)
-        self._end_random = random_state.capture()
+        self._saving.end_random = random_state.capture()
 
     def _unless_finished(self, error: BaseException | None) -> BaseException | None:
         """Say it if the job had finished before, and nothing was left to do; give what is an error.
@@ -625,7 +621,7 @@ class Session:
             self._drain(drain)
         saves = [action for action in actions if action.kind == "save"]
         if saves:
-            self._snapshot(saves[0].info)
+            self._saving.take(self.step, saves[0].info)
         if move is not None:
             self._move(move)
 
@@ -668,23 +664,15 @@ class Session:
         """After this attempt's first step the state is what it will be: make ready for saving.
 
         Raises:
-            ConfigError: it cannot be saved. Not after hours: the job has trained one step so far.
+            ConfigError: it cannot be saved.
         """
         self._is_prepared = True
-        try:
-            state = self._state()
-            if self._gradients.come_and_go:
-                state[OWN].pop(GRADIENTS, None)
-            self._on.rig.prepare(self.step, self._objects.stateful, state)
-        except ConfigError as error:  # said again, and counted, when it is to be saved
-            if not self.resumed:
-                with excepthook.one_line_errors():
-                    raise
-            say(f"step {self.step} could not be saved: {error}")
+        with excepthook.one_line_errors():
+            self._saving.prepare(self.step, may_fail=self.resumed)
 
     def _before_optimizer(self) -> None:
         if self._in_loop and not self._at_boundary:
-            self._optimizers.stepped(self.step + 1)
+            self._saving.optimizers.stepped(self.step + 1)
         if over.is_void:  # it changes nothing
             return
         start_s = time.monotonic()
@@ -700,81 +688,8 @@ class Session:
     def _before_replay(self) -> None:
         """A CUDA graph is replayed; an optimizer's step may be in it."""
         self._gradients.replayed()
-        if self._passage is not None and not self._optimizers.is_certain(self.step):
+        if self._passage is not None and not self._saving.optimizers.is_certain(self.step):
             self._passage.spoil()
-
-    def _state(self) -> dict[str, Any]:
-        state = self._objects.capture()
-        state[OWN] = self._own(self.step, self._position.state())
-        if gradients := self._gradients.in_the_making(self._objects.gone_through(state)):
-            state[OWN][GRADIENTS] = gradients
-        return state
-
-    def _newest(self) -> State:
-        """What would be saved now."""
-        return self._on.rig.states.of(self.step, self._objects.stateful, self._state())
-
-    def _own(self, step: int, data: Mapping[str, Any]) -> dict[str, Any]:
-        random = self._position.random or self._end_random or random_state.outside()
-        own = {"step": step, "random": random, "data": data, "bits": self._objects.bits.facts()}
-        own["settings"] = self._hyper.state()
-        return {**own, "origins": self._origins} if self._origins else own
-
-    def _snapshot(self, info: Mapping[str, Any]) -> bool:
-        """Capture the state and hand it to the engine; whether that was possible.
-
-        Rank 0 agrees to a save only when its own engine is idle, so waiting takes milliseconds;
-        skipping here, on one rank alone, would leave the others waiting for its part.
-        """
-        start = time.monotonic()
-        over.raise_if_over()
-        if not self._on.rig.engine.wait_for_room(COMMIT_TIMEOUT_S):
-            self._on.rig.skipped(self.step, "the save before it does not end")
-            return False
-        try:
-            state = self._state()
-        except ConfigError as error:  # state that changed its kind must not end the training
-            self._on.rig.engine.refuse(self.step, str(error))
-            return self._not_saved(error)
-        if self._optimizers.is_due(self.step):
-            self._on.rig.engine.take_at_once()
-        try:
-            self._on.rig.capture(self.step, self._objects.stateful, state, info, start)
-        except (OSError, OutlastError, RuntimeError) as error:
-            return self._not_saved(error)
-        return True
-
-    def _not_saved(self, error: Exception) -> bool:
-        self._on.rig.skipped(self.step, str(error))
-        say(f"step {self.step} was not saved: {error}")
-        return False
-
-    def _commit_now(
-        self,
-        reason: str,
-        timeout_s: float,
-        *,
-        tiers: Sequence[str] | None = None,
-        once_more: bool = False,
-    ) -> Written | None:
-        """Commit the state of this boundary, again if a snapshot was void; how it ended.
-
-        With ``once_more`` also if this step is committed already.
-        """
-        until_s = time.monotonic() + timeout_s
-        written = self._on.rig.engine.wait(timeout_s)
-        for _ in range(MAX_TRIES):
-            is_there = self._on.rig.engine.committed_step == self.step and not once_more
-            if written is None or is_there:
-                break
-            once_more = False
-            self._on.rig.engine.line.wait_for_keeper(until_s - time.monotonic())
-            if not self._snapshot({"reason": reason, "tiers": tiers}):
-                break
-            written = self._on.rig.engine.wait(max(until_s - time.monotonic(), 0.0))
-            if written is not None and not written.void and written.told:
-                break
-        return written
 
     def _may_wait(self, step: int) -> bool:
         """Whether waiting for the save of ``step`` here can end: not in the loop, ahead of it."""
@@ -787,10 +702,6 @@ class Session:
         if self._passage is not None:
             self._passage.keep(self.step)
         self._position.forget_ahead()
-
-    def _own_end(self, step: int) -> dict[str, Any]:
-        """This rank's own state, as if ``step``, which is in progress, had just ended."""
-        return self._own(step, self._position.ahead())
 
     def _let_go(self) -> None:
         """In another thread: the attempt is over, and nothing is to be waited for any more."""
@@ -815,7 +726,8 @@ class Session:
         left_s = self._on.leaving.seconds_for_saving(COMMIT_TIMEOUT_S)
         written = None
         if action.info.get("choice") != "keep":
-            written = self._commit_now("drain", left_s, tiers=action.info.get("tiers"))
+            tiers = action.info.get("tiers")
+            written = self._saving.commit(self.step, "drain", left_s, tiers=tiers)
         committed = self._on.rig.engine.committed_step
         self._on.rig.drained(self.step, committed == self.step)
         if action.info.get("interrupt"):
@@ -832,12 +744,17 @@ class Session:
         """See that the end is committed, or tell the other ranks why this one does not."""
         if is_excused:
             self._on.ending.is_excused()
-        elif not ended:
+            return
+        if not ended:
             self._on.ending.is_none(error)
-        else:
-            with excepthook.one_line_errors():
-                self._position.refuse_unreached(self.step)
-            self._save_end()
+            return
+        with excepthook.one_line_errors():
+            self._position.refuse_unreached(self.step)
+            self._on.rig.unsaved.is_ending = True
+            differs = lambda: self._has_trained or self._position.ends_anew(self._on.afresh)  # noqa: E731
+            if self._on.ending.is_due(self.step, COMMIT_TIMEOUT_S, differs):
+                self._position.end()
+                self._saving.commit_end(self.step)
 
     def _seconds_for_copying(self, *, is_excused: bool) -> float | None:
         copying_s = self._on.leaving.seconds_for_copying()
@@ -845,27 +762,6 @@ class Session:
             return copying_s
         # The other ranks may wait for this one to go, and the keeper waits for them.
         return OTHERS_S if copying_s is None else min(copying_s, OTHERS_S)
-
-    def _save_end(self) -> None:
-        self._on.rig.unsaved.is_ending = True
-        with excepthook.one_line_errors():
-            differs = lambda: self._has_trained or self._position.ends_anew(self._on.afresh)  # noqa: E731
-            if self._on.ending.is_due(self.step, COMMIT_TIMEOUT_S, differs):
-                self._position.end()
-                self._final_save()
-
-    def _final_save(self) -> None:
-        written = self._commit_now("finished", COMMIT_TIMEOUT_S, once_more=True)
-        committed = self._on.rig.engine.committed_step
-        if committed != self.step or written is None or written.error:
-            why = f"not within {COMMIT_TIMEOUT_S:.0f} s"
-            if written is not None:
-                why = written.error or "the message above says why"
-            raise StorageError(
-                f"the final state, step {self.step}, is not committed ({why}); "
-                + (f"the newest commit is step {committed}" if committed else NO_COMMIT)
-                + ". Mend it and run the same command again"
-            )
 
     def _is_patient(self) -> bool:
         """Whether Ctrl-C waits for the step's end: in the loop, where no agent sees to it."""

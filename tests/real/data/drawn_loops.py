@@ -433,7 +433,7 @@ class Run:
     def boundary(self, step):
         if self.dies and step >= self.program.save_at and self.saved is None:
             data, tensors = {}, {}
-            for key, value in self._session._state().items():
+            for key, value in self._session._saving.state(step).items():
                 data[key], found = flatten(value, key)
                 tensors |= {name: tensor.detach().clone() for name, tensor in found.items()}
             self.saved = json.dumps(data), tensors
