@@ -102,6 +102,7 @@ class Own:
             self._first_slot = _NUM_SLOTS * _other_half(path, timeline, basis)
             try:
                 self._memory = _mapped(path, SLOT_BYTES)
+                self._forget_undone(path, timeline, basis)
             except OSError as error:  # what is lost then is resumed from a checkpoint
                 logger.warning("a worker's own state is not kept in memory: %s", error)
         self._pending: tuple[int, bool, bytes] | None = None  # step, late in it, blob
@@ -110,6 +111,19 @@ class Own:
         self._is_seasoned = bool(known & _SEASONED)
         self._draws_in_backward = bool(known & _IN_BACKWARD)
         self._draws_late = bool(known & _LATE)
+
+    def _forget_undone(self, path: Path, timeline: int, basis: tuple[int, int] | None) -> None:
+        """What was written of steps that are to be made again is not what they will be.
+
+        The attempt's record of samples is another one, for a start.
+        """
+        memory = self._memory
+        if memory is None or basis is None:
+            return
+        for record, _, slot in _records(path):
+            if record.timeline == timeline and record.step > basis[0]:
+                start = slot * (len(memory) // _NUM_ALL)
+                memory[start : start + _HEAD.size] = bytes(_HEAD.size)
 
     def pending(self, step: int, blob: bytes, *, late: bool) -> None:
         """``step`` is in progress, and if nothing more is drawn this is its end.

@@ -158,6 +158,19 @@ def test_it_is_said_where_in_a_step_a_record_is_from_and_where_was_drawn(place, 
     assert {one.stage for one in read_own() if one.step == 2} == {1}
 
 
+def test_what_is_to_be_made_again_is_forgotten(place):
+    """Else who dies in it once more would be taken for who had died in it before."""
+    before = Own(1, 0, 2)
+    for number in (4, 5):
+        step(before, number)
+    before.pending(6, b"6 of before", late=True)
+    before.close()
+    Own(1, 0, 2, (4, 2)).close()
+    assert {one.step for one in read_own()} == {4}
+    Own(2, 0, 2, (3, 2)).close()
+    assert {one.step for one in read_own()} == {4}, "it is another line of steps"
+
+
 def test_what_an_attempt_has_gone_on_from_stays(place):
     four = Own(1, 2, 4)
     four.final(7, b"of four", b"r")
