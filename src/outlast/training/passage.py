@@ -31,6 +31,7 @@ from outlast.data import random_state
 from outlast.errors import NotInProcess
 from outlast.ledger.narrator import say
 from outlast.training import interrupted, living
+from outlast.training.collectives import Collectives
 from outlast.training.flight import State
 from outlast.training.footing import Footing
 from outlast.training.keeping import Keeping
@@ -101,6 +102,7 @@ class Passage:
         self._home = home
         self._keeping: Keeping | None = None
         self._undo: Hook | None = None
+        self._collectives = Collectives()
         self._random: Mapping[str, Any] = {}
         self._held: Any = None
         self._sent = self._outside = 0
@@ -114,7 +116,7 @@ class Passage:
         if rig.link.rank == 0 and not self._survivor.joins:
             say(self._survivor.words)
         if not self._survivor.why_not:
-            self._undo = interrupted.stand(self._objects.optimizers)
+            self._undo = interrupted.stand(self._objects.optimizers, self._collectives)
             self._keeping = self._keeping_for(rig)
 
     def join_again(self, error: BaseException, *, is_open: bool) -> bool:
@@ -170,15 +172,20 @@ class Passage:
         try:
             yield
         finally:
+            self._collectives.end()
             self._survivor.release()
             self._outside = num_sent()
 
     def handed_out(self) -> None:
         """A batch is handed out: a step begins."""
         if self._keeping is not None:
-            self.is_in_hand, self._sent = True, num_sent()
+            self.is_in_hand, self._sent = True, self._num_summed()
             self._random, self._held = random_state.capture(), self._position.generators()
             self._position.ahead()  # costs half of what it does when other code has run
+            self._collectives.begin()
+
+    def _num_summed(self) -> int:
+        return num_sent() - self._collectives.num_sent
 
     def before_optimizer(self) -> None:
         """The gradients are there, and the weights are about to change."""
@@ -202,12 +209,17 @@ class Passage:
             self._keeping.keep_nothing()
 
     def body_ended(self) -> None:
-        """The loop's body has come to its end, and its step was not interrupted.
+        """The loop's body has come to its end.
 
         Raises:
             NotInProcess: gradients are not summed any more as they were before a loss.
         """
-        sends = num_sent() > self._sent or self._placed[1] == 1  # then there is nobody to send to
+        self._collectives.end()
+        if over.is_void:
+            return
+        sends = (
+            self._num_summed() > self._sent or self._placed[1] == 1
+        )  # then there is nobody to send to
         if self._is_first and self._has_gone_on and self._always_sends and not sends:
             raise NotInProcess(UNSUMMED)
         self._is_first = False
@@ -225,7 +237,10 @@ class Passage:
         Raises:
             NotInProcess: this process cannot.
         """
+        self._collectives.refuse_pending()
         keeping = self._keeping
+        if keeping is not None and self.is_in_hand and self._collectives.have_written(keeping.live):
+            keeping.spoil()
         if keeping is not None and not self.is_in_hand and not keeping.has(step):
             keeping.keep(step)
         while True:

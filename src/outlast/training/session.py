@@ -473,9 +473,9 @@ class Session:
 
     def _end_step(self) -> bool:
         """The loop's body has come to its end; whether it has the same batch once more."""
+        if self._passage is not None:
+            self._passage.body_ended()
         if not over.is_void:
-            if self._passage is not None:
-                self._passage.body_ended()
             try:
                 self._complete()
                 self._keep()

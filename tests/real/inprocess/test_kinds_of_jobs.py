@@ -9,11 +9,11 @@ DEATHS = ("2:3:backward", "1:9:summed", "0:14:forward")
 IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
 
 
-def run(floor, place, kind, *deaths):
-    job = Job(place, WORKERS)
+def run(floor, place, kind, *deaths, workers=WORKERS):
+    job = Job(place, workers)
     asked = [part for death in deaths for part in ("--die", death)]
     running = floor.outlast(
-        *("run", "--nproc-per-node", WORKERS, "--dir", job.directory),
+        *("run", "--nproc-per-node", workers, "--dir", job.directory),
         *(SCRIPT, job.records, STEPS, kind, *asked),
         env=IN_PROCESS,
     )
@@ -25,7 +25,7 @@ def ends(job):
     return [final["hash"] for final in job.finals()]
 
 
-@pytest.mark.parametrize("kind", ["all", "stock", "hook"])
+@pytest.mark.parametrize("kind", ["all", "stock", "own"])
 def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
     calm, _ = run(floor, tmp_path / "calm", kind)
     job, running = run(floor, tmp_path / "job", kind, *DEATHS)
@@ -48,9 +48,9 @@ def test_who_takes_a_lost_ones_place_is_lost_too(floor, tmp_path):
     assert len(job.events("worker_lost")) == 2
 
 
-@pytest.mark.parametrize("kind", ["buffers", "sum", "outside"])
+@pytest.mark.parametrize("kind", ["buffers", "outside"])
 def test_what_cannot_be_gone_on_from_comes_back_from_memory(floor, tmp_path, kind):
-    """Each rank has statistics of its own; a sum of the script's raises; it has one elsewhere."""
+    """Each rank has statistics of its own; it has a sum of its own outside of the loop."""
     calm, _ = run(floor, tmp_path / "calm", kind)
     job, running = run(floor, tmp_path / "job", kind, "2:8:backward", "0:14:forward")
     assert ends(job) == ends(calm), running.text
@@ -58,6 +58,48 @@ def test_what_cannot_be_gone_on_from_comes_back_from_memory(floor, tmp_path, kin
     # Or of a step later, where the keeper was still writing the one before.
     assert 5 <= first < 8, running.text
     assert 10 <= second < 14, running.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "deaths"),
+    [
+        # Whether its result goes into the state nobody knows: no survivor has this step's end.
+        ("own_late", ("2:8:stepped", "1:14:word4")),
+        # Nor has anybody the state of its beginning.
+        ("weights", ("2:8:backward", "1:14:forward")),
+    ],
+)
+def test_a_sum_that_leaves_no_state_costs_steps_and_no_process(floor, tmp_path, kind, deaths):
+    calm, _ = run(floor, tmp_path / "calm", kind)
+    job, running = run(floor, tmp_path / "job", kind, *deaths)
+    assert ends(job) == ends(calm), running.text
+    _, first, second = [event["step"] for event in job.events("resumed")]
+    assert 5 <= first < 8, running.text
+    assert 10 <= second < 14, running.text
+    assert [event["ranks"] for event in job.events("survived")] == [[0, 1, 3], [0, 2, 3]]
+    assert "Traceback" not in running.err, running.text
+
+
+PLACES = ("forward", "backward", "bucket", "summed", "step", "stepped", "ended")
+WORDS = tuple(f"word{number}" for number in range(10))
+
+
+KINDS = ("all", "hook", "static", "several", "own", "compiled", "compiled_inside", "compiled_step")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_at_drawn_places(floor, tmp_path, rng, kind):
+    """Two workers: a model that is laid out anew sums in another order, which two do not see."""
+    rng.seed(f"{kind} {rng.random()}")
+    places = PLACES + WORDS * (kind == "own")
+    deaths = [f"{rng.randrange(2)}:{step}:{rng.choice(places)}" for step in (3, 8, 13, 17)]
+    print(kind, *deaths)
+    calm, _ = run(floor, tmp_path / "calm", kind, workers=2)
+    job, running = run(floor, tmp_path / "job", kind, *deaths, workers=2)
+    assert ends(job) == ends(calm), running.text
+    sources = [event["source"] for event in job.events("resumed")][1:]
+    assert sources == ["from 1 worker that survived"] * len(deaths), running.text
+    assert "Traceback" not in running.err, running.text
 
 
 def test_a_static_graph_is_still_summed(floor, tmp_path):

@@ -1,6 +1,9 @@
 """Data-parallel jobs of many kinds that a loss interrupts: RECORDS STEPS KIND [--die …].
 
-``--die RANK:STEP:PLACE``, once in the job, with SIGKILL.
+``--die RANK:STEP:PLACE``, once in the job, with SIGKILL. In the order of a step the places are
+forward, backward, bucket (behind the first sum of a backward pass), summed, step (the optimizer has
+changed its parameters, and has not returned), stepped, and ended (the body's last line); and where
+collectives of its own are in it, word0 to word9.
 
 RECORDS/final-RANK.json is the end, with a hash of each named object and of the random numbers, and
 how often this process has run the loop's body.
@@ -11,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -22,6 +26,11 @@ from torch.optim import swa_utils
 from train import Points, update
 
 import outlast
+
+PARALLEL = nn.parallel.DistributedDataParallel
+# torch 2.13 has new names for them.
+GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def parse():
@@ -35,14 +44,15 @@ def parse():
 
 OPTIONS = parse()
 KIND = OPTIONS.kind
+NOW = [0, 0]  # the rank, and the step
 
 
-def die_here(rank, step, place):
+def die_here(place):
     """Die if that is asked for, once in the job."""
     for number, one in enumerate(OPTIONS.die):
         who, when, where = one.split(":")
         mark = OPTIONS.records / f"died-{number}"
-        if (int(who), int(when), where) == (rank, step, place) and not mark.exists():
+        if [int(who), int(when), where] == [*NOW, place] and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -63,48 +73,127 @@ def double(state, bucket):
     return work.get_future().then(lambda done: done.value()[0].mul_(2))
 
 
+def wrapped(net):
+    """The model as the script calls it."""
+    fixed = {"static_graph": True} if KIND == "static" else {"find_unused_parameters": True}
+    if KIND == "compiled_inside":
+        return PARALLEL(torch.compile(net, backend="aot_eager"), **fixed)
+    if KIND == "compiled":  # which asks for larger buckets
+        backend = "inductor" if shutil.which("gcc") else "aot_eager"
+        return torch.compile(PARALLEL(net, **fixed), backend=backend)
+    model = PARALLEL(net, bucket_cap_mb=0.0005, **fixed)  # a sum for each layer
+    if KIND == "hook":
+        model.register_comm_hook(None, double)
+    return model
+
+
+def speak(x, loss):
+    """Collectives of the script's own, of every kind; what would be wrong in any step is found."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mean, parts = loss.detach().clone(), [torch.empty(()) for _ in range(world)]
+    lines, both = torch.empty(2 * world), torch.stack([loss.detach(), x.mean()])
+    one, found, given = torch.empty(2), [None] * world, [None]
+    told = [{"words": "many"}] if rank == 0 else [{"words": "few"}]
+    work = dist.all_reduce(mean, async_op=True)
+    words = (
+        lambda: dist.all_gather(parts, loss.detach()),
+        work.wait,
+        lambda: GATHER(lines, both),
+        lambda: SCATTER(one, lines),
+        lambda: dist.all_gather_object(found, {"rank": rank}),
+        lambda: dist.broadcast_object_list(told, 0),
+        lambda: dist.scatter_object_list(given, [*range(world)] if rank == 0 else None, 0),
+        lambda: dist.gather_object(rank, [*found] if rank == 0 else None, 0),
+        lambda: dist.reduce(both, 0),
+        dist.barrier,
+    )
+    for number, word in enumerate(words):
+        die_here(f"word{number}")
+        word()
+    assert all(isinstance(other["rank"], int) for other in found)
+    assert told[0]["words"]
+    numbers = torch.cat([mean.view(1), torch.stack(parts), lines, one, both])
+    assert torch.isfinite(numbers).all(), numbers
+    return mean / world
+
+
+def scale(net, x, loss):
+    """What is spoken about goes into the gradients."""
+    if KIND == "own":
+        factor = 1 + speak(x, loss)
+        for parameter in net.parameters():
+            parameter.grad.mul_(factor)
+
+
+def drift(net, world):
+    """The weights change, and no version counter tells of it."""
+    if KIND == "weights":
+        for parameter in net.parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data.mul_(0.99 / world)
+
+
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    NOW[0], world = dist.get_rank(), dist.get_world_size()
+    rank = NOW[0]
     if (OPTIONS.records / "died-0").exists():
-        die_here(rank, 0, "joining")
+        die_here("joining")
     torch.manual_seed(0)
     norm = [nn.BatchNorm1d(32)] if KIND == "buffers" else []
     net = nn.Sequential(nn.Linear(8, 32), *norm, nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8))
+    other = nn.Linear(8, 8)  # with an optimizer that steps every second time
     torch.manual_seed(1 + rank)
     random.seed(1 + rank)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    seldom = torch.optim.SGD(other.parameters(), lr=1e-2, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5000)
     average = swa_utils.AveragedModel(net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
     scaler = torch.amp.GradScaler("cpu", growth_interval=3)
-    fixed = {"static_graph": True} if KIND == "static" else {"find_unused_parameters": True}
-    model = nn.parallel.DistributedDataParallel(net, **fixed)
-    if KIND == "hook":
-        model.register_comm_hook(None, double)
+    model = wrapped(net)
+    net[-1].weight.register_post_accumulate_grad_hook(lambda _: die_here("bucket"))
+    optimizer.register_step_post_hook(lambda *_: die_here("step"))
+    step_of = torch.compile(optimizer.step, backend="aot_eager")
     named = {"model": net, "optimizer": optimizer, "schedule": schedule}
     named |= {"average": average, "scaler": scaler}
+    if KIND == "several":
+        beside = PARALLEL(other)
+        named |= {"other": other, "seldom": seldom}
     bodies = 0
     with outlast.session(every="5 steps", **named) as session:
         if KIND == "outside":
-            dist.barrier()
+            dist.all_reduce(torch.ones(1))
         for _, x in session.steps(loader_of(rank, world), until=OPTIONS.steps):
-            step, bodies = session.step + 1, bodies + 1
-            die_here(rank, step, "forward")
+            NOW[1], bodies = session.step + 1, bodies + 1
+            drift(net, world)
+            die_here("forward")
             loss = F.mse_loss(model(x + random.random() * 0.1), x)
+            is_seldom = KIND == "several" and NOW[1] % 2
+            if is_seldom:
+                loss = loss + beside(x).square().mean()
+                seldom.zero_grad()
             optimizer.zero_grad()
-            die_here(rank, step, "backward")
+            die_here("backward")
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            if KIND == "sum":  # of the script's own
-                dist.all_reduce(loss.detach())
-            die_here(rank, step, "summed")
-            scaler.step(optimizer)
+            scale(net, x, loss)
+            die_here("summed")
+            if is_seldom:
+                scaler.step(seldom)
+            if KIND == "compiled_step":
+                step_of()
+            else:
+                scaler.step(optimizer)
             scaler.update()
-            die_here(rank, step, "stepped")
+            die_here("stepped")
+            if KIND == "own_late":
+                speak(x, loss)
             schedule.step()
             average.update_parameters(net)
+            die_here("ended")
+    dist.all_reduce(torch.ones(1))  # as ever, behind the session
     found = {"torch": torch.get_rng_state().tolist(), "python": random.getstate()}
     hashes = {name: hashlib.sha256(repr(one).encode()).hexdigest() for name, one in found.items()}
     for name, one in named.items():
