@@ -517,7 +517,8 @@ class Position:
             step: completed steps.
 
         Raises:
-            NotInProcess: the loader's place is one worker's own.
+            NotInProcess: the loader's place is one worker's own, or it is in another loop: what
+                stands between the two is to run again, or has not run.
         """
         before, link = self._feed, rig.link
         assert before is not None  # noqa: S101 - it is in a loop
@@ -529,6 +530,11 @@ class Position:
         saved, self._trail = take_over(
             lambda rank: own_of(rank)["data"], saved_by, link.rank, link.world_size
         )
+        if saved["loop"] != self.loop:
+            raise NotInProcess(
+                "connection closed by a loss elsewhere, and this process starts anew: it is in "
+                f"loop {self.loop} over steps(), and step {step} is of loop {saved['loop']}"
+            )
         before.put_down()
         feed = rig.open_feed(before.loader, self._trail, step)
         feed.max_epochs = before.max_epochs
