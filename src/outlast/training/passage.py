@@ -41,10 +41,14 @@ from outlast.training.objects import Objects
 from outlast.training.position import Position
 from outlast.training.rig import Rig
 from outlast.training.survivor import Survivor
+from outlast.training.way import Way
 
 MOVES: Final = "moves"
 MOVE_S: Final = 600.0  # that ranks wait for each other at such a boundary
-SPEAKS: Final = "its processes speak to each other outside of the loop over session.steps()"
+SPEAKS: Final = (
+    "its processes speak to each other between the session's opening and the loop over "
+    "session.steps()"
+)
 UNSUMMED: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: its gradients were not "
     "summed in the first step after it"
@@ -105,14 +109,16 @@ class Passage:
         self._collectives = Collectives()
         self._random: Mapping[str, Any] = {}
         self._held: Any = None
-        self._sent = self._outside = 0
+        self._sent = 0
+        self._way: Way
         self._placed = 0, 1  # rank and number of workers that its place in the data is for
         self._always_sends = self._is_first = True
         self._has_gone_on = False
 
     def begin(self, rig: Rig) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
-        self._placed, self._outside = (rig.link.rank, rig.link.world_size), num_sent()
+        self._placed = rig.link.rank, rig.link.world_size
+        self._way = Way(joins=self._survivor.joins)
         if rig.link.rank == 0 and not self._survivor.joins:
             say(self._survivor.words)
         if not self._survivor.why_not:
@@ -157,24 +163,50 @@ class Passage:
 
     # --- in a loop ------------------------------------------------------------------------------
 
+    def epoch_begins(self) -> None:
+        """Of ``session.epochs()``: the one before is finished."""
+        self._way.epoch_begins()
+
+    def epochs_end(self, *, are_left: bool) -> None:
+        """All of them are finished, or the newest one was left in its midst."""
+        self._way.epochs_end(are_left=are_left)
+
+    def passed_by(self) -> None:
+        """The loop that a checkpoint is in had ended: nothing of it is left to do."""
+        self._way.arrived()
+
+    def come_to_loop(self) -> None:
+        """A loop is about to begin.
+
+        Unless ranks speak to each other on the way to it: whoever takes a lost one's place would
+        do that again, and nobody would answer.
+
+        Raises:
+            RuntimeError: another rank is gone.
+        """
+        if not self._way.is_silent() and not self._survivor.why_not:
+            self._survivor.cannot(SPEAKS)
+            if self._placed[0] == 0:
+                say(self._survivor.words)
+        if not self._survivor.why_not:
+            self._way.gather()
+
     @contextlib.contextmanager
     def loop(self) -> Iterator[None]:
         """Within, this process may go on into another attempt.
 
-        Unless ranks have spoken to each other since the session opened, outside of loops: whoever
-        takes a lost one's place would do that again, and nobody would answer.
+        Raises:
+            RuntimeError: another rank is gone.
         """
-        if num_sent() > self._outside and not self._survivor.why_not:
-            self._survivor.cannot(SPEAKS)
-            if self._placed[0] == 0:
-                say(self._survivor.words)
+        if not self._survivor.why_not:
+            self._way.loop_begins()
         self._survivor.hold()
         try:
             yield
         finally:
             self._collectives.end()
             self._survivor.release()
-            self._outside = num_sent()
+            self._way.loop_ends()
 
     def handed_out(self) -> None:
         """A batch is handed out: a step begins."""

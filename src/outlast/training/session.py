@@ -346,11 +346,15 @@ class Session:
         try:
             for epoch in range(first, num):
                 self._position.enter_epoch(epoch)
+                if self._passage is not None:
+                    self._passage.epoch_begins()
                 yield epoch
             is_left = False
         finally:
             if not self._is_over:  # else it is the end of the session that puts it down
                 self._position.end_epochs(max(first, num), is_left=is_left)
+                if self._passage is not None:
+                    self._passage.epochs_end(are_left=is_left)
 
     def _steps(
         self, loader: Iterable[Batch], until: int | None, epochs: int | None, site: Site
@@ -363,6 +367,8 @@ class Session:
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
         if self._was_over(until, site):
             self._was_over_at_once = True
+            if self._passage is not None and self._position.saved_loop <= self._position.loop:
+                self._passage.passed_by()
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
                 with excepthook.one_line_errors():
                     self._open(loader, **limits, is_over=True)
@@ -375,6 +381,8 @@ class Session:
         self._in_loop, self._end_random = True, None
         self._gradients.restore()
         self._on.meter.open(self._objects.stateful.values())
+        if self._passage is not None:
+            self._passage.come_to_loop()
         self._keep()
         batch: Any = None
         is_in_hand = False

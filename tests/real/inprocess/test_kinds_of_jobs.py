@@ -102,6 +102,33 @@ def test_kinds_at_drawn_places(floor, tmp_path, rng, kind):
     assert "Traceback" not in running.err, running.text
 
 
+def test_what_is_said_between_epochs_is_on_nobodys_way(floor, tmp_path):
+    """In the midst of an epoch's loop, in its first step, and in its last one."""
+    deaths = ("2:4:backward", "1:6:forward", "0:10:bucket", "3:13:step", "1:16:summed")
+    calm, _ = run(floor, tmp_path / "calm", "epochs")
+    job, running = run(floor, tmp_path / "job", "epochs", *deaths)
+    assert ends(job) == ends(calm), running.text
+    sources = [event["source"] for event in job.events("resumed")][1:]
+    assert len(sources) == len(deaths), running.text
+    assert all(source.endswith("that survived") for source in sources), running.text
+    assert "Traceback" not in running.err, running.text
+
+
+@pytest.mark.parametrize("place", ["before", "between", "behind"])
+def test_a_loss_between_epochs_is_none_of_a_step(floor, tmp_path, place):
+    """The others do not go on without it in the loop that follows."""
+    calm, _ = run(floor, tmp_path / "calm", "epochs_plain")
+    job, running = run(floor, tmp_path / "job", "epochs_plain", f"2:100:{place}", f"0:102:{place}")
+    assert ends(job) == ends(calm), running.text
+
+
+def test_who_is_in_a_later_epoch_than_a_checkpoint_starts_anew(floor, tmp_path):
+    """What stands between the epochs is to run again."""
+    calm, _ = run(floor, tmp_path / "calm", "epochs_late")
+    job, running = run(floor, tmp_path / "job", "epochs_late", "2:11:stepped", "1:16:stepped")
+    assert ends(job) == ends(calm), running.text
+
+
 def test_a_static_graph_is_still_summed(floor, tmp_path):
     job, running = run(floor, tmp_path / "job", "static", *DEATHS)
     found = [end["model"] for end in ends(job)]

@@ -3,7 +3,8 @@
 ``--die RANK:STEP:PLACE``, once in the job, with SIGKILL. In the order of a step the places are
 forward, backward, bucket (behind the first sum of a backward pass), summed, step (the optimizer has
 changed its parameters, and has not returned), stepped, and ended (the body's last line); and where
-collectives of its own are in it, word0 to word9.
+collectives of its own are in it, word0 to word9. Behind the loop of an epoch, which counts as step
+100 and so on, they are before, between (all have spoken) and behind.
 
 RECORDS/final-RANK.json is the end, with a hash of each named object and of the random numbers, and
 how often this process has run the loop's body.
@@ -44,6 +45,7 @@ def parse():
 
 OPTIONS = parse()
 KIND = OPTIONS.kind
+PER_EPOCH = 5
 NOW = [0, 0]  # the rank, and the step
 
 
@@ -59,7 +61,7 @@ def die_here(place):
 
 def loader_of(rank, world):
     if KIND != "stock":
-        return outlast.data.Loader(Points(50), global_batch=12, seed=3)
+        return outlast.data.Loader(Points(60), global_batch=12, seed=3)
     sampler = torch.utils.data.DistributedSampler(Points(48), world, rank, seed=3)
     return torch.utils.data.DataLoader(
         Points(48), batch_size=3, sampler=sampler, num_workers=2, persistent_workers=True
@@ -117,6 +119,28 @@ def speak(x, loss):
     return mean / world
 
 
+def batches(session, loader, net, plateau):
+    """What is trained on; the kinds of epochs speak around their loops."""
+    if not KIND.startswith("epochs"):
+        if KIND == "outside":
+            dist.all_reduce(torch.ones(1))
+        dist.barrier()
+        yield from session.steps(loader, until=OPTIONS.steps)
+        return
+    for epoch in session.epochs(OPTIONS.steps // PER_EPOCH):
+        if KIND != "epochs_plain":
+            dist.barrier()
+        yield from session.steps(loader)
+        NOW[1] = 100 + epoch
+        die_here("before")
+        found = sum(parameter.square().sum() for parameter in net.parameters()).detach()
+        dist.all_reduce(found)
+        die_here("between")
+        if KIND != "epochs_plain":
+            plateau.step(found.item())
+        die_here("behind")
+
+
 def scale(net, x, loss):
     """What is spoken about goes into the gradients."""
     if KIND == "own":
@@ -149,6 +173,7 @@ def main():
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     seldom = torch.optim.SGD(other.parameters(), lr=1e-2, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5000)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.9)
     average = swa_utils.AveragedModel(net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
     scaler = torch.amp.GradScaler("cpu", growth_interval=3)
     model = wrapped(net)
@@ -156,15 +181,13 @@ def main():
     optimizer.register_step_post_hook(lambda *_: die_here("step"))
     step_of = torch.compile(optimizer.step, backend="aot_eager")
     named = {"model": net, "optimizer": optimizer, "schedule": schedule}
-    named |= {"average": average, "scaler": scaler}
+    named |= {"average": average, "scaler": scaler, "plateau": plateau}
     if KIND == "several":
         beside = PARALLEL(other)
         named |= {"other": other, "seldom": seldom}
     bodies = 0
     with outlast.session(every="5 steps", **named) as session:
-        if KIND == "outside":
-            dist.all_reduce(torch.ones(1))
-        for _, x in session.steps(loader_of(rank, world), until=OPTIONS.steps):
+        for _, x in batches(session, loader_of(rank, world), net, plateau):
             NOW[1], bodies = session.step + 1, bodies + 1
             drift(net, world)
             die_here("forward")
@@ -188,7 +211,7 @@ def main():
                 scaler.step(optimizer)
             scaler.update()
             die_here("stepped")
-            if KIND == "own_late":
+            if KIND.endswith("late"):
                 speak(x, loss)
             schedule.step()
             average.update_parameters(net)
