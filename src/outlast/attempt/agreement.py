@@ -62,6 +62,7 @@ class _Progress:
         self.due: list[Action] = []
         # The newest step that was acted on; one that was resumed from is committed already.
         self.acted = completed or -1
+        self.saved: Action | None = None  # if that was a save
         self.finished = False
 
 
@@ -171,6 +172,16 @@ class Agreement:
             progress.in_step = False
             return due
 
+    def saved(self, completed: int) -> dict[str, Any] | None:
+        """Of the save that this rank has made at this step, at either boundary, what was asked for.
+
+        Another rank may have come by the first one before it had pledged to wait.
+        """
+        progress = self._progress
+        with progress.changed:
+            saved = progress.saved if progress.acted == completed else None
+            return None if saved is None else saved.info
+
     def follow(self, completed: int) -> bool:
         """On other ranks: rank 0 has saved at the last boundary; whether this rank is still to."""
         progress = self._progress
@@ -191,6 +202,7 @@ class Agreement:
         progress.in_step = not due
         if due:
             progress.acted = completed
+            progress.saved = next((action for action in due if action.kind == "save"), None)
         return due
 
     def _wait_for_decisions(self, completed: int) -> None:

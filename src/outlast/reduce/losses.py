@@ -20,9 +20,35 @@ noting: Final[list[Noting]] = []
 beginning: Final[list[Callable[[], AbstractContextManager[None]]]] = []
 
 
-def is_void(error: BaseException) -> bool:
-    """Whether nobody is to hear of ``error``, because the step is made again."""
-    return any(judge(error) for judge in voiding)
+class Sending:
+    """Sums of ours that are being made.
+
+    Attributes:
+        is_void: whether they had no end, and nobody is to hear of it: the step is made again.
+    """
+
+    is_void = False
+
+
+sending: Final[list[Sending]] = []  # in the thread that trains
+
+
+@contextlib.contextmanager
+def sent() -> Iterator[Sending]:
+    """Within, sums are ours: an error that is a loss elsewhere ends them, and is not raised.
+
+    Raises:
+        RuntimeError: another worker is gone, and nobody knows why.
+    """
+    sending.append(one := Sending())
+    try:
+        yield one
+    except RuntimeError as error:
+        if not any(judge(error) for judge in voiding):
+            raise
+        one.is_void = True
+    finally:
+        sending.remove(one)
 
 
 def words() -> list[float]:

@@ -47,7 +47,7 @@ from outlast.reduce.buffers import Buffers
 from outlast.reduce.exchange import Channel, gather
 from outlast.reduce.facts import NOT_DETERMINISTIC, Facts, among, facts_of
 from outlast.reduce.gradients import Gradients
-from outlast.reduce.losses import at_the_beginning, is_void
+from outlast.reduce.losses import at_the_beginning, sent
 from outlast.reduce.summary import Summary
 from outlast.reduce.tree import Plan
 
@@ -180,11 +180,8 @@ class SameBits(torch.nn.Module):
         self._check(batch)
         if self._channel.open():
             self._compared, self._is_compared = None, False
-        try:
+        with sent():
             self._compare_facts()
-        except RuntimeError as error:
-            if not is_void(error):
-                raise
         self._is_open = True
         self._gradients.begin()
         self._held.begin()
@@ -214,11 +211,8 @@ class SameBits(torch.nn.Module):
             raise ConfigError(f"a loss is a tensor of one element, not {found}; take its mean")
         self._losses.append(loss.detach().clone())  # the script may go on to add to its own
         scaled = loss if scaler is None else scaler.scale(loss)
-        try:
+        with sent():
             self._gradients.backward(scaled, self._number)
-        except RuntimeError as error:
-            if not is_void(error):
-                raise
 
     # --- a step ------------------------------------------------------------------------------
 
@@ -237,12 +231,9 @@ class SameBits(torch.nn.Module):
                         f"other workers wait for its gradients: {EXAMPLE}"
                     )
                 self._held.collect()
-        try:
-            with torch.no_grad():
-                self._finish()
-        except RuntimeError as error:
-            if not is_void(error):
-                raise
+        with torch.no_grad(), sent() as sums:
+            self._finish()
+        if sums.is_void:
             self._give_up()
         self._is_open = False
 

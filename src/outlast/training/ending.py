@@ -78,8 +78,8 @@ class Ending:
         self._rig.judging.hasten()
         if self._rig.link.rank == 0:
             for action in agreement.last_boundary(step)[:1]:
-                agreed = action.info
-                self._snapshot(agreed)
+                self._snapshot(action.info)
+            agreed = agreement.saved(step)
         word = self._rank_0s_word(loop, step, agreed)
         if self._rig.link.rank and word.agreed is not None and agreement.follow(step):
             self._snapshot(word.agreed)

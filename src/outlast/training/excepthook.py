@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, NamedTuple, TypeVar
@@ -53,11 +54,32 @@ def quietly(error: Raised) -> Raised:
     return error
 
 
-def no_step_was_left(link: Link, *, finished_t: float) -> None:
-    """Note that this process's loop had ended before, and when the whole script had, or 0."""
+def no_step_was_left(
+    error: BaseException | None, link: Link, *, finished_t: float, step: int, ends: bool
+) -> bool:
+    """Note that this process's loop had ended before, and say it if the whole script had.
+
+    Args:
+        error: with which the session is left.
+        link: the other ranks.
+        finished_t: when the script had finished; 0 if it has not.
+        step: completed steps.
+        ends: whether the script leaves the session as it means to.
+
+    Returns:
+        Whether it, or another rank's, failed for want of what its loop would have set.
+    """
     global _behind  # noqa: PLW0603 - as the hook itself
     _behind = _Behind(finished_t, link)
     install()
+    is_excused = error is not None and is_forgiven(error)
+    if finished_t and (is_excused or ends) and link.rank == 0:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(finished_t))
+        say(
+            f"nothing is left to do: finished at step {step} on {when}; the code behind "
+            "the loops runs again, without what they would have set or filled"
+        )
+    return is_excused
 
 
 def begins() -> None:

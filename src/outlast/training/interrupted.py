@@ -5,6 +5,7 @@ loop goes on to the boundary, where the session takes over. From the moment that
 until then
 
 - backward passes end without an exception, whatever they have left in ``.grad``;
+- the script's own collectives do too (:mod:`outlast.training.collectives`);
 - DDP's forward passes sum and send nothing;
 - an optimizer's step is made by a stand-in that has its hyperparameters and no parameters: no
   weight, no state and no counter of the optimizer itself changes.
@@ -13,10 +14,8 @@ What else the body changes (schedules, scalers, averages, buffers, random number
 back. In a step in which nothing fails only what is called more is paid for: three calls of Python
 a pass.
 
-What can go wrong: another collective of the script's own raises there, and its exception is the
-script's to handle: the worker then ends and is started anew. An optimizer that is none of torch's
-kind, or whose step is compiled as a whole: the weights are seen to have changed, and are taken from
-another worker.
+What can go wrong: an optimizer that is none of torch's kind, or whose step is compiled as a whole:
+the weights are seen to have changed, and are taken from another worker.
 """
 
 from __future__ import annotations
@@ -33,14 +32,18 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from outlast.attempt.over import over
 from outlast.checkpoint.references import parameters_of
 from outlast.reduce import losses
+from outlast.training.collectives import Collectives
 from outlast.training.lazy import FULLGRAPH, Hook
 
 
-def stand(optimizers: Callable[[], Iterable[torch.optim.Optimizer]]) -> Hook:
+def stand(
+    optimizers: Callable[[], Iterable[torch.optim.Optimizer]], collectives: Collectives
+) -> Hook:
     """From now on, until it is removed, interrupted steps change nothing.
 
     Args:
         optimizers: gives those that the session knows.
+        collectives: the script's own.
     """
     ddp = torch.nn.parallel.DistributedDataParallel
 
@@ -58,13 +61,14 @@ def stand(optimizers: Callable[[], Iterable[torch.optim.Optimizer]]) -> Hook:
         _replaced(torch.autograd, "backward", lambda call: _backward(call, optimizers)),
         _replaced(ddp, "_pre_forward", _before_forward),
         _replaced(ddp, "_post_forward", _after_forward),
+        *collectives.stand(_replaced),
     )
 
 
 def _replaced(owner: Any, name: str, around: Callable[[Any], Any]) -> Callable[[], None]:
-    original = getattr(owner, name)
-    setattr(owner, name, around(original))
-    return lambda: setattr(owner, name, original)
+    before = vars(owner)[name]  # of a class of C++ what getattr gives would be bound to nothing
+    setattr(owner, name, around(getattr(owner, name)))
+    return lambda: setattr(owner, name, before)
 
 
 def _backward(call: Any, optimizers: Callable[[], Iterable[torch.optim.Optimizer]]) -> Any:

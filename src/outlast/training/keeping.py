@@ -164,6 +164,11 @@ class Keeping:
         self._pending(late=True)
         self.spoil()
 
+    @property
+    def live(self) -> list[torch.Tensor]:
+        """Those of the moment that is kept which are not copied."""
+        return [] if self._moment is None else self._moment.live
+
     def spoil(self) -> None:
         """The weights may change from here on, and nothing may tell of it."""
         if self._moment is not None:

@@ -36,6 +36,7 @@ UNWIND_S: Final = 3.0  # for the training thread to leave by itself
 EXIT_S: Final = 0.5  # for the exit itself
 BOOKS_S: Final = 1.0  # for the ledger, whose disk may be what is slow
 LOOK_S: Final = 0.05
+OTHERS_S: Final = 5.0  # for what is in flight when an exception or a drain ends the session
 NO_COMMIT: Final = "nothing is committed yet"
 
 
@@ -110,8 +111,15 @@ class Leaving:
             return otherwise_s
         return min(max(self._end_s - self._out_s - time.monotonic(), 0.0), otherwise_s)
 
-    def seconds_for_copying(self) -> float | None:
-        """How long slower tiers may take; None for as long as they need."""
+    def seconds_for_copying(self, *, others_wait: bool = False) -> float | None:
+        """How long slower tiers may take; None for as long as they need.
+
+        Args:
+            others_wait: ranks for this one to go, and the keeper for them.
+        """
+        if others_wait and self._rig.link.world_size > 1:
+            copying_s = self.seconds_for_copying()
+            return OTHERS_S if copying_s is None else min(copying_s, OTHERS_S)
         if not self.is_known:
             return None
         end_s = time.monotonic() + UNKNOWN_GRACE_S if self._end_s is None else self._end_s

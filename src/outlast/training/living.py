@@ -98,6 +98,11 @@ class Moment:
         assert self._whole is not None  # noqa: S101
         return self._whole
 
+    @property
+    def live(self) -> list[torch.Tensor]:
+        """What only optimizers change."""
+        return [one for one, _, _ in self._marks]
+
     def spoil(self) -> None:
         """An optimizer begins: some write past the version counters."""
         self.is_spoiled = True

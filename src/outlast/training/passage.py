@@ -42,6 +42,7 @@ from outlast.errors import NotInProcess
 from outlast.ledger.narrator import say
 from outlast.reduce import losses
 from outlast.training import interrupted, living, parting
+from outlast.training.collectives import Collectives
 from outlast.training.flight import State
 from outlast.training.footing import Footing
 from outlast.training.gradients import Gradients
@@ -53,8 +54,12 @@ from outlast.training.position import Position
 from outlast.training.recount import recount
 from outlast.training.rig import Rig
 from outlast.training.survivor import Survivor
+from outlast.training.way import Way
 
-SPEAKS: Final = "its processes speak to each other outside of the loop over session.steps()"
+SPEAKS: Final = (
+    "its processes speak to each other between the session's opening and the loop over "
+    "session.steps()"
+)
 UNSUMMED: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: its gradients were not "
     "summed in the first step after it"
@@ -123,9 +128,11 @@ class Passage:
         self._home = home
         self._keeping: Keeping | None = None
         self._undo: Hook | None = None
+        self._collectives = Collectives()
         self._random: Mapping[str, Any] = {}
         self._held: Any = None
-        self._sent = self._outside = 0
+        self._sent = 0
+        self._way: Way
         self._placed = 0, 1  # rank and number of workers that its place in the data is for
         self._always_sends = self._is_first = True
         self._has_gone_on = self._accumulates = False
@@ -134,13 +141,14 @@ class Passage:
 
     def begin(self, rig: Rig) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
-        self._placed, self._outside = (rig.link.rank, rig.link.world_size), num_sent()
+        self._placed = rig.link.rank, rig.link.world_size
+        self._way = Way(joins=self._survivor.joins)
         if self._noting.others is None:  # the job begins
             self.met(rig.link, lambda _: {"data": {}}, rig.link.world_size)
         if rig.link.rank == 0 and not self._survivor.joins:
             say(self._survivor.words)
         if not self._survivor.why_not:
-            self._undo = interrupted.stand(self._objects.optimizers)
+            self._undo = interrupted.stand(self._objects.optimizers, self._collectives)
             self._keeping = self._keeping_for(rig)
             losses.noting.append(self._noting)
 
@@ -201,23 +209,50 @@ class Passage:
 
     # --- in a loop ------------------------------------------------------------------------------
 
+    def epoch_begins(self) -> None:
+        """Of ``session.epochs()``: the one before is finished."""
+        self._way.epoch_begins()
+
+    def epochs_end(self, *, are_left: bool) -> None:
+        """All of them are finished, or the newest one was left in its midst."""
+        self._way.epochs_end(are_left=are_left)
+
+    def passed_by(self) -> None:
+        """The loop that a checkpoint is in had ended: nothing of it is left to do."""
+        self._way.arrived()
+
+    def come_to_loop(self) -> None:
+        """A loop is about to begin.
+
+        Unless ranks speak to each other on the way to it: whoever takes a lost one's place would
+        do that again, and nobody would answer.
+
+        Raises:
+            RuntimeError: another rank is gone.
+        """
+        if not self._way.is_silent() and not self._survivor.why_not:
+            self._survivor.cannot(SPEAKS)
+            if self._placed[0] == 0:
+                say(self._survivor.words)
+        if not self._survivor.why_not:
+            self._way.gather()
+
     @contextlib.contextmanager
     def loop(self) -> Iterator[None]:
         """Within, this process may go on into another attempt.
 
-        Unless ranks have spoken to each other since the session opened, outside of loops: whoever
-        takes a lost one's place would do that again, and nobody would answer.
+        Raises:
+            RuntimeError: another rank is gone.
         """
-        if num_sent() > self._outside and not self._survivor.why_not:
-            self._survivor.cannot(SPEAKS)
-            if self._placed[0] == 0:
-                say(self._survivor.words)
+        if not self._survivor.why_not:
+            self._way.loop_begins()
         self._survivor.hold()
         try:
             yield
         finally:
+            self._collectives.end()
             self._survivor.release()
-            self._outside = num_sent()
+            self._way.loop_ends()
             if self._keeping is not None:
                 self._keeping.keep_nothing()  # no loop goes back into the one before it
 
@@ -226,9 +261,13 @@ class Passage:
         if self._keeping is not None:
             if self._accumulates and self._position.line not in self._looked_at:
                 self._look_for_counters(frame)
-            self.is_in_hand, self._sent = True, num_sent()
+            self.is_in_hand, self._sent = True, self._num_summed()
             self._random, self._held = random_state.capture(), self._position.generators()
             self._position.ahead()  # costs half of what it does when other code has run
+            self._collectives.begin()
+
+    def _num_summed(self) -> int:
+        return num_sent() - self._collectives.num_sent
 
     def _look_for_counters(self, frame: types.FrameType) -> None:
         """Who counts batches decides by that when gradients are used: each must be counted once."""
@@ -278,12 +317,17 @@ class Passage:
             self.keep(step)
 
     def body_ended(self) -> None:
-        """The loop's body has come to its end, and its step was not interrupted.
+        """The loop's body has come to its end.
 
         Raises:
             NotInProcess: gradients are not summed any more as they were before a loss.
         """
-        sends = num_sent() > self._sent or self._placed[1] == 1  # then there is nobody to send to
+        self._collectives.end()
+        if over.is_void:
+            return
+        sends = (
+            self._num_summed() > self._sent or self._placed[1] == 1
+        )  # then there is nobody to send to
         if self._is_first and self._has_gone_on and self._always_sends and not sends:
             raise NotInProcess(UNSUMMED)
         self._is_first = False
@@ -301,6 +345,10 @@ class Passage:
         Raises:
             NotInProcess: this process cannot.
         """
+        self._collectives.refuse_pending()
+        keeping = self._keeping
+        if keeping is not None and self.is_in_hand and self._collectives.have_written(keeping.live):
+            keeping.spoil()
         if not self.is_in_hand:
             self._keep_newest(step)
         while True:

@@ -544,7 +544,8 @@ class Position:
             is_same: whether that place is one of this rank's own, of as many workers.
 
         Raises:
-            NotInProcess: the loader cannot go there.
+            NotInProcess: the loader cannot go there, or that place is in another loop: what stands
+                between the two is to run again, or has not run.
         """
         before, link = self._feed, rig.link
         assert before is not None  # noqa: S101 - it is in a loop
@@ -553,6 +554,11 @@ class Position:
         saved, self._trail = take_over(
             lambda rank: own_of(rank)["data"], saved_by, link.rank, link.world_size
         )
+        if saved["loop"] != self.loop:
+            raise NotInProcess(
+                "connection closed by a loss elsewhere, and this process starts anew: it is in "
+                f"loop {self.loop} over steps(), and step {step} is of loop {saved['loop']}"
+            )
         before.leave()  # a sampler stands where the loop has found it
         before.put_down()
         feed = rig.open_feed(before.loader, self._trail, step)

@@ -55,7 +55,7 @@ from outlast.training.footing import Footing
 from outlast.training.gradients import Gradients
 from outlast.training.hyper import Hyperparameters
 from outlast.training.initial import Initial
-from outlast.training.leaving import Where
+from outlast.training.leaving import OTHERS_S, Where
 from outlast.training.objects import Objects
 from outlast.training.passage import FROM_NOTHING, Home, Passage
 from outlast.training.pending import PendingSave, Saves
@@ -67,7 +67,6 @@ from outlast.training.unnamed import Unnamed
 
 Batch = TypeVar("Batch")
 
-OTHERS_S: Final = 5.0  # for saves in flight when an exception or a drain ends the session
 COPIED_S: Final = 60.0  # for a snapshot to be whole before an attempt is left with nobody lost
 
 
@@ -248,8 +247,8 @@ class Session:
     ) -> None:
         self._is_over = True
         self._leave_loop()  # it may still be held: what comes now is no step
-        raised, error = error, self._unless_finished(error)
-        is_excused = raised is not error
+        is_excused = self._had_no_step(error)
+        error = None if is_excused else error
         code = exit_code_of(error)
         if error is not None:
             over.explains(error)  # waits for the agent's word, on which it depends what is done
@@ -277,7 +276,7 @@ class Session:
             is_cut_off = over.is_over and not self._has_parted
             if is_cut_off or code == Exit.ROLLED_BACK:  # what is in memory stays there
                 timeout_s, clean = 0.0, False
-            copying_s = self._seconds_for_copying(is_excused=is_excused)
+            copying_s = self._on.leaving.seconds_for_copying(others_wait=is_excused)
             try:
                 self._on.rig.stop(timeout_s, code, clean=clean, copying_s=copying_s)
             finally:
@@ -347,11 +346,15 @@ class Session:
         try:
             for epoch in range(first, num):
                 self._position.enter_epoch(epoch)
+                if self._passage is not None:
+                    self._passage.epoch_begins()
                 yield epoch
             is_left = False
         finally:
             if not self._is_over:  # else it is the end of the session that puts it down
                 self._position.end_epochs(max(first, num), is_left=is_left)
+                if self._passage is not None:
+                    self._passage.epochs_end(are_left=is_left)
 
     def _steps(
         self, loader: Iterable[Batch], until: int | None, epochs: int | None, site: Site
@@ -364,6 +367,8 @@ class Session:
         limits = {"epochs": epochs, "one_pass": until is None and epochs is None}
         if self._was_over(until, site):
             self._was_over_at_once = True
+            if self._passage is not None and self._position.saved_loop <= self._position.loop:
+                self._passage.passed_by()
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
                 with excepthook.one_line_errors():
                     self._open(loader, **limits, is_over=True)
@@ -376,6 +381,8 @@ class Session:
         self._in_loop, self._saving.end_random = True, None
         self._gradients.restore()
         self._on.meter.open(self._objects.stateful.values())
+        if self._passage is not None:
+            self._passage.come_to_loop()
         self._keep()
         batch: Any = None
         is_in_hand = False
@@ -474,9 +481,9 @@ class Session:
 
     def _end_step(self) -> bool:
         """The loop's body has come to its end; whether it has the same batch once more."""
+        if self._passage is not None:
+            self._passage.body_ended()
         if not over.is_void:
-            if self._passage is not None:
-                self._passage.body_ended()
             try:
                 self._complete()
                 self._keep()
@@ -530,23 +537,14 @@ class Session:
             self._on.rig.agreement.leave(self.step)
         self._saving.end_random = random_state.capture()
 
-    def _unless_finished(self, error: BaseException | None) -> BaseException | None:
-        """Say it if the job had finished before, and nothing was left to do; give what is an error.
-
-        None is if the script, or another rank's, fails for want of what its loop would have set.
-        """
+    def _had_no_step(self, error: BaseException | None) -> bool:
+        """Whether ``error`` is excused: there was no step left, and so nothing that it wants."""
         if not self._was_over_at_once or self._has_trained:
-            return error
-        finished_t = self._on.rig.finished_t
-        excepthook.no_step_was_left(self._on.rig.link, finished_t=finished_t)
-        is_forgiven = error is not None and excepthook.is_forgiven(error)
-        if finished_t and (is_forgiven or self._is_end(error)) and self._on.rig.link.rank == 0:
-            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(finished_t))
-            say(
-                f"nothing is left to do: finished at step {self.step} on {when}; the code behind "
-                "the loops runs again, without what they would have set or filled"
-            )
-        return None if is_forgiven else error
+            return False
+        rig, ends = self._on.rig, self._is_end(error)
+        return excepthook.no_step_was_left(
+            error, rig.link, finished_t=rig.finished_t, step=self.step, ends=ends
+        )
 
     def _is_end(self, error: BaseException | None) -> bool:
         """Whether the script leaves the session as it means to, so that this is a state to save."""
@@ -755,13 +753,6 @@ class Session:
             if self._on.ending.is_due(self.step, COMMIT_TIMEOUT_S, differs):
                 self._position.end()
                 self._saving.commit_end(self.step)
-
-    def _seconds_for_copying(self, *, is_excused: bool) -> float | None:
-        copying_s = self._on.leaving.seconds_for_copying()
-        if not is_excused or self._on.rig.link.world_size == 1:
-            return copying_s
-        # The other ranks may wait for this one to go, and the keeper waits for them.
-        return OTHERS_S if copying_s is None else min(copying_s, OTHERS_S)
 
     def _is_patient(self) -> bool:
         """Whether Ctrl-C waits for the step's end: in the loop, where no agent sees to it."""

@@ -1,21 +1,22 @@
-"""Data-parallel jobs of many kinds that a loss interrupts: RECORDS STEPS KIND [options].
+"""Data-parallel jobs of many kinds that a loss interrupts: RECORDS STEPS KIND [--die …].
 
-``--die RANK:STEP:PLACE``, once in the job, with SIGKILL.
-
-In kinds of ``WINDOWS`` the optimizer steps after every fourth batch.
+``--die RANK:STEP:PLACE``, once in the job, with SIGKILL. In the order of a step the places are
+forward, backward, bucket (behind the first sum of a backward pass), summed, step (the optimizer has
+changed its parameters, and has not returned), stepped, and ended (the body's last line); and where
+collectives of its own are in it, word0 to word9. Behind the loop of an epoch, which counts as step
+100 and so on, they are before, between (all have spoken) and behind.
 
 RECORDS/final-RANK.json is the end, with a hash of each named object and of the random numbers, and
 how often this process has run the loop's body.
 """
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
 import random
+import shutil
 import signal
-import time
 from pathlib import Path
 
 import torch
@@ -27,6 +28,11 @@ from train import Points, update
 
 import outlast
 
+PARALLEL = nn.parallel.DistributedDataParallel
+# torch 2.13 has new names for them.
+GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def parse():
     parser = argparse.ArgumentParser()
@@ -34,33 +40,28 @@ def parse():
     parser.add_argument("steps", type=int)
     parser.add_argument("kind")
     parser.add_argument("--die", action="append", default=[])
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds, where it could die")
     return parser.parse_args()
 
 
 OPTIONS = parse()
 KIND = OPTIONS.kind
-NORMS = {"norm", "norm_no_sync"}
-WINDOWS = {"no_sync", "sums", "sums_stock", "saved", "counted", "norm_no_sync"}
-NO_SYNC = KIND.endswith("no_sync")
-BATCHES = 4 if KIND in WINDOWS else 1  # of an optimizer's step
-AT = [0, 0]  # rank and step
+PER_EPOCH = 5
+NOW = [0, 0]  # the rank, and the step
 
 
-def die_here(rank, step, place):
+def die_here(place):
     """Die if that is asked for, once in the job."""
-    time.sleep(OPTIONS.pause)
     for number, one in enumerate(OPTIONS.die):
         who, when, where = one.split(":")
         mark = OPTIONS.records / f"died-{number}"
-        if (int(who), int(when), where) == (rank, step, place) and not mark.exists():
+        if [int(who), int(when), where] == [*NOW, place] and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def loader_of(rank, world):
-    if not KIND.endswith("stock"):
-        return outlast.data.Loader(Points(50), global_batch=12, seed=3)
+    if KIND != "stock":
+        return outlast.data.Loader(Points(60), global_batch=12, seed=3)
     sampler = torch.utils.data.DistributedSampler(Points(48), world, rank, seed=3)
     return torch.utils.data.DataLoader(
         Points(48), batch_size=3, sampler=sampler, num_workers=2, persistent_workers=True
@@ -71,69 +72,151 @@ def double(state, bucket):
     """A communication hook of the script's own."""
     buffer = bucket.buffer()
     work = dist.all_reduce(buffer.div_(2 * dist.get_world_size()), async_op=True)
-    die_here(*AT, "bucket")
     return work.get_future().then(lambda done: done.value()[0].mul_(2))
+
+
+def wrapped(net):
+    """The model as the script calls it."""
+    fixed = {"static_graph": True} if KIND == "static" else {"find_unused_parameters": True}
+    if KIND == "compiled_inside":
+        return PARALLEL(torch.compile(net, backend="aot_eager"), **fixed)
+    if KIND == "compiled":  # which asks for larger buckets
+        backend = "inductor" if shutil.which("gcc") else "aot_eager"
+        return torch.compile(PARALLEL(net, **fixed), backend=backend)
+    model = PARALLEL(net, bucket_cap_mb=0.0005, **fixed)  # a sum for each layer
+    if KIND == "hook":
+        model.register_comm_hook(None, double)
+    return model
+
+
+def speak(x, loss):
+    """Collectives of the script's own, of every kind; what would be wrong in any step is found."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    mean, parts = loss.detach().clone(), [torch.empty(()) for _ in range(world)]
+    lines, both = torch.empty(2 * world), torch.stack([loss.detach(), x.mean()])
+    one, found, given = torch.empty(2), [None] * world, [None]
+    told = [{"words": "many"}] if rank == 0 else [{"words": "few"}]
+    work = dist.all_reduce(mean, async_op=True)
+    words = (
+        lambda: dist.all_gather(parts, loss.detach()),
+        work.wait,
+        lambda: GATHER(lines, both),
+        lambda: SCATTER(one, lines),
+        lambda: dist.all_gather_object(found, {"rank": rank}),
+        lambda: dist.broadcast_object_list(told, 0),
+        lambda: dist.scatter_object_list(given, [*range(world)] if rank == 0 else None, 0),
+        lambda: dist.gather_object(rank, [*found] if rank == 0 else None, 0),
+        lambda: dist.reduce(both, 0),
+        dist.barrier,
+    )
+    for number, word in enumerate(words):
+        die_here(f"word{number}")
+        word()
+    assert all(isinstance(other["rank"], int) for other in found)
+    assert told[0]["words"]
+    numbers = torch.cat([mean.view(1), torch.stack(parts), lines, one, both])
+    assert torch.isfinite(numbers).all(), numbers
+    return mean / world
+
+
+def batches(session, loader, net, plateau):
+    """What is trained on; the kinds of epochs speak around their loops."""
+    if not KIND.startswith("epochs"):
+        if KIND == "outside":
+            dist.all_reduce(torch.ones(1))
+        dist.barrier()
+        yield from session.steps(loader, until=OPTIONS.steps)
+        return
+    for epoch in session.epochs(OPTIONS.steps // PER_EPOCH):
+        if KIND != "epochs_plain":
+            dist.barrier()
+        yield from session.steps(loader)
+        NOW[1] = 100 + epoch
+        die_here("before")
+        found = sum(parameter.square().sum() for parameter in net.parameters()).detach()
+        dist.all_reduce(found)
+        die_here("between")
+        if KIND != "epochs_plain":
+            plateau.step(found.item())
+        die_here("behind")
+
+
+def scale(net, x, loss):
+    """What is spoken about goes into the gradients."""
+    if KIND == "own":
+        factor = 1 + speak(x, loss)
+        for parameter in net.parameters():
+            parameter.grad.mul_(factor)
+
+
+def drift(net, world):
+    """The weights change, and no version counter tells of it."""
+    if KIND == "weights":
+        for parameter in net.parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data.mul_(0.99 / world)
 
 
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank, world = dist.get_rank(), dist.get_world_size()
+    NOW[0], world = dist.get_rank(), dist.get_world_size()
+    rank = NOW[0]
     if (OPTIONS.records / "died-0").exists():
-        die_here(rank, 0, "joining")
+        die_here("joining")
     torch.manual_seed(0)
-    norm = [nn.BatchNorm1d(32)] if KIND in {"buffers", *NORMS} else []
+    norm = [nn.BatchNorm1d(32)] if KIND == "buffers" else []
     net = nn.Sequential(nn.Linear(8, 32), *norm, nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8))
+    other = nn.Linear(8, 8)  # with an optimizer that steps every second time
     torch.manual_seed(1 + rank)
     random.seed(1 + rank)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    seldom = torch.optim.SGD(other.parameters(), lr=1e-2, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5000)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.9)
     average = swa_utils.AveragedModel(net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
     scaler = torch.amp.GradScaler("cpu", growth_interval=3)
-    fixed = {"static_graph": True} if KIND == "static" else {"find_unused_parameters": True}
-    model = nn.parallel.DistributedDataParallel(net, **fixed)
-    if KIND in {"hook", *NORMS, *WINDOWS}:
-        model.register_comm_hook(None, double)
+    model = wrapped(net)
+    net[-1].weight.register_post_accumulate_grad_hook(lambda _: die_here("bucket"))
+    optimizer.register_step_post_hook(lambda *_: die_here("step"))
+    step_of = torch.compile(optimizer.step, backend="aot_eager")
     named = {"model": net, "optimizer": optimizer, "schedule": schedule}
-    # With batch norms it would have each rank's own statistics.
-    named |= {"scaler": scaler} if KIND in NORMS else {"average": average, "scaler": scaler}
-    optimizer.register_step_post_hook(lambda *_: die_here(*AT, "optimizer"))
+    named |= {"average": average, "scaler": scaler, "plateau": plateau}
+    if KIND == "several":
+        beside = PARALLEL(other)
+        named |= {"other": other, "seldom": seldom}
     bodies = 0
-    every = "1000 steps" if KIND in WINDOWS - {"saved"} else "5 steps"
-    with outlast.session(every=every, **named) as session:
-        if KIND == "outside":
-            dist.barrier()
-        steps = session.steps(loader_of(rank, world), until=OPTIONS.steps)
-        batches = ((session.step, x) for _, x in steps)
-        if KIND == "counted":  # by the script itself
-            batches = ((number, x) for number, (_, x) in enumerate(steps))
-        for number, x in batches:
-            step, bodies = session.step + 1, bodies + 1
-            AT[:] = rank, step
-            is_last = number % BATCHES == BATCHES - 1
-            die_here(rank, step, "forward")
-            with contextlib.nullcontext() if is_last or not NO_SYNC else model.no_sync():
-                loss = F.mse_loss(model(x + random.random() * 0.1), x)
-                if KIND not in WINDOWS or (NO_SYNC and step % BATCHES == 1):
-                    optimizer.zero_grad()
-                die_here(rank, step, "backward")
-                scaler.scale(loss).backward()
-            if not is_last:
-                die_here(rank, step, "accumulated")
-                continue
+    with outlast.session(every="5 steps", **named) as session:
+        for _, x in batches(session, loader_of(rank, world), net, plateau):
+            NOW[1], bodies = session.step + 1, bodies + 1
+            drift(net, world)
+            die_here("forward")
+            loss = F.mse_loss(model(x + random.random() * 0.1), x)
+            is_seldom = KIND == "several" and NOW[1] % 2
+            if is_seldom:
+                loss = loss + beside(x).square().mean()
+                seldom.zero_grad()
+            optimizer.zero_grad()
+            die_here("backward")
+            scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            if KIND == "sum":  # of the script's own
-                dist.all_reduce(loss.detach())
-            die_here(rank, step, "summed")
-            scaler.step(optimizer)
+            scale(net, x, loss)
+            die_here("summed")
+            if is_seldom:
+                scaler.step(seldom)
+            if KIND == "compiled_step":
+                step_of()
+            else:
+                scaler.step(optimizer)
             scaler.update()
-            die_here(rank, step, "stepped")
+            die_here("stepped")
+            if KIND.endswith("late"):
+                speak(x, loss)
             schedule.step()
-            if KIND not in NORMS:
-                average.update_parameters(net)
-            if KIND in WINDOWS and not NO_SYNC:
-                optimizer.zero_grad()
+            average.update_parameters(net)
+            die_here("ended")
+    dist.all_reduce(torch.ones(1))  # as ever, behind the session
     found = {"torch": torch.get_rng_state().tolist(), "python": random.getstate()}
     hashes = {name: hashlib.sha256(repr(one).encode()).hexdigest() for name, one in found.items()}
     for name, one in named.items():

@@ -275,6 +275,26 @@ def test_a_decision_that_comes_when_a_loop_is_over_is_followed_once(is_heard):
     assert not second.follow(4)
 
 
+def test_a_save_at_a_boundary_that_another_rank_had_passed_is_told_at_the_loops_end():
+    """Rank 1 looked before it had pledged to wait, and its loop had no more batches."""
+    world = World(2)
+    for rank in world.ranks:
+        in_step(world, rank.rank, 3)
+    first, second = (rank.agreement for rank in world.ranks)
+    assert second.boundary(4) == []
+    second.leave(4)
+    first.request("save", not_before=4, hold=True, reason="due")
+    world.settle()
+    assert [action.step for action in first.boundary(4)] == [4]
+    assert first.boundary(4) == []
+    first.leave(4)
+    assert first.last_boundary(4) == []
+    assert first.saved(4) == {"reason": "due"}
+    assert second.follow(4)  # or rank 0 would wait for its part for ever
+    assert not first.follow(4)
+    assert first.saved(5) is None
+
+
 def test_an_early_notice_is_told_to_rank_0_alone():
     world = World(2)
     heard = []

@@ -220,6 +220,17 @@ def test_a_script_that_speaks_to_others_before_cannot_be_rehearsed(watched):
     assert "speak to each other" in watched.why_not()
 
 
+def test_barriers_are_counted_and_can_be_left_out(watched):
+    dist.init_process_group("gloo")
+    dist.barrier()
+    assert watched.num_barriers == 1
+    watched.skips_barriers = True
+    dist.barrier()
+    assert watched.num_barriers == 1
+    dist.barrier(async_op=True).wait()  # somebody waits for it
+    assert watched.num_barriers == 1
+
+
 def test_groups_of_the_scripts_own_are_not_made_again(watched):
     assert "no process group" in watched.why_not()
     dist.init_process_group("gloo")
