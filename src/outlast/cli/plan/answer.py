@@ -37,14 +37,14 @@ class PlanAnswer(msgspec.Struct, kw_only=True):
 
     Attributes:
         data: for ``--json``.
-        headline: the answer in a line or two, for the overview.
+        headline: the answer in a line or two, one under the other, for the overview.
         details: what follows it where the question is asked alone.
         charts: makes the pictures, if there are any.
         next: a command that is useful now.
     """
 
     data: dict[str, Any]
-    headline: list[str]
+    headline: str
     details: list[str]
     charts: Callable[[], list[Picture]] | None = None
     next: str = ""
@@ -105,7 +105,7 @@ def show(answer: PlanAnswer, asks: str, *, as_json: bool, plot: Path | None) -> 
     if as_json:
         click.echo(msgspec.json.encode(answer.data))
         return
-    for line in [*answer.headline, *answer.details]:
+    for line in [*answer.headline.split("\n"), *answer.details]:
         say(line)
     if plot is not None:
         click.echo(f"wrote {plot}")

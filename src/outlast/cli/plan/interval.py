@@ -25,35 +25,9 @@ from outlast.cli.plan.answer import (
 from outlast.cli.plan.facts import COST_FLAGS, RATE_FLAGS, FailureRate, costs_of, failure_rate, own
 from outlast.cli.quantities import DURATION, GPUS_PER_NODE, SPAN, TIER, Rate, flag
 from outlast.errors import ConfigError
-from outlast.planner.models import (
-    ModelRow,
-    Validity,
-    compare,
-    linear_validity,
-    nearly_best_h,
-    or_none,
-)
-from outlast.planner.tiers import (
-    PLACES_MOST,
-    Schedule,
-    best,
-    nearest,
-    of_counts,
-    wall_per_useful,
-    waste,
-)
-from outlast.policy.interval import (
-    LINEAR_RANGE,
-    Costs,
-    TierCosts,
-    best_h,
-    exact_best_h,
-    exact_parts,
-    exact_wall,
-    intervals_h,
-    linear_wall,
-    wrong_rate_ratio,
-)
+from outlast.planner import models, tiers
+from outlast.policy import interval as formulas
+from outlast.policy.interval import Costs, TierCosts
 from outlast.report.chart import Chart, Curve, Mark, decades
 
 _PARTS: Final = ("useful_h", "saving_h", "lost_h", "flushing_h", "detecting_h", "restoring_h")
@@ -67,12 +41,13 @@ def interval(
     known: FailureRate, costs: Costs, *, every_h: float | None = None, step_h: float | None = None
 ) -> PlanAnswer:
     """All models beside one another."""
-    rows = compare(costs, known.per_h, every_h)
+    rows = models.compare(costs, known.per_h, every_h)
     chosen = next(row for row in rows if row.chosen)
-    range_h = [best_h(costs, per_h) for per_h in (known.high_per_h, known.low_per_h)]
-    good_h = nearly_best_h(costs, known.per_h)
-    valid = linear_validity(costs, known.per_h, rows[0].interval_h)
-    parts = exact_parts(costs, known.per_h, chosen.interval_h)
+    range_h = [formulas.best_h(costs, per_h) for per_h in (known.high_per_h, known.low_per_h)]
+    good_h = models.nearly_best_h(costs, known.per_h)
+    valid = models.linear_validity(costs, known.per_h, rows[0].interval_h)
+    parts = formulas.exact_parts(costs, known.per_h, chosen.interval_h)
+    off = [formulas.wrong_rate_ratio(times) for times in (2, 10)]
     data: dict[str, Any] = {
         **known.as_json(),
         "checkpoint_h": costs.checkpoint_h,
@@ -99,8 +74,8 @@ def interval(
         "within_1_percent_high_h": good_h[1],
         "parts_per_useful_h": {name: getattr(parts, name) for name in _PARTS},
         **linear_json(valid),
-        "waste_ratio_rate_off_2x": wrong_rate_ratio(2),
-        "waste_ratio_rate_off_10x": wrong_rate_ratio(10),
+        "waste_ratio_rate_off_2x": off[0],
+        "waste_ratio_rate_off_10x": off[1],
     }
     steps = ""
     if step_h is not None:
@@ -123,7 +98,7 @@ def interval(
     ]
     return PlanAnswer(
         data=data,
-        headline=[headline],
+        headline=headline,
         details=lines(
             known.words,
             table(
@@ -133,13 +108,13 @@ def interval(
             ),
             sure,
             linear_words(valid),
-            f"A rate that is off by 2 wastes {wrong_rate_ratio(2):.3f} times as much as need be, "
-            f"by 10 {wrong_rate_ratio(10):.2f} times.",
+            f"A rate that is off by 2 wastes {off[0]:.3f} times as much as need be, "
+            f"by 10 {off[1]:.2f} times.",
             "exact: exponential failures, which strike while saving and restoring too.",
             ""
             if not chosen.interval_h == costs.lag_h > 0
             else "One save is in flight at a time, so the interval is no shorter than the lag; "
-            f"without that it would be {span(exact_best_h(costs, known.per_h))}.",
+            f"without that it would be {span(formulas.exact_best_h(costs, known.per_h))}.",
         ),
         charts=lambda: [_cost_against_interval(costs, known.per_h, rows)],
         next=f"outlast plan spot --rate {known.per_h:.4g}/h --checkpoint "
@@ -147,7 +122,7 @@ def interval(
     )
 
 
-def linear_json(valid: Validity) -> dict[str, Any]:
+def linear_json(valid: models.Validity) -> dict[str, Any]:
     """Give the same as data."""
     return {
         "linear_failures_per_segment": valid.failures_per_segment,
@@ -156,24 +131,22 @@ def linear_json(valid: Validity) -> dict[str, Any]:
     }
 
 
-def linear_words(valid: Validity) -> str:
+def linear_words(valid: models.Validity) -> str:
     """Say how far the linear model may be trusted; a segment is endless if nothing is saved."""
     per_segment, error = valid.failures_per_segment, valid.error
     off = f"off by {round(100 * error, 1) + 0.0:+.1f} %"  # what is nothing has no minus
     if math.isinf(per_segment) and math.isfinite(error):
         return f"The linear model is {off}; go by the exact one."
-    what = f"(λ(T+C) = {figure(per_segment)}, {'at most' if valid.in_range else 'above'}"
+    bound = f"{'at most' if valid.in_range else 'above'} {formulas.LINEAR_RANGE}"
+    what = f"(λ(T+C) = {figure(per_segment)}, {bound})"
     if valid.in_range:
-        return f"The linear model is in its range {what} {LINEAR_RANGE}) and {off}."
+        return f"The linear model is in its range {what} and {off}."
     if math.isinf(error):
         return (
             "The linear model sees no progress (λ(T/2+R) ≥ 1): it is far out of its range; go by "
             "the exact one."
         )
-    return (
-        f"The linear model is out of its range {what} {LINEAR_RANGE}) and {off}; go by the exact "
-        "one."
-    )
+    return f"The linear model is out of its range {what} and {off}; go by the exact one."
 
 
 _POINTS: Final = 160
@@ -204,12 +177,12 @@ def _short_span(hours: float) -> str:
     return words
 
 
-def _cost_against_interval(costs: Costs, per_h: float, rows: list[ModelRow]) -> Chart:
+def _cost_against_interval(costs: Costs, per_h: float, rows: list[models.ModelRow]) -> Chart:
     """Draw wall hours per useful hour over the interval, with what each model proposes."""
-    middle_h = best_h(costs, per_h)
+    middle_h = formulas.best_h(costs, per_h)
     middle_h = middle_h if 0 < middle_h < math.inf else 1.0
     hours = spread_between(middle_h / 12, middle_h * 12)
-    least = exact_wall(costs, per_h, middle_h)
+    least = formulas.exact_wall(costs, per_h, middle_h)
     return Chart(
         title="Cost against interval",
         x_label="useful time between checkpoints",
@@ -217,8 +190,8 @@ def _cost_against_interval(costs: Costs, per_h: float, rows: list[ModelRow]) -> 
         x_words=_short_span,
         x_rounds=_round_spans,
         curves=[
-            Curve("exact", [(h, exact_wall(costs, per_h, h)) for h in hours], "solid"),
-            Curve("linear", [(h, linear_wall(costs, per_h, h)) for h in hours], "dashed"),
+            Curve("exact", [(h, formulas.exact_wall(costs, per_h, h)) for h in hours], "solid"),
+            Curve("linear", [(h, formulas.linear_wall(costs, per_h, h)) for h in hours], "dashed"),
         ],
         marks=[
             Mark(
@@ -240,19 +213,21 @@ def _cost_against_interval(costs: Costs, per_h: float, rows: list[ModelRow]) -> 
 _RANGE_IS: Final = "if all rates are twice or half that"
 
 
-def _several(tiers: Sequence[TierCosts]) -> PlanAnswer:
+def _several(given: Sequence[TierCosts]) -> PlanAnswer:
     """The schedule that the Markov model finds, and the additive one beside it."""
-    chosen, alone = best(tiers), nearest(tiers)
+    chosen, alone = tiers.best(given), tiers.nearest(given)
     range_h = []
     for times in (2.0, 0.5):  # the best interval if all rates were so; the counts hardly change
         rated = [
             msgspec.structs.replace(tier, failures_per_h=tier.failures_per_h * times)
-            for tier in tiers
+            for tier in given
         ]
-        range_h.append(of_counts(rated, chosen.counts, chosen.interval_h).interval_h)
-    additive_h = intervals_h(tiers)
-    wall = or_none(chosen.wall_per_useful)
-    additive, markov = or_none(wall_per_useful(tiers, additive_h)), or_none(alone.wall_per_useful)
+        range_h.append(tiers.of_counts(rated, chosen.counts, chosen.interval_h).interval_h)
+    additive_h = formulas.intervals_h(given)
+    wasted = tiers.waste(given, additive_h)
+    wall = models.or_none(chosen.wall_per_useful)
+    additive = models.or_none(tiers.wall_per_useful(given, additive_h))
+    markov = models.or_none(alone.wall_per_useful)
     error = math.inf if math.isinf(additive) or math.isinf(markov) else additive / markov - 1
     headline, sure = _NOWHERE, ""
     if not math.isinf(wall):
@@ -288,7 +263,7 @@ def _several(tiers: Sequence[TierCosts]) -> PlanAnswer:
             span(alone_h),
         )
         for i, (tier, every, alone_h) in enumerate(
-            zip(tiers, chosen.every, additive_h, strict=True), 1
+            zip(given, chosen.every, additive_h, strict=True), 1
         )
     ]
     return PlanAnswer(
@@ -299,14 +274,9 @@ def _several(tiers: Sequence[TierCosts]) -> PlanAnswer:
             "interval_high_h": range_h[1],
             "range_is": _RANGE_IS,
             "tiers": [
-                {
-                    "checkpoint_h": tier.checkpoint_h,
-                    "failures_per_h": tier.failures_per_h,
-                    "restore_h": tier.restore_h,
-                    "every_saves": every,
-                    "interval_h": _every_h(chosen, every),
-                }
-                for tier, every in zip(tiers, chosen.every, strict=True)
+                msgspec.to_builtins(tier)
+                | {"every_saves": every, "interval_h": _every_h(chosen, every)}
+                for tier, every in zip(given, chosen.every, strict=True)
             ],
             "wall_h_per_useful_h": wall,
             "wasted_fraction": 1 - 1 / wall,
@@ -314,11 +284,11 @@ def _several(tiers: Sequence[TierCosts]) -> PlanAnswer:
             "models": [
                 _model_json("Markov", chosen, wall, wall, is_chosen=True),
                 _model_json("additive", alone, additive, markov, is_chosen=False)
-                | {"tier_intervals_h": additive_h, "waste_fraction": waste(tiers, additive_h)},
+                | {"tier_intervals_h": additive_h, "waste_fraction": wasted},
             ],
             "additive_error_fraction": error,
         },
-        headline=[headline],
+        headline=headline,
         details=lines(
             table(
                 ("", "a save", "restore", "needed every", "save every", "of all", "additive"), cells
@@ -343,7 +313,7 @@ def _several(tiers: Sequence[TierCosts]) -> PlanAnswer:
     )
 
 
-def _every_h(schedule: Schedule, every: int | None) -> float:
+def _every_h(schedule: tiers.Schedule, every: int | None) -> float:
     return every * schedule.interval_h if every else math.inf
 
 
@@ -357,7 +327,7 @@ def _nth(every: int | None) -> str:
 
 
 def _model_json(
-    name: str, schedule: Schedule, wall: float, markov: float, *, is_chosen: bool
+    name: str, schedule: tiers.Schedule, wall: float, markov: float, *, is_chosen: bool
 ) -> dict[str, Any]:
     return {
         "model": name,
@@ -381,17 +351,17 @@ def _asked(
     gpus_per_node: int,
     every_h: float | None,
     step_h: float | None,
-    tiers: tuple[TierCosts, ...],
+    places: tuple[TierCosts, ...],
     **costs_h: float | None,
 ) -> PlanAnswer:
     """How often to save: linear at Young and at its optimum, Daly, and the exact model, marked.
 
     With --tier, how often into each of several places: the Markov model, marked, and the additive.
     """
-    if tiers:
-        if len(tiers) > PLACES_MOST:
+    if places:
+        if len(places) > tiers.PLACES_MOST:
             raise ConfigError(
-                f"{len(tiers)} times --tier: more than {PLACES_MOST} are not planned for"
+                f"{len(places)} times --tier: more than {tiers.PLACES_MOST} are not planned for"
             )
         others = {
             "rate": rate,
@@ -406,7 +376,7 @@ def _asked(
                 raise ConfigError(
                     f"--{name} and --tier do not go together: each tier has its own rate and cost"
                 )
-        return _several(tiers)
+        return _several(places)
     measured = own() if costs_h["checkpoint_h"] is None or rate is None else None
     known = failure_rate(rate, gpus, gpus_per_node, measured=measured, step_h=step_h)
     return interval(known, costs_of(measured, **costs_h), every_h=every_h, step_h=step_h)
@@ -425,7 +395,7 @@ INTERVAL: Final = PlanQuestion(
             "--tier",
             TIER,
             "Several places to save, the fastest first: 50s,5.19e-7/s[,RESTORE] for each.",
-            to="tiers",
+            to="places",
             multiple=True,
         ),
     ],

@@ -83,7 +83,7 @@ def overview(
     for name, answer in answers.items():
         asks = QUESTIONS[name].asks
         click.echo(click.style(asks[0].upper() + asks[1:], bold=True))
-        for line in answer.headline:
+        for line in answer.headline.split("\n"):
             say(line, indent="  ")
         click.echo(f"  all of it: {_command(name, written, answer.data)}")
     if plot is not None:

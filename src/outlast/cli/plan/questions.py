@@ -70,11 +70,9 @@ def failures(known: FailureRate, *, days: float) -> PlanAnswer:
         fleet_words = f"At this rate, from {fleet:,} GPUs on there is one within the hour."
     return PlanAnswer(
         data=data,
-        headline=lines(
-            f"A failure every {span(1 / known.per_h)}{f' on {gpus:,} GPUs' if gpus else ''}: "
-            f"{figure(count)} in {days:,g} days ({low:,} to {high:,} in nine of ten runs).",
-            f"The rate: {known.source}; {figure(known.per_h)} per hour.",
-        ),
+        headline=f"A failure every {span(1 / known.per_h)}{f' on {gpus:,} GPUs' if gpus else ''}: "
+        f"{figure(count)} in {days:,g} days ({low:,} to {high:,} in nine of ten runs).\n"
+        f"The rate: {known.source}; {figure(known.per_h)} per hour.",
         details=lines(
             f"Range: {figure(count / known.per_h * known.low_per_h)} to "
             f"{figure(count / known.per_h * known.high_per_h)} failures {known.range_is}.",
@@ -136,10 +134,8 @@ def budget(
         )
     return PlanAnswer(
         data=data,
-        headline=lines(
-            f"{figure(with_them.num_failures)} failures cost {figure(with_them.lost_gpu_h)} "
-            f"GPU-hours: {share}."
-        ),
+        headline=f"{figure(with_them.num_failures)} failures cost {figure(with_them.lost_gpu_h)} "
+        f"GPU-hours: {share}.",
         details=lines(
             known.words,
             f"Range: {figure(low.lost_gpu_h)} to {figure(high.lost_gpu_h)} GPU-hours "
@@ -237,7 +233,7 @@ def flush(
             "num_nodes": nodes,
             **{name: getattr(it, name) for name in _OF_A_FLUSH},
         },
-        headline=[headline],
+        headline=headline,
         details=lines(
             f"Before the first byte: poll {it.poll_s:g} s, answer {it.http_s:g} s, agreement "
             f"{it.agreement_s:g} s, the step's rest {it.step_s:g} s; after the last: fsync "
@@ -328,10 +324,8 @@ def memory(
         room = f", and has {humanise.size(memory_bytes)}: {verdict}"
     return PlanAnswer(
         data=data,
-        headline=lines(
-            f"{humanise.size(size)} of state on {machines} holds {humanise.size(staged)} for "
-            f"{many}{room}."
-        ),
+        headline=f"{humanise.size(size)} of state on {machines} holds {humanise.size(staged)} for "
+        f"{many}{room}.",
         details=lines(f"State: {of}. Gradients are not saved; activations are not either."),
         next=f"outlast plan flush --state {size / 1e9:.4g}GB --bandwidth 1.5GB/s --notice 120s "
         f"--nodes {nodes}",
@@ -396,10 +390,8 @@ def zones(*, machines: int, rate: Rate, given: tuple[int, ...], **costs_h: float
             ],
             **{f"best_num_zones_{mode}": count for mode, count in best.items()},
         },
-        headline=lines(
-            f"With copies in other zones' memory take {words(best['peer'])}; a job that rewinds "
-            f"or stops at each reclaim is fastest with {best['restart']:,}."
-        ),
+        headline=f"With copies in other zones' memory take {words(best['peer'])}; a job that "
+        f"rewinds or stops at each reclaim is fastest with {best['restart']:,}.",
         details=lines(
             table(
                 ("", "lost per hour", "variance", *formulas.ZONE_MODES),
@@ -445,11 +437,9 @@ def spares(known: FailureRate, *, repair_h: float) -> PlanAnswer:
             "num_spares_99_percent_low": low,
             "num_spares_99_percent_high": high,
         },
-        headline=lines(
-            f"Hold {humanise.count(counts[1], 'machine')} in reserve: "
-            f"{'they suffice' if counts[1] > 1 else 'that suffices'} 99 % of the time, where a "
-            f"repair takes {span(repair_h)}."
-        ),
+        headline=f"Hold {humanise.count(counts[1], 'machine')} in reserve: "
+        f"{'they suffice' if counts[1] > 1 else 'that suffices'} 99 % of the time, where a "
+        f"repair takes {span(repair_h)}.",
         details=lines(
             f"The rate: {figure(known.per_h * 24)} per day; {known.source}; "
             f"{figure(known.per_h * repair_h)} machines are away on average.",
@@ -484,10 +474,8 @@ def restarts(known: FailureRate, *, max_restarts: int, days: float) -> PlanAnswe
             "gives_up_probability": probability,
             "needed_restarts_99_percent": enough,
         },
-        headline=lines(
-            f"{max_restarts:,} restarts are spent after {span(end_h)} on average; "
-            f"within {days:,g} days with probability {chance(min(probability, _SURE))}."
-        ),
+        headline=f"{max_restarts:,} restarts are spent after {span(end_h)} on average; "
+        f"within {days:,g} days with probability {chance(min(probability, _SURE))}.",
         details=lines(
             f"The rate: {figure(known.per_h * 24)} per day; {known.source}.",
             f"{enough:,} restarts last {days:,g} days with probability 99 %. Every failed "
@@ -575,11 +563,8 @@ def replicas(
                 {"num_lost": k, "recovers_probability": share} for k, share in recovers.items()
             ],
         },
-        headline=lines(
-            verdict,
-            f"In pairs, {nodes:,} machines recover from memory with probability "
-            f"{chance(probability)} when {machines}; else from storage.",
-        ),
+        headline=f"{verdict}\nIn pairs, {nodes:,} machines recover from memory with probability "
+        f"{chance(probability)} when {machines}; else from storage.",
         details=lines(
             worth_words,
             table(

@@ -32,15 +32,7 @@ from outlast.cli.plan.facts import (
 from outlast.cli.plan.interval import linear_json, linear_words, spread_between
 from outlast.cli.quantities import COUNT0, DISCOUNT, DURATION, PRICE, RATE, SHARE, SPAN, Rate, flag
 from outlast.errors import ConfigError
-from outlast.planner.deadline import (
-    Policy,
-    Task,
-    choose,
-    choose_greedily,
-    choose_spot,
-    drawn_spells,
-    play,
-)
+from outlast.planner import deadline as market
 from outlast.planner.models import MODELS, SpotOffer, linear_validity, offers, price_of
 from outlast.policy.interval import Costs
 from outlast.report.chart import Chart, Curve, Mark, decades
@@ -152,12 +144,10 @@ def _flush_words(flush_h: float, best: SpotOffer, bare: SpotOffer) -> list[str]:
     return lines(no_use if math.isinf(best.interval_h) else "", verdict)
 
 
-def _headline(best: SpotOffer, on_demand_price: float) -> list[str]:
+def _headline(best: SpotOffer, on_demand_price: float) -> str:
     flip = best.break_even_failures_per_h
     if math.isinf(best.wall_per_useful):
-        return lines(
-            f"On spot the job makes no progress; spot would pay below {figure(flip)} failures/h."
-        )
+        return f"On spot the job makes no progress; spot would pay below {figure(flip)} failures/h."
     discount = percent(1 - best.break_even_spot_price / on_demand_price)
     if math.isinf(flip):
         at = "Spot is cheaper at any rate of failures."
@@ -168,10 +158,9 @@ def _headline(best: SpotOffer, on_demand_price: float) -> list[str]:
             f"The choice flips at {figure(flip)} failures per hour (one in {span(1 / flip)}), or, "
             f"at this rate, at a discount of {discount}."
         )
-    return lines(
+    return (
         f"{'Spot' if best.wins else 'On demand'} is cheaper: {number(best.price_per_useful_h)} per "
-        f"useful hour on spot, {number(on_demand_price)} on demand.",
-        at,
+        f"useful hour on spot, {number(on_demand_price)} on demand.\n{at}"
     )
 
 
@@ -303,10 +292,10 @@ SPOT: Final = PlanQuestion(
 # --- a deadline ---------------------------------------------------------------------------------
 
 _RUNS: Final = 100  # of each policy
-_POLICIES: Final[dict[str, Policy]] = {
-    "uniform progress": choose,
-    "greedy": choose_greedily,
-    "spot alone": choose_spot,
+_POLICIES: Final[dict[str, market.Policy]] = {
+    "uniform progress": market.choose,
+    "greedy": market.choose_greedily,
+    "spot alone": market.choose_spot,
 }
 _SPELLS_DRAWN: Final = 20_000  # in all runs of a policy, which takes a second
 _SPELLS_MOST: Final = 8000  # of the market within the deadline: more take many seconds
@@ -323,7 +312,7 @@ def deadline(
     **work: float,
 ) -> PlanAnswer:
     """Whether a deadline is met with spot, and what on-demand machines must add."""
-    task = Task(**work)
+    task = market.Task(**work)
     if rate.of != "job":
         raise ConfigError("--rate is of the whole fleet here; write 0.5/h")
     if on_demand_price <= 0:
@@ -380,7 +369,7 @@ def deadline(
             "seed": seed,
             "policies": rows,
         },
-        headline=[headline],
+        headline=headline,
         details=lines(
             table(header, cells, [row["chosen"] for row in rows]),
             f"The market: spot lasts {span(up_h)}, is away for {span(away_h)}, both exponential; "
@@ -394,7 +383,10 @@ def deadline(
 
 
 def _on_the_same_markets(
-    task: Task, market_h: tuple[float, float], prices: tuple[float, float], seeds: Sequence[int]
+    task: market.Task,
+    market_h: tuple[float, float],
+    prices: tuple[float, float],
+    seeds: Sequence[int],
 ) -> list[dict[str, Any]]:
     """How each policy does, on the same markets, and machines on demand alone.
 
@@ -404,9 +396,9 @@ def _on_the_same_markets(
     rows = []
     for name, policy in _POLICIES.items():
         outcomes = [
-            play(
+            market.play(
                 task,
-                drawn_spells(*market_h, random.Random(seed).random),  # noqa: S311
+                market.drawn_spells(*market_h, random.Random(seed).random),  # noqa: S311
                 policy=policy,
                 at_most_h=_GIVEN_UP * task.deadline_h,
             )
