@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -291,15 +289,7 @@ SPOT: Final = PlanQuestion(
 
 # --- a deadline ---------------------------------------------------------------------------------
 
-_RUNS: Final = 100  # of each policy
-_POLICIES: Final[dict[str, market.Policy]] = {
-    "uniform progress": market.choose,
-    "greedy": market.choose_greedily,
-    "spot alone": market.choose_spot,
-}
-_SPELLS_DRAWN: Final = 20_000  # in all runs of a policy, which takes a second
 _SPELLS_MOST: Final = 8000  # of the market within the deadline: more take many seconds
-_GIVEN_UP: Final = 10  # times the deadline, after which spot alone is given up
 
 
 def deadline(
@@ -325,36 +315,30 @@ def deadline(
             f"and go too often within {span(task.deadline_h)} to draw that; ask about a tenth of "
             "the work and of the deadline, which comes to the same"
         )
-    num_runs = max(10, min(_RUNS, int(_SPELLS_DRAWN / max(num_spells, 1))))
-    rows = _on_the_same_markets(
-        task, (up_h, away_h), (spot_price, on_demand_price), range(seed, seed + num_runs)
+    num_runs, results = market.compare(
+        task, (up_h, away_h), (spot_price, on_demand_price), seed=seed
     )
-    # That spot alone was in time in all these runs is no promise that it will be.
-    sure = [row for row in rows if row["met_fraction"] == 1.0 and row["policy"] != "spot alone"]
-    chosen = min(sure, key=lambda row: row["cost_mean"]) if sure else None
-    for row in rows:
-        row["chosen"] = row is chosen
+    chosen = market.cheapest(results)
     within = f"Yes, within {span(task.deadline_h)}:"
     if chosen is None:
         headline = (
             f"No: {span(task.work_h)} of work and a changeover of {span(task.changeover_h)} do not "
             f"fit into {span(task.deadline_h)}."
         )
-    elif chosen["policy"] == "on demand alone":
-        cost = number(chosen["cost_mean"], 2)
-        headline = f"{within} {cost} on demand alone; spot does not pay."
+    elif chosen.policy == "on demand alone":
+        headline = f"{within} {number(chosen.cost_mean, 2)} on demand alone; spot does not pay."
     else:
-        headline = f"{within} about {number(chosen['cost_mean'], 2)} with {chosen['policy']}."
+        headline = f"{within} about {number(chosen.cost_mean, 2)} with {chosen.policy}."
     cells = [
         (
-            row["policy"],
-            percent(row["met_fraction"]),
-            number(row["cost_mean"], 2),
-            f"{number(row['cost_p5'], 2)} – {number(row['cost_p95'], 2)}",
-            span(row["ended_p95_h"]),
-            span(row["on_demand_h"]),
+            row.policy,
+            percent(row.met_fraction),
+            number(row.cost_mean, 2),
+            f"{number(row.cost_p5, 2)} – {number(row.cost_p95, 2)}",
+            span(row.ended_p95_h),
+            span(row.on_demand_h),
         )
-        for row in rows
+        for row in results
     ]
     header = ("", "in time", "cost", "nine of ten", "done by (p95)", "on demand")
     return PlanAnswer(
@@ -367,11 +351,11 @@ def deadline(
             "rate_source": rate.source,
             "num_runs": num_runs,
             "seed": seed,
-            "policies": rows,
+            "policies": [msgspec.to_builtins(row) | {"chosen": row is chosen} for row in results],
         },
         headline=headline,
         details=lines(
-            table(header, cells, [row["chosen"] for row in rows]),
+            table(header, cells, [row is chosen for row in results]),
             f"The market: spot lasts {span(up_h)}, is away for {span(away_h)}, both exponential; "
             f"{rate.source}. {num_runs} runs from --seed {seed}.",
             "Model: uniform progress (Wu et al., NSDI'24): on demand when idle and behind, spot "
@@ -380,57 +364,6 @@ def deadline(
         next=f"outlast plan spot --rate {1 / up_h:.4g}/h --checkpoint 3min --spot {spot_price:g} "
         f"--on-demand {on_demand_price:g}",
     )
-
-
-def _on_the_same_markets(
-    task: market.Task,
-    market_h: tuple[float, float],
-    prices: tuple[float, float],
-    seeds: Sequence[int],
-) -> list[dict[str, Any]]:
-    """How each policy does, on the same markets, and machines on demand alone.
-
-    ``market_h`` is how long spot machines last and how long they are away; ``prices`` are per hour,
-    of spot and on demand.
-    """
-    rows = []
-    for name, policy in _POLICIES.items():
-        outcomes = [
-            market.play(
-                task,
-                market.drawn_spells(*market_h, random.Random(seed).random),  # noqa: S311
-                policy=policy,
-                at_most_h=_GIVEN_UP * task.deadline_h,
-            )
-            for seed in seeds
-        ]
-        costs = sorted(outcome.cost(*prices) for outcome in outcomes)
-        ended = sorted(outcome.ended_h for outcome in outcomes)
-        count = len(outcomes)
-        rows.append(
-            {
-                "policy": name,
-                "met_fraction": sum(one <= task.deadline_h + 1e-6 for one in ended) / count,
-                "cost_mean": math.fsum(costs) / count,
-                "cost_p5": costs[count // 20],
-                "cost_p95": costs[-1 - count // 20],
-                "ended_p95_h": ended[-1 - count // 20],
-                "on_demand_h": math.fsum(one.on_demand_h for one in outcomes) / count,
-                "spot_work_h": math.fsum(one.spot_work_h for one in outcomes) / count,
-            }
-        )
-    steady_h = task.work_h + task.changeover_h
-    return [
-        *rows,
-        {
-            "policy": "on demand alone",
-            "met_fraction": float(steady_h <= task.deadline_h),
-            **dict.fromkeys(("cost_mean", "cost_p5", "cost_p95"), steady_h * prices[1]),
-            "ended_p95_h": steady_h,
-            "on_demand_h": steady_h,
-            "spot_work_h": 0.0,
-        },
-    ]
 
 
 DEADLINE: Final = PlanQuestion(
