@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import bench  # noqa: F401 - stand-ins that tests have too
-from outlast.simulate.failures import DAY_S, LLAMA_3, Loss, at_rates, of_bamboo, of_lanl
+from outlast.planner.job import MachineLoss
+from simulated_machines.losses import DAY_S, LLAMA_3, at_rates, of_bamboo, of_lanl
 from simulated_machines.parts import Costs
 from simulated_machines.runs import Figures, run
 
@@ -38,7 +39,7 @@ HEADS = (
 )
 
 
-def kinds(machines: int) -> dict[str, Loss]:
+def kinds(machines: int) -> dict[str, MachineLoss]:
     """One loss of each kind, clear of each other, the coordinator's (rank 0) last."""
 
     def group(size: int, place: int) -> tuple[int, ...]:
@@ -47,12 +48,12 @@ def kinds(machines: int) -> dict[str, Loss]:
         return tuple(range(first, min(first + size, machines)))
 
     return {
-        "one machine, reset": Loss(0, group(1, machines // 2), "reset", BACK_S),
-        "one machine, silent": Loss(0, group(1, machines // 3), "silent", BACK_S),
-        "one machine, on notice": Loss(0, group(1, machines // 3 + 1), "notice", BACK_S),
-        "a rack, reset": Loss(0, group(PER_RACK, 3), "reset", BACK_S),
-        "a zone, reset": Loss(0, group(PER_ZONE, 2), "reset", BACK_S),
-        "a zone, silent": Loss(0, group(PER_ZONE, 3), "silent", BACK_S),
+        "one machine, reset": MachineLoss(0, group(1, machines // 2), "reset", BACK_S),
+        "one machine, silent": MachineLoss(0, group(1, machines // 3), "silent", BACK_S),
+        "one machine, on notice": MachineLoss(0, group(1, machines // 3 + 1), "notice", BACK_S),
+        "a rack, reset": MachineLoss(0, group(PER_RACK, 3), "reset", BACK_S),
+        "a zone, reset": MachineLoss(0, group(PER_ZONE, 2), "reset", BACK_S),
+        "a zone, silent": MachineLoss(0, group(PER_ZONE, 3), "silent", BACK_S),
     }
 
 
@@ -67,7 +68,9 @@ def by_kind(machines: int) -> None:
         ("coordinator, silent", 1, "silent"),
         ("coordinator's rack, silent", PER_RACK, "silent"),
     ):
-        figures = run(machines, [Loss(0, (), how)], duration_s=APART_S, seed=1, with_role=size)
+        figures = run(
+            machines, [MachineLoss(0, (), how)], duration_s=APART_S, seed=1, with_role=size
+        )
         show(name, figures)
 
 

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
+from outlast.planner.job import Clock, MachineLoss
 from outlast.policy.membership import Form, Order, Rules
 from outlast.policy.silence import Silence
 from outlast.policy.succession import Seeking, heirs
-from outlast.simulate.clock import Clock
-from outlast.simulate.failures import Loss, Place
 from simulated_machines.coordinator import Coordinator
+from simulated_machines.losses import Place
 from simulated_machines.parts import Costs, Formed, Machine, Storage
 
 GONE_S: Final = 2.5  # without a sign of life of one that refuses
@@ -114,7 +114,7 @@ class Cluster:
         self.clock.after(warm_s, warmed)
         self.seek(machine)
 
-    def lose(self, loss: Loss) -> None:
+    def lose(self, loss: MachineLoss) -> None:
         """Machines go."""
         names = [self.machines[one] for one in loss.machines if self.machines[one].is_up]
         if not names:

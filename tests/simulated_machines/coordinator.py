@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from outlast.policy.intake import Intake
 from outlast.policy.membership import End, Form, Leaves, Order, Phase, Roster, Stop
-from outlast.simulate.clock import Server
-from simulated_machines.parts import Machine
+from simulated_machines.parts import Machine, Server
 
 if TYPE_CHECKING:
     from simulated_machines.cluster import Cluster

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from outlast.simulate.clock import Clock
+from outlast.planner.job import Clock
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +39,21 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     storage_s: float = 0.02
     stop_s: float = 0.08
     warm_s: float = 30.0
+
+
+class Server:
+    """Something that does one thing after the other, such as a thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._free_s = 0.0
+        self.busy_s = 0.0
+
+    def spend(self, cost_s: float) -> float:
+        """Be busy for so long, after what was asked before: how long from now until it is done."""
+        self._free_s = max(self._free_s, self._clock.now_s) + cost_s
+        self.busy_s += cost_s
+        return self._free_s - self._clock.now_s
 
 
 class Storage:

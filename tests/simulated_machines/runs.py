@@ -10,9 +10,10 @@ from typing import Final
 
 import msgspec
 
+from outlast.planner.job import MachineLoss
 from outlast.policy.membership import Rules
-from outlast.simulate.failures import Loss, Place
 from simulated_machines.cluster import Cluster
+from simulated_machines.losses import Place
 from simulated_machines.parts import Costs, Formed
 
 SETTLED_S: Final = 300.0  # by when the first attempt has formed
@@ -54,7 +55,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(
     machines: int,
-    losses: Iterable[Loss],
+    losses: Iterable[MachineLoss],
     *,
     seed: int = 0,
     duration_s: float = 3600.0,
@@ -92,7 +93,7 @@ def run(
     return _figures(cluster, count)
 
 
-def _lose(cluster: Cluster, loss: Loss, with_role: int) -> None:
+def _lose(cluster: Cluster, loss: MachineLoss, with_role: int) -> None:
     if with_role:
         first = next(iter(cluster.coordinators)) // with_role * with_role
         loss = loss._replace(machines=tuple(range(first, first + with_role)))

@@ -17,8 +17,9 @@ from typing import Any, Final, Literal
 import click
 import msgspec
 
-from outlast.plan import rates
-from outlast.plan.posterior import Posterior
+from outlast.planner.formulas import PUBLISHED, from_probability, published
+from outlast.policy.interval import TierCosts
+from outlast.policy.posterior import Posterior
 from outlast.tiers import nearest
 
 # Commas and underscores part thousands, in groups of three; elsewhere a comma is refused, because
@@ -181,7 +182,7 @@ class RateType(_Type):
         return msgspec.structs.replace(self._read(text), text=text.strip())
 
     def _read(self, text: str) -> Rate:
-        known = rates.published(text.strip().lower())
+        known = published(text.strip().lower())
         if known is not None:
             second_hand = "" if known.primary else " (secondary)"
             return Rate(
@@ -200,11 +201,32 @@ class RateType(_Type):
         if not match:
             if _TIME.match(text):
                 raise ValueError(f"{text!r} is a time; write 1/{text.strip()} for one in each")
-            keys = tuple(rate.key for rate in rates.PUBLISHED)
+            keys = tuple(rate.key for rate in PUBLISHED)
             hint = nearest(text, keys) if text.strip()[:1].isalpha() else ""
             examples = _decimal(text) or _RATE_EXAMPLES
             raise ValueError(f"{text!r} is not a rate; {examples}{hint and ';' + hint}")
         return _rate(text, match)
+
+
+class TierType(_Type):
+    """``9s,7.78e-6/s`` or ``9s,7.78e-6/s,30s``: what a save blocks, failures, restore."""
+
+    name = "tier"
+
+    def read(self, text: str) -> TierCosts:
+        """The tier."""
+        parts = [part.strip() for part in text.split(",")]
+        if len(parts) not in (2, 3):
+            raise ValueError(
+                f"{text!r} is not a tier; write what a save blocks, the rate of the failures that "
+                "need it, and the restore: 50s,5.19e-7/s,120s"
+            )
+        rate = RATE.read(parts[1])
+        restore_h = DURATION.read(parts[2]) if len(parts) == 3 else 0.0
+        if rate.of != "job":
+            raise ValueError(f"{parts[1]!r}: a tier's rate is the whole job's, like 0.1/h")
+        checkpoint_h = SPAN.read(parts[0])
+        return TierCosts(checkpoint_h=checkpoint_h, failures_per_h=rate.per_h, restore_h=restore_h)
 
 
 def learnt(num_failures: int, hours: float, seen: Posterior | None = None) -> Rate:
@@ -246,7 +268,7 @@ def _rate(text: str, match: re.Match[str]) -> Rate:
     if percent:
         if number >= 100:
             raise ValueError(f"{text!r}: a probability is below 100 %; a plain number is a rate")
-        number = rates.from_probability(number / 100)
+        number = from_probability(number / 100)
         source += f", a probability: -ln(1-p) = {number:.5g}"
     return Rate(per_h=number / periods / hours, of=kind, source=source)
 
@@ -297,6 +319,7 @@ DURATION: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", above=False, *
 SPAN: Final = Duration("a time", _HOURS, "90s, 3min or 1.5h", **_LONGEST)
 DAYS: Final = Quantity("a number of days", {"d": 1.0, "day": 1.0}, "60", bare=True, most=365_250)
 RATE: Final = RateType()
+TIER: Final = TierType()
 SIZE: Final = Quantity("a size", _BYTES, "640GB or 1.2TB", most=1e24)
 BANDWIDTH: Final = Quantity(
     "a bandwidth",
@@ -315,3 +338,29 @@ PARAMETERS: Final = Quantity(
 )
 SHARE: Final = Quantity("a share", _PERCENT, "0.9 or 90%", above=False, most=1.0, bare=True)
 DISCOUNT: Final = Quantity("a discount", _PERCENT, "0.3 or 30%", above=False, most=1.0, bare=True)
+
+
+def flag(
+    name: str,
+    kind: click.ParamType,  # type: ignore[type-arg]  # older ones are not generic
+    words: str,
+    default: str | float | None = None,
+    *,
+    to: str = "",
+    **more: Any,
+) -> click.Option:
+    """Make a flag of a command; its help says the default.
+
+    The function's parameter is ``to``, or else the flag's name: a time's ends in ``_h``, a size's
+    in ``_bytes``.
+    """
+    unit = "_h" if isinstance(kind, Duration) else "_bytes" if kind is SIZE else ""
+    if default is not None:
+        more = {"default": default, "show_default": True, **more}
+    to = to or name.removeprefix("--").replace("-", "_") + unit
+    return click.Option([name, to], type=kind, help=words, **more)
+
+
+JSON_FLAG: Final = click.Option(
+    ["--json", "as_json"], is_flag=True, help="One JSON object, nothing else."
+)

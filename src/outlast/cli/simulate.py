@@ -11,16 +11,16 @@ import click
 import msgspec
 
 from outlast.cli.plan.answer import figure, number, percent, say, span, table
-from outlast.cli.plan.facts import Own, cost_flags, failures, own, rate_flags
-from outlast.cli.quantities import COUNT0, DAYS, DURATION, GPUS, PRICE, SHARE, Rate
+from outlast.cli.plan.facts import COST_FLAGS, RATE_FLAGS, OwnJob, failure_rate, own
+from outlast.cli.quantities import COUNT0, DAYS, DURATION, GPUS, JSON_FLAG, PRICE, SHARE, Rate, flag
 from outlast.errors import ConfigError
+from outlast.planner.job import MODE_WORDS, MODES, JobSetup, Level
+from outlast.planner.traces import Recording, read
 from outlast.report import humanise
 from outlast.tiers import nearest
 
 if TYPE_CHECKING:
-    from outlast.simulate.setup import Level
-    from outlast.simulate.study import Result, Scenario
-    from outlast.simulate.traces import Trace
+    from outlast.planner.study import Result, Scenario
 
 HOUR_S: Final = 3600.0
 DEFAULT_DAYS: Final = 30.0
@@ -46,46 +46,53 @@ _PARTS: Final = {
 }
 
 
-@click.command(name="simulate")
-@click.argument("trace", required=False, type=click.Path(path_type=Path))
-@rate_flags
-@cost_flags
-@click.option("--lag", "lag_h", type=DURATION, help="From a snapshot until it is durable.")
-@click.option(
-    "--tier", "tiers", multiple=True, metavar="NAME,…", help=f"In place of these: {TIER_EXAMPLE}."
+@click.command(
+    name="simulate",
+    params=[
+        click.Argument(["trace"], required=False, type=click.Path(path_type=Path)),
+        *RATE_FLAGS,
+        *COST_FLAGS,
+        flag("--lag", DURATION, "From a snapshot until it is durable."),
+        flag(
+            "--tier",
+            click.STRING,
+            f"In place of these: {TIER_EXAMPLE}.",
+            to="tiers",
+            multiple=True,
+            metavar="NAME,…",
+        ),
+        flag("--days", DAYS, "How long it runs; a trace's own length without it."),
+        flag(
+            "--policy",
+            click.STRING,
+            'When to save: auto, "30 min", "200 steps", young, daly, exact, young20, best (the '
+            "best fixed interval in hindsight). Several are compared.",
+            to="policies",
+            multiple=True,
+        ),
+        flag("--machines", GPUS, "That can be lost; a fleet's trace brings its own."),
+        flag("--mode", click.STRING, "rigid, restart, elastic, peer, local.", "rigid"),
+        flag("--law", click.STRING, f"How failures come: {LAWS}.", "constant"),
+        flag("--replace", DURATION, "Until a lost machine's successor."),
+        flag("--spares", COUNT0, "Machines that stand by.", 0, show_default=False),
+        flag("--least", GPUS, "Machines without which nothing goes on.", 1, show_default=False),
+        flag("--notice", DURATION, "Each loss is announced so long before."),
+        flag("--flush-probability", SHARE, "Of a notice to come in time.", 1.0, show_default=False),
+        flag("--step", DURATION, "Of a step."),
+        flag("--sync-steps", GPUS, "Of local updates: between two syncs.", 500, show_default=False),
+        flag("--price", PRICE, "Per machine and hour."),
+        flag("--replications", GPUS, "How many; 1,000 where they are cheap, else 50."),
+        flag("--seed", COUNT0, "Replays all of it.", 0),
+        JSON_FLAG,
+    ],
 )
-@click.option("--days", type=DAYS, help="How long it runs; a trace's own length without it.")
-@click.option(
-    "--policy",
-    "policies",
-    multiple=True,
-    help='When to save: auto, "30 min", "200 steps", young, daly, exact, young20, best (the best '
-    "fixed interval in hindsight). Several are compared.",
-)
-@click.option("--machines", type=GPUS, help="That can be lost; a fleet's trace brings its own.")
-@click.option(
-    "--mode", default="rigid", show_default=True, help="rigid, restart, elastic, peer, local."
-)
-@click.option("--law", default="constant", show_default=True, help=f"How failures come: {LAWS}.")
-@click.option("--replace", "replace_h", type=DURATION, help="Until a lost machine's successor.")
-@click.option("--spares", type=COUNT0, default=0, help="Machines that stand by.")
-@click.option("--least", type=GPUS, default=1, help="Machines without which nothing goes on.")
-@click.option("--notice", "notice_h", type=DURATION, help="Each loss is announced so long before.")
-@click.option("--flush-probability", type=SHARE, default=1.0, help="Of a notice to come in time.")
-@click.option("--step", "step_h", type=DURATION, help="Of a step.")
-@click.option("--sync-steps", type=GPUS, default=500, help="Of local updates: between two syncs.")
-@click.option("--price", type=PRICE, help="Per machine and hour.")
-@click.option("--replications", type=GPUS, help="How many; 1,000 where they are cheap, else 50.")
-@click.option("--seed", type=COUNT0, default=0, show_default=True, help="Replays all of it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, nothing else.")
 def command(*, trace: Path | None, as_json: bool, policies: tuple[str, ...], **given: Any) -> None:
     """What a job would go through, and how policies compare on the very same failures.
 
     TRACE is a recording: a spot fleet (time_ms,add|remove,node or SkyPilot's JSON), failures
     (t_hours,node,downtime_min) or lifetimes. Without it failures are drawn.
     """
-    from outlast.simulate.study import compare, effort_s
-    from outlast.simulate.traces import read
+    from outlast.planner.study import compare, effort_s
 
     recording = None if trace is None else read(trace)
     measured = own() if recording is None and given["rate"] is None else None
@@ -126,9 +133,9 @@ def _weigh(scenario: Scenario, count: int, effort_s: float) -> None:
 
 
 def _scenario(
-    trace: Trace | None,
+    trace: Recording | None,
     *,
-    measured: Own | None,
+    measured: OwnJob | None,
     rate: Rate | None,
     gpus: int | None,
     gpus_per_node: int,
@@ -140,9 +147,8 @@ def _scenario(
     **given: Any,
 ) -> tuple[Scenario, str]:
     """What is simulated, and where its rate is from."""
-    from outlast.simulate.draws import bathtub
-    from outlast.simulate.setup import MODES, Setup
-    from outlast.simulate.study import Scenario
+    from outlast.planner.draws import bathtub
+    from outlast.planner.study import Scenario
 
     if mode not in MODES:
         raise ConfigError(f"--mode {mode} is not a way to recover;{nearest(mode, MODES)}")
@@ -161,7 +167,7 @@ def _scenario(
         per_h, length_h = machines / mean_h, 24 * DEFAULT_DAYS
         source = f"as recorded, one machine lasts {span(mean_h)} at the mean"
     elif trace is None:
-        known = failures(rate, gpus, gpus_per_node, measured=measured)
+        known = failure_rate(rate, gpus, gpus_per_node, measured=measured)
         per_h, source, length_h = known.per_h, known.source, 24 * DEFAULT_DAYS
     if name == "zones" and value > machines:
         raise ConfigError(
@@ -174,7 +180,7 @@ def _scenario(
             "read where it is lost: --tier peer,cost=1s,restore=2s,survives=holders "
             "--tier shared,cost=10s,restore=1min,every=10"
         )
-    setup = Setup(
+    setup = JobSetup(
         machines=machines,
         levels=_levels(**given),
         mode=mode,
@@ -221,8 +227,6 @@ def _law(text: str) -> tuple[str, float]:
 
 
 def _levels(*, tiers: tuple[str, ...], **given: Any) -> tuple[Level, ...]:
-    from outlast.simulate.setup import Level
-
     if tiers:
         return tuple(_tier(text) for text in tiers)
     checkpoint_h = CHECKPOINT_H if given["checkpoint_h"] is None else given["checkpoint_h"]
@@ -236,8 +240,6 @@ def _levels(*, tiers: tuple[str, ...], **given: Any) -> tuple[Level, ...]:
 
 
 def _tier(text: str) -> Level:
-    from outlast.simulate.setup import Level
-
     name, *pairs = [part.strip() for part in text.split(",")]
     found: dict[str, Any] = {"every": None}
     for pair in pairs:
@@ -265,8 +267,6 @@ def _tier(text: str) -> Level:
 
 
 def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -> list[str]:
-    from outlast.simulate.setup import MODE_WORDS
-
     setup = scenario.setup
     best = max(results, key=lambda one: one.mean)
     machines = humanise.count(setup.machines, "machine")
@@ -336,7 +336,7 @@ def _by(scenario: Scenario) -> str:
 
 
 def _against(results: list[Result]) -> list[str]:
-    from outlast.simulate.study import difference
+    from outlast.planner.study import difference
 
     lines = []
     for other in results[1:]:
@@ -349,9 +349,9 @@ def _against(results: list[Result]) -> list[str]:
     return lines
 
 
-def _about(trace: Trace | None) -> list[str]:
+def _about(trace: Recording | None) -> list[str]:
     """What a recording holds, with the law that its times are most likely under."""
-    from outlast.simulate import fit
+    from outlast.planner.draws import fitted_weibull
 
     if trace is None:
         return []
@@ -369,7 +369,7 @@ def _about(trace: Trace | None) -> list[str]:
         return [f"{words}."]
     rest_s = trace.length_s - moments[-1]  # nothing failed in it: a time that was cut off
     cut = [rest_s] if rest_s > 0 else []
-    law = fit.weibull([*gaps, *cut], [True] * len(gaps) + [False] * len(cut))
+    law = fitted_weibull([*gaps, *cut], [True] * len(gaps) + [False] * len(cut))
     shape = f"Weibull, shape {figure(law.shape)}; 1 would be chance alone"
     return [f"{words}, one each {span(law.mean_s / HOUR_S)} ({shape})."]
 
@@ -379,7 +379,7 @@ def _wall(useful_share: float) -> str:
 
 
 def _as_json(scenario: Scenario, source: str, results: list[Result], count: int) -> dict[str, Any]:
-    from outlast.simulate.study import difference
+    from outlast.planner.study import difference
 
     setup = scenario.setup
     return {

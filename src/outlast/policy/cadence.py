@@ -3,8 +3,8 @@
 A cadence in steps is exact: every multiple of it. A cadence in seconds counts from the last
 checkpoint. ``auto`` is the interval at which least time is lost, T = M [1 + W₀(-e^(-1-C/M))], from
 the time C that a checkpoint was measured to cost (``cost_of``) and the mean time M between failures
-that the job's own failures tell (:mod:`outlast.plan.posterior`). It stays within bounds; and it is
-changed only where the new one differs by a sixth, as one that is off by so much costs about a
+that the job's own failures tell (:mod:`outlast.policy.posterior`). It stays within bounds; and it
+is changed only where the new one differs by a sixth, as one that is off by so much costs about a
 percent of what is lost anyway. Until C is known it saves once after ``AUTO_FIRST_S``.
 
 Failures come in bunches: the longer a job has run since the last one, the less probable is the
@@ -41,8 +41,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from outlast.plan.interval import Costs, exact_best_h
 from outlast.policy.hazard import MEMORY_H, Hazard, of_a_new_job
+from outlast.policy.interval import Costs, exact_best_h
 
 AUTO_MIN_S: Final = 5.0  # while it is calm
 AUTO_MAX_S: Final = 4 * 3600.0

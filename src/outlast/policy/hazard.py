@@ -1,12 +1,12 @@
 """How often a job fails just now, where failures come in bursts.
 
 Most of the time a job is calm and fails at a rate that changes over weeks: its mean is learnt
-(:mod:`outlast.plan.posterior`). Any failure may begin a burst, as when a market takes its machines
-back or a cluster has its first hour: the next failure comes after minutes or seconds. How quickly
-is not known beforehand: each of ``KINDS`` is as probable as any other. While nothing happens,
-the quick ones become improbable, and calm more probable; a failure makes those probable that
-foretold it. So a burst is believed after two or three failures, and forgotten in a few of its own
-intervals. It is the exact filter of a Markov-modulated Poisson process (e.g. Fischer &
+(:mod:`outlast.policy.posterior`). Any failure may begin a burst, as when a market takes its
+machines back or a cluster has its first hour: the next failure comes after minutes or seconds. How
+quickly is not known beforehand: each of ``KINDS`` is as probable as any other. While nothing
+happens, the quick ones become improbable, and calm more probable; a failure makes those probable
+that foretold it. So a burst is believed after two or three failures, and forgotten in a few of its
+own intervals. It is the exact filter of a Markov-modulated Poisson process (e.g. Fischer &
 Meier-Hellstern, "The Markov-modulated Poisson process cookbook", 1993), in closed form between two
 failures:
 
@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import msgspec
 
-from outlast.plan.posterior import Posterior
+from outlast.policy.posterior import Posterior
 
 if TYPE_CHECKING:
     import numpy as np

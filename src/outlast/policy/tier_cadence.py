@@ -3,8 +3,8 @@
 Each place has an interval of its own, from what it survives and from what a copy costs. A failure
 that takes processes leaves this machine's memory; one that takes a machine leaves what others hold;
 one that takes all of them leaves the object store. So a slower tier is needed only by the failures
-that no faster place survives: T = √(2C/λ) as in :mod:`outlast.plan.tiers`, where λ is the rate of
-those failures, and C is what a copy costs the job, in seconds of training: by how much it slows
+that no faster place survives: T = √(2C/λ) as in :mod:`outlast.policy.interval`, where λ is the rate
+of those failures, and C is what a copy costs the job, in seconds of training: by how much it slows
 steps down, for as long as it takes, and its money at what an hour of the machines costs. Where
 snapshots stay in memory (``apart``), that holds of the first tier too: the job's cadence says when
 there is a snapshot, and a tier takes one where its own time has come.
@@ -25,11 +25,12 @@ then take it too. What the owner has set stays: such a tier takes every Nth of t
 What can go wrong: a failure is taken for a greater one than it was (two machines lost at once may
 have left a copy). Then a tier takes more than it needs to, which is the cheaper mistake.
 
-Rejected: all intervals at once by the Markov model of :mod:`outlast.plan.levels`. It needs the cost
-of reading each tier back, which most jobs have never seen; the additive model is within 0.003 of it
-for jobs that are of use for 86 % of the time or more (``docs/simulator.md``). Every Nth checkpoint:
-in a burst checkpoints come a hundred times as often, and what is N then is not N an hour later. A
-filter of bursts for each severity: a storm of workers' deaths says that machines go, too.
+Rejected: all intervals at once by the Markov model of :mod:`outlast.planner.tiers`. It needs the
+cost of reading each tier back, which most jobs have never seen; the additive model is within 0.003
+of it for jobs that are of use for 86 % of the time or more (``docs/simulator.md``). Every Nth
+checkpoint: in a burst checkpoints come a hundred times as often, and what is N then is not N an
+hour later. A filter of bursts for each severity: a storm of workers' deaths says that machines go,
+too.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ from typing import Final
 
 import msgspec
 
-from outlast.plan.posterior import forgetting
-from outlast.plan.tiers import TierCosts, intervals_h
 from outlast.policy.cadence import AUTO_MEMORY_H, HOUR_S, OVERHEAD, Change, least_s, sooner_s
 from outlast.policy.hazard import Hazard, of_a_new_job
+from outlast.policy.interval import TierCosts, intervals_h
+from outlast.policy.posterior import forgetting
 
 TIER_MAX_S: Final = 12 * HOUR_S
 TIER_CHANGE: Final = 1.4

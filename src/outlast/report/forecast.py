@@ -2,7 +2,7 @@
 
 Predicted is what the plan said that was kept before the job started (``outlast plan --save``, see
 :mod:`outlast.ledger.planned`). Without one it is what a plan could have said: by the exact model
-(:mod:`outlast.plan.interval`) from what saves, losses and resumes of this job took, at the rate
+(:mod:`outlast.policy.interval`) from what saves, losses and resumes of this job took, at the rate
 that is believed in before anything is known (one failure in 10 h).
 The regret is found by replaying the job's own failures: what the best fixed interval would have
 gained over the mean one that it had. Both are for a job of one kind of machine that saves to one
@@ -23,11 +23,11 @@ from outlast.ledger.goodput import Goodput, in_order
 from outlast.ledger.incidents import Incident
 from outlast.ledger.lived import Lived, lived
 from outlast.ledger.planned import Prediction, newest
-from outlast.plan.interval import Costs, exact_wall
-from outlast.plan.posterior import Posterior
+from outlast.policy.interval import Costs, exact_wall
+from outlast.policy.posterior import Posterior
 
 if TYPE_CHECKING:
-    from outlast.simulate.many import Case
+    from outlast.planner.many import JobCase
 
 HOUR_S: Final = 3600.0
 POINTS: Final = 41
@@ -127,11 +127,11 @@ def moments(life: Lived, start_t: float, length_s: float) -> list[float]:
     ]
 
 
-def as_case(costs: Costs, length_s: float) -> Case:
+def as_case(costs: Costs, length_s: float) -> JobCase:
     """The same job, for the simulator."""
-    from outlast.simulate.many import Case
+    from outlast.planner.many import JobCase
 
-    return Case(
+    return JobCase(
         cost_s=costs.checkpoint_h * HOUR_S,
         restore_s=costs.restore_h * HOUR_S,
         detect_s=costs.detect_h * HOUR_S,
@@ -151,13 +151,13 @@ def _regret(
     """The best fixed interval on these failures, and what it gains over the one that was had."""
     import numpy as np
 
-    from outlast.simulate.many import Fixed, Replayed, simulate
+    from outlast.planner.many import FixedIntervals, Replayed, simulate
 
     # A thousandth to a thousand times as long, the interval that it had in the middle.
     tried = interval_s * np.exp(np.linspace(-np.log(1000), np.log(1000), POINTS))
     case = as_case(costs, length_s)
     failures = Replayed(moments_s, 2 * length_s, np.zeros(POINTS))
-    ledger = simulate(case, failures, Fixed(tried), POINTS)
+    ledger = simulate(case, failures, FixedIntervals(tried), POINTS)
     useful = ledger.useful / ledger.wall
     index = int(np.argmax(useful))
     return float(tried[index]), float(useful[index] - useful[POINTS // 2])

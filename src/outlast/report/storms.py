@@ -20,8 +20,8 @@ from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, goodput, in_order
 from outlast.ledger.incidents import Incident
 from outlast.ledger.lived import Lived, lived
-from outlast.plan.interval import Costs
 from outlast.policy import hazard
+from outlast.policy.interval import Costs
 from outlast.report.forecast import HOUR_S, Forecast, as_case, costs_of, moments
 
 POINTS: Final = 41
@@ -137,14 +137,15 @@ def _simulated(
     """The interval of calm, the best one, and ``auto``: what each loses from begin to end."""
     import numpy as np
 
-    from outlast.simulate.automatic import Automatic
-    from outlast.simulate.many import Fixed, Intervals, Replayed, simulate
+    from outlast.planner.many import Automatic, FixedIntervals, Intervals, Replayed, simulate
 
     tried = calm_s * np.exp(np.linspace(-math.log(1000), math.log(1000), POINTS))
     # One that saves more than it trains is never the best, and takes long to count.
     tried = np.maximum(tried, costs.checkpoint_h * HOUR_S)
 
-    def lost_s(make: type[Fixed] | type[Automatic], *given: object, count: int) -> list[float]:
+    def lost_s(
+        make: type[FixedIntervals] | type[Automatic], *given: object, count: int
+    ) -> list[float]:
         until = []
         for horizon_s in (begin_s, over_s):
             if horizon_s <= 0:
@@ -156,7 +157,7 @@ def _simulated(
             until.append(ledger.wall - ledger.useful)
         return [float(one) for one in until[1] - until[0]]
 
-    fixed = lost_s(Fixed, tried, count=POINTS)
+    fixed = lost_s(FixedIntervals, tried, count=POINTS)
     index = int(np.argmin(fixed))
     (auto,) = lost_s(Automatic, costs.checkpoint_h * HOUR_S, 1, count=1)
     return (

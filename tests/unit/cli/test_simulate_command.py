@@ -172,11 +172,11 @@ def test_what_nobody_would_wait_for_is_not_begun(line, words):
 
 def test_what_takes_long_is_said_before():
     from outlast.cli.simulate import _weigh
-    from outlast.simulate.setup import Setup
-    from outlast.simulate.study import Scenario
+    from outlast.planner.job import JobSetup
+    from outlast.planner.study import Scenario
 
     said = CliRunner().invoke(
-        click.command()(lambda: _weigh(Scenario(setup=Setup()), 50, 90.0)), []
+        click.command()(lambda: _weigh(Scenario(setup=JobSetup()), 50, 90.0)), []
     )
     assert said.stderr.startswith("This takes about 1 min 30 s")
     assert not said.stdout

@@ -7,8 +7,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from outlast.plan.interval import Costs, exact_best_h
-from outlast.plan.posterior import Posterior
 from outlast.policy.cadence import (
     AUTO_FIRST_S,
     AUTO_LEAST,
@@ -23,6 +21,8 @@ from outlast.policy.cadence import (
     cadence,
 )
 from outlast.policy.hazard import PRIOR, Hazard
+from outlast.policy.interval import Costs, exact_best_h
+from outlast.policy.posterior import Posterior
 
 
 def test_steps_are_every_multiple_whatever_the_time():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.plan.posterior import Posterior
 from outlast.policy.hazard import BEGINS, CHANGES, FASTER, KINDS, RATES, STORM_ENDS, Hazard, storms
+from outlast.policy.posterior import Posterior
 
 KNOWN = Posterior(num_seen=20.0, seen_h=400.0)  # one in 20 h
 SECOND_H = 1 / 3600

@@ -6,9 +6,9 @@ import pytest
 
 from outlast import config
 from outlast.ledger.file import Ledger
-from outlast.plan.posterior import Posterior
 from outlast.policy.cadence import cost_of
 from outlast.policy.hazard import Hazard
+from outlast.policy.posterior import Posterior
 from outlast.policy.tier_cadence import Cost
 from outlast.training.turns import Turns
 

@@ -1,4 +1,4 @@
-"""What every question of ``outlast plan`` gives back, and how it is shown.
+"""Say what a question of ``outlast plan`` is, what it gives back, and how that is shown.
 
 An answer is data first: ``--json`` prints it as one object, each number with its unit in its name.
 Text is made of the same numbers. What is endless is null in JSON and a word in text.
@@ -6,7 +6,7 @@ Text is made of the same numbers. What is endless is null in JSON and a word in 
 
 from __future__ import annotations
 
-import functools
+import inspect
 import math
 import re
 import shutil
@@ -14,16 +14,15 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 import msgspec
 
+from outlast.cli.quantities import JSON_FLAG, flag
 from outlast.errors import ConfigError
 from outlast.report import humanise
-
-if TYPE_CHECKING:
-    from outlast.report.chart import Picture
+from outlast.report.chart import Picture, write
 
 _CHOSEN: Final = "→ "
 _GLUE: Final = "\u00a0"
@@ -33,73 +32,80 @@ _UNIT: Final = re.compile(
 )
 
 
-class Answer(msgspec.Struct, kw_only=True):
+class PlanAnswer(msgspec.Struct, kw_only=True):
     """An answer.
 
     Attributes:
-        question: as a person would ask it.
         data: for ``--json``.
-        headline: the answer in a line or two, for the overview.
-        lines: all of it.
+        headline: the answer in a line or two, one under the other, for the overview.
+        details: what follows it where the question is asked alone.
         charts: makes the pictures, if there are any.
         next: a command that is useful now.
     """
 
-    question: str
     data: dict[str, Any]
-    headline: list[str]
-    lines: list[str] = []
+    headline: str
+    details: list[str]
     charts: Callable[[], list[Picture]] | None = None
     next: str = ""
 
 
-def shown(command: Callable[..., Any], *, draws: bool = True) -> Callable[..., Any]:
-    """--json and --plot; where nothing is ever drawn the latter is refused in words, not listed."""
-    command = click.option(
-        "--json", "as_json", is_flag=True, help="One JSON object, nothing else."
-    )(command)
-    return click.option(
-        "--plot",
-        type=click.Path(dir_okay=False, path_type=Path),
-        metavar="FILE",
-        hidden=not draws,
-        help="Draw it: .svg, .html or .png.",
-    )(command)
+class PlanQuestion(msgspec.Struct, frozen=True):
+    """A question: how it is asked, and the function that answers it from its flags.
+
+    Attributes:
+        asks: as a person would ask it.
+        answer: takes the flags by name; its docstring is the command's help.
+        flags: of the command, in the order of its help.
+        draws: whether there is a picture; where nothing is ever drawn --plot is refused in words,
+            not listed.
+        listed: how it is asked in the list of questions, if that is longer.
+    """
+
+    asks: str
+    answer: Callable[..., PlanAnswer]
+    flags: Sequence[click.Option]
+    draws: bool = False
+    listed: str = ""
+
+    def command(self, name: str) -> click.Command:
+        """Make the command of this name."""
+
+        def ask(*, as_json: bool, plot: Path | None, **given: Any) -> None:
+            show(self.answer(**given), self.asks, as_json=as_json, plot=plot)
+
+        return click.Command(
+            name,
+            params=[*self.flags, *output_flags(draws=self.draws)],
+            callback=ask,
+            help=inspect.getdoc(self.answer),
+        )
 
 
-def answered(question: Callable[..., Answer]) -> Callable[..., None]:
-    """A question's own flags and --json; the answer that it returns is shown as they say."""
-    return shown(_asking(question), draws=False)
+def output_flags(*, draws: bool = True) -> tuple[click.Option, ...]:
+    """Make --plot, which is listed where something is ``draws``-n, and --json."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+    words = "Draw it: .svg, .html or .png."
+    return flag("--plot", kind, words, metavar="FILE", hidden=not draws), JSON_FLAG
 
 
-def drawn(question: Callable[..., Answer]) -> Callable[..., None]:
-    """The same, with --plot."""
-    return shown(_asking(question))
+def show(answer: PlanAnswer, asks: str, *, as_json: bool, plot: Path | None) -> None:
+    """Print an answer, and draw it where that was asked for.
 
-
-def _asking(question: Callable[..., Answer]) -> Callable[..., None]:
-    @functools.wraps(question)
-    def ask(*, as_json: bool, plot: Path | None, **given: Any) -> None:
-        show(question(**given), as_json=as_json, plot=plot)
-
-    return ask
-
-
-def show(answer: Answer, *, as_json: bool, plot: Path | None) -> None:
-    """Print an answer, and draw it where that was asked for."""
+    Raises:
+        ConfigError: there is no picture of it.
+    """
     if plot is not None:
-        from outlast.report.chart import write
-
         if answer.charts is None:
             raise ConfigError(
                 "there is no picture of this; --plot draws outlast plan interval (of one tier), "
                 "spot and flush"
             )
-        write(answer.charts(), plot, title=f"outlast plan: {answer.question}")
+        write(answer.charts(), plot, title=f"outlast plan: {asks}")
     if as_json:
         click.echo(msgspec.json.encode(answer.data))
         return
-    for line in answer.lines:
+    for line in [*answer.headline.split("\n"), *answer.details]:
         say(line)
     if plot is not None:
         click.echo(f"wrote {plot}")
@@ -129,6 +135,11 @@ def say(line: str, *, indent: str = "") -> None:
     )
     for part in broken or [""]:
         click.echo(part.replace(_GLUE, " "))
+
+
+def lines(*parts: str | Sequence[str]) -> list[str]:
+    """Put lines and tables one after the other; what is empty is left out."""
+    return [line for part in parts if part for line in ([part] if isinstance(part, str) else part)]
 
 
 def table(

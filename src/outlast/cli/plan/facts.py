@@ -1,4 +1,4 @@
-"""What a plan starts from: a rate with its source and its range, and what the job has measured.
+"""Find what a plan starts from: a rate with its source and range, and what the job has measured.
 
 Where no rate is given, the job's own failures speak (as a posterior, so that few failures give a
 wide range); where there is no job, a published rate over the given number of GPUs, which is named.
@@ -6,36 +6,43 @@ wide range); where there is no job, a published rate over the given number of GP
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-import click
 import msgspec
 
-from outlast.cli.quantities import (
-    DURATION,
-    GPUS,
-    GPUS_PER_NODE,
-    RATE,
-    SPAN,
-    Rate,
-    learnt,
-)
+from outlast.cli.plan.answer import PlanAnswer, span
+from outlast.cli.quantities import DURATION, GPUS, GPUS_PER_NODE, RATE, SPAN, Rate, flag, learnt
 from outlast.errors import ConfigError
-from outlast.plan import rates
-from outlast.plan.interval import Costs
+from outlast.planner.formulas import PUBLISHED
+from outlast.policy.interval import Costs
 
-_DEFAULT: Final = rates.PUBLISHED[0]  # where none is given: Llama 3's
+_DEFAULT: Final = PUBLISHED[0]  # where none is given: Llama 3's
 _LEAST_PER_H, _MOST_PER_H = 1e-9, 1e6
 NEWEST: Final = 20  # saves and incidents that are looked at
 _WITHIN: Final = "with 90 % probability"
 _HALF_OR_TWICE: Final = "if the rate is half or twice that"
 
-Flags = Callable[[Callable[..., Any]], Callable[..., Any]]
+# --rate and what turns it into the job's.
+RATE_FLAGS: Final = (
+    flag(
+        "--rate",
+        RATE,
+        "2/h, 0.5%/gpu-day (a probability), 3 in 5h (seen), llama-3, rsc-1, … "
+        "Without it: the job's own, or else Llama 3's.",
+    ),
+    flag("--gpus", GPUS, "How many: rates per GPU add up."),
+    flag("--gpus-per-node", GPUS, "For a rate per node.", GPUS_PER_NODE),
+)
+# What saving and failing cost.
+COST_FLAGS: Final = (
+    flag("--checkpoint", SPAN, "A save blocks the loop for so long."),
+    flag("--restore", DURATION, "Restore and rejoin."),
+    flag("--detect", DURATION, "Until a failure is noticed."),
+)
 
 
-class Failures(msgspec.Struct, frozen=True, kw_only=True):
+class FailureRate(msgspec.Struct, frozen=True, kw_only=True):
     """How often the whole job fails.
 
     Attributes:
@@ -64,8 +71,13 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
             "rate_source": self.source,
         }
 
+    @property
+    def words(self) -> str:
+        """The rate and its source, as a line."""
+        return f"The rate: a failure every {span(1 / self.per_h)}; {self.source}."
 
-class Own(msgspec.Struct, frozen=True, kw_only=True):
+
+class OwnJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the job in this directory has measured; None where it has not.
 
     Attributes:
@@ -87,7 +99,7 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int | None
 
 
-def own() -> Own | None:
+def own() -> OwnJob | None:
     """What the job that the settings name has measured; None where there is no job."""
     from outlast import config
     from outlast.ledger.file import read_events
@@ -106,7 +118,7 @@ def own() -> Own | None:
     commits = [event for event in whole if event.event == "commit"]
     sizes = [event.get("bytes") for event in commits if isinstance(event.get("bytes"), int)]
     rate = learnt(life.num_failures, life.ran_s / 3600, life.known)
-    return Own(
+    return OwnJob(
         directory=str(settings.dir),
         rate=msgspec.structs.replace(rate, source=f"this job's ledger: {rate.source}"),
         checkpoint_h=_middle_h(blocked),
@@ -132,62 +144,25 @@ def _middle_h(seconds: Iterable[object]) -> float | None:
     return known[len(known) // 2] / 3600 if known else None
 
 
-def rate_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--rate and what turns it into the job's: --gpus and --gpus-per-node."""
-    for flag in (
-        click.option(
-            "--gpus-per-node",
-            type=GPUS,
-            default=GPUS_PER_NODE,
-            show_default=True,
-            help="For a rate per node.",
-        ),
-        click.option("--gpus", type=GPUS, default=None, help="How many: rates per GPU add up."),
-        click.option(
-            "--rate",
-            type=RATE,
-            default=None,
-            help="2/h, 0.5%/gpu-day (a probability), 3 in 5h (seen), llama-3, rsc-1, … "
-            "Without it: the job's own, or else Llama 3's.",
-        ),
-    ):
-        command = flag(command)
-    return command
+def rated(answer: Callable[..., PlanAnswer]) -> Callable[..., PlanAnswer]:
+    """Answer from the flags of a rate where the question wants only the failures they name."""
 
-
-def rated(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The flags of a rate for a question that wants nothing but the failures they name."""
-
-    @rate_flags
-    @functools.wraps(command)
-    def ask(*, rate: Rate | None, gpus: int | None, gpus_per_node: int, **given: Any) -> Any:
+    def asked(rate: Rate | None, gpus: int | None, gpus_per_node: int, **given: Any) -> PlanAnswer:
         measured = own() if rate is None else None
-        return command(known=failures(rate, gpus, gpus_per_node, measured=measured), **given)
+        return answer(failure_rate(rate, gpus, gpus_per_node, measured=measured), **given)
 
-    return ask
-
-
-def cost_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What saving and failing cost."""
-    for flag in (
-        click.option("--detect", "detect_h", type=DURATION, help="Until a failure is noticed."),
-        click.option("--restore", "restore_h", type=DURATION, help="Restore and rejoin."),
-        click.option(
-            "--checkpoint", "checkpoint_h", type=SPAN, help="A save blocks the loop for so long."
-        ),
-    ):
-        command = flag(command)
-    return command
+    asked.__doc__ = answer.__doc__
+    return asked
 
 
-def failures(
+def failure_rate(
     rate: Rate | None,
     gpus: int | None,
     gpus_per_node: int = GPUS_PER_NODE,
     *,
-    measured: Own | None = None,
+    measured: OwnJob | None = None,
     step_h: float | None = None,
-) -> Failures:
+) -> FailureRate:
     """The whole job's rate.
 
     Raises:
@@ -219,13 +194,8 @@ def failures(
         low, high, range_is = per_h / 2, per_h * 2, _HALF_OR_TWICE
     else:
         (low, high), range_is = rate.seen.interval_per_h(), _WITHIN
-    return Failures(
-        per_h=per_h,
-        low_per_h=low,
-        high_per_h=high,
-        range_is=range_is,
-        source=source,
-        num_gpus=gpus,
+    return FailureRate(
+        per_h=per_h, low_per_h=low, high_per_h=high, range_is=range_is, source=source, num_gpus=gpus
     )
 
 
@@ -241,7 +211,7 @@ def _times(rate: Rate, gpus: int | None, gpus_per_node: int, step_h: float | Non
     return gpus if rate.of == "gpu" else gpus / gpus_per_node
 
 
-def costs_of(measured: Own | None, **given: float | None) -> Costs:
+def costs_of(measured: OwnJob | None, **given: float | None) -> Costs:
     """What saving and failing cost: as given, else as this job has measured it, else nothing.
 
     Raises:
