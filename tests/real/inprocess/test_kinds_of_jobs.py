@@ -36,7 +36,8 @@ def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
     assert all(source.endswith("that survived") for source in sources), running.text
     # Rank 3 has lived through all of it, and made no step twice but those that were interrupted.
     bodies = job.final(3)["bodies"]
-    assert STEPS < bodies <= STEPS + len(DEATHS)
+    ended = [event["ended"] for event in job.events("survived")]
+    assert STEPS < bodies <= STEPS + len(DEATHS), (ended, running.text)
     assert "Traceback" not in running.err, running.text
 
 
