@@ -51,6 +51,7 @@ from outlast.reduce.losses import at_the_beginning, sent
 from outlast.reduce.summary import Summary
 from outlast.reduce.tree import Plan
 
+living: Final[weakref.WeakSet[SameBits]] = weakref.WeakSet()  # in this process
 _TAG: Final = 0x5A4D
 _FACTS_BYTES: Final = 4096
 # What holds on to one model's parameters, or belongs to the step that it is in: no copy's.
@@ -114,6 +115,7 @@ class SameBits(torch.nn.Module):
         self._wrap()
         self._prepare()
         self._same_start()
+        living.add(self)
 
     def _wrap(self) -> None:
         self._named = dict(self.module.named_parameters())

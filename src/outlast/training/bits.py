@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from outlast.ledger.narrator import say
-from outlast.reduce import SameBits
+from outlast.reduce import SameBits, same_bits
 from outlast.reduce.facts import difference
 
 DDP: Final = torch.nn.parallel.DistributedDataParallel
@@ -36,9 +36,10 @@ class Bits:
         models: Iterable[torch.nn.Module] = (),
     ) -> None:
         wrappers = list(wrappers)
-        self._same = [each for each in wrappers if isinstance(each, SameBits)]
         self._ddp = [each for each in wrappers if isinstance(each, DDP)]
         self._models = list(models)
+        named = [each for each in wrappers if isinstance(each, SameBits)]
+        self._same = named or _around(self._models, list(same_bits.living))
 
     @property
     def any_size(self) -> bool:
@@ -56,7 +57,7 @@ class Bits:
         # As torch's Reducer::should_rebuild_buckets has it.
         found = [
             each
-            for each in (*self._ddp, *_wrapped_around(self._models))
+            for each in (*self._ddp, *_around(self._models, _ddp_objects()))
             if each.static_graph or not each.find_unused_parameters
         ]
         if found:
@@ -90,21 +91,18 @@ class Bits:
             )
 
 
-def _wrapped_around(
-    models: Iterable[torch.nn.Module],
-) -> list[torch.nn.parallel.DistributedDataParallel]:
-    """The DDP objects of this process that hold a parameter of ``models``.
+def _around(models: Iterable[torch.nn.Module], wrappers: Iterable[Any]) -> list[Any]:
+    """Those of the wrappers that hold a parameter of ``models``."""
+    ours = {id(parameter) for model in models for parameter in model.parameters()}
+    return [each for each in wrappers if any(id(p) in ours for p in each.parameters())]
+
+
+def _ddp_objects() -> list[torch.nn.parallel.DistributedDataParallel]:
+    """Of this process.
 
     DDP keeps no list of them, so the garbage collector is asked: some tens of milliseconds, once.
     """
-    ours = {id(parameter) for model in models for parameter in model.parameters()}
-    if not ours:
-        return []
     kinds = [DDP]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    return [
-        each
-        for each in gc.get_referrers(*kinds)
-        if isinstance(each, DDP) and any(id(p) in ours for p in each.parameters())
-    ]
+    return [each for each in gc.get_referrers(*kinds) if isinstance(each, DDP)]

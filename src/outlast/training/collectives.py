@@ -64,10 +64,12 @@ class Collectives:
 
     Attributes:
         num_sent: how many were sent in steps, but for those of backward passes.
+        on_sent: told of each that the script sends.
     """
 
     def __init__(self) -> None:
         self.num_sent = 0
+        self.on_sent: Callable[[], None] = lambda: None
         self._turn = 0  # number of the body that runs; none with the same number ran before
         self._is_in_step = self._is_inside = self._has_sent = False
         self._written: set[int] = set()  # addresses of what was given to be written in this step
@@ -136,6 +138,7 @@ class Collectives:
             if not self._concerns_us:
                 return call(group, *args, **options)
             self._has_sent = True
+            self.on_sent()
             self._written.update(map(_address, _tensors(args[:1])))
             before = num_sent()
             try:

@@ -27,7 +27,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from outlast.attempt.over import over
 from outlast.checkpoint.references import parameters_of
@@ -37,13 +40,16 @@ from outlast.training.lazy import FULLGRAPH, Hook
 
 
 def stand(
-    optimizers: Callable[[], Iterable[torch.optim.Optimizer]], collectives: Collectives
+    optimizers: Callable[[], Iterable[torch.optim.Optimizer]],
+    collectives: Collectives,
+    stepped: Callable[..., None] = lambda *_: None,
 ) -> Hook:
     """From now on, until it is removed, interrupted steps change nothing.
 
     Args:
         optimizers: gives those that the session knows.
         collectives: the script's own.
+        stepped: told of each optimizer's step that is made.
     """
     ddp = torch.nn.parallel.DistributedDataParallel
 
@@ -54,10 +60,12 @@ def stand(
 
     if "torch._dynamo" in sys.modules:
         instead = torch.compiler.disable(instead, reason=FULLGRAPH)
+        stepped = torch.compiler.disable(stepped, reason=FULLGRAPH)
     losses.voiding.append(over.voids)
     return Hook(
         lambda: losses.voiding.remove(over.voids),
         register_optimizer_step_pre_hook(instead).remove,
+        register_optimizer_step_post_hook(stepped).remove,
         _replaced(torch.autograd, "backward", lambda call: _backward(call, optimizers)),
         _replaced(ddp, "_pre_forward", _before_forward),
         _replaced(ddp, "_post_forward", _after_forward),

@@ -41,6 +41,7 @@ import torch
 
 from outlast.attempt.agreement import Agreement
 from outlast.attempt.link import Link, Message
+from outlast.attempt.over import over
 from outlast.checkpoint import devices
 from outlast.config import Settings
 from outlast.keeper import wire
@@ -396,7 +397,8 @@ class Judging:
         try:
             self._link.send(rank, message)
         except (OSError, RuntimeError) as error:
-            logger.warning("rank %d is not told now (it is tried again): %s", rank, error)
+            level = logging.DEBUG if over.is_over else logging.WARNING
+            logger.log(level, "rank %d is not told now (it is tried again): %s", rank, error)
             if keep and len(self._unsent) < UNSENT_MAX:
                 self._unsent.append((rank, message))
             return False

@@ -43,6 +43,7 @@ from outlast.ledger.narrator import say
 from outlast.reduce import losses
 from outlast.training import interrupted, living, parting
 from outlast.training.collectives import Collectives
+from outlast.training.doubts import Doubts
 from outlast.training.flight import State
 from outlast.training.footing import Footing
 from outlast.training.gradients import Gradients
@@ -60,6 +61,7 @@ SPEAKS: Final = (
     "its processes speak to each other between the session's opening and the loop over "
     "session.steps()"
 )
+SEARCHES: Final = "torch.optim.LBFGS changes weights while it looks for its step"
 UNSUMMED: Final = (
     "connection closed by a loss elsewhere, and this process starts anew: its gradients were not "
     "summed in the first step after it"
@@ -135,9 +137,11 @@ class Passage:
         self._way: Way
         self._placed = 0, 1  # rank and number of workers that its place in the data is for
         self._always_sends = self._is_first = True
-        self._has_gone_on = self._accumulates = False
+        self._has_gone_on = self._accumulates = self._has_ended = False
         self._looked_at: set[str] = set()  # lines of loops
         self._noting = Noting(position.record)
+        self._doubts = Doubts(objects.optimizers)
+        self._collectives.on_sent = self._doubts.sends
 
     def begin(self, rig: Rig) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
@@ -145,10 +149,14 @@ class Passage:
         self._way = Way(joins=self._survivor.joins)
         if self._noting.others is None:  # the job begins
             self.met(rig.link, lambda _: {"data": {}}, rig.link.world_size)
+        if any(isinstance(one, torch.optim.LBFGS) for one in self._objects.optimizers()):
+            self._survivor.cannot(SEARCHES)
         if rig.link.rank == 0 and not self._survivor.joins:
             say(self._survivor.words)
         if not self._survivor.why_not:
-            self._undo = interrupted.stand(self._objects.optimizers, self._collectives)
+            self._undo = interrupted.stand(
+                self._objects.optimizers, self._collectives, self._doubts.stepped
+            )
             self._keeping = self._keeping_for(rig)
             losses.noting.append(self._noting)
 
@@ -265,6 +273,7 @@ class Passage:
             self._random, self._held = random_state.capture(), self._position.generators()
             self._position.ahead()  # costs half of what it does when other code has run
             self._collectives.begin()
+            self._doubts.begins()
 
     def _num_summed(self) -> int:
         return num_sent() - self._collectives.num_sent
@@ -310,6 +319,12 @@ class Passage:
         else:
             stepped = is_agreed or self._gradients.have_changed_weights
             self._keeping.keep(step, own, stepped=stepped)
+        if not is_agreed and self._has_ended:
+            self._tell(self._doubts.kept(is_there=self._keeping.moment is not None))
+
+    def _tell(self, doubt: str) -> None:
+        if doubt and self._placed[0] == 0:
+            say(f"a lost worker may cost the steps since the newest checkpoint: {doubt}")
 
     def _keep_newest(self, step: int) -> None:
         """At a boundary: the end of ``step`` is kept, if that was not done."""
@@ -325,12 +340,14 @@ class Passage:
         self._collectives.end()
         if over.is_void:
             return
+        if self._keeping is not None:
+            self._tell(self._doubts.found())
         sends = (
             self._num_summed() > self._sent or self._placed[1] == 1
         )  # then there is nobody to send to
         if self._is_first and self._has_gone_on and self._always_sends and not sends:
             raise NotInProcess(UNSUMMED)
-        self._is_first = False
+        self._is_first, self._has_ended = False, True
         self._always_sends = self._always_sends and sends
 
     # --- into the next attempt ------------------------------------------------------------------

@@ -22,7 +22,11 @@ def test_the_wrapper_is_taken_off_and_known(same):
     assert list(objects.capture()["model"]) == ["weight", "bias"]
     assert objects.bits.any_size
     assert objects.bits.facts() == [same.facts]
-    assert not Objects({"model": same.module}).bits.any_size
+
+
+def test_a_wrapper_that_was_not_named_is_found(same):
+    assert Objects({"model": same.module}).bits.any_size
+    assert not Objects({"model": torch.nn.Linear(2, 1)}).bits.any_size
 
 
 def test_another_number_of_workers_is_no_news_with_it(same, capsys):
