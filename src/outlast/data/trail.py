@@ -143,6 +143,7 @@ class Trail:
         self._noted = 0  # steps of the open stretch that are in its digest
         self._lot: list[Ids] = []
         self._lot_size = 0
+        self._ahead: tuple[Trail, dict[str, Any]] | None = None  # with the newest batch counted
 
     def begin(
         self,
@@ -192,6 +193,12 @@ class Trail:
         """A batch was handed out, made of the samples ``ids``."""
         stretch = self._open
         assert stretch is not None  # noqa: S101 - a feed begins before it hands out
+        if self._ahead is not None:  # the batch before has been counted once already
+            counted, self._ahead = self._ahead[0], None
+            self._record, self._noted = counted._record, counted._noted
+            self._lot, self._lot_size = counted._lot, counted._lot_size
+            self._open = stretch = counted._open
+            assert stretch is not None  # noqa: S101 - a copy of the same
         stretch.steps += 1
         stretch.samples_end += stretch.global_batch
         if self._lot_size >= LOT:
@@ -208,13 +215,17 @@ class Trail:
 
         While a step is in progress, that is what the record will be at its end.
         """
-        self._note(but=1)  # the newest one's step may never be completed
-        other = copy.copy(self)
-        other._record = msgspec.structs.replace(self._record, findings=list(self._record.findings))
-        if self._open is not None:
-            other._open = msgspec.structs.replace(self._open)
-        other._note()
-        return other._noted_state()
+        if self._ahead is None:
+            self._note(but=1)  # the newest one's step may never be completed
+            other = copy.copy(self)
+            other._record = msgspec.structs.replace(
+                self._record, findings=list(self._record.findings)
+            )
+            if self._open is not None:
+                other._open = msgspec.structs.replace(self._open)
+            other._note()
+            self._ahead = other, other._noted_state()
+        return self._ahead[1]
 
     def _noted_state(self) -> dict[str, Any]:
         stretches = [*self._record.stretches]
@@ -235,9 +246,10 @@ class Trail:
         records = [read_record(other) for other in others]
         self._record = merged([_without_counts(read_record(state)), *records])
         self._number = int(state.get("number", 0))
-        self._open, self._lot, self._lot_size = None, [], 0
+        self._open, self._lot, self._lot_size, self._ahead = None, [], 0, None
 
     def _close(self, step: int) -> None:
+        self._ahead = None
         stretch = self._open
         while stretch is not None and self._lot and stretch.step + stretch.steps > step:
             self._lot.pop()
