@@ -3,6 +3,8 @@
 import pytest
 from floor import SCRIPTS, Job
 
+from thorough import some
+
 SCRIPT = SCRIPTS / "many_kinds.py"
 WORKERS, STEPS = 4, 20
 DEATHS = ("2:3:backward", "1:9:summed", "0:14:forward")
@@ -88,7 +90,7 @@ WORDS = tuple(f"word{number}" for number in range(10))
 KINDS = ("all", "hook", "static", "several", "own", "compiled", "compiled_inside", "compiled_step")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some(KINDS, 4))
 def test_kinds_at_drawn_places(floor, tmp_path, rng, kind):
     """Two workers: a model that is laid out anew sums in another order, which two do not see."""
     rng.seed(f"{kind} {rng.random()}")
@@ -115,7 +117,7 @@ def test_what_is_said_between_epochs_is_on_nobodys_way(floor, tmp_path):
     assert "Traceback" not in running.err, running.text
 
 
-@pytest.mark.parametrize("place", ["before", "between", "behind"])
+@pytest.mark.parametrize("place", some(["before", "between", "behind"], 1))
 def test_a_loss_between_epochs_is_none_of_a_step(floor, tmp_path, place):
     """The others do not go on without it in the loop that follows."""
     calm, _ = run(floor, tmp_path / "calm", "epochs_plain")
