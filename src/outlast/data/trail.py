@@ -234,7 +234,9 @@ class Trail:
         record = Record(
             stretches=_kept(stretches), findings=self._record.findings, more=self._record.more
         )
-        return {"number": self._number, **msgspec.to_builtins(record)}
+        # A stretch without a step is of this worker alone: who takes over begins the same one.
+        is_begun = self._open is not None and not self._open.steps
+        return {"number": self._number - is_begun, **msgspec.to_builtins(record)}
 
     def restore(self, state: Mapping[str, Any], others: Iterable[Mapping[str, Any]] = ()) -> None:
         """Go on from what was noted before, and take over the counts of ``others``.

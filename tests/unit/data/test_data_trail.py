@@ -591,6 +591,8 @@ def test_who_lives_through_a_loss_counts_as_who_takes_a_place(losses):
         for _, each in (one for one in losses if one[0] == step):
             for worker, how in zip(workers, each, strict=True):
                 worker.lives_through(how, saved, step)
+            # A batch that is in hand belongs to a step that is not complete.
+            saved = [saved[one.rank] if one.in_hand else one.own() for one in workers]
     verdict = History([read_record(worker.own()[TRAIL]) for worker in workers], STEPS).verdict()
     assert verdict.proved, verdict.faults
     for worker in workers:
