@@ -54,17 +54,19 @@ def words_of(trail: Mapping[str, Any]) -> list[float]:
     newest = _newest(trail)
     if newest is None:
         return NOTHING
-    digest = int(newest.digest, 16)
-    parts = [float(digest >> shift & 0xFFFFFFFF) for shift in _SHIFTS]
-    return [float(newest.step + newest.steps), float(newest.number), float(newest.samples), *parts]
+    digest = int(newest["digest"], 16)
+    parts = (digest >> shift & 0xFFFFFFFF for shift in _SHIFTS)
+    words = (newest["step"] + newest["steps"], newest["number"], newest["samples"], *parts)
+    return [float(word) for word in words]
 
 
-def _newest(trail: Mapping[str, Any]) -> Stretch | None:
-    """The stretch in which samples are handed out now."""
+def _newest(trail: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The stretch in which samples are handed out now, as data."""
     stretches = trail.get("stretches")
     if not stretches or stretches[-1]["number"] != trail["number"]:
         return None
-    return msgspec.convert(stretches[-1], Stretch)
+    newest: dict[str, Any] = stretches[-1]
+    return newest
 
 
 class Others:
@@ -92,9 +94,10 @@ class Others:
             trail: this worker's record, as of its end.
             rows: the words.
         """
-        newest, before = _newest(trail), self._newest
-        if newest is None or not self._records:
+        found = _newest(trail)
+        if found is None or not self._records:
             return
+        newest, before = msgspec.convert(found, Stretch), self._newest
         if before is None or newest.number != before.number:
             self._begin(newest)
         self._newest = newest
@@ -144,7 +147,7 @@ class Noting:
         trail: gives this worker's record, as of the end of the step in progress.
 
     Attributes:
-        others: who hears; None for nobody.
+        others: who hears; None where no machine can be lost beside this one, and nothing is said.
     """
 
     def __init__(self, trail: Callable[[], Mapping[str, Any]]) -> None:
@@ -153,7 +156,7 @@ class Noting:
 
     def words(self) -> list[float]:
         """Of this worker."""
-        return words_of(self._trail())
+        return NOTHING if self.others is None else words_of(self._trail())
 
     def heard(self, rows: Rows) -> None:
         """Of all workers."""

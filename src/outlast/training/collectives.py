@@ -64,12 +64,10 @@ class Collectives:
 
     Attributes:
         num_sent: how many were sent in steps, but for those of backward passes.
-        on_sent: told of each that the script sends.
     """
 
     def __init__(self) -> None:
         self.num_sent = 0
-        self.on_sent: Callable[[], None] = lambda: None
         self._turn = 0  # number of the body that runs; none with the same number ran before
         self._is_in_step = self._is_inside = self._has_sent = False
         self._written: set[int] = set()  # addresses of what was given to be written in this step
@@ -138,7 +136,6 @@ class Collectives:
             if not self._concerns_us:
                 return call(group, *args, **options)
             self._has_sent = True
-            self.on_sent()
             self._written.update(map(_address, _tensors(args[:1])))
             before = num_sent()
             try:
@@ -150,14 +147,11 @@ class Collectives:
                     raise
                 fill(args, group.rank())
                 return _Ended(args[:1])
-            if (
-                torch._C._current_graph_task_id() < 0
-            ):  # else it is a model's gradients that are sent
-                self.num_sent += num_sent() - before
+            is_in_backward = torch._C._current_graph_task_id() >= 0  # a model's gradients are sent
+            self.num_sent += 0 if is_in_backward else num_sent() - before
             if work is not None:
-                self._pending[work] = _Pending(
-                    self._turn, functools.partial(fill, args, group.rank())
-                )
+                fill_own = functools.partial(fill, args, group.rank())
+                self._pending[work] = _Pending(self._turn, fill_own)
             return work
 
         return collective
@@ -186,6 +180,7 @@ class Collectives:
             if not self._concerns_us:
                 return call(*args, **options)
             self._is_inside = True  # no part of it has an end without the others
+            before = num_sent()
             try:
                 if over.is_held and over.is_over:
                     raise ConnectionError
@@ -195,6 +190,7 @@ class Collectives:
                     raise
                 _fill_objects(call.__name__, inspect.signature(call).bind(*args, **options))
             finally:
+                self.num_sent += num_sent() - before
                 self._is_inside = False
 
         return collective

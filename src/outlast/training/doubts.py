@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from outlast.checkpoint.references import parameters_of
+from outlast.training.collectives import Collectives
 
 BODIES: Final = 4  # looked at
 WRITES: Final = (
@@ -34,13 +35,19 @@ class Doubts:
 
     Args:
         optimizers: gives those that the session knows.
+        collectives: the script's own.
     """
 
-    def __init__(self, optimizers: Callable[[], Iterable[torch.optim.Optimizer]]) -> None:
+    def __init__(
+        self,
+        optimizers: Callable[[], Iterable[torch.optim.Optimizer]],
+        collectives: Collectives,
+    ) -> None:
         self._optimizers = optimizers
+        self._collectives = collectives
         self._num_seen = self._num_without = 0
-        self._versions: list[int] = []
-        self._has_stepped = self._is_late = False
+        self._versions: list[int] = []  # of the weights, when an optimizer had stepped last
+        self._sent: int | None = None  # collectives by then; None before
 
     @property
     def _is_over(self) -> bool:
@@ -48,33 +55,27 @@ class Doubts:
 
     def begins(self) -> None:
         """A batch is handed out."""
-        self._has_stepped = self._is_late = False
         if not self._is_over:
-            self._versions = self._now()
+            self._versions, self._sent = self._now(), None
 
     def stepped(self, *_: Any) -> None:
         """An optimizer has made its step."""
-        self._has_stepped = True
         if not self._is_over:
-            self._versions = self._now()
-
-    def sends(self) -> None:
-        """The script sends a collective of its own."""
-        self._is_late = self._is_late or self._has_stepped
+            self._versions, self._sent = self._now(), self._collectives.num_sent
 
     def found(self) -> str:
         """What there is to say of a body that has come to its end; "" for nothing more."""
         if self._is_over:
             return ""
         self._num_seen += 1
-        why = LATE if self._is_late else ""
         if self._now() != self._versions:
-            why = WRITES
-        return self._said(why)
+            return self._said(WRITES)
+        is_late = self._sent is not None and self._collectives.num_sent > self._sent
+        return self._said(LATE if is_late else "")
 
     def kept(self, *, is_there: bool) -> str:
         """The same of a step's end, and whether there is a state to go on from."""
-        if self._is_over:
+        if self._is_over or not self._num_seen:
             return ""
         self._num_without = 0 if is_there else self._num_without + 1
         return self._said(NOTHING if self._num_without == BODIES - 1 else "")

@@ -41,6 +41,9 @@ class Keeping:
         own: gives this rank's own state, as it is now.
         own_end: gives the same, as it would be if (step) ended now.
         let_go: told, in another thread, that the attempt is over.
+
+    Attributes:
+        moment: the newest one, if it can be gone on from.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Keeping:
         self._buffers: Buffers = []  # the same
         self._rest: Rest | None = None  # of the moment that is kept
         self._mirror = Own(rig.timeline, rig.link.rank, rig.link.world_size, rig.basis)
-        self._moment: Moment | None = None
+        self.moment: Moment | None = None
         self._step = 0  # completed; there may be some since that moment
         self._is_off = False  # this session's state is not one that can be kept
         self._hook: Any = None
@@ -95,15 +98,15 @@ class Keeping:
         The moment before them stays the one to go on from, unless weights have changed since.
         """
         self._step = step
-        if self._moment is not None and self._moment.is_spoiled:
-            self._moment = None
+        if self.moment is not None and self.moment.is_spoiled:
+            self.moment = None
 
     def keep_nothing(self) -> None:
         """What was kept cannot be gone on from any more."""
-        self._moment = None
+        self.moment = None
 
     def _keep(self, step: int, own: bytes, *, stepped: bool) -> None:
-        self._moment, self._step = None, step  # two of them are never held
+        self.moment, self._step = None, step  # two of them are never held
         if self._is_off:
             return
         try:
@@ -115,7 +118,7 @@ class Keeping:
         except Exception as error:  # noqa: BLE001 - whatever state is made of, training goes on
             self._stop(error)
             return
-        self._moment = moment
+        self.moment = moment
         living.forget()  # that of the attempt before
 
     def _all(self) -> Rest:
@@ -125,7 +128,7 @@ class Keeping:
         return self._looks.take() or rest
 
     def _stop(self, error: Exception) -> None:
-        self._is_off, self._moment = True, None
+        self._is_off, self.moment = True, None
         why = str(error) or type(error).__name__
         logger.warning("the next attempt goes on from a checkpoint, if there is one: %s", why)
 
@@ -143,12 +146,7 @@ class Keeping:
 
     def has(self, step: int) -> bool:
         """Whether the moment that is kept is the end of ``step``."""
-        return self._moment is not None and self._moment.step == step
-
-    @property
-    def moment(self) -> Moment | None:
-        """The newest one, if it can be gone on from."""
-        return self._moment
+        return self.moment is not None and self.moment.step == step
 
     def before_optimizer(self) -> None:
         """The gradients are there, and the weights are about to change.
@@ -164,22 +162,17 @@ class Keeping:
         self._pending(late=True)
         self.spoil()
 
-    @property
-    def live(self) -> list[torch.Tensor]:
-        """Those of the moment that is kept which are not copied."""
-        return [] if self._moment is None else self._moment.live
-
     def spoil(self) -> None:
         """The weights may change from here on, and nothing may tell of it."""
-        if self._moment is not None:
-            self._moment.spoil()
+        if self.moment is not None:
+            self.moment.spoil()
 
     def close(self) -> None:
         """The session ends: its newest moment stays for the next attempt, if there is to be one."""
         over.unwatch(self._let_go)
         if self._hook is not None:
             self._hook.remove()
-        moment, self._moment = self._moment, None
+        moment, self.moment = self.moment, None
         if over.is_over and moment is not None:
             try:
                 moment.settle(self._newest)
@@ -193,7 +186,7 @@ class Keeping:
         self._pending(late=False)
 
     def _pending(self, *, late: bool) -> None:
-        if self._moment is None:
+        if self.moment is None:
             return
         step = self._step + 1
         try:

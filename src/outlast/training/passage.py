@@ -112,7 +112,10 @@ class Passage:
 
     Attributes:
         is_in_hand: whether a batch was handed out whose step is not complete.
+        way: from the session's opening to the loop.
     """
+
+    way: Way
 
     def __init__(
         self,
@@ -134,19 +137,17 @@ class Passage:
         self._random: Mapping[str, Any] = {}
         self._held: Any = None
         self._sent = 0
-        self._way: Way
         self._placed = 0, 1  # rank and number of workers that its place in the data is for
         self._always_sends = self._is_first = True
-        self._has_gone_on = self._accumulates = self._has_ended = False
+        self._has_gone_on = self._accumulates = False
         self._looked_at: set[str] = set()  # lines of loops
         self._noting = Noting(position.record)
-        self._doubts = Doubts(objects.optimizers)
-        self._collectives.on_sent = self._doubts.sends
+        self._doubts = Doubts(objects.optimizers, self._collectives)
 
     def begin(self, rig: Rig) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
         self._placed = rig.link.rank, rig.link.world_size
-        self._way = Way(joins=self._survivor.joins)
+        self.way = Way(joins=self._survivor.joins)
         if self._noting.others is None:  # the job begins
             self.met(rig.link, lambda _: {"data": {}}, rig.link.world_size)
         if any(isinstance(one, torch.optim.LBFGS) for one in self._objects.optimizers()):
@@ -185,13 +186,14 @@ class Passage:
             own_of: rank → what it knew alone, of those that the attempt has gone on from.
             saved_by: how many these were.
         """
+        self._noting.others = None
         several = os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
-        wanted = several and self._is_free and not self._survivor.why_not
+        if not several or not self._is_free or self._survivor.why_not:
+            return
+        data_of = lambda rank: own_of(rank)["data"]  # noqa: E731
         begun = {
-            rank: record_of(
-                lambda one: own_of(one)["data"], saved_by, rank, link.world_size
-            ).state()
-            for rank in (known_to(link.rank, link.world_size) if wanted else ())
+            rank: record_of(data_of, saved_by, rank, link.world_size).state()
+            for rank in known_to(link.rank, link.world_size)
         }
         self._noting.others = Others(link.rank, link.world_size, begun)
 
@@ -217,18 +219,6 @@ class Passage:
 
     # --- in a loop ------------------------------------------------------------------------------
 
-    def epoch_begins(self) -> None:
-        """Of ``session.epochs()``: the one before is finished."""
-        self._way.epoch_begins()
-
-    def epochs_end(self, *, are_left: bool) -> None:
-        """All of them are finished, or the newest one was left in its midst."""
-        self._way.epochs_end(are_left=are_left)
-
-    def passed_by(self) -> None:
-        """The loop that a checkpoint is in had ended: nothing of it is left to do."""
-        self._way.arrived()
-
     def come_to_loop(self) -> None:
         """A loop is about to begin.
 
@@ -238,12 +228,18 @@ class Passage:
         Raises:
             RuntimeError: another rank is gone.
         """
-        if not self._way.is_silent() and not self._survivor.why_not:
-            self._survivor.cannot(SPEAKS)
-            if self._placed[0] == 0:
-                say(self._survivor.words)
+        if not self.way.is_silent():
+            self._cannot(SPEAKS)
         if not self._survivor.why_not:
-            self._way.gather()
+            self.way.gather()
+
+    def _cannot(self, reason: str) -> None:
+        """From here on this worker starts anew where another one is lost; rank 0 says so, once."""
+        if self._survivor.why_not:
+            return
+        self._survivor.cannot(reason)
+        if self._placed[0] == 0:
+            say(self._survivor.words)
 
     @contextlib.contextmanager
     def loop(self) -> Iterator[None]:
@@ -253,14 +249,14 @@ class Passage:
             RuntimeError: another rank is gone.
         """
         if not self._survivor.why_not:
-            self._way.loop_begins()
+            self.way.loop_begins()
         self._survivor.hold()
         try:
             yield
         finally:
             self._collectives.end()
             self._survivor.release()
-            self._way.loop_ends()
+            self.way.loop_ends()
             if self._keeping is not None:
                 self._keeping.keep_nothing()  # no loop goes back into the one before it
 
@@ -282,12 +278,9 @@ class Passage:
         """Who counts batches decides by that when gradients are used: each must be counted once."""
         self._looked_at.add(self._position.line)
         counter = recount(frame, sys.maxsize)
-        if counter is None or self._survivor.why_not:
-            return
-        self._survivor.cannot(counter.twice)
-        self._survivor.release()
-        if self._placed[0] == 0:
-            say(self._survivor.words)
+        if counter is not None and not self._survivor.why_not:
+            self._cannot(counter.twice)
+            self._survivor.release()
 
     def before_optimizer(self) -> None:
         """The gradients are there, and the weights are about to change."""
@@ -319,8 +312,7 @@ class Passage:
         else:
             stepped = is_agreed or self._gradients.have_changed_weights
             self._keeping.keep(step, own, stepped=stepped)
-        if not is_agreed and self._has_ended:
-            self._tell(self._doubts.kept(is_there=self._keeping.moment is not None))
+        self._tell(self._doubts.kept(is_there=self._keeping.moment is not None))
 
     def _tell(self, doubt: str) -> None:
         if doubt and self._placed[0] == 0:
@@ -342,12 +334,11 @@ class Passage:
             return
         if self._keeping is not None:
             self._tell(self._doubts.found())
-        sends = (
-            self._num_summed() > self._sent or self._placed[1] == 1
-        )  # then there is nobody to send to
+        is_alone = self._placed[1] == 1  # then there is nobody to send to
+        sends = is_alone or self._num_summed() > self._sent
         if self._is_first and self._has_gone_on and self._always_sends and not sends:
             raise NotInProcess(UNSUMMED)
-        self._is_first, self._has_ended = False, True
+        self._is_first = False
         self._always_sends = self._always_sends and sends
 
     # --- into the next attempt ------------------------------------------------------------------
@@ -363,11 +354,11 @@ class Passage:
             NotInProcess: this process cannot.
         """
         self._collectives.refuse_pending()
-        keeping = self._keeping
-        if keeping is not None and self.is_in_hand and self._collectives.have_written(keeping.live):
-            keeping.spoil()
+        moment = None if self._keeping is None else self._keeping.moment
         if not self.is_in_hand:
             self._keep_newest(step)
+        elif moment is not None and self._collectives.have_written(moment.live):
+            moment.spoil()
         while True:
             if self._keeping is not None:
                 self._keeping.close()

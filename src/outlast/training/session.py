@@ -347,14 +347,14 @@ class Session:
             for epoch in range(first, num):
                 self._position.enter_epoch(epoch)
                 if self._passage is not None:
-                    self._passage.epoch_begins()
+                    self._passage.way.epoch_begins()
                 yield epoch
             is_left = False
         finally:
             if not self._is_over:  # else it is the end of the session that puts it down
                 self._position.end_epochs(max(first, num), is_left=is_left)
                 if self._passage is not None:
-                    self._passage.epochs_end(are_left=is_left)
+                    self._passage.way.epochs_end(are_left=is_left)
 
     def _steps(
         self, loader: Iterable[Batch], until: int | None, epochs: int | None, site: Site
@@ -368,7 +368,7 @@ class Session:
         if self._was_over(until, site):
             self._was_over_at_once = True
             if self._passage is not None and self._position.saved_loop <= self._position.loop:
-                self._passage.passed_by()
+                self._passage.way.arrived()
             if self._position.saved_loop == self._position.loop:  # as if it had just ended here
                 with excepthook.one_line_errors():
                     self._open(loader, **limits, is_over=True)

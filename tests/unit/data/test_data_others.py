@@ -5,7 +5,15 @@ import pytest
 
 from outlast.data import Loader, open_feed
 from outlast.data.audit import History
-from outlast.data.others import NOTHING, NUM_KNOWN, NUM_WORDS, Others, known_to, words_of
+from outlast.data.others import (
+    NOTHING,
+    NUM_KNOWN,
+    NUM_WORDS,
+    Noting,
+    Others,
+    known_to,
+    words_of,
+)
 from outlast.data.trail import Trail, read_record
 
 SIZE, BATCH = 40, 12
@@ -111,6 +119,15 @@ def test_without_a_record_nothing_is_said():
     alone = Others(0, 3, {1: Trail().state()})
     alone.heard(Trail().state(), np.array([NOTHING] * 3))
     assert alone.at(-1, -1) == {}
+
+
+def test_where_no_machine_can_be_lost_beside_this_one_nothing_is_said():
+    (worker, *_), others = crew()
+    worker.step()
+    noting = Noting(worker.trail.state)
+    assert noting.words() == NOTHING
+    noting.others = others[0]
+    assert noting.words() == words_of(worker.trail.state()) != NOTHING
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8, 9, 64, 501])

@@ -104,6 +104,12 @@ def test_what_is_changed_in_place_stays(own, call):
     assert over.is_void
 
 
+def test_objects_count_as_what_the_script_sends(own):
+    before = own.num_sent
+    dist.all_gather_object([None], {"rank": 0})
+    assert own.num_sent > before
+
+
 def test_objects_of_all_are_this_ranks_own(own):
     lose(own)
     found, told, given, gathered = [None] * 3, [{"a": 1}], [None], [None] * 2
