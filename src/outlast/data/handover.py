@@ -19,16 +19,16 @@ TRAIL = "trail"
 BATCH = "batch"
 
 
-def place(loop: int, feed: Feed, trail: Trail, batch: int) -> dict[str, Any]:
+def place(loop: int, feed: Feed, trail: Mapping[str, Any], batch: int) -> dict[str, Any]:
     """Where a worker is in its data, or will be once the step in progress is completed.
 
     Args:
         loop: number of the loop that the feed belongs to.
         feed: what it iterates.
-        trail: the record of samples.
+        trail: the record of samples, as data.
         batch: number of the loop's newest batch, those left out included.
     """
-    return {"loop": loop, BATCH: batch, "position": feed.state(), TRAIL: trail.state()}
+    return {"loop": loop, BATCH: batch, "position": feed.state(), TRAIL: trail}
 
 
 def given_back(

@@ -45,28 +45,20 @@ def known_to(rank: int, world_size: int) -> list[int]:
     return [(rank + step) % world_size for step in steps]
 
 
-def words_of(trail: Mapping[str, Any]) -> list[float]:
-    """What a worker says of itself.
+def newest_of(trail: Mapping[str, Any]) -> Stretch | None:
+    """The stretch in which samples are handed out now, in a record as data."""
+    stretches = read_record(trail).stretches if trail else []
+    return stretches[-1] if stretches and stretches[-1].number == trail["number"] else None
 
-    Args:
-        trail: its record, as of the end of the step in progress.
-    """
-    newest = _newest(trail)
+
+def words_of(newest: Stretch | None) -> list[float]:
+    """What a worker says of itself, of its newest stretch as of the end of the step in progress."""
     if newest is None:
         return NOTHING
-    digest = int(newest["digest"], 16)
+    digest = int(newest.digest, 16)
     parts = (digest >> shift & 0xFFFFFFFF for shift in _SHIFTS)
-    words = (newest["step"] + newest["steps"], newest["number"], newest["samples"], *parts)
+    words = (newest.step + newest.steps, newest.number, newest.samples, *parts)
     return [float(word) for word in words]
-
-
-def _newest(trail: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The stretch in which samples are handed out now, as data."""
-    stretches = trail.get("stretches")
-    if not stretches or stretches[-1]["number"] != trail["number"]:
-        return None
-    newest: dict[str, Any] = stretches[-1]
-    return newest
 
 
 class Others:
@@ -87,17 +79,16 @@ class Others:
         self._heard: dict[int, tuple[Stretch, Rows]] = {}  # by step
         self._newest: Stretch | None = None
 
-    def heard(self, trail: Mapping[str, Any], rows: Rows) -> None:
+    def heard(self, newest: Stretch | None, rows: Rows) -> None:
         """All workers have said their words of the step in progress.
 
         Args:
-            trail: this worker's record, as of its end.
+            newest: this worker's stretch, as of its end.
             rows: the words.
         """
-        found = _newest(trail)
-        if found is None or not self._records:
+        if newest is None or not self._records:
             return
-        newest, before = msgspec.convert(found, Stretch), self._newest
+        before = self._newest
         if before is None or newest.number != before.number:
             self._begin(newest)
         self._newest = newest
@@ -153,12 +144,14 @@ class Noting:
     def __init__(self, trail: Callable[[], Mapping[str, Any]]) -> None:
         self.others: Others | None = None
         self._trail = trail
+        self._newest: Stretch | None = None  # that is told of
 
     def words(self) -> list[float]:
         """Of this worker."""
-        return NOTHING if self.others is None else words_of(self._trail())
+        self._newest = None if self.others is None else newest_of(self._trail())
+        return words_of(self._newest)
 
     def heard(self, rows: Rows) -> None:
-        """Of all workers."""
+        """Of all workers, which said them when this one did."""
         if self.others is not None:
-            self.others.heard(self._trail(), rows)
+            self.others.heard(self._newest, rows)

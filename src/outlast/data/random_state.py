@@ -22,7 +22,6 @@ import ctypes
 import logging
 import operator
 import random
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,9 +34,15 @@ from outlast.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _NUMPY_GENERATOR = "MT19937"
-_NUMPY_BYTES = 625 * 4  # its 624 words and its position
-_PYTHON_BYTES = 625 * 4  # its position and its 624 words
+_NUM_WORDS = 624
 _PYTHON_AT = object.__basicsize__  # behind what every object begins with
+# A place among the words and four of them: whatever is drawn moves the one or makes new words.
+_SIGN_BYTES = 5 * 4
+_NUMPY_AT = (_NUM_WORDS - 4) * 4  # its place is behind its words
+# In torch's lie: words left, a flag and three bytes of anything, its place; the words; normals.
+_TORCH_WORDS_AT, _TORCH_TAIL_BYTES = 3 * 4, 28
+_TORCH_SEARCHED_BYTES = 256  # of a generator, which has ten times as many
+_TORCH_WORDS = slice(3, 3 + _NUM_WORDS)  # of its state: eight bytes each
 _outside: list[Mapping[str, Any]] = []  # of the blocks that are open, the outermost first
 
 
@@ -69,20 +74,22 @@ def look() -> tuple[Any, Any, torch.Tensor]:
 class _Seen:
     """What was told last, and by which signs it is known; each is one value, as threads may look.
 
-    Asking Python or NumPy for their states takes 7 and 80 µs, and a look at the memory one.
+    Asking for a state takes 1 to 80 µs, a look at its sign in the generator's memory half of one;
+    and ten to fifty times as long each, where other code has run in between. A normal number that
+    waits to be given out lies elsewhere and goes without a trace: then there is no sign.
 
     Attributes:
         told: what ``look`` saw, and what ``capture`` made of it.
-        in_python: what lay in the generator's memory, and what ``random.getstate`` told.
-        in_numpy: the generator, what lay in its memory, and what ``numpy.random.get_state`` told.
-        in_torch: the state.
+        in_python, in_numpy, in_torch: the sign, b"" if there is none, and the state.
+        torch_at: where the sign of torch's lies; 0 if that is not known.
         on_devices: what ``capture`` told without the devices, and with them.
     """
 
     told: tuple[tuple[Any, ...], Mapping[str, Any]] = ((None, None, None), {})
     in_python: tuple[bytes, Any] = (b"", None)
-    in_numpy: tuple[Any, bytes, Any] = (None, b"", None)
-    in_torch: torch.Tensor = torch.empty(0)
+    in_numpy: tuple[bytes, Any] = (b"", None)
+    in_torch: tuple[bytes, torch.Tensor] = (b"", torch.empty(0))
+    torch_at: int | None = None
     on_devices: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {})
 
 
@@ -90,14 +97,14 @@ def _look_at_python() -> Any:
     generator = getattr(random.random, "__self__", None)
     if type(generator) is not random.Random:
         return random.getstate()
-    memory = ctypes.string_at(id(generator) + _PYTHON_AT, _PYTHON_BYTES)
+    sign = ctypes.string_at(id(generator) + _PYTHON_AT, _SIGN_BYTES)
     known, state = _Seen.in_python
-    if memory == known and vars(generator).get("gauss_next") == state[2]:
+    if sign == known and generator.gauss_next == state[2]:  # type: ignore[attr-defined]
         return state
     state = random.getstate()
     # What lies there is believed only if it is the state: an interpreter may keep it elsewhere.
-    is_all = memory == np.array([state[1][-1], *state[1][:-1]], np.uint32).tobytes()
-    _Seen.in_python = (memory if is_all else b"", state)
+    is_it = sign == _words(state[1][-1], *state[1][:4])
+    _Seen.in_python = (sign if is_it else b"", state)
     return state
 
 
@@ -105,27 +112,64 @@ def _look_at_numpy() -> Any:
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if type(generator) is not np.random.MT19937:
         return np.random.get_state(legacy=False)
-    memory = ctypes.string_at(generator.ctypes.state_address, _NUMPY_BYTES)
-    known, was, state = _Seen.in_numpy
-    if generator is known and memory == was:
+    sign = ctypes.string_at(generator.ctypes.state_address + _NUMPY_AT, _SIGN_BYTES)
+    known, state = _Seen.in_numpy
+    if sign == known:
         return state
     state = np.random.get_state(legacy=False)
     inner = state["state"]
-    is_all = memory == inner["key"].tobytes() + int(inner["pos"]).to_bytes(4, sys.byteorder)
-    # A second normal number that waits to be given out lies elsewhere, and goes without a trace.
-    may_be_known = is_all and not state["has_gauss"]
-    _Seen.in_numpy = (generator, memory, state) if may_be_known else (None, b"", None)
+    is_it = sign == _words(*inner["key"][-4:], inner["pos"]) and not state["has_gauss"]
+    _Seen.in_numpy = (sign if is_it else b"", state)
     return state
 
 
 def _look_at_torch() -> torch.Tensor:
-    state, known = torch.get_rng_state(), _Seen.in_torch
+    sign = _sign_in_torch()
+    known, before = _Seen.in_torch
+    if sign and sign == known:
+        return before
+    state = torch.get_rng_state()
     if torch.is_inference_mode_enabled():
         return state  # of a kind that is of little use outside of that mode
-    if torch.equal(state, known):
-        return known
-    _Seen.in_torch = state
+    raw = state.numpy()
+    if np.array_equal(raw, before.numpy()):
+        state = before
+    place, words = _in_torch(raw)
+    if _Seen.torch_at is None and words:
+        _Seen.torch_at = _found_in_torch(words)
+        sign = _sign_in_torch()
+    lies = sign[:_TORCH_WORDS_AT], sign[_TORCH_WORDS_AT : _TORCH_WORDS_AT + len(words)]
+    is_it = bool(words) and (lies[0][:4] + lies[0][8:], lies[1]) == (place, words)
+    _Seen.in_torch = (sign if is_it else b"", state)
     return state
+
+
+def _sign_in_torch() -> bytes:
+    """What lies in the memory of torch's generator: of its words, and of a normal that may wait."""
+    if not (at := _Seen.torch_at):
+        return b""
+    tail = ctypes.string_at(at + _TORCH_WORDS_AT + _NUM_WORDS * 4, _TORCH_TAIL_BYTES)
+    return ctypes.string_at(at, _TORCH_WORDS_AT + 4 * 4) + tail
+
+
+def _in_torch(raw: Any) -> tuple[bytes, bytes]:
+    """The place in its words and four of these, by a state; no words if a normal number waits."""
+    words = raw.view(np.uint64)
+    if words[_TORCH_WORDS.stop :].any():
+        return b"", b""
+    left = raw[8:12].view(np.int32)[0]
+    return _words(left, words[2]), _words(*words[_TORCH_WORDS][:4])
+
+
+def _found_in_torch(words: bytes) -> int:
+    """Where what is read of it begins; 0 if it is not found."""
+    address: int = torch.default_generator._cdata
+    at = ctypes.string_at(address, _TORCH_SEARCHED_BYTES).find(words)
+    return address + at - _TORCH_WORDS_AT if at >= _TORCH_WORDS_AT else 0
+
+
+def _words(*words: Any) -> bytes:
+    return np.array(words, np.uint32).tobytes()
 
 
 def as_data(seen: tuple[Any, Any, torch.Tensor]) -> dict[str, Any]:
@@ -225,7 +269,9 @@ def restore(state: Mapping[str, Any]) -> None:
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     numpy_state = state["numpy"]
-    _Seen.in_numpy = (None, b"", None)  # there may be a second normal number now
+    # There may be a normal number that waits now.
+    _Seen.in_python = _Seen.in_numpy = (b"", None)
+    _Seen.in_torch = (b"", _Seen.in_torch[1])
     np.random.set_state(  # the script's own stream, whatever one thinks of it
         (
             _NUMPY_GENERATOR,
@@ -262,12 +308,19 @@ def seed_all(seed: int, *, cuda: bool = False) -> None:
 def preserved(*, cuda: bool = True) -> Iterator[None]:
     """Random numbers drawn inside leave no trace outside, also when the block raises."""
     state = capture(cuda=cuda)
+    before = _Seen.told, _Seen.in_python, _Seen.in_numpy, _Seen.in_torch
     _outside.append(state)
     try:
         yield
     finally:
         _outside.pop()
-        restore(state)
+        python, numpy_state, torch_state = before[0][0]
+        random.setstate(python)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)
+        if "devices" in state:
+            _restore_devices(state["devices"])
+        _Seen.told, _Seen.in_python, _Seen.in_numpy, _Seen.in_torch = before
 
 
 def outside() -> Mapping[str, Any]:

@@ -21,7 +21,6 @@ that are rolled back stay in it).
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -34,6 +33,8 @@ from outlast.data.order import ids_at, scramble
 KEPT: Final = 64
 FINDINGS_MAX: Final = 256  # of each worker
 LOT: Final = 1 << 14  # ids that are noted together
+BATCHES_TOLD, IDS_TOLD = 16, 1 << 10  # or, where the record is told at each step, so few at most
+_LOT: Final = "lot"
 MISSING: Final = -1
 
 Ids = npt.NDArray[np.int64]
@@ -132,6 +133,21 @@ def add(one: int, other: int) -> int:
     return high << 64 | ((one + other) & _MASK)
 
 
+class _Lot(msgspec.Struct, kw_only=True, frozen=True):
+    """Batches of the newest stretch that are not counted yet.
+
+    Attributes:
+        first, count: the worker's slice of each batch.
+        noted: the stretch's steps that are counted.
+        ids: of each batch, in hexadecimal.
+    """
+
+    first: int
+    count: int
+    noted: int
+    ids: list[str]
+
+
 class Trail:
     """One worker's record, as its batches are handed out."""
 
@@ -143,7 +159,6 @@ class Trail:
         self._noted = 0  # steps of the open stretch that are in its digest
         self._lot: list[Ids] = []
         self._lot_size = 0
-        self._ahead: tuple[Trail, dict[str, Any]] | None = None  # with the newest batch counted
 
     def begin(
         self,
@@ -193,12 +208,6 @@ class Trail:
         """A batch was handed out, made of the samples ``ids``."""
         stretch = self._open
         assert stretch is not None  # noqa: S101 - a feed begins before it hands out
-        if self._ahead is not None:  # the batch before has been counted once already
-            counted, self._ahead = self._ahead[0], None
-            self._record, self._noted = counted._record, counted._noted
-            self._lot, self._lot_size = counted._lot, counted._lot_size
-            self._open = stretch = counted._open
-            assert stretch is not None  # noqa: S101 - a copy of the same
         stretch.steps += 1
         stretch.samples_end += stretch.global_batch
         if self._lot_size >= LOT:
@@ -215,19 +224,16 @@ class Trail:
 
         While a step is in progress, that is what the record will be at its end.
         """
-        if self._ahead is None:
-            self._note(but=1)  # the newest one's step may never be completed
-            other = copy.copy(self)
-            other._record = msgspec.structs.replace(
-                self._record, findings=list(self._record.findings)
-            )
-            if self._open is not None:
-                other._open = msgspec.structs.replace(self._open)
-            other._note()
-            self._ahead = other, other._noted_state()
-        return self._ahead[1]
+        found = self.uncounted()
+        return {"number": found["number"], **msgspec.to_builtins(read_record(found))}
 
-    def _noted_state(self) -> dict[str, Any]:
+    def uncounted(self) -> dict[str, Any]:
+        """The same at a tenth of the cost: the newest batches as they are, counted by who reads it.
+
+        It takes a quarter of a millisecond to count one batch, or sixteen together.
+        """
+        if len(self._lot) > BATCHES_TOLD or self._lot_size > IDS_TOLD:
+            self._note(but=1)  # the newest one's step may never be completed
         stretches = [*self._record.stretches]
         if self._open is not None and self._open.steps:
             stretches.append(self._open)
@@ -236,7 +242,13 @@ class Trail:
         )
         # A stretch without a step is of this worker alone: who takes over begins the same one.
         is_begun = self._open is not None and not self._open.steps
-        return {"number": self._number - is_begun, **msgspec.to_builtins(record)}
+        found = {"number": self._number - is_begun, **msgspec.to_builtins(record)}
+        if self._lot:
+            slices = {"first": self._first, "count": self._count, "noted": self._noted}
+            found[_LOT] = slices | {
+                "ids": [np.asarray(one, "<i8").tobytes().hex() for one in self._lot]
+            }
+        return found
 
     def restore(self, state: Mapping[str, Any], others: Iterable[Mapping[str, Any]] = ()) -> None:
         """Go on from what was noted before, and take over the counts of ``others``.
@@ -248,10 +260,9 @@ class Trail:
         records = [read_record(other) for other in others]
         self._record = merged([_without_counts(read_record(state)), *records])
         self._number = int(state.get("number", 0))
-        self._open, self._lot, self._lot_size, self._ahead = None, [], 0, None
+        self._open, self._lot, self._lot_size = None, [], 0
 
     def _close(self, step: int) -> None:
-        self._ahead = None
         stretch = self._open
         while stretch is not None and self._lot and stretch.step + stretch.steps > step:
             self._lot.pop()
@@ -306,12 +317,27 @@ class Trail:
 
 
 def read_record(state: Mapping[str, Any]) -> Record:
-    """The record in what :meth:`Trail.state` gave.
+    """The record in what :meth:`Trail.state` or :meth:`Trail.uncounted` gave.
 
     Raises:
         ValueError: it is none.
     """
-    return msgspec.convert({k: v for k, v in state.items() if k != "number"}, Record)
+    lot = state.get(_LOT)
+    parts = {key: value for key, value in state.items() if key not in ("number", _LOT)}
+    record = msgspec.convert(parts, Record)
+    return record if lot is None else _counted(record, msgspec.convert(lot, _Lot))
+
+
+def _counted(record: Record, lot: _Lot) -> Record:
+    """With the batches of the newest stretch that were not counted yet."""
+    if not record.stretches:
+        raise ValueError("batches without a stretch that they belong to")
+    trail = Trail()
+    trail._record, trail._open = record, record.stretches[-1]
+    trail._first, trail._count, trail._noted = lot.first, lot.count, lot.noted
+    trail._lot = [np.frombuffer(bytes.fromhex(one), "<i8") for one in lot.ids]
+    trail._note()
+    return record
 
 
 def merged(records: Iterable[Record]) -> Record:

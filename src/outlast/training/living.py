@@ -13,6 +13,7 @@ after a step's end and outside of an optimizer.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ from outlast.checkpoint.shard import as_bytes
 from outlast.training.flight import State
 from outlast.training.rest import Rest, Whole
 
+_address, _version = operator.methodcaller("data_ptr"), operator.attrgetter("_version")
+
 
 class Moment:
     """The state at the end of a step, where it lies.
@@ -35,6 +38,7 @@ class Moment:
         step: completed steps.
         own: this rank's own state.
         rest: digest of all that optimizers do not change, but for ``own``.
+        live: what they change, as it lies there.
         stepped: whether its step has changed weights: all ranks' gradients were there then.
         is_spoiled: whether an optimizer has begun to change it.
 
@@ -65,7 +69,8 @@ class Moment:
         self._state = rest
         self._whole: Whole | None = None
         self.is_spoiled = False
-        self._marks = [(one, one.data_ptr(), one._version) for one in rest.live]
+        self.live = rest.live
+        self._marks = _marks_of(self.live)
 
     def settle(self, now: Callable[[], State]) -> None:
         """It is to stay: see what all of it is.
@@ -98,11 +103,6 @@ class Moment:
         assert self._whole is not None  # noqa: S101
         return self._whole
 
-    @property
-    def live(self) -> list[torch.Tensor]:
-        """What only optimizers change."""
-        return [one for one, _, _ in self._marks]
-
     def spoil(self) -> None:
         """An optimizer begins: some write past the version counters."""
         self.is_spoiled = True
@@ -110,10 +110,7 @@ class Moment:
     @property
     def is_whole(self) -> bool:
         """Whether nothing has changed since the step's end."""
-        return not self.is_spoiled and all(
-            tensor.data_ptr() == address and tensor._version == version
-            for tensor, address, version in self._marks
-        )
+        return not self.is_spoiled and _marks_of(self.live) == self._marks
 
     @property
     def is_settled(self) -> bool:
@@ -130,6 +127,11 @@ class Moment:
             raw = as_bytes(tensor)
             found.update(array_of(raw).data)
         return str(found.hexdigest())
+
+
+def _marks_of(tensors: list[torch.Tensor]) -> list[int]:
+    """Where they lie, and their versions; there may be thousands, at each step."""
+    return [*map(_address, tensors), *map(_version, tensors)]
 
 
 _kept: list[Moment] = []  # of the attempt that is over, until the next one has its own

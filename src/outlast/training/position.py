@@ -618,7 +618,7 @@ class Position:
             if saved and self._is_ended:
                 saved |= {"ended": True, EPOCHS: self._epochs.state()}
             return saved
-        found = self._placed()
+        found = self._placed(self._trail.state())
         return given_back(found)[0] if self._is_given_back else found
 
     @property
@@ -626,7 +626,7 @@ class Position:
         """The random numbers of the position, where they are not those of now."""
         if not self._is_given_back or self._feed is None:
             return None
-        return given_back(self._placed())[1]
+        return given_back(self._placed({}))[1]
 
     def forget_ahead(self) -> None:
         """Another step is in progress from here on."""
@@ -647,19 +647,19 @@ class Position:
         if self._feed is None:
             return self.state()
         if self._ahead is None:
-            self._ahead = self._placed()
+            self._ahead = self._placed(self._trail.uncounted())
         elif not same(self._ahead["held"], held := self._held.state()):  # drawn from meanwhile
             self._ahead = {**self._ahead, "held": held}
         return self._ahead
 
     def record(self) -> Mapping[str, Any]:
-        """The record of samples, as of the end of the step in progress."""
+        """The record of samples, as of the end of the step in progress; not counted to its end."""
         found: Mapping[str, Any] = self.ahead().get(TRAIL, {})
         return found
 
-    def _placed(self) -> dict[str, Any]:
+    def _placed(self, trail: Mapping[str, Any]) -> dict[str, Any]:
         assert self._feed is not None  # noqa: S101
-        placed = place(self._skipping.loop, self._feed, self._trail, self._skipping.batch)
+        placed = place(self._skipping.loop, self._feed, trail, self._skipping.batch)
         at_until = self._until is not None and self._done >= self._until
         return placed | {
             "line": self._site.line,

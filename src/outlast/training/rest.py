@@ -281,7 +281,7 @@ def _apart_from_sent(
 ) -> tuple[list[_Copies], list[_Copies], dict[str, torch.Tensor]]:
     """Copies of tensors, those of what DDP takes from rank 0, and these themselves."""
     named = dict(tensors)
-    addresses = groups.sent_buffers()
+    addresses = groups.sent_buffers() if named else set()
     sent = {name: one for name, one in named.items() if addresses and one.data_ptr() in addresses}
     others = ((name, one) for name, one in named.items() if name not in sent)
     return _copied(others), _copied(sent.items()), sent

@@ -12,6 +12,7 @@ from outlast.data.others import (
     Noting,
     Others,
     known_to,
+    newest_of,
     words_of,
 )
 from outlast.data.trail import Trail, read_record
@@ -38,9 +39,10 @@ def step(workers, others):
     """All make a step, and say their words in it."""
     for worker in workers:
         worker.step()
-    rows = np.array([words_of(worker.trail.state()) for worker in workers])
+    newest = [newest_of(worker.trail.uncounted()) for worker in workers]
+    rows = np.array([words_of(one) for one in newest])
     for rank, one in others.items():
-        one.heard(workers[rank].trail.state(), rows)
+        one.heard(newest[rank], rows)
 
 
 def crew(world_size=3):
@@ -114,20 +116,21 @@ def test_another_stretch_is_not_taken_for_this_one():
 
 
 def test_without_a_record_nothing_is_said():
-    assert words_of({}) == words_of(Trail().state()) == NOTHING
+    assert newest_of({}) is newest_of(Trail().uncounted()) is None
+    assert words_of(None) == NOTHING
     assert len(NOTHING) == NUM_WORDS
     alone = Others(0, 3, {1: Trail().state()})
-    alone.heard(Trail().state(), np.array([NOTHING] * 3))
+    alone.heard(None, np.array([NOTHING] * 3))
     assert alone.at(-1, -1) == {}
 
 
 def test_where_no_machine_can_be_lost_beside_this_one_nothing_is_said():
     (worker, *_), others = crew()
     worker.step()
-    noting = Noting(worker.trail.state)
+    noting = Noting(worker.trail.uncounted)
     assert noting.words() == NOTHING
     noting.others = others[0]
-    assert noting.words() == words_of(worker.trail.state()) != NOTHING
+    assert noting.words() == words_of(newest_of(worker.trail.state())) != NOTHING
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8, 9, 64, 501])

@@ -67,6 +67,50 @@ def test_what_was_not_drawn_from_is_told_by_the_same_objects():
     assert random_state.look()[2] is not before[2]
 
 
+def test_all_words_drawn_leave_no_stream_where_it_was():
+    """Its place is the same then, and its words are others."""
+    torch.manual_seed(3)
+    np.random.seed(3)
+    random.seed(3)
+    draw()
+    before = random_state.look()
+    torch.randint(0, 1 << 30, (624,), dtype=torch.int32)
+    np.random.bytes(624 * 4)
+    random.randbytes(624 * 4)
+    after = random_state.look()
+    assert torch.equal(after[2], torch.get_rng_state())
+    assert not torch.equal(after[2], before[2])
+    assert (after[1]["state"]["pos"], after[0][1][-1]) == (
+        before[1]["state"]["pos"],
+        before[0][1][-1],
+    )
+    assert not np.array_equal(after[1]["state"]["key"], before[1]["state"]["key"])
+    assert after[0] == random.getstate() != before[0]
+
+
+def test_a_normal_number_that_waits_is_seen():
+    torch.manual_seed(4)
+    torch.randn(1)
+    waits = torch.get_rng_state()
+    torch.randn(1)  # given out: its words have not moved
+    given = random_state.look()[2]
+    assert random_state.look()[2] is given
+    torch.set_rng_state(waits)
+    assert torch.equal(random_state.look()[2], waits)
+    assert not torch.equal(given, waits)
+
+
+def test_the_sign_of_torchs_generator_is_found(monkeypatch):
+    """Else each look costs ten times as much."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        torch.rand(seed)
+        random_state.look()
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "get_rng_state", None)  # not asked again
+            random_state.look()
+
+
 def test_states_that_were_looked_at_in_inference_mode_are_as_good_as_any():
     torch.manual_seed(5)
     with torch.inference_mode():
@@ -97,6 +141,24 @@ def test_preserved_also_when_the_block_raises():
     with pytest.raises(KeyError):
         fail()
     assert draw() == expected
+
+
+@pytest.mark.parametrize("num_draws", [0, 1, 2])
+def test_what_was_drawn_inside_is_not_seen_outside(num_draws):
+    for seed in range(20):
+        random_state.seed_all(seed)
+        for _ in range(num_draws):
+            random.gauss(0, 1), np.random.randn(), torch.randn(1)
+        before = random_state.capture()
+        with random_state.preserved():
+            random_state.seed_all(seed + 1)
+            draw()
+            random_state.look()
+        after = random_state.capture()
+        assert same([before], [after])
+        assert after is before or num_draws == 1  # a normal number waits: looked at in full
+        draw()
+        assert not same([random_state.capture()], [after])
 
 
 def test_another_numpy_generator_is_refused():

@@ -154,7 +154,7 @@ def audited(world_size, stints, save_at=()):
             skipping = Skipping(OUT)
             skipping.begin(1, batch)
             handed.append([one.tolist() for one in numbers(feed, skipping, count, step)])
-            states.append(place(1, feed, trail, skipping.batch))
+            states.append(place(1, feed, trail.state(), skipping.batch))
             feed.close()
         ids += [[one for part in parts for one in part] for parts in zip(*handed, strict=True)]
         saved, saved_by, step = states, workers, step + count

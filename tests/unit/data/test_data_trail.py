@@ -1,5 +1,6 @@
 """The record of what was handed out: a repeat, a loss and a swap are found, with their step."""
 
+import json
 import random
 
 import crowd
@@ -297,6 +298,31 @@ def test_a_loop_that_was_left_in_a_step_and_begun_again():
     history = History([read_record(trail.state())], 4)
     assert history.verdict().proved
     assert [(one.step, one.steps) for one in history.stretches] == [(0, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("batch", [4, 700])
+def test_what_is_told_at_each_step_is_counted_as_if_it_were_not(batch):
+    trails = quiet, told = Trail(), Trail()
+    order = {"kind": "outlast", "size": 40 * batch, "seed": 1, "shuffle": False}
+    begun = {"position": 0, "global_batch": batch, "world_size": 1, "order": order}
+    for trail in trails:
+        trail.begin(step=0, slice_of_batch=(0, batch), **begun)
+    for step in range(40):
+        ids = np.arange(step * batch, (step + 1) * batch)
+        ids[0] += step in (3, 17, 18, 39)  # another sample than the one whose turn it was
+        for trail in trails:
+            trail.took(ids if step != 20 else ids[:-1])
+        told.uncounted()
+        assert told.state() == quiet.state() or step % 13
+        if step == 25:  # another worker takes over from what was told
+            state = json.loads(json.dumps(told.uncounted()))
+            assert "lot" in state
+    assert told.state() == quiet.state()
+    assert [one["step"] for one in told.state()["findings"]] == [4, 18, 19, 21, 40]
+    taken = Trail()
+    taken.restore(state, [state])
+    assert taken.state()["stretches"] == msgspec.to_builtins(read_record(state).stretches)
+    assert [one["step"] for one in taken.state()["findings"]] == [4, 18, 19, 21]
 
 
 def test_samples_that_were_skipped_between_two_loops_are_found():

@@ -7,6 +7,8 @@ import torch
 
 from outlast.data import Loader, open_feed
 from outlast.data.generators import same
+from outlast.data.handover import TRAIL
+from outlast.data.trail import read_record
 from outlast.training.position import Position
 
 
@@ -69,7 +71,9 @@ def test_what_was_foreseen_of_a_steps_end_is_not_worked_out_again(kind):
     foreseen = position.ahead()
     position.completed()
     assert position.reached() is foreseen
-    assert same([foreseen], [position.state()])
+    state = dict(position.state())
+    assert read_record(foreseen[TRAIL]) == read_record(state[TRAIL])
+    assert same([foreseen], [state | {TRAIL: foreseen[TRAIL]}])
 
 
 def test_a_loader_whose_state_a_step_has_changed_is_asked_again():
