@@ -107,6 +107,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--settle", type=int, default=15, help="steps before each event")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds until it is given up")
+    parser.add_argument("--pause", type=float, default=0.03, help="seconds in each of its steps")
     parser.add_argument("--parts", default="worker,machines")
     parser.add_argument("--launchers", default=";".join(everything), help="separated by ;")
     parser.add_argument("--events", default=",".join(EVENTS), help="of the part with machines")
@@ -190,6 +191,7 @@ def worker_turn(
 ) -> None:
     """Start a job, kill a worker of it a few times."""
     with job(place, options.workers, log) as (turn, records):
+        turn.script_args = ("--sleep", str(options.pause))
         since_t = time.time()
         launcher.start(turn)
         found.setdefault("start", []).append(first_step(turn, records, since_t))
@@ -274,6 +276,7 @@ def machine_turns(
             job(place, NUM_MACHINES, log) as (turn, records),
             network.Network(NUM_MACHINES) as machines,
         ):
+            turn.script_args = ("--sleep", str(options.pause))
             one = MachineJob(launcher, turn, machines)
             since_t = time.time()
             one.start(*one.machines)

@@ -65,6 +65,8 @@ class Keeping:
         self._packer = Packer(OWN, plain=_PLAIN)
         self._random: Any = None  # as was told last of a step in progress
         self._buffers: Buffers = []  # the same
+        self._told = b""  # the same, as a whole
+        self._tells_early = True
         self._rest: Rest | None = None  # of the moment that is kept
         self._mirror = Own(rig.timeline, rig.link.rank, rig.link.world_size, rig.basis)
         self.moment: Moment | None = None
@@ -182,8 +184,19 @@ class Keeping:
                 living.deposit(moment)
         self._mirror.close()
 
+    def step_begins(self) -> None:
+        """A batch is handed out.
+
+        Where forward passes draw nothing, what is to be told as the backward pass begins can be
+        told here: right behind the boundary it takes a third of the time.
+        """
+        if self._tells_early:
+            self._pending(late=False)
+
     def _backward_begins(self, _: torch.Tensor) -> None:
+        before = self._told
         self._pending(late=False)
+        self._tells_early = self._tells_early and self._told is before
 
     def _pending(self, *, late: bool) -> None:
         if self.moment is None:
@@ -199,6 +212,8 @@ class Keeping:
                 return  # as the backward pass began
             own = self._own_end(step)
             self._random, self._buffers = own["random"], buffers
-            self._mirror.pending(step, self._packed(own, buffers), late=late)
+            before, self._told = self._told, self._packed(own, buffers)
+            if late or self._told is not before:
+                self._mirror.pending(step, self._told, late=late)
         except Exception as error:  # noqa: BLE001 - as above
             self._stop(error)
