@@ -1,17 +1,22 @@
 """Gradients that are accumulated, and batch norms under DDP, when a loss interrupts them."""
 
+import functools
 import itertools
 import os
 import signal
 import time
 
+import losses
 import pytest
-from floor import SCRIPTS, Job, until
+from floor import SCRIPTS, until
+from losses import STEPS, WORKERS, ends
 
 from thorough import some
 
 SCRIPT = SCRIPTS / "accumulating.py"
-WORKERS, STEPS = 4, 20
+run = functools.partial(losses.run, SCRIPT)
+start = functools.partial(losses.start, SCRIPT)
+
 KILLS, LONG = 4, 80
 # Of rank 0, who has them, and of others; two at once.
 OF_ANY = (
@@ -27,33 +32,11 @@ IN_WINDOWS = (
     ("3:7:accumulated", "0:12:optimizer", "1:18:backward", "3:18:accumulated"),
     ("1:8:summed", "0:12:stepped", "2:13:forward"),
 )
-IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
-
-
-def start(floor, place, kind, *options, steps=STEPS):
-    job = Job(place, WORKERS)
-    running = floor.outlast(
-        *("run", "--nproc-per-node", WORKERS, "--dir", job.directory),
-        *(SCRIPT, job.records, steps, kind, *options),
-        env=IN_PROCESS,
-    )
-    return job, running
-
-
-def run(floor, place, kind, *deaths, steps=STEPS):
-    asked = [part for death in deaths for part in ("--die", death)]
-    job, running = start(floor, place, kind, *asked, steps=steps)
-    assert running.wait() == 0, running.text
-    return job, running
 
 
 def each_sample_came_once(job):
     audit = job.audit()
     assert audit["proved"], audit["faults"]
-
-
-def ends(job):
-    return [final["hash"] for final in job.finals()]
 
 
 @pytest.mark.parametrize("deaths", some(OF_ANY, 1), ids=" ".join)

@@ -1,30 +1,18 @@
 """What other people's loops have in them besides a sum and a step, when a loss interrupts them."""
 
+import functools
+
+import losses
 import pytest
-from floor import SCRIPTS, Job
+from floor import SCRIPTS
+from losses import STEPS, WORKERS, ends
 
 from thorough import some
 
 SCRIPT = SCRIPTS / "many_kinds.py"
-WORKERS, STEPS = 4, 20
+run = functools.partial(losses.run, SCRIPT)
+
 DEATHS = ("2:3:backward", "1:9:summed", "0:14:forward")
-IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
-
-
-def run(floor, place, kind, *deaths, workers=WORKERS):
-    job = Job(place, workers)
-    asked = [part for death in deaths for part in ("--die", death)]
-    running = floor.outlast(
-        *("run", "--nproc-per-node", workers, "--dir", job.directory),
-        *(SCRIPT, job.records, STEPS, kind, *asked),
-        env=IN_PROCESS,
-    )
-    assert running.wait() == 0, running.text
-    return job, running
-
-
-def ends(job):
-    return [final["hash"] for final in job.finals()]
 
 
 @pytest.mark.parametrize("kind", ["all", "stock", "own"])
@@ -79,7 +67,8 @@ def test_a_sum_that_leaves_no_state_costs_steps_and_no_process(floor, tmp_path, 
     _, first, second = [event["step"] for event in job.events("resumed")]
     assert 5 <= first < 8, running.text
     assert 10 <= second < 14, running.text
-    assert [event["ranks"] for event in job.events("survived")] == [[0, 1, 3], [0, 2, 3]]
+    kept = [(event["ranks"], event["ended"]) for event in job.events("survived")]
+    assert kept == [([0, 1, 3], {}), ([0, 2, 3], {})], running.text
     assert "Traceback" not in running.err, running.text
 
 

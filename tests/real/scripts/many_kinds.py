@@ -1,30 +1,21 @@
 """Data-parallel jobs of many kinds that a loss interrupts: RECORDS STEPS KIND [--die …].
 
-``--die RANK:STEP:PLACE``, once in the job, with SIGKILL. In the order of a step the places are
-forward, backward, bucket (behind the first sum of a backward pass), summed, step (the optimizer has
-changed its parameters, and has not returned), stepped, and ended (the body's last line); and where
-collectives of its own are in it, word0 to word9. Behind the loop of an epoch, which counts as step
-100 and so on, they are before, between (all have spoken) and behind.
-
-RECORDS/final-RANK.json is the end, with a hash of each named object and of the random numbers, and
-how often this process has run the loop's body.
+As ``dying.py`` has it. In the order of a step the places are forward, backward, bucket (behind the
+first sum of a backward pass), summed, step (the optimizer has changed its parameters, and has not
+returned), stepped, and ended (the body's last line); and where collectives of its own are in it,
+word0 to word9. Behind the loop of an epoch, which counts as step 100 and so on, they are before,
+between (all have spoken) and behind.
 """
 
-import argparse
-import hashlib
-import json
-import os
 import random
 import shutil
-import signal
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from dying import NOW, OPTIONS, begin, die_here, double, own_loader, record_end, stock_loader
 from torch import nn
 from torch.optim import swa_utils
-from train import Points, update
 
 import outlast
 
@@ -34,45 +25,8 @@ GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def parse():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("records", type=Path)
-    parser.add_argument("steps", type=int)
-    parser.add_argument("kind")
-    parser.add_argument("--die", action="append", default=[])
-    return parser.parse_args()
-
-
-OPTIONS = parse()
 KIND = OPTIONS.kind
 PER_EPOCH = 5
-NOW = [0, 0]  # the rank, and the step
-
-
-def die_here(place):
-    """Die if that is asked for, once in the job."""
-    for number, one in enumerate(OPTIONS.die):
-        who, when, where = one.split(":")
-        mark = OPTIONS.records / f"died-{number}"
-        if [int(who), int(when), where] == [*NOW, place] and not mark.exists():
-            mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def loader_of(rank, world):
-    if KIND != "stock":
-        return outlast.data.Loader(Points(60), global_batch=12, seed=3)
-    sampler = torch.utils.data.DistributedSampler(Points(48), world, rank, seed=3)
-    return torch.utils.data.DataLoader(
-        Points(48), batch_size=3, sampler=sampler, num_workers=2, persistent_workers=True
-    )
-
-
-def double(state, bucket):
-    """A communication hook of the script's own."""
-    buffer = bucket.buffer()
-    work = dist.all_reduce(buffer.div_(2 * dist.get_world_size()), async_op=True)
-    return work.get_future().then(lambda done: done.value()[0].mul_(2))
 
 
 def wrapped(net):
@@ -158,12 +112,7 @@ def drift(net, world):
 
 
 def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    NOW[0], world = dist.get_rank(), dist.get_world_size()
-    rank = NOW[0]
-    if (OPTIONS.records / "died-0").exists():
-        die_here("joining")
+    rank, world = begin()
     torch.manual_seed(0)
     norm = [nn.BatchNorm1d(32)] if KIND == "buffers" else []
     net = nn.Sequential(nn.Linear(8, 32), *norm, nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8))
@@ -185,9 +134,9 @@ def main():
     if KIND == "several":
         beside = PARALLEL(other)
         named |= {"other": other, "seldom": seldom}
-    bodies = 0
+    loader, bodies = stock_loader(rank, world) if KIND == "stock" else own_loader(60), 0
     with outlast.session(every="5 steps", **named) as session:
-        for _, x in batches(session, loader_of(rank, world), net, plateau):
+        for _, x in batches(session, loader, net, plateau):
             NOW[1], bodies = session.step + 1, bodies + 1
             drift(net, world)
             die_here("forward")
@@ -217,14 +166,7 @@ def main():
             average.update_parameters(net)
             die_here("ended")
     dist.all_reduce(torch.ones(1))  # as ever, behind the session
-    found = {"torch": torch.get_rng_state().tolist(), "python": random.getstate()}
-    hashes = {name: hashlib.sha256(repr(one).encode()).hexdigest() for name, one in found.items()}
-    for name, one in named.items():
-        digest = hashlib.sha256()
-        update(digest, one.state_dict())
-        hashes[name] = digest.hexdigest()
-    final = {"step": session.step, "hash": hashes, "bodies": bodies, "pid": os.getpid()}
-    (OPTIONS.records / f"final-{rank}.json").write_text(json.dumps(final))
+    record_end(session.step, bodies, named)
 
 
 main()

@@ -1,0 +1,30 @@
+"""Jobs of scripts that die where they are told (``scripts/dying.py``), and go on in the process."""
+
+from floor import Job
+
+WORKERS, STEPS = 4, 20
+IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
+
+
+def start(script, floor, place, kind, *options, workers=WORKERS, steps=STEPS):
+    """A job, and what runs."""
+    job = Job(place, workers)
+    running = floor.outlast(
+        *("run", "--nproc-per-node", workers, "--dir", job.directory),
+        *(script, job.records, steps, kind, *options),
+        env=IN_PROCESS,
+    )
+    return job, running
+
+
+def run(script, floor, place, kind, *deaths, **options):
+    """The same, to its end."""
+    asked = [part for death in deaths for part in ("--die", death)]
+    job, running = start(script, floor, place, kind, *asked, **options)
+    assert running.wait() == 0, running.text
+    return job, running
+
+
+def ends(job):
+    """What each rank has in the end."""
+    return [final["hash"] for final in job.finals()]
