@@ -5,7 +5,7 @@ cuts one dimension, or holds replicas. From it follows, for any rank, which piec
 and for any box, which ranks hold a piece of it. It says nothing of one rank's offsets, so all ranks
 of a job that spreads its state evenly have the same few, however many ranks there are.
 
-Nothing here needs torch. ``reshard`` compares what follows from a spread with what torch says
+Nothing here needs torch. ``tensors`` compares what follows from a spread with what torch says
 before anything relies on it.
 """
 

@@ -24,12 +24,10 @@ from unit_fakes import same, same_tensor
 from unit_names import save_name
 
 import outlast
-from outlast.checkpoint.blocks import write_hashed
-from outlast.checkpoint.dcp import StorageReader
-from outlast.checkpoint.dcp_writer import StorageWriter
+from outlast.checkpoint.dcp import StorageReader, StorageWriter
 from outlast.checkpoint.export import export
 from outlast.checkpoint.load import load, verify
-from outlast.checkpoint.manifest import encode
+from outlast.checkpoint.manifest import encode, write_hashed
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.storage import Directory
@@ -200,7 +198,7 @@ def test_nothing_to_read_is_said_in_words(tmp_path):
 
 def test_a_jobs_tiers_and_other_tiers(tmp_path, monkeypatch):
     from outlast import config
-    from outlast.checkpoint.identity import open_job
+    from outlast.checkpoint.catalog import open_job
 
     job = tmp_path / "job"
     tiers = "".join(

@@ -5,9 +5,8 @@ import collections
 import pytest
 import torch
 
-from outlast.checkpoint.flat import Flattener
 from outlast.checkpoint.plan import structure
-from outlast.checkpoint.tree import flatten
+from outlast.checkpoint.tree import Flattener, flatten
 from outlast.errors import ConfigError
 
 

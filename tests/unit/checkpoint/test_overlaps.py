@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from unit_fakes import bits
 
-from outlast.checkpoint.overlaps import holds, lay, overlaps
+from outlast.checkpoint.tensors import holds, lay, overlaps
 from thorough import examples
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.complex128)

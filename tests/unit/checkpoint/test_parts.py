@@ -3,28 +3,26 @@
 import msgspec
 import pytest
 
-from outlast.checkpoint.blocks import hashed
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     FORMAT,
+    Contents,
+    Holding,
     Manifest,
     PartEntry,
+    Slab,
     decode,
+    decode_part,
     encode,
+    encode_part,
+    hashed,
+    make_part,
+    part_entry,
+    rank_of_own,
     shard_file,
     state_file,
 )
 from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.parts import (
-    Contents,
-    Holding,
-    Slab,
-    decode_part,
-    encode_part,
-    make_part,
-    part_entry,
-    rank_of_own,
-)
 from outlast.checkpoint.spreads import Spread
 from outlast.errors import CheckpointInvalid
 from part_contents import contents_of

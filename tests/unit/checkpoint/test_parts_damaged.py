@@ -12,11 +12,9 @@ from unit_fakes import same
 from unit_names import save_name, save_of
 
 from outlast.checkpoint.load import load, open_checkpoint, verify
-from outlast.checkpoint.manifest import MANIFEST, part_file
-from outlast.checkpoint.names import NOTE
-from outlast.checkpoint.parts import encode_part
-from outlast.checkpoint.places import Place
-from outlast.checkpoint.source import Source
+from outlast.checkpoint.manifest import MANIFEST, encode_part, part_file
+from outlast.checkpoint.names import NOTE, Place
+from outlast.checkpoint.reader import CheckpointReader
 from outlast.checkpoint.transfer import inventory_of, read_manifest, repair_save
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
@@ -145,7 +143,7 @@ def test_a_reader_that_found_a_damaged_part_mends_it(saved, fresh):
 
 def test_a_region_is_read_through_dcps_eyes(saved):
     """A box across what three ranks wrote."""
-    source = Source(Directory(saved), save_of(7))
+    source = CheckpointReader(Directory(saved), save_of(7))
     found = source.state(2)
     assert found.stored["outlast.rng"] == "outlast.rng@rank-00002"
     source.locate(found, {"model.w": [((1, 10), (4, 5))]}, 2)

@@ -11,16 +11,16 @@ from unit_checkpoints import shares_of
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, shard_file
 from outlast.checkpoint.plan import (
-    Piece,
+    SHARE_MIN_BYTES,
+    HeldPiece,
+    PieceLocation,
     Share,
-    Where,
     make,
     num_bytes,
     outline,
     structure,
 )
-from outlast.checkpoint.shard import NAMES
-from outlast.checkpoint.shares import SHARE_MIN_BYTES
+from outlast.checkpoint.tensors import NAMES
 from outlast.errors import ConfigError
 from thorough import examples
 
@@ -28,11 +28,11 @@ DTYPES = ("F32", "BF16", "I64", "U8")
 
 
 def piece(name, num_elements=1, dtype="F32", *, offset=0, whole=None):
-    return Piece(name, dtype, (whole or num_elements,), (offset,), (num_elements,))
+    return HeldPiece(name, dtype, (whole or num_elements,), (offset,), (num_elements,))
 
 
 def held(pieces):
-    return [(one, Where(0, ())) for one in pieces]
+    return [(one, PieceLocation(0, ())) for one in pieces]
 
 
 @st.composite
@@ -185,8 +185,8 @@ def test_the_structure_says_what_is_held_and_notices_what_changes():
     tensors = {"a": torch.zeros(2, 3), "b": torch.zeros((), dtype=torch.int64)}
     found = structure(tensors, {"a"})
     assert [one for one, _ in found] == [
-        Piece("a", "BF16", (2, 3), (0, 0), (2, 3)),
-        Piece("b", "I64", (), (), ()),
+        HeldPiece("a", "BF16", (2, 3), (0, 0), (2, 3)),
+        HeldPiece("b", "I64", (), (), ()),
     ]
     before = outline(tensors)
     assert outline(dict(tensors)) == before

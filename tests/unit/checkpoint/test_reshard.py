@@ -11,8 +11,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from unit_fakes import same_tensor
 
-from outlast.checkpoint.destinations import fresh
-from outlast.checkpoint.reshard import is_spread, local_chunks
+from outlast.checkpoint.load import fresh
+from outlast.checkpoint.tensors import is_spread, local_chunks
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
 

@@ -14,14 +14,14 @@ from hypothesis import given
 from unit_fakes import WatchedStorage, bits, same_tensor
 from unit_saver import snapshot
 
-from outlast.checkpoint import blocks, shard
+from outlast.checkpoint import manifest, tensors
 from outlast.checkpoint.manifest import ITEM_BYTES, FileEntry
 from outlast.checkpoint.plan import structure
 from outlast.errors import ConfigError
 from outlast.storage import Directory
 from thorough import examples
 
-ALL_DTYPES = sorted(shard.DTYPES.items())
+ALL_DTYPES = sorted(tensors.DTYPES.items())
 
 
 def values_of(dtype):
@@ -36,7 +36,7 @@ def values_of(dtype):
 def write(path, tensors):
     """As a save does: planned, copied into memory, written from there."""
     _, data = snapshot(tensors)
-    return blocks.write_hashed(Directory(path), "file.safetensors", [data])
+    return manifest.write_hashed(Directory(path), "file.safetensors", [data])
 
 
 def opened(path):
@@ -85,7 +85,7 @@ def test_all_dtypes_in_one_file(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.float8_e4m3fnuz])
-@pytest.mark.parametrize("lay_out", [structure, shard.place])
+@pytest.mark.parametrize("lay_out", [structure, tensors.place])
 def test_a_dtype_without_a_name_is_refused(dtype, lay_out):
     with pytest.raises(ConfigError, match=f"model.weight has dtype {dtype}"):
         lay_out({"model.weight": torch.zeros(2, dtype=dtype)})
@@ -110,8 +110,8 @@ def test_views_are_written_as_what_they_show(tmp_path):
 def test_a_header_just_at_the_alignment_and_just_beyond(tmp_path):
     sizes = set()
     for length in range(3900, 4100):
-        placed = shard.place({"x" * length: torch.ones(1)})
-        first = shard.header(placed)
+        placed = tensors.place({"x" * length: torch.ones(1)})
+        first = tensors.header(placed)
         (header_bytes,) = struct.unpack("<Q", first[:8])
         assert header_bytes + 8 == len(first)
         assert len(first) % 4096 == 0
@@ -121,7 +121,7 @@ def test_a_header_just_at_the_alignment_and_just_beyond(tmp_path):
 
 
 def test_no_tensors_at_all(tmp_path):
-    blocks.write_hashed(Directory(tmp_path), "file.safetensors", [shard.header({})])
+    manifest.write_hashed(Directory(tmp_path), "file.safetensors", [tensors.header({})])
     assert opened(tmp_path) == {}
 
 
@@ -155,12 +155,12 @@ BLOCK = 64
 
 @pytest.fixture
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(manifest, "BLOCK_BYTES", BLOCK)
 
 
 def hashes(data):
-    blocks = [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)]
-    return tuple(xxhash.xxh3_128_hexdigest(block) for block in blocks)
+    manifest = [data[start : start + BLOCK] for start in range(0, len(data), BLOCK)]
+    return tuple(xxhash.xxh3_128_hexdigest(block) for block in manifest)
 
 
 @pytest.mark.usefixtures("_small_blocks")
@@ -171,15 +171,15 @@ def hashes(data):
 def test_each_block_has_its_hash_however_it_is_cut(tmp_path, size, piece):
     data = bytes(index * 37 % 251 for index in range(size))
     pieces = [data[start : start + piece] for start in range(0, size, piece)]
-    entry = blocks.write_hashed(Directory(tmp_path), "f", pieces)
+    entry = manifest.write_hashed(Directory(tmp_path), "f", pieces)
     assert (tmp_path / "f").read_bytes() == data
     assert entry == FileEntry(size=size, xxh3_128=hashes(data))
 
 
 def test_the_real_block_is_16_mib(tmp_path):
-    assert blocks.BLOCK_BYTES == 16 << 20
+    assert manifest.BLOCK_BYTES == 16 << 20
     data = bytes(16 << 20) + b"1"
-    entry = blocks.write_hashed(Directory(tmp_path), "f", [data])
+    entry = manifest.write_hashed(Directory(tmp_path), "f", [data])
     halves = (data[: 16 << 20], data[16 << 20 :])
     assert entry.xxh3_128 == tuple(xxhash.xxh3_128_hexdigest(half) for half in halves)
 
@@ -191,7 +191,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path, operation):
         Directory(tmp_path), lambda did, _: error if did == operation else None
     )
     with pytest.raises(OSError, match="No space"):
-        blocks.write_hashed(storage, "step/f", [b"abc"])
+        manifest.write_hashed(storage, "step/f", [b"abc"])
     assert list((tmp_path / "step").iterdir()) == []
     assert storage.log[-1] == ("abandon", "step/f")
 
@@ -202,7 +202,7 @@ def test_a_source_that_fails_leaves_nothing(tmp_path):
         raise RuntimeError("the memory went")
 
     with pytest.raises(RuntimeError, match="the memory went"):
-        blocks.write_hashed(Directory(tmp_path), "f", pieces())
+        manifest.write_hashed(Directory(tmp_path), "f", pieces())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from unit_checkpoints import shares_in
 from unit_layouts import ROW, held_by, layouts
 
-from outlast.checkpoint.plan import Where, make, num_bytes
-from outlast.checkpoint.shares import World, describe, share
+from outlast.checkpoint.plan import PieceLocation, World, describe, make, num_bytes, share
 from outlast.checkpoint.spreads import WHOLE, spread_over
 from thorough import examples
 
@@ -59,7 +58,8 @@ def test_a_spread_that_cannot_be_described_changes_nothing_but_time(ranks):
     """Pieces without the spread they follow from: as of a placement that nobody knows."""
     described = [
         describe(
-            [(piece, Where(where.number, ())) for piece, where in held_by(rank, tensors)], rank
+            [(piece, PieceLocation(where.number, ())) for piece, where in held_by(rank, tensors)],
+            rank,
         )
         for rank, tensors in enumerate(ranks)
     ]

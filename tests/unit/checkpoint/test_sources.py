@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from outlast.checkpoint.boundary import Remembered
 from outlast.checkpoint.capture import Capture
 from outlast.checkpoint.plan import Share, make, structure
-from outlast.checkpoint.sources import Remembered
 
 
 class Saves:

@@ -3,11 +3,9 @@
 import pytest
 from unit_names import committed, save_name, save_of, unfinished
 
-from outlast.checkpoint.catalog import Health, expendable, prune
+from outlast.checkpoint.catalog import KnownHealth, expendable, prune, standing
 from outlast.checkpoint.manifest import Manifest, encode
-from outlast.checkpoint.names import sign
-from outlast.checkpoint.places import Place
-from outlast.checkpoint.standing import standing
+from outlast.checkpoint.names import Place, sign
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.keeper.wire import NO_NONCE
@@ -70,13 +68,13 @@ def test_another_place_may_have_the_step_of_a_later_attempt(storage, tmp_path):
 def test_it_does_not_count_among_those_that_are_kept(storage):
     storage.remove_tree(save_name(50))
     assert steps(prune(storage, JOB, keep=2, invalid=())) == [10, 20]
-    health = Health(healthy=frozenset(), rollbacks=(BACK,))
+    health = KnownHealth(healthy=frozenset(), rollbacks=(BACK,))
     for step in (10, 20):
         commit(storage, step, 2)
     assert expendable(storage, JOB, keep=2, health=health).saves == (save_of(30, 2),), (
         "and the oldest stays"
     )
-    gone = expendable(storage, JOB, keep=1, health=Health(rollbacks=(BACK,))).saves
+    gone = expendable(storage, JOB, keep=1, health=KnownHealth(rollbacks=(BACK,))).saves
     assert steps(gone) == [10, 20, 30]
 
 

@@ -11,10 +11,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 from unit_checkpoints import write
 from unit_fakes import bits
 
-from outlast.checkpoint import subclasses
+from outlast.checkpoint import tensors
 from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.plan import structure
-from outlast.checkpoint.subclasses import put_together, take_apart
+from outlast.checkpoint.tensors import put_together, take_apart
 from outlast.checkpoint.tree import flatten, names_in_parts, tensor_names, unflatten
 from outlast.errors import ConfigError, StateMismatch
 from outlast.storage import Directory
@@ -131,10 +131,10 @@ def test_a_model_is_filled_where_it_lies(tmp_path, kind):
 
     saved, live = model(1), model(2)
     write(Directory(tmp_path), [Objects({"m": saved}).capture() | {"outlast": {"step": 7}}])
-    weight, memory = live.weight, [one.data_ptr() for one in subclasses.memories(live.weight)]
+    weight, memory = live.weight, [one.data_ptr() for one in tensors.memories(live.weight)]
     Objects({"m": live}).apply(open_checkpoint(Directory(tmp_path), 7))
     assert live.weight is weight
-    assert [one.data_ptr() for one in subclasses.memories(weight)] == memory
+    assert [one.data_ptr() for one in tensors.memories(weight)] == memory
     assert plain(weight) == plain(saved.weight)
     assert torch.equal(live.bias, saved.bias)
 
@@ -223,18 +223,18 @@ def test_what_cannot_be_taken_apart_is_refused_by_name(make, words):
         ({"kind": "torch.nn.parameter:Parameter"}, "cannot be put together"),
         ({"kind": "there.is:none"}, "there.is:none is not loaded; import there.is"),
         (
-            {"settings": subclasses.Described(("os:stat_result", "record", {}))},
+            {"settings": tensors.Described(("os:stat_result", "record", {}))},
             "not of the package",
         ),
         (
-            {"settings": subclasses.Described((f"{__name__}:quantized", "record", {}))},
+            {"settings": tensors.Described((f"{__name__}:quantized", "record", {}))},
             "is not loaded",
         ),
         (
-            {"settings": subclasses.Described((f"{__name__}:Quantized", "record", {}))},
+            {"settings": tensors.Described((f"{__name__}:Quantized", "record", {}))},
             "is no record",
         ),
-        ({"settings": subclasses.Described((f"{__name__}:Layout", "enum", "x"))}, "is no enum"),
+        ({"settings": tensors.Described((f"{__name__}:Layout", "enum", "x"))}, "is no enum"),
     ],
 )
 def test_nothing_is_imported_or_called_that_a_file_names(change, words):

@@ -10,13 +10,10 @@ from unit_checkpoints import damage, flat, rewrite, write
 from unit_fakes import WatchedStorage, listing
 from unit_names import save_name, save_of
 
-from outlast.checkpoint import blocks as blocks_room
-from outlast.checkpoint import copies as copies_room
-from outlast.checkpoint import manifest as manifest_room
+from outlast.checkpoint import manifest, transfer
 from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import MANIFEST
-from outlast.checkpoint.names import NOTE
-from outlast.checkpoint.places import Place
+from outlast.checkpoint.names import NOTE, Place
 from outlast.checkpoint.transfer import Repaired, copy_file, repair_save
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
@@ -28,7 +25,7 @@ PATH = f"{STEP}/{TENSORS}"
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    for room in (copies_room, manifest_room, blocks_room):
+    for room in (transfer, manifest):
         monkeypatch.setattr(room, "BLOCK_BYTES", 4096)
 
 
