@@ -33,7 +33,7 @@ from outlast.checkpoint.manifest import (
 from outlast.checkpoint.names import as_places, sign
 from outlast.checkpoint.plan import PieceLocation, World, describe, share
 from outlast.checkpoint.tensors import NAMES
-from outlast.checkpoint.transfer import inventory_of, read_manifest
+from outlast.checkpoint.transfer import NotMended, inventory_of, look, mend_copy, read_manifest
 from outlast.checkpoint.tree import flatten
 
 OWN = "outlast."
@@ -229,3 +229,16 @@ def damage(path, step, name, at=-1, *, attempt=1):
     data = bytearray(file.read_bytes())
     data[at] ^= 1
     file.write_bytes(data)
+
+
+def mend_all(places, save, progress=lambda _: None):
+    """Mend every copy of a save: each file that is whole again, and the names of those left."""
+    found = {place: look(place, save) for place in places}
+    copies = [place for place in places if found[place].is_there]
+    first = next(place for place in places if found[place].manifest is not None)
+    done = []
+    for place in copies:
+        source = None if found[place].manifest is not None else first
+        manifest = found[source or place].manifest
+        done += mend_copy(place, copies, manifest, source, progress)
+    return [one.file if isinstance(one, NotMended) else one for one in done]

@@ -28,7 +28,6 @@ threads fault pages of 4 KiB in faster than a disk reads.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import math
 import threading
@@ -48,8 +47,10 @@ from outlast.checkpoint.manifest import (
     Chunk,
     FileEntry,
     Manifest,
+    SmallState,
     TensorEntry,
     own_name,
+    read_small_state,
     state_file,
 )
 from outlast.checkpoint.names import Place, SaveName, as_places
@@ -98,14 +99,6 @@ class Leaf(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-
-
-class Small(NamedTuple):
-    """One rank's small state: key → data in which tensors are named, and which are its own."""
-
-    rank: int
-    data: dict[str, Any]
-    own: frozenset[str]
 
 
 class Damage(NamedTuple):
@@ -166,7 +159,7 @@ class Checkpoint:
         self._places = places
         self._found: dict[str, FoundManifest] = {}
         self._tensors: dict[str, torch.Tensor] = {}
-        self._smalls: dict[int, Small] = {}
+        self._smalls: dict[int, SmallState] = {}
         self._verified: set[str] = set()
         self.manifest = self._choose()
         # No cycle: what was loaded is let go with the last reference to this, not some time later.
@@ -187,7 +180,7 @@ class Checkpoint:
 
     # --- what there is -----------------------------------------------------------------------
 
-    def small(self, rank: int) -> Small:
+    def small(self, rank: int) -> SmallState:
         """The small state of one of the ranks that saved.
 
         Raises:
@@ -397,19 +390,18 @@ class Checkpoint:
         self._verified.add(name)
         return raw
 
-    def _read_small(self, rank: int) -> Small:
+    def _read_small(self, rank: int) -> SmallState:
         name = state_file(rank)
         raw = self._read_file(name, self.inventory.file(name))
+        found = read_small_state(raw, self.save.step, rank)
         try:
-            small = json.loads(raw)
-            found = Small(rank, dict(small["state"]), frozenset(small["own"]))
             for tensor in tensor_names(found.data):
                 self._leaf({"name": tensor}, found)
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointInvalid(self.save.step, f"{name} is not understood: {error}") from None
         return found
 
-    def _leaf(self, leaf: Any, small: Small) -> Leaf:
+    def _leaf(self, leaf: Any, small: SmallState) -> Leaf:
         name = leaf["name"]
         stored = own_name(name, small.rank) if name in small.own else name
         known = self.inventory.tensor(stored, small.rank)

@@ -25,7 +25,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import xxhash
@@ -79,6 +79,20 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     xxh3_128: tuple[str, ...]
+
+
+class SmallState(NamedTuple):
+    """One rank's small state.
+
+    Attributes:
+        rank: whose.
+        data: key → data in which tensors are named, as ``tree.flatten`` writes it.
+        own: names of the tensors that belong to this rank alone.
+    """
+
+    rank: int
+    data: dict[str, Any]
+    own: frozenset[str]
 
 
 class PartEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -176,6 +190,20 @@ def small_state(step: int, rank: int, own: Iterable[str], data: dict[str, Any]) 
     """
     small = {"format": FORMAT, "step": step, "rank": rank, "own": list(own), "state": data}
     return json.dumps(small, allow_nan=False, separators=(",", ":")).encode()
+
+
+def read_small_state(data: bytes, step: int, rank: int) -> SmallState:
+    """Read a rank's small state; the opposite of ``small_state``.
+
+    Raises:
+        CheckpointInvalid: it is not understood.
+    """
+    try:
+        small = json.loads(data)
+        return SmallState(rank, {**small["state"]}, frozenset(small["own"]))
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"{state_file(rank)} is not understood: {error}"
+        raise CheckpointInvalid(step, reason) from None
 
 
 def own_name(name: str, rank: int) -> str:

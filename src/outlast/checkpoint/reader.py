@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,8 +30,10 @@ from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
     Chunk,
+    SmallState,
     TensorEntry,
     own_name,
+    read_small_state,
     state_file,
     without_owner,
 )
@@ -51,20 +52,8 @@ _CACHED_BLOCKS: Final = READ_AHEAD_BYTES // BLOCK_BYTES
 _OPEN_FILES: Final = 64
 
 
-class Small(NamedTuple):
-    """One rank's small state.
-
-    Attributes:
-        data: key → data in which tensors are named, as ``tree.flatten`` writes it.
-        own: names of the tensors that belong to this rank alone.
-    """
-
-    data: dict[str, Any]
-    own: frozenset[str]
-
-
 class MergedState(NamedTuple):
-    """Small states as one.
+    """SmallState states as one.
 
     Attributes:
         step: the checkpoint's step.
@@ -136,7 +125,7 @@ class CheckpointReader:
         self.places = as_places(where)
         self.manifest = read_manifest(self.places, which)
         self._inventory = inventory_of(self.manifest, self.places)
-        self._small: dict[int, Small] = {}
+        self._small: dict[int, SmallState] = {}
         self._blocks: collections.OrderedDict[tuple[str, int], Future[memoryview]]
         self._blocks = collections.OrderedDict()
         self._files: collections.OrderedDict[str, FileCopies] = collections.OrderedDict()
@@ -146,7 +135,7 @@ class CheckpointReader:
         """Where the checkpoint is, as a person would write it."""
         return self.places[0].storage.describe(str(self.manifest.save))
 
-    def small(self, rank: int) -> Small:
+    def small(self, rank: int) -> SmallState:
         """The small state of ``rank``; beyond the ranks that saved, they are taken in turn.
 
         Raises:
@@ -154,17 +143,13 @@ class CheckpointReader:
         """
         source = rank % self.manifest.world_size
         if source not in self._small:
-            name, step = state_file(source), self.manifest.step
+            name = state_file(source)
             entry = self._inventory.file(name)
             try:
                 text = bytes(self.read(name, 0, entry.size))
             finally:
                 self._close()
-            try:
-                small = json.loads(text)
-                self._small[source] = Small({**small["state"]}, frozenset(small["own"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise CheckpointInvalid(step, f"{name} is not understood: {error}") from None
+            self._small[source] = read_small_state(text, self.manifest.step, source)
         return self._small[source]
 
     def state(self, rank: int) -> MergedState:

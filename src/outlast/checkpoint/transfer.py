@@ -1,7 +1,7 @@
 """Read, copy and mend a save's files: each block from the first place where it is right.
 
 ``FileCopies`` is one file in all the places that hold it; ``read`` reads many blocks at the speed
-of the disk; ``copy_file`` copies a file to another place; ``mend_file`` and ``repair_save`` mend
+of the disk; ``copy_file`` copies a file to another place; ``mend_file`` and ``mend_copy`` mend
 one place from the others.
 
 Guarantees: a block is handed on only after its hash was compared with the manifest's. Each thread
@@ -39,7 +39,7 @@ import numpy as np
 import xxhash
 
 from outlast.checkpoint.catalog import newest
-from outlast.checkpoint.inventory import Inventory, num_bytes
+from outlast.checkpoint.inventory import Inventory
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
@@ -392,6 +392,13 @@ class Repaired(NamedTuple):
     source: str
 
 
+class NotMended(NamedTuple):
+    """A file that stays damaged: right in no place (CheckpointInvalid), or not written."""
+
+    file: str
+    error: CheckpointInvalid | OSError
+
+
 class FoundManifest(NamedTuple):
     """A place's manifest of a save: its bytes, and what they say or why they say nothing."""
 
@@ -539,101 +546,49 @@ def mend_manifest(place: Place, manifest: Manifest, data: bytes) -> None:
     place.storage.put(f"{manifest.save}/{MANIFEST}", data)
 
 
-def repair_save(
-    places: Sequence[Place], save: SaveName, progress: Progress | None = None
-) -> list[Repaired]:
-    """Verify every file of a save in every place that holds it, and mend what can be mended.
+def mend_copy(
+    here: Place,
+    places: Sequence[Place],
+    manifest: Manifest,
+    source: Place | None,
+    progress: Callable[[int], None],
+) -> Iterator[Repaired | NotMended]:
+    """Verify and mend every file of one place's copy of a save; the manifest comes last.
 
     Args:
-        places: in order of speed.
-        save: which.
-        progress: told (bytes verified, bytes in all).
+        here: the place of the copy.
+        places: all places that have a copy, in order of speed.
+        manifest: what the copy should consist of.
+        source: the place that ``manifest`` was read from; None if it is the copy's own.
+        progress: told the bytes of each file.
 
-    Returns:
-        What was mended, in the order in which it was done.
-
-    Raises:
-        CheckpointInvalid: something could not be mended; says what, in which place, and why. All
-            else has been mended nevertheless.
-        OSError: no place has a manifest that verifies, and one of them cannot be read.
+    Yields:
+        Each file that was damaged: mended, or not mended.
     """
-    found = {place.name: look(place, save) for place in places}
-    first = next((one for one in found.values() if one.manifest is not None), None)
-    if first is None:
-        raise none_valid(found, save.step)
-    torn = [p for p in places if is_torn(found[p.name])]
-    # A torn manifest was the others' once, or its files are another save's and go with it.
-    held = [
-        (place, found[place.name] if found[place.name].manifest is not None else first)
-        for place in places
-        if found[place.name].manifest is not None or place in torn
-    ]
-    mending = _Mending(places, save, _total(held), progress)
-    for place, one in held:
-        is_whole = mending.mend_place(place, one)
-        if is_whole and place in torn:
-            source = next(name for name, other in found.items() if other is first)
-            mending.mend_manifest(place, first, source)
-    left = mending.left + [
-        f"{name}: {one.problem}" for name, one in found.items() if one.error or one.is_later
-    ]
-    if left:
-        raise CheckpointInvalid(save.step, "; ".join(left))
-    return mending.repaired
+    whole = True
+    # A part comes before the files that it names, and is mended by then.
+    for name, entry in inventory_of(manifest, [here, *places]).walk():
+        path = f"{manifest.save}/{name}"
+        try:
+            if find_problem(here, path, entry):
+                yield Repaired(name, here.name, mend_file(places, here, path, entry))
+        except (CheckpointInvalid, OSError) as error:
+            whole = False
+            yield NotMended(name, error)
+        progress(entry.size)
+    if whole and source is not None:
+        try:
+            data = source.storage.read(f"{manifest.save}/{MANIFEST}")
+            # It was right a moment ago.
+            mend_manifest(here, decode(data, manifest.save), data)
+            yield Repaired(MANIFEST, here.name, source.name)
+        except (CheckpointInvalid, OSError) as error:
+            yield NotMended(MANIFEST, error)
 
 
 def is_torn(found: FoundManifest) -> bool:
     """Whether there is a manifest that was readable once."""
     return found.is_there and not found.is_later and found.error is None and found.manifest is None
-
-
-def _total(held: Sequence[tuple[Place, FoundManifest]]) -> int:
-    return sum(num_bytes(one.manifest) for _, one in held if one.manifest is not None)
-
-
-class _Mending:
-    """One run of ``repair_save``: what was mended, and what is left in words."""
-
-    def __init__(
-        self, places: Sequence[Place], save: SaveName, total: int, progress: Progress | None
-    ) -> None:
-        self.repaired: list[Repaired] = []
-        self.left: list[str] = []
-        self._places = places
-        self._save = save
-        self._total = total
-        self._done = 0
-        self._progress = progress
-
-    def mend_place(self, place: Place, found: FoundManifest) -> bool:
-        """Verify and mend all files of one place; whether all are right now."""
-        assert found.manifest is not None  # noqa: S101 - the caller has chosen one
-        num_left = len(self.left)
-        # A part comes before the files that it names, and is mended by then.
-        for name, entry in inventory_of(found.manifest, self._places).walk():
-            path = f"{self._save}/{name}"
-            problem = find_problem(place, path, entry)
-            if problem:
-                try:
-                    source = mend_file(self._places, place, path, entry)
-                    self.repaired.append(Repaired(name, place.name, source))
-                except CheckpointInvalid as error:
-                    self.left.append(f"{place.name}: {problem} ({error.reason})")
-                except OSError as error:
-                    self.left.append(f"{place.name}: {problem} ({in_words(error)})")
-            self._done += entry.size
-            if self._progress is not None:
-                self._progress(self._done, self._total)
-        return len(self.left) == num_left
-
-    def mend_manifest(self, place: Place, found: FoundManifest, source: str) -> None:
-        """Put the manifest back where it was torn."""
-        assert found.manifest is not None  # noqa: S101 - the caller has chosen one
-        try:
-            mend_manifest(place, found.manifest, found.data)
-            self.repaired.append(Repaired(MANIFEST, place.name, source))
-        except OSError as error:
-            self.left.append(f"{place.name}: {MANIFEST}: {in_words(error)}")
 
 
 def find_problem(place: Place, path: str, entry: FileEntry) -> str:

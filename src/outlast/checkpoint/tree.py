@@ -368,7 +368,7 @@ class Flattener:
     """Flattens states, and remembers of each name how that went."""
 
     def __init__(self) -> None:
-        self._known: dict[str, _Learned] = {}
+        self._known: dict[str, _AnyValue] = {}
 
     def __call__(self, state: Any, name: str) -> tuple[Json, Tensors]:
         """As :func:`outlast.checkpoint.tree.flatten`; the data may be shared with the last one's.
@@ -388,7 +388,7 @@ class Flattener:
         return data, tensors
 
 
-class _Learned:
+class _AnyValue:
     """Anything: it is encoded anew."""
 
     def __init__(self, name: str) -> None:
@@ -398,10 +398,10 @@ class _Learned:
         return encode_into(value, self._name, tensors)
 
 
-class _Dict(_Learned):
+class _Dict(_AnyValue):
     """A plain dict with these keys."""
 
-    def __init__(self, name: str, children: dict[str, _Learned]) -> None:
+    def __init__(self, name: str, children: dict[str, _AnyValue]) -> None:
         super().__init__(name)
         self._children = children
         self._keys = list(children)
@@ -412,7 +412,7 @@ class _Dict(_Learned):
         return {key: node.again(value[key], tensors) for key, node in self._children.items()}
 
 
-class _TensorDict(_Learned):
+class _TensorDict(_AnyValue):
     """A dict of tensors, as a model's state is."""
 
     def __init__(self, name: str, value: dict[str, Any], data: Json) -> None:
@@ -429,7 +429,7 @@ class _TensorDict(_Learned):
         return self._data
 
 
-class _TensorTable(_Learned):
+class _TensorTable(_AnyValue):
     """A dict of dicts of tensors, as an optimizer's state is."""
 
     def __init__(self, name: str, value: dict[str, Any], data: Json) -> None:
@@ -455,15 +455,15 @@ def _collect(names: list[str], values: list[Any], tensors: Tensors) -> None:
     tensors.update(zip(names, values, strict=True))
 
 
-def _learn(value: Any, name: str, data: Json) -> _Learned:
+def _learn(value: Any, name: str, data: Json) -> _AnyValue:
     if type(value) not in (dict, collections.OrderedDict) or not value:
-        return _Learned(name)
+        return _AnyValue(name)
     if not all(isinstance(key, str) for key in value):
-        return _Learned(name)
+        return _AnyValue(name)
     if _are_tensors(value):
         return _TensorDict(name, value, data)
     if type(value) is not dict or KIND in data:
-        return _Learned(name)
+        return _AnyValue(name)
     rows = list(value.values())
     if all(type(row) is dict and row and _are_tensors(row) for row in rows) and not any(
         KIND in inner for inner in data.values()
