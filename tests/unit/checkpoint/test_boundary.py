@@ -1,4 +1,4 @@
-"""Sources that are used again are those of the tensors as they are now."""
+"""Pieces that are used again are those of the tensors as they are now."""
 
 import pytest
 import torch
