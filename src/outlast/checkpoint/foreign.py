@@ -1,4 +1,4 @@
-"""Weights that a new job may start from, in whatever form somebody has written them.
+"""Open weights that a new job may start from, in whatever form somebody has written them.
 
 Four forms are read: a checkpoint of ours, a file that ``torch.save`` wrote, safetensors (a file, or
 a directory with an index), and a directory of ``torch.distributed.checkpoint`` (``foreign_dcp``).

@@ -1,4 +1,4 @@
-"""A directory that ``torch.distributed.checkpoint`` wrote, as a source of weights.
+"""Read weights from a directory that ``torch.distributed.checkpoint`` wrote.
 
 DCP's planner finds which chunks are needed, and its reader reads them, weights only. Two things are
 done in another way: the metadata is a pickle, which DCP loads with all the code that it names; here

@@ -1,4 +1,4 @@
-"""Parts of a committed checkpoint, read as they are asked for: what DCP and an export draw from.
+"""Read parts of a committed checkpoint as they are asked for: DCP and exports draw from it.
 
 A load brings back what one rank saved, whole. Here anything may be asked for: any box of any
 tensor, any rank's small state, in memory that does not grow with the checkpoint.

@@ -1,4 +1,4 @@
-"""How a tensor is spread over ranks, in few words, and who holds which piece of it.
+"""Describe how a tensor is spread over ranks, in few words, and find the holders of each piece.
 
 A spread names a grid of ranks (a device mesh) and what each of its axes does with the tensor: it
 cuts one dimension, or holds replicas. From it follows, for any rank, which pieces that rank holds,

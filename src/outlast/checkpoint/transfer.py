@@ -559,13 +559,19 @@ def mend_copy(
         here: the place of the copy.
         places: all places that have a copy, in order of speed.
         manifest: what the copy should consist of.
-        source: the place that ``manifest`` was read from; None if it is the copy's own.
+        source: the place that ``manifest`` was read from; None if it is the copy's own. A copy
+            whose own manifest is of a later format is left alone.
         progress: told the bytes of each file.
 
     Yields:
         Each file that was damaged: mended, or not mended.
     """
     whole = True
+    if source is not None:
+        own = look(here, manifest.save)
+        if own.is_later:  # a newer version of Outlast knows what it is
+            yield NotMended(MANIFEST, LaterFormat(manifest.step, own.problem))
+            return
     # A part comes before the files that it names, and is mended by then.
     for name, entry in inventory_of(manifest, [here, *places]).walk():
         path = f"{manifest.save}/{name}"

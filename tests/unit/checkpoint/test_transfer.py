@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from unit_checkpoints import damage, flat, mend_all, write
+from unit_checkpoints import damage, flat, mend_all, rewrite, write
 from unit_fakes import WatchedStorage, listing
 from unit_names import save_name, save_of
 
@@ -215,3 +215,11 @@ def test_a_place_that_cannot_be_written_is_said(two):
         lambda did, _: OSError(28, "No space left on device") if did == "create" else None,
     )
     assert two.repair([Place("tier-0", full), two.places[1]]) == [SMALL]
+
+
+def test_a_step_of_the_future_is_not_overwritten(two):
+    """A manifest of a later format says itself that it is not for this version."""
+    rewrite(Directory(two.paths[0]), two.root, format=99)
+    before = two.files()
+    assert two.repair() == [MANIFEST]
+    assert two.files() == before
