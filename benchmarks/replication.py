@@ -33,8 +33,15 @@ import msgspec
 import psutil
 
 from bench.tables import emit, machine, markdown
-from outlast.checkpoint.blocks import hashed
-from outlast.checkpoint.manifest import BLOCK_BYTES, FORMAT, FULL, MANIFEST, Manifest, encode
+from outlast.checkpoint.manifest import (
+    BLOCK_BYTES,
+    FORMAT,
+    FULL,
+    MANIFEST,
+    Manifest,
+    encode,
+    hashed,
+)
 from outlast.checkpoint.names import SaveName
 from outlast.keeper import parley
 from outlast.keeper.arena import Arena

@@ -21,7 +21,6 @@ import msgspec
 
 from bench.save_end import save_end
 from outlast.attempt.link import LocalLink
-from outlast.checkpoint.blocks import hashed
 from outlast.checkpoint.inventory import Inventory
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
@@ -31,13 +30,24 @@ from outlast.checkpoint.manifest import (
     PartEntry,
     decode,
     encode,
+    encode_part,
+    hashed,
+    make_part,
+    part_entry,
     shard_file,
     state_file,
 )
 from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.parts import encode_part, make_part, part_entry
-from outlast.checkpoint.plan import Held, Piece, Where, make
-from outlast.checkpoint.shares import Structure, World, describe, share
+from outlast.checkpoint.plan import (
+    Held,
+    HeldPiece,
+    PieceLocation,
+    Structure,
+    World,
+    describe,
+    make,
+    share,
+)
 from outlast.checkpoint.spreads import Spread, pieces_of, spread_over
 from outlast.training.sharing import Sharing
 
@@ -71,9 +81,11 @@ def held(rank: int, spread: Spread) -> list[Held]:
         named = [f"model.{name}", *(f"optimizer.state.{name}.{slot}" for slot in SLOTS)]
         for one in named:
             for number, box in enumerate(pieces_of(shape, spread, rank)):
-                found.append((Piece(one, "F32", shape, *box), Where(number, (), spread)))
-        step = Piece(f"optimizer.state.{name}.step", "F32", (), (), ())
-        found.append((step, Where(0, ())))
+                found.append(
+                    (HeldPiece(one, "F32", shape, *box), PieceLocation(number, (), spread))
+                )
+        step = HeldPiece(f"optimizer.state.{name}.step", "F32", (), (), ())
+        found.append((step, PieceLocation(0, ())))
     return found
 
 

@@ -1,6 +1,6 @@
 """A rank's part as a worker that is none says it, in the tests of both floors."""
 
-from outlast.checkpoint.parts import PLAIN, Contents, Holding, Slab, num_elements
+from outlast.checkpoint.manifest import PLAIN, Contents, Holding, Slab, num_elements
 
 
 def contents_of(tensors):

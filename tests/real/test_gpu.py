@@ -12,10 +12,9 @@ from torch.nn.functional import mse_loss
 
 import outlast
 from outlast.checkpoint import devices
-from outlast.checkpoint.capture import digest_of
+from outlast.checkpoint.capture import digest_of, in_words, sums_of
 from outlast.checkpoint.load import load
-from outlast.checkpoint.shard import NAMES
-from outlast.checkpoint.streams import in_words, sums_of
+from outlast.checkpoint.tensors import NAMES
 from outlast.storage import Directory
 from outlast.training.room import Room
 

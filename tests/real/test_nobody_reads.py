@@ -12,7 +12,7 @@ import pytest
 from floor import LIMIT_S, TRAIN, until
 
 from outlast import config
-from outlast.checkpoint.identity import open_job
+from outlast.checkpoint.catalog import open_job
 
 ENOUGH = 141  # as a shell says of what SIGPIPE ended
 

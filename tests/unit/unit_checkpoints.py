@@ -8,36 +8,32 @@ import torch
 from unit_fakes import bits
 from unit_names import save_name, save_of
 
-from outlast.checkpoint.blocks import write_hashed
 from outlast.checkpoint.inventory import rank_of
 from outlast.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
     Chunk,
+    Contents,
+    Holding,
     Manifest,
+    Slab,
     TensorEntry,
     decode,
     encode,
-    own_name,
-    part_file,
-    shard_file,
-    state_file,
-)
-from outlast.checkpoint.names import sign
-from outlast.checkpoint.parts import (
-    Contents,
-    Holding,
-    Slab,
     encode_part,
     make_part,
     num_elements,
+    own_name,
     part_entry,
+    part_file,
+    shard_file,
+    state_file,
+    write_hashed,
 )
-from outlast.checkpoint.places import as_places
-from outlast.checkpoint.plan import Where
-from outlast.checkpoint.shard import NAMES
-from outlast.checkpoint.shares import World, describe, share
-from outlast.checkpoint.transfer import inventory_of, read_manifest
+from outlast.checkpoint.names import as_places, sign
+from outlast.checkpoint.plan import PieceLocation, World, describe, share
+from outlast.checkpoint.tensors import NAMES
+from outlast.checkpoint.transfer import NotMended, inventory_of, look, mend_copy, read_manifest
 from outlast.checkpoint.tree import flatten
 
 OWN = "outlast."
@@ -63,7 +59,7 @@ def region(tensor, offsets, shape):
 def shares_of(ranks, own):
     """Every rank's share, as each works it out: ``ranks`` are their pieces."""
     described = [
-        describe([(piece, Where(0, ())) for piece in pieces], rank)
+        describe([(piece, PieceLocation(0, ())) for piece in pieces], rank)
         for rank, pieces in enumerate(ranks)
     ]
     return shares_in(described, own)
@@ -233,3 +229,16 @@ def damage(path, step, name, at=-1, *, attempt=1):
     data = bytearray(file.read_bytes())
     data[at] ^= 1
     file.write_bytes(data)
+
+
+def mend_all(places, save, progress=lambda _: None):
+    """Mend every copy of a save: each file that is whole again, and the names of those left."""
+    found = {place: look(place, save) for place in places}
+    copies = [place for place in places if found[place].is_there]
+    first = next(place for place in places if found[place].manifest is not None)
+    done = []
+    for place in copies:
+        source = None if found[place].manifest is not None else first
+        manifest = found[source or place].manifest
+        done += mend_copy(place, copies, manifest, source, progress)
+    return [one.file if isinstance(one, NotMended) else one for one in done]

@@ -4,11 +4,26 @@ import json
 
 from hypothesis import strategies as st
 
-from outlast.checkpoint.blocks import hashed
-from outlast.checkpoint.manifest import FORMAT, FileEntry, Manifest, shard_file, state_file
-from outlast.checkpoint.parts import encode_part, make_part, part_entry
-from outlast.checkpoint.plan import Piece, Where, make
-from outlast.checkpoint.shares import SHARE_MIN_BYTES, World, describe, share
+from outlast.checkpoint.manifest import (
+    FORMAT,
+    FileEntry,
+    Manifest,
+    encode_part,
+    hashed,
+    make_part,
+    part_entry,
+    shard_file,
+    state_file,
+)
+from outlast.checkpoint.plan import (
+    SHARE_MIN_BYTES,
+    HeldPiece,
+    PieceLocation,
+    World,
+    describe,
+    make,
+    share,
+)
 from outlast.checkpoint.spreads import WHOLE, pieces_of, spread_over
 
 ROW = SHARE_MIN_BYTES // 4  # elements of float32 in a row that is large enough to be shared
@@ -20,7 +35,7 @@ def held_by(rank, tensors):
     found = []
     for name, (shape, spread) in tensors.items():
         for number, box in enumerate(pieces_of(shape, spread, rank)):
-            found.append((Piece(name, "F32", shape, *box), Where(number, (), spread)))
+            found.append((HeldPiece(name, "F32", shape, *box), PieceLocation(number, (), spread)))
     return found
 
 

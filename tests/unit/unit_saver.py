@@ -16,8 +16,7 @@ import msgspec
 import torch
 from unit_fakes import Hub, WatchedStorage, on_ranks
 
-from outlast.checkpoint import blocks, capture, copies, manifest, shares
-from outlast.checkpoint import plan as plans
+from outlast.checkpoint import capture, manifest, plan, transfer
 from outlast.checkpoint.capture import Capture
 from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import Share, make, name_of, structure
@@ -79,12 +78,12 @@ def written(storage, states, step=7, **more):
 
 def share_everything(monkeypatch):
     """The smallest tensor is worth comparing."""
-    monkeypatch.setattr(shares, "SHARE_MIN_BYTES", 0)
+    monkeypatch.setattr(plan, "SHARE_MIN_BYTES", 0)
 
 
 def small_blocks(monkeypatch, num_bytes):
     """Files of a few bytes have many blocks."""
-    for room in (blocks, capture, copies, manifest, persist, plans):
+    for room in (manifest, capture, transfer, persist, plan):
         monkeypatch.setattr(room, "BLOCK_BYTES", num_bytes)
 
 
@@ -400,7 +399,7 @@ class Saver:
         tell(self._attempt.number, self.rank, as_sent(message), *blob)
 
     def _wait_for_room(self, block):
-        before = block - self._attempt.ring_bytes // plans.BLOCK_BYTES
+        before = block - self._attempt.ring_bytes // plan.BLOCK_BYTES
         if self._attempt.ring_bytes and before >= 0:
             with self._room:
                 assert self._room.wait_for(lambda: before in self._written_blocks, LIMIT_S)

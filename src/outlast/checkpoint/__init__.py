@@ -2,44 +2,35 @@
 
 What a checkpoint is:
 
+``names``          a save's name, and the places it may lie in
+``manifest``       what it consists of, as the manifest and the ranks' parts say; the commit
+``spreads``        how a tensor is spread over ranks, in few words
+``inventory``      the manifest and the parts, looked up and checked
+``tensors``        a tensor: its bytes, its memory, its spread, its inner tensors
 ``tree``           nested state ↔ small state as data, and named tensors
+``attributes``     what an optimizer holds besides its ``state_dict``
 ``optimizers``     an optimizer's state under its parameters' names
-``shard``          one rank's safetensors file
-``blocks``         a file's bytes and their hashes
-``manifest``       what a checkpoint consists of; writing it is the commit
-``reshard``        which part of a tensor is whose
 
 A worker's part in writing one (the keeper, above this room, writes, compares and commits):
 
 ``plan``           which rank writes what, and where it lies in its file
-``flat``           a state flattened again, at a boundary where time is short
-``sources``        pieces as they were at the boundary, and how it is seen that they changed
+``boundary``       pieces as they were at the boundary; changes are noticed, or wait for the copy
 ``capture``        the copy into memory, behind the next forward and backward
-``streams``        the same from GPUs
-``aliases``        who could change them past their counters, and waits until they are copied
 ``devices``        the GPU that is the rank's, and threads that may touch it
 
 Reading one:
 
-``catalog``        which steps there are, and which may go
-``places``         where they may lie, the fastest first
-``copies``         one file in all its places: each block from the first where it is right
-``destinations``   from wanted tensors to ranges of files
-``read``           many blocks at the speed of the disk
+``catalog``        which saves there are, whose they are, and which may go
+``transfer``       files in all their places: blocks read, copied, mended
 ``load``           opening, verifying, all of a rank's state
-``source``         parts of it, as they are asked for
-``paths``          from a path to the places in which checkpoints lie
+``reader``         parts of it, as they are asked for
 ``foreign``        weights for a new job, in whatever form somebody has written them
 ``foreign_dcp``    … a directory that ``torch.distributed.checkpoint`` wrote
-``transfer``       from place to place, and mending one place from the others
 
 For other programs:
 
 ``dcp``            a reader and a writer for ``torch.distributed.checkpoint``
-``dcp_reader``     … its reader
-``dcp_writer``     … its writer
 ``export``         a checkpoint as other programs' files, whole or not at all
-``export_formats`` … how those lay out what it holds
 
 Guarantees: a checkpoint exists if and only if its manifest is whole and verifies; every byte that
 is loaded was hashed first; no pickle is read or written, but where an export is asked for in a

@@ -1,13 +1,17 @@
-"""What an optimizer keeps besides what its ``state_dict`` gives: its and its helpers' attributes.
+"""Keep what an optimizer holds besides what its ``state_dict`` gives: attributes, also helpers'.
 
 An optimizer is an object with attributes, and some of them change as it steps: a counter, a running
 estimate in a tensor, a helper object, an optimizer inside it whose state its ``state_dict`` leaves
-out. All of it that is data is kept, under the path of the object that has it.
+out, a random-number generator. All of it that is data is kept, under the path of the object that
+has it.
 
 Kept are values that are not what they were when the session opened, and tensors, except those that
 ``state_dict`` gives already. What never changes stays as the script made it, so that a changed
-argument of the constructor is obeyed. An attribute that is a parameter, or a view of one, is kept
-as a reference: the parameter itself is the model's.
+argument of the constructor is obeyed.
+
+A parameter, a view of its memory, or a table by parameters or by their ``id`` is kept as
+references, in the ``state_dict`` too. As values they would be saved a second time, and come back as
+tensors of their own, which the model no longer changes.
 
 What can go wrong: an iterator is refused by name, since nobody can read how far it is. Objects are
 followed whose class is written in the module of the optimizer's class or of one of its bases, or in
@@ -30,17 +34,147 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from outlast.checkpoint.generators import put_state, state_of
-from outlast.checkpoint.references import (
-    Names,
-    key_referring,
-    local_of,
-    memory_of,
-    referring,
-    resolved,
-)
+from outlast.checkpoint.tensors import PLAIN, is_spread, local_of
 from outlast.checkpoint.tree import decode, flatten
 from outlast.errors import ConfigError, StateMismatch
+
+# --- parameters kept as references ----------------------------------------------------------------
+
+PARAMETER: Final = "@parameter"
+NUMBER: Final = "@id"  # a key that is another number in each process
+VIEW: Final = "@view"
+_MARKS: Final = frozenset({PARAMETER, NUMBER, VIEW})
+
+Names = Mapping[str, torch.Tensor]  # a parameter's name → it
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """All of an optimizer's parameters, in the order in which torch numbers them."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def memory_of(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
+    """Address of a parameter's memory → the parameter."""
+    found = {address(parameter): parameter for parameter in parameters_of(optimizer)}
+    found.pop(0, None)
+    return found
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory begins; 0 if it has none of its own."""
+    if type(tensor) not in PLAIN and not is_spread(tensor):
+        return 0
+    return int(local_of(tensor).untyped_storage().data_ptr())
+
+
+def referring(value: Any, names: Mapping[int, str], memory: Mapping[int, torch.Tensor]) -> Any:
+    """``value`` with references in place of parameters, of views of them, and of their ids as keys.
+
+    Args:
+        value: data, with tensors.
+        names: id of a parameter → its name.
+        memory: see :func:`memory_of`.
+    """
+    if isinstance(value, torch.Tensor):
+        if id(value) in names:
+            return (PARAMETER, names[id(value)])
+        owner = memory.get(address(value))
+        if owner is None or id(owner) not in names or value.dtype != owner.dtype:
+            return value
+        spot = local_of(value)
+        return (VIEW, names[id(owner)], spot.shape, spot.stride(), int(spot.storage_offset()))
+    return rebuilt(
+        value,
+        lambda inner: referring(inner, names, memory),
+        lambda key: key_referring(key, names),
+    )
+
+
+def key_referring(key: Any, names: Mapping[int, str]) -> Any:
+    """A key, with a reference in place of a parameter or its id."""
+    if isinstance(key, torch.Tensor):
+        return (PARAMETER, names[id(key)]) if id(key) in names else key
+    return (NUMBER, names[key]) if type(key) is int and key in names else key
+
+
+def resolved(value: Any, names: Names) -> Any:
+    """What ``referring`` was given: parameters in place of references.
+
+    Raises:
+        StateMismatch: a parameter that is not there.
+    """
+    if isinstance(value, tuple) and value and isinstance(value[0], str) and value[0] in _MARKS:
+        parameter = names.get(value[1])
+        if parameter is None:
+            raise StateMismatch(f"it holds the parameter {value[1]}, which is not there now")
+        if value[0] == VIEW:
+            return local_of(parameter).as_strided(*value[2:])
+        return parameter if value[0] == PARAMETER else id(parameter)
+    return rebuilt(value, lambda inner: resolved(inner, names), lambda key: resolved(key, names))
+
+
+def rebuilt(
+    value: Any, change: Callable[[Any], Any], change_key: Callable[[Any], Any] | None = None
+) -> Any:
+    """A container of the same type with ``change`` of what it holds; anything else as it is."""
+    if isinstance(value, dict):
+        pairs = {change_key(k) if change_key else k: change(v) for k, v in value.items()}
+        return like(value, pairs)
+    if type(value) in (list, tuple):
+        return type(value)(map(change, value))
+    if type(value) is collections.deque:
+        return collections.deque(map(change, value), value.maxlen)
+    return value
+
+
+def like(value: Any, pairs: dict[Any, Any]) -> Any:
+    """A dict of the type of ``value`` with these items."""
+    if type(value) is dict:
+        return pairs
+    if isinstance(value, collections.defaultdict):
+        return type(value)(value.default_factory, pairs)
+    return type(value)(pairs)
+
+
+# --- random-number generators ---------------------------------------------------------------------
+
+
+def state_of(generator: Any) -> Any:
+    """Where it stands.
+
+    Args:
+        generator: Python's, NumPy's of either kind, one of NumPy's bit generators, or torch's.
+    """
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return _bits(generator).state
+
+
+def put_state(generator: Any, state: Any) -> None:
+    """Have it stand where :func:`state_of` found one of its kind; lists may stand for tuples."""
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state.cpu())
+    elif isinstance(generator, random.Random):
+        generator.setstate(_tuples(state))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        _bits(generator).state = state
+
+
+def _bits(generator: Any) -> Any:
+    return generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+
+
+def _tuples(state: Any) -> Any:
+    return tuple(map(_tuples, state)) if isinstance(state, list | tuple) else state
+
+
+# --- attributes -----------------------------------------------------------------------------------
 
 MAX_OBJECTS: Final = 256  # beyond, it is not the optimizer's own that we walk through
 _CONTAINERS: Final = (dict, list, tuple)

@@ -1,16 +1,23 @@
-"""A snapshot: tensors copied into the arena behind the next forward and backward.
+"""Take a snapshot: copy tensors into the arena behind the next forward and backward.
 
 At a step boundary only what may change outside the optimizer is copied at once. The rest (what the
 optimizers change, and nothing else does) is copied by two threads that share a queue, while the
 loop computes; a hook that runs before each optimizer's step copies what is left and waits for what
 is under way.
 
+From GPUs, copies go on a stream of their own, behind the training's stream. What training had put
+into its queue at the boundary comes before the copies; the optimizer's stream waits for them on the
+device, so the host never waits. Pieces that other ranks hold too are hashed on the device: bringing
+a replica to the host only to compare it would cost as much as its copy. While copies are under way
+no CUDA graph is captured (see ``boundary``): torch hands out streams in turn from a small pool, so
+that ours may be the one that is captured.
+
 Should a tensor change under the copy all the same, the snapshot is void. Its version counters tell;
 they are looked at when its copy ends and once more when the training thread is known to be in no
-operation: a counter moves only after the bytes have. Who could write past them is held back, or
-seen at the boundary (``aliases``); a tensor's first and last bytes are compared besides.
+operation: a counter moves only after the bytes have. Writers that go past them are held back, or
+seen at the boundary; a tensor's first and last bytes are compared besides.
 
-What can go wrong unseen: what ``aliases`` names, where it leaves those bytes as they were.
+What can go wrong unseen: what ``boundary`` names, where it leaves those bytes as they were.
 
 Prior art: CheckFreq, DataStates-LLM. Rejected: os.fork (1.4 s of page faults per 2 GB); a team of
 OpenMP threads (a descheduled one holds up all the others).
@@ -23,16 +30,17 @@ import ctypes
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 import xxhash
 
-from outlast.checkpoint import aliases, devices
+from outlast.checkpoint import boundary, devices
+from outlast.checkpoint.boundary import Item, Remembered, TensorPiece, source_of
 from outlast.checkpoint.manifest import BLOCK_BYTES
-from outlast.checkpoint.plan import Plan, Write
-from outlast.checkpoint.sources import Item, Remembered, Source, source_of
-from outlast.checkpoint.streams import CudaCopies, in_words, sums_of
+from outlast.checkpoint.plan import Write, WritePlan
+
+# --- the snapshot ---------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +77,7 @@ class Capture:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: WritePlan,
         tensors: Mapping[str, torch.Tensor],
         lazy: Collection[str],
         buffer: torch.Tensor,
@@ -97,10 +105,10 @@ class Capture:
         self._idle = threading.Condition(self._lock)
         self._left_in_block = _bytes_of_blocks(plan.size)
         self._now: list[Item] = []
-        self._checks_now: list[Source] = []
+        self._checks_now: list[TensorPiece] = []
         self._items: collections.deque[Item] = collections.deque()
-        self._checks: collections.deque[Source] = collections.deque()
-        self._trusted: list[Source] = []  # what is copied later than now
+        self._checks: collections.deque[TensorPiece] = collections.deque()
+        self._trusted: list[TensorPiece] = []  # what is copied later than now
         self._under_way = 0
         self._confirmed = threading.Event()
         self.streams: CudaCopies | None = None
@@ -110,7 +118,7 @@ class Capture:
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], *, again: bool) -> None:
         if self._lazy and not again:
-            self._aliased = aliases.held_by_others(tensors, self._lazy)
+            self._aliased = boundary.held_by_others(tensors, self._lazy)
         if again:
             self._trusted = list(self._remembered.sources)
             self._items.extend(self._remembered.items)
@@ -125,8 +133,8 @@ class Capture:
 
     def _prepare_writes(
         self, tensors: Mapping[str, torch.Tensor], writes: Sequence[Write]
-    ) -> list[Source]:
-        cuda: list[Source] = []
+    ) -> list[TensorPiece]:
+        cuda: list[TensorPiece] = []
         for write in writes:
             source = source_of(tensors, write)
             lazy = self._may_wait(source)
@@ -142,8 +150,8 @@ class Capture:
                 queue.append((source, start, size))
         return cuda
 
-    def _prepare_checks(self, tensors: Mapping[str, torch.Tensor]) -> list[Source]:
-        cuda: list[Source] = []
+    def _prepare_checks(self, tensors: Mapping[str, torch.Tensor]) -> list[TensorPiece]:
+        cuda: list[TensorPiece] = []
         for check in self.plan.checks:
             source = source_of(tensors, check)
             lazy = self._may_wait(source)
@@ -153,7 +161,7 @@ class Capture:
                 (self._checks if lazy else self._checks_now).append(source)
         return cuda
 
-    def _may_wait(self, source: Source) -> bool:
+    def _may_wait(self, source: TensorPiece) -> bool:
         name = source.write.piece.name
         if name not in self._lazy or name in self._aliased:
             return False
@@ -246,18 +254,18 @@ class Capture:
     def hold_back(self) -> None:
         """From here on, whoever would go past the version counters waits for the copy."""
         if not self._confirmed.is_set() or self.streams is not None:
-            aliases.hold_back(self)
+            boundary.hold_back(self)
 
     def storages(self) -> list[torch.UntypedStorage]:
         """The memory of what is left for later."""
         memory = list(self._remembered.memory) if self._is_again else []
         with self._lock:
-            return memory + aliases.storages_of([one.tensor for one in self._trusted])
+            return memory + boundary.storages_of([one.tensor for one in self._trusted])
 
     def let_go(self) -> None:
         """Everything is copied and confirmed: no tensor is held on to, whoever holds this."""
         self._remembered.let_go()
-        aliases.let_go(self)
+        boundary.let_go(self)
 
     def confirm(self) -> None:
         """All copies have ended, or are ahead of training: what has not changed, they are of."""
@@ -268,7 +276,7 @@ class Capture:
             self._trusted = []
             self._confirmed.set()
         if self.streams is None or self.streams.over.is_set():
-            aliases.let_go(self)  # not before: no graph is captured while a device copies
+            boundary.let_go(self)  # not before: no graph is captured while a device copies
 
     def _copy(self, item: Item) -> None:
         source, start, size = item
@@ -304,7 +312,7 @@ class Capture:
         flat = tensor.contiguous().view(-1)[first : first + size // width]
         self._buffer[place : place + size].view(write.dtype).copy_(flat)
 
-    def _conclude(self, source: Source, write: Write) -> None:
+    def _conclude(self, source: TensorPiece, write: Write) -> None:
         target = self._target + write.start
         if source.sampled is not None and (source.has_changed() or source.was_copied_late(target)):
             with self._lock:
@@ -319,7 +327,7 @@ class Capture:
             data = _memory(target, write.end - write.start)
             self.digests[source.key] = xxhash.xxh3_64_hexdigest(data)
 
-    def _check(self, source: Source) -> None:
+    def _check(self, source: TensorPiece) -> None:
         self.digests[source.key] = digest_of(source.tensor.to(source.write.dtype))
         if source.has_changed():
             with self._lock:
@@ -428,3 +436,170 @@ class Copiers:
             with self._changed:
                 self._current = None
             self._on_copied(capture)
+
+
+# --- copies from GPUs -----------------------------------------------------------------------------
+
+_CHUNK: Final = 1 << 21  # words of 32 bits that are hashed at once
+_SEED: Final = 20_261_123
+_BASES: Final = (0x9E3779B97F4A7C13, 0xBF58476D1CE4E5BB)  # odd, of the chunks
+
+
+class CudaCopies:
+    """The copies of one snapshot from all devices.
+
+    Args:
+        reports: told of bytes that have arrived.
+        sources: what is to be copied.
+        checks: what is only to be hashed.
+        buffer: the arena; its memory should be registered with the driver.
+
+    Attributes:
+        over: set once no copy is under way any more.
+    """
+
+    def __init__(
+        self,
+        reports: Capture,
+        sources: Sequence[TensorPiece],
+        checks: Sequence[TensorPiece],
+        buffer: torch.Tensor,
+    ) -> None:
+        self.over = threading.Event()
+        self._reports = reports
+        self._buffer = buffer
+        self._sources = sources
+        self._checks = checks
+        self._launched = threading.Event()
+        self._last: dict[torch.device, Any] = {}
+        self._begun: dict[torch.device, Any] = {}
+        for device in {source.tensor.device for source in [*sources, *checks]}:
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(device))
+            self._begun[device] = event
+
+    def run(self) -> None:
+        """Launch everything, then report blocks as they arrive; in a copier's thread."""
+        try:
+            self._run()
+        finally:
+            try:  # where it failed, too: the arena and the tensors may be used for something else
+                for event in self._last.values():
+                    event.synchronize()
+            finally:
+                self.over.set()
+
+    def _run(self) -> None:
+        arrived: list[tuple[Any, TensorPiece]] = []
+        hashed: list[tuple[TensorPiece, torch.Tensor]] = []
+        try:
+            for source in self._sources:
+                arrived.append((self._launch(source, hashed), source))  # noqa: PERF401 - in order
+            for check in self._checks:
+                self._launch_hash(check, hashed)
+        finally:
+            self._launched.set()
+        for event, source in arrived:
+            event.synchronize()
+            write: Any = source.write
+            self._reports.count(write.start, write.end)
+        for source, sums in hashed:
+            with torch.cuda.stream(_stream(source.tensor.device)):
+                self._reports.digests[source.key] = in_words(sums)
+
+    def hold_back_training(self) -> None:
+        """Before anything is changed: the device finishes the copies first, the host goes on."""
+        self._launched.wait()
+        for device, event in self._last.items():
+            torch.cuda.current_stream(device).wait_event(event)
+
+    def _launch(self, source: TensorPiece, hashed: list[tuple[TensorPiece, torch.Tensor]]) -> Any:
+        write: Any = source.write
+        device = source.tensor.device
+        with torch.cuda.stream(self._behind(device)):
+            target = self._buffer[write.start : write.end].view(write.dtype)
+            # Here: torch would do it on the host, as soon as the copy is queued.
+            plain = source.tensor.resolve_conj().resolve_neg()
+            target.view(write.piece.shape).copy_(plain, non_blocking=True)
+            if write.shared:
+                hashed.append((source, sums_of(source.tensor.to(write.dtype))))
+        return self._record(device)
+
+    def _launch_hash(
+        self, check: TensorPiece, hashed: list[tuple[TensorPiece, torch.Tensor]]
+    ) -> None:
+        device = check.tensor.device
+        with torch.cuda.stream(self._behind(device)):
+            hashed.append((check, sums_of(check.tensor.to(check.write.dtype))))
+        self._record(device)
+
+    def _behind(self, device: torch.device) -> Any:
+        stream = _stream(device)
+        if device not in self._last:
+            stream.wait_event(self._begun[device])
+        return stream
+
+    def _record(self, device: torch.device) -> Any:
+        event = torch.cuda.Event(blocking=True)  # waited for asleep: a core is training's
+        event.record(_stream(device))
+        self._last[device] = event
+        return event
+
+
+# --- digests -------------------------------------------------------------------------------------
+
+
+def sums_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A digest of a tensor's bits and their order that a device computes.
+
+    Two sums modulo 2^64 of its words of 32 bits, each times an odd number drawn for its place in
+    its chunk, and each chunk's sum times a power of another odd number (multilinear hashing; Lemire
+    and Kaser, 2014): words that differ, or have changed places, keep one sum with about 2^-31.
+    """
+    words = _words_of(tensor)
+    found = torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    numbers = _numbers(tensor.device)
+    for chunk, start in enumerate(range(0, len(words), _CHUNK)):
+        part = words[start : start + _CHUNK]
+        for index, base in enumerate(_BASES):
+            power = pow(base, chunk, 1 << 64)
+            power -= (power >> 63) << 64  # as torch counts
+            found[index] += (part * numbers[index, : len(part)]).sum() * power
+    return found
+
+
+def in_words(sums: torch.Tensor) -> str:
+    """The digest as text; waits for the device."""
+    return "-".join(str(number) for number in sums.tolist())
+
+
+def _words_of(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    raw = flat.view(torch.uint8)
+    if raw.numel() % 4 or raw.storage_offset() % 4 or raw.data_ptr() % 4:
+        whole = raw.new_zeros(-(-raw.numel() // 4) * 4)
+        whole[: raw.numel()] = raw
+        raw = whole
+    return raw.view(torch.int32)
+
+
+_drawn: dict[torch.device, torch.Tensor] = {}
+
+
+def _numbers(device: torch.device) -> torch.Tensor:
+    """Those of the places, the same in every process."""
+    if device not in _drawn:
+        generator = torch.Generator().manual_seed(_SEED)
+        least, most = -(1 << 63), (1 << 63) - 1
+        drawn = torch.randint(least, most, (2, _CHUNK), generator=generator)
+        _drawn[device] = (drawn | 1).to(device)
+    return _drawn[device]
+
+
+_streams: dict[torch.device, Any] = {}
+
+
+def _stream(device: torch.device) -> Any:
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]

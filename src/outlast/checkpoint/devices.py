@@ -1,4 +1,4 @@
-"""The GPU that is this rank's, and threads of ours that have to do with it.
+"""Keep the GPU that is this rank's, and run threads of ours that may touch it.
 
 A rank's device is the one that is current in the thread that trains, if its state lies there, and
 otherwise the first on which its state lies. A new thread has device 0, whatever the others have:

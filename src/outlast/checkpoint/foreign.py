@@ -1,4 +1,4 @@
-"""Weights that a new job may start from, in whatever form somebody has written them.
+"""Open weights that a new job may start from, in whatever form somebody has written them.
 
 Four forms are read: a checkpoint of ours, a file that ``torch.save`` wrote, safetensors (a file, or
 a directory with an index), and a directory of ``torch.distributed.checkpoint`` (``foreign_dcp``).
@@ -27,15 +27,12 @@ from typing import Any, Final
 import torch
 import xxhash
 
-from outlast.checkpoint.destinations import Apart
-from outlast.checkpoint.load import Checkpoint, Leaf, open_checkpoint
+from outlast.checkpoint.catalog import saves_at
+from outlast.checkpoint.load import Checkpoint, FillTargets, Leaf, open_checkpoint
 from outlast.checkpoint.manifest import BLOCK_BYTES, MANIFEST
-from outlast.checkpoint.names import SaveName, named, parse
-from outlast.checkpoint.paths import saves_at
-from outlast.checkpoint.places import Place
+from outlast.checkpoint.names import Place, SaveName, named, parse
 from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.reshard import local_chunks, why_not
-from outlast.checkpoint.shard import DTYPES
+from outlast.checkpoint.tensors import DTYPES, local_chunks, why_not
 from outlast.errors import CheckpointInvalid, ConfigError, OutlastError, StorageError
 from outlast.ledger.job import FILE_NAME as JOB
 
@@ -81,7 +78,7 @@ class Weights:
             ConfigError, StorageError: something is damaged, or cannot be read.
             StateMismatch: elements that share memory were saved with several values.
         """
-        apart = Apart(wanted)
+        apart = FillTargets(wanted)
         with self.one_line(), torch.no_grad():
             self._read(apart.targets)
         apart.lay(self.where)

@@ -1,4 +1,4 @@
-"""A directory that ``torch.distributed.checkpoint`` wrote, as a source of weights.
+"""Read weights from a directory that ``torch.distributed.checkpoint`` wrote.
 
 DCP's planner finds which chunks are needed, and its reader reads them, weights only. Two things are
 done in another way: the metadata is a pickle, which DCP loads with all the code that it names; here
@@ -107,7 +107,7 @@ class DcpDirectory(Weights):
                 warnings.simplefilter("ignore")  # that there is no process group: none is needed
                 dcp.load(
                     state,
-                    storage_reader=_Reader(self._path, self._metadata),
+                    storage_reader=_ReaderOf(self._path, self._metadata),
                     planner=_Planner(flatten_state_dict=False),
                     no_dist=True,
                 )
@@ -116,7 +116,7 @@ class DcpDirectory(Weights):
             raise reason if isinstance(reason, Exception) else ValueError(str(reason)) from None
 
 
-class _Reader(filesystem.FileSystemReader):  # type: ignore[misc]
+class _ReaderOf(filesystem.FileSystemReader):  # type: ignore[misc]
     def __init__(self, path: pathlib.Path, known: metadata.Metadata) -> None:
         super().__init__(path)
         self._known = known

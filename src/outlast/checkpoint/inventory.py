@@ -1,8 +1,13 @@
-"""What a checkpoint consists of, looked up as it is asked for.
+"""Look up what a checkpoint consists of, and check that its parts cover every tensor.
 
 A manifest that names files and tensors itself (a job of one rank, formats 1 and 2) has all the
 answers. One that names parts is asked rank by rank: the part of the rank that the reader stands for
 first, then those that its hints lead to, and all of them only where no hint leads to what is asked.
+
+A rank that resumes looks at its own regions only. A full verification (``check_parts``) looks at
+all parts, one after the other, and finds whether together they hold every element of every tensor
+once. What it has seen of a tensor is kept as few boxes, since neighbours are joined: the pieces of
+a tensor that is cut evenly become one box, however many ranks there are.
 
 Guarantees: a part is believed only after it was compared with the manifest, and checked. The chunks
 that are named for a region cover all of it, each element once. Hints decide what is looked at first
@@ -29,12 +34,17 @@ from outlast.checkpoint.manifest import (
     Chunk,
     FileEntry,
     Manifest,
+    RankPart,
     TensorEntry,
+    decode_part,
     part_file,
+    rank_of_own,
+    without_owner,
 )
-from outlast.checkpoint.parts import Part, decode_part, rank_of_own, without_owner
 from outlast.checkpoint.spreads import Box, common, has_overlap, holders, overlap
 from outlast.errors import CheckpointInvalid
+
+# --- looking up -----------------------------------------------------------------------------------
 
 _CACHED_PARTS: Final = 64
 
@@ -42,7 +52,7 @@ ReadFile = Callable[[str, FileEntry], bytes]
 """Reads one whole file, compared with its entry; raises CheckpointInvalid or OSError."""
 
 
-class Known(NamedTuple):
+class TensorInfo(NamedTuple):
     """What a tensor is, wherever its bytes are."""
 
     dtype: str
@@ -64,11 +74,11 @@ class Inventory:
         self.manifest = manifest
         self.num_parts_read = 0
         self._read_file = read_file
-        self._parts: collections.OrderedDict[int, Part] = collections.OrderedDict()
+        self._parts: collections.OrderedDict[int, RankPart] = collections.OrderedDict()
 
     # --- files --------------------------------------------------------------------------------
 
-    def part(self, rank: int) -> Part:
+    def part(self, rank: int) -> RankPart:
         """The part of ``rank``, of a manifest that names parts.
 
         Raises:
@@ -137,7 +147,7 @@ class Inventory:
 
     # --- tensors ------------------------------------------------------------------------------
 
-    def tensor(self, name: str, rank: int) -> Known:
+    def tensor(self, name: str, rank: int) -> TensorInfo:
         """What the tensor ``name`` is; ``rank`` is one that may know.
 
         Raises:
@@ -146,14 +156,14 @@ class Inventory:
         """
         if not self.manifest.parts:
             entry = self.manifest.tensors[name]
-            return Known(entry.dtype, entry.shape)
+            return TensorInfo(entry.dtype, entry.shape)
         for one in self._likely(name, rank):
             held = self.part(one).contents.tensors.get(name)
             if held is not None:
-                return Known(held.dtype, held.shape)
+                return TensorInfo(held.dtype, held.shape)
         raise KeyError(name)
 
-    def tensors(self) -> dict[str, Known]:
+    def tensors(self) -> dict[str, TensorInfo]:
         """The tensors that one rank of each structure knows; of ranks' own ones only theirs.
 
         Raises:
@@ -161,9 +171,9 @@ class Inventory:
         """
         if not self.manifest.parts:
             entries = self.manifest.tensors
-            return {name: Known(entry.dtype, entry.shape) for name, entry in entries.items()}
+            return {name: TensorInfo(entry.dtype, entry.shape) for name, entry in entries.items()}
         return {
-            name: Known(held.dtype, held.shape)
+            name: TensorInfo(held.dtype, held.shape)
             for rank in self.firsts()
             for name, held in self.part(rank).contents.tensors.items()
         }
@@ -217,8 +227,8 @@ class Inventory:
         """
         if not self.manifest.parts:
             return {name: self._inline(name) for name in wanted}
-        searches = {name: _Search(name, boxes) for name, boxes in wanted.items()}
-        _Finder(self, searches, rank).run()
+        searches = {name: _TensorSearch(name, boxes) for name, boxes in wanted.items()}
+        _ChunkFinder(self, searches, rank).run()
         return {name: one.entry() for name, one in searches.items()}
 
     def _inline(self, name: str) -> TensorEntry:
@@ -239,17 +249,17 @@ class Inventory:
                 yield one
 
 
-class _Search:
+class _TensorSearch:
     """Regions of one tensor, and the chunks that were found for them."""
 
     def __init__(self, name: str, boxes: Sequence[Box]) -> None:
         self.name = name
         self.boxes = boxes
-        self.known: Known | None = None
+        self.known: TensorInfo | None = None
         self.chunks: list[Chunk] = []
         self._is_found: bool | None = None  # not worked out since the last chunk came
 
-    def take(self, part: Part) -> None:
+    def take(self, part: RankPart) -> None:
         """Look through one part.
 
         Raises:
@@ -258,7 +268,7 @@ class _Search:
         held = part.contents.tensors.get(self.name)
         if held is None:
             return
-        known = Known(held.dtype, held.shape)
+        known = TensorInfo(held.dtype, held.shape)
         if self.known is not None and self.known != known:
             raise CheckpointInvalid(
                 part.step,
@@ -290,10 +300,12 @@ class _Search:
         return TensorEntry(dtype=self.known.dtype, shape=self.known.shape, chunks=chunks)
 
 
-class _Finder:
+class _ChunkFinder:
     """Reads parts until everything that is searched for is found."""
 
-    def __init__(self, inventory: Inventory, searches: Mapping[str, _Search], rank: int) -> None:
+    def __init__(
+        self, inventory: Inventory, searches: Mapping[str, _TensorSearch], rank: int
+    ) -> None:
         self._inventory = inventory
         self._searches = searches
         self._pending = dict(searches)
@@ -351,7 +363,7 @@ class _Finder:
                 hints |= self._holders(part, name, search)
         return hints
 
-    def _holders(self, part: Part, name: str, search: _Search) -> set[int]:
+    def _holders(self, part: RankPart, name: str, search: _TensorSearch) -> set[int]:
         """Of each group of replicas that holds something wanted, one: it knows who wrote it."""
         spread, shape = part.spread(name), part.contents.tensors[name].shape
         found: set[int] = set()
@@ -387,3 +399,122 @@ def num_bytes(manifest: Manifest) -> int:
     if manifest.parts:
         return sum(part.size + part.num_bytes for part in manifest.parts)
     return sum(entry.size for entry in manifest.files.values())
+
+
+# --- whether the parts cover every tensor ---------------------------------------------------------
+
+_JOIN_FROM = 32  # boxes of a tensor, before they are joined for the first time
+
+
+def check_parts(
+    inventory: Inventory, progress: Callable[[int], None] | None = None
+) -> dict[str, FileEntry]:
+    """Read all parts of a checkpoint; the other files, which are still to be verified.
+
+    Args:
+        inventory: the checkpoint's.
+        progress: told the bytes of each part.
+
+    Raises:
+        CheckpointInvalid: a part is right in no place, or they do not cover every tensor.
+        OSError: a part cannot be read.
+    """
+    manifest = inventory.manifest
+    if not manifest.parts:
+        return dict(manifest.files)
+    coverage = Coverage(manifest.step)
+    found: dict[str, FileEntry] = {}
+    for rank, entry in enumerate(manifest.parts):
+        part = inventory.part(rank)
+        coverage.add(part)
+        found.update(part.files)
+        if progress is not None:
+            progress(entry.size)
+    coverage.finish()
+    return found
+
+
+class Coverage:
+    """What the parts so far hold."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._tensors: dict[str, _CoveredTensor] = {}
+
+    def add(self, part: RankPart) -> None:
+        """Take note of a part.
+
+        Raises:
+            CheckpointInvalid: to it a tensor is another than to the parts before.
+        """
+        for name, held in part.contents.tensors.items():
+            known = self._tensors.get(name)
+            if known is None:
+                known = self._tensors[name] = _CoveredTensor(held.dtype, held.shape)
+            elif (known.dtype, known.shape) != (held.dtype, held.shape):
+                raise CheckpointInvalid(
+                    self._step,
+                    f"{name} is {held.dtype} {held.shape} on rank {part.rank} and {known.dtype} "
+                    f"{known.shape} on another",
+                )
+            for slab in held.slabs:
+                known.add((slab.offsets, slab.shape))
+
+    def finish(self) -> None:
+        """After the last part.
+
+        Raises:
+            CheckpointInvalid: an element of a tensor is in no part, or in two.
+        """
+        for name, tensor in self._tensors.items():
+            if not tensor.is_whole():
+                raise CheckpointInvalid(
+                    self._step, f"{MANIFEST}: the chunks of {name} do not cover it"
+                )
+
+
+class _CoveredTensor:
+    def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
+        self.dtype = dtype
+        self.shape = shape
+        self._boxes: list[Box] = []
+        self._join_at = _JOIN_FROM
+
+    def add(self, box: Box) -> None:
+        if math.prod(box[1]):
+            self._boxes.append(box)
+        if len(self._boxes) >= self._join_at:
+            self._boxes = joined(self._boxes)
+            self._join_at = max(_JOIN_FROM, 2 * len(self._boxes))
+
+    def is_whole(self) -> bool:
+        boxes = joined(self._boxes)
+        held = sum(math.prod(box[1]) for box in boxes)
+        return held == math.prod(self.shape) and not has_overlap(boxes)
+
+
+def joined(boxes: list[Box]) -> list[Box]:
+    """The same elements, as often, in fewer boxes."""
+    for axis in reversed(range(len(boxes[0][0]) if boxes else 0)):
+        boxes = list(_joined_along(boxes, axis))
+    return boxes
+
+
+def _joined_along(boxes: list[Box], axis: int) -> Iterator[Box]:
+    """Join boxes that follow each other along one axis and are alike along the others."""
+
+    def others(box: Box) -> tuple[tuple[int, ...], ...]:
+        return box[0][:axis] + box[0][axis + 1 :], box[1][:axis] + box[1][axis + 1 :]
+
+    last: Box | None = None
+    for box in sorted(boxes, key=lambda box: (others(box), box[0][axis])):
+        if last is None:
+            last = box
+        elif others(last) == others(box) and last[0][axis] + last[1][axis] == box[0][axis]:
+            extent = last[1][axis] + box[1][axis]
+            last = last[0], (*last[1][:axis], extent, *last[1][axis + 1 :])
+        else:
+            yield last
+            last = box
+    if last is not None:
+        yield last

@@ -1,9 +1,22 @@
-"""The manifest: what a checkpoint consists of. Writing it is the commit.
+"""Describe what a checkpoint consists of: the manifest, which is its commit, and the ranks' parts.
 
-``manifest.json`` names every tensor's global shape, dtype and chunks (offsets in the whole tensor →
-byte range of a file), and every file's size and XXH3-128 per 16 MiB block. Its own ``checksum`` is
-the XXH3-128 of its bytes with the checksum's digits set to zero, so that a flipped bit anywhere in
-it is seen. A replicated tensor has one chunk; a sharded one has one for each piece.
+``manifest.json`` names every file's size and its XXH3-128 per 16 MiB block, and of every tensor the
+global shape, dtype and chunks (offsets in the whole tensor → byte range of a file). Its own
+``checksum`` is the XXH3-128 of its bytes with the checksum's digits set to zero, so a flipped bit
+anywhere in it is seen. A replicated tensor has one chunk; a sharded one has one for each piece.
+
+In a job of several ranks the manifest names parts instead. ``rank-NNNNN.part.json`` lies beside the
+rank's other files. It names those with their hashes, every tensor that the rank holds (dtype,
+global shape, how it is spread), the chunks of it that this rank wrote, and the ranks that wrote
+what it holds and did not write. The manifest has each part's size and hash, and nothing that grows
+with the number of tensors. So a rank that resumes reads the manifest, the part of the rank it
+stands for, and of other parts only those in which its pieces are.
+
+Guarantees: a part is believed only after it was compared with the hash in the manifest and checked
+to be about itself: files, chunks and names of its own rank. How tensors are spread is a hint of
+where to look; chunks alone decide what is read.
+
+Nothing here needs torch: the keeper writes and checks files without it.
 """
 
 from __future__ import annotations
@@ -11,15 +24,18 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import xxhash
 
 from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.spreads import has_overlap, is_within
+from outlast.checkpoint.spreads import Spread, has_overlap, is_within
 from outlast.errors import CheckpointInvalid
+from outlast.storage import Storage
+
+# --- the manifest ---------------------------------------------------------------------------------
 
 FORMAT: Final = 3
 MANIFEST: Final = "manifest.json"
@@ -63,6 +79,20 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     size: int
     xxh3_128: tuple[str, ...]
+
+
+class SmallState(NamedTuple):
+    """One rank's small state.
+
+    Attributes:
+        rank: whose.
+        data: key → data in which tensors are named, as ``tree.flatten`` writes it.
+        own: names of the tensors that belong to this rank alone.
+    """
+
+    rank: int
+    data: dict[str, Any]
+    own: frozenset[str]
 
 
 class PartEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -160,6 +190,20 @@ def small_state(step: int, rank: int, own: Iterable[str], data: dict[str, Any]) 
     """
     small = {"format": FORMAT, "step": step, "rank": rank, "own": list(own), "state": data}
     return json.dumps(small, allow_nan=False, separators=(",", ":")).encode()
+
+
+def read_small_state(data: bytes, step: int, rank: int) -> SmallState:
+    """Read a rank's small state; the opposite of ``small_state``.
+
+    Raises:
+        CheckpointInvalid: it is not understood.
+    """
+    try:
+        small = json.loads(data)
+        return SmallState(rank, {**small["state"]}, frozenset(small["own"]))
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"{state_file(rank)} is not understood: {error}"
+        raise CheckpointInvalid(step, reason) from None
 
 
 def own_name(name: str, rank: int) -> str:
@@ -267,3 +311,254 @@ def check_file(name: str, file: FileEntry, refuse: Callable[[str], Exception]) -
     """See that a file has as many hashes as blocks; raises what ``refuse`` makes of the reason."""
     if file.size < 0 or len(file.xxh3_128) != math.ceil(file.size / BLOCK_BYTES):
         raise refuse(f"{name} has {len(file.xxh3_128)} hashes for {file.size} bytes")
+
+
+# --- a file's bytes and their hashes --------------------------------------------------------------
+
+
+def hashed(data: bytes | memoryview) -> FileEntry:
+    """What a manifest says of a file that holds ``data``."""
+    starts = range(0, len(data), BLOCK_BYTES)
+    view = memoryview(data)
+    digests = tuple(xxhash.xxh3_128_hexdigest(view[i : i + BLOCK_BYTES]) for i in starts)
+    return FileEntry(size=len(data), xxh3_128=digests)
+
+
+def write_hashed(storage: Storage, name: str, pieces: Iterable[memoryview | bytes]) -> FileEntry:
+    """Write ``pieces`` as the file ``name``, durably, hashing each block on the way.
+
+    Raises:
+        OSError: as the storage gave it; nothing is left under ``name``.
+    """
+    blob = storage.create(name)
+    size, digests, hasher = 0, [], xxhash.xxh3_128()
+    try:
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                part = view[: BLOCK_BYTES - size % BLOCK_BYTES]
+                hasher.update(part)
+                blob.write(part)
+                size += len(part)
+                view = view[len(part) :]
+                if size % BLOCK_BYTES == 0:
+                    digests.append(hasher.hexdigest())
+                    hasher.reset()
+        if size % BLOCK_BYTES:
+            digests.append(hasher.hexdigest())
+        blob.finish()
+    except BaseException:
+        blob.abandon()
+        raise
+    return FileEntry(size=size, xxh3_128=tuple(digests))
+
+
+# --- the ranks' parts -----------------------------------------------------------------------------
+
+PLAIN: Final = -1  # in place of a spread's number: the tensor is not spread
+_OWN: Final = re.compile(r"@rank-(\d{5})\Z")
+
+
+class Slab(msgspec.Struct, frozen=True, array_like=True):
+    """A chunk that this rank wrote: where it lies in the tensor, and where in the rank's file."""
+
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+    start: int
+
+
+class Holding(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of which this rank holds something, or a version of its own.
+
+    Attributes:
+        dtype: safetensors' name.
+        shape: of the whole tensor.
+        spread: number of the spread, or ``PLAIN``.
+        slabs: the chunks that this rank wrote.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    spread: int = PLAIN
+    slabs: tuple[Slab, ...] = ()
+
+
+class Contents(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be said of a part before its files are written; it holds until the plan changes.
+
+    Attributes:
+        structure: digest of what the rank holds, the same for all ranks that hold the same tensors,
+            spread alike.
+        spreads: how tensors are spread.
+        tensors: name → what this rank has of it. A name ending in ``@rank-NNNNN`` is a version of
+            that rank's own.
+        elsewhere: name → the ranks that wrote pieces which this rank holds and did not write.
+        num_elements: how many elements this rank wrote of tensors that are nobody's own.
+    """
+
+    structure: str = ""
+    spreads: tuple[Spread, ...] = ()
+    tensors: dict[str, Holding] = {}
+    elsewhere: dict[str, tuple[int, ...]] = {}
+    num_elements: int = 0
+
+
+class RankPart(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank's part.
+
+    Attributes:
+        format: version of the layout.
+        step: completed optimizer steps.
+        rank: whose part it is.
+        files: the rank's other files: name → size and hashes.
+        contents: what they hold, and what else the rank holds.
+    """
+
+    format: int
+    step: int
+    rank: int
+    files: dict[str, FileEntry]
+    contents: Contents
+
+    def entry(self, name: str) -> TensorEntry:
+        """A tensor with the chunks of it that this rank wrote.
+
+        Raises:
+            KeyError: the rank holds nothing of it.
+        """
+        held = self.contents.tensors[name]
+        return TensorEntry(dtype=held.dtype, shape=held.shape, chunks=tuple(self.chunks(name)))
+
+    def chunks(self, name: str) -> list[Chunk]:
+        """The chunks of a tensor that this rank wrote; none if it holds nothing of it."""
+        held = self.contents.tensors.get(name)
+        if held is None:
+            return []
+        item, file = ITEM_BYTES[held.dtype], shard_file(self.rank)
+        return [
+            Chunk(
+                offsets=slab.offsets,
+                shape=slab.shape,
+                file=file,
+                start=slab.start,
+                end=slab.start + math.prod(slab.shape) * item,
+            )
+            for slab in held.slabs
+        ]
+
+    def spread(self, name: str) -> Spread | None:
+        """How a tensor is spread; None if it is not, or the rank holds nothing of it."""
+        held = self.contents.tensors.get(name)
+        if held is None or held.spread == PLAIN:
+            return None
+        return self.contents.spreads[held.spread]
+
+
+def rank_of_own(name: str) -> int | None:
+    """The rank whose version ``name`` stands for, or None."""
+    match = _OWN.search(name)
+    return int(match[1]) if match else None
+
+
+def without_owner(name: str) -> str:
+    """The name that a rank's own version is known by to that rank."""
+    return _OWN.sub("", name)
+
+
+def num_elements(tensors: Mapping[str, Holding]) -> int:
+    """Elements that a rank wrote of tensors that are nobody's own."""
+    return sum(
+        math.prod(slab.shape)
+        for name, held in tensors.items()
+        for slab in held.slabs
+        if rank_of_own(name) is None
+    )
+
+
+def make_part(step: int, rank: int, files: Mapping[str, FileEntry], contents: Contents) -> RankPart:
+    """The part of ``rank``."""
+    return RankPart(format=FORMAT, step=step, rank=rank, files=dict(files), contents=contents)
+
+
+def encode_part(part: RankPart) -> bytes:
+    """The bytes of the part file."""
+    return msgspec.json.encode(part)
+
+
+def part_entry(data: bytes, structure: int, files: Iterable[FileEntry]) -> PartEntry:
+    """What the manifest says of a part.
+
+    Args:
+        data: the part file's bytes.
+        structure: number of the rank's structure.
+        files: the rank's other files.
+    """
+    entry = hashed(data)
+    return PartEntry(entry.size, entry.xxh3_128, structure, sum(file.size for file in files))
+
+
+def decode_part(data: bytes, step: int, rank: int, world_size: int) -> RankPart:
+    """Read a part whose bytes have been compared with the manifest.
+
+    Raises:
+        CheckpointInvalid: it is not understood, or not the part of ``rank`` at ``step``.
+    """
+    try:
+        part = msgspec.json.decode(data, type=RankPart)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CheckpointInvalid(step, f"{part_file(rank)} is not understood ({error})") from None
+    check_part(part, step, rank, world_size)
+    return part
+
+
+def check_part(part: RankPart, step: int, rank: int, world_size: int) -> None:
+    """See what no hash sees: a part that was written wrong, or by somebody else.
+
+    Raises:
+        CheckpointInvalid: it is not the part of ``rank`` at ``step``, or does not fit itself.
+    """
+
+    def refuse(reason: str) -> CheckpointInvalid:
+        return CheckpointInvalid(step, f"{part_file(rank)}: {reason}")
+
+    if (part.step, part.rank) != (step, rank):
+        raise refuse(f"it is that of rank {part.rank} at step {part.step}")
+    for name, file in part.files.items():
+        if name not in (shard_file(rank), state_file(rank)):
+            raise refuse(f"{name!r} is not a file of rank {rank}")
+        check_file(name, file, refuse)
+    for spread in part.contents.spreads:
+        if spread.problem():
+            raise refuse(f"it names a spread that cannot be: {spread.problem()}")
+    shard = part.files.get(shard_file(rank), FileEntry(size=0, xxh3_128=()))
+    for name, held in part.contents.tensors.items():
+        problem = _problem(name, held, part, shard.size)
+        if problem:
+            raise refuse(problem)
+    for name, ranks in part.contents.elsewhere.items():
+        if name not in part.contents.tensors or not all(0 <= one < world_size for one in ranks):
+            raise refuse(f"it looks for {name} at ranks {ranks}")
+
+
+def _problem(name: str, held: Holding, part: RankPart, file_bytes: int) -> str:
+    """What is wrong with what a part says of one tensor; "" if nothing is."""
+    item = ITEM_BYTES.get(held.dtype)
+    if item is None:
+        return f"{name} has the unknown dtype {held.dtype!r}"
+    if any(size < 0 for size in held.shape):
+        return f"{name} has the shape {held.shape}"
+    if not PLAIN <= held.spread < len(part.contents.spreads):
+        return f"{name} has a spread that is not named"
+    if held.spread != PLAIN:
+        placements = part.contents.spreads[held.spread].placements
+        if any(dim >= len(held.shape) for dim, _ in placements):
+            return f"{name} is cut along a dimension that it has not"
+    own = rank_of_own(name)
+    if own is not None and own != part.rank:
+        return f"{name} is another rank's own"
+    for slab in held.slabs:
+        end = slab.start + math.prod(slab.shape) * item
+        fits = is_within((slab.offsets, slab.shape), held.shape)
+        if not fits or not 0 <= slab.start <= end <= file_bytes:
+            return f"a chunk of {name} does not fit its tensor or its file"
+    return ""

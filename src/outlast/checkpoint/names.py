@@ -1,18 +1,22 @@
-"""Names of saves: each save of a step has a directory that no other save ever writes into.
+"""Name saves and the places in which they lie.
 
     step-000000001200.a0003.s0017.1f3c9a2b
     step-STEP.aATTEMPT.sSERIAL.NONCE
 
-The nonce is drawn anew by each session, so two attempts that carry one number (each half of a job
-takes itself for the job, say) share no name either. Whatever an older attempt still writes, it
-writes into its own directories; a step that is saved again is superseded by another directory's
-manifest, and the older save stands until retention lets it go.
+Each save of a step has a directory that no other save ever writes into. Each session draws a new
+nonce, so two attempts with one number (each half of a split job takes itself for the job) share no
+name either. What an older attempt still writes goes into its own directories. A step that is saved
+again is superseded by another directory's manifest; the older save stays until retention removes
+it.
 
 Saves sort by step, then by attempt and number: of several saves of a step the last one is the
 newest. ``step-000000001200`` alone is how formats 1 and 2 wrote it; it sorts before all others.
 
 A directory says whose it is before anything else is written into it (``save.json``): retention must
 recognise what it removes, also where there is no manifest, or one that does not verify.
+
+Places are memory, local, shared and object storage, in order of speed. All have the same layout, so
+a block that is wrong in one place can be taken from another.
 """
 
 from __future__ import annotations
@@ -20,11 +24,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
 from outlast.storage import Storage
+
+# --- names of saves -------------------------------------------------------------------------------
 
 NOTE: Final = "save.json"
 _NOTE_FORMAT: Final = 1
@@ -132,3 +139,27 @@ def signed_by(storage: Storage, save: SaveName) -> str | None:
         if (note.step, note.attempt, note.serial) == save[:3]:
             return note.job
     return None
+
+
+# --- places ---------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """One tier as a reader sees it.
+
+    Attributes:
+        name: of the tier.
+        storage: where its files lie.
+        in_memory: whether that is some machine's memory, and no storage at all.
+    """
+
+    name: str
+    storage: Storage
+    in_memory: bool = False
+
+
+def as_places(where: Storage | Sequence[Place]) -> tuple[Place, ...]:
+    """Several places as they are; a storage by itself is one."""
+    if isinstance(where, Sequence):
+        return tuple(where)
+    return (Place("local", where),)

@@ -1,4 +1,4 @@
-"""Which rank writes what, and where each piece lies in its file.
+"""Plan which rank writes what, and where each piece lies in its file.
 
 A piece is what one process holds of a tensor: all of it, or one of its chunks. Pieces that several
 ranks hold are written by one of them each, so that a data-parallel group shares the work; the
@@ -6,37 +6,68 @@ others only hash theirs, and the commit compares. What is thought to be a replic
 found by that comparison, and belongs to its rank from then on.
 
 The plan is worked out once for a structure (names, shapes, dtypes) and holds until it changes.
-Who writes what is worked out in ``shares``.
+
+Each rank works out its own share of the writing from the same few facts (``share``). Ranks that
+hold the same tensors, spread alike, have one structure. All know which rank has which structure;
+from it follows which ranks hold a piece, and which of them writes it. A rank's work grows with its
+tensors, not with the number of ranks times them.
+
+Guarantees: all ranks that hold a piece come to the same writer, since they look at the same pieces
+in the same order: those that exactly this group of ranks holds.
+What can go wrong: a tensor spread in a way that a grid of ranks does not describe is described by
+its pieces; its ranks then have a structure each, which costs time and changes nothing else.
+
+Rejected: rank 0 working out everybody's share (its time grows with ranks times tensors); balancing
+between groups of ranks (no rank sees what the others' groups have to do).
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import torch
+import xxhash
 
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
+    ITEM_BYTES,
+    PLAIN,
     Chunk,
+    Contents,
+    Holding,
+    Slab,
     TensorEntry,
+    num_elements,
     own_name,
+    rank_of_own,
     shard_file,
 )
-from outlast.checkpoint.parts import PLAIN, Contents, Holding, Slab, num_elements
-from outlast.checkpoint.reshard import PLAIN as PLAIN_TYPES
-from outlast.checkpoint.reshard import LocalPiece, is_spread, local_pieces, mesh_spread, why_not
-from outlast.checkpoint.shard import DTYPES, NAMES, Placed, header
-from outlast.checkpoint.spreads import Spread, pieces_at
+from outlast.checkpoint.spreads import Box, Spread, holders, overlap, pieces_at, pieces_of, replicas
+from outlast.checkpoint.tensors import (
+    DTYPES,
+    NAMES,
+    LocalPiece,
+    Placed,
+    header,
+    is_spread,
+    local_pieces,
+    mesh_spread,
+    why_not,
+)
+from outlast.checkpoint.tensors import PLAIN as PLAIN_TYPES
 from outlast.errors import ConfigError
+
+# --- one rank's plan ------------------------------------------------------------------------------
 
 OWN: Final = "outlast"  # the key whose tensors always belong to their rank: random states, data
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class HeldPiece(msgspec.Struct, frozen=True, array_like=True):
     """What a rank holds of one tensor; equal pieces of two ranks are thought to be replicas."""
 
     name: str
@@ -51,7 +82,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.name}[{','.join(map(str, self.offsets))}]"
 
 
-class Where(NamedTuple):
+class PieceLocation(NamedTuple):
     """Which part of this process's memory of a tensor a piece is."""
 
     number: int  # of the piece among those of its tensor
@@ -59,24 +90,24 @@ class Where(NamedTuple):
     spread: Spread | None = None  # of the tensor over ranks, as torch names it
 
 
-Held = tuple[Piece, Where]
+Held = tuple[HeldPiece, PieceLocation]
 # What a tensor is besides its bytes, as far as a plan depends on it.
 KIND: Final = operator.attrgetter("dtype", "shape", "layout", "is_meta", "is_quantized")
 
 
-class Check(NamedTuple):
+class DigestCheck(NamedTuple):
     """A piece that another rank writes: only its digest is reported."""
 
-    piece: Piece
-    where: Where
+    piece: HeldPiece
+    where: PieceLocation
     dtype: torch.dtype  # as it is stored
 
 
 class Write(NamedTuple):
     """A piece in its place in this rank's file."""
 
-    piece: Piece
-    where: Where
+    piece: HeldPiece
+    where: PieceLocation
     dtype: torch.dtype  # as it is stored
     start: int
     end: int
@@ -84,7 +115,7 @@ class Write(NamedTuple):
     parts: tuple[tuple[int, int], ...]  # (start, size in bytes), cut where blocks of the file end
 
 
-class Plan(NamedTuple):
+class WritePlan(NamedTuple):
     """What one rank does of a save.
 
     Attributes:
@@ -98,7 +129,7 @@ class Plan(NamedTuple):
     """
 
     writes: tuple[Write, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[DigestCheck, ...]
     head: bytes
     size: int
     tensors: dict[str, TensorEntry]
@@ -137,8 +168,8 @@ def structure(tensors: Mapping[str, torch.Tensor], narrow: Collection[str] = ())
         whole = tuple(tensor.shape)
         pieces, spread = known[key]
         for index, (offsets, shape, cuts) in enumerate(pieces):
-            where = Where(index, cuts, spread)
-            found.append((Piece(name, NAMES[dtype], whole, offsets, shape), where))
+            where = PieceLocation(index, cuts, spread)
+            found.append((HeldPiece(name, NAMES[dtype], whole, offsets, shape), where))
     return found
 
 
@@ -181,7 +212,7 @@ def name_of(key: str) -> str:
     return key.rpartition("[")[0]
 
 
-def num_bytes(piece: Piece) -> int:
+def num_bytes(piece: HeldPiece) -> int:
     """Size of a piece."""
     return math.prod(piece.shape) * int(DTYPES[piece.dtype].itemsize)
 
@@ -211,7 +242,7 @@ class Share(msgspec.Struct, frozen=True):
     problem: str = ""
 
 
-def make(pieces: Sequence[Held], rank: int, shared: Share, order: Mapping[str, int]) -> Plan:
+def make(pieces: Sequence[Held], rank: int, shared: Share, order: Mapping[str, int]) -> WritePlan:
     """This rank's plan.
 
     Args:
@@ -227,7 +258,7 @@ def make(pieces: Sequence[Held], rank: int, shared: Share, order: Mapping[str, i
         if owners.get(piece.key, rank) == rank:
             mine.append((piece, where))
         elif piece.name not in uncompared and num_bytes(piece):  # nothing has no digest
-            checks.append(Check(piece, where, DTYPES[piece.dtype]))
+            checks.append(DigestCheck(piece, where, DTYPES[piece.dtype]))
     last = len(order)
     # As safetensors has it, the widest elements come first: each is aligned to its own size.
     mine.sort(
@@ -254,7 +285,7 @@ def make(pieces: Sequence[Held], rank: int, shared: Share, order: Mapping[str, i
         for (piece, where), place in zip(mine, placed.values(), strict=True)
     ]
     tensors = _entries(writes, rank, renamed)
-    return Plan(
+    return WritePlan(
         writes=tuple(writes),
         checks=tuple(checks),
         head=head,
@@ -297,7 +328,7 @@ def _contents(
     )
 
 
-def _write(piece: Piece, where: Where, start: int, end: int, shared: bool) -> Write:
+def _write(piece: HeldPiece, where: PieceLocation, start: int, end: int, shared: bool) -> Write:
     parts = []
     begin = start
     while begin < end:
@@ -320,7 +351,7 @@ def _entries(
     writes: Sequence[Write], rank: int, renamed: Mapping[str, str]
 ) -> dict[str, TensorEntry]:
     chunks: dict[str, list[Chunk]] = {}
-    kinds: dict[str, Piece] = {}
+    kinds: dict[str, HeldPiece] = {}
     for write in writes:
         piece = write.piece
         name = renamed.get(piece.name, piece.name)
@@ -338,3 +369,286 @@ def _entries(
         name: TensorEntry(dtype=piece.dtype, shape=piece.whole, chunks=tuple(chunks[name]))
         for name, piece in kinds.items()
     }
+
+
+# --- which rank writes what -----------------------------------------------------------------------
+
+SHARE_MIN_BYTES: Final = 1 << 16  # what is smaller is written by every rank: not worth comparing
+
+
+class StructureTensor(msgspec.Struct, frozen=True, array_like=True):
+    """A tensor of a structure.
+
+    Attributes:
+        name: its name.
+        dtype: safetensors' name.
+        shape: of the whole tensor.
+        spread: number of its spread; ``PLAIN`` if it is not spread, or not as a grid of ranks can
+            describe.
+        pieces: what is held of it, where that is neither all nor follows from a spread.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    spread: int = PLAIN
+    pieces: tuple[Box, ...] = ()
+
+
+class Structure(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank holds, in words that are the same for all ranks that hold the like.
+
+    Attributes:
+        tensors: by name, without those that belong to their rank.
+        spreads: how they are spread.
+    """
+
+    tensors: tuple[StructureTensor, ...]
+    spreads: tuple[Spread, ...] = ()
+
+    def encode(self) -> bytes:
+        """Its bytes."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Structure:
+        """The structure with these bytes.
+
+        Raises:
+            msgspec.MsgspecError: they are not one's.
+        """
+        return msgspec.msgpack.decode(data, type=cls)
+
+    def digest(self) -> str:
+        """One word for it."""
+        return str(xxhash.xxh3_128_hexdigest(self.encode()))
+
+    def pieces(self, tensor: StructureTensor, rank: int) -> Sequence[Box]:
+        """What ``rank``, which has this structure, holds of a tensor."""
+        if tensor.pieces:
+            return tensor.pieces
+        return pieces_of(tensor.shape, self.spread(tensor), rank)
+
+    def spread(self, tensor: StructureTensor) -> Spread | None:
+        """How a tensor is spread; None if it is not."""
+        return None if tensor.spread == PLAIN else self.spreads[tensor.spread]
+
+
+def describe(held: Iterable[Held], rank: int) -> Structure:
+    """The structure of ``rank``, which holds these pieces."""
+    by_name: dict[str, list[Held]] = {}
+    for one in held:
+        if not one[0].name.startswith(f"{OWN}."):
+            by_name.setdefault(one[0].name, []).append(one)
+    numbers: dict[Spread, int] = {}
+    tensors = []
+    for name, pieces in sorted(by_name.items()):
+        piece, spread = pieces[0][0], pieces[0][1].spread
+        boxes = sorted((one.offsets, one.shape) for one, _ in pieces)
+        if boxes == [((0,) * len(piece.whole), piece.whole)]:
+            explicit: tuple[Box, ...] = ()
+        else:
+            explicit = tuple(boxes)
+        number = PLAIN
+        if spread is not None and sorted(pieces_of(piece.whole, spread, rank)) == boxes:
+            number, explicit = numbers.setdefault(spread, len(numbers)), ()
+        tensors.append(StructureTensor(name, piece.dtype, piece.whole, number, explicit))
+    return Structure(tuple(tensors), tuple(numbers))
+
+
+class World:
+    """What all ranks hold.
+
+    Args:
+        table: for each rank, the number of its structure.
+        structures: the structures.
+    """
+
+    def __init__(self, table: Sequence[int], structures: Sequence[Structure]) -> None:
+        self.table = table
+        self.structures = structures
+        self.members: list[list[int]] = [[] for _ in structures]
+        for rank, number in enumerate(table):
+            self.members[number].append(rank)
+        self._sets = [frozenset(ranks) for ranks in self.members]
+        self._named: dict[str, list[tuple[int, StructureTensor]]] = {}
+        for number, structure in enumerate(structures):
+            for tensor in structure.tensors:
+                self._named.setdefault(tensor.name, []).append((number, tensor))
+        self._alike: dict[tuple[int, int, tuple[int, ...]], frozenset[int]] = {}
+        self._first: dict[tuple[int, int, tuple[int, ...]], int] = {}
+
+    def variants(self, name: str) -> list[tuple[int, StructureTensor]]:
+        """(number of the structure, tensor) of every structure that has a tensor of this name."""
+        return self._named.get(name, [])
+
+    def holders(self, piece: HeldPiece, rank: int) -> tuple[frozenset[int], ...]:
+        """Disjoint sets of ranks that hold this very piece, which ``rank`` does.
+
+        A set is one object for all the pieces that have the same holders.
+        """
+        box = piece.offsets, piece.shape
+        found = []
+        for number, tensor in self._named[piece.name]:
+            if (tensor.dtype, tensor.shape) == (piece.dtype, piece.whole):
+                ranks = self._holders_in(number, tensor, box, rank)
+                if ranks:
+                    found.append(ranks)
+        return tuple(found)
+
+    def first_holder(self, name: str) -> int:
+        """The lowest rank that holds anything under this name."""
+        found = []
+        for number, tensor in self._named[name]:
+            key = number, tensor.spread, tensor.shape
+            if key not in self._first:
+                structure, members = self.structures[number], self.members[number]
+                self._first[key] = next(
+                    (rank for rank in members if structure.pieces(tensor, rank)), len(self.table)
+                )
+            found.append(self._first[key])
+        return min(found)
+
+    def num_elements(self) -> int:
+        """How many elements there are of all tensors that are not their ranks' own."""
+        total = 0
+        for name, variants in self._named.items():
+            if rank_of_own(name) is not None:  # as parts have it
+                continue
+            shapes = {number: tensor.shape for number, tensor in variants}
+            number = self.table[self.first_holder(name)] if len(shapes) > 1 else variants[0][0]
+            total += math.prod(shapes[number])
+        return total
+
+    def is_cut_otherwise(self, number: int, tensor: StructureTensor, box: Box) -> bool:
+        """Whether a structure has pieces of a tensor that overlap ``box`` and are not equal."""
+        structure = self.structures[number]
+        spread = structure.spread(tensor)
+        if spread is not None:
+            groups = holders(tensor.shape, spread, box)
+            members = self._sets[number]
+            there = [next((one for one in group if one in members), None) for group in groups]
+            pieces = [
+                piece
+                for one in there
+                if one is not None
+                for piece in pieces_of(tensor.shape, spread, one)
+            ]
+        else:
+            pieces = list(structure.pieces(tensor, self.members[number][0]))
+        return any(piece != box and overlap(piece, box) for piece in pieces)
+
+    def _holders_in(
+        self, number: int, tensor: StructureTensor, box: Box, rank: int
+    ) -> frozenset[int]:
+        """The ranks of one structure that hold exactly this piece."""
+        spread = self.structures[number].spread(tensor)
+        if tensor.pieces:
+            return self._sets[number] if box in tensor.pieces else frozenset()
+        if spread is None:
+            return self._sets[number] if box[1] == tensor.shape else frozenset()
+        place = spread.coordinate(rank)
+        if place is None or box not in pieces_of(tensor.shape, spread, rank):
+            # Another grid than this rank's: of a tensor that two stages share, say.
+            groups = holders(tensor.shape, spread, box)
+            place = next(
+                (
+                    spread.coordinate(group[0])
+                    for group in groups
+                    if box in pieces_of(tensor.shape, spread, group[0])
+                ),
+                None,
+            )
+            if place is None:
+                return frozenset()
+        key = number, tensor.spread, place
+        if key not in self._alike:
+            self._alike[key] = self._sets[number] & frozenset(replicas(spread, place))
+        return self._alike[key]
+
+
+def share(world: World, rank: int, own: Collection[str]) -> Share:
+    """What ``rank`` does of what several ranks hold.
+
+    Args:
+        world: what all ranks hold.
+        rank: whose share it is.
+        own: names of tensors that are known to differ from rank to rank.
+    """
+    mine = world.structures[world.table[rank]]
+    private, uncompared = set[str](), set[str]()
+    groups: dict[tuple[frozenset[int], ...], list[HeldPiece]] = {}
+    problem = ""
+    for tensor in mine.tensors:
+        name = tensor.name
+        kinds = {(one.dtype, one.shape) for _, one in world.variants(name)}
+        boxes = mine.pieces(tensor, rank)
+        pieces = [HeldPiece(name, tensor.dtype, tensor.shape, *box) for box in boxes]
+        if name in own and any(piece.shape != piece.whole for piece in pieces):
+            uncompared.add(name)
+        problem = problem or _conflict(world, tensor, pieces, rank)
+        for piece in pieces:
+            if len(kinds) > 1 or _differs(piece, own):
+                if rank != world.first_holder(name):  # the first one's goes by the plain name
+                    private.add(name)
+                continue
+            ranks = world.holders(piece, rank)
+            if sum(map(len, ranks)) > 1:
+                groups.setdefault(ranks, []).append(piece)
+    writers: dict[str, int] = {}
+    words: dict[str, str] = {}
+    for ranks, pieces in groups.items():
+        members = sorted(frozenset[int]().union(*ranks))
+        word = xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(members))
+        for piece, writer in _dealt(pieces, members):
+            writers[piece.key] = writer
+            words[piece.key] = word
+    return Share(
+        writers=writers,
+        private=frozenset(private),
+        uncompared=tuple(sorted(uncompared)),
+        groups=words,
+        structure=mine.digest(),
+        num_elements=world.num_elements() if rank == 0 else 0,
+        problem=problem,
+    )
+
+
+def _conflict(world: World, tensor: StructureTensor, pieces: Sequence[HeldPiece], rank: int) -> str:
+    """Why another structure's tensor of the same name cannot be saved with these pieces of it."""
+    mine = world.structures[world.table[rank]]
+    for number, other in world.variants(tensor.name):
+        if other is tensor:
+            continue
+        there = world.members[number][0]
+        if (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
+            is_cut = [one for one in pieces if one.shape != one.whole]
+            if is_cut or other.pieces or other.spread != PLAIN:
+                return (
+                    f"{tensor.name} is {tensor.dtype} {tensor.shape} on rank {rank} and "
+                    f"{other.dtype} {other.shape} on rank {there}, and spread over several ranks"
+                )
+            continue
+        spread = world.structures[number].spread(other)
+        if spread is not None and spread == mine.spread(tensor):
+            continue
+        for piece in pieces:
+            if world.is_cut_otherwise(number, other, (piece.offsets, piece.shape)):
+                return f"{tensor.name} is cut into other pieces on rank {rank} than on rank {there}"
+    return ""
+
+
+def _dealt(pieces: list[HeldPiece], members: Sequence[int]) -> Iterable[tuple[HeldPiece, int]]:
+    """Each piece and its writer: the largest first, each to whoever has the least to write."""
+    load = [(0, rank) for rank in members]
+    for piece in sorted(pieces, key=lambda piece: (-num_bytes(piece), piece.key, piece.dtype)):
+        bytes_so_far, writer = load[0]
+        heapq.heapreplace(load, (bytes_so_far + num_bytes(piece), writer))
+        yield piece, writer
+
+
+def _differs(piece: HeldPiece, own: Collection[str]) -> bool:
+    """Whether each rank writes its own version; a chunk of a spread tensor never is one."""
+    if piece.shape != piece.whole:
+        return False
+    return math.prod(piece.shape) * ITEM_BYTES[piece.dtype] < SHARE_MIN_BYTES or piece.name in own

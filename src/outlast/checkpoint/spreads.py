@@ -1,11 +1,11 @@
-"""How a tensor is spread over ranks, in few words, and who holds which piece of it.
+"""Describe how a tensor is spread over ranks, in few words, and find the holders of each piece.
 
 A spread names a grid of ranks (a device mesh) and what each of its axes does with the tensor: it
 cuts one dimension, or holds replicas. From it follows, for any rank, which pieces that rank holds,
 and for any box, which ranks hold a piece of it. It says nothing of one rank's offsets, so all ranks
 of a job that spreads its state evenly have the same few, however many ranks there are.
 
-Nothing here needs torch. ``reshard`` compares what follows from a spread with what torch says
+Nothing here needs torch. ``tensors`` compares what follows from a spread with what torch says
 before anything relies on it.
 """
 

@@ -1,31 +1,385 @@
-"""Copying a checkpoint's files from place to place, and mending one place from the others.
+"""Read, copy and mend a save's files: each block from the first place where it is right.
 
-Guarantees: a file appears in its new place only in full, and only of blocks that matched the
-manifest; in a place that is mended, the manifest comes last.
-What can go wrong: no place has a right copy of a block (CheckpointInvalid); a place cannot be read
-or written (OSError).
+``FileCopies`` is one file in all the places that hold it; ``read`` reads many blocks at the speed
+of the disk; ``copy_file`` copies a file to another place; ``mend_file`` and ``mend_copy`` mend
+one place from the others.
+
+Guarantees: a block is handed on only after its hash was compared with the manifest's. Each thread
+reads a block into memory of its own, hashes it there, and only then copies the wanted parts to
+where they belong, so no unverified byte reaches its destination. A file appears in its new place
+only in full; in a place that is mended, the manifest comes last.
+What can go wrong: no place has a right copy of a block (CheckpointInvalid with every place's
+reason); one of them could not be read at all (OSError: it may have it after all), or cannot be
+written.
+
+Four threads with blocks of 16 MiB reach the limit of the disks we measured; a team of OpenMP
+threads would make each copy wait for the slowest.
 
 A save has one manifest, the same everywhere. Before format 3 a place could hold another save of the
 same step under the same name: nothing of it is mended from here. A place without a manifest has a
 copy in the making, or on its way out.
 
-Nothing here knows of tensors or needs torch: the keeper and the command line do without it.
+Nothing here knows of tensors or needs torch (a destination is an address): the keeper and the
+command line do without it.
 """
 
 from __future__ import annotations
 
+import bisect
+import collections
+import contextlib
+import ctypes
 import errno
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import xxhash
 
 from outlast.checkpoint.catalog import newest
-from outlast.checkpoint.copies import MISSING, Bounce, FileCopies, in_words
-from outlast.checkpoint.inventory import Inventory, num_bytes
-from outlast.checkpoint.manifest import MANIFEST, FileEntry, LaterFormat, Manifest, decode
-from outlast.checkpoint.names import SaveName, sign
-from outlast.checkpoint.places import Place, as_places
+from outlast.checkpoint.inventory import Inventory
+from outlast.checkpoint.manifest import (
+    BLOCK_BYTES,
+    MANIFEST,
+    FileEntry,
+    LaterFormat,
+    Manifest,
+    decode,
+)
+from outlast.checkpoint.names import Place, SaveName, as_places, save_of, sign
 from outlast.errors import CheckpointInvalid
-from outlast.storage import Storage
+from outlast.storage import Reader, Storage
+
+# --- one file in all its places -------------------------------------------------------------------
+
+PAGE: Final = 4096
+_HUGE_PAGE: Final = 2 << 20
+MISSING: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+class Bounce:
+    """Memory for one block of a file: aligned as direct reads want it, in huge pages if it can be.
+
+    Reading into pages of 4 KiB is half as fast, and memory that was used before is not faulted in
+    anew: one of these serves many blocks.
+    """
+
+    def __init__(self, entry: FileEntry) -> None:
+        wanted = -(-max(min(entry.size, BLOCK_BYTES), 1) // PAGE) * PAGE
+        spare = _HUGE_PAGE if wanted >= _HUGE_PAGE else 0
+        memory = mmap.mmap(-1, wanted + spare, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if spare:
+            with contextlib.suppress(OSError):  # without huge pages it is only slower
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        start = -address_of(memoryview(memory)) % (spare or 1)
+        self.view = memoryview(memory)[start : start + wanted]
+
+
+def address_of(view: memoryview) -> int:
+    """Where ``view``, which may be read-only and must not be empty, lies in memory."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+def copy_bytes(target: int, source: int, num_bytes: int) -> None:
+    """Copy between addresses; other threads run meanwhile."""
+    ctypes.memmove(target, source, num_bytes)
+
+
+class FileCopies:
+    """A file that may lie in several places; may be used by several threads at once.
+
+    Args:
+        places: where it may lie, the one to be read first first.
+        path: its name there, with the save's directory.
+        entry: size and hashes, from the manifest.
+
+    Attributes:
+        problems: place → the first thing that was found wrong with it there.
+        used: name of a place → number of blocks taken from it.
+        missing: places that do not have the file.
+    """
+
+    def __init__(self, places: Sequence[Place], path: str, entry: FileEntry) -> None:
+        self.path = path
+        self.entry = entry
+        self.problems: dict[str, str] = {}
+        self.used: collections.Counter[str] = collections.Counter()
+        self.missing: set[str] = set()
+        self._places = tuple(places)
+        self._short = path.rpartition("/")[2]
+        self._readers: dict[str, Reader] = {}
+        self._lock = threading.Lock()
+
+    def block_range(self, index: int) -> tuple[int, int]:
+        """First byte of a block, and the byte after its last."""
+        start = index * BLOCK_BYTES
+        return start, min(start + BLOCK_BYTES, self.entry.size)
+
+    def block(self, index: int, buffer: memoryview) -> memoryview:
+        """The verified bytes of a block: a part of ``buffer``, or a place's own memory.
+
+        Args:
+            index: which block.
+            buffer: at least as long as the block, rounded up to pages.
+
+        Raises:
+            CheckpointInvalid: no place has it; gives every place's reason.
+            OSError: no place that can be read has it.
+        """
+        problems: list[str] = []
+        failure: OSError | None = None
+        for place in self._places:
+            try:
+                data, problem = self._from(place, index, buffer)
+            except MISSING:
+                problem = f"{self._short} is missing"
+                self.missing.add(place.name)
+            except OSError as error:
+                problem, failure = f"{self._short}: {in_words(error)}", failure or error
+            if not problem:
+                with self._lock:
+                    self.used[place.name] += 1
+                return data
+            with self._lock:
+                self.problems.setdefault(place.name, problem)
+            problems.append(f"{place.name}: {problem}" if len(self._places) > 1 else problem)
+        reason = "; ".join(problems)
+        if failure is None:
+            raise CheckpointInvalid(save_of(self.path).step, reason)
+        if len(self._places) == 1:
+            raise failure
+        raise OSError(failure.errno or errno.EIO, reason)
+
+    def whole(self) -> bytes:
+        """All of a small file, verified.
+
+        Raises:
+            CheckpointInvalid, OSError: see ``block``.
+        """
+        buffer, raw = Bounce(self.entry).view, bytearray()
+        for index in range(len(self.entry.xxh3_128)):
+            raw += self.block(index, buffer)
+        return bytes(raw)
+
+    def close(self) -> None:
+        """Let go of the file everywhere; it is opened anew if it is read again."""
+        with self._lock:
+            readers, self._readers = self._readers, {}
+        for reader in readers.values():
+            reader.close()
+
+    def _from(self, place: Place, index: int, buffer: memoryview) -> tuple[memoryview, str]:
+        start, end = self.block_range(index)
+        data = self._seen(place)
+        if data is not None:
+            size, data = len(data), data[start:end]
+        else:
+            reader = self._reader(place)
+            size = reader.size
+        if size != self.entry.size:
+            return buffer, f"{self._short} has {size} bytes and should have {self.entry.size}"
+        if data is None:
+            whole_pages = -(-(end - start) // PAGE) * PAGE  # so that its end is read directly too
+            if reader.read_into(buffer[:whole_pages], start) < end - start:
+                return buffer, f"{self._short} ended while it was read"
+            data = buffer[: end - start]
+        if xxhash.xxh3_128_hexdigest(data) != self.entry.xxh3_128[index]:
+            blocks = len(self.entry.xxh3_128)
+            return buffer, f"{self._short} does not match its checksum (block {index} of {blocks})"
+        return data, ""
+
+    def _seen(self, place: Place) -> memoryview | None:
+        """The file as it lies in this machine's memory, if that is where the place is."""
+        view = getattr(place.storage, "view", None)
+        found: memoryview | None = view(self.path) if callable(view) else None
+        return found
+
+    def _reader(self, place: Place) -> Reader:
+        with self._lock:
+            reader = self._readers.get(place.name)
+            if reader is None:
+                reader = self._readers[place.name] = place.storage.open(self.path)
+            return reader
+
+
+def in_words(error: OSError) -> str:
+    """An error of the system as a person wants it."""
+    name = errno.errorcode.get(error.errno or 0, type(error).__name__)
+    return f"{name}: {error.strerror or error}"
+
+
+# --- reading many blocks at once ------------------------------------------------------------------
+
+NUM_THREADS: Final = 4
+
+
+class Stage(Protocol):
+    """Memory that is not the last destination: verified bytes are brought on from there."""
+
+    def address(self) -> int:
+        """Where the bytes go; the memory may be made at the first call."""
+
+    def arrived(self, num_bytes: int) -> None:
+        """So many more bytes are there."""
+
+
+class ReadRange(NamedTuple):
+    """Bytes ``start`` to ``end`` of a file, and where they go: an address, or else a stage."""
+
+    start: int
+    end: int
+    address: int
+    stage: Stage | None = None
+
+
+class ReadJob(NamedTuple):
+    """One file to be read: its copies, the blocks, and what is wanted of them."""
+
+    copies: FileCopies
+    blocks: Sequence[int]
+    pieces: Sequence[ReadRange]
+
+
+def job_for(copies: FileCopies, pieces: Iterable[ReadRange], *, everything: bool) -> ReadJob:
+    """The blocks that ``pieces`` lie in; with ``everything`` the others too, to be verified."""
+    wanted = sorted((piece for piece in pieces if piece.end > piece.start), key=lambda p: p.start)
+    count = len(copies.entry.xxh3_128)
+    if everything:
+        return ReadJob(copies, range(count), wanted)
+    blocks: set[int] = set()
+    size = copies.block_range(0)[1] or 1
+    for piece in wanted:
+        blocks.update(range(piece.start // size, (piece.end - 1) // size + 1))
+    return ReadJob(copies, sorted(blocks), wanted)
+
+
+def read(jobs: Sequence[ReadJob], progress: Callable[[int], None] | None = None) -> None:
+    """Read, verify and deliver everything; ``progress`` is told the bytes of each block.
+
+    Raises:
+        CheckpointInvalid, OSError: of the first block that no place has; what was delivered until
+            then was verified.
+    """
+    run = _ReadRun(jobs, progress)
+    num_threads = min(NUM_THREADS, run.num_blocks)
+    if num_threads < 2:
+        run.work()
+    else:
+        threads = [
+            threading.Thread(target=run.work, name=f"outlast-read-{number}", daemon=True)
+            for number in range(num_threads)
+        ]
+        started = []
+        try:
+            for thread in threads:
+                thread.start()
+                started.append(thread)
+            for thread in threads:
+                thread.join()
+        finally:  # interrupted, too: nobody may write to memory that is given back meanwhile
+            run.stop()
+            for thread in started:
+                thread.join()
+    run.close()
+    if run.error is not None:
+        raise run.error
+
+
+class _ReadRun:
+    """A queue of blocks that several threads work on."""
+
+    def __init__(self, jobs: Sequence[ReadJob], progress: Callable[[int], None] | None) -> None:
+        self.num_blocks = sum(len(job.blocks) for job in jobs)
+        self.error: BaseException | None = None
+        self._jobs = jobs
+        self._progress = progress
+        self._left = {id(job): len(job.blocks) for job in jobs}
+        self._queue = self._tasks()
+        self._lock = threading.Lock()
+
+    def work(self) -> None:
+        """What each thread does; an error is kept for the owner, and ends all threads."""
+        bounce: Bounce | None = None
+        try:
+            while (task := self._next()) is not None:
+                job, index, wanted = task
+                start, end = job.copies.block_range(index)
+                if bounce is None or len(bounce.view) < end - start:
+                    bounce = Bounce(job.copies.entry)
+                data = job.copies.block(index, bounce.view)
+                _deliver(data, start, wanted)
+                self._done(job, end - start)
+        except BaseException as error:  # noqa: BLE001 - the owner raises it
+            with self._lock:
+                self.error = self.error or error
+
+    def stop(self) -> None:
+        """No further block is begun."""
+        with self._lock:
+            self._queue = iter(())
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for job in self._jobs:
+            job.copies.close()
+
+    def _tasks(self) -> Iterator[tuple[ReadJob, int, list[ReadRange]]]:
+        for job in self._jobs:
+            ends = _running_ends(job.pieces)
+            for index in job.blocks:
+                start, end = job.copies.block_range(index)
+                first = bisect.bisect_right(ends, start)
+                last = bisect.bisect_left(job.pieces, end, lo=first, key=lambda p: p.start)
+                wanted = [piece for piece in job.pieces[first:last] if piece.end > start]
+                yield job, index, wanted
+
+    def _next(self) -> tuple[ReadJob, int, list[ReadRange]] | None:
+        with self._lock:
+            return None if self.error is not None else next(self._queue, None)
+
+    def _done(self, job: ReadJob, num_bytes: int) -> None:
+        with self._lock:
+            self._left[id(job)] -= 1
+            is_last = not self._left[id(job)]
+            if self._progress is not None:
+                self._progress(num_bytes)
+        if is_last:  # a checkpoint of a thousand ranks has more files than a process may open
+            job.copies.close()
+
+
+def _running_ends(pieces: Sequence[ReadRange]) -> list[int]:
+    """For each piece the furthest end of those up to it: pieces may overlap, ends must not sink."""
+    ends, furthest = [], 0
+    for piece in pieces:
+        furthest = max(furthest, piece.end)
+        ends.append(furthest)
+    return ends
+
+
+def _deliver(data: memoryview, start: int, pieces: Sequence[ReadRange]) -> None:
+    """Copy what is wanted of the verified bytes from ``start`` on."""
+    if not pieces:
+        return
+    source, end = address_of(data), start + len(data)
+    for piece in pieces:
+        low, high = max(piece.start, start), min(piece.end, end)
+        target = piece.address if piece.stage is None else piece.stage.address()
+        copy_bytes(target + low - piece.start, source + low - start, high - low)
+        if piece.stage is not None:
+            piece.stage.arrived(high - low)
+
+
+def by_file(pieces: Iterable[tuple[str, ReadRange]]) -> Mapping[str, list[ReadRange]]:
+    """File → its pieces."""
+    found: dict[str, list[ReadRange]] = {}
+    for file, piece in pieces:
+        found.setdefault(file, []).append(piece)
+    return found
+
+
+# --- copying and mending --------------------------------------------------------------------------
 
 Progress = Callable[[int, int], None]
 
@@ -38,7 +392,14 @@ class Repaired(NamedTuple):
     source: str
 
 
-class Found(NamedTuple):
+class NotMended(NamedTuple):
+    """A file that stays damaged: right in no place (CheckpointInvalid), or not written."""
+
+    file: str
+    error: CheckpointInvalid | OSError
+
+
+class FoundManifest(NamedTuple):
     """A place's manifest of a save: its bytes, and what they say or why they say nothing."""
 
     data: bytes = b""
@@ -129,19 +490,19 @@ def _write(copies: FileCopies, target: Storage, progress: Progress | None) -> No
         raise
 
 
-def look(place: Place, save: SaveName) -> Found:
+def look(place: Place, save: SaveName) -> FoundManifest:
     """The manifest of a save in one place; raises nothing."""
     try:
         data = place.storage.read(f"{save}/{MANIFEST}")
     except MISSING:
-        return Found(problem=f"{MANIFEST} is missing", is_there=False)
+        return FoundManifest(problem=f"{MANIFEST} is missing", is_there=False)
     except OSError as error:
-        return Found(problem=f"{MANIFEST}: {in_words(error)}", error=error)
+        return FoundManifest(problem=f"{MANIFEST}: {in_words(error)}", error=error)
     try:
-        return Found(data, decode(data, save))
+        return FoundManifest(data, decode(data, save))
     except CheckpointInvalid as error:
         is_later = isinstance(error, LaterFormat)
-        return Found(data, problem=error.reason, is_later=is_later)
+        return FoundManifest(data, problem=error.reason, is_later=is_later)
 
 
 def read_manifest(where: Storage | Sequence[Place], which: int | SaveName) -> Manifest:
@@ -156,7 +517,7 @@ def read_manifest(where: Storage | Sequence[Place], which: int | SaveName) -> Ma
     places = as_places(where)
 
     def read(save: SaveName) -> Manifest:
-        found: dict[str, Found] = {}
+        found: dict[str, FoundManifest] = {}
         for place in places:
             one = found[place.name] = look(place, save)
             if one.manifest is not None:
@@ -166,7 +527,7 @@ def read_manifest(where: Storage | Sequence[Place], which: int | SaveName) -> Ma
     return newest(places, which, read)
 
 
-def none_valid(found: Mapping[str, Found], step: int) -> Exception:
+def none_valid(found: Mapping[str, FoundManifest], step: int) -> Exception:
     """What to raise when no place has a manifest that verifies."""
     several = len(found) > 1
     reason = "; ".join(
@@ -185,101 +546,55 @@ def mend_manifest(place: Place, manifest: Manifest, data: bytes) -> None:
     place.storage.put(f"{manifest.save}/{MANIFEST}", data)
 
 
-def repair_save(
-    places: Sequence[Place], save: SaveName, progress: Progress | None = None
-) -> list[Repaired]:
-    """Verify every file of a save in every place that holds it, and mend what can be mended.
+def mend_copy(
+    here: Place,
+    places: Sequence[Place],
+    manifest: Manifest,
+    source: Place | None,
+    progress: Callable[[int], None],
+) -> Iterator[Repaired | NotMended]:
+    """Verify and mend every file of one place's copy of a save; the manifest comes last.
 
     Args:
-        places: in order of speed.
-        save: which.
-        progress: told (bytes verified, bytes in all).
+        here: the place of the copy.
+        places: all places that have a copy, in order of speed.
+        manifest: what the copy should consist of.
+        source: the place that ``manifest`` was read from; None if it is the copy's own. A copy
+            whose own manifest is of a later format is left alone.
+        progress: told the bytes of each file.
 
-    Returns:
-        What was mended, in the order in which it was done.
-
-    Raises:
-        CheckpointInvalid: something could not be mended; says what, in which place, and why. All
-            else has been mended nevertheless.
-        OSError: no place has a manifest that verifies, and one of them cannot be read.
+    Yields:
+        Each file that was damaged: mended, or not mended.
     """
-    found = {place.name: look(place, save) for place in places}
-    first = next((one for one in found.values() if one.manifest is not None), None)
-    if first is None:
-        raise none_valid(found, save.step)
-    torn = [p for p in places if is_torn(found[p.name])]
-    # A torn manifest was the others' once, or its files are another save's and go with it.
-    held = [
-        (place, found[place.name] if found[place.name].manifest is not None else first)
-        for place in places
-        if found[place.name].manifest is not None or place in torn
-    ]
-    mending = _Mending(places, save, _total(held), progress)
-    for place, one in held:
-        is_whole = mending.mend_place(place, one)
-        if is_whole and place in torn:
-            source = next(name for name, other in found.items() if other is first)
-            mending.mend_manifest(place, first, source)
-    left = mending.left + [
-        f"{name}: {one.problem}" for name, one in found.items() if one.error or one.is_later
-    ]
-    if left:
-        raise CheckpointInvalid(save.step, "; ".join(left))
-    return mending.repaired
+    whole = True
+    if source is not None:
+        own = look(here, manifest.save)
+        if own.is_later:  # a newer version of Outlast knows what it is
+            yield NotMended(MANIFEST, LaterFormat(manifest.step, own.problem))
+            return
+    # A part comes before the files that it names, and is mended by then.
+    for name, entry in inventory_of(manifest, [here, *places]).walk():
+        path = f"{manifest.save}/{name}"
+        try:
+            if find_problem(here, path, entry):
+                yield Repaired(name, here.name, mend_file(places, here, path, entry))
+        except (CheckpointInvalid, OSError) as error:
+            whole = False
+            yield NotMended(name, error)
+        progress(entry.size)
+    if whole and source is not None:
+        try:
+            data = source.storage.read(f"{manifest.save}/{MANIFEST}")
+            # It was right a moment ago.
+            mend_manifest(here, decode(data, manifest.save), data)
+            yield Repaired(MANIFEST, here.name, source.name)
+        except (CheckpointInvalid, OSError) as error:
+            yield NotMended(MANIFEST, error)
 
 
-def is_torn(found: Found) -> bool:
+def is_torn(found: FoundManifest) -> bool:
     """Whether there is a manifest that was readable once."""
     return found.is_there and not found.is_later and found.error is None and found.manifest is None
-
-
-def _total(held: Sequence[tuple[Place, Found]]) -> int:
-    return sum(num_bytes(one.manifest) for _, one in held if one.manifest is not None)
-
-
-class _Mending:
-    """One run of ``repair_save``: what was mended, and what is left in words."""
-
-    def __init__(
-        self, places: Sequence[Place], save: SaveName, total: int, progress: Progress | None
-    ) -> None:
-        self.repaired: list[Repaired] = []
-        self.left: list[str] = []
-        self._places = places
-        self._save = save
-        self._total = total
-        self._done = 0
-        self._progress = progress
-
-    def mend_place(self, place: Place, found: Found) -> bool:
-        """Verify and mend all files of one place; whether all are right now."""
-        assert found.manifest is not None  # noqa: S101 - the caller has chosen one
-        num_left = len(self.left)
-        # A part comes before the files that it names, and is mended by then.
-        for name, entry in inventory_of(found.manifest, self._places).walk():
-            path = f"{self._save}/{name}"
-            problem = find_problem(place, path, entry)
-            if problem:
-                try:
-                    source = mend_file(self._places, place, path, entry)
-                    self.repaired.append(Repaired(name, place.name, source))
-                except CheckpointInvalid as error:
-                    self.left.append(f"{place.name}: {problem} ({error.reason})")
-                except OSError as error:
-                    self.left.append(f"{place.name}: {problem} ({in_words(error)})")
-            self._done += entry.size
-            if self._progress is not None:
-                self._progress(self._done, self._total)
-        return len(self.left) == num_left
-
-    def mend_manifest(self, place: Place, found: Found, source: str) -> None:
-        """Put the manifest back where it was torn."""
-        assert found.manifest is not None  # noqa: S101 - the caller has chosen one
-        try:
-            mend_manifest(place, found.manifest, found.data)
-            self.repaired.append(Repaired(MANIFEST, place.name, source))
-        except OSError as error:
-            self.left.append(f"{place.name}: {MANIFEST}: {in_words(error)}")
 
 
 def find_problem(place: Place, path: str, entry: FileEntry) -> str:

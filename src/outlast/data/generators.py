@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from outlast.checkpoint.generators import put_state, state_of
+from outlast.checkpoint.attributes import put_state, state_of
 
 OBJECTS_MAX: Final = 4000
 DEPTH_MAX: Final = 8

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from outlast.checkpoint.generators import state_of
+from outlast.checkpoint.attributes import state_of
 from outlast.data import random_state
 from outlast.data.generators import Held, same
 

@@ -30,7 +30,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         entry: size and hash of the file that says what it wrote and holds (see
-            ``checkpoint.parts``); None in a job of one rank, where the manifest itself says it.
+            ``checkpoint.manifest``); None in a job of one rank, where the manifest itself says it.
         structure: digest of what it holds, the same for ranks that hold the same.
         num_elements: how many elements it wrote of tensors that are nobody's own.
         num_files: how many files it wrote.

@@ -20,11 +20,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal
 
-from outlast.checkpoint.catalog import Health, prune
+from outlast.checkpoint.catalog import KnownHealth, prune
 from outlast.checkpoint.inventory import num_bytes as num_bytes_of
 from outlast.checkpoint.manifest import FULL, MANIFEST, decode
-from outlast.checkpoint.names import NOTE, SaveName, named, sign
-from outlast.checkpoint.places import Place
+from outlast.checkpoint.names import NOTE, Place, SaveName, named, sign
 from outlast.checkpoint.transfer import copy_file, inventory_of
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import parley, trouble
@@ -87,7 +86,7 @@ class Copier:
         *,
         record: Callable[..., None],
         invalid: set[SaveName],
-        health: Callable[[], Health],
+        health: Callable[[], KnownHealth],
         in_use: Callable[[str], set[SaveName]],
         on_copied: Callable[[str], None],
         on_due: Callable[[str, Due, bool], None],
@@ -439,7 +438,7 @@ class Copies:
         memory: Source | None = None,
     ) -> None:
         self.invalid: set[SaveName] = set()
-        self.health = Health()
+        self.health = KnownHealth()
         self._in_flight = in_flight
         self._copiers: dict[str, Copier] = {}
         self._lock = threading.Lock()

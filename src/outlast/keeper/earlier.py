@@ -22,8 +22,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from outlast.checkpoint.blocks import hashed
-from outlast.checkpoint.manifest import FileEntry
+from outlast.checkpoint.manifest import FileEntry, hashed
 from outlast.keeper.conclude import Conclusions
 from outlast.keeper.files import Files
 from outlast.keeper.flight import RankSide, Save, part_of

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from outlast.checkpoint.blocks import hashed, write_hashed
-from outlast.checkpoint.manifest import FileEntry, shard_file
+from outlast.checkpoint.manifest import FileEntry, hashed, shard_file, write_hashed
 from outlast.checkpoint.names import sign
 from outlast.keeper import trouble, wire
 from outlast.keeper.commit import Part

@@ -8,9 +8,18 @@ from typing import Protocol
 
 import msgspec
 
-from outlast.checkpoint.manifest import FULL, FileEntry, Manifest, part_file, shard_file, state_file
+from outlast.checkpoint.manifest import (
+    FULL,
+    FileEntry,
+    Manifest,
+    encode_part,
+    make_part,
+    part_entry,
+    part_file,
+    shard_file,
+    state_file,
+)
 from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.parts import encode_part, make_part, part_entry
 from outlast.keeper import wire
 from outlast.keeper.commit import Part, combined
 from outlast.keeper.gather import Gathering

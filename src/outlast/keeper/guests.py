@@ -13,7 +13,6 @@ from typing import Final
 
 import xxhash
 
-from outlast.checkpoint.blocks import hashed
 from outlast.checkpoint.inventory import Inventory
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
@@ -23,6 +22,7 @@ from outlast.checkpoint.manifest import (
     FileEntry,
     Manifest,
     decode,
+    hashed,
 )
 from outlast.checkpoint.names import SaveName, named, parse
 from outlast.errors import CheckpointInvalid

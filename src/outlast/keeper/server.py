@@ -18,11 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
-from outlast.checkpoint.catalog import Health
+from outlast.checkpoint.catalog import KnownHealth, stands
 from outlast.checkpoint.inventory import rank_of
 from outlast.checkpoint.manifest import FULL, Manifest, decode
 from outlast.checkpoint.names import named
-from outlast.checkpoint.standing import stands
 from outlast.keeper import wire
 from outlast.keeper.between import Between
 from outlast.keeper.connection import Connection
@@ -195,7 +194,7 @@ class Keeper:
             self._copies.invalid.update(named(save) for save in message.saves)
             return
         healthy = None if message.healthy is None else frozenset(message.healthy)
-        self._copies.health = Health(healthy=healthy, rollbacks=message.rollbacks)
+        self._copies.health = KnownHealth(healthy=healthy, rollbacks=message.rollbacks)
 
     def _supervised(self, peer: Connection, message: Any, blob: bytes, listener: int) -> None:
         match message:

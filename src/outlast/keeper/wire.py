@@ -22,8 +22,7 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
-from outlast.checkpoint.manifest import TensorEntry
-from outlast.checkpoint.parts import Contents
+from outlast.checkpoint.manifest import Contents, TensorEntry
 from outlast.keeper import descriptors
 from outlast.policy.rollbacks import Rollback
 

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from outlast import config
 from outlast.attempt.trackers import JOB_VARIABLE
-from outlast.checkpoint.identity import open_job
+from outlast.checkpoint.catalog import open_job
 from outlast.errors import ConfigError, Exit
 from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
 from outlast.keeper.setup import setup_of

@@ -2,7 +2,7 @@
 
 Where it is lost (removed by hand, or torn by a crash of the machine) the ledger beside it still
 says whose it is: each of its lines does. What else can tell, and what is done where nobody can, is
-:mod:`outlast.checkpoint.identity`'s, which opens a job.
+:mod:`outlast.checkpoint.catalog`'s, which opens a job.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ import msgspec
 
 from outlast.checkpoint.catalog import find_saves
 from outlast.checkpoint.manifest import FULL, part_file
-from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.places import Place
+from outlast.checkpoint.names import Place, SaveName
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.ledger.job import FILE_NAME

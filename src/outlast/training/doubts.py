@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from outlast.checkpoint.references import parameters_of
+from outlast.checkpoint.attributes import parameters_of
 from outlast.training.collectives import Collectives
 
 BODIES: Final = 4  # looked at

@@ -22,19 +22,19 @@ import msgspec
 from outlast.attempt.link import Link
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
+from outlast.checkpoint.boundary import Remembered
 from outlast.checkpoint.capture import Capture, Copiers
 from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import (
     Held,
-    Plan,
     Share,
+    WritePlan,
     make,
     name_of,
     num_bytes,
     outline,
     structure,
 )
-from outlast.checkpoint.sources import Remembered
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
@@ -66,7 +66,7 @@ class Planned(NamedTuple):
     pieces: Sequence[Held]
     share: Share
     number: int  # of the layout, as the keeper knows it
-    plan: Plan
+    plan: WritePlan
 
 
 class Engine:
@@ -402,7 +402,7 @@ class Engine:
         self._structures[state.kind] = (key, pieces)
         return pieces
 
-    def _plan(self, state: State, pieces: Sequence[Held], share: Share) -> tuple[int, Plan]:
+    def _plan(self, state: State, pieces: Sequence[Held], share: Share) -> tuple[int, WritePlan]:
         known = self._plans.get(state.kind)
         if known is not None and known.pieces is pieces and known.share is share:
             return known.number, known.plan

@@ -12,7 +12,7 @@ import torch
 
 from outlast.checkpoint.capture import Capture
 from outlast.checkpoint.manifest import BLOCK_BYTES, FULL
-from outlast.checkpoint.plan import Plan
+from outlast.checkpoint.plan import WritePlan
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class Flight:
         self.over = False
         self.capture: Capture | None = None
         self.state: State | None = None
-        self.plan: Plan | None = None
+        self.plan: WritePlan | None = None
 
     def free_block(self, block: int) -> None:
         """The keeper has written ``block``: in a ring its place is free."""

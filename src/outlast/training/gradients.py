@@ -32,8 +32,8 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from outlast.attempt.over import over
-from outlast.checkpoint.references import parameters_of
-from outlast.checkpoint.reshard import PLAIN, spread_as
+from outlast.checkpoint.attributes import parameters_of
+from outlast.checkpoint.tensors import PLAIN, spread_as
 from outlast.ledger.narrator import say
 from outlast.training.lazy import FULLGRAPH
 

@@ -29,7 +29,7 @@ import torch
 
 from outlast.attempt.link import Link
 from outlast.checkpoint.foreign import Ours, Target, Weights, open_weights
-from outlast.checkpoint.subclasses import memories
+from outlast.checkpoint.tensors import memories
 from outlast.errors import ConfigError, OutlastError, StateMismatch, StorageError
 from outlast.training.matching import Match
 from outlast.training.objects import Objects

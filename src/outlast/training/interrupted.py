@@ -33,7 +33,7 @@ from torch.optim.optimizer import (
 )
 
 from outlast.attempt.over import over
-from outlast.checkpoint.references import parameters_of
+from outlast.checkpoint.attributes import parameters_of
 from outlast.reduce import losses
 from outlast.training.collectives import Collectives
 from outlast.training.lazy import FULLGRAPH, Hook

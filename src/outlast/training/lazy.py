@@ -15,8 +15,8 @@ from typing import Any, Final
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from outlast.checkpoint import aliases
-from outlast.checkpoint.references import parameters_of
+from outlast.checkpoint import boundary
+from outlast.checkpoint.attributes import parameters_of
 
 FULLGRAPH: Final = (
     "outlast copies what is left of a snapshot before each optimizer's step; compile the step with "
@@ -169,4 +169,4 @@ def hook(
     # yet, asking for that would cost a second.
     if "torch._dynamo" in sys.modules:
         called = torch.compiler.disable(called, reason=FULLGRAPH)
-    return Hook(register_optimizer_step_pre_hook(called).remove, aliases.watch_graphs(replayed))
+    return Hook(register_optimizer_step_pre_hook(called).remove, boundary.watch_graphs(replayed))

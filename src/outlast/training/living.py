@@ -21,8 +21,8 @@ import torch
 import xxhash
 
 from outlast.attempt.link import Link
-from outlast.checkpoint.aliases import array_of
-from outlast.checkpoint.shard import as_bytes
+from outlast.checkpoint.boundary import array_of
+from outlast.checkpoint.tensors import as_bytes
 from outlast.training.flight import State
 from outlast.training.rest import Rest, Whole
 

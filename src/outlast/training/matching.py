@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 
 from outlast.checkpoint.load import Leaf
-from outlast.checkpoint.subclasses import Parts, is_subclass, memories
+from outlast.checkpoint.tensors import Parts, is_subclass, memories
 from outlast.errors import StateMismatch
 from outlast.training import modules
 

@@ -25,9 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from outlast.checkpoint.overlaps import holds, lay, overlaps
-from outlast.checkpoint.reshard import PLAIN
-from outlast.checkpoint.subclasses import memories
+from outlast.checkpoint.tensors import PLAIN, holds, lay, memories, overlaps
 from outlast.checkpoint.tree import flatten
 from outlast.errors import StateMismatch
 
@@ -130,7 +128,7 @@ def storages(tensor: torch.Tensor) -> list[int]:
 # --- buffers that are not there yet ---------------------------------------------------------------
 
 
-class Place:
+class EmptyBuffer:
     """A buffer of a module of torch's own that holds nothing yet.
 
     Args:
@@ -153,7 +151,7 @@ class Place:
         self._module._buffers[self._name] = value.detach().to(device)
 
 
-def place_for(model: torch.nn.Module, name: str) -> Place | None:
+def place_for(model: torch.nn.Module, name: str) -> EmptyBuffer | None:
     """The buffer of this name, if it is None or has no elements."""
     module, last = _holder(model, name)
     if module is None or last not in module._buffers or last in module._non_persistent_buffers_set:
@@ -161,7 +159,7 @@ def place_for(model: torch.nn.Module, name: str) -> Place | None:
     live = module._buffers[last]
     if live is not None and (type(live) not in PLAIN or live.numel()):
         return None
-    return Place(module, last)
+    return EmptyBuffer(module, last)
 
 
 def home_of(model: torch.nn.Module) -> torch.device:

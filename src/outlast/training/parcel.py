@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from outlast.checkpoint.shard import bytes_of
+from outlast.checkpoint.tensors import bytes_of
 from outlast.checkpoint.tree import DTYPE_OF, flatten, unflatten
 
 

@@ -33,7 +33,7 @@ from outlast.attempt.link import Link
 from outlast.attempt.over import AttemptOver, over
 from outlast.attempt.own import entrust
 from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.shard import as_bytes
+from outlast.checkpoint.tensors import as_bytes
 from outlast.checkpoint.tree import unflatten
 from outlast.data import random_state
 from outlast.data.handover import record_of

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from outlast.attempt.link import Link, device_of_group
 from outlast.attempt.own import Record, read_own
 from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.shard import as_bytes
+from outlast.checkpoint.tensors import as_bytes
 from outlast.checkpoint.tree import DTYPE_OF, unflatten
 from outlast.data.handover import TRAIL
 from outlast.data.loader import KIND as LOADER

@@ -29,8 +29,7 @@ import xxhash
 from outlast.attempt.groups import groups
 from outlast.checkpoint.attributes import is_stock_class
 from outlast.checkpoint.plan import OWN
-from outlast.checkpoint.reshard import is_spread
-from outlast.checkpoint.shard import as_bytes
+from outlast.checkpoint.tensors import as_bytes, is_spread
 from outlast.checkpoint.tree import encode_into
 from outlast.errors import ConfigError
 from outlast.training.flight import State

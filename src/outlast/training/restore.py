@@ -21,15 +21,25 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
-from outlast.checkpoint import subclasses
-from outlast.checkpoint.attributes import Attributes
-from outlast.checkpoint.destinations import fresh
-from outlast.checkpoint.load import Leaf
-from outlast.checkpoint.optimizers import KIND, NOTES, difference, load_named_state
-from outlast.checkpoint.placements import SPREAD, memory_for
-from outlast.checkpoint.references import like, parameters_of
-from outlast.checkpoint.reshard import is_spread
-from outlast.checkpoint.subclasses import Parts, is_subclass, memories, put_together
+from outlast.checkpoint.attributes import Attributes, like, parameters_of
+from outlast.checkpoint.load import Leaf, fresh
+from outlast.checkpoint.optimizers import (
+    KIND,
+    NOTES,
+    SPREAD,
+    difference,
+    load_named_state,
+    memory_for,
+)
+from outlast.checkpoint.tensors import (
+    Parts,
+    is_spread,
+    is_subclass,
+    memories,
+    paired_parts,
+    parts_difference,
+    put_together,
+)
 from outlast.checkpoint.tree import flatten, replace
 from outlast.errors import StateMismatch
 from outlast.training import modules
@@ -248,7 +258,7 @@ class Restore:
             if not isinstance(then, Leaf | Parts):
                 raise StateMismatch(f"{key}.{name} is only in the model; {self._remedy}")
             if isinstance(then, Parts) or is_subclass(now):
-                problem = subclasses.difference(then, now, lambda leaf: (leaf.shape, leaf.dtype))
+                problem = parts_difference(then, now, lambda leaf: (leaf.shape, leaf.dtype))
                 if problem:
                     raise StateMismatch(f"{key}.{name} {problem} ({self._what}); {self._remedy}")
                 saved[name] = then
@@ -406,7 +416,7 @@ class Restore:
 
     def _fill_parts(self, parts: Parts, now: torch.Tensor) -> Any:
         """A state of a subclass: the live one, where it is what was saved."""
-        problem = subclasses.difference(parts, now, lambda leaf: (leaf.shape, leaf.dtype))
+        problem = parts_difference(parts, now, lambda leaf: (leaf.shape, leaf.dtype))
         if problem or not self._taken.isdisjoint(modules.storages(now)):
             return self._fill(parts)
         self._want_in_place(parts, now)
@@ -414,7 +424,7 @@ class Restore:
 
     def _want_in_place(self, saved: Any, live: torch.Tensor) -> None:
         """A live tensor is filled where it lies, or the tensors that it is made of."""
-        for leaf, tensor in subclasses.pairs(saved, live):
+        for leaf, tensor in paired_parts(saved, live):
             self.targets.append((leaf.name, tensor.detach()))
         self._taken |= set(modules.storages(live))
 

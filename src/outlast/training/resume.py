@@ -22,16 +22,14 @@ from typing import Final
 import msgspec
 
 from outlast.attempt.link import Link
-from outlast.checkpoint.copies import in_words
 from outlast.checkpoint.load import (
     Checkpoint,
     ignore,
     open_checkpoint,
 )
 from outlast.checkpoint.manifest import FULL
-from outlast.checkpoint.names import SaveName, named
-from outlast.checkpoint.places import Place, as_places
-from outlast.checkpoint.transfer import Repaired
+from outlast.checkpoint.names import Place, SaveName, as_places, named
+from outlast.checkpoint.transfer import Repaired, in_words
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
 from outlast.storage import Storage
 from outlast.training.candidates import Candidates, Proposal, Skipped

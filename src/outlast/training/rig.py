@@ -31,13 +31,10 @@ from outlast.attempt.link import (
     Link,
     open_link,
 )
-from outlast.checkpoint.catalog import find_standing
-from outlast.checkpoint.identity import open_job
+from outlast.checkpoint.catalog import find_standing, open_job, standing
 from outlast.checkpoint.load import Checkpoint, open_checkpoint
 from outlast.checkpoint.manifest import FULL
-from outlast.checkpoint.names import SaveName, parse
-from outlast.checkpoint.places import Place
-from outlast.checkpoint.standing import standing
+from outlast.checkpoint.names import Place, SaveName, parse
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
 from outlast.data.others import Others

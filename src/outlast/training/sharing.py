@@ -2,7 +2,7 @@
 
 Each rank names the digest of its structure; rank 0 publishes which rank has which; a structure that
 not all ranks have is published once, by the first that has it. From that each rank works out its
-own share (see ``checkpoint.shares``): no message grows with ranks times tensors. A new round begins
+own share (see ``checkpoint.plan``): no message grows with ranks times tensors. A new round begins
 at the same points on all ranks: after the first step, and after a save that was void.
 """
 
@@ -16,8 +16,7 @@ from typing import Final
 import msgspec
 
 from outlast.attempt.link import Link
-from outlast.checkpoint.plan import Held, Share
-from outlast.checkpoint.shares import Structure, World, describe, share
+from outlast.checkpoint.plan import Held, Share, Structure, World, describe, share
 
 logger = logging.getLogger(__name__)
 

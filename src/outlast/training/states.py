@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from outlast.checkpoint.flat import Flattener
 from outlast.checkpoint.manifest import FULL
-from outlast.checkpoint.tree import mark_narrow, names_in_parts
+from outlast.checkpoint.tree import Flattener, mark_narrow, names_in_parts
 from outlast.config import Settings
 from outlast.training.flight import State
 from outlast.training.lazy import Lazy

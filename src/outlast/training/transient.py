@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from outlast.checkpoint.capture import digest_of
-from outlast.checkpoint.subclasses import memories
+from outlast.checkpoint.tensors import memories
 from outlast.checkpoint.tree import flatten
 from outlast.ledger.narrator import say
 from outlast.training import modules

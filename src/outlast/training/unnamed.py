@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import torch
 
-from outlast.checkpoint.references import parameters_of
+from outlast.checkpoint.attributes import parameters_of
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say

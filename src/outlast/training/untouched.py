@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
+from outlast.checkpoint.boundary import local_of
 from outlast.checkpoint.capture import digest_of
-from outlast.checkpoint.plan import Check, Plan, Write
-from outlast.checkpoint.sources import local_of
+from outlast.checkpoint.plan import DigestCheck, Write, WritePlan
 from outlast.training.flight import State
 
 
@@ -33,7 +33,7 @@ class Copy(NamedTuple):
     """
 
     step: int
-    plan: Plan
+    plan: WritePlan
     digests: Mapping[str, str]
     text: bytes
     arena: int
@@ -45,7 +45,7 @@ def is_copy_of(copy: Copy, state: State, buffer: torch.Tensor) -> bool:
     plan = copy.plan
     if buffer.numel() < plan.size or set(copy.narrow) != set(state.narrow):
         return False
-    parts: list[Write | Check] = [*plan.writes, *plan.checks]
+    parts: list[Write | DigestCheck] = [*plan.writes, *plan.checks]
     if {part.piece.name for part in parts} != set(state.tensors):
         return False
     for part in parts:

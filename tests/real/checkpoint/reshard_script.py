@@ -24,7 +24,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from outlast.attempt.link import open_link
-from outlast.checkpoint.blocks import write_hashed
 from outlast.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
@@ -36,11 +35,10 @@ from outlast.checkpoint.manifest import (
     own_name,
     shard_file,
     state_file,
+    write_hashed,
 )
-from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.places import Place
-from outlast.checkpoint.reshard import local_chunks
-from outlast.checkpoint.shard import place
+from outlast.checkpoint.names import Place, SaveName
+from outlast.checkpoint.tensors import local_chunks, place
 from outlast.checkpoint.tree import flatten
 from outlast.errors import StateMismatch
 from outlast.keeper.wire import NO_NONCE

@@ -20,8 +20,7 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
-from outlast.checkpoint.names import save_of
-from outlast.checkpoint.places import as_places
+from outlast.checkpoint.names import as_places, save_of
 from outlast.checkpoint.transfer import inventory_of
 from outlast.keeper import wire
 from outlast.keeper.client import Client

@@ -15,9 +15,8 @@ from floor import until
 from lean import HEAD_BYTES, Place, Worker, shard, small
 
 from outlast.checkpoint.load import open_checkpoint
-from outlast.checkpoint.manifest import MANIFEST, shard_file, state_file
-from outlast.checkpoint.parts import Contents
-from outlast.checkpoint.places import Place as ReadFrom
+from outlast.checkpoint.manifest import MANIFEST, Contents, shard_file, state_file
+from outlast.checkpoint.names import Place as ReadFrom
 from outlast.keeper import wire
 from outlast.keeper.client import Client
 from outlast.keeper.process import Supervisor

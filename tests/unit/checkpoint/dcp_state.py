@@ -9,7 +9,7 @@ from unit_names import save_name
 from unit_saver import written
 
 import outlast
-from outlast.checkpoint.shard import DTYPES
+from outlast.checkpoint.tensors import DTYPES
 from outlast.storage import Directory
 
 STEP = save_name(7, attempt=0)
@@ -102,12 +102,6 @@ def flip(path, place, bit=1):
     data = bytearray(path.read_bytes())
     data[place] ^= bit
     path.write_bytes(data)
-
-
-def blocks_module():
-    from outlast.checkpoint import blocks
-
-    return blocks
 
 
 def saved_by_ranks(path, states):

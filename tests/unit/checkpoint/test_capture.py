@@ -9,11 +9,10 @@ import torch
 from unit_fakes import bits
 
 from outlast.checkpoint import capture as room
-from outlast.checkpoint.capture import Capture, Copiers, digest_of
+from outlast.checkpoint.capture import Capture, Copiers, digest_of, in_words, sums_of
 from outlast.checkpoint.manifest import BLOCK_BYTES
 from outlast.checkpoint.plan import Share, make, structure
-from outlast.checkpoint.shard import NAMES
-from outlast.checkpoint.streams import in_words, sums_of
+from outlast.checkpoint.tensors import NAMES
 from outlast.errors import ConfigError
 
 BIG = BLOCK_BYTES // 4 + 1001  # fp32 elements: one block and a bit

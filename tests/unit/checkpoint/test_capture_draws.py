@@ -24,11 +24,11 @@ from unit_checkpoints import write
 from unit_fakes import bits, stand_in_for_graphs
 
 import thorough
-from outlast.checkpoint import aliases, capture, plan
+from outlast.checkpoint import boundary, capture, plan
 from outlast.checkpoint.capture import Capture, Copiers
 from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.plan import Share, make, structure
-from outlast.checkpoint.shard import as_bytes
+from outlast.checkpoint.tensors import as_bytes
 from outlast.storage import Directory
 from outlast.training.objects import Objects
 
@@ -56,10 +56,10 @@ def _small_blocks(monkeypatch):
 def _graphs(monkeypatch):
     """A CUDA graph, as far as a machine without a GPU has one: replayed, it writes by address."""
     stand_in_for_graphs(monkeypatch, lambda write: write())
-    for known in (aliases._originals, aliases._patched):
+    for known in (boundary._originals, boundary._patched):
         known.cache_clear()
     yield
-    for known in (aliases._originals, aliases._patched):
+    for known in (boundary._originals, boundary._patched):
         known.cache_clear()
 
 
@@ -509,9 +509,9 @@ def test_what_was_loaded_or_hashed_is_nobody_elses(tmp_path):
     tensors = dict(model.named_parameters())
     for tensor in tensors.values():
         raw = as_bytes(tensor)
-        assert aliases.array_of(raw).tobytes() == bits(tensor.clone())
-        assert (aliases.array_of(tensor.detach().view(torch.int32)) == 0).sum() == 0
+        assert boundary.array_of(raw).tobytes() == bits(tensor.clone())
+        assert (boundary.array_of(tensor.detach().view(torch.int32)) == 0).sum() == 0
         del raw
-    assert aliases.held_by_others(tensors, tensors) == set()
+    assert boundary.held_by_others(tensors, tensors) == set()
     tensors["weight"].detach().numpy()
-    assert aliases.held_by_others(tensors, tensors) == {"weight"}
+    assert boundary.held_by_others(tensors, tensors) == {"weight"}

@@ -9,22 +9,19 @@ import msgspec
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from dcp_state import SHARD, STEP, blank, blocks_module, flip, loaded_state, refused, saved_state
+from dcp_state import SHARD, STEP, blank, flip, loaded_state, refused, saved_state
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 from unit_fakes import num_descriptors, same, same_tensor
 
 import outlast
-from outlast.checkpoint import copies as copies_room
-from outlast.checkpoint import manifest as manifest_room
-from outlast.checkpoint import source as source_room
-from outlast.checkpoint.blocks import write_hashed
+from outlast.checkpoint import manifest, reader, transfer
 from outlast.checkpoint.dcp import StorageReader
-from outlast.checkpoint.manifest import FORMAT, Chunk, Manifest, TensorEntry, encode
-from outlast.checkpoint.places import Place
-from outlast.checkpoint.shard import DTYPES
-from outlast.checkpoint.source import Source, Want, bounds
+from outlast.checkpoint.manifest import FORMAT, Chunk, Manifest, TensorEntry, encode, write_hashed
+from outlast.checkpoint.names import Place
+from outlast.checkpoint.reader import CheckpointReader, WantedBox, bounds
+from outlast.checkpoint.tensors import DTYPES
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.keeper.wire import NO_NONCE
@@ -47,13 +44,13 @@ def test_any_box_of_any_tensor_cut_in_any_way(tmp_path_factory, data):
     pad = data.draw(st.integers(0, 70)) * dtype.itemsize
     cuts = [sorted(data.draw(st.sets(st.integers(1, max(n - 1, 1)), max_size=2))) for n in shape]
     with pytest.MonkeyPatch.context() as patch:
-        for room in (manifest_room, source_room, copies_room, blocks_module()):
+        for room in (manifest, reader, transfer):
             patch.setattr(room, "BLOCK_BYTES", 64)
-        patch.setattr(source_room, "SLICE_BYTES", data.draw(st.sampled_from([8, 48, 1000])))
-        patch.setattr(source_room, "_CACHED_BLOCKS", data.draw(st.sampled_from([1, 2, 9])))
+        patch.setattr(reader, "SLICE_BYTES", data.draw(st.sampled_from([8, 48, 1000])))
+        patch.setattr(reader, "_CACHED_BLOCKS", data.draw(st.sampled_from([1, 2, 9])))
         storage = Directory(tmp_path_factory.mktemp("boxes"))
         entry = put_chunks(storage, whole, chunks_of(shape, cuts), pad)
-        source = Source([Place("a", storage)], 7)
+        source = CheckpointReader([Place("a", storage)], 7)
         assert same_tensor(next(source.tensors([entry])), whole)
         target = torch.full(shape, -1).to(dtype)
         for _ in source.fill(
@@ -109,14 +106,14 @@ def halves(data, entry, chunk, target):
     """A chunk as two boxes, cut anywhere along any axis."""
     part = target[bounds(chunk)] if chunk.shape else target
     if not chunk.shape:
-        return [Want(entry, chunk, (), part)]
+        return [WantedBox(entry, chunk, (), part)]
     axis = data.draw(st.integers(0, len(chunk.shape) - 1))
     at = data.draw(st.integers(0, chunk.shape[axis]))
     zeros = (0,) * len(chunk.shape)
     later = (*zeros[:axis], at, *zeros[axis + 1 :])
     return [
-        Want(entry, chunk, zeros, part.narrow(axis, 0, at)),
-        Want(entry, chunk, later, part.narrow(axis, at, chunk.shape[axis] - at)),
+        WantedBox(entry, chunk, zeros, part.narrow(axis, 0, at)),
+        WantedBox(entry, chunk, later, part.narrow(axis, at, chunk.shape[axis] - at)),
     ]
 
 
@@ -141,7 +138,7 @@ def test_bytes_are_not_looked_at_before_they_are_verified(tmp_path):
 
 
 def test_damage_elsewhere_does_not_stop_who_does_not_need_it(tmp_path, monkeypatch):
-    for room in (manifest_room, source_room, copies_room, blocks_module()):
+    for room in (manifest, reader, transfer):
         monkeypatch.setattr(room, "BLOCK_BYTES", 4096)
     state = {"a": torch.arange(2048.0), "b": torch.arange(2048.0)}
     dcp.save(state, storage_writer=outlast.dcp_writer(tmp_path, 7))
@@ -192,7 +189,9 @@ def test_no_file_and_no_thread_is_left_open(tmp_path):
     for _ in range(3):
         loaded_state(tmp_path)
         _load_state_dict_from_keys(storage_reader=outlast.dcp_reader(tmp_path))
-        for number, _ in enumerate(Source(Directory(tmp_path), 7).tensors(entries(tmp_path))):
+        for number, _ in enumerate(
+            CheckpointReader(Directory(tmp_path), 7).tensors(entries(tmp_path))
+        ):
             if number == 2:
                 break
     flip(tmp_path / SHARD, -1)
@@ -213,10 +212,10 @@ def test_a_block_that_is_wrong_in_one_place_is_taken_from_the_other(tmp_path):
     flip(tmp_path / "fast" / SHARD, 5000)
     places = [Place(name, Directory(tmp_path / name)) for name in ("fast", "slow")]
     found = blank(state)
-    dcp.load(found, storage_reader=StorageReader(lambda _: Source(places, 7)))
+    dcp.load(found, storage_reader=StorageReader(lambda _: CheckpointReader(places, 7)))
     assert same(state, found)
     flip(tmp_path / "slow" / SHARD, 5000)
-    reader = StorageReader(lambda _: Source(places, 7))
+    reader = StorageReader(lambda _: CheckpointReader(places, 7))
     reason = refused(lambda: dcp.load(found, storage_reader=reader)).reason
     assert "fast: rank-00000.safetensors" in reason
     assert "slow: rank-00000.safetensors" in reason

@@ -12,15 +12,13 @@ from unit_checkpoints import grid, region
 from unit_fakes import bits
 from unit_names import save_name
 
-from outlast.checkpoint import copies as copies_room
-from outlast.checkpoint import destinations, reshard
-from outlast.checkpoint.copies import FileCopies
-from outlast.checkpoint.destinations import fresh, pieces
+from outlast.checkpoint import load, transfer
+from outlast.checkpoint.load import fresh, pieces
 from outlast.checkpoint.manifest import Chunk, FileEntry, TensorEntry
-from outlast.checkpoint.places import Place
-from outlast.checkpoint.read import by_file, job_for, read
-from outlast.checkpoint.shard import NAMES
+from outlast.checkpoint.names import Place
 from outlast.checkpoint.spreads import cut
+from outlast.checkpoint.tensors import NAMES, local_chunks
+from outlast.checkpoint.transfer import FileCopies, by_file, job_for, read
 from thorough import examples
 
 STEP = save_name(1)
@@ -41,7 +39,7 @@ def fill(entry, files, target):
     place = Place("memory", Seen({f"{STEP}/{name}": data for name, data in files.items()}))
     jobs = []
     for name, parts in by_file(pieces("t", entry, target)).items():
-        size = copies_room.BLOCK_BYTES
+        size = transfer.BLOCK_BYTES
         starts = range(0, len(files[name]), size)
         hashes = tuple(xxhash.xxh3_128_hexdigest(bytes(files[name][s : s + size])) for s in starts)
         whole = FileEntry(size=len(files[name]), xxh3_128=hashes)
@@ -93,11 +91,11 @@ def test_any_cut_becomes_any_other(layout, dtype, num_files, block, short, kind)
     generator = torch.Generator().manual_seed(math.prod(shape) + len(saved))
     tensor = torch.randint(0, 2**7, shape, generator=generator).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copies_room, "BLOCK_BYTES", block)
-        patch.setattr(destinations, "SHORT_BYTES", short)
+        patch.setattr(transfer, "BLOCK_BYTES", block)
+        patch.setattr(load, "SHORT_BYTES", short)
         entry, files = stored(tensor, saved, num_files)
         held = [(offsets, part, memory(part, dtype, kind)) for offsets, part in wanted]
-        patch.setattr(destinations, "local_chunks", lambda _: held)
+        patch.setattr(load, "local_chunks", lambda _: held)
         fill(entry, files, tensor)
     for offsets, part, view in held:
         found = view.to(dtype)
@@ -124,19 +122,19 @@ def test_neighbours_of_what_is_wanted_are_not_touched():
 
 
 def test_wanted_ranges_may_lie_in_each_other(monkeypatch):
-    monkeypatch.setattr(copies_room, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(transfer, "BLOCK_BYTES", 16)
     tensor = torch.arange(40.0)
     entry, files = stored(tensor, grid((0, 40)), 1)
     whole, part = torch.zeros(40), torch.zeros(3)
     inner = [((0,), (40,), whole), ((5,), (3,), part), ((1,), (3,), torch.zeros(3))]
-    monkeypatch.setattr(destinations, "local_chunks", lambda _: inner)
+    monkeypatch.setattr(load, "local_chunks", lambda _: inner)
     fill(entry, files, tensor)
     assert torch.equal(whole, tensor)
     assert torch.equal(part, tensor[5:8])
 
 
 def test_a_whole_tensor_is_one_piece_and_needs_no_planner(monkeypatch):
-    monkeypatch.setattr(destinations, "_as_dcp_plans", None)
+    monkeypatch.setattr(load, "_as_dcp_plans", None)
     tensor = torch.rand(50, 4)
     entry, _ = stored(tensor, grid((0, 50), (0, 4)), 1)
     assert len(list(pieces("t", entry, torch.empty(50, 4)))) == 1
@@ -156,7 +154,7 @@ def test_many_short_runs_go_through_one_stage(monkeypatch):
     found = [piece for _, piece in pieces("t", entry, torch.empty(50, 4))]
     assert len(found) == 2
     assert all(piece.stage is not None for piece in found)
-    monkeypatch.setattr(destinations, "SHORT_BYTES", 8)
+    monkeypatch.setattr(load, "SHORT_BYTES", 8)
     assert len(list(pieces("t", entry, torch.empty(50, 4)))) == 100
 
 
@@ -192,9 +190,9 @@ def test_rows_are_cut_as_torch_cuts_them(size, parts, factor):
 
 def test_a_plain_tensor_is_one_piece_of_its_own_memory():
     tensor = torch.nn.Parameter(torch.rand(3, 2))
-    ((offsets, shape, view),) = reshard.local_chunks(tensor)
+    ((offsets, shape, view),) = local_chunks(tensor)
     assert (offsets, shape) == ((0, 0), (3, 2))
     assert view.data_ptr() == tensor.data_ptr()
     assert not view.requires_grad
-    assert reshard.local_chunks(torch.tensor(1.0))[0][:2] == ((), ())
-    assert reshard.local_chunks(torch.empty(0, 3))[0][:2] == ((0, 0), (0, 3))
+    assert local_chunks(torch.tensor(1.0))[0][:2] == ((), ())
+    assert local_chunks(torch.empty(0, 3))[0][:2] == ((0, 0), (0, 3))

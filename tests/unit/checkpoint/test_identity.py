@@ -8,7 +8,7 @@ import pytest
 from unit_fakes import at_once
 
 from outlast import config
-from outlast.checkpoint.identity import open_job
+from outlast.checkpoint.catalog import open_job
 from outlast.checkpoint.names import SaveName, sign
 from outlast.errors import ConfigError, ResumeRefused, StorageError
 from outlast.ledger.file import Ledger

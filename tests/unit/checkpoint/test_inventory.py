@@ -8,10 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_layouts import ROW, Job, laid_out, layouts
 
-from outlast.checkpoint.coverage import Coverage, check_parts
-from outlast.checkpoint.inventory import Inventory, covers, num_bytes
-from outlast.checkpoint.manifest import part_file, shard_file, state_file
-from outlast.checkpoint.parts import Contents, decode_part, encode_part, make_part, part_entry
+from outlast.checkpoint.inventory import Coverage, Inventory, check_parts, covers, num_bytes
+from outlast.checkpoint.manifest import (
+    Contents,
+    decode_part,
+    encode_part,
+    make_part,
+    part_entry,
+    part_file,
+    shard_file,
+    state_file,
+)
 from outlast.checkpoint.spreads import WHOLE, overlap, pieces_of, spread_over
 from outlast.errors import CheckpointInvalid
 from thorough import examples

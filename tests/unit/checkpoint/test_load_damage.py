@@ -7,9 +7,8 @@ from unit_fakes import WatchedStorage, same, same_tensor
 from unit_names import save_name
 from unit_saver import small_blocks, written
 
-from outlast.checkpoint import blocks as blocks_room
 from outlast.checkpoint.load import load, verify
-from outlast.checkpoint.manifest import encode
+from outlast.checkpoint.manifest import encode, write_hashed
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
@@ -153,7 +152,7 @@ def test_small_state_that_is_not_understood_is_named(alone, small):
     """Somebody wrote another file and a manifest for it: hashes agree, the content does not."""
     storage = Directory(alone)
     manifest = read_manifest(storage, 7)
-    entry = blocks_room.write_hashed(storage, f"{STEP}/rank-00000.json", [small])
+    entry = write_hashed(storage, f"{STEP}/rank-00000.json", [small])
     files = manifest.files | {"rank-00000.json": entry}
     storage.put(MANIFEST, encode(msgspec.structs.replace(manifest, files=files)))
     with pytest.raises(CheckpointInvalid, match=r"rank-00000\.json is not understood"):

@@ -7,17 +7,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_checkpoints import grid, write
+from unit_checkpoints import grid, mend_all, write
 from unit_fakes import same
 from unit_names import save_name, save_of
 
 from outlast.checkpoint.load import load, open_checkpoint, verify
-from outlast.checkpoint.manifest import MANIFEST, part_file
-from outlast.checkpoint.names import NOTE
-from outlast.checkpoint.parts import encode_part
-from outlast.checkpoint.places import Place
-from outlast.checkpoint.source import Source
-from outlast.checkpoint.transfer import inventory_of, read_manifest, repair_save
+from outlast.checkpoint.manifest import MANIFEST, encode_part, part_file
+from outlast.checkpoint.names import NOTE, Place
+from outlast.checkpoint.reader import CheckpointReader
+from outlast.checkpoint.transfer import inventory_of, read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
 from thorough import examples
@@ -121,7 +119,7 @@ def test_two_places_make_each_other_whole(fresh, one, other):
     places = [Place(f"tier-{number}", Directory(path)) for number, path in enumerate(paths)]
     found = load(places, save_of(7), rank=1)
     assert same(found.state("model"), state(1)["model"])
-    repair_save(places, save_of(7))
+    mend_all(places, save_of(7))
     for path in paths:
         assert {name: (path / STEP / name).read_bytes() for name in files(path)} == whole
 
@@ -145,7 +143,7 @@ def test_a_reader_that_found_a_damaged_part_mends_it(saved, fresh):
 
 def test_a_region_is_read_through_dcps_eyes(saved):
     """A box across what three ranks wrote."""
-    source = Source(Directory(saved), save_of(7))
+    source = CheckpointReader(Directory(saved), save_of(7))
     found = source.state(2)
     assert found.stored["outlast.rng"] == "outlast.rng@rank-00002"
     source.locate(found, {"model.w": [((1, 10), (4, 5))]}, 2)

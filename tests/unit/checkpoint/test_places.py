@@ -10,12 +10,9 @@ from unit_checkpoints import damage, read_flat, rewrite, write
 from unit_fakes import WatchedStorage, bits, num_descriptors, same
 from unit_names import save_name
 
-from outlast.checkpoint import blocks as blocks_room
-from outlast.checkpoint import copies as copies_room
-from outlast.checkpoint import manifest as manifest_room
-from outlast.checkpoint import read as read_room
+from outlast.checkpoint import manifest, transfer
 from outlast.checkpoint.load import load, open_checkpoint
-from outlast.checkpoint.places import Place
+from outlast.checkpoint.names import Place
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
@@ -61,14 +58,14 @@ class Job:
 
 @pytest.fixture(name="job")
 def _job(tmp_path, monkeypatch):
-    for room in (copies_room, manifest_room, blocks_room):
+    for room in (transfer, manifest):
         monkeypatch.setattr(room, "BLOCK_BYTES", 4096)
     return Job(tmp_path)
 
 
 @pytest.fixture(name="three")
 def _three(tmp_path, monkeypatch):
-    for room in (copies_room, manifest_room, blocks_room):
+    for room in (transfer, manifest):
         monkeypatch.setattr(room, "BLOCK_BYTES", 4096)
     return Job(tmp_path, 3)
 
@@ -375,8 +372,8 @@ def test_a_file_that_shrinks_while_it_is_read_is_not_taken_for_what_was_read_bef
 
 def test_nothing_more_is_begun_after_a_block_that_is_right_nowhere(job):
     entry = job.manifest.files[TENSORS]
-    copies = copies_room.FileCopies(job.places, f"{STEP}/{TENSORS}", entry)
-    run = read_room._Run([read_room.job_for(copies, [], everything=True)], None)
+    copies = transfer.FileCopies(job.places, f"{STEP}/{TENSORS}", entry)
+    run = transfer._ReadRun([transfer.job_for(copies, [], everything=True)], None)
     assert run._next() is not None
     run.error = ValueError("another thread's")
     assert run._next() is None

@@ -16,7 +16,7 @@ from unit_saver import Attempt, captured, save_all, share_everything, small_bloc
 
 from outlast.checkpoint.load import load, verify
 from outlast.checkpoint.manifest import WEIGHTS, decode, encode
-from outlast.checkpoint.shard import ALIGNMENT
+from outlast.checkpoint.tensors import ALIGNMENT
 from outlast.storage import Directory
 
 STEP = save_name(7)

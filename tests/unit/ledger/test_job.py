@@ -10,7 +10,7 @@ import pytest
 from unit_fakes import at_once, listing, num_descriptors
 
 from outlast import config
-from outlast.checkpoint.identity import open_job
+from outlast.checkpoint.catalog import open_job
 from outlast.errors import ConfigError, StorageError
 from outlast.ledger import job as job_room
 from outlast.ledger.file import Ledger

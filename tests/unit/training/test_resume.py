@@ -10,7 +10,7 @@ from unit_names import names as saves
 from unit_names import save_name
 
 from outlast.attempt.link import LocalLink
-from outlast.checkpoint.places import Place
+from outlast.checkpoint.names import Place
 from outlast.errors import ResumeRefused, StateMismatch, StorageError
 from outlast.storage import Directory
 from outlast.training import resume

@@ -7,15 +7,16 @@ from unit_checkpoints import shares_of
 from unit_fakes import Hub, on_ranks
 
 from outlast.attempt.link import LocalLink
-from outlast.checkpoint.plan import Piece, Where
-from outlast.checkpoint.shares import SHARE_MIN_BYTES
+from outlast.checkpoint.plan import SHARE_MIN_BYTES, HeldPiece, PieceLocation
 from outlast.training import sharing
 from outlast.training.sharing import Sharing
 
 
 def structure(*names):
     size = SHARE_MIN_BYTES
-    return [(Piece(name, "F32", (size,), (0,), (size,)), Where(0, ())) for name in names]
+    return [
+        (HeldPiece(name, "F32", (size,), (0,), (size,)), PieceLocation(0, ())) for name in names
+    ]
 
 
 def pieces(held):

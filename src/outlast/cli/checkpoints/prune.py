@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 import click
 import msgspec
 
-from outlast.checkpoint.catalog import Health, expendable, remove_save
+from outlast.checkpoint.catalog import KnownHealth, expendable, remove_save
 from outlast.checkpoint.names import SaveName
 from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import Survey, survey
@@ -161,7 +161,7 @@ def _plan(at: JobAt, found: Survey, tier: str, keep: int | None) -> Plan:
     invalid = {save for save, copy in copies.items() if copy.state == "invalid"}
     full = [s for s, one in copies.items() if one.restartable and found.health(s) != "unhealthy"]
     past = found.past
-    health = Health(
+    health = KnownHealth(
         healthy=frozenset(past.healthy) if past.healthy or past.rollbacks else None,
         rollbacks=tuple(past.rollbacks),
     )

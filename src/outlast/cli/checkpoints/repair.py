@@ -8,21 +8,14 @@ replaced in one stroke, by the bytes that its manifest names.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 import msgspec
 
-from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, PART_NAME, Manifest, decode
+from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, PART_NAME, Manifest
 from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.transfer import (
-    Repaired,
-    find_problem,
-    inventory_of,
-    mend_file,
-    mend_manifest,
-)
+from outlast.checkpoint.transfer import NotMended, Repaired, mend_copy
 from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import Survey, size_of, survey
 from outlast.cli.checkpoints.verify import (
@@ -40,7 +33,6 @@ from outlast.cli.checkpoints.where import (
     find_job,
     in_words,
 )
-from outlast.errors import CheckpointInvalid
 from outlast.ledger.file import Ledger
 from outlast.report import humanise
 
@@ -101,9 +93,14 @@ def _mend(
         for target in targets:
             shown.begin(f"step {target.step:,} {target.tier}")
             problems = []
-            for done in _mend_copy(found, target, shown.advance):
-                if isinstance(done, str):
-                    problems.append(done)
+            tier, manifest = _model(found, target)
+            places = [one for name, one in found.places.items() if target.save in found.at(name)]
+            here, source = found.places[target.tier], found.places[tier]
+            for done in mend_copy(
+                here, places, manifest, None if source is here else source, shown.advance
+            ):
+                if isinstance(done, NotMended):
+                    problems.append(_why_not(done))
                     continue
                 mended.append((target.save, done))
                 ledger.append("repaired", step=target.step, **_as_row(done))
@@ -119,36 +116,10 @@ def _model(found: Survey, target: Target) -> tuple[str, Manifest]:
     return tier, manifests[tier]
 
 
-def _mend_copy(
-    found: Survey, target: Target, progress: Callable[[int], None]
-) -> Iterator[Repaired | str]:
-    """Each file that is whole again, and in words each that is not; the manifest comes last."""
-    source, manifest = _model(found, target)
-    places = [place for tier, place in found.places.items() if target.save in found.at(tier)]
-    here = found.places[target.tier]
-    whole = True
-    # A part comes before the files that it names, and is mended by then.
-    for name, entry in inventory_of(manifest, [here, *places]).walk():
-        path = f"{target.save}/{name}"
-        try:
-            if find_problem(here, path, entry):
-                yield Repaired(name, here.name, mend_file(places, here, path, entry))
-        except CheckpointInvalid:
-            whole = False
-            yield f"no tier has {name} whole"
-        except OSError as error:
-            whole = False
-            yield f"{name} cannot be written: {in_words(error)}"
-        progress(entry.size)
-    if whole and source != target.tier:
-        try:
-            data = found.places[source].storage.read(f"{target.save}/{MANIFEST}")
-            mend_manifest(here, decode(data, target.save), data)  # it was right a moment ago
-            yield Repaired(MANIFEST, here.name, source)
-        except CheckpointInvalid as error:
-            yield error.reason
-        except OSError as error:
-            yield f"{MANIFEST} cannot be written: {in_words(error)}"
+def _why_not(one: NotMended) -> str:
+    if isinstance(one.error, OSError):
+        return f"{one.file} cannot be written: {in_words(one.error)}"
+    return one.error.reason if one.file == MANIFEST else f"no tier has {one.file} whole"
 
 
 def _what_remains(at: JobAt, bad: list[Verified], failures: dict[Key, str]) -> list[Verified]:

@@ -11,7 +11,7 @@ import msgspec
 
 from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.manifest import Manifest
-from outlast.checkpoint.places import Place
+from outlast.checkpoint.names import Place
 from outlast.checkpoint.plan import OWN
 from outlast.data.audit import History, Verdict
 from outlast.data.handover import TRAIL

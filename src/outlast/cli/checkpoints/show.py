@@ -11,8 +11,7 @@ import msgspec
 
 from outlast.checkpoint.inventory import Inventory
 from outlast.checkpoint.manifest import FULL
-from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.places import Place
+from outlast.checkpoint.names import Place, SaveName
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.transfer import inventory_of
 from outlast.cli.checkpoints.survey import pick, size_of, survey
@@ -84,10 +83,10 @@ def command(
 
 def _origins(places: Sequence[Place], save: SaveName) -> list[dict[str, Any]]:
     """Where the job's first state came from, where it was not the script's; none if unreadable."""
-    from outlast.checkpoint.source import Source
+    from outlast.checkpoint.reader import CheckpointReader
 
     with contextlib.suppress(OutlastError, OSError):
-        own = Source(places, save).small(0).data.get(OWN)
+        own = CheckpointReader(places, save).small(0).data.get(OWN)
         found = own.get("origins") if isinstance(own, dict) else None
         return [one for one in found or [] if isinstance(one, dict)]
     return []

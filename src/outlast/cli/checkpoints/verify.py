@@ -15,12 +15,10 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from outlast.checkpoint.copies import FileCopies
-from outlast.checkpoint.coverage import check_parts
+from outlast.checkpoint.inventory import check_parts
 from outlast.checkpoint.manifest import MANIFEST
 from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.read import job_for, read
-from outlast.checkpoint.transfer import inventory_of
+from outlast.checkpoint.transfer import FileCopies, inventory_of, job_for, read
 from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import (
     Copy,

@@ -1,11 +1,11 @@
-"""Sources that are used again are those of the tensors as they are now."""
+"""Pieces that are used again are those of the tensors as they are now."""
 
 import pytest
 import torch
 
+from outlast.checkpoint.boundary import Remembered
 from outlast.checkpoint.capture import Capture
 from outlast.checkpoint.plan import Share, make, structure
-from outlast.checkpoint.sources import Remembered
 
 
 class Saves:

@@ -1,10 +1,10 @@
-"""Parts of a committed checkpoint, read as they are asked for: what DCP and an export draw from.
+"""Read parts of a committed checkpoint as they are asked for: DCP and exports draw from it.
 
 A load brings back what one rank saved, whole. Here anything may be asked for: any box of any
 tensor, any rank's small state, in memory that does not grow with the checkpoint.
 
 Guarantees: a byte is handed on only after the 16 MiB block it lies in was hashed and found right,
-in whichever place it is (see ``copies``).
+in whichever place it is (see ``transfer``).
 What can go wrong: no place has a right copy (CheckpointInvalid, naming file and block), or one of
 them cannot be read (OSError).
 Memory: ``READ_AHEAD_BYTES`` in flight, as much again in blocks that neighbours share.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,23 +26,21 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from outlast.checkpoint.copies import Bounce, FileCopies
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
     Chunk,
+    SmallState,
     TensorEntry,
     own_name,
+    read_small_state,
     state_file,
+    without_owner,
 )
-from outlast.checkpoint.names import SaveName
-from outlast.checkpoint.overlaps import span
-from outlast.checkpoint.parts import without_owner
-from outlast.checkpoint.places import Place, as_places
-from outlast.checkpoint.shard import DTYPES
+from outlast.checkpoint.names import Place, SaveName, as_places
 from outlast.checkpoint.spreads import Box, common
-from outlast.checkpoint.subclasses import Parts
-from outlast.checkpoint.transfer import inventory_of, read_manifest
+from outlast.checkpoint.tensors import DTYPES, Parts, span
+from outlast.checkpoint.transfer import Bounce, FileCopies, inventory_of, read_manifest
 from outlast.checkpoint.tree import KIND, tensor_names, unflatten
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Storage
@@ -55,26 +52,14 @@ _CACHED_BLOCKS: Final = READ_AHEAD_BYTES // BLOCK_BYTES
 _OPEN_FILES: Final = 64
 
 
-class Small(NamedTuple):
-    """One rank's small state.
-
-    Attributes:
-        data: key → data in which tensors are named, as ``tree.flatten`` writes it.
-        own: names of the tensors that belong to this rank alone.
-    """
-
-    data: dict[str, Any]
-    own: frozenset[str]
-
-
-class State(NamedTuple):
-    """Small states as one.
+class MergedState(NamedTuple):
+    """SmallState states as one.
 
     Attributes:
         step: the checkpoint's step.
         data: key → data in which tensors are named; none of them tells a dtype of its own.
         entries: name of a tensor in ``data`` → its dtype and shape, and where its bytes are as far
-            as that is known (see ``Source.locate``).
+            as that is known (see ``CheckpointReader.locate``).
         stored: name → the name that the tensor has in the checkpoint.
         dtypes: name → the dtype it had, where it was stored in a narrower one.
     """
@@ -108,7 +93,7 @@ def _inner(parts: Parts) -> dict[str, Any]:
     return {name: _inner(one) if isinstance(one, Parts) else one for name, one in inner}
 
 
-class Want(NamedTuple):
+class WantedBox(NamedTuple):
     """A box of a stored chunk, and the memory it is to be copied to.
 
     Attributes:
@@ -124,7 +109,7 @@ class Want(NamedTuple):
     target: torch.Tensor
 
 
-class Source:
+class CheckpointReader:
     """One save, wherever a right copy of each of its blocks lies.
 
     Args:
@@ -140,7 +125,7 @@ class Source:
         self.places = as_places(where)
         self.manifest = read_manifest(self.places, which)
         self._inventory = inventory_of(self.manifest, self.places)
-        self._small: dict[int, Small] = {}
+        self._small: dict[int, SmallState] = {}
         self._blocks: collections.OrderedDict[tuple[str, int], Future[memoryview]]
         self._blocks = collections.OrderedDict()
         self._files: collections.OrderedDict[str, FileCopies] = collections.OrderedDict()
@@ -150,7 +135,7 @@ class Source:
         """Where the checkpoint is, as a person would write it."""
         return self.places[0].storage.describe(str(self.manifest.save))
 
-    def small(self, rank: int) -> Small:
+    def small(self, rank: int) -> SmallState:
         """The small state of ``rank``; beyond the ranks that saved, they are taken in turn.
 
         Raises:
@@ -158,20 +143,16 @@ class Source:
         """
         source = rank % self.manifest.world_size
         if source not in self._small:
-            name, step = state_file(source), self.manifest.step
+            name = state_file(source)
             entry = self._inventory.file(name)
             try:
                 text = bytes(self.read(name, 0, entry.size))
             finally:
                 self._close()
-            try:
-                small = json.loads(text)
-                self._small[source] = Small({**small["state"]}, frozenset(small["own"]))
-            except (ValueError, KeyError, TypeError) as error:
-                raise CheckpointInvalid(step, f"{name} is not understood: {error}") from None
+            self._small[source] = read_small_state(text, self.manifest.step, source)
         return self._small[source]
 
-    def state(self, rank: int) -> State:
+    def state(self, rank: int) -> MergedState:
         """What ``rank`` saved, and where the manifest has more than that, the other ranks' too.
 
         Ranks that hold different layers (a pipeline) each name their own tensors only.
@@ -179,7 +160,7 @@ class Source:
         Raises:
             CheckpointInvalid: a small state is not understood, or names a tensor that is not there.
         """
-        merged = State(self.manifest.step, {}, {}, {}, {})
+        merged = MergedState(self.manifest.step, {}, {}, {}, {})
         try:
             self._merge(merged, rank)
             named = set(map(without_owner, self._inventory.tensors()))
@@ -195,7 +176,7 @@ class Source:
             raise _not_understood(self.manifest.step, error) from None
         return merged
 
-    def _merge(self, merged: State, rank: int) -> None:
+    def _merge(self, merged: MergedState, rank: int) -> None:
         source = rank % self.manifest.world_size
         small = self.small(source)
 
@@ -215,7 +196,7 @@ class Source:
 
         _add(merged.data, small.data, take)
 
-    def locate(self, state: State, wanted: Mapping[str, Sequence[Box]], rank: int) -> None:
+    def locate(self, state: MergedState, wanted: Mapping[str, Sequence[Box]], rank: int) -> None:
         """Find where regions of tensors lie: ``state.entries`` has chunks for them then.
 
         Args:
@@ -230,7 +211,7 @@ class Source:
         found = self._inventory.locate(stored, rank % self.manifest.world_size)
         state.entries.update({name: found[state.stored[name]] for name in wanted})
 
-    def locate_all(self, state: State, rank: int) -> None:
+    def locate_all(self, state: MergedState, rank: int) -> None:
         """As ``locate``, of all tensors and all of each."""
         whole = {
             name: [((0,) * len(entry.shape), entry.shape)] for name, entry in state.entries.items()
@@ -243,14 +224,14 @@ class Source:
             for entry in entries:
                 whole = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
                 wants = [
-                    Want(entry, chunk, (0,) * len(chunk.shape), _box(whole, chunk))
+                    WantedBox(entry, chunk, (0,) * len(chunk.shape), _box(whole, chunk))
                     for chunk in entry.chunks
                 ]
                 for _ in self._filled(wants, pool):
                     pass
                 yield whole
 
-    def fill(self, wants: Sequence[Want]) -> Iterator[Want]:
+    def fill(self, wants: Sequence[WantedBox]) -> Iterator[WantedBox]:
         """Copy each box to its target and hand it back; each file is read from front to back."""
         ordered = sorted(wants, key=lambda want: (want.chunk.file, want.chunk.start, want.offsets))
         with self._reading() as pool:
@@ -291,9 +272,9 @@ class Source:
         for copies in files.values():
             copies.close()
 
-    def _filled(self, wants: Iterable[Want], pool: ThreadPoolExecutor) -> Iterator[Want]:
+    def _filled(self, wants: Iterable[WantedBox], pool: ThreadPoolExecutor) -> Iterator[WantedBox]:
         """Readers run ahead of the copying, which stays in the caller's thread."""
-        ahead: collections.deque[tuple[_Slice, Want | None, Future[memoryview]]]
+        ahead: collections.deque[tuple[_Slice, WantedBox | None, Future[memoryview]]]
         ahead = collections.deque()
         for want in wants:
             for slice_, is_last in _slices(want):
@@ -340,7 +321,9 @@ class Source:
         return copies
 
 
-def wanted(entry: TensorEntry, offsets: tuple[int, ...], target: torch.Tensor) -> Iterator[Want]:
+def wanted(
+    entry: TensorEntry, offsets: tuple[int, ...], target: torch.Tensor
+) -> Iterator[WantedBox]:
     """What to read of each chunk so that ``target`` holds the box of a tensor at ``offsets``."""
     for chunk in entry.chunks:
         low, extents = common((chunk.offsets, chunk.shape), (offsets, tuple(target.shape)))
@@ -350,7 +333,7 @@ def wanted(entry: TensorEntry, offsets: tuple[int, ...], target: torch.Tensor) -
         for axis, (start, extent) in enumerate(zip(low, extents, strict=True)):
             region = region.narrow(axis, start - offsets[axis], extent)
         inner = tuple(a - b for a, b in zip(low, chunk.offsets, strict=True))
-        yield Want(entry, chunk, inner, region)
+        yield WantedBox(entry, chunk, inner, region)
 
 
 class _Slice(NamedTuple):
@@ -375,7 +358,7 @@ def _box(whole: torch.Tensor, chunk: Chunk) -> torch.Tensor:
     return whole[bounds(chunk)] if chunk.shape else whole
 
 
-def _slices(want: Want) -> Iterator[tuple[_Slice, bool]]:
+def _slices(want: WantedBox) -> Iterator[tuple[_Slice, bool]]:
     """Cut a box into parts of about ``SLICE_BYTES``, along the axes that vary slowest."""
     shape = tuple(want.target.shape)
     dtype = DTYPES[want.entry.dtype]
@@ -409,7 +392,9 @@ def _cut(
             yield from _cut(begin, inner, strides, item)
 
 
-def _copied(slice_: _Slice, done: Want | None, future: Future[memoryview]) -> Iterator[Want]:
+def _copied(
+    slice_: _Slice, done: WantedBox | None, future: Future[memoryview]
+) -> Iterator[WantedBox]:
     data = future.result()
     if len(data):
         flat = torch.frombuffer(data, dtype=slice_.dtype)

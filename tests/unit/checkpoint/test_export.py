@@ -18,12 +18,11 @@ from unit_names import save_name
 from unit_saver import written
 
 from outlast.checkpoint import export as export_room
-from outlast.checkpoint import export_formats as formats_room
 from outlast.checkpoint.export import Exported, export, file_names
 from outlast.checkpoint.load import load
+from outlast.checkpoint.names import Place
 from outlast.checkpoint.optimizers import named_state, parameter_names
-from outlast.checkpoint.places import Place
-from outlast.checkpoint.shard import DTYPES
+from outlast.checkpoint.tensors import DTYPES
 from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.storage import Directory
 
@@ -267,7 +266,7 @@ def test_an_array_that_torch_cannot_hold(tmp_path):
 
 @pytest.mark.parametrize("file_bytes", [64, 1 << 20])
 def test_stock_dcp_loads_it(saved, tmp_path, file_bytes, monkeypatch):
-    monkeypatch.setattr(formats_room, "_DCP_FILE_BYTES", file_bytes)
+    monkeypatch.setattr(export_room, "_DCP_FILE_BYTES", file_bytes)
     done = export(saved, 7, "dcp", tmp_path / "out")
     assert ".metadata" in done.files
     assert (sum(name.endswith(".distcp") for name in done.files) > 5) == (file_bytes == 64)
