@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from outlast.planner.job import Clock, MachineLoss
-from outlast.policy.membership import Form, Order, Rules
+from outlast.policy.membership import Form, MembershipRules, Order
 from outlast.policy.silence import Silence
 from outlast.policy.succession import Seeking, heirs
 from simulated_machines.coordinator import Coordinator
@@ -38,7 +38,7 @@ class Cluster:
     def __init__(
         self,
         machines: int,
-        rules: Rules,
+        rules: MembershipRules,
         costs: Costs,
         *,
         seed: int,

@@ -58,7 +58,7 @@ CARRIED_MAX: Final = 100  # good values of a kind that an attempt hands on
 CLEAN_MAX: Final = 16  # stretches without a sign that are remembered
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class LossRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner has set.
 
     Attributes:
@@ -80,7 +80,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     stretch: int = 1000
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
+class StepValue(msgspec.Struct, frozen=True, kw_only=True):
     """One value of a step, put together from all ranks.
 
     Attributes:
@@ -198,7 +198,7 @@ class Series:
         return "spike"
 
 
-class Judge:
+class LossJudge:
     """Sees the values of one attempt, step by step, and knows which commits are healthy.
 
     Args:
@@ -208,7 +208,7 @@ class Judge:
     """
 
     def __init__(
-        self, rules: Rules, step: int, windows: Mapping[str, Sequence[float]] | None = None
+        self, rules: LossRules, step: int, windows: Mapping[str, Sequence[float]] | None = None
     ) -> None:
         self._rules = rules
         self._series = {what: Series(rules.window, rules.factor) for what in WATCHED}
@@ -223,7 +223,7 @@ class Judge:
         self._clean.append((step + 1, step))
         self._commits: set[int] = set()
 
-    def see(self, step: int, readings: Mapping[str, Reading]) -> Sign | None:
+    def see(self, step: int, readings: Mapping[str, StepValue]) -> Sign | None:
         """Take what ``step`` has shown; the sign, where trouble begins with it."""
         found: Sign | None = None
         peak: Sign | None = None
@@ -283,7 +283,7 @@ class Judge:
 
 
 def decide(
-    rules: Rules,
+    rules: LossRules,
     sign: Sign,
     *,
     commits: Collection[int],

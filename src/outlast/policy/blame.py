@@ -18,7 +18,7 @@ answer is when to look again. Whoever is being debugged is left alone, and the o
 
 A name is not a proof: a file system that answers after a minute looks like one that never does.
 ``is_proven`` is kept for what time does not mend, and what is not proven costs the job no more than
-one restart (see ``Limits.too_soon``, and ``policy.restart``).
+one restart (see ``HangLimits.too_soon``, and ``policy.restart``).
 
 Looks at several machines are not of one moment: while one of them answered late, because all of
 its processes were stopped, the job may have gone on. So what was seen is compared once more with
@@ -39,9 +39,9 @@ from typing import Final
 
 import msgspec
 
-from outlast.policy.hang import Kind
+from outlast.policy.hang import Activity
 from outlast.policy.seen import (
-    Seen,
+    RankLook,
     does,
     has_lost_its_pulse,
     in_step,
@@ -87,7 +87,7 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
     sentence: str
     is_proven: bool
-    kind: Kind
+    kind: Activity
     given_s: float
     step: int | None = None
     place: str = ""
@@ -101,7 +101,7 @@ class NotYet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    seen: Sequence[Seen], silent: Sequence[str] = (), *, is_silent_for_long: bool = True
+    seen: Sequence[RankLook], silent: Sequence[str] = (), *, is_silent_for_long: bool = True
 ) -> Named | NotYet:
     """Who is to blame.
 
@@ -139,7 +139,7 @@ def judge(
     return _of_waiting(waiting, seen)
 
 
-def has_gone_on(seen: Sequence[Seen], now: Mapping[int, tuple[int | None, int]]) -> bool:
+def has_gone_on(seen: Sequence[RankLook], now: Mapping[int, tuple[int | None, int]]) -> bool:
     """Whether a rank that was late, or stopped, has made progress since it was looked at.
 
     Others may: one that takes part in no collective goes on while those wait that it has left.
@@ -155,7 +155,9 @@ def has_gone_on(seen: Sequence[Seen], now: Mapping[int, tuple[int | None, int]])
     )
 
 
-def _of_busy(busy: list[Seen], waiting: list[Seen], seen: Sequence[Seen]) -> Named | NotYet:
+def _of_busy(
+    busy: list[RankLook], waiting: list[RankLook], seen: Sequence[RankLook]
+) -> Named | NotYet:
     late = [one for one in busy if _is_late(one)]
     if late:
         culprit = _least_far(late)
@@ -170,7 +172,7 @@ def _of_busy(busy: list[Seen], waiting: list[Seen], seen: Sequence[Seen]) -> Nam
     return _soonest(busy)
 
 
-def _of_waiting(waiting: list[Seen], seen: Sequence[Seen]) -> Named | NotYet:
+def _of_waiting(waiting: list[RankLook], seen: Sequence[RankLook]) -> Named | NotYet:
     if any(one.age_s < one.limit_s for one in waiting):
         return _soonest(waiting)
     steps = [one.step for one in waiting if one.step is not None]
@@ -212,12 +214,12 @@ def _of_waiting(waiting: list[Seen], seen: Sequence[Seen]) -> Named | NotYet:
 # --- one rank ------------------------------------------------------------------------------------
 
 
-def _finishing(one: Seen) -> Seen:
+def _finishing(one: RankLook) -> RankLook:
     most_s = max(one.limit_s, one.outside_s)
     return msgspec.structs.replace(one, limit_s=most_s, slow_s=max(one.slow_s, most_s))
 
 
-def _is_proven(one: Seen) -> bool:
+def _is_proven(one: RankLook) -> bool:
     """Whether no time will mend it."""
     if one.state == "T":
         return True
@@ -228,11 +230,11 @@ def _is_proven(one: Seen) -> bool:
     return has_lost_its_pulse(one) and one.call not in ("read", "write", "open")
 
 
-def _is_late(one: Seen) -> bool:
+def _is_late(one: RankLook) -> bool:
     return one.age_s >= _given_s(one)
 
 
-def _given_s(one: Seen) -> float:
+def _given_s(one: RankLook) -> float:
     """Seconds that it is given, seen what it does."""
     if one.state == "T":
         return min(one.limit_s, STOPPED_S)
@@ -246,22 +248,22 @@ def _given_s(one: Seen) -> float:
         given_s = max(given_s, one.slow_s)
     if not (one.moves or one.moves_below or one.is_starved):
         return given_s
-    if one.kind in (Kind.START, Kind.OUTSIDE):
+    if one.kind in (Activity.START, Activity.OUTSIDE):
         return float("inf")
     if not one.is_session:
         return max(given_s, one.slow_s)
     return given_s if one.moves else max(given_s, LOADER_S)
 
 
-def _far(one: Seen) -> tuple[int, int]:
+def _far(one: RankLook) -> tuple[int, int]:
     return (one.step if one.step is not None else 0, one.begun)
 
 
-def _least_far(some: list[Seen]) -> Seen:
+def _least_far(some: list[RankLook]) -> RankLook:
     return min(some, key=lambda one: (*_far(one), -one.age_s, one.rank))
 
 
-def _soonest(some: Sequence[Seen]) -> NotYet:
+def _soonest(some: Sequence[RankLook]) -> NotYet:
     left_s = [_given_s(one) - one.age_s for one in some]
     return NotYet(again_s=max(min(left_s, default=1.0), AGAIN_MIN_S))
 
@@ -269,7 +271,7 @@ def _soonest(some: Sequence[Seen]) -> NotYet:
 # --- words ---------------------------------------------------------------------------------------
 
 
-def _name(culprit: Seen, waiting: Sequence[Seen], seen: Sequence[Seen]) -> Named:
+def _name(culprit: RankLook, waiting: Sequence[RankLook], seen: Sequence[RankLook]) -> Named:
     words = [_who([culprit], seen)]
     if waiting:
         there = _least_far(list(waiting))
@@ -294,7 +296,11 @@ def _name(culprit: Seen, waiting: Sequence[Seen], seen: Sequence[Seen]) -> Named
 
 
 def _passed_by(
-    few: Sequence[Seen], rest: Sequence[Seen], seen: Sequence[Seen], *, more: bool = False
+    few: Sequence[RankLook],
+    rest: Sequence[RankLook],
+    seen: Sequence[RankLook],
+    *,
+    more: bool = False,
 ) -> Named:
     """Some have not taken part in a collective that the others wait in, or in one too many."""
     there, one = _least_far(list(rest)), few[0]
@@ -320,9 +326,9 @@ def _passed_by(
     )
 
 
-def _in_different(waiting: Sequence[Seen], seen: Sequence[Seen]) -> Named:
+def _in_different(waiting: Sequence[RankLook], seen: Sequence[RankLook]) -> Named:
     """All have begun as many collectives, and not the same ones."""
-    groups: dict[str, list[Seen]] = {}
+    groups: dict[str, list[RankLook]] = {}
     for one in sorted(waiting, key=lambda one: one.rank):
         groups.setdefault(one.recorded[0].partition(" of ")[0], []).append(one)
     few = min(reversed(groups.values()), key=len)
@@ -344,7 +350,7 @@ def _in_different(waiting: Sequence[Seen], seen: Sequence[Seen]) -> Named:
     )
 
 
-def _silent(seen: Sequence[Seen], silent: Sequence[str]) -> Named:
+def _silent(seen: Sequence[RankLook], silent: Sequence[str]) -> Named:
     names = " and ".join(silent)
     verb = "says" if len(silent) == 1 else "say"
     oldest = max(seen, key=lambda one: one.age_s, default=None)
@@ -354,13 +360,13 @@ def _silent(seen: Sequence[Seen], silent: Sequence[str]) -> Named:
         nodes=tuple(silent),
         sentence=f"the agent on {names} {verb} nothing, though asked{waiting}",
         is_proven=False,
-        kind=oldest.kind if oldest else Kind.OUTSIDE,
+        kind=oldest.kind if oldest else Activity.OUTSIDE,
         given_s=oldest.limit_s if oldest else 0.0,
         step=step_of(oldest) if oldest else None,
     )
 
 
-def _who(some: Sequence[Seen], seen: Sequence[Seen]) -> str:
+def _who(some: Sequence[RankLook], seen: Sequence[RankLook]) -> str:
     ranks = [str(one.rank) for one in some]
     listed = " and ".join(filter(None, (", ".join(ranks[:-1]), ranks[-1])))
     words = f"rank{'s' * (len(some) > 1)} {listed}"
@@ -368,7 +374,7 @@ def _who(some: Sequence[Seen], seen: Sequence[Seen]) -> str:
     return words + (f" on {' and '.join(nodes)}" if len({one.node for one in seen}) > 1 else "")
 
 
-def _others_wait(waiting: Sequence[Seen]) -> str:
+def _others_wait(waiting: Sequence[RankLook]) -> str:
     if not waiting:
         return ""
     if len(waiting) == 1:

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 
-class Action(enum.Enum):
+class Remedy(enum.Enum):
     """What is done about it. The words go on from "…: "."""
 
     STOP = "stop"
@@ -58,7 +58,7 @@ class Kind(enum.Enum):
     PEER = "peer"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class KindRow(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the table.
 
     Attributes:
@@ -76,7 +76,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     title: str
     signs: str
-    action: Action
+    action: Remedy
     bug_after: int = 0
     own_after: int = 0
     alone: bool = False
@@ -86,147 +86,147 @@ AS_SET: Final = -1
 TWICE: Final = 2
 THRICE: Final = 3  # what only looked like it is given more time in between
 TABLE: Final = (
-    Row(
+    KindRow(
         kind=Kind.USAGE,
         title="called wrongly",
         signs="exit code 2",
-        action=Action.STOP,
+        action=Remedy.STOP,
     ),
-    Row(
+    KindRow(
         kind=Kind.STORAGE_GONE,
         title="the job's own storage is unusable",
         signs="exit code 77: our StorageError",
-        action=Action.STOP,
+        action=Remedy.STOP,
     ),
-    Row(
+    KindRow(
         kind=Kind.REFUSED,
         title="refuses to resume",
         signs="exit code 78",
-        action=Action.STOP,
+        action=Remedy.STOP,
     ),
-    Row(
+    KindRow(
         kind=Kind.DRAINED,
         title="drained",
         signs="exit code 75",
-        action=Action.STOP,
+        action=Remedy.STOP,
     ),
-    Row(
+    KindRow(
         kind=Kind.GPU,
         title="a GPU is broken",
         signs="uncorrectable ECC error, GPU lost or off the bus, NVLink error; CUDA or NCCL "
         "failed, or it aborted, with an Xid that needs a reset or with new ECC errors",
-        action=Action.LEAVE_OUT,
+        action=Remedy.LEAVE_OUT,
         own_after=1,
     ),
-    Row(
+    KindRow(
         kind=Kind.NO_GPU,
         title="no GPU can be used",
         signs="no NVIDIA driver, one that does not fit, no or fewer GPUs, torch without CUDA",
-        action=Action.LEAVE_OUT,
+        action=Remedy.LEAVE_OUT,
         bug_after=TWICE,
         own_after=1,
         alone=True,
     ),
-    Row(
+    KindRow(
         kind=Kind.MEMORY,
         title="out of memory on the host",
         signs="SIGKILL while the OOM killer's counters rose, MemoryError, ENOMEM, shared memory "
         "used up",
-        action=Action.ELSEWHERE,
+        action=Remedy.ELSEWHERE,
         bug_after=TWICE,
     ),
-    Row(
+    KindRow(
         kind=Kind.CRASH,
         title="crashed",
         signs="SIGSEGV, SIGBUS, SIGILL, SIGFPE",
-        action=Action.RESTART,
+        action=Remedy.RESTART,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
+    KindRow(
         kind=Kind.CUDA,
         title="CUDA failed",
         signs="CUDA, cuBLAS or cuDNN error, but for an assertion on the device",
-        action=Action.RESTART,
+        action=Remedy.RESTART,
         bug_after=TWICE,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
+    KindRow(
         kind=Kind.STORAGE,
         title="storage failed",
         signs="OSError EIO, ENOSPC, EDQUOT, EROFS, ESTALE, ENODEV, ENOTCONN, ENXIO, EREMOTEIO",
-        action=Action.BACK_OFF,
+        action=Remedy.BACK_OFF,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
+    KindRow(
         kind=Kind.HANG,
         title="a worker hung",
         signs="the watch over hangs has named it",
-        action=Action.RESTART,
+        action=Remedy.RESTART,
         bug_after=THRICE,
     ),
-    Row(
+    KindRow(
         kind=Kind.KILLED,
         title="killed from outside, nobody knows by whom",
         signs="SIGKILL without a sign of the OOM killer, SIGTERM, any other signal",
-        action=Action.RESTART,
+        action=Remedy.RESTART,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
+    KindRow(
         kind=Kind.GPU_MEMORY,
         title="out of memory on a GPU",
         signs="torch.OutOfMemoryError, CUDA out of memory",
-        action=Action.RESTART,
+        action=Remedy.RESTART,
         bug_after=TWICE,
     ),
-    Row(
+    KindRow(
         kind=Kind.SCRIPT,
         title="an error of the script",
         signs="any other exception, an assertion on the device",
-        action=Action.RESTART,
+        action=Remedy.RESTART,
         bug_after=TWICE,
     ),
-    Row(
+    KindRow(
         kind=Kind.UNKNOWN,
         title="left without a word",
         signs="an exit code that nothing explains",
-        action=Action.RESTART,
+        action=Remedy.RESTART,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
+    KindRow(
         kind=Kind.NCCL,
         title="NCCL failed",
         signs="NCCL error: unhandled system or CUDA error, internal error",
-        action=Action.RESTART,
+        action=Remedy.RESTART,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
+    KindRow(
         kind=Kind.ABORT,
         title="aborted itself",
         signs="SIGABRT: os.abort, an uncaught C++ exception, NCCL's watchdog",
-        action=Action.RESTART,
+        action=Remedy.RESTART,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
+    KindRow(
         kind=Kind.NETWORK,
         title="the network failed",
         signs="connection refused, timed out or reset, no route, a name not resolved, a collective "
         "or a store timed out",
-        action=Action.BACK_OFF,
+        action=Remedy.BACK_OFF,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
+    KindRow(
         kind=Kind.PEER,
         title="another worker was lost",
         signs="a connection closed or reset by a peer that has failed",
-        action=Action.RESTART,
+        action=Remedy.RESTART,
     ),
 )
 ROWS: Final = {row.kind: row for row in TABLE}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outlast.policy.orders import Rules
+from outlast.policy.orders import MembershipRules
 
 
 class Gathering:
@@ -20,7 +20,7 @@ class Gathering:
         self,
         count: int,
         now_s: float,
-        rules: Rules,
+        rules: MembershipRules,
         *,
         at_once: bool,
         warming: bool,

@@ -43,7 +43,7 @@ BACKSTOP: Final = 1.5  # torch's own time-outs come after ours
 BACKSTOP_S: Final = 60.0
 
 
-class Kind(enum.StrEnum):
+class Activity(enum.StrEnum):
     """What a worker does, as far as limits differ."""
 
     STEP = "step"
@@ -53,7 +53,7 @@ class Kind(enum.StrEnum):
     OUTSIDE = "outside"
 
 
-class Set(msgspec.Struct, frozen=True, kw_only=True):
+class HangSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner has set.
 
     Attributes:
@@ -67,13 +67,13 @@ class Set(msgspec.Struct, frozen=True, kw_only=True):
     ceiling_s: float = 600.0
 
 
-class _Known(msgspec.Struct):
+class _Gaps(msgspec.Struct):
     longest_s: float = 0.0
     seen: float = 0.0
     least_s: float = 0.0  # after a false alarm
 
 
-class Limits:
+class HangLimits:
     """What was learned of one job, on one machine.
 
     Args:
@@ -81,12 +81,14 @@ class Limits:
         state: what ``state`` of an earlier one has returned.
     """
 
-    def __init__(self, chosen: Set, state: Mapping[str, list[float]] | None = None) -> None:
+    def __init__(
+        self, chosen: HangSettings, state: Mapping[str, list[float]] | None = None
+    ) -> None:
         self._set = chosen
-        self._known = {kind: _Known() for kind in Kind}
+        self._known = {kind: _Gaps() for kind in Activity}
         for name, numbers in (state or {}).items():
             if name in self._known and len(numbers) == 3:
-                self._known[Kind(name)] = _Known(*numbers)
+                self._known[Activity(name)] = _Gaps(*numbers)
 
     def state(self) -> dict[str, list[float]]:
         """All of it, as numbers."""
@@ -95,7 +97,7 @@ class Limits:
             for kind, known in self._known.items()
         }
 
-    def saw(self, kind: Kind, gap_s: float) -> None:
+    def saw(self, kind: Activity, gap_s: float) -> None:
         """A worker showed progress after ``gap_s`` seconds without."""
         known = self._known[kind]
         known.seen += 1
@@ -104,7 +106,7 @@ class Limits:
         else:
             known.longest_s -= (known.longest_s - gap_s) * (1 - 0.5 ** (1 / HALF_AFTER))
 
-    def too_soon(self, kind: Kind, given_s: float, *, again: bool = False) -> None:
+    def too_soon(self, kind: Activity, given_s: float, *, again: bool = False) -> None:
         """A worker was called hung after ``given_s`` seconds, and there is no proof of it.
 
         Args:
@@ -116,18 +118,18 @@ class Limits:
         least_s = max(2 * given_s, self._set.ceiling_s if again else 0.0)
         known.least_s = max(known.least_s, least_s)
 
-    def longest_s(self, kind: Kind) -> float:
+    def longest_s(self, kind: Activity) -> float:
         """The longest gap that is remembered; 0 before the first."""
         return self._known[kind].longest_s
 
-    def limit_s(self, kind: Kind) -> float:
+    def limit_s(self, kind: Activity) -> float:
         """Seconds without progress that a worker is given."""
         known, chosen = self._known[kind], self._set
-        if kind in (Kind.START, Kind.OUTSIDE):
+        if kind in (Activity.START, Activity.OUTSIDE):
             limit_s = max(chosen.ceiling_s, 2 * known.longest_s)
         elif chosen.fixed_s is not None:
             limit_s = chosen.fixed_s
-        elif kind is Kind.STEP:
+        elif kind is Activity.STEP:
             limit_s = 2 * known.longest_s + SLACK_S
             if known.seen < KNOWN_AFTER:
                 limit_s = max(limit_s, chosen.ceiling_s)
@@ -138,6 +140,6 @@ class Limits:
         return max(limit_s, known.least_s, chosen.floor_s)
 
 
-def collective_timeout_s(limits: Limits) -> float:
+def collective_timeout_s(limits: HangLimits) -> float:
     """What torch's own time-out of a collective is set to: behind every limit of ours."""
-    return BACKSTOP * max(limits.limit_s(kind) for kind in Kind) + BACKSTOP_S
+    return BACKSTOP * max(limits.limit_s(kind) for kind in Activity) + BACKSTOP_S

@@ -42,11 +42,30 @@ import msgspec
 from outlast.policy.exclusion import Exclusion, Exclusions
 from outlast.policy.gathering import Gathering
 from outlast.policy.intake import Intake
-from outlast.policy.orders import End, Excludes, Form, Leaves, Order, Phase, Rules, Stop
+from outlast.policy.orders import (
+    EndJob,
+    Excludes,
+    Form,
+    Leaves,
+    MembershipRules,
+    Order,
+    RosterPhase,
+    StopWorkers,
+)
 from outlast.policy.presence import Presence
 from outlast.policy.seats import NAMES_MAX, Seat, names
 
-__all__ = ["End", "Excludes", "Form", "Leaves", "Order", "Phase", "Roster", "Rules", "Stop"]
+__all__ = [
+    "EndJob",
+    "Excludes",
+    "Form",
+    "Leaves",
+    "MembershipRules",
+    "Order",
+    "Roster",
+    "RosterPhase",
+    "StopWorkers",
+]
 
 REASONS_MAX: Final = 3
 
@@ -55,7 +74,7 @@ class Roster(Presence):
     """The coordinator's mind.
 
     Args:
-        rules: see :class:`Rules`.
+        rules: see :class:`MembershipRules`.
         now_s: any clock's seconds; the same clock for all calls.
         first: the coordinator's own machine, which gets rank 0.
         attempt: the largest number of an attempt that is known.
@@ -75,7 +94,7 @@ class Roster(Presence):
 
     def __init__(
         self,
-        rules: Rules,
+        rules: MembershipRules,
         now_s: float,
         *,
         first: str,
@@ -91,7 +110,7 @@ class Roster(Presence):
         self.fixed = 0
         self.attempt = attempt
         self.number = attempt if self.members else 0
-        self.phase = Phase.STOPPING if self.members else Phase.GATHERING
+        self.phase = RosterPhase.STOPPING if self.members else RosterPhase.GATHERING
         self.waits_for = ""
         self._held = held
         self._since_s = self._lost_s = self._arrival_s = self._formed_s = now_s
@@ -126,7 +145,7 @@ class Roster(Presence):
             self._silent.discard(node)
             self._left.discard(node)
             self._late[node] = None
-            if self.phase is Phase.RUNNING:
+            if self.phase is RosterPhase.RUNNING:
                 # Whoever loses its coordinator ends its workers.
                 self._trouble.append(f"{seat.host} had lost its connection")
                 self._is_hard = True
@@ -151,13 +170,13 @@ class Roster(Presence):
         if node not in self._leaving:
             self._ready.add(node)
         self._late.pop(node, None)
-        if self.phase is Phase.RUNNING and node in self._places:
+        if self.phase is RosterPhase.RUNNING and node in self._places:
             self._trouble.append(f"the workers of {seat.host} ended")
         return self._decide(now_s)
 
     def ended(self, node: str, now_s: float, *, attempt: int) -> list[Order]:
         """A machine's workers have ended, and it will be ready in a while."""
-        is_news = self.phase is Phase.RUNNING and attempt >= self.number
+        is_news = self.phase is RosterPhase.RUNNING and attempt >= self.number
         if is_news and node in self._places:
             self._trouble.append(f"the workers of {self._host(node)} ended")
         return self._decide(now_s)
@@ -185,7 +204,9 @@ class Roster(Presence):
         if node not in self._seats:
             return []
         host = self._host(node)
-        had_workers = node in self._late or (self.phase is Phase.RUNNING and node in self._places)
+        had_workers = node in self._late or (
+            self.phase is RosterPhase.RUNNING and node in self._places
+        )
         is_leaving = node in self._leaving
         self._unseat(node)
         self._reach.forget(node)
@@ -226,7 +247,7 @@ class Roster(Presence):
         """A machine that has had notice takes part once more: its workers have yet to hand over."""
         if node in self._leaving:
             self._leaving.discard(node)
-            if self.phase is Phase.STOPPING and node in self._places:
+            if self.phase is RosterPhase.STOPPING and node in self._places:
                 self._late[node] = None
         return self._decide(now_s)
 
@@ -263,7 +284,7 @@ class Roster(Presence):
         self._ready.discard(node)
         self._late.pop(node, None)
         self._spoil(node)
-        has_workers = self.phase is Phase.RUNNING and node in self._places
+        has_workers = self.phase is RosterPhase.RUNNING and node in self._places
         if has_workers and heard_s < self._formed_s + self.rules.begin_s:
             # Its workers may never have been started: the others would wait for them.
             self._trouble.append(f"the agent of {self._host(node)} does not move")
@@ -291,7 +312,7 @@ class Roster(Presence):
         theirs = [n for n, seat in self._seats.items() if seat.host == out.host] if goes else []
         for node in theirs:
             self._spoil(node)
-        if self.phase is Phase.RUNNING and any(node in self._places for node in theirs):
+        if self.phase is RosterPhase.RUNNING and any(node in self._places for node in theirs):
             reason = f"{out.host} is left out: {out.reason}"
             limit_s = self.rules.gentle_s if gentle else self.rules.stop_s
             return orders + self._stop(reason, now_s, limit_s, gentle=gentle)
@@ -304,7 +325,7 @@ class Roster(Presence):
 
     def fill(self, node: str, now_s: float) -> list[Order]:
         """A member could have more workers than it has in the attempt that runs."""
-        if self.phase is not Phase.RUNNING or node not in self._places or self._trouble:
+        if self.phase is not RosterPhase.RUNNING or node not in self._places or self._trouble:
             return self._decide(now_s)
         reason = f"all workers of {self._host(node)} are back"
         return self._stop(reason, now_s, self.rules.gentle_s, gentle=True)
@@ -325,9 +346,9 @@ class Roster(Presence):
 
     def claimed(self, order: Form, now_s: float) -> bool:
         """The order's number is ours, or was not needed: whether the attempt starts now."""
-        if self.phase is not Phase.FORMING or order is not self._forming:
+        if self.phase is not RosterPhase.FORMING or order is not self._forming:
             return False
-        self.phase, self._forming = Phase.RUNNING, None
+        self.phase, self._forming = RosterPhase.RUNNING, None
         self.number = order.attempt
         self.members = order.members
         self._places = {node: place for place, node in enumerate(order.members)}
@@ -339,17 +360,17 @@ class Roster(Presence):
         for node in order.members:
             self._seats[node].ready_s = None
         self._ready.difference_update(order.members)
-        was_pause = self._phase_before is Phase.STOPPING
+        was_pause = self._phase_before is RosterPhase.STOPPING
         paused_s = now_s - self._since_s if was_pause else None
         self._intake.formed(len(order.members), now_s, paused_s=paused_s)
         return True
 
     def end(self, exit_code: int, reason: str) -> list[Order]:
         """The job is over, whatever the machines do."""
-        if self.phase is Phase.ENDED:
+        if self.phase is RosterPhase.ENDED:
             return []
-        self.phase = Phase.ENDED
-        return [End(exit_code=exit_code, reason=reason)]
+        self.phase = RosterPhase.ENDED
+        return [EndJob(exit_code=exit_code, reason=reason)]
 
     def tick(self, now_s: float) -> list[Order]:
         """Time has gone by."""
@@ -358,7 +379,7 @@ class Roster(Presence):
     @property
     def lacks_majority(self) -> bool:
         """Whether nothing runs or forms, and what formed here would need a claim."""
-        waits = self.phase in (Phase.STOPPING, Phase.GATHERING)
+        waits = self.phase in (RosterPhase.STOPPING, RosterPhase.GATHERING)
         return waits and bool(self.members) and not self._has_majority(self._left)
 
     # --- who is where --------------------------------------------------------------------------
@@ -382,16 +403,16 @@ class Roster(Presence):
     # --- decisions -----------------------------------------------------------------------------
 
     def _decide(self, now_s: float) -> list[Order]:
-        if self.phase is Phase.RUNNING:
+        if self.phase is RosterPhase.RUNNING:
             return self._while_running(now_s)
-        if self.phase in (Phase.FORMING, Phase.ENDED):
+        if self.phase in (RosterPhase.FORMING, RosterPhase.ENDED):
             return []
         orders: list[Order] = []
         if self._gentle:
             orders += self._while_gentle(now_s)
         order = self._formation(now_s)
         if order is not None:
-            self._phase_before, self.phase = self.phase, Phase.FORMING
+            self._phase_before, self.phase = self.phase, RosterPhase.FORMING
             self._forming = order
             self.attempt = order.attempt
             self._held = None
@@ -424,7 +445,7 @@ class Roster(Presence):
     def _stop(
         self, reason: str, now_s: float, limit_s: float, *, gentle: bool = False
     ) -> list[Order]:
-        self.phase = Phase.STOPPING
+        self.phase = RosterPhase.STOPPING
         self._since_s = now_s
         self._until_s = now_s + limit_s
         self._late = {
@@ -435,7 +456,7 @@ class Roster(Presence):
         }
         self._calm()
         self._gentle = gentle
-        orders: list[Order] = [Stop(reason=reason, gentle=gentle)]
+        orders: list[Order] = [StopWorkers(reason=reason, gentle=gentle)]
         return orders + self._decide(now_s)
 
     def _while_gentle(self, now_s: float) -> list[Order]:
@@ -449,7 +470,7 @@ class Roster(Presence):
         reason = "; ".join(self._trouble[:REASONS_MAX]) or "workers did not stop by themselves"
         self._until_s = now_s + rules.stop_s
         self._calm()
-        return [Stop(reason=reason)]
+        return [StopWorkers(reason=reason)]
 
     def _calm(self) -> None:
         self._trouble, self._is_hard, self._gentle = [], False, False
@@ -503,7 +524,7 @@ class Roster(Presence):
             count,
             now_s,
             self.rules,
-            at_once=self.phase is Phase.STOPPING,
+            at_once=self.phase is RosterPhase.STOPPING,
             warming=bool(self._warming),
             arrival_s=self._arrival_s,
             fixed=self.fixed,
@@ -511,7 +532,7 @@ class Roster(Presence):
         self.waits_for = gathering.waits_for or self.waits_for
         if count < self.rules.min_nodes:
             # As good as nothing runs: those who come later are waited for as at the start.
-            self.phase = Phase.GATHERING
+            self.phase = RosterPhase.GATHERING
         return begins
 
     def _takes_in(self, now_s: float) -> bool:

@@ -10,7 +10,7 @@ from outlast.policy.exclusion import Exclusion
 from outlast.policy.succession import ASKS_PER_S
 
 
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
+class MembershipRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner wants, and how long things are waited for; times in seconds.
 
     Attributes:
@@ -52,7 +52,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.gather_max_s, 2 * self.max_nodes / ASKS_PER_S)
 
 
-class Phase(enum.Enum):
+class RosterPhase(enum.Enum):
     """Where the job is."""
 
     GATHERING = "gathering"
@@ -62,7 +62,7 @@ class Phase(enum.Enum):
     ENDED = "ended"
 
 
-class Stop(msgspec.Struct, frozen=True, kw_only=True):
+class StopWorkers(msgspec.Struct, frozen=True, kw_only=True):
     """To all members: end your workers (``gentle``: at a step's end) and get ready."""
 
     reason: str
@@ -91,11 +91,11 @@ class Excludes(msgspec.Struct, frozen=True, kw_only=True):
     goes: bool
 
 
-class End(msgspec.Struct, frozen=True, kw_only=True):
+class EndJob(msgspec.Struct, frozen=True, kw_only=True):
     """To all: the job is over."""
 
     exit_code: int
     reason: str
 
 
-Order = Stop | Form | Leaves | Excludes | End
+Order = StopWorkers | Form | Leaves | Excludes | EndJob

@@ -25,7 +25,7 @@ from outlast.values import LABELS
 REPLICAS_MAX: Final = 2
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class PlacedMachine(msgspec.Struct, frozen=True, kw_only=True):
     """One machine.
 
     Attributes:
@@ -48,7 +48,7 @@ def num_replicas(setting: int | None, num_machines: int) -> int:
     return max(min(wanted, num_machines - 1), 0)
 
 
-def holders(machines: Sequence[Machine], replicas: int) -> dict[str, tuple[str, ...]]:
+def holders(machines: Sequence[PlacedMachine], replicas: int) -> dict[str, tuple[str, ...]]:
     """Whose memory holds the copies of each machine's snapshot, by node.
 
     Args:
@@ -67,5 +67,5 @@ def holders(machines: Sequence[Machine], replicas: int) -> dict[str, tuple[str, 
     }
 
 
-def _place(machine: Machine) -> tuple[str, ...]:
+def _place(machine: PlacedMachine) -> tuple[str, ...]:
     return (*(machine.labels.get(label, "") for label in LABELS), machine.node)

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from outlast.policy.hang import Kind
+from outlast.policy.hang import Activity
 
 _PULSE_LOST_S: Final = 1.0
 _LIBRARY: Final = re.compile(
@@ -39,7 +39,7 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     line: int
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class RankLook(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of one rank.
 
     Attributes:
@@ -68,7 +68,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int
     node: str
-    kind: Kind
+    kind: Activity
     is_session: bool = False
     step: int | None = None
     age_s: float = 0.0
@@ -89,7 +89,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     recorded: tuple[str, ...] = ()
 
 
-def waits(one: Seen) -> bool:
+def waits(one: RankLook) -> bool:
     """Whether it waits for others, and has nothing to do itself."""
     if not one.frames:
         return False
@@ -103,12 +103,12 @@ def waits(one: Seen) -> bool:
     return any(_WAITS_IN.search(frame.file) for frame in top)
 
 
-def is_debugged(one: Seen) -> bool:
+def is_debugged(one: RankLook) -> bool:
     """Whether a person has it in a debugger."""
     return bool(_debugger_of(one))
 
 
-def held_by(one: Seen) -> str:
+def held_by(one: RankLook) -> str:
     """What a person is told who should know that a debugger, or a tracer, is why; or ""."""
     debugger, rank = _debugger_of(one), f"rank {one.rank}"
     if debugger:
@@ -127,31 +127,31 @@ def held_by(one: Seen) -> str:
     return ""
 
 
-def _debugger_of(one: Seen) -> str:
+def _debugger_of(one: RankLook) -> str:
     if one.state == "t":
         return one.tracer or "a debugger"
     found = (_DEBUGGED.search(frame.file) for frame in one.frames)
     return next((match[1] or match[2] for match in found if match), "")
 
 
-def has_lost_its_pulse(one: Seen) -> bool:
+def has_lost_its_pulse(one: RankLook) -> bool:
     """Whether one thread keeps the interpreter for itself."""
     lost = one.pulse_age_s is not None and one.pulse_age_s > _PULSE_LOST_S
     return lost and one.holds_gil is not False
 
 
-def step_of(one: Seen) -> int | None:
+def step_of(one: RankLook) -> int | None:
     """The step that it is in, where it says so."""
     return None if one.step is None or not one.is_session else one.step + 1
 
 
-def in_step(one: Seen) -> str:
+def in_step(one: RankLook) -> str:
     """The same, in words that go on."""
     number = step_of(one)
     return "" if number is None else f" in step {number}"
 
 
-def where_of(one: Seen) -> str:
+def where_of(one: RankLook) -> str:
     """What a rank waits in: "step 812's gradient sum"."""
     what = "a collective"
     if any(frame.function in ("backward", "_engine_run_backward") for frame in one.frames):
@@ -168,7 +168,7 @@ def where_of(one: Seen) -> str:
     return f"step {number}'s {what.removeprefix('a ')}"
 
 
-def does(one: Seen) -> str:
+def does(one: RankLook) -> str:
     """What it is doing, and where."""
     at = place_of(one)
     place = f" in {at}" if at else ""
@@ -195,7 +195,7 @@ def does(one: Seen) -> str:
     return f"{doing or 'it is'}{place}{traced}"
 
 
-def place_of(one: Seen) -> str:
+def place_of(one: RankLook) -> str:
     """The innermost place that is the script's own."""
     own = next((frame for frame in one.frames if not _LIBRARY.search(frame.file)), None)
     frame = own or (one.frames[0] if one.frames else None)
@@ -205,7 +205,7 @@ def place_of(one: Seen) -> str:
     return f"{name} at {frame.file.rpartition('/')[2]}:{frame.line}"
 
 
-def stack_of(one: Seen) -> str:
+def stack_of(one: RankLook) -> str:
     """The script's functions that it is in, without lines: a loop is at another one each time."""
     if one.state in ("", "Z", "T", "D") or one.call in ("read", "write", "open") or one.tracer:
         return ""

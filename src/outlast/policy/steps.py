@@ -13,7 +13,7 @@ from typing import Final
 KEPT: Final = 1000  # steps back
 
 
-class Steps:
+class StepTimes:
     """What was seen; times in seconds of any one clock."""
 
     def __init__(self) -> None:

@@ -79,7 +79,7 @@ class Seeking:
         return wait_s * (0.5 + chance)
 
 
-class Sign:
+class CounterWatch:
     """Whether somebody's counter on storage stands still, for one that looks now and then."""
 
     def __init__(self) -> None:

@@ -127,7 +127,7 @@ class Beyond(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, read={**self.read, **more})
 
 
-class Stop(msgspec.Struct, frozen=True, kw_only=True):
+class TierStop(msgspec.Struct, frozen=True, kw_only=True):
     """A tier, as its cadence sees it.
 
     Attributes:
@@ -183,7 +183,7 @@ class TierCadence:
 
     def __init__(
         self,
-        stops: Sequence[Stop],
+        stops: Sequence[TierStop],
         start_s: float,
         known: Beyond | None = None,
         hazard: Hazard | None = None,
@@ -328,7 +328,7 @@ class TierCadence:
                 self._consider(stop, survived, num_open)
             survived = max(survived, stop.survives)
 
-    def _consider(self, stop: Stop, survived: Scope, num_open: int) -> None:
+    def _consider(self, stop: TierStop, survived: Scope, num_open: int) -> None:
         """How long one tier waits, and whether that is worth a word.
 
         Args:

@@ -46,7 +46,7 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
     t: float = 0.0
 
 
-class Here(msgspec.Struct, frozen=True, kw_only=True):
+class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     """Where an agent is, and what is known of all machines.
 
     Attributes:
@@ -60,7 +60,7 @@ class Here(msgspec.Struct, frozen=True, kw_only=True):
     seen: tuple[Sighting, ...] = ()
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Recurrence(msgspec.Struct, frozen=True, kw_only=True):
     """The same failure in attempts that follow each other, the last one included.
 
     Attributes:
@@ -79,7 +79,7 @@ def cause_of(kind: str, words: str) -> str:
     return f"{kind} {zlib.crc32(_VARYING.sub('#', words).encode(errors='replace')):08x}"
 
 
-def row_of(sighting: Sighting, seen: Iterable[Sighting], since: int) -> Row:
+def recurrence_of(sighting: Sighting, seen: Iterable[Sighting], since: int) -> Recurrence:
     """How often, and where, the same was seen in a row up to now.
 
     Args:
@@ -93,7 +93,7 @@ def row_of(sighting: Sighting, seen: Iterable[Sighting], since: int) -> Row:
         if found[-1].attempt - one.attempt > GAP_MAX:
             break
         found.append(one)
-    return Row(
+    return Recurrence(
         attempts=len({one.attempt for one in found}),
         hosts=frozenset(host for one in found for host in one.hosts),
         same_step=len({one.attempt for one in found if one.step == sighting.step}),

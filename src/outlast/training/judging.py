@@ -48,7 +48,7 @@ from outlast.keeper import wire
 from outlast.ledger.file import Ledger
 from outlast.ledger.past import Past
 from outlast.ledger.reserve import make_room
-from outlast.policy.anomaly import WATCHED, Decision, Judge, Rules, Sign, decide
+from outlast.policy.anomaly import WATCHED, Decision, LossJudge, LossRules, Sign, decide
 from outlast.policy.rollbacks import Batches, Rollback
 from outlast.training.bench import Bench, word_of
 
@@ -155,7 +155,7 @@ class Judging:
         if self._link.rank == 0:
             self._commits.add(step)
             self._bench = Bench(
-                Judge(self._rules, step, self._windows), step, self._link.world_size
+                LossJudge(self._rules, step, self._windows), step, self._link.world_size
             )
             for committed in self._commits - {0}:
                 self._bench.judge.committed(committed)
@@ -427,9 +427,9 @@ class _Value:
         return self._number if self._host is None else float(self._host)
 
 
-def rules_of(settings: Settings) -> Rules:
+def rules_of(settings: Settings) -> LossRules:
     """What the owner has set about losses."""
-    return Rules(
+    return LossRules(
         action=settings.health_anomaly,
         window=settings.health_window,
         factor=settings.health_factor,

@@ -6,7 +6,7 @@ from hypothesis import given
 from rosters import all_ready, formed, formed_any, roster_of, stops
 
 from outlast.policy.exclusion import FIRST_S, Exclusion, Exclusions, lasts_s
-from outlast.policy.membership import Excludes, Phase
+from outlast.policy.membership import Excludes, RosterPhase
 
 
 def out(host="b", *, for_s=600.0, spare_only=False):
@@ -136,7 +136,7 @@ def test_the_coordinators_own_machine_can_be_left_out():
     form = formed(all_ready(roster, "abc", 110.1))
     assert form.members == ("b", "c")
     assert roster.claimed(form, 110.2)
-    assert roster.phase is Phase.RUNNING
+    assert roster.phase is RosterPhase.RUNNING
 
 
 def test_said_twice_it_stops_the_others_once():

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from outlast.policy.fitness import Finding, failures, gigabytes
+from outlast.policy.fitness import CheckResult, failures, gigabytes
 from outlast.policy.fitness.finding import seconds
 from outlast.policy.fitness.machine import (
     GpuFacts,
@@ -220,8 +220,8 @@ def test_speeds_that_could_not_be_measured_fail():
 
 def test_whatever_asks_for_something_says_what():
     findings = [
-        Finding(name="a", status="ok", seen=""),
-        Finding(name="b", status="failed", seen="", todo="mend"),
+        CheckResult(name="a", status="ok", seen=""),
+        CheckResult(name="b", status="failed", seen="", todo="mend"),
     ]
     assert [one.name for one in failures(findings)] == ["b"]
 

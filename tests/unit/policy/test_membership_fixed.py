@@ -3,7 +3,7 @@
 import pytest
 from rosters import all_ready, formed, formed_any, roster_of, stops
 
-from outlast.policy.membership import Form, Phase, Roster, Rules
+from outlast.policy.membership import Form, MembershipRules, Roster, RosterPhase
 
 
 def test_a_lost_machine_is_waited_for_where_the_data_are_tied():
@@ -50,14 +50,19 @@ def test_whoever_leaves_a_job_that_is_tied_ends_it_unless_somebody_waits():
 
 def test_a_new_coordinator_that_was_told_waits_as_well():
     roster = Roster(
-        Rules(min_nodes=1, max_nodes=4), 0.0, first="b", attempt=5, members="abc", awaited="bc"
+        MembershipRules(min_nodes=1, max_nodes=4),
+        0.0,
+        first="b",
+        attempt=5,
+        members="abc",
+        awaited="bc",
     )
     roster.fix(3)
     roster.joined("b", 0.0, attempt=5)
     roster.joined("c", 0.0, attempt=5)
     all_ready(roster, "bc", 0.1)
     assert not formed_any(roster.tick(100.0))
-    assert roster.phase is Phase.GATHERING
+    assert roster.phase is RosterPhase.GATHERING
     roster.joined("d", 101.0)
     assert isinstance(formed(roster.ready("d", 101.0)), Form)
 

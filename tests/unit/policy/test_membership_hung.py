@@ -3,7 +3,7 @@
 import pytest
 from rosters import all_ready, formed, formed_any, roster_of, stops
 
-from outlast.policy.membership import End, Phase, Roster, Rules, Stop
+from outlast.policy.membership import EndJob, MembershipRules, Roster, RosterPhase, StopWorkers
 
 HEARD_S = 150.0  # long after the attempt has begun
 
@@ -13,7 +13,7 @@ def test_a_running_attempt_goes_on_with_an_agent_that_hangs():
     assert roster.hung("c", 180.0, heard_s=HEARD_S) == []
     assert roster.tick(10_000.0) == []
     assert roster.moves("c", 10_001.0) == []
-    assert roster.phase is Phase.RUNNING
+    assert roster.phase is RosterPhase.RUNNING
 
 
 def test_the_next_attempt_does_not_wait_for_it():
@@ -44,7 +44,7 @@ def test_it_gives_nobody_a_majority():
 
 @pytest.mark.parametrize("how", ["waits", "was about to take part"])
 def test_it_takes_part_in_nothing_new_until_it_moves(how):
-    roster = Roster(Rules(min_nodes=2, max_nodes=3), 0.0, first="a")
+    roster = Roster(MembershipRules(min_nodes=2, max_nodes=3), 0.0, first="a")
     for name in "abc":
         roster.joined(name, 0.0)
     if how == "waits":
@@ -59,13 +59,13 @@ def test_it_takes_part_in_nothing_new_until_it_moves(how):
     assert form.members == ("a", "b")
     assert roster.claimed(form, 10.1)
     orders = [*roster.moves("c", 20.0), *roster.tick(40.0)]
-    assert stops(orders) == [Stop(reason="new machines are taken in", gentle=True)]
+    assert stops(orders) == [StopWorkers(reason="new machines are taken in", gentle=True)]
 
 
 def test_one_that_may_never_have_started_its_workers_ends_the_attempt():
     roster = roster_of("abc")
     (stop,) = stops(roster.hung("c", 131.0, heard_s=101.0))
-    assert stop == Stop(reason="the agent of c does not move")
+    assert stop == StopWorkers(reason="the agent of c does not move")
     assert formed(all_ready(roster, "ab", 131.1)).members == ("a", "b")
 
 
@@ -73,7 +73,7 @@ def test_the_job_ends_when_all_others_have_finished():
     roster = roster_of("abc")
     roster.hung("c", 180.0, heard_s=HEARD_S)
     assert roster.done("a", 190.0) == []
-    assert roster.done("b", 190.0) == [End(exit_code=0, reason="")]
+    assert roster.done("b", 190.0) == [EndJob(exit_code=0, reason="")]
 
 
 def test_one_that_moves_again_has_ended_its_workers_and_comes_back():
@@ -83,7 +83,9 @@ def test_one_that_moves_again_has_ended_its_workers_and_comes_back():
     roster.claimed(formed(roster.ready("a", 190.1)), 190.2)
     assert roster.moves("c", 300.0) == []
     roster.ready("c", 300.1, attempt=1)
-    assert stops(roster.tick(320.0)) == [Stop(reason="new machines are taken in", gentle=True)]
+    assert stops(roster.tick(320.0)) == [
+        StopWorkers(reason="new machines are taken in", gentle=True)
+    ]
 
 
 def test_one_that_hung_and_is_lost_is_lost():

@@ -3,13 +3,21 @@
 import pytest
 from rosters import all_ready, formed, formed_any, roster_of, stops
 
-from outlast.policy.membership import End, Form, Leaves, Phase, Roster, Rules, Stop
+from outlast.policy.membership import (
+    EndJob,
+    Form,
+    Leaves,
+    MembershipRules,
+    Roster,
+    RosterPhase,
+    StopWorkers,
+)
 
 
 def test_a_lost_machine_is_acted_upon_at_once():
     roster = roster_of("abc")
     (stop,) = roster.lost("b", 110.0, "was lost", certain=False)
-    assert stop == Stop(reason="b was lost")
+    assert stop == StopWorkers(reason="b was lost")
     form = formed(all_ready(roster, "ac", 110.1))
     assert form == Form(attempt=2, members=("a", "c"), required=False)
 
@@ -44,7 +52,7 @@ def test_one_that_is_silent_has_no_majority_where_another_has_ended(order):
 
 def test_an_heir_does_not_wait_for_members_that_have_ended():
     heir = Roster(
-        Rules(min_nodes=1, max_nodes=3),
+        MembershipRules(min_nodes=1, max_nodes=3),
         100.0,
         first="b",
         attempt=1,
@@ -60,7 +68,7 @@ def test_an_heir_does_not_wait_for_members_that_have_ended():
 def test_what_is_heard_of_the_end_of_one_that_is_here_is_not_believed():
     roster = roster_of("abc")
     assert not roster.has_ended("b", 110.0)
-    assert roster.phase is Phase.RUNNING
+    assert roster.phase is RosterPhase.RUNNING
 
 
 def test_most_of_those_who_have_not_left_may_go_on_elsewhere():
@@ -95,7 +103,7 @@ def test_whoever_said_that_it_leaves_does_not_count():
 
 @pytest.mark.parametrize("what", ["lost", "leaving", "joined", "apart"])
 def test_a_newcomer_that_goes_before_the_attempt_starts_makes_it_void(what):
-    roster = Roster(Rules(min_nodes=2, max_nodes=3), 0.0, first="a")
+    roster = Roster(MembershipRules(min_nodes=2, max_nodes=3), 0.0, first="a")
     for name in "abc":
         roster.joined(name, 0.0)
     form = formed(all_ready(roster, "abc", 0.0))
@@ -106,7 +114,7 @@ def test_a_newcomer_that_goes_before_the_attempt_starts_makes_it_void(what):
         "apart": lambda: roster.apart("b", "c", 0.1),
     }[what]()
     assert not roster.claimed(form, 0.2)
-    assert roster.phase is not Phase.RUNNING
+    assert roster.phase is not RosterPhase.RUNNING
     orders += roster.tick(20.0)
     assert formed(orders).members == ("a", "b")
     assert formed(orders).attempt == form.attempt + 1
@@ -117,14 +125,14 @@ def test_a_crashed_machine_is_not_one_that_has_finished():
     assert roster.done("a", 110.0) == []
     orders = roster.lost("b", 110.1, "was lost", certain=True)
     assert stops(orders)
-    assert not any(isinstance(order, End) for order in orders)
+    assert not any(isinstance(order, EndJob) for order in orders)
 
 
 def test_the_job_ends_when_all_have_finished_even_if_some_are_gone_by_then():
     roster = roster_of("ab")
     roster.done("b", 110.0)
     assert not stops(roster.lost("b", 110.1, "has ended", certain=True))
-    assert roster.done("a", 110.2) == [End(exit_code=0, reason="")]
+    assert roster.done("a", 110.2) == [EndJob(exit_code=0, reason="")]
 
 
 def test_a_word_that_was_on_its_way_when_the_attempt_began_stops_nothing():
@@ -140,7 +148,7 @@ def test_an_old_word_does_not_make_a_machine_ready_whose_workers_run():
     roster = roster_of("abc")
     roster.ready("a", 110.0, attempt=1)
     roster.ready("b", 110.0, attempt=0)
-    assert roster.phase is Phase.STOPPING
+    assert roster.phase is RosterPhase.STOPPING
     assert not roster.ready("c", 110.1, attempt=1)
     assert formed(roster.ready("b", 110.2, attempt=1)).members == ("a", "b", "c")
 
@@ -154,9 +162,13 @@ def test_workers_that_stop_gently_are_ended_when_one_is_lost():
     roster = roster_of("abc")
     roster.joined("d", 110.0)
     roster.ready("d", 110.0)
-    assert stops(roster.tick(200.0)) == [Stop(reason="new machines are taken in", gentle=True)]
+    assert stops(roster.tick(200.0)) == [
+        StopWorkers(reason="new machines are taken in", gentle=True)
+    ]
     roster.ready("a", 200.1)
-    assert stops(roster.lost("b", 200.2, "was lost", certain=False)) == [Stop(reason="b was lost")]
+    assert stops(roster.lost("b", 200.2, "was lost", certain=False)) == [
+        StopWorkers(reason="b was lost")
+    ]
     form = formed(roster.tick(205.3))
     assert form.members == ("a", "d")  # c did not end its workers in time
 
@@ -227,7 +239,12 @@ def test_a_crash_while_another_leaves_is_no_gentle_matter():
 
 def test_those_who_never_came_to_a_new_coordinator_are_waited_for_once():
     roster = Roster(
-        Rules(min_nodes=1, max_nodes=4), 0.0, first="b", attempt=5, members="abc", awaited="bc"
+        MembershipRules(min_nodes=1, max_nodes=4),
+        0.0,
+        first="b",
+        attempt=5,
+        members="abc",
+        awaited="bc",
     )
     roster.joined("b", 0.0, attempt=5)
     assert roster.ready("b", 0.0, attempt=5) == []
@@ -256,7 +273,7 @@ def test_pairs_that_are_cut_lose_one_machine_and_get_it_back():
 
 
 def test_machines_that_come_all_the_time_do_not_keep_the_others_from_beginning():
-    roster = Roster(Rules(min_nodes=1, max_nodes=8), 0.0, first="a")
+    roster = Roster(MembershipRules(min_nodes=1, max_nodes=8), 0.0, first="a")
     roster.joined("a", 0.0)
     orders = roster.ready("a", 0.0)
     for second in range(1, 40):
@@ -270,7 +287,7 @@ def test_machines_that_come_all_the_time_do_not_keep_the_others_from_beginning()
 
 def test_the_coordinators_machine_is_first_and_others_keep_their_order():
     roster = Roster(
-        Rules(min_nodes=1, max_nodes=3),
+        MembershipRules(min_nodes=1, max_nodes=3),
         0.0,
         first="c",
         attempt=5,
@@ -293,7 +310,7 @@ def test_a_leaving_coordinator_forms_nothing():
 
 def test_words_name_a_few_of_many():
     names = [f"n{number}" for number in range(50)]
-    roster = Roster(Rules(min_nodes=1, max_nodes=50), 0.0, first="n0")
+    roster = Roster(MembershipRules(min_nodes=1, max_nodes=50), 0.0, first="n0")
     for name in names:
         roster.joined(name, 0.0)
     roster.claimed(formed(all_ready(roster, names, 0.0)), 0.0)
@@ -302,7 +319,7 @@ def test_words_name_a_few_of_many():
 
 
 def test_numbers_that_others_have_heard_of_are_not_used_again():
-    roster = Roster(Rules(min_nodes=2, max_nodes=2), 0.0, first="a", held=3)
+    roster = Roster(MembershipRules(min_nodes=2, max_nodes=2), 0.0, first="a", held=3)
     roster.joined("a", 0.0)
     roster.joined("b", 0.0, attempt=9)
     assert formed(all_ready(roster, "ab", 0.1)).attempt == 10
@@ -317,7 +334,9 @@ def test_machines_that_were_waited_for_do_not_make_newcomers_expensive():
     assert roster.claimed(form, 7300.1)
     roster.joined("j", 7400.0)
     roster.ready("j", 7400.0)
-    assert stops(roster.tick(7402.0)) == [Stop(reason="new machines are taken in", gentle=True)]
+    assert stops(roster.tick(7402.0)) == [
+        StopWorkers(reason="new machines are taken in", gentle=True)
+    ]
 
 
 def test_a_machine_whose_places_can_be_taken_again_has_all_stop_gently():

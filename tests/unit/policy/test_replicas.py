@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.policy.replicas import Machine, holders, num_replicas
+from outlast.policy.replicas import PlacedMachine, holders, num_replicas
 
 LABELS = st.fixed_dictionaries(
     {}, optional={name: st.sampled_from("abc") for name in ("zone", "rack", "pool")}
 )
 MACHINES = st.lists(LABELS, min_size=1, max_size=14).map(
-    lambda labels: [Machine(node=f"n{n}", labels=one) for n, one in enumerate(labels)]
+    lambda labels: [PlacedMachine(node=f"n{n}", labels=one) for n, one in enumerate(labels)]
 )
 
 
@@ -58,7 +58,7 @@ def test_copies_lie_in_other_places_whenever_no_place_has_more_than_its_share(
     label, sizes, replicas
 ):
     machines = [
-        Machine(node=f"n{n}", labels={label: name})
+        PlacedMachine(node=f"n{n}", labels={label: name})
         for n, name in enumerate(
             name for name, size in zip("abcdef", sizes, strict=False) for _ in range(size)
         )
@@ -74,7 +74,7 @@ def test_copies_lie_in_other_places_whenever_no_place_has_more_than_its_share(
 @given(racks=st.lists(st.integers(1, 3), min_size=2, max_size=5))
 def test_in_one_zone_copies_lie_in_other_racks(racks):
     machines = [
-        Machine(node=f"n{rack}-{n}", labels={"zone": "only", "rack": str(rack)})
+        PlacedMachine(node=f"n{rack}-{n}", labels={"zone": "only", "rack": str(rack)})
         for rack, size in enumerate(racks)
         for n in range(size)
     ]
@@ -94,7 +94,7 @@ def test_how_many(setting, machines, expected):
 
 def test_three_machines_in_two_zones_stand_for_each_other():
     zones = {"n0": "a", "n1": "a", "n2": "b"}
-    machines = [Machine(node=node, labels={"zone": zone}) for node, zone in zones.items()]
+    machines = [PlacedMachine(node=node, labels={"zone": zone}) for node, zone in zones.items()]
     found = holders(machines, 1)
     assert sorted(place for (place,) in found.values()) == ["n0", "n1", "n2"]
     assert sum(zones[a] != zones[b] for a, (b,) in found.items()) == 2

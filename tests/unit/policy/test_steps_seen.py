@@ -1,17 +1,17 @@
 """How long steps take, as somebody sees it who looks now and then."""
 
-from outlast.policy.steps import KEPT, Steps
+from outlast.policy.steps import KEPT, StepTimes
 
 
 def seen(*pairs):
-    steps = Steps()
+    steps = StepTimes()
     for step, now_s in pairs:
         steps.seen(step, now_s)
     return steps
 
 
 def test_nothing_is_known_before_a_step_is_complete():
-    assert Steps().longest_s(0.0) is None
+    assert StepTimes().longest_s(0.0) is None
     assert seen((5, 0.0), (5, 100.0)).longest_s(100.0) is None
 
 

@@ -4,10 +4,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from outlast.policy.failures import Action, Failure, Kind
-from outlast.policy.restart import Limits, RestartPolicy
+from outlast.policy.failures import Failure, Kind, Remedy
+from outlast.policy.restart import RestartLimits, RestartPolicy
 from outlast.policy.weighing import ESTIMATE_S, Stakes, Tolls, weigh
-from outlast.policy.whereabouts import Here, Sighting, cause_of
+from outlast.policy.whereabouts import AgentView, Sighting, cause_of
 from thorough import examples
 
 NOW_T = 100_000.0
@@ -144,13 +144,13 @@ def test_a_second_word_may_know_the_step_and_a_night_between_two_runs_costs_noth
 
 def crashes(host, times, every_s, seen=(), **more):
     """The last verdict on a machine whose worker crashes, while the job gets on."""
-    policy = RestartPolicy(99, limits=Limits(weighs=True))
+    policy = RestartPolicy(99, limits=RestartLimits(weighs=True))
     for number in range(times):
         verdict = policy.judge(
             [Failure(rank=0, exit_code=-11, step=number)],
             lasted_s=every_s,
             now_s=NOW_T + number * every_s,
-            here=Here(host=host, attempt=number, seen=tuple(seen)),
+            here=AgentView(host=host, attempt=number, seen=tuple(seen)),
             stakes={one: stakes(3, since_t=NOW_T - 60.0, **more) for one in "abc"},
         )
     return verdict
@@ -158,10 +158,10 @@ def crashes(host, times, every_s, seen=(), **more):
 
 def test_a_machine_that_crashes_each_minute_goes_and_one_that_does_each_quarter_stays():
     gone = crashes("a", 3, 60.0)
-    assert gone.action is Action.LEAVE_OUT
+    assert gone.action is Remedy.LEAVE_OUT
     assert "machine-hours an hour" in gone.weighed
     stays = crashes("a", 3, 900.0)
-    assert stays.action is Action.RESTART
+    assert stays.action is Remedy.RESTART
     assert "it adds 1 (1/3 of the work)" in stays.weighed
     assert not crashes("a", 2, 60.0).weighed
 
@@ -170,19 +170,19 @@ def test_what_other_machines_have_had_too_is_weighed_against_none():
     elsewhere = Sighting(
         attempt=0, hosts=("b",), kind="crash", cause=cause_of("crash", "x"), t=NOW_T
     )
-    assert crashes("a", 5, 60.0, seen=[elsewhere]).action is Action.RESTART
+    assert crashes("a", 5, 60.0, seen=[elsewhere]).action is Remedy.RESTART
 
 
 def test_hangs_of_one_machine_are_weighed_by_whoever_judges():
-    policy = RestartPolicy(99, limits=Limits(weighs=True))
+    policy = RestartPolicy(99, limits=RestartLimits(weighs=True))
     for every_s, goes in ((600.0, False), (60.0, True)):
-        policy = RestartPolicy(99, limits=Limits(weighs=True))
+        policy = RestartPolicy(99, limits=RestartLimits(weighs=True))
         for number in range(3):
             verdict = policy.judge(
                 [Failure(rank=1, exit_code=-9, message="hang: x", step=number, hosts=("b",))],
                 lasted_s=every_s,
                 now_s=NOW_T + number * every_s,
-                here=Here(host="a", attempt=number),
+                here=AgentView(host="a", attempt=number),
                 stakes={one: stakes(3, since_t=NOW_T - every_s) for one in "abc"},
             )
         assert (verdict.host == "b") == goes, verdict

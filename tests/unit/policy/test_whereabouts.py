@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from outlast.policy.failures import Action, Failure, Kind
-from outlast.policy.restart import Limits, RestartPolicy
-from outlast.policy.whereabouts import Here, Sighting, cause_of, row_of
+from outlast.policy.failures import Failure, Kind, Remedy
+from outlast.policy.restart import RestartLimits, RestartPolicy
+from outlast.policy.whereabouts import AgentView, Sighting, cause_of, recurrence_of
 from sick_machines import SICK, words
 from thorough import examples, seed
 
@@ -65,12 +65,12 @@ class Job:
                 lasted_s=5.0,
                 now_s=float(self.attempt),
                 elsewhere={one.kind for one in self.seen if name not in one.hosts},
-                here=Here(host=name, attempt=self.attempt, seen=tuple(self.seen)),
+                here=AgentView(host=name, attempt=self.attempt, seen=tuple(self.seen)),
                 num_out=len(self.went_out),
             )
             if not verdict.restart:
                 self.end = self.end or verdict
-            elif verdict.action is Action.LEAVE_OUT:
+            elif verdict.action is Remedy.LEAVE_OUT:
                 self.blamed.add(verdict.host or name)
             told += [verdict.sighting] if verdict.sighting else []
         self.seen += told
@@ -151,13 +151,13 @@ def test_alone_it_is_called_what_it_is():
 
 
 def test_the_owner_may_have_no_machine_left_out():
-    policy = RestartPolicy(99, limits=Limits(failures=0))
+    policy = RestartPolicy(99, limits=RestartLimits(failures=0))
     found = []
     for attempt in range(1, 4):
-        here = Here(host="a", attempt=attempt)
+        here = AgentView(host="a", attempt=attempt)
         fails = [failure("a library", random.Random(0), 0, "a")]
         found.append(policy.judge(fails, lasted_s=1.0, here=here))
-    assert [one.action for one in found[:2]] == [Action.RESTART, Action.STOP]
+    assert [one.action for one in found[:2]] == [Remedy.RESTART, Remedy.STOP]
 
 
 @pytest.mark.parametrize("how", ["a library", HANG])
@@ -174,20 +174,20 @@ def test_a_hang_that_nobody_can_prove_leaves_its_machine_out_and_ends_nothing():
     for attempt in range(1, 9):
         hung = failure(HANG, random.Random(0), 1, "b", step=7, proven=False)
         for name, policy in policies.items():
-            here = Here(host=name, attempt=attempt)
+            here = AgentView(host=name, attempt=attempt)
             verdict = policy.judge([hung], lasted_s=9.0, here=here)
             assert verdict.restart
-            assert (verdict.action is Action.LEAVE_OUT) == (attempt > 1)
+            assert (verdict.action is Remedy.LEAVE_OUT) == (attempt > 1)
             assert verdict.host == ("b" if attempt > 1 and name == "a" else "")
 
 
 def test_what_was_longer_ago_than_the_window_does_not_count():
-    policy = RestartPolicy(99, limits=Limits(window_s=100.0))
+    policy = RestartPolicy(99, limits=RestartLimits(window_s=100.0))
     for attempt in range(1, 9):
-        here = Here(host="a", attempt=attempt)
+        here = AgentView(host="a", attempt=attempt)
         fails = [failure("a library", random.Random(0), 0, "a", step=attempt)]
         verdict = policy.judge(fails, lasted_s=1.0, here=here, now_s=60.0 * attempt)
-        assert verdict.action is Action.RESTART
+        assert verdict.action is Remedy.RESTART
 
 
 def test_what_may_come_of_another_machines_failure_is_not_judged():
@@ -223,9 +223,11 @@ def test_rows_are_of_attempts_that_follow_each_other():
             attempt=attempt, hosts=(host,), kind="k", cause=cause_of("k", words), step=step
         )
 
-    row = row_of(seen(9), [seen(8, "b"), seen(6, step=2), seen(3), seen(7, words="y")], since=0)
+    row = recurrence_of(
+        seen(9), [seen(8, "b"), seen(6, step=2), seen(3), seen(7, words="y")], since=0
+    )
     assert (row.attempts, row.hosts, row.same_step) == (3, frozenset("ab"), 2)
-    assert row_of(seen(9), [seen(8)], since=9).attempts == 1
+    assert recurrence_of(seen(9), [seen(8)], since=9).attempts == 1
     assert cause_of("k", "rank 3 at 0x7f") == cause_of("k", "rank 14 at 0x80")
 
 

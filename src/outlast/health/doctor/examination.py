@@ -29,11 +29,11 @@ from outlast.health.doctor.past import Past
 from outlast.ledger.narrator import place
 from outlast.peer import Tls
 from outlast.policy.drain import HTTP_S
-from outlast.policy.fitness import Finding, failures
+from outlast.policy.fitness import CheckResult, failures
 from outlast.policy.fitness import machine as judge
 from outlast.policy.fitness import storage as judge_storage
 from outlast.policy.fitness.machine import GpusFacts, PlatformFacts, StackFacts
-from outlast.policy.fitness.peers import Report, compare, judge_clock
+from outlast.policy.fitness.peers import MachineReport, compare, judge_clock
 from outlast.policy.fitness.storage import Flush, PlaceFacts
 
 LIMITS_S: Final = {
@@ -87,7 +87,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     fit: bool
     enough: bool = True
-    findings: list[Finding]
+    findings: list[CheckResult]
     others_sick: dict[str, str] = {}
     seconds: float
     stopped: str = ""
@@ -229,7 +229,7 @@ class _Examination:
 
     def _of_places(
         self, places: dict[str, tuple[str, Child]], past: Past, platform_child: Child
-    ) -> list[Finding]:
+    ) -> list[CheckResult]:
         settings, machines = self._settings, self._machines
         state_bytes = self._state_bytes or past.state_bytes
         share_bytes = judge.share_of(state_bytes, machines.min_nodes)
@@ -249,7 +249,7 @@ class _Examination:
         if past.problem:
             seen = f"the job's record cannot be read: {past.problem}"
             todo = "give another --dir, or mend it"
-            findings.append(Finding(name="record", status="failed", seen=seen, todo=todo))
+            findings.append(CheckResult(name="record", status="failed", seen=seen, todo=todo))
         for tier in settings.tiers:
             held = facts.get(tier.name)
             if held is not None:
@@ -271,7 +271,7 @@ class _Examination:
         heard: PlatformFacts,
         past: Past,
         share_bytes: int | None,
-    ) -> Finding:
+    ) -> CheckResult:
         flushes = [
             Flush(
                 tier=name,
@@ -294,7 +294,7 @@ class _Examination:
     @staticmethod
     def _clock(
         places: dict[str, tuple[str, Child]], facts: dict[str, PlaceFacts | None]
-    ) -> list[Finding]:
+    ) -> list[CheckResult]:
         """This machine's clock against those of its places; the worst of them."""
         seen = [
             (one.clock_offset_s, one.clock_bound_s, places[name][0])
@@ -306,7 +306,7 @@ class _Examination:
         offset_s, bound_s, url = max(seen, key=lambda one: abs(one[0]) - one[1])
         return [judge_clock(-offset_s, bound_s, f"that of {url}", name="storage's clock")]
 
-    def _memory(self, share_bytes: int | None) -> list[Finding]:
+    def _memory(self, share_bytes: int | None) -> list[CheckResult]:
         settings, machines = self._settings, self._machines
         many = machines.max_nodes > 1
         replicas = (1 if settings.peer_replicas is None else settings.peer_replicas) * many
@@ -340,14 +340,14 @@ class _Examination:
         return child
 
     def _compared(
-        self, findings: list[Finding], versions: dict[str, str], computed: Computed
+        self, findings: list[CheckResult], versions: dict[str, str], computed: Computed
     ) -> Examined:
         own = failures(findings)
         enough = True
         sick: dict[str, str] = {}
         others: dict[str, str] = {}
         if self._meeting is not None:
-            report = Report(
+            report = MachineReport(
                 node=self._node,
                 machine=self._name,
                 versions=versions,
@@ -373,12 +373,12 @@ class _Examination:
             seconds=round(time.monotonic() - self._begun_s, 3),
         )
 
-    def _conclusion(self, met: Met) -> tuple[list[Finding], dict[str, str], bool]:
+    def _conclusion(self, met: Met) -> tuple[list[CheckResult], dict[str, str], bool]:
         """Findings about this machine, who is sick, and whether enough are not."""
         least = self._machines.min_nodes
         if met.outcome == "failed":
             todo = "all machines must see and write the same place; see docs/doctor.md"
-            broken = Finding(name="machines", status="failed", seen=met.words, todo=todo)
+            broken = CheckResult(name="machines", status="failed", seen=met.words, todo=todo)
             return [broken], {}, False
         if met.outcome == "alone":
             seen = (
@@ -386,13 +386,13 @@ class _Examination:
                 f"{self._machines.wait_s:.0f} s"
             )
             todo = "start it on the others too; all must see that place"
-            alone = Finding(name="machines", status="failed", seen=seen, todo=todo)
+            alone = CheckResult(name="machines", status="failed", seen=seen, todo=todo)
             return [alone], {}, False
         compared = compare(met.reports, met.missing)
         mine = compared.findings[self._node]
         if met.outcome == "joins":
             seen = "the job runs: compared with what its machines reported at its start"
-            joins = Finding(name="machines", status="ok", seen=seen)
+            joins = CheckResult(name="machines", status="ok", seen=seen)
             mine = [one for one in mine if one.name != "peers"]
             return [joins, *mine], compared.sick, True
         number = len(met.reports) + len(met.missing)
@@ -401,13 +401,13 @@ class _Examination:
         if fit >= least:
             seen = f"{number} met, {fit} of them fit; the job needs {least}"
             return (
-                [Finding(name="machines", status="ok", seen=seen, figures=figures), *mine],
+                [CheckResult(name="machines", status="ok", seen=seen, figures=figures), *mine],
                 compared.sick,
                 True,
             )
         seen = f"only {fit} of {number} machines are fit, and the job needs {least}"
         todo = "mend or replace those that are not, see above and on them"
-        few = Finding(name="machines", status="failed", seen=seen, todo=todo, figures=figures)
+        few = CheckResult(name="machines", status="failed", seen=seen, todo=todo, figures=figures)
         return [few, *mine], compared.sick, False
 
     # --- waiting -----------------------------------------------------------------------------
@@ -475,7 +475,7 @@ def _plain(versions: dict[str, str] | None) -> dict[str, str] | None:
     return {name: version.partition("+")[0] for name, version in versions.items()}
 
 
-def _speed(computed: Computed) -> Finding:
+def _speed(computed: Computed) -> CheckResult:
     found = judge.judge_speed(
         computed.matmul_gflops, computed.all_reduce_bytes, computed.device, computed.workers
     )

@@ -16,6 +16,6 @@ is no help; what is accepted on purpose is said with the settings that there are
 ``checkpoint.buffers = 0``).
 """
 
-from outlast.policy.fitness.finding import Finding, Status, failures, gigabytes
+from outlast.policy.fitness.finding import CheckResult, Status, failures, gigabytes
 
-__all__ = ["Finding", "Status", "failures", "gigabytes"]
+__all__ = ["CheckResult", "Status", "failures", "gigabytes"]

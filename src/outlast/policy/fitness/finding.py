@@ -10,7 +10,7 @@ import msgspec
 Status = Literal["ok", "warning", "failed", "skipped"]
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one check has found.
 
     Attributes:
@@ -28,7 +28,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     figures: Mapping[str, float] = {}
 
 
-def failures(findings: Iterable[Finding]) -> list[Finding]:
+def failures(findings: Iterable[CheckResult]) -> list[CheckResult]:
     """Those for which the job should not start."""
     return [one for one in findings if one.status == "failed"]
 

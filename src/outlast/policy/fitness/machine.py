@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from outlast.policy.admission import admit
-from outlast.policy.fitness.finding import Finding, gigabytes
+from outlast.policy.fitness.finding import CheckResult, gigabytes
 
 FILES_LEAST: Final = 256  # open files: below this a job of some machines does not start
 FILES_WANTED: Final = 4096
@@ -34,7 +34,7 @@ class MemoryFacts(msgspec.Struct, kw_only=True):
 
 def judge_memory(
     facts: MemoryFacts, *, share_bytes: int | None, buffers: int | None, replicas: int
-) -> Finding:
+) -> CheckResult:
     """Whether snapshots fit into memory beside the training.
 
     Args:
@@ -47,9 +47,11 @@ def judge_memory(
     free = f"{gigabytes(available)} of {gigabytes(facts.total_bytes)} can be had"
     if buffers == 0:
         seen = f"{free}; no snapshots are held (checkpoint.buffers = 0)"
-        return Finding(name=name, status="ok", seen=seen, figures={"available_bytes": available})
+        return CheckResult(
+            name=name, status="ok", seen=seen, figures={"available_bytes": available}
+        )
     if share_bytes is None:
-        return Finding(
+        return CheckResult(
             name=name,
             status="skipped",
             seen=f"{free}; how large the state is, is not known yet",
@@ -65,7 +67,7 @@ def judge_memory(
     seen = f"{held} take {gigabytes(staged)}, {free}"
     if facts.refused:
         todo = "raise that limit (ulimit, or the container's)"
-        return Finding(
+        return CheckResult(
             name=name,
             status="failed",
             seen=f"{held}: the system refuses shared memory of that size: {facts.refused}",
@@ -74,23 +76,23 @@ def judge_memory(
         )
     fit = admit(share_bytes, wanted=wanted, available_bytes=available).buffers
     if fit >= wanted:
-        return Finding(name=name, status="ok", seen=seen, figures=figures)
+        return CheckResult(name=name, status="ok", seen=seen, figures=figures)
     if fit:
         todo = "free memory, or lower checkpoint.buffers or peer.replicas; fewer will be held"
-        return Finding(name=name, status="warning", seen=seen, todo=todo, figures=figures)
+        return CheckResult(name=name, status="warning", seen=seen, todo=todo, figures=figures)
     todo = "free memory, use more machines, or let saves hold up training: checkpoint.buffers = 0"
-    return Finding(name=name, status="failed", seen=seen, todo=todo, figures=figures)
+    return CheckResult(name=name, status="failed", seen=seen, todo=todo, figures=figures)
 
 
-def judge_shm(facts: MemoryFacts) -> Finding | None:
+def judge_shm(facts: MemoryFacts) -> CheckResult | None:
     """Files in memory (/dev/shm), for data loaders and NCCL; None where there are none."""
     if facts.shm_bytes is None:
         return None
     seen = f"{gigabytes(facts.shm_bytes)} free in /dev/shm"
     figures = {"free_bytes": facts.shm_bytes}
     if facts.shm_bytes >= SHM_WANTED_BYTES:
-        return Finding(name="shared memory", status="ok", seen=seen, figures=figures)
-    return Finding(
+        return CheckResult(name="shared memory", status="ok", seen=seen, figures=figures)
+    return CheckResult(
         name="shared memory",
         status="warning",
         seen=seen,
@@ -99,15 +101,15 @@ def judge_shm(facts: MemoryFacts) -> Finding | None:
     )
 
 
-def judge_files(soft: int, hard: int) -> Finding:
+def judge_files(soft: int, hard: int) -> CheckResult:
     """The limit on open files."""
     figures = {"soft": soft, "hard": hard}
     seen = f"{soft:,} open files are allowed"
     if soft >= FILES_WANTED:
-        return Finding(name="open files", status="ok", seen=seen, figures=figures)
+        return CheckResult(name="open files", status="ok", seen=seen, figures=figures)
     todo = f"ulimit -n {max(min(hard, 65536), FILES_WANTED)}"
     status = "warning" if soft >= FILES_LEAST else "failed"
-    return Finding(
+    return CheckResult(
         name="open files",
         status=status,  # type: ignore[arg-type]
         seen=seen,
@@ -132,13 +134,13 @@ class StackFacts(msgspec.Struct, kw_only=True):
     ptrace_scope: int | None = None
 
 
-def judge_stacks(facts: StackFacts) -> Finding:
+def judge_stacks(facts: StackFacts) -> CheckResult:
     """Whether a hang's report will have stacks from outside a process."""
     name = "stacks"
     if facts.read:
-        return Finding(name=name, status="ok", seen="py-spy reads another process's stack")
+        return CheckResult(name=name, status="ok", seen="py-spy reads another process's stack")
     if not facts.installed:
-        return Finding(
+        return CheckResult(
             name=name,
             status="warning",
             seen="py-spy is not installed: of a rank that hangs in C, no stack can be shown",
@@ -148,10 +150,12 @@ def judge_stacks(facts: StackFacts) -> Finding:
     todo = "allow ptrace: docker run --cap-add SYS_PTRACE" + (
         ", or kernel.yama.ptrace_scope = 0" if scope else ""
     )
-    return Finding(name=name, status="warning", seen=f"py-spy is refused: {facts.error}", todo=todo)
+    return CheckResult(
+        name=name, status="warning", seen=f"py-spy is refused: {facts.error}", todo=todo
+    )
 
 
-def judge_recovery(*, is_wanted: bool, workers: int, lacking: str) -> Finding:
+def judge_recovery(*, is_wanted: bool, workers: int, lacking: str) -> CheckResult:
     """How the job goes on when it loses a worker.
 
     Args:
@@ -162,18 +166,18 @@ def judge_recovery(*, is_wanted: bool, workers: int, lacking: str) -> Finding:
     name = "recovery"
     if workers == 1:
         seen = "a lost worker: it is the only one, and starts again, warm, from memory"
-        return Finding(name=name, status="ok", seen=seen)
+        return CheckResult(name=name, status="ok", seen=seen)
     if not is_wanted:
         seen = "a lost worker: all start again, warm, from memory (workers.in_process = true "
         seen += "keeps the others' processes: docs/recovery.md)"
-        return Finding(name=name, status="ok", seen=seen)
+        return CheckResult(name=name, status="ok", seen=seen)
     if lacking:
         seen = f"a lost worker: all start again, warm, from memory: this torch has no {lacking}"
         todo = "install a torch that docs/recovery.md names, or leave workers.in_process off"
-        return Finding(name=name, status="warning", seen=seen, todo=todo)
+        return CheckResult(name=name, status="warning", seen=seen, todo=todo)
     seen = "a lost worker: the others go on in their processes, and no step is lost, where the "
     seen += "script has a session and DDP or outlast.SameBits"
-    return Finding(name=name, status="ok", seen=seen)
+    return CheckResult(name=name, status="ok", seen=seen)
 
 
 class PlatformFacts(msgspec.Struct, kw_only=True):
@@ -194,13 +198,13 @@ class PlatformFacts(msgspec.Struct, kw_only=True):
     notice_s: float | None = None
 
 
-def judge_platform(facts: PlatformFacts) -> Finding:
+def judge_platform(facts: PlatformFacts) -> CheckResult:
     """Whether a notice would be heard."""
     name = "platform"
     figures = {} if facts.notice_s is None else {"notice_s": facts.notice_s}
     if not facts.silent:
-        return Finding(name=name, status="ok", seen=facts.reason, figures=figures)
-    return Finding(
+        return CheckResult(name=name, status="ok", seen=facts.reason, figures=figures)
+    return CheckResult(
         name=name,
         status="failed" if facts.was_set else "warning",
         seen=f"no notice would be heard: {'; '.join(facts.silent)}",
@@ -252,14 +256,14 @@ class GpusFacts(msgspec.Struct, kw_only=True):
     driver: str = ""
 
 
-def judge_gpus(facts: GpusFacts) -> Finding:
+def judge_gpus(facts: GpusFacts) -> CheckResult:
     """Whether the GPUs are healthy: ECC, retired pages, NVLink, throttling, Xid."""
     name = "gpu"
     if not facts.gpus:
         if facts.error:
             todo = "nvidia-smi must work first; pip install 'outlast[nvidia]' reads more"
-            return Finding(name=name, status="warning", seen=facts.error, todo=todo)
-        return Finding(name=name, status="skipped", seen="no NVIDIA GPU on this machine")
+            return CheckResult(name=name, status="warning", seen=facts.error, todo=todo)
+        return CheckResult(name=name, status="skipped", seen="no NVIDIA GPU on this machine")
     sick = [words for gpu in facts.gpus for words in _sick(gpu)]
     # How many a machine has depends on its board and bridges: its GPUs are compared.
     links = max(gpu.links_up for gpu in facts.gpus)
@@ -275,15 +279,17 @@ def judge_gpus(facts: GpusFacts) -> Finding:
     figures = {"count": len(facts.gpus)}
     if sick:
         todo = "reset it (nvidia-smi -r) or drain the machine; if it comes back, have it replaced"
-        return Finding(name=name, status="failed", seen="; ".join(sick), todo=todo, figures=figures)
+        return CheckResult(
+            name=name, status="failed", seen="; ".join(sick), todo=todo, figures=figures
+        )
     if tired or facts.xids:
         said = [*tired, *(f"the kernel said {line}" for line in facts.xids[-2:])]
         todo = f"look at cooling and power (nvidia-smi -q); Xids that count: {HOT_XIDS}"
-        return Finding(
+        return CheckResult(
             name=name, status="warning", seen="; ".join(said), todo=todo, figures=figures
         )
     seen = f"{len(facts.gpus)} × {', '.join(models)}, driver {facts.driver}, nothing wrong"
-    return Finding(name=name, status="ok", seen=seen, figures=figures)
+    return CheckResult(name=name, status="ok", seen=seen, figures=figures)
 
 
 def _sick(gpu: GpuFacts) -> list[str]:
@@ -306,7 +312,7 @@ def _tired(gpu: GpuFacts) -> list[str]:
 
 def judge_versions_here(
     here: Mapping[str, str], job: Mapping[str, str] | None, loaded: Mapping[str, str]
-) -> Finding:
+) -> CheckResult:
     """Versions on this machine against the job's first start and against what is really loaded.
 
     Args:
@@ -319,23 +325,23 @@ def judge_versions_here(
     if torn:
         said = "; ".join(f"{one} {here[one]} is installed, {loaded[one]} is loaded" for one in torn)
         todo = "two installations are mixed: install it anew, look at PYTHONPATH"
-        return Finding(name="versions", status="failed", seen=said, todo=todo)
+        return CheckResult(name="versions", status="failed", seen=said, todo=todo)
     other = [name for name, version in (job or {}).items() if here.get(name, version) != version]
     if other:
         said = "; ".join(
             f"{one} {here[one]}, the job began with {(job or {})[one]}" for one in other
         )
         todo = "fine if that was meant; else install what the job began with"
-        return Finding(name="versions", status="warning", seen=said, todo=todo)
-    return Finding(name="versions", status="ok", seen=seen)
+        return CheckResult(name="versions", status="warning", seen=said, todo=todo)
+    return CheckResult(name="versions", status="ok", seen=seen)
 
 
 def judge_speed(
     matmul_gflops: float | None, all_reduce_bytes: float | None, device: str, workers: int
-) -> Finding:
+) -> CheckResult:
     """A machine's own speed: a figure, good or bad only beside its peers'."""
     if matmul_gflops is None:
-        return Finding(
+        return CheckResult(
             name="compute",
             status="failed",
             seen="a short multiplication of matrices did not come to its end",
@@ -346,8 +352,8 @@ def judge_speed(
     if all_reduce_bytes is not None:
         figures["all_reduce_bytes_per_s"] = round(all_reduce_bytes)
         seen += f"; all-reduce among {workers} processes {gigabytes(all_reduce_bytes)}/s"
-        return Finding(name="compute", status="ok", seen=seen, figures=figures)
-    return Finding(
+        return CheckResult(name="compute", status="ok", seen=seen, figures=figures)
+    return CheckResult(
         name="compute",
         status="failed",
         seen=f"{seen}; a short all-reduce among {workers} processes did not come to its end",

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from outlast.policy.fitness.finding import Finding, gigabytes, seconds
+from outlast.policy.fitness.finding import CheckResult, gigabytes, seconds
 from outlast.policy.fitness.machine import join_names
 
 CLOCK_WARNED_S: Final = 1.0
@@ -29,7 +29,7 @@ JUDGED_AMONG: Final = 3
 SAME: Final = ("outlast", "torch", "python", "numpy", "cuda", "nccl")
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class PeerLink(msgspec.Struct, frozen=True, kw_only=True):
     """What one machine has seen of the way to another.
 
     Attributes:
@@ -45,7 +45,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     rate_bytes: float | None = None
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one machine tells the others.
 
     Attributes:
@@ -66,7 +66,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     has_gpu: bool = False
     matmul_gflops: float | None = None
     all_reduce_bytes: float | None = None
-    links: dict[str, Link] = {}
+    links: dict[str, PeerLink] = {}
     failed: list[str] = []
 
 
@@ -78,11 +78,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         sick: node → why it is left out, in words; the others are fit.
     """
 
-    findings: dict[str, list[Finding]]
+    findings: dict[str, list[CheckResult]]
     sick: dict[str, str]
 
 
-def compare(reports: Sequence[Report], missing: Mapping[str, str] | None = None) -> Comparison:
+def compare(
+    reports: Sequence[MachineReport], missing: Mapping[str, str] | None = None
+) -> Comparison:
     """Compare the machines of one round.
 
     Args:
@@ -90,7 +92,7 @@ def compare(reports: Sequence[Report], missing: Mapping[str, str] | None = None)
         missing: node → name of those that were there and did not report.
     """
     missing = missing or {}
-    findings: dict[str, list[Finding]] = {one.node: [] for one in reports}
+    findings: dict[str, list[CheckResult]] = {one.node: [] for one in reports}
     for judge in (_reach, _clocks, _versions, _speeds):
         for node, finding in judge(reports, missing).items():
             findings[node].append(finding)
@@ -102,7 +104,7 @@ def compare(reports: Sequence[Report], missing: Mapping[str, str] | None = None)
     return Comparison(findings=findings, sick=sick)
 
 
-def _reach(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
+def _reach(reports: Sequence[MachineReport], missing: Mapping[str, str]) -> dict[str, CheckResult]:
     names = {one.node: one.machine for one in reports} | dict(missing)
     broken: dict[str, dict[str, str]] = {node: {} for node in names}
     for one in reports:
@@ -130,14 +132,14 @@ def _reach(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, F
             waits_s = [2 * link.bound_s for link in one.links.values() if not link.error]
             worst_s = f", an answer takes {seconds(max(waits_s))}" if waits_s else ""
             seen = f"{number} other machine{'s' * (number != 1)} reached{worst_s}"
-            found[one.node] = Finding(name="peers", status="ok", seen=seen)
+            found[one.node] = CheckResult(name="peers", status="ok", seen=seen)
         elif one.node in out:
             todo = "look at the network and its firewall; name its address with --local-addr"
-            found[one.node] = Finding(
+            found[one.node] = CheckResult(
                 name="peers", status="failed", seen=f"does not reach {said}", todo=todo
             )
         else:
-            found[one.node] = Finding(
+            found[one.node] = CheckResult(
                 name="peers",
                 status="warning",
                 seen=f"does not reach {said}",
@@ -146,7 +148,7 @@ def _reach(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, F
     return found
 
 
-def _clocks(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
+def _clocks(reports: Sequence[MachineReport], missing: Mapping[str, str]) -> dict[str, CheckResult]:
     del missing
     names = {one.node: one.machine for one in reports}
     ahead: dict[str, list[tuple[float, float, str]]] = {one.node: [] for one in reports}
@@ -166,7 +168,7 @@ def _clocks(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, 
     return found
 
 
-def judge_clock(offset_s: float, bound_s: float, whom: str, name: str = "clock") -> Finding:
+def judge_clock(offset_s: float, bound_s: float, whom: str, name: str = "clock") -> CheckResult:
     """A clock against another one.
 
     Args:
@@ -180,10 +182,10 @@ def judge_clock(offset_s: float, bound_s: float, whom: str, name: str = "clock")
     way = "ahead of" if offset_s > 0 else "behind"
     seen = f"{seconds(abs(offset_s))} (±{seconds(bound_s)}) {way} {whom}"
     if certain_s <= CLOCK_WARNED_S:
-        return Finding(name=name, status="ok", seen=seen, figures=figures)
+        return CheckResult(name=name, status="ok", seen=seen, figures=figures)
     failed = certain_s > CLOCK_FAILED_S
     todo = "set it (chronyd or systemd-timesyncd): notices end by the clock, stores refuse by it"
-    return Finding(
+    return CheckResult(
         name=name,
         status="failed" if failed else "warning",
         seen=seen,
@@ -192,7 +194,9 @@ def judge_clock(offset_s: float, bound_s: float, whom: str, name: str = "clock")
     )
 
 
-def _versions(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
+def _versions(
+    reports: Sequence[MachineReport], missing: Mapping[str, str]
+) -> dict[str, CheckResult]:
     del missing
     odd: dict[str, list[str]] = {one.node: [] for one in reports}
     for package in SAME:
@@ -218,18 +222,18 @@ def _versions(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str
     for node, words in odd.items():
         if words:
             todo = "install the same on every machine (one container image does)"
-            found[node] = Finding(
+            found[node] = CheckResult(
                 name="versions alike", status="failed", seen="; ".join(words), todo=todo
             )
         elif len(reports) > 1:
             seen = f"the same on {len(reports)} machines"
             if any(odd.values()):
                 seen = "what most machines have"
-            found[node] = Finding(name="versions alike", status="ok", seen=seen)
+            found[node] = CheckResult(name="versions alike", status="ok", seen=seen)
     return found
 
 
-def _with(reports: Sequence[Report], package: str, version: str) -> list[str]:
+def _with(reports: Sequence[MachineReport], package: str, version: str) -> list[str]:
     return [one.machine for one in reports if one.versions.get(package, "none") == version]
 
 
@@ -239,7 +243,7 @@ class _Speed(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float]  # node → the larger the better
 
 
-def _speeds(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
+def _speeds(reports: Sequence[MachineReport], missing: Mapping[str, str]) -> dict[str, CheckResult]:
     del missing
     slow: dict[str, list[str]] = {}
     doubted: dict[str, list[str]] = {}
@@ -255,16 +259,16 @@ def _speeds(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, 
         name, node = "speed alike", one.node
         if node in slow:
             seen = "; ".join(slow[node])
-            found[node] = Finding(name=name, status="failed", seen=seen, todo=todo)
+            found[node] = CheckResult(name=name, status="failed", seen=seen, todo=todo)
         elif node in doubted:
             seen = "; ".join(doubted[node])
-            found[node] = Finding(name=name, status="warning", seen=seen, todo=todo)
+            found[node] = CheckResult(name=name, status="warning", seen=seen, todo=todo)
         elif len(reports) > 1:
-            found[node] = Finding(name=name, status="ok", seen="as fast as its peers")
+            found[node] = CheckResult(name=name, status="ok", seen="as fast as its peers")
     return found
 
 
-def _measured(alike: Sequence[Report]) -> list[_Speed]:
+def _measured(alike: Sequence[MachineReport]) -> list[_Speed]:
     matmul = {one.node: one.matmul_gflops for one in alike if one.matmul_gflops is not None}
     reduce = {one.node: one.all_reduce_bytes for one in alike if one.all_reduce_bytes is not None}
     streams: dict[str, float] = {}

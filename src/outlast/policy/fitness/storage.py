@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from outlast.policy.drain import AGREEMENT_S, HTTP_S, bandwidth_needed, leaving_s
-from outlast.policy.fitness.finding import Finding, gigabytes, seconds
+from outlast.policy.fitness.finding import CheckResult, gigabytes, seconds
 
 SLOW_COMMIT_S: Final = 5.0  # a small file, durable: claims and manifests wait for it
 LEAST_FREE_BYTES: Final = 1 << 30
@@ -81,7 +81,7 @@ class PlaceFacts(msgspec.Struct, kw_only=True):
         return self.written_bytes / self.written_s if self.written_s > 0 else None
 
 
-def judge_place(name: str, where: str, facts: PlaceFacts) -> Finding:
+def judge_place(name: str, where: str, facts: PlaceFacts) -> CheckResult:
     """Whether a place does what a commit needs.
 
     Args:
@@ -94,9 +94,11 @@ def judge_place(name: str, where: str, facts: PlaceFacts) -> Finding:
         if "://" in where and facts.number in {errno.EIO, errno.EACCES}:
             todo = "look at the endpoint, the region and the credentials in the environment"
         seen = f"{where} {_STAGES[facts.stage]}: {facts.error}"
-        return Finding(name=name, status="failed", seen=seen, todo=todo, figures=_figures(facts))
+        return CheckResult(
+            name=name, status="failed", seen=seen, todo=todo, figures=_figures(facts)
+        )
     if facts.put_new is False:
-        return Finding(
+        return CheckResult(
             name=name,
             status="failed",
             seen=f"{where}: {facts.doubt}, so two machines could both lead",
@@ -113,21 +115,25 @@ def judge_place(name: str, where: str, facts: PlaceFacts) -> Finding:
     seen = f"{where}: {', '.join(parts)}"
     if facts.small_s is not None and facts.small_s > SLOW_COMMIT_S:
         todo = "every commit and every claim waits so long: look at the server, or name another"
-        return Finding(name=name, status="warning", seen=seen, todo=todo, figures=_figures(facts))
+        return CheckResult(
+            name=name, status="warning", seen=seen, todo=todo, figures=_figures(facts)
+        )
     if facts.doubt:
         seen = f"{seen}; {facts.doubt}"
-        return Finding(
+        return CheckResult(
             name=name, status="warning", seen=seen, todo=facts.todo, figures=_figures(facts)
         )
     if facts.locks is False:
         todo = "its file system has no locks: see to it that the job is started only once"
-        return Finding(name=name, status="warning", seen=seen, todo=todo, figures=_figures(facts))
-    return Finding(name=name, status="ok", seen=seen, figures=_figures(facts))
+        return CheckResult(
+            name=name, status="warning", seen=seen, todo=todo, figures=_figures(facts)
+        )
+    return CheckResult(name=name, status="ok", seen=seen, figures=_figures(facts))
 
 
-def not_in_time(name: str, where: str, limit_s: float) -> Finding:
+def not_in_time(name: str, where: str, limit_s: float) -> CheckResult:
     """The place's probe hangs, and was left behind."""
-    return Finding(
+    return CheckResult(
         name=name,
         status="failed",
         seen=f"{where} did not answer within {limit_s:.0f} s",
@@ -135,7 +141,9 @@ def not_in_time(name: str, where: str, limit_s: float) -> Finding:
     )
 
 
-def judge_space(tier: str, facts: PlaceFacts, share_bytes: int | None, keep: int) -> Finding | None:
+def judge_space(
+    tier: str, facts: PlaceFacts, share_bytes: int | None, keep: int
+) -> CheckResult | None:
     """Whether the checkpoints that are kept have room; None where nobody knows how much there is.
 
     Args:
@@ -149,7 +157,7 @@ def judge_space(tier: str, facts: PlaceFacts, share_bytes: int | None, keep: int
     name, free = f"space {tier}", facts.free_bytes
     if share_bytes is None:
         status = "ok" if free >= LEAST_FREE_BYTES else "warning"
-        return Finding(
+        return CheckResult(
             name=name,
             status=status,  # type: ignore[arg-type]
             seen=f"{gigabytes(free)} free; how large a checkpoint is, is not known yet",
@@ -165,11 +173,11 @@ def judge_space(tier: str, facts: PlaceFacts, share_bytes: int | None, keep: int
         else f"{gigabytes(free)} are free"
     )
     if left >= wanted:
-        return Finding(name=name, status="ok", seen=seen, figures=figures)
+        return CheckResult(name=name, status="ok", seen=seen, figures=figures)
     fits = max(left // share_bytes - 1, 0) if share_bytes else keep
     todo = f"keep = {fits} would fit; or free some space" if fits else "free some space"
     # With one and one in the making a job runs, with fewer checkpoints than its owner wanted.
-    return Finding(
+    return CheckResult(
         name=name, status="warning" if fits else "failed", seen=seen, todo=todo, figures=figures
     )
 
@@ -197,7 +205,7 @@ def judge_notice(
     notice_s: float | None,
     heard_s: float = HTTP_S,
     step_s: float = 0.0,
-) -> Finding:
+) -> CheckResult:
     """Whether the state can be flushed in the seconds between the notice and the end.
 
     Args:
@@ -210,10 +218,12 @@ def judge_notice(
     name = "notice"
     if notice_s is None:
         seen = "nobody says how many seconds there are between a notice and the end"
-        return Finding(name=name, status="skipped", seen=seen, todo="set notice.grace if you know")
+        return CheckResult(
+            name=name, status="skipped", seen=seen, todo="set notice.grace if you know"
+        )
     if share_bytes is None:
         seen = f"{notice_s:.0f} s of notice; how large the state is, is not known yet"
-        return Finding(
+        return CheckResult(
             name=name, status="skipped", seen=seen, todo="say it with --state, such as 640GB"
         )
     before_s = heard_s + AGREEMENT_S + step_s
@@ -223,7 +233,7 @@ def judge_notice(
     }
     if not needs_s:
         seen = f"{notice_s:.0f} s of notice, and no place that checkpoints could be written to"
-        return Finding(name=name, status="failed", seen=seen, todo="mend a tier, see above")
+        return CheckResult(name=name, status="failed", seen=seen, todo="mend a tier, see above")
     best = min(flushes, key=lambda one: needs_s[one.tier])
     lasting = [one for one in flushes if one.outlasts]
     shown = min(lasting, key=lambda one: needs_s[one.tier]) if lasting else best
@@ -245,16 +255,16 @@ def judge_notice(
             if needed < float("inf")
             else "the notice is over before a save begins: checkpoint.every bounds what is lost"
         )
-        return Finding(name=name, status="failed", seen=seen, todo=todo, figures=figures)
+        return CheckResult(name=name, status="failed", seen=seen, todo=todo, figures=figures)
     if not shown.outlasts:
-        return Finding(
+        return CheckResult(
             name=name,
             status="warning",
             seen=f"{seen}; {shown.tier} is on this machine's own disk",
             todo="if the disk goes with the machine, add a faster [[tier]] that stays",
             figures=figures,
         )
-    return Finding(name=name, status="ok", seen=seen, figures=figures)
+    return CheckResult(name=name, status="ok", seen=seen, figures=figures)
 
 
 def _figures(facts: PlaceFacts) -> dict[str, float]:
