@@ -14,8 +14,7 @@ from typing import Final
 
 from outlast.planner.job import Clock, MachineLoss
 from outlast.policy.membership import Form, MembershipRules, Order
-from outlast.policy.silence import Silence
-from outlast.policy.succession import Seeking, heirs
+from outlast.policy.succession import Seeking, Silence, heirs
 from simulated_machines.coordinator import Coordinator
 from simulated_machines.losses import Place
 from simulated_machines.parts import Costs, Formed, Machine, Storage

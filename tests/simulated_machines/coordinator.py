@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from outlast.policy.intake import Intake
+from outlast.policy.exclusion import Intake
 from outlast.policy.membership import EndJob, Form, Leaves, Order, Roster, RosterPhase, StopWorkers
 from simulated_machines.parts import Machine, Server
 

@@ -37,9 +37,8 @@ from outlast.health.proc import Look, look_at, moved, state_of
 from outlast.health.pulse import ask_path, recorder_path
 from outlast.health.stacks import Stacks, take
 from outlast.health.watched import Watched
-from outlast.policy.blame import STOPPED_S
+from outlast.policy.blame import STOPPED_S, RankLook
 from outlast.policy.hang import FRESH_STEPS, Activity, HangLimits, HangSettings
-from outlast.policy.seen import RankLook
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from typing import Final
 
 import msgspec
 
+from outlast.policy.blame import RankLook
 from outlast.policy.hang import HangSettings
-from outlast.policy.seen import RankLook
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from outlast.keeper.reception import Reception, fingerprint
 from outlast.keeper.replicate import Replicator
 from outlast.keeper.setup import Setup
 from outlast.peer import Channel, Tls, connect
-from outlast.policy.replicas import PlacedMachine, holders, num_replicas
+from outlast.policy.retention import PlacedMachine, holders, num_replicas
 from outlast.tiers import PEER
 
 logger = logging.getLogger(__name__)

@@ -31,6 +31,7 @@ from outlast.ledger.file import Ledger
 from outlast.ledger.glance import Glance, Seen
 from outlast.ledger.narrator import say
 from outlast.ledger.past import Past
+from outlast.policy.attribution import AgentView, Stakes
 from outlast.policy.exclusion import lasts_s
 from outlast.policy.failures import (
     CONSEQUENCES,
@@ -42,8 +43,6 @@ from outlast.policy.failures import (
     most_telling,
 )
 from outlast.policy.restart import FAILURES, RestartLimits, RestartPolicy, RestartVerdict
-from outlast.policy.weighing import Stakes
-from outlast.policy.whereabouts import AgentView
 
 POLL_S: Final = 0.1
 TWO: Final = 2  # machines: one alone is never left out

@@ -16,7 +16,7 @@ from typing import Any, Final
 from outlast.attempt.beat import read_beat
 from outlast.attempt.link import DATA_KEY, PREFIX, TIED
 from outlast.launch.machines import Machines
-from outlast.policy.steps import StepTimes
+from outlast.policy.hang import StepTimes
 
 LOOK_S: Final = 0.2
 

@@ -4,7 +4,7 @@ When to save is asked of a :class:`~outlast.policy.cadence.Cadence`, which tiers
 :class:`~outlast.policy.tier_cadence.TierCadence`, what to do with a notice of
 :func:`~outlast.policy.drain.plan`, which checkpoints may go of
 :func:`~outlast.policy.retention.removable`, who holds whose copies of
-:func:`~outlast.policy.replicas.holders`, whether survivors have all that is needed of
+:func:`~outlast.policy.retention.holders`, whether survivors have all that is needed of
 :func:`~outlast.policy.regain.decide`, whether it is worth another attempt of
 :class:`~outlast.policy.restart.RestartPolicy`. Around them is a clock that costs nothing.
 
@@ -28,7 +28,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import msgspec
 
 from outlast.ledger.goodput import PARTS, Part
-from outlast.policy import drain, regain, replicas, retention
+from outlast.policy import drain, regain, retention
 from outlast.policy.cadence import Cadence
 from outlast.policy.failures import Failure
 from outlast.policy.restart import RestartPolicy
@@ -347,8 +347,8 @@ class JobRun:
             return {}
         here = frozenset(self._here)
         if self._order[0] != here:
-            machines = [replicas.PlacedMachine(node=str(number)) for number in here]
-            self._order = (here, replicas.holders(machines, 1))
+            machines = [retention.PlacedMachine(node=str(number)) for number in here]
+            self._order = (here, retention.holders(machines, 1))
         return self._order[1]
 
     # --- training and saving --------------------------------------------------------------------

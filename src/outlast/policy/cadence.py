@@ -3,7 +3,7 @@
 A cadence in steps is exact: every multiple of it. A cadence in seconds counts from the last
 checkpoint. ``auto`` is the interval at which least time is lost, T = M [1 + W₀(-e^(-1-C/M))], from
 the time C that a checkpoint was measured to cost (``cost_of``) and the mean time M between failures
-that the job's own failures tell (:mod:`outlast.policy.posterior`). It stays within bounds; and it
+that the job's own failures tell (:mod:`outlast.policy.hazard`). It stays within bounds; and it
 is changed only where the new one differs by a sixth, as one that is off by so much costs about a
 percent of what is lost anyway. Until C is known it saves once after ``AUTO_FIRST_S``.
 

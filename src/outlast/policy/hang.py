@@ -21,6 +21,11 @@ A rank that was called hung without proof may have been about to go on: the limi
 then at least twice what it was given, for the rest of the job, and the ceiling where it comes again
 in the same step.
 
+:class:`StepTimes` tells how long steps take to whoever looks from outside now and then. It measures
+the time between two looks that saw another step: the steps in between took no longer. A step in
+progress counts with half of the time that it has taken so far: it may be an evaluation that was not
+seen yet, or stuck.
+
 Rejected: a mean and its spread (one step in a hundred that takes ten times as long is no outlier to
 be restarted for), and one limit for everything (it would be that of the slowest).
 """
@@ -28,6 +33,7 @@ be restarted for), and one limit for everything (it would be that of the slowest
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -143,3 +149,45 @@ class HangLimits:
 def collective_timeout_s(limits: HangLimits) -> float:
     """What torch's own time-out of a collective is set to: behind every limit of ours."""
     return BACKSTOP * max(limits.limit_s(kind) for kind in Activity) + BACKSTOP_S
+
+
+KEPT: Final = 1000  # steps back
+
+
+class StepTimes:
+    """What was seen; times in seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self._longest: deque[tuple[int, float]] = deque()  # (count, seconds), the longest first
+        self._count = 0  # of steps that were made, those made again included
+        self._step: int | None = None
+        self._since_s = 0.0
+        self._has_moved = False
+
+    def begin(self) -> None:
+        """Other workers, of a new attempt: what their first step takes says nothing yet."""
+        self._step, self._has_moved = None, False
+
+    def seen(self, step: int, now_s: float) -> None:
+        """So many steps are complete now."""
+        if step == self._step:
+            return
+        if self._step is not None:
+            self._count += max(step - self._step, 1)
+            self._keep(now_s - self._since_s)
+            self._has_moved = True
+        self._step, self._since_s = step, now_s
+
+    def longest_s(self, now_s: float) -> float | None:
+        """The longest of the last steps; None before one of this attempt is complete."""
+        if not self._has_moved:
+            return None
+        return max(self._longest[0][1], (now_s - self._since_s) / 2)
+
+    def _keep(self, seconds: float) -> None:
+        longest = self._longest
+        while longest and longest[-1][1] <= seconds:
+            longest.pop()  # shorter, and older
+        longest.append((self._count, seconds))
+        while longest[0][0] <= self._count - KEPT:
+            longest.popleft()

@@ -22,8 +22,9 @@ more than half of the members are silent, and may be alive elsewhere, the claim 
 before ``patience_s``, so that they have had their turn. Half of them or fewer could form nothing
 without a claim either: whoever makes it first has it, and nobody waits.
 
-An event costs the same at ten machines and at ten thousand; what looks at all machines (an order to
-form, a machine that is lost) happens once a loss, not once a tick.
+An event costs the same at ten machines and at ten thousand: each set of machines is kept, not
+computed. What looks at all machines (an order to form, a machine that is lost) happens once a loss,
+not once a tick.
 
 A machine whose agent hangs (its process does not move, its kernel answers) is no trouble while its
 workers train. It is waited for in nothing, takes part in nothing new, and gives nobody a majority.
@@ -33,44 +34,132 @@ Rejected: waiting a fixed time for late machines after every loss (torchrun's la
 
 from __future__ import annotations
 
+import enum
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import msgspec
 
-from outlast.policy.exclusion import Exclusion, Exclusions
-from outlast.policy.gathering import Gathering
-from outlast.policy.intake import Intake
-from outlast.policy.orders import (
-    EndJob,
-    Excludes,
-    Form,
-    Leaves,
-    MembershipRules,
-    Order,
-    RosterPhase,
-    StopWorkers,
-)
-from outlast.policy.presence import Presence
-from outlast.policy.seats import NAMES_MAX, Seat, names
+from outlast.policy.exclusion import Exclusion, Exclusions, Intake, Reach
+from outlast.policy.succession import ASKS_PER_S
 
-__all__ = [
-    "EndJob",
-    "Excludes",
-    "Form",
-    "Leaves",
-    "MembershipRules",
-    "Order",
-    "Roster",
-    "RosterPhase",
-    "StopWorkers",
-]
-
+NAMES_MAX: Final = 3
 REASONS_MAX: Final = 3
 
 
-class Roster(Presence):
+class MembershipRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner wants, and how long things are waited for; times in seconds.
+
+    Attributes:
+        min_nodes, max_nodes: machines in an attempt.
+        gather_s: for more machines than the fewest, when nothing runs, after the last one came.
+        warm_s: for machines that are warming up, when nothing runs.
+        gather_max_s: for more machines than the fewest, however steadily they come.
+        stop_s: for a living member to end its workers.
+        gentle_s: for the same at a step's end, which may take long.
+        gentle_factor: times the longest step and save that were seen lately, once they were.
+        gentle_least_s: for the same, however short they were.
+        drain_s: for the same where a machine leaves and the workers of the first have ended.
+        patience_s: that those without a majority leave to the others.
+        begin_s: for an agent to start its workers once it was told to.
+        settle_s: for more words about who cannot reach whom.
+        expect_s: for members of the last attempt to come to a new coordinator, after the last.
+        expect_max_s: the same, however steadily they come.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    gather_s: float = 3.0
+    gather_max_s: float = 15.0
+    warm_s: float = 60.0
+    stop_s: float = 5.0
+    gentle_s: float = 600.0
+    gentle_factor: float = 5.0
+    gentle_least_s: float = 10.0
+    drain_s: float = 30.0
+    patience_s: float = 6.0
+    begin_s: float = 2.0
+    settle_s: float = 1.0
+    expect_s: float = 3.0
+    expect_max_s: float = 15.0
+
+    @property
+    def gather_longest_s(self) -> float:
+        """As ``gather_max_s``, and longer for very many machines, which come one by one."""
+        return max(self.gather_max_s, 2 * self.max_nodes / ASKS_PER_S)
+
+
+class RosterPhase(enum.Enum):
+    """Where the job is."""
+
+    GATHERING = "gathering"
+    STOPPING = "stopping"
+    FORMING = "forming"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class StopWorkers(msgspec.Struct, frozen=True, kw_only=True):
+    """To all members: end your workers (``gentle``: at a step's end) and get ready."""
+
+    reason: str
+    gentle: bool = False
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """Claim ``attempt`` on storage, then start it; without the claim only if not ``required``."""
+
+    attempt: int
+    members: tuple[str, ...]
+    required: bool
+
+
+class Leaves(msgspec.Struct, frozen=True, kw_only=True):
+    """To all: ``node`` will go; ``goes_on``: enough others stay."""
+
+    node: str
+    goes_on: bool
+
+
+class Excludes(msgspec.Struct, frozen=True, kw_only=True):
+    """To all: a machine is left out; ``goes``: enough others stay, so that it really is."""
+
+    out: Exclusion
+    goes: bool
+
+
+class EndJob(msgspec.Struct, frozen=True, kw_only=True):
+    """To all: the job is over."""
+
+    exit_code: int
+    reason: str
+
+
+Order = StopWorkers | Form | Leaves | Excludes | EndJob
+
+
+class Seat:
+    """One connected machine."""
+
+    def __init__(self, node: str, host: str, order: int) -> None:
+        self.node = node
+        self.host = host
+        self.order = order
+        self.ready_s: float | None = None
+
+
+def names(some: list[str], count: int | None = None) -> str:
+    """A few names in words, and how many more there are of ``count``."""
+    count = len(some) if count is None else count
+    shown = some[:NAMES_MAX]
+    more = count - len(shown)
+    if more:
+        return f"{', '.join(shown)} and {more} others"
+    return " and ".join(shown)
+
+
+class Roster:
     """The coordinator's mind.
 
     Args:
@@ -105,7 +194,25 @@ class Roster(Presence):
         awaited: Iterable[str] = (),
         intake: Intake | None = None,
     ) -> None:
-        super().__init__(first, members, ended, awaited)
+        self.members: tuple[str, ...] = tuple(members)
+        self._places = {node: place for place, node in enumerate(self.members)}
+        self._first = first
+        self._seats: dict[str, Seat] = {}
+        self._count = 0
+        # Of those who are here.
+        self._ready: set[str] = set()  # and do not leave
+        self._late: dict[str, None] = {}  # members with workers, in the order they came
+        self._warming: set[str] = set()
+        self._leaving: set[str] = set()
+        self._hung: dict[str, bool] = {}  # and whether they were ready
+        # Of the members, here or not.
+        self._here: set[str] = set()
+        self._silent = set(self.members) - set(ended)  # not here, and perhaps alive
+        self._left: set[str] = set()  # have said that they go for good
+        self._finished: set[str] = set()
+        self._expected = set(awaited) - {first}
+        self._reach = Reach()
+        # What is decided.
         self.rules = self.asked = rules
         self.fixed = 0
         self.attempt = attempt
@@ -115,7 +222,7 @@ class Roster(Presence):
         self._held = held
         self._since_s = self._lost_s = self._arrival_s = self._formed_s = now_s
         self._until_s = now_s + rules.stop_s  # that workers have to end
-        self._gathering = Gathering()
+        self._enough_s: float | None = None  # since when enough are here
         self.out = Exclusions()
         self._trouble: list[str] = []
         self._is_hard = False  # trouble that workers cannot end by themselves
@@ -384,6 +491,36 @@ class Roster(Presence):
 
     # --- who is where --------------------------------------------------------------------------
 
+    def _rank(self, node: str) -> tuple[bool, int, int]:
+        """The coordinator's machine first, then the members as they were, then by arrival."""
+        place = self._places.get(node, len(self._places))
+        return node != self._first, place, self._seats[node].order
+
+    def _cut_off(self, nodes: Collection[str], until_s: float = float("inf")) -> set[str]:
+        return self._reach.cut_off(nodes, first=self._first, rank=self._rank, until_s=until_s)
+
+    def _num_hung(self, *, without: Collection[str] = ()) -> int:
+        """How many members hang, some not counted."""
+        return sum(node in self._here and node not in without for node in self._hung)
+
+    def _has_majority(self, without: Collection[str]) -> bool:
+        """Whether more than half of the members are here, some not counted."""
+        votes = len(self.members) - len(without)
+        return 2 * (len(self._here) - self._num_hung()) > votes > 0
+
+    def _able(self) -> list[Seat]:
+        """Those who could be in another attempt, as far as known."""
+        cannot = self._leaving | self._warming | self._hung.keys()
+        return [seat for node, seat in self._seats.items() if node not in cannot]
+
+    @property
+    def _num_able(self) -> int:
+        return len(self._seats) - len(self._leaving | self._warming | self._hung.keys())
+
+    def _host(self, node: str) -> str:
+        seat = self._seats.get(node)
+        return seat.host if seat else node
+
     def _unseat(self, node: str) -> None:
         del self._seats[node]
         self._ready.discard(node)
@@ -518,22 +655,28 @@ class Roster(Presence):
         return False
 
     def _is_enough(self, count: int, now_s: float) -> bool:
-        """Whether so many machines begin now."""
-        gathering = self._gathering
-        begins = gathering.begins(
-            count,
-            now_s,
-            self.rules,
-            at_once=self.phase is RosterPhase.STOPPING,
-            warming=bool(self._warming),
-            arrival_s=self._arrival_s,
-            fixed=self.fixed,
-        )
-        self.waits_for = gathering.waits_for or self.waits_for
-        if count < self.rules.min_nodes:
+        """Whether so many begin now, or wait a little for others that are on their way."""
+        rules = self.rules
+        if count < rules.min_nodes:
+            self.waits_for = f"machines: {count} of {rules.min_nodes} are here"
+            if self.fixed:
+                self.waits_for += f", and the job's loader is tied to {self.fixed}"
+            self._enough_s = None
             # As good as nothing runs: those who come later are waited for as at the start.
             self.phase = RosterPhase.GATHERING
-        return begins
+            return False
+        if self._enough_s is None:
+            self._enough_s = now_s
+        if self.phase is RosterPhase.STOPPING or count >= rules.max_nodes:
+            return True
+        if self._warming and now_s - self._enough_s < rules.warm_s:
+            self.waits_for = "machines that warm up"
+            return False
+        is_quiet = now_s - self._arrival_s >= rules.gather_s
+        if is_quiet or now_s - self._enough_s >= rules.gather_longest_s:
+            return True
+        self.waits_for = f"more machines: {count} of at most {rules.max_nodes} are here"
+        return False
 
     def _takes_in(self, now_s: float) -> bool:
         """Whether those who wait are worth a pause."""

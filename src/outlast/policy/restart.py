@@ -28,10 +28,10 @@ anything else                                        the table's         (none)
 ===================================================  ==================  =========================
 
 How many failures a machine may have is the owner's number, or three; where it is not the owner's,
-they are weighed against what the machine adds (:mod:`outlast.policy.weighing`). A machine with
+they are weighed against what the machine adds (:mod:`outlast.policy.attribution`). A machine with
 which there is no progress at all adds nothing: that is not weighed.
 
-What was seen on one machine only (:mod:`outlast.policy.whereabouts`) is that machine's: the others
+What was seen on one machine only (:mod:`outlast.policy.attribution`) is that machine's: the others
 go on without it. If they have the same failure then, it is the script's, and the machine is let in
 again. Where they cannot go on without it, a failure that may be a bug ends the job the time after.
 
@@ -68,6 +68,17 @@ from typing import Final, NamedTuple
 import msgspec
 
 from outlast.errors import Exit
+from outlast.policy.attribution import (
+    REMEMBERED,
+    AgentView,
+    Recurrence,
+    Sighting,
+    Stakes,
+    cause_of,
+    is_overshadowed,
+    recurrence_of,
+    weigh,
+)
 from outlast.policy.failures import (
     AS_SET,
     CONSEQUENCES,
@@ -84,16 +95,6 @@ from outlast.policy.failures import (
     most_telling,
     signal_of,
     verdict_on,
-)
-from outlast.policy.weighing import Stakes, weigh
-from outlast.policy.whereabouts import (
-    REMEMBERED,
-    AgentView,
-    Recurrence,
-    Sighting,
-    cause_of,
-    is_overshadowed,
-    recurrence_of,
 )
 
 ROLLED_BACK: Final = "rolled back"

@@ -43,9 +43,8 @@ from typing import Final
 import msgspec
 
 from outlast.policy.cadence import AUTO_MEMORY_H, HOUR_S, OVERHEAD, Change, least_s, sooner_s
-from outlast.policy.hazard import Hazard, of_a_new_job
+from outlast.policy.hazard import Hazard, forgetting, of_a_new_job
 from outlast.policy.interval import TierCosts, intervals_h
-from outlast.policy.posterior import forgetting
 
 TIER_MAX_S: Final = 12 * HOUR_S
 TIER_CHANGE: Final = 1.4

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from outlast.attempt.link import Message
-from outlast.policy.anomaly import LossJudge, Sign, StepValue
+from outlast.policy.rollbacks import LossJudge, Sign, StepValue
 
 STEPS_MAX: Final = 1 << 14
 WORST_MAX: Final = 64  # ranks that are named

@@ -19,7 +19,7 @@ from outlast.ledger.interference import Interference
 from outlast.ledger.measured import Measured
 from outlast.policy.cadence import BURDEN, HOUR_S, Change
 from outlast.policy.hazard import Hazard
-from outlast.policy.replicas import num_replicas
+from outlast.policy.retention import num_replicas
 from outlast.policy.tier_cadence import Beyond, Cost, Scope, TierCadence, TierStop
 from outlast.storage.mounts import is_network
 from outlast.tiers import Tier

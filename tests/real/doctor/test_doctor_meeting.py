@@ -10,7 +10,7 @@ from floor import until
 
 from outlast.health.doctor.child import Child
 from outlast.health.doctor.meeting import DEAD_S, Here, Met
-from outlast.policy.fitness.peers import MachineReport
+from outlast.policy.fitness_peers import MachineReport
 
 VERSIONS = {"torch": "2.13.0"}
 

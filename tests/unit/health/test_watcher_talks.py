@@ -8,8 +8,8 @@ import pytest
 from outlast.health import watcher as rooms
 from outlast.health.messages import Begin, FromWatcher, Gap, Suspicion, Voice, Worker, pair
 from outlast.health.watcher import Watcher
+from outlast.policy.blame import Frame, RankLook
 from outlast.policy.hang import Activity
-from outlast.policy.seen import Frame, RankLook
 
 BEGIN = Begin(attempt=1, node="a", beats="/nowhere", world_size=1, workers=())
 

@@ -11,9 +11,8 @@ from outlast.health.messages import Suspicion
 from outlast.launch import hangs as rooms
 from outlast.launch.hangs import Hangs, Places, Report, Verdict, failure_of
 from outlast.ledger.file import Ledger, read_events
-from outlast.policy.blame import Named
+from outlast.policy.blame import Frame, Named, RankLook
 from outlast.policy.hang import Activity, HangSettings
-from outlast.policy.seen import Frame, RankLook
 
 BARRIER = (Frame("barrier", "/x/torch/distributed/distributed_c10d.py", 1),)
 NAMED = Named(

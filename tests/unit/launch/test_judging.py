@@ -12,11 +12,11 @@ from outlast.launch.judging import Judging, restart_policy, worker_failure
 from outlast.launch.together import left_out
 from outlast.ledger import glance
 from outlast.ledger.events import Event
+from outlast.policy.attribution import Tolls
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.failures import Failure, Kind, Remedy
 from outlast.policy.restart import RestartPolicy, RestartVerdict
 from outlast.policy.rollbacks import Rollback
-from outlast.policy.weighing import Tolls
 
 
 class Clock:

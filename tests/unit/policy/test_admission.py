@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.policy.admission import GIB, RESERVE_BYTES, RESERVE_SHARE, admit
+from outlast.policy.retention import GIB, RESERVE_BYTES, RESERVE_SHARE, admit
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,20 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from outlast.policy.anomaly import (
+from outlast.policy.retention import removable
+from outlast.policy.rollbacks import (
+    Batches,
     Decision,
     LossJudge,
     LossRules,
+    Rollback,
     Series,
     Sign,
     StepValue,
     decide,
+    is_left_out,
+    is_undone,
 )
-from outlast.policy.retention import removable
-from outlast.policy.rollbacks import Batches, Rollback, is_left_out, is_undone
 from thorough import ALL
 
 STEPS = 3000

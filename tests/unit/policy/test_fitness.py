@@ -4,32 +4,32 @@ import errno
 
 import pytest
 
-from outlast.policy.fitness import CheckResult, failures, gigabytes
-from outlast.policy.fitness.finding import seconds
-from outlast.policy.fitness.machine import (
+from outlast.policy.fitness import (
+    CheckResult,
+    Flush,
     GpuFacts,
     GpusFacts,
     MemoryFacts,
+    PlaceFacts,
     PlatformFacts,
     StackFacts,
+    failures,
+    gigabytes,
     judge_files,
     judge_gpus,
     judge_memory,
+    judge_notice,
+    judge_place,
     judge_platform,
     judge_recovery,
     judge_shm,
+    judge_space,
     judge_speed,
     judge_stacks,
     judge_versions_here,
-    share_of,
-)
-from outlast.policy.fitness.storage import (
-    Flush,
-    PlaceFacts,
-    judge_notice,
-    judge_place,
-    judge_space,
     not_in_time,
+    seconds,
+    share_of,
 )
 
 GB = 10**9

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.policy.fitness.company import Company
-from outlast.policy.fitness.peers import MachineReport, PeerLink, compare, judge_clock
+from outlast.policy.fitness_peers import Company, MachineReport, PeerLink, compare, judge_clock
 
 SAME = {"torch": "2.13.0", "python": "3.11.7", "outlast": "0.1.0"}
 

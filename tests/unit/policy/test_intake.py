@@ -2,8 +2,8 @@
 
 import pytest
 
-from outlast.policy import intake
-from outlast.policy.intake import Intake
+from outlast.policy import exclusion
+from outlast.policy.exclusion import Intake
 
 
 def running(members=8, pause_s=1.0):
@@ -58,7 +58,7 @@ def test_a_host_that_is_lost_again_and_again_waits_longer_each_time():
         waits_s.append(wait_s)
     assert waits_s[0] == 0.0
     assert waits_s[1:4] == [5.0, 10.0, 20.0]
-    assert max(waits_s) == intake.PENALTY_MAX_S
+    assert max(waits_s) == exclusion.PENALTY_MAX_S
     assert is_worth_it(one, [("b", 0.0)], members=1, now_s=40.0)
 
 
@@ -66,15 +66,15 @@ def test_an_hour_later_it_is_forgotten():
     one = running()
     for at_s in (20.0, 21.0, 22.0):
         one.lost("a", at_s)
-    one.lost("a", 22.0 + intake.MEMORY_S)
-    assert is_worth_it(one, [("a", 0.0)], members=1, now_s=22.0 + intake.MEMORY_S)
+    one.lost("a", 22.0 + exclusion.MEMORY_S)
+    assert is_worth_it(one, [("a", 0.0)], members=1, now_s=22.0 + exclusion.MEMORY_S)
 
 
 def test_hosts_that_never_come_back_are_not_remembered_for_ever():
     one = running()
     for number in range(10_000):
         one.lost(f"pod-{number}", 20.0 + 60.0 * number)
-    assert len(one._lost) <= 2 * intake.HOSTS
+    assert len(one._lost) <= 2 * exclusion.HOSTS
 
 
 @pytest.mark.parametrize("members", [1, 100])

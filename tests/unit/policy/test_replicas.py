@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outlast.policy.replicas import PlacedMachine, holders, num_replicas
+from outlast.policy.retention import PlacedMachine, holders, num_replicas
 
 LABELS = st.fixed_dictionaries(
     {}, optional={name: st.sampled_from("abc") for name in ("zone", "rack", "pool")}

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from outlast.policy.silence import GROWTH_MAX, Silence
+from outlast.policy.succession import GROWTH_MAX, Silence
 
 BEAT_S = 1.0 / 8
 

@@ -1,6 +1,6 @@
 """How long steps take, as somebody sees it who looks now and then."""
 
-from outlast.policy.steps import KEPT, StepTimes
+from outlast.policy.hang import KEPT, StepTimes
 
 
 def seen(*pairs):

@@ -4,10 +4,17 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from outlast.policy.attribution import (
+    ESTIMATE_S,
+    AgentView,
+    Sighting,
+    Stakes,
+    Tolls,
+    cause_of,
+    weigh,
+)
 from outlast.policy.failures import Failure, Kind, Remedy
 from outlast.policy.restart import RestartLimits, RestartPolicy
-from outlast.policy.weighing import ESTIMATE_S, Stakes, Tolls, weigh
-from outlast.policy.whereabouts import AgentView, Sighting, cause_of
 from thorough import examples
 
 NOW_T = 100_000.0

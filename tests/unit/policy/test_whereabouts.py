@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from outlast.policy.attribution import AgentView, Sighting, cause_of, recurrence_of
 from outlast.policy.failures import Failure, Kind, Remedy
 from outlast.policy.restart import RestartLimits, RestartPolicy
-from outlast.policy.whereabouts import AgentView, Sighting, cause_of, recurrence_of
 from sick_machines import SICK, words
 from thorough import examples, seed
 

@@ -15,7 +15,7 @@ from outlast.ledger.events import encode
 from outlast.ledger.file import Ledger
 from outlast.ledger.past import Past
 from outlast.ledger.reserve import ROOM_BYTES, keep, kept
-from outlast.policy.anomaly import LossJudge, LossRules
+from outlast.policy.rollbacks import LossJudge, LossRules
 from outlast.training import judging as room
 from outlast.training.bench import STEPS_MAX, Bench, word_of
 from outlast.training.judging import Judging

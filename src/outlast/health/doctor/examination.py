@@ -28,13 +28,18 @@ from outlast.health.doctor.meeting import Met
 from outlast.health.doctor.past import Past
 from outlast.ledger.narrator import place
 from outlast.peer import Tls
+from outlast.policy import fitness as judge
 from outlast.policy.drain import HTTP_S
-from outlast.policy.fitness import CheckResult, failures
-from outlast.policy.fitness import machine as judge
-from outlast.policy.fitness import storage as judge_storage
-from outlast.policy.fitness.machine import GpusFacts, PlatformFacts, StackFacts
-from outlast.policy.fitness.peers import MachineReport, compare, judge_clock
-from outlast.policy.fitness.storage import Flush, PlaceFacts
+from outlast.policy.fitness import (
+    CheckResult,
+    Flush,
+    GpusFacts,
+    PlaceFacts,
+    PlatformFacts,
+    StackFacts,
+    failures,
+)
+from outlast.policy.fitness_peers import MachineReport, compare, judge_clock
 
 LIMITS_S: Final = {
     "past": 15.0,
@@ -240,12 +245,12 @@ class _Examination:
             check = JOB if name == JOB else f"storage {name}"
             known = facts[name]
             if known is not None:
-                findings.append(judge_storage.judge_place(check, where, known))
+                findings.append(judge.judge_place(check, where, known))
             elif child.timed_out:
-                findings.append(judge_storage.not_in_time(check, where, child.limit_s))
+                findings.append(judge.not_in_time(check, where, child.limit_s))
             else:
                 broken = PlaceFacts(stage="open", error=child.problem())
-                findings.append(judge_storage.judge_place(check, where, broken))
+                findings.append(judge.judge_place(check, where, broken))
         if past.problem:
             seen = f"the job's record cannot be read: {past.problem}"
             todo = "give another --dir, or mend it"
@@ -254,7 +259,7 @@ class _Examination:
             held = facts.get(tier.name)
             if held is not None:
                 there = state_bytes if held.outlasts else share_bytes
-                space = judge_storage.judge_space(tier.name, held, there, tier.keep)
+                space = judge.judge_space(tier.name, held, there, tier.keep)
                 findings += [space] if space is not None else []
         heard = platform_child.answer(PlatformFacts) or PlatformFacts(
             reason="", silent=[platform_child.problem()]
@@ -283,7 +288,7 @@ class _Examination:
             if name != JOB and one is not None and not one.stage and one.rate_bytes is not None
         ]
         heard_s = self._settings.notice_poll_s + HTTP_S if heard.num_sources else 0.0
-        return judge_storage.judge_notice(
+        return judge.judge_notice(
             flushes,
             share_bytes=share_bytes,
             notice_s=heard.notice_s,

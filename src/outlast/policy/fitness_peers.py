@@ -5,19 +5,23 @@ differ in, the many are right; where there are no many, both are named. A slow m
 is both much slower than the middle one and far outside of how the others scatter (median and MAD),
 among machines with the same device; two machines cannot tell who of them is slow. A slow GPU is
 sick. A slow processor is a warning only: whatever else runs there makes it slow, for a while.
+
+:class:`Company` says which machines take part in one round. Each machine counts on storage while it
+is there; one is taken for present when its number was seen to go on, so that no clock is compared
+and nothing that a dead process left is waited for. The first by name proposes the round; storage
+decides between two proposals (they have the same number).
 """
 
 from __future__ import annotations
 
 import collections
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from outlast.policy.fitness.finding import CheckResult, gigabytes, seconds
-from outlast.policy.fitness.machine import join_names
+from outlast.policy.fitness import CheckResult, gigabytes, join_names, seconds
 
 CLOCK_WARNED_S: Final = 1.0
 CLOCK_FAILED_S: Final = 5.0  # notices say when they end by the clock
@@ -308,3 +312,73 @@ def _slow(speed: _Speed) -> dict[str, tuple[str, bool]]:
 
 def _shown(value: float, speed: _Speed) -> str:
     return f"{value:,.0f} GFLOP/s" if speed.unit_gflops else f"{gigabytes(value)}/s"
+
+
+SETTLE_S: Final = 5.0  # for more machines than the fewest, after the last one came
+STILL_S: Final = 15.0  # without going on, after which one is gone
+
+
+class Company:
+    """What one machine sees of the others, on any one clock.
+
+    Args:
+        me: its own name.
+        min_nodes, max_nodes: machines that the job wants.
+        settle_s: see ``SETTLE_S``.
+        still_s: see ``STILL_S``.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        min_nodes: int,
+        max_nodes: int,
+        *,
+        settle_s: float = SETTLE_S,
+        still_s: float = STILL_S,
+    ) -> None:
+        self._me = me
+        self._min, self._max = min_nodes, max_nodes
+        self._settle_s, self._still_s = settle_s, still_s
+        self._counts: dict[str, int] = {}
+        self._moved_s: dict[str, float] = {}  # node → when its number was last seen to go on
+        self._taken: set[str] = set()
+        self._arrival_s: float | None = None
+
+    def seen(self, counts: Mapping[str, int], now_s: float) -> None:
+        """What storage holds now: node → its number."""
+        for node, count in counts.items():
+            before = self._counts.get(node)
+            if before is not None and before != count:
+                if node not in self._moved_s:
+                    self._arrival_s = now_s
+                self._moved_s[node] = now_s
+            self._counts[node] = count
+        for node in self._moved_s.keys() - counts.keys():  # it has gone on purpose
+            del self._moved_s[node]
+
+    def taken(self, nodes: Iterable[str]) -> None:
+        """These are in a round already."""
+        self._taken |= set(nodes)
+
+    def present(self, now_s: float) -> list[str]:
+        """Those who are here and free, this machine among them, by name."""
+        alive = {
+            node for node, moved_s in self._moved_s.items() if now_s - moved_s <= self._still_s
+        }
+        return sorted((alive | {self._me}) - (self._taken - {self._me}))
+
+    def is_gone(self, node: str, now_s: float) -> bool:
+        """Whether one that was here goes on no more."""
+        moved_s = self._moved_s.get(node)
+        return moved_s is None or now_s - moved_s > self._still_s
+
+    def proposal(self, now_s: float) -> list[str]:
+        """The machines of a round that this one should propose now; none while it should not."""
+        present = self.present(now_s)
+        if len(present) < self._min or present[0] != self._me:
+            return []
+        since_s = self._arrival_s if self._arrival_s is not None else now_s
+        if len(present) < self._max and now_s - since_s < self._settle_s:
+            return []
+        return present[: self._max]
