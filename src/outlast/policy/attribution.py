@@ -48,6 +48,12 @@ from outlast.policy.failures import Kind
 GAP_MAX: Final = 2  # from one attempt to the next: a number may be claimed and never used
 REMEMBERED: Final = 200
 _VARYING: Final = re.compile(r"0x[0-9a-f]+|\d+")
+KILLS_SURE: Final = 12  # on one machine, and on no other
+ESTIMATE_S: Final = 60.0  # that a failure costs, until one was measured
+COSTS_KEPT: Final = 20
+
+
+# --- where it was seen ---------------------------------------------------------------------------
 
 
 class Sighting(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,9 +146,7 @@ def is_overshadowed(sighting: Sighting, seen: Iterable[Sighting], graver: Collec
     )
 
 
-KILLS_SURE: Final = 12  # on one machine, and on no other
-ESTIMATE_S: Final = 60.0  # that a failure costs, until one was measured
-COSTS_KEPT: Final = 20
+# --- what it costs -------------------------------------------------------------------------------
 
 
 class Stakes(msgspec.Struct, frozen=True, kw_only=True):

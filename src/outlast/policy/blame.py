@@ -57,6 +57,22 @@ _SPINS_IN: Final = re.compile(  # it uses a core, and waits nevertheless
 )
 _DEBUGGED: Final = re.compile(r"/python3[^/]*/(pdb|bdb|code)\.py$|/(debugpy|pydevd|ipdb)/")
 _COLLECTIVE: Final = re.compile(r"torch/distributed/(?!c10d_logger)")
+STOPPED_S: Final = 10.0  # nobody is stopped by right for longer
+LOADER_S: Final = 60.0  # a loader whose processes compute
+DEBUGGED_S: Final = 60.0  # until the next look at one that a person has in a debugger
+STARVED: Final = 4.0  # times as long for one that the machine does not let run
+NOBODY: Final = 3.0  # times as long where nobody is to blame
+AGAIN_MIN_S: Final = 0.5
+_BY_RIGHT: Final = re.compile(
+    r"torch/(_dynamo|_inductor|_functorch|export|serialization|distributed/checkpoint)\b"
+    r"|/triton/|/safetensors/|importlib"
+)
+_EVALUATES: Final = re.compile(
+    r"^(eval|evaluate|validate|validation|test)(_|$)|_(eval|validation)$"
+)
+
+
+# --- what was seen of one rank -------------------------------------------------------------------
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -241,19 +257,7 @@ def stack_of(one: RankLook) -> str:
     return " < ".join(f"{frame.function} in {frame.file}" for frame in own)
 
 
-STOPPED_S: Final = 10.0  # nobody is stopped by right for longer
-LOADER_S: Final = 60.0  # a loader whose processes compute
-DEBUGGED_S: Final = 60.0  # until the next look at one that a person has in a debugger
-STARVED: Final = 4.0  # times as long for one that the machine does not let run
-NOBODY: Final = 3.0  # times as long where nobody is to blame
-AGAIN_MIN_S: Final = 0.5
-_BY_RIGHT: Final = re.compile(
-    r"torch/(_dynamo|_inductor|_functorch|export|serialization|distributed/checkpoint)\b"
-    r"|/triton/|/safetensors/|importlib"
-)
-_EVALUATES: Final = re.compile(
-    r"^(eval|evaluate|validate|validation|test)(_|$)|_(eval|validation)$"
-)
+# --- who is to blame -----------------------------------------------------------------------------
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):
@@ -387,16 +391,8 @@ def _of_waiting(waiting: list[RankLook], seen: Sequence[RankLook]) -> Named | No
         return NotYet(again_s=max(NOBODY * longest.limit_s - longest.age_s, AGAIN_MIN_S))
     where = where_of(longest)
     number = "the only rank waits" if len(seen) == 1 else f"all {len(seen)} ranks wait"
-    return Named(
-        ranks=(),
-        nodes=(),
-        sentence=f"{number} in {where}, and none of them has not entered it: a message was lost",
-        is_proven=False,
-        kind=longest.kind,
-        given_s=NOBODY * longest.limit_s,
-        step=step_of(longest),
-        place=place_of(longest),
-    )
+    sentence = f"{number} in {where}, and none of them has not entered it: a message was lost"
+    return _named((), longest, sentence, NOBODY * longest.limit_s)
 
 
 # --- one rank ------------------------------------------------------------------------------------
@@ -470,15 +466,13 @@ def _name(culprit: RankLook, waiting: Sequence[RankLook], seen: Sequence[RankLoo
     else:
         words.append(f"has made no progress{in_step(culprit)} for {culprit.age_s:.1f} s;")
     words.append(does(culprit))
-    return Named(
-        ranks=(culprit.rank,),
-        nodes=(culprit.node,),
-        sentence=" ".join(words) + _others_wait(waiting),
+    given_s = _given_s(culprit)
+    return _named(
+        [culprit],
+        culprit,
+        " ".join(words) + _others_wait(waiting),
+        given_s if given_s < float("inf") else culprit.age_s,
         is_proven=_is_proven(culprit),
-        kind=culprit.kind,
-        given_s=_given_s(culprit) if _given_s(culprit) < float("inf") else culprit.age_s,
-        step=step_of(culprit),
-        place=place_of(culprit),
         stack=stack_of(culprit),
     )
 
@@ -501,17 +495,9 @@ def _passed_by(
     last = ""
     if one.recorded and there.recorded:
         last = f"; its last was {one.recorded[0]}, theirs {there.recorded[0]}"
-    return Named(
-        ranks=tuple(each.rank for each in few),
-        nodes=tuple(dict.fromkeys(each.node for each in few)),
-        sentence=f"{_who(few, seen)} {has} {whom}{counts}; {does(one)}{_others_wait(rest)}{last}",
-        is_proven=bool(counts),
-        kind=one.kind,
-        given_s=there.limit_s,
-        step=step_of(one),
-        place=place_of(one),
-        stack=stack_of(one),
-    )
+    sentence = f"{_who(few, seen)} {has} {whom}{counts}; {does(one)}{_others_wait(rest)}{last}"
+    proof = bool(counts)
+    return _named(few, one, sentence, there.limit_s, is_proven=proof, stack=stack_of(one))
 
 
 def _in_different(waiting: Sequence[RankLook], seen: Sequence[RankLook]) -> Named:
@@ -522,19 +508,33 @@ def _in_different(waiting: Sequence[RankLook], seen: Sequence[RankLook]) -> Name
     few = min(reversed(groups.values()), key=len)
     there = next(group[0] for group in groups.values() if group is not few)
     one = few[0]
+    sentence = (
+        f"{_who(few, seen)} {'is' if len(few) == 1 else 'are'} in {one.recorded[0]}, and "
+        f"rank {there.rank} in {there.recorded[0]}{in_step(there)}: they have parted; {does(one)}"
+    )
+    return _named(few, one, sentence, there.limit_s)
+
+
+def _named(
+    few: Sequence[RankLook],
+    one: RankLook,
+    sentence: str,
+    given_s: float,
+    *,
+    is_proven: bool = False,
+    stack: str = "",
+) -> Named:
+    """Name ``few``, and tell what ``one`` did."""
     return Named(
         ranks=tuple(each.rank for each in few),
         nodes=tuple(dict.fromkeys(each.node for each in few)),
-        sentence=(
-            f"{_who(few, seen)} {'is' if len(few) == 1 else 'are'} in {one.recorded[0]}, and "
-            f"rank {there.rank} in {there.recorded[0]}{in_step(there)}: they have parted; "
-            f"{does(one)}"
-        ),
-        is_proven=False,
+        sentence=sentence,
+        is_proven=is_proven,
         kind=one.kind,
-        given_s=there.limit_s,
+        given_s=given_s,
         step=step_of(one),
         place=place_of(one),
+        stack=stack,
     )
 
 

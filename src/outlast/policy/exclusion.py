@@ -31,8 +31,20 @@ from typing import Any, Final
 
 import msgspec
 
-FIRST_S: Final = 120.0  # the first time
+FIRST_OUT_S: Final = 120.0  # that a machine is left out the first time
 JITTER_S: Final = 1.0  # the same time, as two machines have counted it
+PRIOR_LOSSES: Final = 1.0  # of machines, believed before any was seen
+PRIOR_S: Final = 10 * 3600.0  # in which they come
+FIRST_PAUSE_S: Final = 5.0  # that taking in costs, until it was measured
+BATCH_S: Final = 1.0  # that a machine waits for another one to come with it
+WARMING_S: Final = 10.0  # for others that will be ready soon
+PENALTY_S: Final = 5.0  # that a host waits which was lost twice
+PENALTY_MAX_S: Final = 600.0
+HOSTS_KEPT: Final = 1024  # remembered before those are forgotten that were lost long ago
+LOSS_MEMORY_S: Final = 3600.0  # losses of a host are forgotten after this time
+
+
+# --- left out ------------------------------------------------------------------------------------
 
 
 class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +77,8 @@ def lasts_s(
         window_s: after which the last time is forgotten.
     """
     if last is None or now_t > last[0] + window_s:
-        return min(most_s, FIRST_S)
-    return min(most_s, 2 * max(last[1], FIRST_S))
+        return min(most_s, FIRST_OUT_S)
+    return min(most_s, 2 * max(last[1], FIRST_OUT_S))
 
 
 class Exclusions:
@@ -171,7 +183,7 @@ class Exclusions:
         return tuple(node for node, _ in ready if node in set(chosen))
 
 
-FOREVER = float("inf")
+# --- cut off -------------------------------------------------------------------------------------
 
 
 class Reach:
@@ -207,7 +219,7 @@ class Reach:
         *,
         first: str,
         rank: Callable[[str], Any],
-        until_s: float = FOREVER,
+        until_s: float = float("inf"),
     ) -> set[str]:
         """Who has to leave so that the others all reach each other: the fewest, or nearly so.
 
@@ -226,24 +238,29 @@ class Reach:
             for pair, since_s in self._pairs.items()
             if since_s <= until_s and all(node in nodes for node in pair)
         ]
-        out: set[str] = set()
-        while left:
-            count = Counter(node for pair in left for node in pair if node != first)
-            worst = max(count, key=lambda node: (count[node], rank(node)))
-            out.add(worst)
-            left = [pair for pair in left if worst not in pair]
-        return out
+        return fewest_out(left, rank, first=first)
 
 
-PRIOR_LOSSES: Final = 1.0
-PRIOR_S: Final = 10 * 3600.0
-FIRST_PAUSE_S: Final = 5.0  # until one was measured
-BATCH_S: Final = 1.0
-WARMING_S: Final = 10.0  # for others that will be ready soon
-PENALTY_S: Final = 5.0
-PENALTY_MAX_S: Final = 600.0
-HOSTS: Final = 1024  # remembered before those are forgotten that were lost long ago
-MEMORY_S: Final = 3600.0  # losses of a host are forgotten after this time
+def fewest_out(
+    pairs: Iterable[frozenset[str]], rank: Callable[[str], Any], *, first: str = ""
+) -> set[str]:
+    """The machines without which no pair is left that is cut: the fewest, or nearly so.
+
+    Args:
+        pairs: those that are cut.
+        rank: of machines that are cut off from as many, the one of the highest rank goes.
+        first: the one that stays in any case.
+    """
+    left, out = list(pairs), set[str]()
+    while left:
+        count = Counter(node for pair in left for node in pair if node != first)
+        worst = max(count, key=lambda node: (count[node], rank(node)))
+        out.add(worst)
+        left = [pair for pair in left if worst not in pair]
+    return out
+
+
+# --- worth a pause -------------------------------------------------------------------------------
 
 
 class Intake:
@@ -256,7 +273,7 @@ class Intake:
         self._formed_s: float | None = None
         self._pause_s = FIRST_PAUSE_S
         self._lost: dict[str, list[float]] = {}
-        self._hosts_max = HOSTS
+        self._hosts_max = HOSTS_KEPT
 
     @property
     def stay_s(self) -> float:
@@ -278,11 +295,11 @@ class Intake:
         """A member was lost without a word."""
         self._count_time(now_s)
         self._losses += 1
-        recent = [t for t in self._lost.get(host, ()) if now_s - t < MEMORY_S]
+        recent = [t for t in self._lost.get(host, ()) if now_s - t < LOSS_MEMORY_S]
         self._lost[host] = [*recent, now_s]
         if len(self._lost) > self._hosts_max:  # hosts get new names in some places
-            self._lost = {h: ts for h, ts in self._lost.items() if now_s - ts[-1] < MEMORY_S}
-            self._hosts_max = max(HOSTS, 2 * len(self._lost))
+            self._lost = {h: ts for h, ts in self._lost.items() if now_s - ts[-1] < LOSS_MEMORY_S}
+            self._hosts_max = max(HOSTS_KEPT, 2 * len(self._lost))
 
     def is_worth_it(
         self, waiting: Sequence[tuple[str, float]], *, members: int, warming: int, now_s: float

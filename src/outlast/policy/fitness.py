@@ -29,9 +29,34 @@ from outlast.policy.drain import AGREEMENT_S, HTTP_S, bandwidth_needed, leaving_
 from outlast.policy.retention import admit
 
 Status = Literal["ok", "warning", "failed", "skipped"]
+FILES_LEAST: Final = 256  # open files: below this a job of some machines does not start
+FILES_WANTED: Final = 4096
+SHM_WANTED_BYTES: Final = 1 << 30  # data loaders' and NCCL's; containers often have 64 MiB
+HOT_XIDS: Final = "13, 31, 48, 63, 64, 74, 79, 92, 94, 95, 119"
+SLOW_COMMIT_S: Final = 5.0  # a small file, durable: claims and manifests wait for it
+LEAST_FREE_BYTES: Final = 1 << 30
+_PLACE_TODO: Final = {
+    errno.EROFS: "remount it for writing, or name another place",
+    errno.ENOSPC: "free some space (outlast checkpoints prune), or name another place",
+    errno.EDQUOT: "free some of the quota, or name another place",
+    errno.EACCES: "give this user the right to write there, or name another place",
+    errno.EPERM: "give this user the right to write there, or name another place",
+    errno.EIO: "look at the disk and at the kernel's log (dmesg), or name another place",
+    errno.ESTALE: "mount it anew",
+    errno.ETIMEDOUT: "look at the server and at the network to it",
+}
+_STAGES: Final = {
+    "open": "cannot be used",
+    "small": "takes no small file",
+    "conditional": "cannot decide who of two comes first (conditional put)",
+    "big": "takes no data",
+    "lock": "cannot be locked",
+    "read": "does not give back what was written",
+    "remove": "lets nothing be removed",
+}
 
 
-class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """What one check has found.
 
     Attributes:
@@ -70,10 +95,7 @@ def seconds(value: float) -> str:
     return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
 
 
-FILES_LEAST: Final = 256  # open files: below this a job of some machines does not start
-FILES_WANTED: Final = 4096
-SHM_WANTED_BYTES: Final = 1 << 30  # data loaders' and NCCL's; containers often have 64 MiB
-HOT_XIDS: Final = "13, 31, 48, 63, 64, 74, 79, 92, 94, 95, 119"
+# --- the machine ---------------------------------------------------------------------------------
 
 
 class MemoryFacts(msgspec.Struct, kw_only=True):
@@ -107,15 +129,13 @@ def judge_memory(
     free = f"{gigabytes(available)} of {gigabytes(facts.total_bytes)} can be had"
     if buffers == 0:
         seen = f"{free}; no snapshots are held (checkpoint.buffers = 0)"
-        return CheckResult(
-            name=name, status="ok", seen=seen, figures={"available_bytes": available}
-        )
+        return CheckResult(name, "ok", seen, figures={"available_bytes": available})
     if share_bytes is None:
         return CheckResult(
-            name=name,
-            status="skipped",
-            seen=f"{free}; how large the state is, is not known yet",
-            todo="say it with --state, such as 640GB",
+            name,
+            "skipped",
+            f"{free}; how large the state is, is not known yet",
+            "say it with --state, such as 640GB",
             figures={"available_bytes": available},
         )
     wanted = (1 if buffers is None else buffers) + replicas
@@ -128,20 +148,20 @@ def judge_memory(
     if facts.refused:
         todo = "raise that limit (ulimit, or the container's)"
         return CheckResult(
-            name=name,
-            status="failed",
-            seen=f"{held}: the system refuses shared memory of that size: {facts.refused}",
-            todo=todo,
+            name,
+            "failed",
+            f"{held}: the system refuses shared memory of that size: {facts.refused}",
+            todo,
             figures=figures,
         )
     fit = admit(share_bytes, wanted=wanted, available_bytes=available).buffers
     if fit >= wanted:
-        return CheckResult(name=name, status="ok", seen=seen, figures=figures)
+        return CheckResult(name, "ok", seen, figures=figures)
     if fit:
         todo = "free memory, or lower checkpoint.buffers or peer.replicas; fewer will be held"
-        return CheckResult(name=name, status="warning", seen=seen, todo=todo, figures=figures)
+        return CheckResult(name, "warning", seen, todo, figures=figures)
     todo = "free memory, use more machines, or let saves hold up training: checkpoint.buffers = 0"
-    return CheckResult(name=name, status="failed", seen=seen, todo=todo, figures=figures)
+    return CheckResult(name, "failed", seen, todo, figures=figures)
 
 
 def judge_shm(facts: MemoryFacts) -> CheckResult | None:
@@ -151,12 +171,12 @@ def judge_shm(facts: MemoryFacts) -> CheckResult | None:
     seen = f"{gigabytes(facts.shm_bytes)} free in /dev/shm"
     figures = {"free_bytes": facts.shm_bytes}
     if facts.shm_bytes >= SHM_WANTED_BYTES:
-        return CheckResult(name="shared memory", status="ok", seen=seen, figures=figures)
+        return CheckResult("shared memory", "ok", seen, figures=figures)
     return CheckResult(
-        name="shared memory",
-        status="warning",
-        seen=seen,
-        todo="data loaders and NCCL run out of it: docker run --shm-size, or a larger /dev/shm",
+        "shared memory",
+        "warning",
+        seen,
+        "data loaders and NCCL run out of it: docker run --shm-size, or a larger /dev/shm",
         figures=figures,
     )
 
@@ -166,16 +186,10 @@ def judge_files(soft: int, hard: int) -> CheckResult:
     figures = {"soft": soft, "hard": hard}
     seen = f"{soft:,} open files are allowed"
     if soft >= FILES_WANTED:
-        return CheckResult(name="open files", status="ok", seen=seen, figures=figures)
+        return CheckResult("open files", "ok", seen, figures=figures)
     todo = f"ulimit -n {max(min(hard, 65536), FILES_WANTED)}"
-    status = "warning" if soft >= FILES_LEAST else "failed"
-    return CheckResult(
-        name="open files",
-        status=status,  # type: ignore[arg-type]
-        seen=seen,
-        todo=todo,
-        figures=figures,
-    )
+    status: Status = "warning" if soft >= FILES_LEAST else "failed"
+    return CheckResult("open files", status, seen, todo, figures=figures)
 
 
 class StackFacts(msgspec.Struct, kw_only=True):
@@ -198,21 +212,19 @@ def judge_stacks(facts: StackFacts) -> CheckResult:
     """Whether a hang's report will have stacks from outside a process."""
     name = "stacks"
     if facts.read:
-        return CheckResult(name=name, status="ok", seen="py-spy reads another process's stack")
+        return CheckResult(name, "ok", "py-spy reads another process's stack")
     if not facts.installed:
         return CheckResult(
-            name=name,
-            status="warning",
-            seen="py-spy is not installed: of a rank that hangs in C, no stack can be shown",
-            todo="pip install 'outlast[debug]'",
+            name,
+            "warning",
+            "py-spy is not installed: of a rank that hangs in C, no stack can be shown",
+            "pip install 'outlast[debug]'",
         )
     scope = facts.ptrace_scope
     todo = "allow ptrace: docker run --cap-add SYS_PTRACE" + (
         ", or kernel.yama.ptrace_scope = 0" if scope else ""
     )
-    return CheckResult(
-        name=name, status="warning", seen=f"py-spy is refused: {facts.error}", todo=todo
-    )
+    return CheckResult(name, "warning", f"py-spy is refused: {facts.error}", todo)
 
 
 def judge_recovery(*, is_wanted: bool, workers: int, lacking: str) -> CheckResult:
@@ -226,18 +238,18 @@ def judge_recovery(*, is_wanted: bool, workers: int, lacking: str) -> CheckResul
     name = "recovery"
     if workers == 1:
         seen = "a lost worker: it is the only one, and starts again, warm, from memory"
-        return CheckResult(name=name, status="ok", seen=seen)
+        return CheckResult(name, "ok", seen)
     if not is_wanted:
         seen = "a lost worker: all start again, warm, from memory (workers.in_process = true "
         seen += "keeps the others' processes: docs/recovery.md)"
-        return CheckResult(name=name, status="ok", seen=seen)
+        return CheckResult(name, "ok", seen)
     if lacking:
         seen = f"a lost worker: all start again, warm, from memory: this torch has no {lacking}"
         todo = "install a torch that docs/recovery.md names, or leave workers.in_process off"
-        return CheckResult(name=name, status="warning", seen=seen, todo=todo)
+        return CheckResult(name, "warning", seen, todo)
     seen = "a lost worker: the others go on in their processes, and no step is lost, where the "
     seen += "script has a session and DDP or outlast.SameBits"
-    return CheckResult(name=name, status="ok", seen=seen)
+    return CheckResult(name, "ok", seen)
 
 
 class PlatformFacts(msgspec.Struct, kw_only=True):
@@ -263,12 +275,12 @@ def judge_platform(facts: PlatformFacts) -> CheckResult:
     name = "platform"
     figures = {} if facts.notice_s is None else {"notice_s": facts.notice_s}
     if not facts.silent:
-        return CheckResult(name=name, status="ok", seen=facts.reason, figures=figures)
+        return CheckResult(name, "ok", facts.reason, figures=figures)
     return CheckResult(
-        name=name,
-        status="failed" if facts.was_set else "warning",
-        seen=f"no notice would be heard: {'; '.join(facts.silent)}",
-        todo="let this machine reach its metadata service (in a container: hop limit 2), or set "
+        name,
+        "failed" if facts.was_set else "warning",
+        f"no notice would be heard: {'; '.join(facts.silent)}",
+        "let this machine reach its metadata service (in a container: hop limit 2), or set "
         'notice.platform = "none"',
         figures=figures,
     )
@@ -322,8 +334,8 @@ def judge_gpus(facts: GpusFacts) -> CheckResult:
     if not facts.gpus:
         if facts.error:
             todo = "nvidia-smi must work first; pip install 'outlast[nvidia]' reads more"
-            return CheckResult(name=name, status="warning", seen=facts.error, todo=todo)
-        return CheckResult(name=name, status="skipped", seen="no NVIDIA GPU on this machine")
+            return CheckResult(name, "warning", facts.error, todo)
+        return CheckResult(name, "skipped", "no NVIDIA GPU on this machine")
     sick = [words for gpu in facts.gpus for words in _sick(gpu)]
     # How many a machine has depends on its board and bridges: its GPUs are compared.
     links = max(gpu.links_up for gpu in facts.gpus)
@@ -339,17 +351,13 @@ def judge_gpus(facts: GpusFacts) -> CheckResult:
     figures = {"count": len(facts.gpus)}
     if sick:
         todo = "reset it (nvidia-smi -r) or drain the machine; if it comes back, have it replaced"
-        return CheckResult(
-            name=name, status="failed", seen="; ".join(sick), todo=todo, figures=figures
-        )
+        return CheckResult(name, "failed", "; ".join(sick), todo, figures=figures)
     if tired or facts.xids:
         said = [*tired, *(f"the kernel said {line}" for line in facts.xids[-2:])]
         todo = f"look at cooling and power (nvidia-smi -q); Xids that count: {HOT_XIDS}"
-        return CheckResult(
-            name=name, status="warning", seen="; ".join(said), todo=todo, figures=figures
-        )
+        return CheckResult(name, "warning", "; ".join(said), todo, figures=figures)
     seen = f"{len(facts.gpus)} × {', '.join(models)}, driver {facts.driver}, nothing wrong"
-    return CheckResult(name=name, status="ok", seen=seen, figures=figures)
+    return CheckResult(name, "ok", seen, figures=figures)
 
 
 def _sick(gpu: GpuFacts) -> list[str]:
@@ -385,15 +393,15 @@ def judge_versions_here(
     if torn:
         said = "; ".join(f"{one} {here[one]} is installed, {loaded[one]} is loaded" for one in torn)
         todo = "two installations are mixed: install it anew, look at PYTHONPATH"
-        return CheckResult(name="versions", status="failed", seen=said, todo=todo)
+        return CheckResult("versions", "failed", said, todo)
     other = [name for name, version in (job or {}).items() if here.get(name, version) != version]
     if other:
         said = "; ".join(
             f"{one} {here[one]}, the job began with {(job or {})[one]}" for one in other
         )
         todo = "fine if that was meant; else install what the job began with"
-        return CheckResult(name="versions", status="warning", seen=said, todo=todo)
-    return CheckResult(name="versions", status="ok", seen=seen)
+        return CheckResult("versions", "warning", said, todo)
+    return CheckResult("versions", "ok", seen)
 
 
 def judge_speed(
@@ -402,22 +410,22 @@ def judge_speed(
     """A machine's own speed: a figure, good or bad only beside its peers'."""
     if matmul_gflops is None:
         return CheckResult(
-            name="compute",
-            status="failed",
-            seen="a short multiplication of matrices did not come to its end",
-            todo='try: python -c "import torch; torch.ones(9).sum()"',
+            "compute",
+            "failed",
+            "a short multiplication of matrices did not come to its end",
+            'try: python -c "import torch; torch.ones(9).sum()"',
         )
     figures = {"matmul_gflops": round(matmul_gflops, 1)}
     seen = f"matmul {matmul_gflops:,.0f} GFLOP/s on {device}"
     if all_reduce_bytes is not None:
         figures["all_reduce_bytes_per_s"] = round(all_reduce_bytes)
         seen += f"; all-reduce among {workers} processes {gigabytes(all_reduce_bytes)}/s"
-        return CheckResult(name="compute", status="ok", seen=seen, figures=figures)
+        return CheckResult("compute", "ok", seen, figures=figures)
     return CheckResult(
-        name="compute",
-        status="failed",
-        seen=f"{seen}; a short all-reduce among {workers} processes did not come to its end",
-        todo="try with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME set to this machine's interface",
+        "compute",
+        "failed",
+        f"{seen}; a short all-reduce among {workers} processes did not come to its end",
+        "try with GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME set to this machine's interface",
         figures=figures,
     )
 
@@ -432,27 +440,7 @@ def join_names(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-SLOW_COMMIT_S: Final = 5.0  # a small file, durable: claims and manifests wait for it
-LEAST_FREE_BYTES: Final = 1 << 30
-_TODO: Final = {
-    errno.EROFS: "remount it for writing, or name another place",
-    errno.ENOSPC: "free some space (outlast checkpoints prune), or name another place",
-    errno.EDQUOT: "free some of the quota, or name another place",
-    errno.EACCES: "give this user the right to write there, or name another place",
-    errno.EPERM: "give this user the right to write there, or name another place",
-    errno.EIO: "look at the disk and at the kernel's log (dmesg), or name another place",
-    errno.ESTALE: "mount it anew",
-    errno.ETIMEDOUT: "look at the server and at the network to it",
-}
-_STAGES: Final = {
-    "open": "cannot be used",
-    "small": "takes no small file",
-    "conditional": "cannot decide who of two comes first (conditional put)",
-    "big": "takes no data",
-    "lock": "cannot be locked",
-    "read": "does not give back what was written",
-    "remove": "lets nothing be removed",
-}
+# --- places for checkpoints, and the notice ------------------------------------------------------
 
 
 class PlaceFacts(msgspec.Struct, kw_only=True):
@@ -506,19 +494,17 @@ def judge_place(name: str, where: str, facts: PlaceFacts) -> CheckResult:
         facts: what the probe found.
     """
     if facts.stage:
-        todo = _TODO.get(facts.number, "mend that, or name another place")
+        todo = _PLACE_TODO.get(facts.number, "mend that, or name another place")
         if "://" in where and facts.number in {errno.EIO, errno.EACCES}:
             todo = "look at the endpoint, the region and the credentials in the environment"
         seen = f"{where} {_STAGES[facts.stage]}: {facts.error}"
-        return CheckResult(
-            name=name, status="failed", seen=seen, todo=todo, figures=_figures(facts)
-        )
+        return CheckResult(name, "failed", seen, todo, figures=_figures(facts))
     if facts.put_new is False:
         return CheckResult(
-            name=name,
-            status="failed",
-            seen=f"{where}: {facts.doubt}, so two machines could both lead",
-            todo=facts.todo,
+            name,
+            "failed",
+            f"{where}: {facts.doubt}, so two machines could both lead",
+            facts.todo,
             figures=_figures(facts),
         )
     parts = []
@@ -531,29 +517,23 @@ def judge_place(name: str, where: str, facts: PlaceFacts) -> CheckResult:
     seen = f"{where}: {', '.join(parts)}"
     if facts.small_s is not None and facts.small_s > SLOW_COMMIT_S:
         todo = "every commit and every claim waits so long: look at the server, or name another"
-        return CheckResult(
-            name=name, status="warning", seen=seen, todo=todo, figures=_figures(facts)
-        )
+        return CheckResult(name, "warning", seen, todo, figures=_figures(facts))
     if facts.doubt:
         seen = f"{seen}; {facts.doubt}"
-        return CheckResult(
-            name=name, status="warning", seen=seen, todo=facts.todo, figures=_figures(facts)
-        )
+        return CheckResult(name, "warning", seen, facts.todo, figures=_figures(facts))
     if facts.locks is False:
         todo = "its file system has no locks: see to it that the job is started only once"
-        return CheckResult(
-            name=name, status="warning", seen=seen, todo=todo, figures=_figures(facts)
-        )
-    return CheckResult(name=name, status="ok", seen=seen, figures=_figures(facts))
+        return CheckResult(name, "warning", seen, todo, figures=_figures(facts))
+    return CheckResult(name, "ok", seen, figures=_figures(facts))
 
 
 def not_in_time(name: str, where: str, limit_s: float) -> CheckResult:
     """The place's probe hangs, and was left behind."""
     return CheckResult(
-        name=name,
-        status="failed",
-        seen=f"{where} did not answer within {limit_s:.0f} s",
-        todo="look at the mount, its server and the network to it; a save would hang there too",
+        name,
+        "failed",
+        f"{where} did not answer within {limit_s:.0f} s",
+        "look at the mount, its server and the network to it; a save would hang there too",
     )
 
 
@@ -572,12 +552,12 @@ def judge_space(
         return None
     name, free = f"space {tier}", facts.free_bytes
     if share_bytes is None:
-        status = "ok" if free >= LEAST_FREE_BYTES else "warning"
+        status: Status = "ok" if free >= LEAST_FREE_BYTES else "warning"
         return CheckResult(
-            name=name,
-            status=status,  # type: ignore[arg-type]
-            seen=f"{gigabytes(free)} free; how large a checkpoint is, is not known yet",
-            todo="say how large the state is (--state 640GB) to have it compared",
+            name,
+            status,
+            f"{gigabytes(free)} free; how large a checkpoint is, is not known yet",
+            "say how large the state is (--state 640GB) to have it compared",
             figures={"free_bytes": free},
         )
     wanted = (keep + 1) * share_bytes
@@ -589,13 +569,11 @@ def judge_space(
         else f"{gigabytes(free)} are free"
     )
     if left >= wanted:
-        return CheckResult(name=name, status="ok", seen=seen, figures=figures)
+        return CheckResult(name, "ok", seen, figures=figures)
     fits = max(left // share_bytes - 1, 0) if share_bytes else keep
     todo = f"keep = {fits} would fit; or free some space" if fits else "free some space"
     # With one and one in the making a job runs, with fewer checkpoints than its owner wanted.
-    return CheckResult(
-        name=name, status="warning" if fits else "failed", seen=seen, todo=todo, figures=figures
-    )
+    return CheckResult(name, "warning" if fits else "failed", seen, todo, figures=figures)
 
 
 class Flush(msgspec.Struct, frozen=True, kw_only=True):
@@ -634,14 +612,10 @@ def judge_notice(
     name = "notice"
     if notice_s is None:
         seen = "nobody says how many seconds there are between a notice and the end"
-        return CheckResult(
-            name=name, status="skipped", seen=seen, todo="set notice.grace if you know"
-        )
+        return CheckResult(name, "skipped", seen, "set notice.grace if you know")
     if share_bytes is None:
         seen = f"{notice_s:.0f} s of notice; how large the state is, is not known yet"
-        return CheckResult(
-            name=name, status="skipped", seen=seen, todo="say it with --state, such as 640GB"
-        )
+        return CheckResult(name, "skipped", seen, "say it with --state, such as 640GB")
     before_s = heard_s + AGREEMENT_S + step_s
     out_s = leaving_s(notice_s)
     needs_s = {
@@ -649,7 +623,7 @@ def judge_notice(
     }
     if not needs_s:
         seen = f"{notice_s:.0f} s of notice, and no place that checkpoints could be written to"
-        return CheckResult(name=name, status="failed", seen=seen, todo="mend a tier, see above")
+        return CheckResult(name, "failed", seen, "mend a tier, see above")
     best = min(flushes, key=lambda one: needs_s[one.tier])
     lasting = [one for one in flushes if one.outlasts]
     shown = min(lasting, key=lambda one: needs_s[one.tier]) if lasting else best
@@ -671,16 +645,16 @@ def judge_notice(
             if needed < float("inf")
             else "the notice is over before a save begins: checkpoint.every bounds what is lost"
         )
-        return CheckResult(name=name, status="failed", seen=seen, todo=todo, figures=figures)
+        return CheckResult(name, "failed", seen, todo, figures=figures)
     if not shown.outlasts:
         return CheckResult(
-            name=name,
-            status="warning",
-            seen=f"{seen}; {shown.tier} is on this machine's own disk",
-            todo="if the disk goes with the machine, add a faster [[tier]] that stays",
+            name,
+            "warning",
+            f"{seen}; {shown.tier} is on this machine's own disk",
+            "if the disk goes with the machine, add a faster [[tier]] that stays",
             figures=figures,
         )
-    return CheckResult(name=name, status="ok", seen=seen, figures=figures)
+    return CheckResult(name, "ok", seen, figures=figures)
 
 
 def _figures(facts: PlaceFacts) -> dict[str, float]:

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from outlast.policy.exclusion import fewest_out
 from outlast.policy.fitness import CheckResult, gigabytes, join_names, seconds
 
 CLOCK_WARNED_S: Final = 1.0
@@ -31,6 +32,8 @@ MAD_SIGMA: Final = 1.4826
 JUDGED_AMONG: Final = 3
 # A difference in these is one of programs, in others of releases that work together.
 SAME: Final = ("outlast", "torch", "python", "numpy", "cuda", "nccl")
+SETTLE_S: Final = 5.0  # for more machines than the fewest, after the last one came
+STILL_S: Final = 15.0  # without going on, after which one is gone
 
 
 class PeerLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +100,8 @@ def compare(
     """
     missing = missing or {}
     findings: dict[str, list[CheckResult]] = {one.node: [] for one in reports}
-    for judge in (_reach, _clocks, _versions, _speeds):
-        for node, finding in judge(reports, missing).items():
+    for found in (_reach(reports, missing), _clocks(reports), _versions(reports), _speeds(reports)):
+        for node, finding in found.items():
             findings[node].append(finding)
     sick = dict.fromkeys(missing, "it came and did not report")
     for one in reports:
@@ -116,17 +119,8 @@ def _reach(reports: Sequence[MachineReport], missing: Mapping[str, str]) -> dict
             if link.error and node in broken:
                 broken[one.node][node] = link.error
                 broken[node].setdefault(one.node, link.error)
-    out = set(missing)
-    while True:  # the one that most others do not reach, until those that are left reach each other
-        left = {
-            node: [other for other in others if other not in out]
-            for node, others in broken.items()
-            if node not in out
-        }
-        worst = max(left, key=lambda node: (len(left[node]), node), default="")
-        if not worst or not left[worst]:
-            break
-        out.add(worst)
+    pairs = {frozenset((node, other)) for node, others in broken.items() for other in others}
+    out = fewest_out((pair for pair in pairs if pair.isdisjoint(missing)), rank=str)
     found = {}
     for one in reports:
         others = broken[one.node]
@@ -136,24 +130,21 @@ def _reach(reports: Sequence[MachineReport], missing: Mapping[str, str]) -> dict
             waits_s = [2 * link.bound_s for link in one.links.values() if not link.error]
             worst_s = f", an answer takes {seconds(max(waits_s))}" if waits_s else ""
             seen = f"{number} other machine{'s' * (number != 1)} reached{worst_s}"
-            found[one.node] = CheckResult(name="peers", status="ok", seen=seen)
+            found[one.node] = CheckResult("peers", "ok", seen)
         elif one.node in out:
             todo = "look at the network and its firewall; name its address with --local-addr"
-            found[one.node] = CheckResult(
-                name="peers", status="failed", seen=f"does not reach {said}", todo=todo
-            )
+            found[one.node] = CheckResult("peers", "failed", f"does not reach {said}", todo)
         else:
             found[one.node] = CheckResult(
-                name="peers",
-                status="warning",
-                seen=f"does not reach {said}",
-                todo=f"look at {join_names([names[node] for node in sorted(others)])}",
+                "peers",
+                "warning",
+                f"does not reach {said}",
+                f"look at {join_names([names[node] for node in sorted(others)])}",
             )
     return found
 
 
-def _clocks(reports: Sequence[MachineReport], missing: Mapping[str, str]) -> dict[str, CheckResult]:
-    del missing
+def _clocks(reports: Sequence[MachineReport]) -> dict[str, CheckResult]:
     names = {one.node: one.machine for one in reports}
     ahead: dict[str, list[tuple[float, float, str]]] = {one.node: [] for one in reports}
     for one in reports:
@@ -186,22 +177,13 @@ def judge_clock(offset_s: float, bound_s: float, whom: str, name: str = "clock")
     way = "ahead of" if offset_s > 0 else "behind"
     seen = f"{seconds(abs(offset_s))} (±{seconds(bound_s)}) {way} {whom}"
     if certain_s <= CLOCK_WARNED_S:
-        return CheckResult(name=name, status="ok", seen=seen, figures=figures)
+        return CheckResult(name, "ok", seen, figures=figures)
     failed = certain_s > CLOCK_FAILED_S
     todo = "set it (chronyd or systemd-timesyncd): notices end by the clock, stores refuse by it"
-    return CheckResult(
-        name=name,
-        status="failed" if failed else "warning",
-        seen=seen,
-        todo=todo,
-        figures=figures,
-    )
+    return CheckResult(name, "failed" if failed else "warning", seen, todo, figures=figures)
 
 
-def _versions(
-    reports: Sequence[MachineReport], missing: Mapping[str, str]
-) -> dict[str, CheckResult]:
-    del missing
+def _versions(reports: Sequence[MachineReport]) -> dict[str, CheckResult]:
     odd: dict[str, list[str]] = {one.node: [] for one in reports}
     for package in SAME:
         has = {one.node: one.versions.get(package, "none") for one in reports}
@@ -226,14 +208,12 @@ def _versions(
     for node, words in odd.items():
         if words:
             todo = "install the same on every machine (one container image does)"
-            found[node] = CheckResult(
-                name="versions alike", status="failed", seen="; ".join(words), todo=todo
-            )
+            found[node] = CheckResult("versions alike", "failed", "; ".join(words), todo)
         elif len(reports) > 1:
             seen = f"the same on {len(reports)} machines"
             if any(odd.values()):
                 seen = "what most machines have"
-            found[node] = CheckResult(name="versions alike", status="ok", seen=seen)
+            found[node] = CheckResult("versions alike", "ok", seen)
     return found
 
 
@@ -247,8 +227,7 @@ class _Speed(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float]  # node → the larger the better
 
 
-def _speeds(reports: Sequence[MachineReport], missing: Mapping[str, str]) -> dict[str, CheckResult]:
-    del missing
+def _speeds(reports: Sequence[MachineReport]) -> dict[str, CheckResult]:
     slow: dict[str, list[str]] = {}
     doubted: dict[str, list[str]] = {}
     for device in {one.device for one in reports}:
@@ -263,12 +242,12 @@ def _speeds(reports: Sequence[MachineReport], missing: Mapping[str, str]) -> dic
         name, node = "speed alike", one.node
         if node in slow:
             seen = "; ".join(slow[node])
-            found[node] = CheckResult(name=name, status="failed", seen=seen, todo=todo)
+            found[node] = CheckResult(name, "failed", seen, todo)
         elif node in doubted:
             seen = "; ".join(doubted[node])
-            found[node] = CheckResult(name=name, status="warning", seen=seen, todo=todo)
+            found[node] = CheckResult(name, "warning", seen, todo)
         elif len(reports) > 1:
-            found[node] = CheckResult(name=name, status="ok", seen="as fast as its peers")
+            found[node] = CheckResult(name, "ok", "as fast as its peers")
     return found
 
 
@@ -314,8 +293,7 @@ def _shown(value: float, speed: _Speed) -> str:
     return f"{value:,.0f} GFLOP/s" if speed.unit_gflops else f"{gigabytes(value)}/s"
 
 
-SETTLE_S: Final = 5.0  # for more machines than the fewest, after the last one came
-STILL_S: Final = 15.0  # without going on, after which one is gone
+# --- who takes part ------------------------------------------------------------------------------
 
 
 class Company:

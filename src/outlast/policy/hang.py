@@ -47,6 +47,7 @@ SLOW_KNOWN_AFTER: Final = 3
 HALF_AFTER: Final = 2000.0  # gaps
 BACKSTOP: Final = 1.5  # torch's own time-outs come after ours
 BACKSTOP_S: Final = 60.0
+STEPS_KEPT: Final = 1000  # steps back
 
 
 class Activity(enum.StrEnum):
@@ -151,9 +152,6 @@ def collective_timeout_s(limits: HangLimits) -> float:
     return BACKSTOP * max(limits.limit_s(kind) for kind in Activity) + BACKSTOP_S
 
 
-KEPT: Final = 1000  # steps back
-
-
 class StepTimes:
     """What was seen; times in seconds of any one clock."""
 
@@ -189,5 +187,5 @@ class StepTimes:
         while longest and longest[-1][1] <= seconds:
             longest.pop()  # shorter, and older
         longest.append((self._count, seconds))
-        while longest[0][0] <= self._count - KEPT:
+        while longest[0][0] <= self._count - STEPS_KEPT:
             longest.popleft()

@@ -49,12 +49,42 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import msgspec
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Numbers = npt.NDArray[np.float64]  # one, or one of each job
+
 PRIOR_SHAPE: Final = 1.0
 PRIOR_EXPOSURE_H: Final = 10.0
 _TINY: Final = 1e-300
 _CLOSE: Final = 1e-16
 _LARGE: Final = 1e6  # shapes above it: Wilson and Hilferty's cube root, good to 1e-7 there
 _HALVINGS_MOST: Final = 200  # a double has fewer
+BEGINS: Final = 0.1
+CHANGES: Final = 0.05
+MEMORY_H: Final = 500.0  # of calm: after so long a failure counts 1/e of what it did
+ENDS: Final = 0.5  # times for each failure: how often a burst ends
+STORM_ENDS: Final = 0.02  # likewise, a storm
+_RATES: Final = tuple(10 ** (number / 3) for number in range(-4, 11))  # per hour: 20 h to 1.7 s
+SLOWEST_STORM: Final = 4.0  # per hour: what is slower is calm's
+# The rate of each and how soon it ends, the slowest first.
+KINDS: Final = tuple(
+    (rate, ends)
+    for rate in _RATES
+    for ends in (ENDS, STORM_ENDS)
+    if ends == ENDS or rate > SLOWEST_STORM
+)
+RATES: Final = tuple(rate for rate, _ in KINDS)
+FASTER: Final = 2.0  # times as quick as calm, at least: slower is no burst
+EVIDENCE_H: Final = 1.0
+STORM_LEAST: Final = 3  # failures: two may be chance
+NEGLIGIBLE: Final = 1e-12
+NEAR: Final = 1e-6  # rates that differ by less are told apart by so much
+LARGEST: Final = 600.0  # exponent
+
+
+# --- in the mean ---------------------------------------------------------------------------------
 
 
 class Posterior(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,35 +254,11 @@ def crossing(function: Callable[[float], float], inside: float, outside: float) 
     return inside
 
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+# --- just now: bursts ----------------------------------------------------------------------------
 
-    Numbers = npt.NDArray[np.float64]  # one, or one of each job
 
-BEGINS: Final = 0.1
-CHANGES: Final = 0.05
-MEMORY_H: Final = 500.0  # of calm: after so long a failure counts 1/e of what it did
 # Calm's rate is unknown by decades, as a burst's is: one in 10 h, but three hours outweigh it.
 PRIOR: Final = Posterior(prior_shape=0.3, prior_exposure_h=3.0)
-ENDS: Final = 0.5  # times for each failure: how often a burst ends
-STORM_ENDS: Final = 0.02  # likewise, a storm
-_RATES: Final = tuple(10 ** (number / 3) for number in range(-4, 11))  # per hour: 20 h to 1.7 s
-SLOWEST_STORM: Final = 4.0  # per hour: what is slower is calm's
-# The rate of each and how soon it ends, the slowest first.
-KINDS: Final = tuple(
-    (rate, ends)
-    for rate in _RATES
-    for ends in (ENDS, STORM_ENDS)
-    if ends == ENDS or rate > SLOWEST_STORM
-)
-RATES: Final = tuple(rate for rate, _ in KINDS)
-FASTER: Final = 2.0  # times as quick as calm, at least: slower is no burst
-EVIDENCE_H: Final = 1.0
-STORM_LEAST: Final = 3  # failures: two may be chance
-NEGLIGIBLE: Final = 1e-12
-NEAR: Final = 1e-6  # rates that differ by less are told apart by so much
-LARGEST: Final = 600.0  # exponent
 
 
 class Hazard(msgspec.Struct, frozen=True):

@@ -39,6 +39,11 @@ RESERVE_BYTES: Final = 512 << 20  # what training itself may still need at the l
 RESERVE_SHARE: Final = 0.05  # of what is free now
 EASY: Final = 0.5  # of what is free: what nobody has asked for takes no more
 GIB: Final = 1 << 30
+REPLICAS_MAX: Final = 2
+Save = TypeVar("Save", bound=Any)
+
+
+# --- snapshots -----------------------------------------------------------------------------------
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +90,7 @@ def admit(
     )
 
 
-REPLICAS_MAX: Final = 2
+# --- copies on other machines --------------------------------------------------------------------
 
 
 class PlacedMachine(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,7 +139,7 @@ def _place(machine: PlacedMachine) -> tuple[str, ...]:
     return (*(machine.labels.get(label, "") for label in LABELS), machine.node)
 
 
-Save = TypeVar("Save", bound=Any)
+# --- checkpoints ---------------------------------------------------------------------------------
 
 
 def removable(

@@ -53,6 +53,21 @@ from typing import Final
 
 import msgspec
 
+_NONE: Final = "health.rollbacks allows none"
+ACTIONS: Final = ("report", "stop", "rollback")
+WATCHED: Final = ("loss", "grad_norm")
+LEAST: Final = 20  # good values before any is called a spike
+NORMAL: Final = 1.4826  # from the median absolute deviation to a standard deviation
+RELATIVE: Final = 0.5
+ABSOLUTE: Final = 1e-6
+BEYOND: Final = 2.0
+DOUBLINGS_MAX: Final = 16
+CARRIED_MAX: Final = 100  # good values of a kind that an attempt hands on
+CLEAN_MAX: Final = 16  # stretches without a sign that are remembered
+
+
+# --- what a rollback undoes ----------------------------------------------------------------------
+
 
 class Batches(msgspec.Struct, frozen=True, kw_only=True):
     """Batches that follow each other in one loop of the script.
@@ -98,17 +113,7 @@ def is_left_out(ranges: Iterable[Batches], loop: int, number: int) -> bool:
     return any(one.loop == loop and one.first <= number <= one.last for one in ranges)
 
 
-_NONE: Final = "health.rollbacks allows none"
-ACTIONS: Final = ("report", "stop", "rollback")
-WATCHED: Final = ("loss", "grad_norm")
-LEAST: Final = 20  # good values before any is called a spike
-NORMAL: Final = 1.4826  # from the median absolute deviation to a standard deviation
-RELATIVE: Final = 0.5
-ABSOLUTE: Final = 1e-6
-BEYOND: Final = 2.0
-DOUBLINGS_MAX: Final = 16
-CARRIED_MAX: Final = 100  # good values of a kind that an attempt hands on
-CLEAN_MAX: Final = 16  # stretches without a sign that are remembered
+# --- when a loss is wrong ------------------------------------------------------------------------
 
 
 class LossRules(msgspec.Struct, frozen=True, kw_only=True):

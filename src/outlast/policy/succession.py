@@ -25,10 +25,23 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-FACTOR: Final = 4.0  # times the longest delay seen lately
+DELAY_FACTOR: Final = 4.0  # times the longest delay seen lately
 GROWTH_MAX: Final = 10.0  # times the limit asked for, at most
-RECENT: Final = 256
+DELAYS_KEPT: Final = 256
 FORGIVEN: Final = 2  # times in a row that we may have been held up
+ASKS_PER_S: Final = 200.0
+AGAIN_S: Final = 0.2
+AGAIN_MAX_S: Final = 2.0
+EAGER: Final = int(ASKS_PER_S * AGAIN_S)  # so many machines may ask every AGAIN_S
+
+PROMPT_S: Final = 1.0  # that a look may take longer than twice the quickest one
+LOOKS_MIN: Final = 4  # that have to see a counter stand still
+REFUSED_S: Final = 2.5  # without a sign of life, after which one that is not there is believed gone
+UNREACHED_S: Final = 6.0
+STRANGER_S: Final = 12.0  # for one that has no part in the attempt: storage may stall for 10 s
+
+
+# --- a connection --------------------------------------------------------------------------------
 
 
 class Silence:
@@ -39,7 +52,7 @@ class Silence:
         recent: how many delays are remembered.
     """
 
-    def __init__(self, limit_s: float, *, recent: int = RECENT) -> None:
+    def __init__(self, limit_s: float, *, recent: int = DELAYS_KEPT) -> None:
         self._least_s = limit_s
         self._asked_s: float | None = None
         self._looked_s: float | None = None
@@ -49,7 +62,7 @@ class Silence:
     @property
     def limit_s(self) -> float:
         """How long silence may last now."""
-        wanted_s = FACTOR * max(self._delays, default=0.0)
+        wanted_s = DELAY_FACTOR * max(self._delays, default=0.0)
         return min(max(self._least_s, wanted_s), GROWTH_MAX * self._least_s)
 
     def excuse(self) -> None:
@@ -80,16 +93,7 @@ class Silence:
         return now_s - self._asked_s > self.limit_s
 
 
-ASKS_PER_S: Final = 200.0
-AGAIN_S: Final = 0.2
-AGAIN_MAX_S: Final = 2.0
-EAGER: Final = int(ASKS_PER_S * AGAIN_S)  # so many machines may ask every AGAIN_S
-
-PROMPT_S: Final = 1.0  # that a look may take longer than twice the quickest one
-LOOKS_MIN: Final = 4  # that have to see a counter stand still
-REFUSED_S: Final = 2.5  # without a sign of life, after which one that is not there is believed gone
-UNREACHED_S: Final = 6.0
-STRANGER_S: Final = 12.0  # for one that has no part in the attempt: storage may stall for 10 s
+# --- who is next ---------------------------------------------------------------------------------
 
 
 def heirs(

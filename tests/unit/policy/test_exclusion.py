@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from rosters import all_ready, formed, formed_any, roster_of, stops
 
-from outlast.policy.exclusion import FIRST_S, Exclusion, Exclusions, lasts_s
+from outlast.policy.exclusion import FIRST_OUT_S, Exclusion, Exclusions, lasts_s
 from outlast.policy.membership import Excludes, RosterPhase
 
 
@@ -224,5 +224,7 @@ def test_it_lasts_minutes_at_first_and_twice_as_long_each_time_that_it_comes_aga
         found.append(for_s)
         last, now_t = (now_t + for_s, for_s), now_t + for_s + 600.0
     assert found == [120, 240, 480, 960, 1920, 3600, 3600, 3600]
-    assert lasts_s(3600.0, last, last[0] + 3601.0, 3600.0) == FIRST_S  # the last time is forgotten
+    assert (
+        lasts_s(3600.0, last, last[0] + 3601.0, 3600.0) == FIRST_OUT_S
+    )  # the last time is forgotten
     assert lasts_s(15.0, None, 0.0, 3600.0) == lasts_s(15.0, (0.0, 15.0), 1.0, 3600.0) == 15.0

@@ -66,15 +66,15 @@ def test_an_hour_later_it_is_forgotten():
     one = running()
     for at_s in (20.0, 21.0, 22.0):
         one.lost("a", at_s)
-    one.lost("a", 22.0 + exclusion.MEMORY_S)
-    assert is_worth_it(one, [("a", 0.0)], members=1, now_s=22.0 + exclusion.MEMORY_S)
+    one.lost("a", 22.0 + exclusion.LOSS_MEMORY_S)
+    assert is_worth_it(one, [("a", 0.0)], members=1, now_s=22.0 + exclusion.LOSS_MEMORY_S)
 
 
 def test_hosts_that_never_come_back_are_not_remembered_for_ever():
     one = running()
     for number in range(10_000):
         one.lost(f"pod-{number}", 20.0 + 60.0 * number)
-    assert len(one._lost) <= 2 * exclusion.HOSTS
+    assert len(one._lost) <= 2 * exclusion.HOSTS_KEPT
 
 
 @pytest.mark.parametrize("members", [1, 100])

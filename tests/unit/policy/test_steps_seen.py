@@ -1,6 +1,6 @@
 """How long steps take, as somebody sees it who looks now and then."""
 
-from outlast.policy.hang import KEPT, StepTimes
+from outlast.policy.hang import STEPS_KEPT, StepTimes
 
 
 def seen(*pairs):
@@ -26,10 +26,10 @@ def test_steps_that_went_by_unseen_took_no_longer():
 
 
 def test_a_long_step_is_forgotten_at_last():
-    steps = seen((0, 0.0), (1, 60.0), *((step, 60.0 + step) for step in range(2, KEPT + 1)))
-    assert steps.longest_s(60.0 + KEPT) == 60.0
-    steps.seen(KEPT + 1, 61.0 + KEPT)
-    assert steps.longest_s(61.0 + KEPT) == 2.0
+    steps = seen((0, 0.0), (1, 60.0), *((step, 60.0 + step) for step in range(2, STEPS_KEPT + 1)))
+    assert steps.longest_s(60.0 + STEPS_KEPT) == 60.0
+    steps.seen(STEPS_KEPT + 1, 61.0 + STEPS_KEPT)
+    assert steps.longest_s(61.0 + STEPS_KEPT) == 2.0
 
 
 def test_another_attempt_makes_some_steps_again_and_remembers_the_rest():
