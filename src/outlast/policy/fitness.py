@@ -435,11 +435,6 @@ def share_of(state_bytes: int | None, machines: int) -> int | None:
     return None if state_bytes is None else -(-state_bytes // max(machines, 1))
 
 
-def join_names(names: Sequence[str]) -> str:
-    """Names for people: a, b and c."""
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-
-
 # --- places for checkpoints, and the notice ------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from outlast.policy.exclusion import fewest_out
-from outlast.policy.fitness import CheckResult, gigabytes, join_names, seconds
+from outlast.policy.fitness import CheckResult, gigabytes, seconds
 
 CLOCK_WARNED_S: Final = 1.0
 CLOCK_FAILED_S: Final = 5.0  # notices say when they end by the clock
@@ -291,6 +291,11 @@ def _slow(speed: _Speed) -> dict[str, tuple[str, bool]]:
 
 def _shown(value: float, speed: _Speed) -> str:
     return f"{value:,.0f} GFLOP/s" if speed.unit_gflops else f"{gigabytes(value)}/s"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names for people: a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 # --- who takes part ------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import collections
 import math
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -222,17 +223,16 @@ class Series:
     @property
     def usual(self) -> float | None:
         """The median of the good values."""
-        return _median(sorted(self._good)) if self._good else None
+        return statistics.median(self._good) if self._good else None
 
     @property
     def limit(self) -> float | None:
         """Beyond which a value is a spike; None before there are enough to tell."""
         if len(self._good) < min(LEAST, self._good.maxlen or LEAST):
             return None
-        ordered = sorted(self._good)
-        median = _median(ordered)
-        spread = NORMAL * _median(sorted(abs(value - median) for value in ordered))
-        furthest = ordered[-1] - median
+        median = statistics.median(self._good)
+        spread = NORMAL * statistics.median(abs(value - median) for value in self._good)
+        furthest = max(self._good) - median
         return median + max(
             self._factor * spread, RELATIVE * abs(median), ABSOLUTE, BEYOND * furthest
         )
@@ -401,10 +401,3 @@ def _target(
             if found:
                 return max(found)
     return 0
-
-
-def _median(ordered: Sequence[float]) -> float:
-    middle = len(ordered) // 2
-    if len(ordered) % 2:
-        return ordered[middle]
-    return (ordered[middle - 1] + ordered[middle]) / 2
