@@ -3,8 +3,8 @@
 **Where was the same failure seen** (:func:`recurrence_of`): a failure that one machine has and
 others do not is that machine's (a GPU gone, no driver, a card that another process fills, a network
 card that hangs collectives); one that follows the work to other machines is the script's. So
-nothing is called a bug before it was tried elsewhere, where there is an elsewhere. Two failures are
-the same if their kind is, and what they say, without numbers: ranks, ports, process ids and
+nothing is called a bug before it was tried on another machine, if there is one. Two failures are
+the same if their kinds are, and their words without numbers: ranks, ports, process ids and
 gigabytes differ from one machine and one attempt to the next.
 
 **What does the machine cost** (:func:`weigh`): both sides are parts of the job's time. Of M
@@ -18,7 +18,7 @@ it comes back. It is left out where
 Where a spare machine waits to take its place, nothing but that is lost by leaving it out.
 
 How often it fails is counted over its last failures, of which there must be a few: three in the
-last minute are three in a minute, also after ten good hours. The stretch that says most counts.
+last minute are three in a minute, also after ten good hours. The costliest stretch counts.
 
 A SIGKILL of unknown sender counts little. One that a storm or a person sends hits any machine; the
 twelfth that hits the same machine and no other is no chance any more. So each counts a twelfth

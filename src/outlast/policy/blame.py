@@ -2,28 +2,28 @@
 
 The watcher on each machine fills in a :class:`RankLook` of each of its ranks; :func:`judge` names.
 All ranks of a synchronous job stop together: those who wait for the culprit look as stuck as the
-culprit does. What tells them apart, in the order in which it decides:
+culprit does. These tell them apart; the first that holds decides:
 
 1. a process that is stopped;
 2. a rank that does not wait for others: the one that has come least far, by completed steps and
    collectives begun;
-3. where all of whom something was seen wait: a machine whose agent says nothing, once asked twice;
-   the few that have begun fewer collectives, or are in another step: they have passed one by that
-   the others wait in; a rank that has left;
-4. else nobody: a message was lost.
+3. where all ranks that were seen wait: a machine whose agent says nothing, once asked twice; the
+   few that have begun fewer collectives, or are in another step: they have passed one by that the
+   others wait in; a rank that has left;
+4. else nobody is to blame: a message was lost.
 
 A rank is only named once it has been given the time that is its own, and while nobody who has come
 no further still has some: one that evaluates, compiles or saves while the others wait for it is
 slow by right, and those who wait may spin as if they computed. Where that time is not over yet, the
-answer is when to look again. Whoever is being debugged is left alone, and the others with it.
+answer is when to look again. A rank in a debugger is left alone, and the others with it.
 
 A name is not a proof: a file system that answers after a minute looks like one that never does.
-``is_proven`` is kept for what time does not mend, and what is not proven costs the job no more than
-one restart (see ``HangLimits.too_soon``, and ``policy.restart``).
+``is_proven`` is set only where waiting longer would not help. A hang without proof costs the job no
+more than one restart (see ``HangLimits.too_soon``, and ``policy.restart``).
 
 Looks at several machines are not of one moment: while one of them answered late, because all of
-its processes were stopped, the job may have gone on. So what was seen is compared once more with
-how far the ranks are when all looks are in: where one that was late has gone on (``has_gone_on``),
+its processes were stopped, the job may have gone on. So the looks are compared once more with how
+far the ranks are when all looks are in: where one that was late has gone on (``has_gone_on``),
 nobody is named.
 
 What can go wrong: a look is of one moment. A function that is called between two others is seen as

@@ -17,9 +17,9 @@ nobody who was left out before comes in for one that was told to stay.
 everybody. One that stays for an hour pays for a pause of a second many times over; one that comes
 and goes every minute does not. How long machines stay is learned from losses (a Gamma prior, as for
 any unknown rate: one loss in ten machine-hours to begin with), for the job as a whole, and for a
-host that was lost several times by letting it wait longer each time.
+host that was lost several times, which waits longer each time.
 
-Rejected: leaving a machine out for good (whoever is wrong about it once has lost it for the job);
+Rejected: leaving a machine out for good (one wrong decision would lose it for the job);
 re-forming whenever two machines cannot reach each other (for ever, when only that pair is cut).
 """
 

@@ -20,16 +20,17 @@ loss of the next step is the first that is computed from it. A rollback goes to 
 checkpoint from before the first sign (without any: to the newest commit before it, or to the
 start), leaves out batches from the one of the first sign on, and at each further rollback within
 ``stretch`` steps twice as many. How many does not depend on when somebody noticed: the same data
-give the same run. Only what is there is gone back to, as far as that is known: what the ledger
+give the same run. The target must be there, as far as that is known: a checkpoint that the ledger
 remembers may have been removed since. One that was seen to be healthy stays the target also where
 the step behind it goes wrong at once: ``settle`` good steps speak for it, and the machine is as
-likely the cause. Only what was not is passed over then, while there is another.
+likely the cause. Only a checkpoint that was not seen to be healthy is skipped then, while there is
+another.
 
-A rollback goes back to ``step``: whatever attempts up to its own made of later steps is on a branch
-that nobody goes on from, also what is committed late, or copied to a slow tier tomorrow. A manifest
+A rollback goes back to ``step``. Later steps of attempts up to its own are on a branch that nobody
+goes on from, also those that are committed late, or copied to a slow tier tomorrow. A manifest
 names its attempt and its step, so that each reader sees by itself whether it stands
 (:func:`is_undone`); nothing is written into a checkpoint, and none has to be found and removed
-before a job may go on. A step counts what the optimizer did, so the steps after a rollback have the
+before a job may go on. Steps count optimizer updates, so the steps after a rollback have the
 numbers of those that were undone. Batches are therefore counted apart: in each loop of the script
 from 1, those left out included. A batch keeps its number through rollbacks.
 

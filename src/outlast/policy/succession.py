@@ -1,4 +1,4 @@
-"""When another machine counts as lost, who coordinates then, and when a machine that seeks asks.
+"""When another machine counts as lost, which one coordinates then, and how often a machine asks.
 
 All machines compute the same.
 
