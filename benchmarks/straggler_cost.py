@@ -32,7 +32,7 @@ from outlast.attempt.link import connect, open_store
 from outlast.health.messages import Times, Timings
 from outlast.health.pace import LEAST, interval_s
 from outlast.launch import stragglers as judged
-from outlast.policy.stragglers import Steps, Stragglers
+from outlast.policy.stragglers import StepReports, Stragglers
 from outlast.training.timing import Meter
 
 HOST_S = 1.5e-3  # of a step, about: forward, backward and sums
@@ -170,7 +170,7 @@ def store_load(machines: int, ranks: int = 8) -> dict[str, float]:
             took_s += time.perf_counter() - began_s
         return took_s / machines
 
-    steps = Steps(machines * ranks)
+    steps = StepReports(machines * ranks)
     judge = Stragglers([1] * (machines * ranks))
     looks, sets, cpus = [], [], []
     for first in range(1, 100, 5):  # five new steps each time: one a second

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from typing import Final
 
 from outlast.planner.job import Clock, MachineLoss
-from outlast.policy.membership import Form, Order, Rules
-from outlast.policy.silence import Silence
-from outlast.policy.succession import Seeking, heirs
+from outlast.policy.membership import Form, MembershipRules, Order
+from outlast.policy.succession import Seeking, Silence, heirs
 from simulated_machines.coordinator import Coordinator
 from simulated_machines.losses import Place
 from simulated_machines.parts import Costs, Formed, Machine, Storage
@@ -38,7 +37,7 @@ class Cluster:
     def __init__(
         self,
         machines: int,
-        rules: Rules,
+        rules: MembershipRules,
         costs: Costs,
         *,
         seed: int,

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from outlast.policy.intake import Intake
-from outlast.policy.membership import End, Form, Leaves, Order, Phase, Roster, Stop
+from outlast.policy.exclusion import Intake
+from outlast.policy.membership import EndJob, Form, Leaves, Order, Roster, RosterPhase, StopWorkers
 from simulated_machines.parts import Machine, Server
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Coordinator:
 
     def _obey(self, order: Order) -> None:
         match order:
-            case Stop(reason=reason):
+            case StopWorkers(reason=reason):
                 self._stop_s, self._cause = self.cluster.clock.now_s, reason
                 for name in self.roster.members:
                     self._tell(name, self.cluster.halted)
@@ -105,7 +105,7 @@ class Coordinator:
                 self._form_s = self.cluster.clock.now_s
                 kinds = ("list", "read", "put_new")
                 self.cluster.storage.ask(kinds, lambda: self._claimed(order))
-            case Leaves() | End():
+            case Leaves() | EndJob():
                 pass
 
     def _tell(
@@ -162,7 +162,7 @@ class Coordinator:
 
     def _tick(self) -> None:
         if self.is_there:
-            if self.roster.phase is not Phase.ENDED:
+            if self.roster.phase is not RosterPhase.ENDED:
                 self.act(self.roster.tick)
             self.cluster.clock.after(TICK_S, self._tick)
 

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from outlast.planner.job import MachineLoss
-from outlast.policy.membership import Rules
+from outlast.policy.membership import MembershipRules
 from simulated_machines.cluster import Cluster
 from simulated_machines.losses import Place
 from simulated_machines.parts import Costs, Formed
@@ -78,7 +78,7 @@ def run(
         tells_changes: see :class:`Cluster`.
         with_role: each loss takes the coordinator's machine, with so many of its rack in all.
     """
-    rules = Rules(min_nodes=max(int(machines * min_share), 1), max_nodes=machines)
+    rules = MembershipRules(min_nodes=max(int(machines * min_share), 1), max_nodes=machines)
     cluster = Cluster(machines, rules, costs, seed=seed, place=place, tells_changes=tells_changes)
     start = random.Random(seed)
     for number in range(machines):

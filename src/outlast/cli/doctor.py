@@ -131,10 +131,10 @@ def _unread(words: str) -> Examined:
     import socket
 
     from outlast.health.doctor.examination import Examined
-    from outlast.policy.fitness import Finding
+    from outlast.policy.fitness import CheckResult
 
     todo = "correct the setting; outlast config --explain shows the rest"
-    found = Finding(name="settings", status="failed", seen=words, todo=todo)
+    found = CheckResult(name="settings", status="failed", seen=words, todo=todo)
     return Examined(machine=socket.gethostname(), fit=False, findings=[found], seconds=0.0)
 
 

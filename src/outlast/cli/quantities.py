@@ -18,8 +18,8 @@ import click
 import msgspec
 
 from outlast.planner.formulas import PUBLISHED, from_probability, published
+from outlast.policy.hazard import Posterior
 from outlast.policy.interval import TierCosts
-from outlast.policy.posterior import Posterior
 from outlast.tiers import nearest
 
 # Commas and underscores part thousands, in groups of three; elsewhere a comma is refused, because

@@ -37,9 +37,8 @@ from outlast.health.proc import Look, look_at, moved, state_of
 from outlast.health.pulse import ask_path, recorder_path
 from outlast.health.stacks import Stacks, take
 from outlast.health.watched import Watched
-from outlast.policy.blame import STOPPED_S
-from outlast.policy.hang import FRESH_STEPS, Kind, Limits, Set
-from outlast.policy.seen import Seen
+from outlast.policy.blame import STOPPED_S, RankLook
+from outlast.policy.hang import FRESH_STEPS, Activity, HangLimits, HangSettings
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +53,11 @@ RECORDED: Final = 3  # collectives
 RECORDED_MAX: Final = 200  # characters of each: sizes of hundreds of tensors tell nobody anything
 AT_ONCE: Final = 16
 _KINDS: Final = {
-    Phase.STARTING: Kind.START,
-    Phase.SAVING: Kind.SAVE,
-    Phase.EVALUATING: Kind.EVALUATE,
-    Phase.OUTSIDE: Kind.OUTSIDE,
-    Phase.ENDED: Kind.OUTSIDE,
+    Phase.STARTING: Activity.START,
+    Phase.SAVING: Activity.SAVE,
+    Phase.EVALUATING: Activity.EVALUATE,
+    Phase.OUTSIDE: Activity.OUTSIDE,
+    Phase.ENDED: Activity.OUTSIDE,
 }
 
 
@@ -74,7 +73,7 @@ class Track:
 
     def __init__(self, worker: Worker, now_s: float) -> None:
         self.worker = worker
-        self.kind = Kind.START
+        self.kind = Activity.START
         self.changed_s = now_s
         self.step: int | None = None
         self.is_session = False
@@ -82,7 +81,7 @@ class Track:
         self.pulse_s: float | None = None
         self._sign: tuple[Any, ...] | None = None
 
-    def look(self, heard: Heard, now_s: float) -> tuple[Kind, float] | None:
+    def look(self, heard: Heard, now_s: float) -> tuple[Activity, float] | None:
         """See what it says; the kind of thing that it did, and how long, once it goes on."""
         beat, phase, updates, pulse = heard.beat, heard.phase, heard.updates, heard.pulse
         evaluates = pulse is not None and pulse.is_evaluating
@@ -104,13 +103,13 @@ class Track:
         return (before, gap_s) if was_known else None
 
 
-def _kind(phase: Phase | None, evaluates: bool, is_fresh: bool) -> Kind:
+def _kind(phase: Phase | None, evaluates: bool, is_fresh: bool) -> Activity:
     if phase is None:
-        return Kind.START if is_fresh else Kind.STEP
-    kind = _KINDS.get(phase, Kind.STEP)
-    if kind is Kind.STEP and evaluates:
-        kind = Kind.EVALUATE
-    return Kind.START if is_fresh and kind is not Kind.OUTSIDE else kind
+        return Activity.START if is_fresh else Activity.STEP
+    kind = _KINDS.get(phase, Activity.STEP)
+    if kind is Activity.STEP and evaluates:
+        kind = Activity.EVALUATE
+    return Activity.START if is_fresh and kind is not Activity.OUTSIDE else kind
 
 
 class HangWatch:
@@ -118,7 +117,7 @@ class HangWatch:
 
     def __init__(self) -> None:
         self._watched: Watched | None = None
-        self._limits = Limits(Set())
+        self._limits = HangLimits(HangSettings())
         self._tracks: dict[int, Track] = {}
         self._gathering: Gathering | None = None
         self._again_s = self._looked_s = self._said_s = 0.0
@@ -128,7 +127,7 @@ class HangWatch:
         """An attempt begins."""
         begin, now_s = watched.begin, time.monotonic()
         self._watched = watched if begin.hang is not None else None
-        self._limits = Limits(begin.hang or Set(), begin.learned.get(NAME))
+        self._limits = HangLimits(begin.hang or HangSettings(), begin.learned.get(NAME))
         self._tracks = {one.rank: Track(one, now_s) for one in watched.workers}
         self._gathering = None
         self._again_s, self._looked_s, self._said_s = 0.0, now_s, now_s
@@ -168,7 +167,7 @@ class HangWatch:
                 track.changed_s += unseen_s
             if rank in watched.heard:
                 gap = track.look(watched.heard[rank], now_s)
-                if gap is not None and (gap[0] is not Kind.SAVE or gap[1] >= SAVED_S):
+                if gap is not None and (gap[0] is not Activity.SAVE or gap[1] >= SAVED_S):
                     self._limits.saw(*gap)
 
     def _is_late(self, track: Track, now_s: float) -> bool:
@@ -201,12 +200,12 @@ class HangWatch:
     def _learned(self, watched: Watched) -> Learned:
         return Learned(symptom=NAME, attempt=watched.begin.attempt, state=self._limits.state())
 
-    def _seen(self, track: Track, gathering: Gathering, now_s: float) -> Seen:
+    def _seen(self, track: Track, gathering: Gathering, now_s: float) -> RankLook:
         before, after, stacks, recorded = gathering.found[track.worker.rank]
         what = moved(before, after)
         in_backward = bool(stacks.frames) and stacks.frames[0].function == "_engine_run_backward"
         assert self._watched is not None  # noqa: S101 - asked while watching
-        return Seen(
+        return RankLook(
             rank=track.worker.rank,
             node=self._watched.begin.node,
             kind=track.kind,
@@ -214,8 +213,8 @@ class HangWatch:
             step=track.step,
             age_s=now_s - track.changed_s,
             limit_s=self._limits.limit_s(track.kind),
-            slow_s=self._limits.limit_s(Kind.EVALUATE),
-            outside_s=self._limits.limit_s(Kind.OUTSIDE),
+            slow_s=self._limits.limit_s(Activity.EVALUATE),
+            outside_s=self._limits.limit_s(Activity.OUTSIDE),
             begun=track.begun,
             pulse_age_s=None if track.pulse_s is None else now_s - track.pulse_s,
             state=after.state,

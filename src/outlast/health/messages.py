@@ -28,8 +28,8 @@ from typing import Final
 
 import msgspec
 
-from outlast.policy.hang import Set
-from outlast.policy.seen import Seen
+from outlast.policy.blame import RankLook
+from outlast.policy.hang import HangSettings
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Begin(_Message, frozen=True):
     beats: str
     world_size: int
     workers: tuple[Worker, ...]
-    hang: Set | None = None
+    hang: HangSettings | None = None
     learned: dict[str, State] = {}
 
 
@@ -95,7 +95,7 @@ class Suspicion(_Message, frozen=True):
     """All workers of this machine, of which some have made no progress for their limit."""
 
     attempt: int
-    seen: tuple[Seen, ...]
+    seen: tuple[RankLook, ...]
 
 
 class Ask(_Message, frozen=True):
@@ -109,7 +109,7 @@ class Evidence(_Message, frozen=True):
 
     attempt: int
     number: int
-    seen: tuple[Seen, ...]
+    seen: tuple[RankLook, ...]
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):

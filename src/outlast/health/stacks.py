@@ -24,7 +24,7 @@ import msgspec
 
 from outlast.health.answering import SIGNAL
 from outlast.health.proc import catches, state_of, tracer_of
-from outlast.policy.seen import Frame
+from outlast.policy.blame import Frame
 
 SPY_S: Final = 1.5
 ANSWER_S: Final = 0.5

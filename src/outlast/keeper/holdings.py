@@ -23,7 +23,7 @@ from outlast.keeper import wire
 from outlast.keeper.arena import Arena
 from outlast.keeper.budget import available_bytes
 from outlast.keeper.memory import Books
-from outlast.policy.admission import Admission, admit
+from outlast.policy.retention import Admission, admit
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from outlast.keeper.reception import Reception, fingerprint
 from outlast.keeper.replicate import Replicator
 from outlast.keeper.setup import Setup
 from outlast.peer import Channel, Tls, connect
-from outlast.policy.replicas import Machine, holders, num_replicas
+from outlast.policy.retention import PlacedMachine, holders, num_replicas
 from outlast.tiers import PEER
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Peers:
         if before is not None:
             before.close()
         replicas = num_replicas(self._setup.replicas, len(nodes))
-        machines = [Machine(node=one.node, labels=one.labels) for one in message.members]
+        machines = [PlacedMachine(node=one.node, labels=one.labels) for one in message.members]
         chosen = holders(machines, replicas)
         self._wards = frozenset(node for node in nodes if self._node in chosen[node])
         self._replicator.to([nodes[node] for node in chosen[self._node]])

@@ -57,7 +57,7 @@ from outlast.ledger.past import Past
 from outlast.notice import Notice
 from outlast.policy.blame import Named
 from outlast.policy.failures import Failure, is_echo
-from outlast.policy.restart import TOGETHER, RestartPolicy, Verdict
+from outlast.policy.restart import TOGETHER, RestartPolicy, RestartVerdict
 
 OF_A_LOSS: Final = (Exit.ROLLED_BACK, Exit.STARTS_ANEW)  # who ends with one of these says why
 # Workers that drain together leave one after the other; the first must not end the others.
@@ -116,7 +116,7 @@ class Agent(LocalElasticAgent):
         )
         self._watch = Watch(spec.monitor_interval, self._machines.news)
         spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
-        self.verdict: Verdict | None = None
+        self.verdict: RestartVerdict | None = None
         self.signalled = False
         self._ledger = ledger
         self._desk = desk
@@ -377,7 +377,7 @@ class Agent(LocalElasticAgent):
             return causes
         return [] if self._machines.have_trouble(TROUBLE_S) else lost
 
-    def _give_up(self, verdict: Verdict) -> RunResult:
+    def _give_up(self, verdict: RestartVerdict) -> RunResult:
         """End the job here: torch's loop then stops instead of restarting."""
         self.verdict = verdict
         self._remaining_restarts = 0
@@ -562,7 +562,7 @@ class Agent(LocalElasticAgent):
         if self._told or any(catches(worker.id, signal.SIGTERM) for worker in group.workers):
             return False  # a session (on its way out it is deaf), or a script that wants to hear
         self._give_up(
-            Verdict(
+            RestartVerdict(
                 restart=False,
                 exit_code=int(Exit.DRAINED),
                 reason="this machine has left, the others go on",

@@ -40,10 +40,9 @@ from outlast.health.pulse import TIMEOUT_VARIABLE
 from outlast.launch.health import Health
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
-from outlast.policy.blame import Named, NotYet, has_gone_on, judge
+from outlast.policy.blame import Named, NotYet, RankLook, has_gone_on, held_by, judge
 from outlast.policy.failures import Failure
-from outlast.policy.hang import Kind, Limits, Set, collective_timeout_s
-from outlast.policy.seen import Seen, held_by
+from outlast.policy.hang import Activity, HangLimits, HangSettings, collective_timeout_s
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What one machine shows."""
 
     node: str
-    seen: tuple[Seen, ...]
+    seen: tuple[RankLook, ...]
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +79,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a suspicion: ``named`` is None where it is too soon."""
 
     named: Named | None = None
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[RankLook, ...] = ()
 
 
 class Hangs:
@@ -105,7 +104,7 @@ class Hangs:
         directory: Path,
         beats: Path,
         *,
-        chosen: Set | None,
+        chosen: HangSettings | None,
         hosts: Callable[[], list[str]] = list,
     ) -> None:
         self.named: Named | None = None
@@ -116,10 +115,12 @@ class Hangs:
         self._directory = directory
         self._beats = beats
         self._lock = threading.Condition()
-        self._own: tuple[float, tuple[Seen, ...]] | None = None  # our newest suspicion, and when
+        self._own: tuple[float, tuple[RankLook, ...]] | None = (
+            None  # our newest suspicion, and when
+        )
         self._answer: Evidence | None = None
         self._attempt = self._settled = 0
-        self._unproven: tuple[Kind, int | None] | None = None  # the last one
+        self._unproven: tuple[Activity, int | None] | None = None  # the last one
         self._held: set[tuple[int, str]] = set()  # ranks, and who traces them, as was said
         self._written = threading.Event()
         self._written.set()
@@ -134,7 +135,7 @@ class Hangs:
         if self.chosen is None:
             os.environ.pop(TIMEOUT_VARIABLE, None)
         else:
-            limits = Limits(self.chosen, self._health.learned(NAME))
+            limits = HangLimits(self.chosen, self._health.learned(NAME))
             os.environ[TIMEOUT_VARIABLE] = f"{collective_timeout_s(limits):.0f}"
 
     def begin(self, group: Any) -> None:
@@ -199,7 +200,7 @@ class Hangs:
         own = self._own
         return own is not None and time.monotonic() - own[0] < FRESH_S
 
-    def evidence(self, number: int) -> tuple[Seen, ...]:
+    def evidence(self, number: int) -> tuple[RankLook, ...]:
         """What our watcher sees; asked, unless it has just said so."""
         with self._lock:
             own, self._own = self._own, None
@@ -228,7 +229,7 @@ class Hangs:
                 found[worker.global_rank] = step, heard.pulse.begun if heard.pulse else -1
         return Places(now=found)
 
-    def settle(self, attempt: int, named: Named, seen: Sequence[Seen]) -> None:
+    def settle(self, attempt: int, named: Named, seen: Sequence[RankLook]) -> None:
         """It is known who hangs: the agent ends the attempt, and the ledger has it.
 
         Nothing happens where that attempt is over already.
@@ -260,12 +261,12 @@ class Hangs:
         if named.is_proven or self.chosen is None:
             return
         here = named.kind, named.step
-        limits = Limits(self.chosen, self._health.learned(NAME))
+        limits = HangLimits(self.chosen, self._health.learned(NAME))
         limits.too_soon(named.kind, named.given_s, again=here == self._unproven)
         self._unproven = here
         self._health.teach(NAME, limits.state())
 
-    def _told(self, named: Named, seen: Sequence[Seen], place: Path) -> dict[str, Any]:
+    def _told(self, named: Named, seen: Sequence[RankLook], place: Path) -> dict[str, Any]:
         return {
             "ranks": list(named.ranks),
             "nodes": list(named.nodes),
@@ -281,8 +282,8 @@ class Hangs:
             "stacks": str(place),
         }
 
-    def _longest_s(self, kind: Kind) -> float:
-        return Limits(self.chosen or Set(), self._health.learned(NAME)).longest_s(kind)
+    def _longest_s(self, kind: Activity) -> float:
+        return HangLimits(self.chosen or HangSettings(), self._health.learned(NAME)).longest_s(kind)
 
     def _stacks(self, group: Any) -> dict[int, bytes]:
         found = {}
@@ -298,19 +299,19 @@ def _leave(stacks: dict[int, bytes], folder: Path) -> None:
         (folder / f"rank-{rank:05d}.txt").write_bytes(text)
 
 
-def hang_of(settings: Settings) -> Set | None:
+def hang_of(settings: Settings) -> HangSettings | None:
     """How long workers may be without progress, as the owner has set it; None: off."""
     chosen = settings.health_hang
     if chosen.is_off:
         return None
-    return Set(
+    return HangSettings(
         fixed_s=chosen.seconds,
         floor_s=settings.health_hang_floor_s,
         ceiling_s=settings.health_hang_ceiling_s,
     )
 
 
-def failure_of(named: Named, chosen: Set | None, hosts: tuple[str, ...] = ()) -> Failure:
+def failure_of(named: Named, chosen: HangSettings | None, hosts: tuple[str, ...] = ()) -> Failure:
     """A hang as the failure that ended the attempt.
 
     Args:
@@ -407,7 +408,7 @@ class _Exchange:
 
     def _judge(self, number: int, wait_s: float) -> Verdict:
         deadline_s = time.monotonic() + wait_s
-        seen: list[Seen] = []
+        seen: list[RankLook] = []
         blind: list[int] = []
         for rank in range(self._group.group_world_size):
             left_s = max(deadline_s - time.monotonic(), 0.01)

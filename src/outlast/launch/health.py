@@ -36,7 +36,7 @@ from outlast.health.messages import (
 )
 from outlast.launch.warm.wire import readable
 from outlast.ledger.file import Ledger
-from outlast.policy.hang import Set
+from outlast.policy.hang import HangSettings
 
 logger = logging.getLogger(__name__)
 
@@ -242,7 +242,7 @@ def note_gap(ledger: Ledger, what: str, reason: str, seconds: float) -> None:
 
 
 def begin_of(
-    group: Any, pids: dict[int, int], ledger: Ledger, beats: Path, hang: Set | None
+    group: Any, pids: dict[int, int], ledger: Ledger, beats: Path, hang: HangSettings | None
 ) -> Begin:
     """What the watcher is to know of the workers ``group``, just started with these process ids."""
     return Begin(

@@ -31,19 +31,18 @@ from outlast.ledger.file import Ledger
 from outlast.ledger.glance import Glance, Seen
 from outlast.ledger.narrator import say
 from outlast.ledger.past import Past
+from outlast.policy.attribution import AgentView, Stakes
 from outlast.policy.exclusion import lasts_s
 from outlast.policy.failures import (
     CONSEQUENCES,
-    Action,
     Failure,
     Kind,
+    Remedy,
     is_echo,
     kind_of,
     most_telling,
 )
-from outlast.policy.restart import FAILURES, Limits, RestartPolicy, Verdict
-from outlast.policy.weighing import Stakes
-from outlast.policy.whereabouts import Here
+from outlast.policy.restart import FAILURES, RestartLimits, RestartPolicy, RestartVerdict
 
 POLL_S: Final = 0.1
 TWO: Final = 2  # machines: one alone is never left out
@@ -95,7 +94,7 @@ class Judging:
 
     def judge(
         self, failures: Sequence[Failure], lasted_s: float, *, echoes: bool, updates: int = 0
-    ) -> Verdict:
+    ) -> RestartVerdict:
         """What follows an attempt in which these happened; a restart is written down.
 
         Args:
@@ -109,7 +108,7 @@ class Judging:
         attempt = self._ledger.attempt
         window_s = self._policy.limits.window_s
         sightings = tuple(one for one in seen.sightings if now_t - one.t < window_s)
-        here = Here(host=self._host, attempt=attempt, seen=sightings)
+        here = AgentView(host=self._host, attempt=attempt, seen=sightings)
         verdict = self._policy.judge(
             failures,
             lasted_s=lasted_s,
@@ -158,7 +157,7 @@ class Judging:
                 kind=self.kind_of(one).value,
             )
 
-    def write_down(self, verdict: Verdict) -> None:
+    def write_down(self, verdict: RestartVerdict) -> None:
         """A restart, for people, for other agents and for the next one on this machine."""
         seen = verdict.sighting
         self._ledger.append(
@@ -176,7 +175,7 @@ class Judging:
             step=seen.step if seen else None,
         )
 
-    def act(self, verdict: Verdict, *, is_first: bool) -> Verdict:
+    def act(self, verdict: RestartVerdict, *, is_first: bool) -> RestartVerdict:
         """Do what is to be done before the next attempt; what follows in the end.
 
         Args:
@@ -191,19 +190,19 @@ class Judging:
             return self._policy.judge([], lasted_s=0.0, leaving=True)
         return verdict  # where there are others, the rendezvous finds that this machine must go
 
-    def _ask_others(self, verdict: Verdict) -> None:
-        if verdict.action is Action.LEAVE_OUT:
+    def _ask_others(self, verdict: RestartVerdict) -> None:
+        if verdict.action is Remedy.LEAVE_OUT:
             weighed = f"{verdict.weighed}; " if verdict.weighed else "its own failures, "
             reason = f"{weighed}the last one: {verdict.reason}"
             host = verdict.host or None
             asked = self._machines.leave_out(reason, for_s=self._out_s(host), host=host)
-        elif verdict.action is Action.ELSEWHERE:
+        elif verdict.action is Remedy.ELSEWHERE:
             asked = self._machines.leave_out(
                 verdict.reason, for_s=self._out_s(None), spare_only=True
             )
         else:
             return
-        if not asked and verdict.action is Action.LEAVE_OUT:
+        if not asked and verdict.action is Remedy.LEAVE_OUT:
             say("there is no other machine that could go on: this one is tried again")
 
     def _out_s(self, host: str | None) -> float:
@@ -280,7 +279,7 @@ class Judging:
 
 def restart_policy(max_restarts: int, settings: Settings, past: Past) -> RestartPolicy:
     """As the owner wants it, with what this machine has had before."""
-    limits = Limits(
+    limits = RestartLimits(
         without_progress=settings.restart_without_progress,
         failures=FAILURES if settings.restart_failures is None else settings.restart_failures,
         weighs=settings.restart_failures is None,

@@ -26,7 +26,7 @@ from outlast.launch.stores import OneMachine
 from outlast.ledger.file import Ledger
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.failures import Failure
-from outlast.policy.restart import ON_PURPOSE, Verdict
+from outlast.policy.restart import ON_PURPOSE, RestartVerdict
 
 TROUBLE_S: Final = 0.5
 BARRIER_S: Final = 0.5  # between two looks at what a machine that is done waits for
@@ -121,15 +121,15 @@ class Machines:
         ]
 
     @property
-    def ends_now(self) -> Verdict | None:
+    def ends_now(self) -> RestartVerdict | None:
         """How the job has ended elsewhere, if it has; its workers have been told, or are lost."""
         if self._alone is not None and self._alone.reign.overtaken:
             reason = self._alone.reign.overtaken
-            return Verdict(restart=False, exit_code=int(Exit.STORAGE), reason=reason)
+            return RestartVerdict(restart=False, exit_code=int(Exit.STORAGE), reason=reason)
         over = self._membership.over if self._membership is not None else None
         if over is None:
             return None
-        return Verdict(restart=False, exit_code=over.exit_code, reason=over.reason)
+        return RestartVerdict(restart=False, exit_code=over.exit_code, reason=over.reason)
 
     @property
     def asks_gently(self) -> str:
@@ -255,7 +255,7 @@ class Machines:
         if self._membership is not None:
             self._membership.needs(seconds)
 
-    def judged(self, failures: list[Failure]) -> Verdict | None:
+    def judged(self, failures: list[Failure]) -> RestartVerdict | None:
         """What follows for reasons that lie elsewhere; None: that is for this machine's policy."""
         membership = self._membership
         if membership is None or self._has_notice or not failures:
@@ -264,13 +264,13 @@ class Machines:
         if Exit.DRAINED not in codes or codes & set(ON_PURPOSE):
             return None  # whatever else ended has failed of the others' leaving
         if membership.somebody_departs:
-            return Verdict(restart=True, exit_code=int(Exit.FINISHED), reason=STAYS)
+            return RestartVerdict(restart=True, exit_code=int(Exit.FINISHED), reason=STAYS)
         # If this process hung, the word of those who asked them may not have reached it yet.
         if self.asks_gently or (self.have_trouble(TROUBLE_S) and self.ends_now is None):
-            return Verdict(restart=True, exit_code=int(Exit.FINISHED), reason=CHANGES)
+            return RestartVerdict(restart=True, exit_code=int(Exit.FINISHED), reason=CHANGES)
         return None
 
-    def stopped(self, verdict: Verdict) -> None:
+    def stopped(self, verdict: RestartVerdict) -> None:
         """This machine's policy ends the job: so do the others, unless only we leave."""
         membership = self._membership
         if membership is None:
@@ -279,14 +279,16 @@ class Machines:
         if not alone:
             membership.finish(verdict.exit_code, verdict.reason)
 
-    def wait_for_others(self, must_leave: Callable[[], bool]) -> Verdict | None:
+    def wait_for_others(self, must_leave: Callable[[], bool]) -> RestartVerdict | None:
         """This machine's workers have finished: how the job ends here; None: work is to go on."""
         membership = self._membership
         assert membership is not None  # noqa: S101 - asked where ``are_many``
         membership.done()
         while not membership.wait_until_over_or_halted(BARRIER_S):
             if must_leave():
-                return Verdict(restart=False, exit_code=int(Exit.DRAINED), reason=LEAVES_DONE)
+                return RestartVerdict(
+                    restart=False, exit_code=int(Exit.DRAINED), reason=LEAVES_DONE
+                )
         return self.ends_now
 
     @property

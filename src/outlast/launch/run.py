@@ -50,7 +50,7 @@ from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.desk import checked
 from outlast.notice.foresight import Foresight, standing
 from outlast.peer.reign import reign_over
-from outlast.policy.restart import Verdict
+from outlast.policy.restart import RestartVerdict
 from outlast.values import GRACE_MAX_S
 
 EXIT_BARRIER_S: Final = 300.0
@@ -203,7 +203,7 @@ def _attempts(
     *,
     past: Past,
     settings: config.Settings,
-) -> Verdict:
+) -> RestartVerdict:
     conf = launch.config
     spec = WorkerSpec(
         role=conf.role,
@@ -243,7 +243,7 @@ def _attempts(
     try:
         result = agent.run()
     except JobOver as error:
-        return Verdict(restart=False, exit_code=error.exit_code, reason=error.reason)
+        return RestartVerdict(restart=False, exit_code=error.exit_code, reason=error.reason)
     except RendezvousError as error:
         return _gave_up(f"the machines of this job do not come together: {error}")
     except SignalException as error:
@@ -256,16 +256,16 @@ def _attempts(
             shutil.rmtree(conf.logs_specs.root_log_dir, ignore_errors=True)
     if not result.is_failed() and agent.signalled:
         reason = "the workers ended after they were told of the notice; start me again"
-        return Verdict(restart=False, exit_code=int(Exit.DRAINED), reason=reason)
+        return RestartVerdict(restart=False, exit_code=int(Exit.DRAINED), reason=reason)
     if agent.verdict is not None:
         return agent.verdict
     if not result.is_failed():
-        return Verdict(restart=False, exit_code=int(Exit.FINISHED), reason="")
+        return RestartVerdict(restart=False, exit_code=int(Exit.FINISHED), reason="")
     return _gave_up("the workers failed")
 
 
-def _gave_up(reason: str) -> Verdict:
-    return Verdict(restart=False, exit_code=int(Exit.GAVE_UP), reason=reason)
+def _gave_up(reason: str) -> RestartVerdict:
+    return RestartVerdict(restart=False, exit_code=int(Exit.GAVE_UP), reason=reason)
 
 
 def _alone(launch: Launch, settings: config.Settings, past: Past, *, is_locked: bool) -> OneMachine:
@@ -301,7 +301,7 @@ def _rendezvous(
         raise ConfigError(f"{str(error).rstrip('.?!')}. All flags: outlast run --help") from None
 
 
-def _conclude(verdict: Verdict, job: Job, directory: Path, command: str) -> None:
+def _conclude(verdict: RestartVerdict, job: Job, directory: Path, command: str) -> None:
     where = place(directory)
     if verdict.exit_code == Exit.FINISHED:
         say(f"finished. Next: outlast report {where}")

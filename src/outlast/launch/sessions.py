@@ -16,7 +16,7 @@ from typing import Any, Final
 from outlast.attempt.beat import read_beat
 from outlast.attempt.link import DATA_KEY, PREFIX, TIED
 from outlast.launch.machines import Machines
-from outlast.policy.steps import Steps
+from outlast.policy.hang import StepTimes
 
 LOOK_S: Final = 0.2
 
@@ -36,7 +36,7 @@ class Sessions:
         self._machines = machines
         self._beats = beats
         self._saving_s = saving_s
-        self._steps = Steps()
+        self._steps = StepTimes()
         self._are_tied: bool | None = None
         self._looked_s = 0.0
 

@@ -36,7 +36,7 @@ from outlast.launch.machines import Machines
 from outlast.ledger.events import encode
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
-from outlast.policy.stragglers import Finding, Steps, Stragglers
+from outlast.policy.stragglers import StepReports, Straggler, Stragglers
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Judge:
 
     # --- in the round's thread -------------------------------------------------------------------
 
-    def _found(self, findings: list[tuple[str, list[Finding]]]) -> None:
+    def _found(self, findings: list[tuple[str, list[Straggler]]]) -> None:
         """News, by machine: (its name, its ranks)."""
         for host, found in findings:
             worst = max(found, key=lambda one: one.factor)
@@ -122,7 +122,7 @@ class Judge:
             if action in ("replace", "leave out"):
                 self._replace(host, worst, spare_only=action == "replace")
 
-    def _action(self, found: Finding) -> str:
+    def _action(self, found: Straggler) -> str:
         """What is done about it; a burst is over before anything could be done."""
         chosen = self._settings.health_straggler
         if found.over:
@@ -154,7 +154,7 @@ class Judge:
                 self._has_failed = True
                 say(f"health.notify failed, and training goes on: {words[0]}: {_why(error)}")
 
-    def _replace(self, host: str, found: Finding, *, spare_only: bool) -> None:
+    def _replace(self, host: str, found: Straggler, *, spare_only: bool) -> None:
         now_s = time.monotonic()
         if now_s - self._replaced_s.get(host, -REPLACED_S) < REPLACED_S:
             return
@@ -182,14 +182,14 @@ class _Round:
     """One attempt's thread."""
 
     def __init__(
-        self, group: Any, attempt: int, found: Callable[[list[tuple[str, list[Finding]]]], None]
+        self, group: Any, attempt: int, found: Callable[[list[tuple[str, list[Straggler]]]], None]
     ) -> None:
         self._attempt = attempt
         self._found = found
         self._me, self._machines = group.group_rank, group.group_world_size
         self._address = group.master_addr, group.master_port
         self._interval_s = interval_s(self._machines)
-        self._steps = Steps(group.workers[0].world_size)
+        self._steps = StepReports(group.workers[0].world_size)
         self._judge: Stragglers | None = None
         self._hosts: dict[int, str] = {}  # rank → machine
         self._latest: Timings | None = None
@@ -257,8 +257,8 @@ class _Round:
                 self._hosts.update(dict.fromkeys(times.ranks, timings.node))
                 self._steps.add(times.ranks, times.kinds, times.steps, times.seconds)
 
-    def _judged(self) -> list[Finding]:
-        news: list[Finding] = []
+    def _judged(self) -> list[Straggler]:
+        news: list[Straggler] = []
         for step, seconds in self._steps.complete():
             if self._judge is None:
                 self._judge = Stragglers(self._steps.kinds)
@@ -267,9 +267,9 @@ class _Round:
         return news
 
 
-def by_machine(news: list[Finding], hosts: dict[int, str]) -> list[tuple[str, list[Finding]]]:
+def by_machine(news: list[Straggler], hosts: dict[int, str]) -> list[tuple[str, list[Straggler]]]:
     """Ranks of one machine that are found together are one finding."""
-    groups: dict[tuple[str, str, bool], list[Finding]] = {}
+    groups: dict[tuple[str, str, bool], list[Straggler]] = {}
     for one in news:
         groups.setdefault((hosts.get(one.rank, ""), one.cause, one.over), []).append(one)
     return [(host, found) for (host, _, _), found in groups.items()]

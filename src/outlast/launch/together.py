@@ -28,7 +28,7 @@ from outlast.ledger.narrator import say
 from outlast.ledger.past import Past
 from outlast.peer.tls import Tls
 from outlast.policy.exclusion import Exclusion
-from outlast.policy.membership import Rules
+from outlast.policy.membership import MembershipRules
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def membership(launch: Launch, settings: config.Settings, job: Job, past: Past) 
     if tls is not None:
         tls.client()  # files that cannot be used are said before anything is started
     wait_s = wait_s_of(conf)
-    rules = Rules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes)
+    rules = MembershipRules(min_nodes=conf.min_nodes, max_nodes=conf.max_nodes)
     if settings.workers_in_process:  # a machine is ready when its survivors are
         stop_s = rules.stop_s + UNWIND_S + TAKE_DOWN_S
         rules = msgspec.structs.replace(rules, stop_s=stop_s)

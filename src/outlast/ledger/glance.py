@@ -19,9 +19,8 @@ import msgspec
 from outlast.errors import StorageError
 from outlast.ledger.events import Event
 from outlast.ledger.past import Past
+from outlast.policy.attribution import ESTIMATE_S, Sighting
 from outlast.policy.rollbacks import Rollback
-from outlast.policy.weighing import ESTIMATE_S
-from outlast.policy.whereabouts import Sighting
 
 WAIT_S: Final = 1.0
 

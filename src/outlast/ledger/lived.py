@@ -15,7 +15,7 @@ import msgspec
 from outlast.ledger.events import Event
 from outlast.ledger.incidents import Incident
 from outlast.ledger.past import Failures
-from outlast.policy.posterior import Posterior
+from outlast.policy.hazard import Posterior
 
 _JUST_S = 1.0  # between what is told of a loss and the sample before it
 

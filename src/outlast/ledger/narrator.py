@@ -17,7 +17,7 @@ from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.ledger.losses import back, left, wrong
 from outlast.ledger.slow import sentence as slow_sentence
-from outlast.policy.failures import Action, title_of
+from outlast.policy.failures import Remedy, title_of
 from outlast.policy.restart import ROLLED_BACK
 
 POLL_S: Final = 0.2
@@ -169,7 +169,7 @@ def _restart(event: Event) -> str:
     kind, action, wait_s = event.get("kind"), event.get("action"), event.get("wait_s") or 0.0
     if kind is not None:
         text += f" [{title_of(kind)}: {action}]"
-    if event.get("weighed") and action != Action.LEAVE_OUT.value:  # else what comes of it says so
+    if event.get("weighed") and action != Remedy.LEAVE_OUT.value:  # else what comes of it says so
         text += f"; this machine takes part on: {event.get('weighed')}"
     count = event.get("without_progress") or 0
     if wait_s >= SAID_S:

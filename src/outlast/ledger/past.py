@@ -28,15 +28,12 @@ from outlast.errors import StorageError
 from outlast.ledger.events import Event, decode
 from outlast.ledger.file import FILE_NAME
 from outlast.ledger.reserve import kept
-from outlast.policy.anomaly import CARRIED_MAX, WATCHED
+from outlast.policy.attribution import REMEMBERED as REMEMBERED_SIGHTINGS
+from outlast.policy.attribution import Sighting, Tolls
 from outlast.policy.cadence import AUTO_MEMORY_H, COSTS_KEPT, cost_of
-from outlast.policy.hazard import Hazard, of_a_new_job
-from outlast.policy.posterior import Posterior
-from outlast.policy.rollbacks import Batches, Rollback, is_undone
+from outlast.policy.hazard import Hazard, Posterior, of_a_new_job
+from outlast.policy.rollbacks import CARRIED_MAX, WATCHED, Batches, Rollback, is_undone
 from outlast.policy.tier_cadence import Beyond, Scope
-from outlast.policy.weighing import Tolls
-from outlast.policy.whereabouts import REMEMBERED as REMEMBERED_SIGHTINGS
-from outlast.policy.whereabouts import Sighting
 
 VARIABLE: Final = "OUTLAST_PAST"  # set by our agent for its workers
 CHUNK_BYTES: Final = 4 << 20

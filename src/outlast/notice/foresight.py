@@ -13,19 +13,19 @@ from outlast.config import Settings
 from outlast.ledger.events import Event
 from outlast.ledger.measured import Measured
 from outlast.notice.platform import Chosen
-from outlast.policy.drain import HTTP_S, Lane, check
+from outlast.policy.drain import HTTP_S, DrainTier, check
 from outlast.storage.mounts import is_network
 from outlast.tiers import Tier
 
 
-def lanes(tiers: tuple[Tier, ...], measured: Measured) -> list[Lane]:
+def lanes(tiers: tuple[Tier, ...], measured: Measured) -> list[DrainTier]:
     """The durable tiers as a drain sees them, with what they have shown."""
     found = []
     for tier in tiers:
         if tier.kind == "memory":
             continue
         seen = measured.save(tier.name)
-        lane = Lane(
+        lane = DrainTier(
             name=tier.name,
             outlasts=tier.kind == "object" or is_network(tier.url),
             slow_s=seen.slow_s if seen else None,

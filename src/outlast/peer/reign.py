@@ -33,7 +33,7 @@ from typing import Final
 from outlast.errors import ConfigError, StorageError, remedy
 from outlast.peer.claims import Alive, Claim, Claims, new_reign
 from outlast.peer.processes import is_alive, pid_of, this_process
-from outlast.policy.succession import AGAIN_S, STRANGER_S, Sign
+from outlast.policy.succession import AGAIN_S, STRANGER_S, CounterWatch
 from outlast.storage import Directory, Storage
 from outlast.storage.mounts import is_local
 
@@ -313,7 +313,7 @@ class _Before:
     """The one before, as far as storage shows it."""
 
     def __init__(self, place: str) -> None:
-        self.sign = Sign()
+        self.sign = CounterWatch()
         self.claim = Claim(attempt=0, node="", host="", address="")
         self._place = place
         self._alive: Alive | None = None

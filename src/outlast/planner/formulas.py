@@ -62,7 +62,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from outlast.policy.posterior import poisson_quantile, poisson_tail
+from outlast.policy.hazard import poisson_quantile, poisson_tail
 
 DAY_H: Final = 24.0
 BYTES_PER_PARAMETER: Final = {

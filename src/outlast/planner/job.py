@@ -4,7 +4,7 @@ When to save is asked of a :class:`~outlast.policy.cadence.Cadence`, which tiers
 :class:`~outlast.policy.tier_cadence.TierCadence`, what to do with a notice of
 :func:`~outlast.policy.drain.plan`, which checkpoints may go of
 :func:`~outlast.policy.retention.removable`, who holds whose copies of
-:func:`~outlast.policy.replicas.holders`, whether survivors have all that is needed of
+:func:`~outlast.policy.retention.holders`, whether survivors have all that is needed of
 :func:`~outlast.policy.regain.decide`, whether it is worth another attempt of
 :class:`~outlast.policy.restart.RestartPolicy`. Around them is a clock that costs nothing.
 
@@ -28,11 +28,11 @@ from typing import Final, Literal, NamedTuple, get_args
 import msgspec
 
 from outlast.ledger.goodput import PARTS, Part
-from outlast.policy import drain, regain, replicas, retention
+from outlast.policy import drain, regain, retention
 from outlast.policy.cadence import Cadence
 from outlast.policy.failures import Failure
 from outlast.policy.restart import RestartPolicy
-from outlast.policy.tier_cadence import Cost, Scope, Stop, TierCadence
+from outlast.policy.tier_cadence import Cost, Scope, TierCadence, TierStop
 
 Mode = Literal["rigid", "restart", "elastic", "peer", "local"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
@@ -347,8 +347,8 @@ class JobRun:
             return {}
         here = frozenset(self._here)
         if self._order[0] != here:
-            machines = [replicas.Machine(node=str(number)) for number in here]
-            self._order = (here, replicas.holders(machines, 1))
+            machines = [retention.PlacedMachine(node=str(number)) for number in here]
+            self._order = (here, retention.holders(machines, 1))
         return self._order[1]
 
     # --- training and saving --------------------------------------------------------------------
@@ -507,14 +507,14 @@ class JobRun:
             for keeper in (*keepers, node):
                 held.setdefault(keeper, []).append(int(node))
         offers = [
-            regain.Offer(
+            regain.StateOffer(
                 step=step,
                 timeline=1,
                 world_size=world,
                 digest="same",
                 is_grouped=True,
                 known=[
-                    regain.Known(timeline=1, rank=rank, world_size=world, step=step)
+                    regain.OwnState(timeline=1, rank=rank, world_size=world, step=step)
                     for rank in held.get(str(number), [])
                 ],
             )
@@ -522,7 +522,7 @@ class JobRun:
         ]
         # Machines that went before are not missed any more: their ranks are others' by now.
         offers[0].known.extend(
-            regain.Known(timeline=1, rank=rank, world_size=world, step=step)
+            regain.OwnState(timeline=1, rank=rank, world_size=world, step=step)
             for rank in range(world)
             if str(rank) not in self._home
         )
@@ -621,7 +621,7 @@ class JobRun:
 def flushed_to(levels: Iterable[Level], left_s: float, rest_s: float) -> str | None:
     """The level to which the runtime flushes in these seconds, after the step's rest; or none."""
     lanes = [
-        drain.Lane(
+        drain.DrainTier(
             name=level.name,
             outlasts=True,
             slow_s=level.cost_s + level.lag_s,
@@ -636,7 +636,7 @@ def flushed_to(levels: Iterable[Level], left_s: float, rest_s: float) -> str | N
 
 def _tier_cadence(setup: JobSetup) -> TierCadence:
     stops = [
-        Stop(
+        TierStop(
             name=level.name,
             survives=_SURVIVES[level.survives],
             every=level.every if position else level.every or 1,

@@ -22,6 +22,7 @@ from typing import Final, Literal, NamedTuple, cast
 
 import msgspec
 
+from outlast.policy.hazard import crossing
 from outlast.policy.interval import (
     LINEAR_RANGE,
     Costs,
@@ -33,7 +34,6 @@ from outlast.policy.interval import (
     linear_wall,
     young_h,
 )
-from outlast.policy.posterior import crossing
 
 Model = Literal[
     "linear at Young",

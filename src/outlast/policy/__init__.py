@@ -1,6 +1,18 @@
 """Decisions as small pure objects: facts and times come in as arguments, a decision comes out.
 
-``cadence``   when the next checkpoint is due
-``retention`` which checkpoints may go
-``restart``   whether a failed attempt is worth another
+================  ===============================================================================
+saving            ``cadence`` when the next checkpoint is due; ``tier_cadence`` which tiers take
+                  it; ``retention`` what is kept, and where
+their formulas    ``interval`` the interval that is best; ``hazard`` how often the job fails
+failures          ``failures`` of what kind; ``attribution`` whose; ``restart`` what follows
+leaving           ``drain`` how a notice is answered; ``regain`` what survivors go on from
+machines          ``membership`` who takes part; ``exclusion`` who is kept out; ``succession``
+                  who coordinates next
+watching          ``hang`` and ``blame`` no progress, and by whom; ``stragglers`` slow ranks;
+                  ``rollbacks`` a loss that goes wrong
+fitness           ``fitness`` one machine; ``fitness_peers`` machines beside each other
+================  ===============================================================================
+
+Guarantees: nothing here reads a clock, a file, a socket or chance. So the simulator runs the very
+objects of the runtime, and the same facts give the same decision on every machine.
 """

@@ -3,7 +3,7 @@
 A cadence in steps is exact: every multiple of it. A cadence in seconds counts from the last
 checkpoint. ``auto`` is the interval at which least time is lost, T = M [1 + W₀(-e^(-1-C/M))], from
 the time C that a checkpoint was measured to cost (``cost_of``) and the mean time M between failures
-that the job's own failures tell (:mod:`outlast.policy.posterior`). It stays within bounds; and it
+that the job's own failures tell (:mod:`outlast.policy.hazard`). It stays within bounds; and it
 is changed only where the new one differs by a sixth, as one that is off by so much costs about a
 percent of what is lost anyway. Until C is known it saves once after ``AUTO_FIRST_S``.
 
@@ -96,7 +96,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cadence(Protocol):
-    """Asked at each step boundary by one rank; the answer is for the boundary after it."""
+    """Asked at each step boundary by one rank; the answer is for the boundary after it.
+
+    A cadence that learns nothing from an event leaves its method out.
+    """
 
     def due(self, next_step: int, now_s: float) -> bool:
         """Whether a checkpoint should be taken once ``next_step`` is complete."""
@@ -106,15 +109,18 @@ class Cadence(Protocol):
 
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
         """A checkpoint was taken at ``step`` and blocked the loop for ``blocked_s``."""
+        return
 
     def lost(self, now_s: float) -> None:
         """The job has failed."""
+        return
 
     def begun(self, now_s: float) -> None:
         """It trains again."""
+        return
 
 
-class EverySteps:
+class EverySteps(Cadence):
     """At every multiple of ``steps``."""
 
     def __init__(self, steps: int) -> None:
@@ -128,17 +134,8 @@ class EverySteps:
         """After the steps that are missing."""
         return now_s + (self.steps - step % self.steps) * step_s
 
-    def taken(self, step: int, now_s: float, blocked_s: float) -> None:
-        """Nothing to learn."""
 
-    def lost(self, now_s: float) -> None:
-        """Nor here."""
-
-    def begun(self, now_s: float) -> None:
-        """Nor here."""
-
-
-class EverySeconds:
+class EverySeconds(Cadence):
     """When ``seconds`` have passed since the last one, or since ``start_s``."""
 
     def __init__(self, seconds: float, start_s: float) -> None:
@@ -156,9 +153,6 @@ class EverySeconds:
     def taken(self, step: int, now_s: float, blocked_s: float) -> None:
         """Count from here."""
         self._last_s = now_s
-
-    def lost(self, now_s: float) -> None:
-        """Nothing to learn."""
 
     def begun(self, now_s: float) -> None:
         """Count from here."""

@@ -34,7 +34,7 @@ def leaving_s(left_s: float) -> float:
     return min(LEAVING_S, LEAVING_SHARE * left_s)
 
 
-class Lane(msgspec.Struct, frozen=True, kw_only=True):
+class DrainTier(msgspec.Struct, frozen=True, kw_only=True):
     """A durable tier, as a drain sees it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class DrainPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is done with the seconds.
 
     Attributes:
@@ -77,11 +77,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan(
     left_s: float | None,
-    lanes: Sequence[Lane],
+    lanes: Sequence[DrainTier],
     *,
     step_slow_s: float = 0.0,
     step_fast_s: float = 0.0,
-) -> Plan:
+) -> DrainPlan:
     """Choose what to do with the time that is left.
 
     Args:
@@ -92,17 +92,17 @@ def plan(
     """
     head_s = step_slow_s + AGREEMENT_S
     if left_s is None:
-        return Plan(choice="flush", needs_s=_after(head_s, _least(lanes, slow=True)))
+        return DrainPlan(choice="flush", needs_s=_after(head_s, _least(lanes, slow=True)))
     until_s = left_s - leaving_s(left_s)
     best = _best(lanes, until_s - head_s, slow=True)
     if best:
         needs_s = _after(head_s, best[0].slow_s)
-        return Plan(choice="flush", tiers=_names(best), needs_s=needs_s, left_s=left_s)
+        return DrainPlan(choice="flush", tiers=_names(best), needs_s=needs_s, left_s=left_s)
     needs_s = _after(head_s, _least(lanes, slow=True))
     best = _best(lanes, until_s - step_fast_s, slow=False)
     if best:
-        return Plan(choice="try", tiers=_names(best), needs_s=needs_s, left_s=left_s)
-    return Plan(choice="keep", tiers=(), needs_s=needs_s, left_s=left_s)
+        return DrainPlan(choice="try", tiers=_names(best), needs_s=needs_s, left_s=left_s)
+    return DrainPlan(choice="keep", tiers=(), needs_s=needs_s, left_s=left_s)
 
 
 def hopeless(left_s: float, rest_s: Sequence[float]) -> list[bool]:
@@ -123,9 +123,9 @@ def hopeless(left_s: float, rest_s: Sequence[float]) -> list[bool]:
     return [rest > 2 * left_s and rest > nearest for rest in rest_s]
 
 
-def _best(lanes: Sequence[Lane], budget_s: float, *, slow: bool) -> list[Lane]:
+def _best(lanes: Sequence[DrainTier], budget_s: float, *, slow: bool) -> list[DrainTier]:
     """The lanes of the best way: the first of them directly, the others copied from it."""
-    ways: list[tuple[tuple[bool, int], list[Lane]]] = []
+    ways: list[tuple[tuple[bool, int], list[DrainTier]]] = []
     for index, first in enumerate(lanes):
         at_first_s = _seconds(first, slow=slow)
         if at_first_s > budget_s:
@@ -140,14 +140,14 @@ def _best(lanes: Sequence[Lane], budget_s: float, *, slow: bool) -> list[Lane]:
     return max(ways, key=lambda way: way[0], default=(None, []))[1]  # of equals the first
 
 
-def _seconds(lane: Lane, *, slow: bool) -> float:
+def _seconds(lane: DrainTier, *, slow: bool) -> float:
     known = lane.slow_s if slow else lane.fast_s
     if known is not None:
         return known
     return float("inf") if slow else 0.0  # nobody knows: it may be tried, and not relied upon
 
 
-def _least(lanes: Sequence[Lane], *, slow: bool) -> float | None:
+def _least(lanes: Sequence[DrainTier], *, slow: bool) -> float | None:
     known = [_seconds(lane, slow=slow) for lane in lanes]
     least = min(known, default=float("inf"))
     return None if least == float("inf") else least
@@ -157,7 +157,7 @@ def _after(head_s: float, save_s: float | None) -> float | None:
     return None if save_s is None else head_s + save_s
 
 
-def _names(lanes: Sequence[Lane]) -> tuple[str, ...]:
+def _names(lanes: Sequence[DrainTier]) -> tuple[str, ...]:
     return tuple(lane.name for lane in lanes)
 
 
@@ -197,7 +197,7 @@ def bandwidth_needed(
     return num_bytes / rest_s if rest_s > 0 else float("inf")
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True):
+class DrainCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a notice is long enough for this job.
 
     Attributes:
@@ -214,8 +214,8 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check(
-    notice_s: float, lanes: Sequence[Lane], *, heard_s: float, step_s: float, leaves: bool
-) -> Check | None:
+    notice_s: float, lanes: Sequence[DrainTier], *, heard_s: float, step_s: float, leaves: bool
+) -> DrainCheck | None:
     """Compare what a drain needs with what the platform gives; None while nobody knows.
 
     Args:
@@ -242,10 +242,10 @@ def check(
             f". {lane.name} is on this machine's own disk: if that goes with the machine, so does "
             "the checkpoint. Add a [[tier]] that stays"
         )
-    return Check(fits=fits, notice_s=notice_s, needs_s=needs_s, words=words)
+    return DrainCheck(fits=fits, notice_s=notice_s, needs_s=needs_s, words=words)
 
 
-def _remedy(notice_s: float, lane: Lane, before_s: float) -> str:
+def _remedy(notice_s: float, lane: DrainTier, before_s: float) -> str:
     out_s = leaving_s(notice_s)
     if notice_s <= before_s + out_s:
         return (

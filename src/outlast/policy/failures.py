@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 
 
-class Action(enum.Enum):
+class Remedy(enum.Enum):
     """What is done about it. The words go on from "…: "."""
 
     STOP = "stop"
@@ -58,7 +58,7 @@ class Kind(enum.Enum):
     PEER = "peer"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class KindRow(msgspec.Struct, frozen=True):
     """One row of the table.
 
     Attributes:
@@ -76,7 +76,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     title: str
     signs: str
-    action: Action
+    action: Remedy
     bug_after: int = 0
     own_after: int = 0
     alone: bool = False
@@ -86,147 +86,131 @@ AS_SET: Final = -1
 TWICE: Final = 2
 THRICE: Final = 3  # what only looked like it is given more time in between
 TABLE: Final = (
-    Row(
-        kind=Kind.USAGE,
-        title="called wrongly",
-        signs="exit code 2",
-        action=Action.STOP,
+    KindRow(Kind.USAGE, "called wrongly", "exit code 2", Remedy.STOP),
+    KindRow(
+        Kind.STORAGE_GONE,
+        "the job's own storage is unusable",
+        "exit code 77: our StorageError",
+        Remedy.STOP,
     ),
-    Row(
-        kind=Kind.STORAGE_GONE,
-        title="the job's own storage is unusable",
-        signs="exit code 77: our StorageError",
-        action=Action.STOP,
-    ),
-    Row(
-        kind=Kind.REFUSED,
-        title="refuses to resume",
-        signs="exit code 78",
-        action=Action.STOP,
-    ),
-    Row(
-        kind=Kind.DRAINED,
-        title="drained",
-        signs="exit code 75",
-        action=Action.STOP,
-    ),
-    Row(
-        kind=Kind.GPU,
-        title="a GPU is broken",
-        signs="uncorrectable ECC error, GPU lost or off the bus, NVLink error; CUDA or NCCL "
+    KindRow(Kind.REFUSED, "refuses to resume", "exit code 78", Remedy.STOP),
+    KindRow(Kind.DRAINED, "drained", "exit code 75", Remedy.STOP),
+    KindRow(
+        Kind.GPU,
+        "a GPU is broken",
+        "uncorrectable ECC error, GPU lost or off the bus, NVLink error; CUDA or NCCL "
         "failed, or it aborted, with an Xid that needs a reset or with new ECC errors",
-        action=Action.LEAVE_OUT,
+        Remedy.LEAVE_OUT,
         own_after=1,
     ),
-    Row(
-        kind=Kind.NO_GPU,
-        title="no GPU can be used",
-        signs="no NVIDIA driver, one that does not fit, no or fewer GPUs, torch without CUDA",
-        action=Action.LEAVE_OUT,
+    KindRow(
+        Kind.NO_GPU,
+        "no GPU can be used",
+        "no NVIDIA driver, one that does not fit, no or fewer GPUs, torch without CUDA",
+        Remedy.LEAVE_OUT,
         bug_after=TWICE,
         own_after=1,
         alone=True,
     ),
-    Row(
-        kind=Kind.MEMORY,
-        title="out of memory on the host",
-        signs="SIGKILL while the OOM killer's counters rose, MemoryError, ENOMEM, shared memory "
-        "used up",
-        action=Action.ELSEWHERE,
+    KindRow(
+        Kind.MEMORY,
+        "out of memory on the host",
+        "SIGKILL while the OOM killer's counters rose, MemoryError, ENOMEM, shared memory used up",
+        Remedy.ELSEWHERE,
         bug_after=TWICE,
     ),
-    Row(
-        kind=Kind.CRASH,
-        title="crashed",
-        signs="SIGSEGV, SIGBUS, SIGILL, SIGFPE",
-        action=Action.RESTART,
+    KindRow(
+        Kind.CRASH,
+        "crashed",
+        "SIGSEGV, SIGBUS, SIGILL, SIGFPE",
+        Remedy.RESTART,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
-        kind=Kind.CUDA,
-        title="CUDA failed",
-        signs="CUDA, cuBLAS or cuDNN error, but for an assertion on the device",
-        action=Action.RESTART,
+    KindRow(
+        Kind.CUDA,
+        "CUDA failed",
+        "CUDA, cuBLAS or cuDNN error, but for an assertion on the device",
+        Remedy.RESTART,
         bug_after=TWICE,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
-        kind=Kind.STORAGE,
-        title="storage failed",
-        signs="OSError EIO, ENOSPC, EDQUOT, EROFS, ESTALE, ENODEV, ENOTCONN, ENXIO, EREMOTEIO",
-        action=Action.BACK_OFF,
+    KindRow(
+        Kind.STORAGE,
+        "storage failed",
+        "OSError EIO, ENOSPC, EDQUOT, EROFS, ESTALE, ENODEV, ENOTCONN, ENXIO, EREMOTEIO",
+        Remedy.BACK_OFF,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
-        kind=Kind.HANG,
-        title="a worker hung",
-        signs="the watch over hangs has named it",
-        action=Action.RESTART,
+    KindRow(
+        Kind.HANG,
+        "a worker hung",
+        "the watch over hangs has named it",
+        Remedy.RESTART,
         bug_after=THRICE,
     ),
-    Row(
-        kind=Kind.KILLED,
-        title="killed from outside, nobody knows by whom",
-        signs="SIGKILL without a sign of the OOM killer, SIGTERM, any other signal",
-        action=Action.RESTART,
+    KindRow(
+        Kind.KILLED,
+        "killed from outside, nobody knows by whom",
+        "SIGKILL without a sign of the OOM killer, SIGTERM, any other signal",
+        Remedy.RESTART,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
-        kind=Kind.GPU_MEMORY,
-        title="out of memory on a GPU",
-        signs="torch.OutOfMemoryError, CUDA out of memory",
-        action=Action.RESTART,
+    KindRow(
+        Kind.GPU_MEMORY,
+        "out of memory on a GPU",
+        "torch.OutOfMemoryError, CUDA out of memory",
+        Remedy.RESTART,
         bug_after=TWICE,
     ),
-    Row(
-        kind=Kind.SCRIPT,
-        title="an error of the script",
-        signs="any other exception, an assertion on the device",
-        action=Action.RESTART,
+    KindRow(
+        Kind.SCRIPT,
+        "an error of the script",
+        "any other exception, an assertion on the device",
+        Remedy.RESTART,
         bug_after=TWICE,
     ),
-    Row(
-        kind=Kind.UNKNOWN,
-        title="left without a word",
-        signs="an exit code that nothing explains",
-        action=Action.RESTART,
+    KindRow(
+        Kind.UNKNOWN,
+        "left without a word",
+        "an exit code that nothing explains",
+        Remedy.RESTART,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
-        kind=Kind.NCCL,
-        title="NCCL failed",
-        signs="NCCL error: unhandled system or CUDA error, internal error",
-        action=Action.RESTART,
+    KindRow(
+        Kind.NCCL,
+        "NCCL failed",
+        "NCCL error: unhandled system or CUDA error, internal error",
+        Remedy.RESTART,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
-        kind=Kind.ABORT,
-        title="aborted itself",
-        signs="SIGABRT: os.abort, an uncaught C++ exception, NCCL's watchdog",
-        action=Action.RESTART,
+    KindRow(
+        Kind.ABORT,
+        "aborted itself",
+        "SIGABRT: os.abort, an uncaught C++ exception, NCCL's watchdog",
+        Remedy.RESTART,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
-        kind=Kind.NETWORK,
-        title="the network failed",
-        signs="connection refused, timed out or reset, no route, a name not resolved, a collective "
+    KindRow(
+        Kind.NETWORK,
+        "the network failed",
+        "connection refused, timed out or reset, no route, a name not resolved, a collective "
         "or a store timed out",
-        action=Action.BACK_OFF,
+        Remedy.BACK_OFF,
         own_after=AS_SET,
         alone=True,
     ),
-    Row(
-        kind=Kind.PEER,
-        title="another worker was lost",
-        signs="a connection closed or reset by a peer that has failed",
-        action=Action.RESTART,
+    KindRow(
+        Kind.PEER,
+        "another worker was lost",
+        "a connection closed or reset by a peer that has failed",
+        Remedy.RESTART,
     ),
 )
 ROWS: Final = {row.kind: row for row in TABLE}

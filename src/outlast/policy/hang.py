@@ -21,6 +21,11 @@ A rank that was called hung without proof may have been about to go on: the limi
 then at least twice what it was given, for the rest of the job, and the ceiling where it comes again
 in the same step.
 
+:class:`StepTimes` tells how long steps take to whoever looks from outside now and then. It measures
+the time between two looks that saw another step: the steps in between took no longer. A step in
+progress counts with half of the time that it has taken so far: it may be an evaluation that was not
+seen yet, or stuck.
+
 Rejected: a mean and its spread (one step in a hundred that takes ten times as long is no outlier to
 be restarted for), and one limit for everything (it would be that of the slowest).
 """
@@ -28,6 +33,7 @@ be restarted for), and one limit for everything (it would be that of the slowest
 from __future__ import annotations
 
 import enum
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -41,9 +47,10 @@ SLOW_KNOWN_AFTER: Final = 3
 HALF_AFTER: Final = 2000.0  # gaps
 BACKSTOP: Final = 1.5  # torch's own time-outs come after ours
 BACKSTOP_S: Final = 60.0
+STEPS_KEPT: Final = 1000  # steps back
 
 
-class Kind(enum.StrEnum):
+class Activity(enum.StrEnum):
     """What a worker does, as far as limits differ."""
 
     STEP = "step"
@@ -53,7 +60,7 @@ class Kind(enum.StrEnum):
     OUTSIDE = "outside"
 
 
-class Set(msgspec.Struct, frozen=True, kw_only=True):
+class HangSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner has set.
 
     Attributes:
@@ -67,13 +74,13 @@ class Set(msgspec.Struct, frozen=True, kw_only=True):
     ceiling_s: float = 600.0
 
 
-class _Known(msgspec.Struct):
+class _Gaps(msgspec.Struct):
     longest_s: float = 0.0
     seen: float = 0.0
     least_s: float = 0.0  # after a false alarm
 
 
-class Limits:
+class HangLimits:
     """What was learned of one job, on one machine.
 
     Args:
@@ -81,12 +88,14 @@ class Limits:
         state: what ``state`` of an earlier one has returned.
     """
 
-    def __init__(self, chosen: Set, state: Mapping[str, list[float]] | None = None) -> None:
+    def __init__(
+        self, chosen: HangSettings, state: Mapping[str, list[float]] | None = None
+    ) -> None:
         self._set = chosen
-        self._known = {kind: _Known() for kind in Kind}
+        self._known = {kind: _Gaps() for kind in Activity}
         for name, numbers in (state or {}).items():
             if name in self._known and len(numbers) == 3:
-                self._known[Kind(name)] = _Known(*numbers)
+                self._known[Activity(name)] = _Gaps(*numbers)
 
     def state(self) -> dict[str, list[float]]:
         """All of it, as numbers."""
@@ -95,7 +104,7 @@ class Limits:
             for kind, known in self._known.items()
         }
 
-    def saw(self, kind: Kind, gap_s: float) -> None:
+    def saw(self, kind: Activity, gap_s: float) -> None:
         """A worker showed progress after ``gap_s`` seconds without."""
         known = self._known[kind]
         known.seen += 1
@@ -104,7 +113,7 @@ class Limits:
         else:
             known.longest_s -= (known.longest_s - gap_s) * (1 - 0.5 ** (1 / HALF_AFTER))
 
-    def too_soon(self, kind: Kind, given_s: float, *, again: bool = False) -> None:
+    def too_soon(self, kind: Activity, given_s: float, *, again: bool = False) -> None:
         """A worker was called hung after ``given_s`` seconds, and there is no proof of it.
 
         Args:
@@ -116,18 +125,18 @@ class Limits:
         least_s = max(2 * given_s, self._set.ceiling_s if again else 0.0)
         known.least_s = max(known.least_s, least_s)
 
-    def longest_s(self, kind: Kind) -> float:
+    def longest_s(self, kind: Activity) -> float:
         """The longest gap that is remembered; 0 before the first."""
         return self._known[kind].longest_s
 
-    def limit_s(self, kind: Kind) -> float:
+    def limit_s(self, kind: Activity) -> float:
         """Seconds without progress that a worker is given."""
         known, chosen = self._known[kind], self._set
-        if kind in (Kind.START, Kind.OUTSIDE):
+        if kind in (Activity.START, Activity.OUTSIDE):
             limit_s = max(chosen.ceiling_s, 2 * known.longest_s)
         elif chosen.fixed_s is not None:
             limit_s = chosen.fixed_s
-        elif kind is Kind.STEP:
+        elif kind is Activity.STEP:
             limit_s = 2 * known.longest_s + SLACK_S
             if known.seen < KNOWN_AFTER:
                 limit_s = max(limit_s, chosen.ceiling_s)
@@ -138,6 +147,45 @@ class Limits:
         return max(limit_s, known.least_s, chosen.floor_s)
 
 
-def collective_timeout_s(limits: Limits) -> float:
+def collective_timeout_s(limits: HangLimits) -> float:
     """What torch's own time-out of a collective is set to: behind every limit of ours."""
-    return BACKSTOP * max(limits.limit_s(kind) for kind in Kind) + BACKSTOP_S
+    return BACKSTOP * max(limits.limit_s(kind) for kind in Activity) + BACKSTOP_S
+
+
+class StepTimes:
+    """What was seen; times in seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self._longest: deque[tuple[int, float]] = deque()  # (count, seconds), the longest first
+        self._count = 0  # of steps that were made, those made again included
+        self._step: int | None = None
+        self._since_s = 0.0
+        self._has_moved = False
+
+    def begin(self) -> None:
+        """Other workers, of a new attempt: what their first step takes says nothing yet."""
+        self._step, self._has_moved = None, False
+
+    def seen(self, step: int, now_s: float) -> None:
+        """So many steps are complete now."""
+        if step == self._step:
+            return
+        if self._step is not None:
+            self._count += max(step - self._step, 1)
+            self._keep(now_s - self._since_s)
+            self._has_moved = True
+        self._step, self._since_s = step, now_s
+
+    def longest_s(self, now_s: float) -> float | None:
+        """The longest of the last steps; None before one of this attempt is complete."""
+        if not self._has_moved:
+            return None
+        return max(self._longest[0][1], (now_s - self._since_s) / 2)
+
+    def _keep(self, seconds: float) -> None:
+        longest = self._longest
+        while longest and longest[-1][1] <= seconds:
+            longest.pop()  # shorter, and older
+        longest.append((self._count, seconds))
+        while longest[0][0] <= self._count - STEPS_KEPT:
+            longest.popleft()

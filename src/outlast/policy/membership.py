@@ -22,8 +22,9 @@ more than half of the members are silent, and may be alive elsewhere, the claim 
 before ``patience_s``, so that they have had their turn. Half of them or fewer could form nothing
 without a claim either: whoever makes it first has it, and nobody waits.
 
-An event costs the same at ten machines and at ten thousand; what looks at all machines (an order to
-form, a machine that is lost) happens once a loss, not once a tick.
+An event costs the same at ten machines and at ten thousand: each set of machines is kept, not
+computed. What looks at all machines (an order to form, a machine that is lost) happens once a loss,
+not once a tick.
 
 A machine whose agent hangs (its process does not move, its kernel answers) is no trouble while its
 workers train. It is waited for in nothing, takes part in nothing new, and gives nobody a majority.
@@ -33,29 +34,136 @@ Rejected: waiting a fixed time for late machines after every loss (torchrun's la
 
 from __future__ import annotations
 
+import enum
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import msgspec
 
-from outlast.policy.exclusion import Exclusion, Exclusions
-from outlast.policy.gathering import Gathering
-from outlast.policy.intake import Intake
-from outlast.policy.orders import End, Excludes, Form, Leaves, Order, Phase, Rules, Stop
-from outlast.policy.presence import Presence
-from outlast.policy.seats import NAMES_MAX, Seat, names
+from outlast.policy.exclusion import Exclusion, Exclusions, Intake, Reach
+from outlast.policy.succession import ASKS_PER_S
 
-__all__ = ["End", "Excludes", "Form", "Leaves", "Order", "Phase", "Roster", "Rules", "Stop"]
-
+NAMES_MAX: Final = 3
 REASONS_MAX: Final = 3
 
 
-class Roster(Presence):
+class MembershipRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What the owner wants, and how long things are waited for; times in seconds.
+
+    Attributes:
+        min_nodes, max_nodes: machines in an attempt.
+        gather_s: for more machines than the fewest, when nothing runs, after the last one came.
+        warm_s: for machines that are warming up, when nothing runs.
+        gather_max_s: for more machines than the fewest, however steadily they come.
+        stop_s: for a living member to end its workers.
+        gentle_s: for the same at a step's end, which may take long.
+        gentle_factor: times the longest step and save that were seen lately, once they were.
+        gentle_least_s: for the same, however short they were.
+        drain_s: for the same where a machine leaves and the workers of the first have ended.
+        patience_s: that those without a majority leave to the others.
+        begin_s: for an agent to start its workers once it was told to.
+        settle_s: for more words about who cannot reach whom.
+        expect_s: for members of the last attempt to come to a new coordinator, after the last.
+        expect_max_s: the same, however steadily they come.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    gather_s: float = 3.0
+    gather_max_s: float = 15.0
+    warm_s: float = 60.0
+    stop_s: float = 5.0
+    gentle_s: float = 600.0
+    gentle_factor: float = 5.0
+    gentle_least_s: float = 10.0
+    drain_s: float = 30.0
+    patience_s: float = 6.0
+    begin_s: float = 2.0
+    settle_s: float = 1.0
+    expect_s: float = 3.0
+    expect_max_s: float = 15.0
+
+    @property
+    def gather_longest_s(self) -> float:
+        """As ``gather_max_s``, and longer for very many machines, which come one by one."""
+        return max(self.gather_max_s, 2 * self.max_nodes / ASKS_PER_S)
+
+
+class RosterPhase(enum.Enum):
+    """Where the job is."""
+
+    GATHERING = "gathering"
+    STOPPING = "stopping"
+    FORMING = "forming"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class StopWorkers(msgspec.Struct, frozen=True, kw_only=True):
+    """To all members: end your workers (``gentle``: at a step's end) and get ready."""
+
+    reason: str
+    gentle: bool = False
+
+
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """Claim ``attempt`` on storage, then start it; without the claim only if not ``required``."""
+
+    attempt: int
+    members: tuple[str, ...]
+    required: bool
+
+
+class Leaves(msgspec.Struct, frozen=True, kw_only=True):
+    """To all: ``node`` will go; ``goes_on``: enough others stay."""
+
+    node: str
+    goes_on: bool
+
+
+class Excludes(msgspec.Struct, frozen=True, kw_only=True):
+    """To all: a machine is left out; ``goes``: enough others stay, so that it really is."""
+
+    out: Exclusion
+    goes: bool
+
+
+class EndJob(msgspec.Struct, frozen=True, kw_only=True):
+    """To all: the job is over."""
+
+    exit_code: int
+    reason: str
+
+
+Order = StopWorkers | Form | Leaves | Excludes | EndJob
+
+
+class Seat:
+    """One connected machine."""
+
+    def __init__(self, node: str, host: str, order: int) -> None:
+        self.node = node
+        self.host = host
+        self.order = order
+        self.ready_s: float | None = None
+
+
+def names(some: list[str], count: int | None = None) -> str:
+    """A few names in words, and how many more there are of ``count``."""
+    count = len(some) if count is None else count
+    shown = some[:NAMES_MAX]
+    more = count - len(shown)
+    if more:
+        return f"{', '.join(shown)} and {more} others"
+    return " and ".join(shown)
+
+
+class Roster:
     """The coordinator's mind.
 
     Args:
-        rules: see :class:`Rules`.
+        rules: see :class:`MembershipRules`.
         now_s: any clock's seconds; the same clock for all calls.
         first: the coordinator's own machine, which gets rank 0.
         attempt: the largest number of an attempt that is known.
@@ -75,7 +183,7 @@ class Roster(Presence):
 
     def __init__(
         self,
-        rules: Rules,
+        rules: MembershipRules,
         now_s: float,
         *,
         first: str,
@@ -86,17 +194,35 @@ class Roster(Presence):
         awaited: Iterable[str] = (),
         intake: Intake | None = None,
     ) -> None:
-        super().__init__(first, members, ended, awaited)
+        self.members: tuple[str, ...] = tuple(members)
+        self._places = {node: place for place, node in enumerate(self.members)}
+        self._first = first
+        self._seats: dict[str, Seat] = {}
+        self._count = 0
+        # Of those who are here.
+        self._ready: set[str] = set()  # and do not leave
+        self._late: dict[str, None] = {}  # members with workers, in the order they came
+        self._warming: set[str] = set()
+        self._leaving: set[str] = set()
+        self._hung: dict[str, bool] = {}  # and whether they were ready
+        # Of the members, here or not.
+        self._here: set[str] = set()
+        self._silent = set(self.members) - set(ended)  # not here, and perhaps alive
+        self._left: set[str] = set()  # have said that they go for good
+        self._finished: set[str] = set()
+        self._expected = set(awaited) - {first}
+        self._reach = Reach()
+        # What is decided.
         self.rules = self.asked = rules
         self.fixed = 0
         self.attempt = attempt
         self.number = attempt if self.members else 0
-        self.phase = Phase.STOPPING if self.members else Phase.GATHERING
+        self.phase = RosterPhase.STOPPING if self.members else RosterPhase.GATHERING
         self.waits_for = ""
         self._held = held
         self._since_s = self._lost_s = self._arrival_s = self._formed_s = now_s
         self._until_s = now_s + rules.stop_s  # that workers have to end
-        self._gathering = Gathering()
+        self._enough_s: float | None = None  # since when enough are here
         self.out = Exclusions()
         self._trouble: list[str] = []
         self._is_hard = False  # trouble that workers cannot end by themselves
@@ -126,7 +252,7 @@ class Roster(Presence):
             self._silent.discard(node)
             self._left.discard(node)
             self._late[node] = None
-            if self.phase is Phase.RUNNING:
+            if self.phase is RosterPhase.RUNNING:
                 # Whoever loses its coordinator ends its workers.
                 self._trouble.append(f"{seat.host} had lost its connection")
                 self._is_hard = True
@@ -151,13 +277,13 @@ class Roster(Presence):
         if node not in self._leaving:
             self._ready.add(node)
         self._late.pop(node, None)
-        if self.phase is Phase.RUNNING and node in self._places:
+        if self.phase is RosterPhase.RUNNING and node in self._places:
             self._trouble.append(f"the workers of {seat.host} ended")
         return self._decide(now_s)
 
     def ended(self, node: str, now_s: float, *, attempt: int) -> list[Order]:
         """A machine's workers have ended, and it will be ready in a while."""
-        is_news = self.phase is Phase.RUNNING and attempt >= self.number
+        is_news = self.phase is RosterPhase.RUNNING and attempt >= self.number
         if is_news and node in self._places:
             self._trouble.append(f"the workers of {self._host(node)} ended")
         return self._decide(now_s)
@@ -185,7 +311,9 @@ class Roster(Presence):
         if node not in self._seats:
             return []
         host = self._host(node)
-        had_workers = node in self._late or (self.phase is Phase.RUNNING and node in self._places)
+        had_workers = node in self._late or (
+            self.phase is RosterPhase.RUNNING and node in self._places
+        )
         is_leaving = node in self._leaving
         self._unseat(node)
         self._reach.forget(node)
@@ -226,7 +354,7 @@ class Roster(Presence):
         """A machine that has had notice takes part once more: its workers have yet to hand over."""
         if node in self._leaving:
             self._leaving.discard(node)
-            if self.phase is Phase.STOPPING and node in self._places:
+            if self.phase is RosterPhase.STOPPING and node in self._places:
                 self._late[node] = None
         return self._decide(now_s)
 
@@ -263,7 +391,7 @@ class Roster(Presence):
         self._ready.discard(node)
         self._late.pop(node, None)
         self._spoil(node)
-        has_workers = self.phase is Phase.RUNNING and node in self._places
+        has_workers = self.phase is RosterPhase.RUNNING and node in self._places
         if has_workers and heard_s < self._formed_s + self.rules.begin_s:
             # Its workers may never have been started: the others would wait for them.
             self._trouble.append(f"the agent of {self._host(node)} does not move")
@@ -291,7 +419,7 @@ class Roster(Presence):
         theirs = [n for n, seat in self._seats.items() if seat.host == out.host] if goes else []
         for node in theirs:
             self._spoil(node)
-        if self.phase is Phase.RUNNING and any(node in self._places for node in theirs):
+        if self.phase is RosterPhase.RUNNING and any(node in self._places for node in theirs):
             reason = f"{out.host} is left out: {out.reason}"
             limit_s = self.rules.gentle_s if gentle else self.rules.stop_s
             return orders + self._stop(reason, now_s, limit_s, gentle=gentle)
@@ -304,7 +432,7 @@ class Roster(Presence):
 
     def fill(self, node: str, now_s: float) -> list[Order]:
         """A member could have more workers than it has in the attempt that runs."""
-        if self.phase is not Phase.RUNNING or node not in self._places or self._trouble:
+        if self.phase is not RosterPhase.RUNNING or node not in self._places or self._trouble:
             return self._decide(now_s)
         reason = f"all workers of {self._host(node)} are back"
         return self._stop(reason, now_s, self.rules.gentle_s, gentle=True)
@@ -325,9 +453,9 @@ class Roster(Presence):
 
     def claimed(self, order: Form, now_s: float) -> bool:
         """The order's number is ours, or was not needed: whether the attempt starts now."""
-        if self.phase is not Phase.FORMING or order is not self._forming:
+        if self.phase is not RosterPhase.FORMING or order is not self._forming:
             return False
-        self.phase, self._forming = Phase.RUNNING, None
+        self.phase, self._forming = RosterPhase.RUNNING, None
         self.number = order.attempt
         self.members = order.members
         self._places = {node: place for place, node in enumerate(order.members)}
@@ -339,17 +467,17 @@ class Roster(Presence):
         for node in order.members:
             self._seats[node].ready_s = None
         self._ready.difference_update(order.members)
-        was_pause = self._phase_before is Phase.STOPPING
+        was_pause = self._phase_before is RosterPhase.STOPPING
         paused_s = now_s - self._since_s if was_pause else None
         self._intake.formed(len(order.members), now_s, paused_s=paused_s)
         return True
 
     def end(self, exit_code: int, reason: str) -> list[Order]:
         """The job is over, whatever the machines do."""
-        if self.phase is Phase.ENDED:
+        if self.phase is RosterPhase.ENDED:
             return []
-        self.phase = Phase.ENDED
-        return [End(exit_code=exit_code, reason=reason)]
+        self.phase = RosterPhase.ENDED
+        return [EndJob(exit_code=exit_code, reason=reason)]
 
     def tick(self, now_s: float) -> list[Order]:
         """Time has gone by."""
@@ -358,10 +486,40 @@ class Roster(Presence):
     @property
     def lacks_majority(self) -> bool:
         """Whether nothing runs or forms, and what formed here would need a claim."""
-        waits = self.phase in (Phase.STOPPING, Phase.GATHERING)
+        waits = self.phase in (RosterPhase.STOPPING, RosterPhase.GATHERING)
         return waits and bool(self.members) and not self._has_majority(self._left)
 
     # --- who is where --------------------------------------------------------------------------
+
+    def _rank(self, node: str) -> tuple[bool, int, int]:
+        """The coordinator's machine first, then the members as they were, then by arrival."""
+        place = self._places.get(node, len(self._places))
+        return node != self._first, place, self._seats[node].order
+
+    def _cut_off(self, nodes: Collection[str], until_s: float = float("inf")) -> set[str]:
+        return self._reach.cut_off(nodes, first=self._first, rank=self._rank, until_s=until_s)
+
+    def _num_hung(self, *, without: Collection[str] = ()) -> int:
+        """How many members hang, some not counted."""
+        return sum(node in self._here and node not in without for node in self._hung)
+
+    def _has_majority(self, without: Collection[str]) -> bool:
+        """Whether more than half of the members are here, some not counted."""
+        votes = len(self.members) - len(without)
+        return 2 * (len(self._here) - self._num_hung()) > votes > 0
+
+    def _able(self) -> list[Seat]:
+        """Those who could be in another attempt, as far as known."""
+        cannot = self._leaving | self._warming | self._hung.keys()
+        return [seat for node, seat in self._seats.items() if node not in cannot]
+
+    @property
+    def _num_able(self) -> int:
+        return len(self._seats) - len(self._leaving | self._warming | self._hung.keys())
+
+    def _host(self, node: str) -> str:
+        seat = self._seats.get(node)
+        return seat.host if seat else node
 
     def _unseat(self, node: str) -> None:
         del self._seats[node]
@@ -382,16 +540,16 @@ class Roster(Presence):
     # --- decisions -----------------------------------------------------------------------------
 
     def _decide(self, now_s: float) -> list[Order]:
-        if self.phase is Phase.RUNNING:
+        if self.phase is RosterPhase.RUNNING:
             return self._while_running(now_s)
-        if self.phase in (Phase.FORMING, Phase.ENDED):
+        if self.phase in (RosterPhase.FORMING, RosterPhase.ENDED):
             return []
         orders: list[Order] = []
         if self._gentle:
             orders += self._while_gentle(now_s)
         order = self._formation(now_s)
         if order is not None:
-            self._phase_before, self.phase = self.phase, Phase.FORMING
+            self._phase_before, self.phase = self.phase, RosterPhase.FORMING
             self._forming = order
             self.attempt = order.attempt
             self._held = None
@@ -424,7 +582,7 @@ class Roster(Presence):
     def _stop(
         self, reason: str, now_s: float, limit_s: float, *, gentle: bool = False
     ) -> list[Order]:
-        self.phase = Phase.STOPPING
+        self.phase = RosterPhase.STOPPING
         self._since_s = now_s
         self._until_s = now_s + limit_s
         self._late = {
@@ -435,7 +593,7 @@ class Roster(Presence):
         }
         self._calm()
         self._gentle = gentle
-        orders: list[Order] = [Stop(reason=reason, gentle=gentle)]
+        orders: list[Order] = [StopWorkers(reason=reason, gentle=gentle)]
         return orders + self._decide(now_s)
 
     def _while_gentle(self, now_s: float) -> list[Order]:
@@ -449,7 +607,7 @@ class Roster(Presence):
         reason = "; ".join(self._trouble[:REASONS_MAX]) or "workers did not stop by themselves"
         self._until_s = now_s + rules.stop_s
         self._calm()
-        return [Stop(reason=reason)]
+        return [StopWorkers(reason=reason)]
 
     def _calm(self) -> None:
         self._trouble, self._is_hard, self._gentle = [], False, False
@@ -497,22 +655,28 @@ class Roster(Presence):
         return False
 
     def _is_enough(self, count: int, now_s: float) -> bool:
-        """Whether so many machines begin now."""
-        gathering = self._gathering
-        begins = gathering.begins(
-            count,
-            now_s,
-            self.rules,
-            at_once=self.phase is Phase.STOPPING,
-            warming=bool(self._warming),
-            arrival_s=self._arrival_s,
-            fixed=self.fixed,
-        )
-        self.waits_for = gathering.waits_for or self.waits_for
-        if count < self.rules.min_nodes:
+        """Whether so many begin now, or wait a little for others that are on their way."""
+        rules = self.rules
+        if count < rules.min_nodes:
+            self.waits_for = f"machines: {count} of {rules.min_nodes} are here"
+            if self.fixed:
+                self.waits_for += f", and the job's loader is tied to {self.fixed}"
+            self._enough_s = None
             # As good as nothing runs: those who come later are waited for as at the start.
-            self.phase = Phase.GATHERING
-        return begins
+            self.phase = RosterPhase.GATHERING
+            return False
+        if self._enough_s is None:
+            self._enough_s = now_s
+        if self.phase is RosterPhase.STOPPING or count >= rules.max_nodes:
+            return True
+        if self._warming and now_s - self._enough_s < rules.warm_s:
+            self.waits_for = "machines that warm up"
+            return False
+        is_quiet = now_s - self._arrival_s >= rules.gather_s
+        if is_quiet or now_s - self._enough_s >= rules.gather_longest_s:
+            return True
+        self.waits_for = f"more machines: {count} of at most {rules.max_nodes} are here"
+        return False
 
     def _takes_in(self, now_s: float) -> bool:
         """Whether those who wait are worth a pause."""

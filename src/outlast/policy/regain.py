@@ -28,7 +28,7 @@ import msgspec
 from outlast.policy.rollbacks import Rollback, is_undone
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class OwnState(msgspec.Struct, frozen=True, kw_only=True):
     """That somebody knows the own state of a rank at a step.
 
     Attributes:
@@ -46,7 +46,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     stage: int = 2
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class StateOffer(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker of the new attempt has.
 
     Attributes:
@@ -69,12 +69,12 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     rest: str = ""
     lives: bool = False
     is_grouped: bool = False
-    known: list[Known] = []
+    known: list[OwnState] = []
     stepped: bool = True
     draws: int = 0
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class RegainPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What all ranks do.
 
     Attributes:
@@ -100,8 +100,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(
-    offers: Sequence[Offer], promised: Collection[int], rollbacks: Sequence[Rollback] = ()
-) -> Plan:
+    offers: Sequence[StateOffer], promised: Collection[int], rollbacks: Sequence[Rollback] = ()
+) -> RegainPlan:
     """Choose.
 
     Args:
@@ -116,18 +116,22 @@ def decide(
     }
     if not found:
         lives = any(offer.lives for offer in offers)
-        return Plan(why_not="none of them has a state of a step's end" if lives else "")
+        return RegainPlan(why_not="none of them has a state of a step's end" if lives else "")
     timeline, step = max((one.timeline, one.step or 0) for one in found.values())
     there = [rank for rank, one in found.items() if (one.timeline, one.step) == (timeline, step)]
     source = offers[there[0]]
     committed = max(promised, default=0)
     if committed > step:
-        return Plan(why_not=f"they have step {step}, and step {committed} is committed")
+        return RegainPlan(why_not=f"they have step {step}, and step {committed} is committed")
     if len({offers[rank].digest for rank in there}) > 1:
-        return Plan(why_not=f"they differ at step {step}: not all of it is the same on all ranks")
+        return RegainPlan(
+            why_not=f"they differ at step {step}: not all of it is the same on all ranks"
+        )
     lacking = [rank for rank in range(len(offers)) if rank not in there]
     if lacking and not all(one.is_grouped for one in offers):
-        return Plan(why_not="it cannot be sent: call init_process_group() before outlast.session()")
+        return RegainPlan(
+            why_not="it cannot be sent: call init_process_group() before outlast.session()"
+        )
     known = [
         one.world_size
         for offer in offers
@@ -143,8 +147,8 @@ def decide(
         if not why_not:
             break
     if reasons[-1]:
-        return Plan(why_not=reasons[0])
-    return Plan(
+        return RegainPlan(why_not=reasons[0])
+    return RegainPlan(
         step=step,
         timeline=timeline,
         world_size=world_size,
@@ -157,10 +161,10 @@ def decide(
 
 
 def _owners(
-    offers: Sequence[Offer],
+    offers: Sequence[StateOffer],
     timeline: int,
     step: int,
-    source: Offer,
+    source: StateOffer,
     world_size: int,
     *,
     stepped: bool,

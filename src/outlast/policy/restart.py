@@ -28,10 +28,10 @@ anything else                                        the table's         (none)
 ===================================================  ==================  =========================
 
 How many failures a machine may have is the owner's number, or three; where it is not the owner's,
-they are weighed against what the machine adds (:mod:`outlast.policy.weighing`). A machine with
+they are weighed against what the machine adds (:mod:`outlast.policy.attribution`). A machine with
 which there is no progress at all adds nothing: that is not weighed.
 
-What was seen on one machine only (:mod:`outlast.policy.whereabouts`) is that machine's: the others
+What was seen on one machine only (:mod:`outlast.policy.attribution`) is that machine's: the others
 go on without it. If they have the same failure then, it is the script's, and the machine is let in
 again. Where they cannot go on without it, a failure that may be a bug ends the job the time after.
 
@@ -68,15 +68,26 @@ from typing import Final, NamedTuple
 import msgspec
 
 from outlast.errors import Exit
+from outlast.policy.attribution import (
+    REMEMBERED,
+    AgentView,
+    Recurrence,
+    Sighting,
+    Stakes,
+    cause_of,
+    is_overshadowed,
+    recurrence_of,
+    weigh,
+)
 from outlast.policy.failures import (
     AS_SET,
     CONSEQUENCES,
     ROWS,
     THRICE,
     TWICE,
-    Action,
     Failure,
     Kind,
+    Remedy,
     Signs,
     graver_than,
     is_echo,
@@ -84,16 +95,6 @@ from outlast.policy.failures import (
     most_telling,
     signal_of,
     verdict_on,
-)
-from outlast.policy.weighing import Stakes, weigh
-from outlast.policy.whereabouts import (
-    REMEMBERED,
-    Here,
-    Row,
-    Sighting,
-    cause_of,
-    is_overshadowed,
-    row_of,
 )
 
 ROLLED_BACK: Final = "rolled back"
@@ -115,7 +116,7 @@ _Bug = tuple[str, int]  # a traceback or stack; its step, or -1 - updates where 
 _TIMES: Final = {2: "twice", 3: "three times"}
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RestartLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What the owner allows; times in seconds.
 
     Attributes:
@@ -135,7 +136,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     back_off_max_s: float = 300.0
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class RestartVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What to do: restart, or stop with an exit code; and why, in words.
 
     Attributes:
@@ -159,7 +160,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int
     reason: str
     kind: Kind | None = None
-    action: Action = Action.STOP
+    action: Remedy = Remedy.STOP
     own: bool = False
     wait_s: float = 0.0
     without_progress: int = 0
@@ -184,12 +185,12 @@ class RestartPolicy:
         max_restarts: int,
         without_progress_max: int | None = None,
         *,
-        limits: Limits | None = None,
+        limits: RestartLimits | None = None,
         own: Iterable[float] = (),
     ) -> None:
         self.max_restarts = max_restarts
         self.restarts = 0
-        limits = limits or Limits()
+        limits = limits or RestartLimits()
         if without_progress_max is not None:
             limits = msgspec.structs.replace(limits, without_progress=without_progress_max)
         self.limits = limits
@@ -217,10 +218,10 @@ class RestartPolicy:
         rolled_back: bool = True,
         follows: bool = False,
         alone: bool = False,
-        here: Here | None = None,
+        here: AgentView | None = None,
         num_out: int = 0,
         stakes: Mapping[str, Stakes] | None = None,
-    ) -> Verdict:
+    ) -> RestartVerdict:
         """Decide what follows an attempt in which ``failures`` happened.
 
         Args:
@@ -265,7 +266,9 @@ class RestartPolicy:
             self._furthest, self._without_progress = -1, 0
             self._bugs = {}  # other batches come now
             fine = int(Exit.FINISHED)
-            return Verdict(restart=True, exit_code=fine, reason=ROLLED_BACK, action=Action.RESTART)
+            return RestartVerdict(
+                restart=True, exit_code=fine, reason=ROLLED_BACK, action=Remedy.RESTART
+            )
         case = _Case(failures, signs, echoes=echoes)
         excused = follows and case.kind in CONSEQUENCES
         if num_out > self._num_out:  # the others have not failed in what comes now
@@ -292,7 +295,7 @@ class RestartPolicy:
         return msgspec.structs.replace(
             verdict,
             sighting=where.sighting,
-            host=host if verdict.action is Action.LEAVE_OUT and host != me else "",
+            host=host if verdict.action is Remedy.LEAVE_OUT and host != me else "",
         )
 
     def _progress(self, case: _Case, lasted_s: float, updates: int) -> bool:
@@ -316,8 +319,8 @@ class RestartPolicy:
         return progress
 
     def _where(
-        self, case: _Case, here: Here | None, now_s: float, *, progress: bool
-    ) -> _Where | None:
+        self, case: _Case, here: AgentView | None, now_s: float, *, progress: bool
+    ) -> _Located | None:
         """Where this failure was seen; None where there is no other machine, or nobody failed."""
         if here is None or case.kind is Kind.PEER:
             return None
@@ -329,13 +332,13 @@ class RestartPolicy:
         window_s = self.limits.window_s
         self._seen = [one for one in self._seen[-REMEMBERED:] if now_s - one.t < window_s]
         seen = [*self._seen, *here.seen]
-        row, ever = row_of(sighting, seen, self._since), row_of(sighting, seen, 0)
+        row, ever = recurrence_of(sighting, seen, self._since), recurrence_of(sighting, seen, 0)
         self._seen.append(sighting)
         graver = {kind.value for kind in graver_than(case.kind)}
         shadowed = is_overshadowed(sighting, here.seen, graver)
-        return _Where(here, sighting, row, ever, is_overshadowed=shadowed)
+        return _Located(here, sighting, row, ever, is_overshadowed=shadowed)
 
-    def _bug(self, case: _Case, where: _Where | None) -> Verdict | None:
+    def _bug(self, case: _Case, where: _Located | None) -> RestartVerdict | None:
         """The job's end, where the same was seen often enough and everywhere that it can be."""
         times = ROWS[case.kind].bug_after
         if not times or not case.is_certain or (where is not None and where.is_overshadowed):
@@ -360,7 +363,7 @@ class RestartPolicy:
             return _stop(Exit.GAVE_UP, f"{again} three times, {reason}: {words}", kind=case.kind)
         return None
 
-    def _is_out(self, where: _Where, scales: _Scales, *, progress: bool) -> bool:
+    def _is_out(self, where: _Located, scales: _Scales, *, progress: bool) -> bool:
         """Whether the machine that had this failure, and no other, is to be left out.
 
         Also for a hang that nobody can prove: the second time it had more time than the first.
@@ -372,7 +375,7 @@ class RestartPolicy:
         enough = len(where.ever.hosts) == 1 and where.ever.attempts >= self.limits.failures
         return enough and scales.say_out(*where.ever.hosts)
 
-    def _bounded(self, case: _Case, lasted_s: float, *, progress: bool) -> Verdict:
+    def _bounded(self, case: _Case, lasted_s: float, *, progress: bool) -> RestartVerdict:
         """Another attempt, as long as there may be one."""
         is_hang, count = case.kind is Kind.HANG, self._without_progress
         if count >= self.limits.without_progress:
@@ -393,7 +396,7 @@ class RestartPolicy:
 
     def _act(
         self,
-        verdict: Verdict,
+        verdict: RestartVerdict,
         now_s: float,
         chance: float,
         elsewhere: Collection[str],
@@ -403,7 +406,7 @@ class RestartPolicy:
         at_work: bool,
         alone: bool,
         is_out: bool,
-    ) -> Verdict:
+    ) -> RestartVerdict:
         """What the table says, with how long to wait, and whether this machine is worth it."""
         assert verdict.kind is not None  # noqa: S101 - each restart has one
         row, limits = ROWS[verdict.kind], self.limits
@@ -411,8 +414,8 @@ class RestartPolicy:
         # What fails everywhere in the same way is not this machine's fault.
         is_common = row.alone and verdict.kind.value in elsewhere
         excused = excused or is_common
-        if is_common and action is Action.LEAVE_OUT:
-            action = Action.RESTART
+        if is_common and action is Remedy.LEAVE_OUT:
+            action = Remedy.RESTART
         own = row.own_after != 0 and not excused
         if own:
             self._own = [t for t in self._own if now_s - t < limits.window_s] + [now_s]
@@ -422,14 +425,14 @@ class RestartPolicy:
             is_weighed = limits.weighs and not is_for_certain
             if limits.failures and len(self._own) >= enough and not (is_weighed and alone):
                 out = is_for_certain or scales.say_out(scales.here)
-                action = Action.LEAVE_OUT if out else action
+                action = Remedy.LEAVE_OUT if out else action
         if is_out:
-            action = Action.LEAVE_OUT
-        waits = action in (Action.BACK_OFF, Action.LEAVE_OUT)
+            action = Remedy.LEAVE_OUT
+        waits = action in (Remedy.BACK_OFF, Remedy.LEAVE_OUT)
         doublings = max(count - 1, 0) if waits else count - 2
         wait_s = 0.0
         is_spared = verdict.kind in (Kind.PEER, Kind.HANG) or (
-            verdict.kind is Kind.KILLED and at_work and (alone or action is not Action.LEAVE_OUT)
+            verdict.kind is Kind.KILLED and at_work and (alone or action is not Remedy.LEAVE_OUT)
         )
         if doublings >= 0 and not is_spared:
             longest_s = min(BACK_OFF_S * 2.0 ** min(doublings, 60), limits.back_off_max_s)
@@ -437,11 +440,11 @@ class RestartPolicy:
         return msgspec.structs.replace(verdict, action=action, own=own, wait_s=wait_s)
 
 
-class _Where(NamedTuple):
-    here: Here
+class _Located(NamedTuple):
+    here: AgentView
     sighting: Sighting
-    row: Row  # since there was progress
-    ever: Row
+    row: Recurrence  # since there was progress
+    ever: Recurrence
     is_overshadowed: bool
 
     @property
@@ -456,9 +459,9 @@ class _Scales:
     def __init__(
         self,
         seen: Sequence[Sighting],
-        where: _Where | None,
+        where: _Located | None,
         stakes: Mapping[str, Stakes],
-        limits: Limits,
+        limits: RestartLimits,
         now_s: float,
     ) -> None:
         elsewhere = where.here.seen if where is not None else ()
@@ -518,7 +521,7 @@ class _Case:
             if ROWS[kind].bug_after and (failure.stack or failure.traceback)
         )
 
-    def sighting(self, here: Here, now_s: float) -> Sighting:
+    def sighting(self, here: AgentView, now_s: float) -> Sighting:
         """What was seen where."""
         cause = self._cause
         hosts = next((f.hosts for f in self.failures if f.hosts), (here.host,))
@@ -570,8 +573,8 @@ def _message(failures: Sequence[Failure], code: int) -> str:
     return next((f.message for f in failures if f.exit_code == code and f.message), "")
 
 
-def _restart(case: _Case, without_progress: int) -> Verdict:
-    return Verdict(
+def _restart(case: _Case, without_progress: int) -> RestartVerdict:
+    return RestartVerdict(
         restart=True,
         exit_code=Exit.FINISHED,
         reason=case.reason,
@@ -581,5 +584,5 @@ def _restart(case: _Case, without_progress: int) -> Verdict:
     )
 
 
-def _stop(code: int, reason: str, kind: Kind | None = None) -> Verdict:
-    return Verdict(restart=False, exit_code=int(code), reason=reason, kind=kind)
+def _stop(code: int, reason: str, kind: Kind | None = None) -> RestartVerdict:
+    return RestartVerdict(restart=False, exit_code=int(code), reason=reason, kind=kind)

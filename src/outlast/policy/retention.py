@@ -1,24 +1,145 @@
-"""Which checkpoints may go.
+"""What is kept: how many snapshots in memory, whose copies on which machine, which checkpoints.
 
-Guarantee: the newest valid checkpoint that a job can be resumed from is never among them, nor is
-any of the ``keep`` newest ones. What cannot be resumed from counts for nothing: if it did, ``keep``
-rotten ones, or ``keep`` that hold weights only, would push out the last that a job can go on from.
-Of several saves of a step the newest counts, and the others are of no use.
+**Snapshots** (:func:`admit`), decided before the first one is taken. The kernel's way of saying
+that there was not enough memory is to kill the training. So: numbers first, then as many buffers as
+fit, then none (written directly while training waits), always in words.
 
-Where the loss is watched, the newest checkpoint that was seen to be healthy stays besides, however
-old: a loss that goes wrong is noticed when newer ones have been committed already. Before any was
-seen to be healthy, the oldest stays. And so does the next one behind it: where commits are closer
-than what it takes to be seen to be healthy, none would live to be.
+**Copies of other machines' snapshots** (:func:`holders`). Machines are put into one order, those of
+a zone together, in it those of a rack, in it those of a pool; each machine's copies lie one (two: a
+third and two thirds) of the way round. So each machine keeps exactly as many copies as there are of
+its own, at any number of machines, and a copy lies in another zone whenever no zone has more than
+its share of the machines; where one has, in another rack, and so on. Guarantees: all copies of a
+snapshot lie on different machines, so that as many machines as there are replicas can be lost at
+once. The same facts give the same answer on every machine. Rejected: a ring of neighbours (two
+copies in a row fall into one rack; a stride is a ring all the same); the best place for each by a
+cost (loads differ, and a newcomer moves everybody's copies as well, for a gain only where labels
+are odd).
 
-A checkpoint is anything that sorts, oldest first: a step, or the name of a save.
+**Checkpoints** (:func:`removable`). Guarantee: the newest valid checkpoint that a job can be
+resumed from is never removed, nor is any of the ``keep`` newest ones. What cannot be resumed from
+counts for nothing: if it did, ``keep`` rotten ones, or ``keep`` that hold weights only, would push
+out the last that a job can go on from. Of several saves of a step the newest counts, and the others
+are of no use. Where the loss is watched, the newest checkpoint that was seen to be healthy stays
+besides, however old: a loss that goes wrong is noticed when newer ones have been committed already.
+Before any was seen to be healthy, the oldest stays. And so does the next one behind it: where
+commits are closer than what it takes to be seen to be healthy, none would live to be. A checkpoint
+is anything that sorts, oldest first: a step, or the name of a save.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, TypeVar
 
+import msgspec
+
+from outlast.values import LABELS
+
+RESERVE_BYTES: Final = 512 << 20  # what training itself may still need at the least
+RESERVE_SHARE: Final = 0.05  # of what is free now
+EASY: Final = 0.5  # of what is free: what nobody has asked for takes no more
+GIB: Final = 1 << 30
+REPLICAS_MAX: Final = 2
 Save = TypeVar("Save", bound=Any)
+
+
+# --- snapshots -----------------------------------------------------------------------------------
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided.
+
+    Attributes:
+        buffers: snapshots that may be in memory at once; 0: written directly.
+        words: what to tell people, "" when they get what they asked for.
+    """
+
+    buffers: int
+    words: str = ""
+
+
+def admit(
+    snapshot_bytes: int, *, wanted: int | None, available_bytes: int, useful: int = 1
+) -> Admission:
+    """Decide how many buffers there are.
+
+    Args:
+        snapshot_bytes: one snapshot of all workers of this machine.
+        wanted: buffers asked for, None for as many as are useful.
+        available_bytes: memory that can be had without swapping.
+        useful: that many, but for one no more than ``EASY`` of what is free.
+    """
+    asked = wanted
+    if asked is None:
+        asked = useful if useful * snapshot_bytes <= EASY * available_bytes else 1
+    usable = max(available_bytes - max(RESERVE_BYTES, int(available_bytes * RESERVE_SHARE)), 0)
+    fit = asked if not snapshot_bytes else min(asked, usable // snapshot_bytes)
+    if fit == asked:
+        return Admission(buffers=asked)
+    sizes = (
+        f"a snapshot takes {snapshot_bytes / GIB:.2f} GiB of this machine's memory and "
+        f"{available_bytes / GIB:.2f} GiB are free"
+    )
+    if fit:
+        many = "buffer" if fit == 1 else "buffers"
+        return Admission(buffers=int(fit), words=f"{sizes}: {fit} {many} in place of {asked}")
+    return Admission(
+        buffers=0,
+        words=f"{sizes}: checkpoints are written directly and training waits for each; "
+        "free memory, or save less often",
+    )
+
+
+# --- copies on other machines --------------------------------------------------------------------
+
+
+class PlacedMachine(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine.
+
+    Attributes:
+        node: its name in the job.
+        labels: where it stands, by the words in ``LABELS``; what is not known is left out.
+    """
+
+    node: str
+    labels: Mapping[str, str] = {}
+
+
+def num_replicas(setting: int | None, num_machines: int) -> int:
+    """How many copies of each machine's snapshot others keep.
+
+    Args:
+        setting: as it was set, or None to decide here: one if there is anybody to keep it.
+        num_machines: of the attempt.
+    """
+    wanted = 1 if setting is None else setting
+    return max(min(wanted, num_machines - 1), 0)
+
+
+def holders(machines: Sequence[PlacedMachine], replicas: int) -> dict[str, tuple[str, ...]]:
+    """Whose memory holds the copies of each machine's snapshot, by node.
+
+    Args:
+        machines: of the attempt; each node once, in any order.
+        replicas: how many copies there are to be besides the owner's; fewer if there are not
+            enough machines.
+    """
+    order = [machine.node for machine in sorted(machines, key=_place)]
+    count = len(order)
+    steps = [number * count // (replicas + 1) for number in range(1, replicas + 1)]
+    if replicas >= count:
+        steps = list(range(1, count))
+    return {
+        node: tuple(order[(position + step) % count] for step in steps)
+        for position, node in enumerate(order)
+    }
+
+
+def _place(machine: PlacedMachine) -> tuple[str, ...]:
+    return (*(machine.labels.get(label, "") for label in LABELS), machine.node)
+
+
+# --- checkpoints ---------------------------------------------------------------------------------
 
 
 def removable(

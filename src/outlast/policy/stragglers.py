@@ -67,7 +67,7 @@ _OF_MEDIAN: Final = 1.2533  # the standard error of a median, in those of a mean
 Array = Any
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that holds the others up, or does so no more.
 
     Attributes:
@@ -96,7 +96,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     over: bool = False
 
 
-class _Row(msgspec.Struct):
+class _StepRow(msgspec.Struct):
     """One step, by rank: excesses in parts of a step."""
 
     step: int
@@ -118,25 +118,25 @@ class Stragglers:
     """
 
     def __init__(self, kinds: Sequence[int]) -> None:
-        self._kinds = _groups(kinds)
-        self._rows: deque[_Row] = deque(maxlen=CLUMPED)
+        self._kinds = _ranks_by_kind(kinds)
+        self._rows: deque[_StepRow] = deque(maxlen=CLUMPED)
         self._num_seen = 0
         self._clumps = np.zeros(len(kinds))  # what the rows' clumps come to
         self._set_aside = 0  # of the last steps, in a row that forgets
-        self._named: dict[int, Finding] = {}
+        self._named: dict[int, Straggler] = {}
         self._limits: dict[int, float] = {}  # of those named: what they were above
-        self._suspects: dict[tuple[int, str], _Row] = {}  # in a short window, not named yet
+        self._suspects: dict[tuple[int, str], _StepRow] = {}  # in a short window, not named yet
         self._noise: dict[str, float] = {}  # as it usually is
         self._bursts: dict[int, int] = {}  # rank → step of its last burst that was told
 
     @property
-    def named(self) -> Mapping[int, Finding]:
+    def named(self) -> Mapping[int, Straggler]:
         """Who holds the others up now."""
         return self._named
 
     def see(
         self, step: int, compute: Array, wait: Array, data: Array, stall: Array
-    ) -> list[Finding]:
+    ) -> list[Straggler]:
         """One more step, in order: seconds of all ranks.
 
         Returns:
@@ -156,20 +156,22 @@ class Stragglers:
             return []
         return self._look()
 
-    def _append(self, row: _Row) -> None:
+    def _append(self, row: _StepRow) -> None:
         if len(self._rows) == CLUMPED:
             self._clumps -= self._rows[0].clump
         self._clumps += row.clump
         self._rows.append(row)
 
-    def _row(self, step: int, compute: Array, wait: Array, data: Array, *, saving: bool) -> _Row:
+    def _row(
+        self, step: int, compute: Array, wait: Array, data: Array, *, saving: bool
+    ) -> _StepRow:
         every = np.stack((compute + data, compute, data, wait))
         others = np.zeros_like(every)
         for group in self._kinds.groups:
             others[:, group] = _medians_of_others(every[:, group])
         base = np.maximum(others[0], 1e-6)
         excess = (every[1:3] - others[1:3]) / base * self._kinds.comparable
-        return _Row(
+        return _StepRow(
             step=step,
             times={"compute": compute, "loader": data},
             others={"compute": others[1], "loader": others[2]},
@@ -183,7 +185,7 @@ class Stragglers:
 
     # --- a look --------------------------------------------------------------------------------
 
-    def _look(self) -> list[Finding]:
+    def _look(self) -> list[Straggler]:
         rows = list(self._rows)
         news = self._recovered(rows)
         for of in ("compute", "loader"):
@@ -204,7 +206,7 @@ class Stragglers:
             news += self._bursting(rows, of, long.noise)
         return news
 
-    def _is_any(self, of: str, rows: list[_Row]) -> bool:
+    def _is_any(self, of: str, rows: list[_StepRow]) -> bool:
         """Whether anybody not named yet could be above a limit, which is never below the floor.
 
         Whose median is above it is so in half of the steps; counting them is far cheaper.
@@ -220,14 +222,14 @@ class Stragglers:
         high[list(self._named)] = False
         return bool(high.any())
 
-    def _name(self, rank: int, of: str, rows: list[_Row], limit: float) -> Finding:
+    def _name(self, rank: int, of: str, rows: list[_StepRow], limit: float) -> Straggler:
         found = _finding(rank, of, of, rows)
         self._named[rank], self._limits[rank] = found, limit
         for which in ("compute", "loader"):
             self._suspects.pop((rank, which), None)
         return found
 
-    def _recovered(self, rows: list[_Row]) -> list[Finding]:
+    def _recovered(self, rows: list[_StepRow]) -> list[Straggler]:
         news = []
         for rank, found in list(self._named.items()):
             recent = [row for row in rows[-WINDOW // 2 :] if row.step > found.step]
@@ -240,7 +242,7 @@ class Stragglers:
                 news.append(msgspec.structs.replace(found, step=rows[-1].step, over=True))
         return news
 
-    def _bursting(self, rows: list[_Row], of: str, noise: float) -> list[Finding]:
+    def _bursting(self, rows: list[_StepRow], of: str, noise: float) -> list[Straggler]:
         short = _Window(rows[-SHORT:], of, self._kinds, noise, SHORT_CHANCE)
         middle = _Window(rows[-MIDDLE:], of, self._kinds, noise)
         for slow in np.flatnonzero(short.lasting() | middle.lasting()).tolist():
@@ -265,7 +267,7 @@ class Stragglers:
         return news
 
 
-class Steps:
+class StepReports:
     """Steps as they are told, rank by rank, until all ranks have told one.
 
     Args:
@@ -326,20 +328,20 @@ class Steps:
             told[ranks] = True
 
 
-class _Groups(msgspec.Struct):
+class _RanksByKind(msgspec.Struct):
     """Ranks by their kind of work."""
 
     groups: list[Array]
     comparable: Array  # whether there is another one of the kind
 
 
-def _groups(kinds: Sequence[int]) -> _Groups:
+def _ranks_by_kind(kinds: Sequence[int]) -> _RanksByKind:
     of = np.asarray(kinds)
     groups = [np.flatnonzero(of == kind) for kind in dict.fromkeys(kinds)]
     comparable = np.zeros(len(of), dtype=bool)
     for group in groups:
         comparable[group] = len(group) > 1
-    return _Groups(groups, comparable)
+    return _RanksByKind(groups, comparable)
 
 
 class _Window:
@@ -351,7 +353,12 @@ class _Window:
     """
 
     def __init__(
-        self, rows: list[_Row], of: str, kinds: _Groups, noise: float, chance: float = CHANCE
+        self,
+        rows: list[_StepRow],
+        of: str,
+        kinds: _RanksByKind,
+        noise: float,
+        chance: float = CHANCE,
     ) -> None:
         self.excess = np.array([row.excess[of] for row in rows])
         self.median = _median(self.excess)
@@ -361,7 +368,7 @@ class _Window:
         self._base = _median(np.array([row.base for row in rows]))
         self._lag = np.mean([row.lag for row in rows], axis=0)
 
-    def _apart(self, kinds: _Groups) -> float:
+    def _apart(self, kinds: _RanksByKind) -> float:
         """How far healthy ranks lie apart: told from the quicker half, whoever is slow."""
         if max(len(group) for group in kinds.groups) < SPREAD_RANKS:
             return 0.0
@@ -389,7 +396,7 @@ class _Window:
         return (seconds >= ABSOLUTE_S) & (self._lag >= WAITED_FOR * seconds)
 
 
-def _sample(rows: list[_Row], of: str) -> Array:
+def _sample(rows: list[_StepRow], of: str) -> Array:
     """The window's excesses, of as many ranks as are enough to know the noise by."""
     every = -(-len(rows[0].base) // NOISE_RANKS)
     return np.array([row.excess[of][::every] for row in rows[-WINDOW:]])
@@ -429,7 +436,7 @@ def _onset(excess: Sequence[float]) -> int:
     return int(np.argmax(upto))
 
 
-def _finding(rank: int, cause: str, of: str, rows: list[_Row]) -> Finding:
+def _finding(rank: int, cause: str, of: str, rows: list[_StepRow]) -> Straggler:
     first = 0 if cause == "burst" else _onset([row.excess[of][rank] for row in rows])
     slow = rows[first:]
     clumps = float(np.median([row.excess[of][rank] for row in slow])) <= 0
@@ -443,7 +450,7 @@ def _finding(rank: int, cause: str, of: str, rows: list[_Row]) -> Finding:
     )
     base, lag = usual([row.base[rank] for row in slow]), usual([row.lag[rank] for row in slow])
     more_s = own - others
-    return Finding(
+    return Straggler(
         rank=rank,
         cause=cause,
         of=of,

@@ -1,9 +1,18 @@
-"""Who coordinates next, and when a machine that seeks asks again. All machines compute the same.
+"""When another machine counts as lost, which one coordinates then, and how often a machine asks.
 
-Who cannot reach the one that coordinates looks at its counter on storage. What can go wrong there:
-storage that stalls stops the counter of a healthy coordinator, too, and keeps back whoever reads
-it just then. So only prompt looks count, several of them, and a machine that has no part in the
-attempt is patient for longer than storage may stall.
+All machines compute the same.
+
+A connection (:class:`Silence`) is lost when the other machine's kernel does not acknowledge what we
+send: it does so however busy its processes are, so a loaded machine is not taken for a lost one.
+The time runs from the first question that was not acknowledged, not from the last sign of life, and
+begins anew where *we* did not look for long (a virtual machine that stands still takes its kernel
+with it): nobody is to blame for that. The limit adapts: where acknowledgements were seen to take
+long, silence must last longer.
+
+A machine that cannot reach the coordinator looks at its counter on storage (:class:`CounterWatch`).
+What can go wrong there: storage that stalls stops the counter of a healthy coordinator, too, and
+keeps back whoever reads it just then. So only prompt looks count, several of them, and a machine
+that has no part in the attempt is patient for longer than storage may stall.
 
 Storage must not feel how many machines there are. A few ask often, so that a dead coordinator is
 replaced soon; where there are many, the others take turns, and all together ask about
@@ -12,9 +21,14 @@ replaced soon; where there are many, the others take turns, and all together ask
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+DELAY_FACTOR: Final = 4.0  # times the longest delay seen lately
+GROWTH_MAX: Final = 10.0  # times the limit asked for, at most
+DELAYS_KEPT: Final = 256
+FORGIVEN: Final = 2  # times in a row that we may have been held up
 ASKS_PER_S: Final = 200.0
 AGAIN_S: Final = 0.2
 AGAIN_MAX_S: Final = 2.0
@@ -25,6 +39,61 @@ LOOKS_MIN: Final = 4  # that have to see a counter stand still
 REFUSED_S: Final = 2.5  # without a sign of life, after which one that is not there is believed gone
 UNREACHED_S: Final = 6.0
 STRANGER_S: Final = 12.0  # for one that has no part in the attempt: storage may stall for 10 s
+
+
+# --- a connection --------------------------------------------------------------------------------
+
+
+class Silence:
+    """The judgement of one connection; times in seconds of any one clock.
+
+    Args:
+        limit_s: how long silence may last on a network that answers at once.
+        recent: how many delays are remembered.
+    """
+
+    def __init__(self, limit_s: float, *, recent: int = DELAYS_KEPT) -> None:
+        self._least_s = limit_s
+        self._asked_s: float | None = None
+        self._looked_s: float | None = None
+        self._forgiven = 0
+        self._delays: deque[float] = deque(maxlen=recent)
+
+    @property
+    def limit_s(self) -> float:
+        """How long silence may last now."""
+        wanted_s = DELAY_FACTOR * max(self._delays, default=0.0)
+        return min(max(self._least_s, wanted_s), GROWTH_MAX * self._least_s)
+
+    def excuse(self) -> None:
+        """We could not hear anything: what was asked before teaches nothing."""
+        self._asked_s = None
+
+    def asked(self, now_s: float) -> None:
+        """Something was sent that is to be acknowledged."""
+        if self._asked_s is None:
+            self._asked_s = now_s
+
+    def seen(self, at_s: float) -> None:
+        """The newest sign of life is of this time."""
+        if self._asked_s is not None and at_s >= self._asked_s:
+            self._delays.append(at_s - self._asked_s)
+            self._asked_s = None
+            self._forgiven = 0
+
+    def is_lost(self, now_s: float) -> bool:
+        """Whether silence has lasted too long; to be asked several times within the limit."""
+        looked_s, self._looked_s = self._looked_s, now_s
+        if self._asked_s is None:
+            return False
+        was_held_up = looked_s is not None and now_s - looked_s > self._least_s / 2
+        if was_held_up and self._forgiven < FORGIVEN:
+            self._forgiven += 1
+            self._asked_s = now_s
+        return now_s - self._asked_s > self.limit_s
+
+
+# --- who is next ---------------------------------------------------------------------------------
 
 
 def heirs(
@@ -79,7 +148,7 @@ class Seeking:
         return wait_s * (0.5 + chance)
 
 
-class Sign:
+class CounterWatch:
     """Whether somebody's counter on storage stands still, for one that looks now and then."""
 
     def __init__(self) -> None:

@@ -43,9 +43,8 @@ from typing import Final
 import msgspec
 
 from outlast.policy.cadence import AUTO_MEMORY_H, HOUR_S, OVERHEAD, Change, least_s, sooner_s
-from outlast.policy.hazard import Hazard, of_a_new_job
+from outlast.policy.hazard import Hazard, forgetting, of_a_new_job
 from outlast.policy.interval import TierCosts, intervals_h
-from outlast.policy.posterior import forgetting
 
 TIER_MAX_S: Final = 12 * HOUR_S
 TIER_CHANGE: Final = 1.4
@@ -127,7 +126,7 @@ class Beyond(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, read={**self.read, **more})
 
 
-class Stop(msgspec.Struct, frozen=True, kw_only=True):
+class TierStop(msgspec.Struct, frozen=True, kw_only=True):
     """A tier, as its cadence sees it.
 
     Attributes:
@@ -183,7 +182,7 @@ class TierCadence:
 
     def __init__(
         self,
-        stops: Sequence[Stop],
+        stops: Sequence[TierStop],
         start_s: float,
         known: Beyond | None = None,
         hazard: Hazard | None = None,
@@ -328,7 +327,7 @@ class TierCadence:
                 self._consider(stop, survived, num_open)
             survived = max(survived, stop.survives)
 
-    def _consider(self, stop: Stop, survived: Scope, num_open: int) -> None:
+    def _consider(self, stop: TierStop, survived: Scope, num_open: int) -> None:
         """How long one tier waits, and whether that is worth a word.
 
         Args:

@@ -23,8 +23,8 @@ from outlast.ledger.goodput import Goodput, in_order
 from outlast.ledger.incidents import Incident
 from outlast.ledger.lived import Lived, lived
 from outlast.ledger.planned import Prediction, newest
+from outlast.policy.hazard import Posterior
 from outlast.policy.interval import Costs, exact_wall
-from outlast.policy.posterior import Posterior
 
 if TYPE_CHECKING:
     from outlast.planner.many import JobCase

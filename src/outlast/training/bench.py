@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from outlast.attempt.link import Message
-from outlast.policy.anomaly import Judge, Reading, Sign
+from outlast.policy.rollbacks import LossJudge, Sign, StepValue
 
 STEPS_MAX: Final = 1 << 14
 WORST_MAX: Final = 64  # ranks that are named
@@ -58,7 +58,7 @@ class Bench:
         next: the step that is judged next.
     """
 
-    def __init__(self, judge: Judge, step: int, world_size: int) -> None:
+    def __init__(self, judge: LossJudge, step: int, world_size: int) -> None:
         self.judge = judge
         self.next = step + 1
         self._until = np.full(world_size, step, dtype=np.int64)
@@ -135,7 +135,7 @@ class _Column:
         self._where[row][is_larger] = rank
         np.maximum(self._largest[row], values, out=self._largest[row])
 
-    def take(self, step: int) -> Reading | None:
+    def take(self, step: int) -> StepValue | None:
         """What there is of ``step``, which is then forgotten."""
         at = step % STEPS_MAX
         count = int(self._count[at])
@@ -143,6 +143,6 @@ class _Column:
             return None
         wrong = self._wrong.pop(step, None)
         worst = tuple(sorted(wrong)) if wrong else (int(self._where[at]),)
-        reading = Reading(value=float(self._sum[at]) / count, worst=worst)
+        reading = StepValue(value=float(self._sum[at]) / count, worst=worst)
         self._count[at], self._sum[at], self._largest[at] = 0, 0.0, -math.inf
         return reading

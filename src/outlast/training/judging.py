@@ -3,7 +3,7 @@
 Each rank notes what ``session.log`` is given as ``loss`` and ``grad_norm``, and a thread of its own
 brings that to rank 0 some times a second, over the attempt's link. Rank 0 puts the ranks' values
 of a step together (their mean, so that one rank's NaN is everybody's), once all have told that
-step, and judges the steps in their order (``policy.anomaly``). What it decides is written down
+step, and judges the steps in their order (``policy.rollbacks``). What it decides is written down
 durably, and then agreed on like a drain: all ranks leave after the same step. The next attempt
 finds in the ledger where to go on and what to leave out.
 
@@ -48,8 +48,16 @@ from outlast.keeper import wire
 from outlast.ledger.file import Ledger
 from outlast.ledger.past import Past
 from outlast.ledger.reserve import make_room
-from outlast.policy.anomaly import WATCHED, Decision, Judge, Rules, Sign, decide
-from outlast.policy.rollbacks import Batches, Rollback
+from outlast.policy.rollbacks import (
+    WATCHED,
+    Batches,
+    Decision,
+    LossJudge,
+    LossRules,
+    Rollback,
+    Sign,
+    decide,
+)
 from outlast.training.bench import Bench, word_of
 
 logger = logging.getLogger(__name__)
@@ -155,7 +163,7 @@ class Judging:
         if self._link.rank == 0:
             self._commits.add(step)
             self._bench = Bench(
-                Judge(self._rules, step, self._windows), step, self._link.world_size
+                LossJudge(self._rules, step, self._windows), step, self._link.world_size
             )
             for committed in self._commits - {0}:
                 self._bench.judge.committed(committed)
@@ -427,9 +435,9 @@ class _Value:
         return self._number if self._host is None else float(self._host)
 
 
-def rules_of(settings: Settings) -> Rules:
+def rules_of(settings: Settings) -> LossRules:
     """What the owner has set about losses."""
-    return Rules(
+    return LossRules(
         action=settings.health_anomaly,
         window=settings.health_window,
         factor=settings.health_factor,

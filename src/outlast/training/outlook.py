@@ -13,7 +13,7 @@ from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.ledger.measured import Measured
 from outlast.notice.foresight import lanes
-from outlast.policy.drain import Plan, plan
+from outlast.policy.drain import DrainPlan, plan
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Outlook:
         self._new: queue.SimpleQueue[list[Event]] = queue.SimpleQueue()
         self._reader: threading.Thread | None = None
 
-    def plan(self, left_s: float | None, *, in_step_s: float | None, saving: bool) -> Plan:
+    def plan(self, left_s: float | None, *, in_step_s: float | None, saving: bool) -> DrainPlan:
         """What to do about a notice.
 
         Args:
@@ -83,7 +83,7 @@ class Outlook:
             logger.warning("the ledger cannot be read: %s", error)
 
 
-def info_of(found: Plan) -> dict[str, Any]:
+def info_of(found: DrainPlan) -> dict[str, Any]:
     """What the ranks, and the ledger, are told of a plan."""
     return {
         "choice": found.choice,

@@ -25,7 +25,7 @@ from outlast.checkpoint.tree import DTYPE_OF, unflatten
 from outlast.data.handover import TRAIL
 from outlast.data.loader import KIND as LOADER
 from outlast.data.others import Others
-from outlast.policy.regain import Known, Offer, Plan, decide
+from outlast.policy.regain import OwnState, RegainPlan, StateOffer, decide
 from outlast.policy.rollbacks import Rollback
 from outlast.training import living
 from outlast.training.living import Moment
@@ -135,21 +135,21 @@ def _agree(
     link: Link,
     promised: Collection[int],
     rollbacks: Sequence[Rollback],
-    offer: Offer,
-) -> Plan:
+    offer: StateOffer,
+) -> RegainPlan:
     link.publish(f"living/{link.rank}", msgspec.json.encode(offer))
     if link.rank == 0:
         offers = [
-            msgspec.json.decode(link.fetch(f"living/{rank}", TIMEOUT_S), type=Offer)
+            msgspec.json.decode(link.fetch(f"living/{rank}", TIMEOUT_S), type=StateOffer)
             for rank in range(link.world_size)
         ]
         link.publish("living/plan", msgspec.json.encode(decide(offers, promised, rollbacks)))
-    return msgspec.json.decode(link.fetch("living/plan", TIMEOUT_S), type=Plan)
+    return msgspec.json.decode(link.fetch("living/plan", TIMEOUT_S), type=RegainPlan)
 
 
-def _offer(moment: Moment | None, records: list[Record], *, lives: bool) -> Offer:
+def _offer(moment: Moment | None, records: list[Record], *, lives: bool) -> StateOffer:
     known = [
-        Known(
+        OwnState(
             timeline=one.timeline,
             rank=one.rank,
             world_size=one.world_size,
@@ -163,15 +163,15 @@ def _offer(moment: Moment | None, records: list[Record], *, lives: bool) -> Offe
     draws = max((one.draws for one in records), default=0)
     is_grouped = dist.is_available() and dist.is_initialized()
     if moment is None:
-        return Offer(lives=lives, is_grouped=is_grouped, known=known, draws=draws)
-    mine = Known(
+        return StateOffer(lives=lives, is_grouped=is_grouped, known=known, draws=draws)
+    mine = OwnState(
         timeline=moment.timeline,
         rank=moment.rank,
         world_size=moment.world_size,
         step=moment.step,
         rest=moment.rest.hex(),
     )
-    return Offer(
+    return StateOffer(
         step=moment.step,
         timeline=moment.timeline,
         world_size=moment.world_size,
@@ -203,7 +203,9 @@ def _own_key(rank: int) -> str:
     return f"living/own/{rank}"
 
 
-def _publish_own(link: Link, plan: Plan, moment: Moment | None, records: list[Record]) -> None:
+def _publish_own(
+    link: Link, plan: RegainPlan, moment: Moment | None, records: list[Record]
+) -> None:
     """Tell the own states that others, or this rank itself, are to have from here."""
     blobs = {
         one.rank: one.blob
@@ -218,7 +220,7 @@ def _publish_own(link: Link, plan: Plan, moment: Moment | None, records: list[Re
             link.publish(_own_key(rank), blobs[rank])
 
 
-def _state(link: Link, plan: Plan, moment: Moment | None, buffers: Buffers) -> dict[str, Any]:
+def _state(link: Link, plan: RegainPlan, moment: Moment | None, buffers: Buffers) -> dict[str, Any]:
     """The state: from here where it is here, sent otherwise; with rank 0's buffers."""
     if plan.lacking and link.rank == plan.source:
         assert moment is not None  # noqa: S101 - that is what the source is

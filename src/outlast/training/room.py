@@ -15,7 +15,7 @@ from outlast.config import Settings
 from outlast.keeper import wire
 from outlast.keeper.arena import Arena
 from outlast.keeper.client import Client
-from outlast.policy.replicas import num_replicas
+from outlast.policy.retention import num_replicas
 
 logger = logging.getLogger(__name__)
 

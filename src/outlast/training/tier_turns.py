@@ -19,8 +19,8 @@ from outlast.ledger.interference import Interference
 from outlast.ledger.measured import Measured
 from outlast.policy.cadence import BURDEN, HOUR_S, Change
 from outlast.policy.hazard import Hazard
-from outlast.policy.replicas import num_replicas
-from outlast.policy.tier_cadence import Beyond, Cost, Scope, Stop, TierCadence
+from outlast.policy.retention import num_replicas
+from outlast.policy.tier_cadence import Beyond, Cost, Scope, TierCadence, TierStop
 from outlast.storage.mounts import is_network
 from outlast.tiers import Tier
 from outlast.training.room import snapshots_stay
@@ -60,7 +60,7 @@ class TierTurns:
         copies = bool(num_replicas(settings.peer_replicas, machines))
         self._cadence = TierCadence(
             [
-                Stop(name=tier.name, survives=survives(tier, copies=copies), every=tier.every)
+                TierStop(name=tier.name, survives=survives(tier, copies=copies), every=tier.every)
                 for tier in settings.tiers
             ],
             now_s,

@@ -12,7 +12,7 @@ from floor import free_port, until
 
 from outlast.drill.metadata_server import AwsMetadataServer
 from outlast.health.doctor.child import Child
-from outlast.policy.fitness.machine import PlatformFacts, judge_platform
+from outlast.policy.fitness import PlatformFacts, judge_platform
 
 TIERS = """
 [notice]

@@ -10,7 +10,7 @@ from floor import until
 
 from outlast.health.doctor.child import Child
 from outlast.health.doctor.meeting import DEAD_S, Here, Met
-from outlast.policy.fitness.peers import Report
+from outlast.policy.fitness_peers import MachineReport
 
 VERSIONS = {"torch": "2.13.0"}
 
@@ -39,7 +39,7 @@ def machine(tmp_path):
 
 
 def reports(child, node, **more):
-    report = Report(node=node, machine=node.upper(), versions=VERSIONS, **more)
+    report = MachineReport(node=node, machine=node.upper(), versions=VERSIONS, **more)
     child.tell(msgspec.to_builtins(report))
 
 

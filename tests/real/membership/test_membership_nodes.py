@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 
 from outlast.launch.membership import JobOver, Membership, messages
 from outlast.peer.claims import Claims
-from outlast.policy.membership import Rules
+from outlast.policy.membership import MembershipRules
 from outlast.storage import Directory
 
 LIMIT_S = 60
@@ -26,7 +26,9 @@ class Job:
         self.pool = ThreadPoolExecutor(32)
 
     def add(self, count, *, min_nodes, max_nodes=16, expect_s=1.0, **more):
-        rules = Rules(min_nodes=min_nodes, max_nodes=max_nodes, gather_s=0.5, expect_s=expect_s)
+        rules = MembershipRules(
+            min_nodes=min_nodes, max_nodes=max_nodes, gather_s=0.5, expect_s=expect_s
+        )
         new = [
             Membership(
                 str(self.folder),

@@ -4,7 +4,7 @@ import pytest
 from floor import until
 
 from outlast.health.doctor.child import Child
-from outlast.policy.fitness.storage import PlaceFacts, judge_place
+from outlast.policy.fitness import PlaceFacts, judge_place
 
 LIMIT_S = 60.0
 

@@ -4,12 +4,14 @@ import msgspec
 
 from outlast.health.doctor import page
 from outlast.health.doctor.examination import Examined
-from outlast.policy.fitness import Finding
+from outlast.policy.fitness import CheckResult
 
-SOUND = Finding(name="storage local", status="ok", seen="fast enough", figures={"free_bytes": 7})
-TIRED = Finding(name="memory", status="warning", seen="not much of it", todo="free some")
-SICK = Finding(name="clock", status="failed", seen="30 s ahead", todo="set it")
-HINT = Finding(name="notice", status="skipped", seen="not known", todo="say --state")
+SOUND = CheckResult(
+    name="storage local", status="ok", seen="fast enough", figures={"free_bytes": 7}
+)
+TIRED = CheckResult(name="memory", status="warning", seen="not much of it", todo="free some")
+SICK = CheckResult(name="clock", status="failed", seen="30 s ahead", todo="set it")
+HINT = CheckResult(name="notice", status="skipped", seen="not known", todo="say --state")
 
 
 def text(*findings, width=80, **more):
@@ -37,7 +39,7 @@ def test_the_last_line_says_why_not():
 
 
 def test_long_findings_are_wrapped_below_themselves():
-    long = Finding(name="x", status="failed", seen="word " * 30, todo="act " * 30)
+    long = CheckResult(name="x", status="failed", seen="word " * 30, todo="act " * 30)
     lines = "\n".join(text(long, width=60)).splitlines()
     assert all(len(line) <= 60 for line in lines)
     assert lines[1].startswith("      word")

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from outlast.health.doctor import place
-from outlast.policy.fitness.storage import judge_place
+from outlast.policy.fitness import judge_place
 from outlast.storage import Directory
 
 

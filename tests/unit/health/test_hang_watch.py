@@ -8,7 +8,7 @@ from outlast.attempt.beat import Beat, BeatSeen, Phase, PhaseSeen, PulseSeen, Up
 from outlast.health.hang import HangWatch, Track
 from outlast.health.messages import Ask, Begin, Learned, Worker
 from outlast.health.watched import Watched
-from outlast.policy.hang import Kind, Set
+from outlast.policy.hang import Activity, HangSettings
 
 WORKER = Worker(local_rank=0, rank=5, pid=1)
 
@@ -27,12 +27,12 @@ def said(step=None, phase=None, since=1.0, updates=None, begun=-1, evaluates=Fal
 @pytest.mark.parametrize(
     ("what", "kind"),
     [
-        (said(), Kind.START),
-        (said(step=12, phase=Phase.STEPPING), Kind.START),  # the third of an attempt
-        (said(step=13, phase=Phase.STEPPING), Kind.STEP),  # those before went by unseen
-        (said(updates=12), Kind.START),
-        (said(updates=13), Kind.STEP),
-        (said(step=12, phase=Phase.OUTSIDE), Kind.OUTSIDE),
+        (said(), Activity.START),
+        (said(step=12, phase=Phase.STEPPING), Activity.START),  # the third of an attempt
+        (said(step=13, phase=Phase.STEPPING), Activity.STEP),  # those before went by unseen
+        (said(updates=12), Activity.START),
+        (said(updates=13), Activity.STEP),
+        (said(step=12, phase=Phase.OUTSIDE), Activity.OUTSIDE),
     ],
     ids=["silent", "fresh", "late", "plain", "plain-late", "outside"],
 )
@@ -45,13 +45,13 @@ def test_the_first_look(what, kind):
 @pytest.mark.parametrize(
     ("what", "kind"),
     [
-        (said(step=13, phase=Phase.STEPPING), Kind.STEP),
-        (said(step=13, phase=Phase.LOADING), Kind.STEP),
-        (said(step=13, phase=Phase.SAVING), Kind.SAVE),
-        (said(step=13, phase=Phase.STEPPING, evaluates=True), Kind.EVALUATE),
-        (said(step=13, phase=Phase.LOADING, evaluates=True), Kind.EVALUATE),
-        (said(step=12, phase=Phase.STEPPING), Kind.START),
-        (said(updates=13), Kind.STEP),
+        (said(step=13, phase=Phase.STEPPING), Activity.STEP),
+        (said(step=13, phase=Phase.LOADING), Activity.STEP),
+        (said(step=13, phase=Phase.SAVING), Activity.SAVE),
+        (said(step=13, phase=Phase.STEPPING, evaluates=True), Activity.EVALUATE),
+        (said(step=13, phase=Phase.LOADING, evaluates=True), Activity.EVALUATE),
+        (said(step=12, phase=Phase.STEPPING), Activity.START),
+        (said(updates=13), Activity.STEP),
     ],
     ids=["step", "load", "save", "evaluate", "evaluate-late", "fresh", "plain"],
 )
@@ -66,8 +66,8 @@ def test_a_gap_is_between_two_signs_and_of_what_was_done_meanwhile():
     track = Track(WORKER, 0.0)
     assert track.look(said(step=10, phase=Phase.STEPPING), 1.0) is None  # where it began is unknown
     assert track.look(said(step=10, phase=Phase.STEPPING), 2.0) is None
-    assert track.look(said(step=20, phase=Phase.LOADING, since=2.5), 3.5) == (Kind.START, 2.5)
-    assert track.look(said(step=20, phase=Phase.STEPPING, since=4.0), 4.0) == (Kind.STEP, 0.5)
+    assert track.look(said(step=20, phase=Phase.LOADING, since=2.5), 3.5) == (Activity.START, 2.5)
+    assert track.look(said(step=20, phase=Phase.STEPPING, since=4.0), 4.0) == (Activity.STEP, 0.5)
     assert track.changed_s == 4.0
 
 
@@ -104,7 +104,7 @@ class Clock:
                 beats=str(directory),
                 world_size=1,
                 workers=(worker,),
-                hang=Set(),
+                hang=HangSettings(),
             )
         )
         self.watch = HangWatch()
@@ -149,12 +149,12 @@ def test_boundaries_that_save_nothing_do_not_make_a_save_short(clock):
     for _ in range(20):
         clock.beat.phase(Phase.SAVING)
         clock.pass_s(0.2, steps=True)
-    assert clock.watch._limits.limit_s(Kind.SAVE) == 600.0
+    assert clock.watch._limits.limit_s(Activity.SAVE) == 600.0
     for _ in range(3):
         clock.beat.phase(Phase.SAVING)
         clock.pass_s(2)
         clock.pass_s(0.2, steps=True)
-    assert clock.watch._limits.limit_s(Kind.SAVE) == pytest.approx(36, abs=1)
+    assert clock.watch._limits.limit_s(Activity.SAVE) == pytest.approx(36, abs=1)
 
 
 def test_starting_takes_its_time(clock):

@@ -8,8 +8,8 @@ import pytest
 from outlast.health import watcher as rooms
 from outlast.health.messages import Begin, FromWatcher, Gap, Suspicion, Voice, Worker, pair
 from outlast.health.watcher import Watcher
-from outlast.policy.hang import Kind
-from outlast.policy.seen import Frame, Seen
+from outlast.policy.blame import Frame, RankLook
+from outlast.policy.hang import Activity
 
 BEGIN = Begin(attempt=1, node="a", beats="/nowhere", world_size=1, workers=())
 
@@ -26,7 +26,9 @@ def test_what_many_ranks_look_like_fits(ends):
     place = "/a/long/path/of/an/environment/lib/python3.11/site-packages/torch/nn/modules"
     frames = tuple(Frame(f"function_{n}", f"{place}/file_{n}.py", n) for n in range(40))
     seen = tuple(
-        Seen(rank=rank, node="a", kind=Kind.STEP, frames=frames, recorded=(f"sum #{rank}" * 20,))
+        RankLook(
+            rank=rank, node="a", kind=Activity.STEP, frames=frames, recorded=(f"sum #{rank}" * 20,)
+        )
         for rank in range(96)
     )
     message = Suspicion(attempt=1, seen=seen)

@@ -19,11 +19,11 @@ from outlast.launch.membership.coordinator import Coordinator
 from outlast.launch.membership.messages import Go, Halt, Join, Member
 from outlast.launch.membership.messages import decode as decoded
 from outlast.peer.claims import Claims
-from outlast.policy.membership import Phase, Roster, Rules
+from outlast.policy.membership import MembershipRules, Roster, RosterPhase
 from outlast.storage import Directory
 from thorough import ALL
 
-RULES = Rules(min_nodes=1, max_nodes=3, gather_s=0.5, expect_s=0.0)
+RULES = MembershipRules(min_nodes=1, max_nodes=3, gather_s=0.5, expect_s=0.0)
 TICK_S = 0.1
 SAVE_S = 0.9
 END_S = 22.0
@@ -234,7 +234,7 @@ def judge(world, many, few):
             after = [at for number, _, at in one.commits if number == attempt]
             assert not later or max(after) <= min(later)
     # One of them trains, and commits, after storage is back; the other does not.
-    alive = [side for side in (many, few) if side.coordinator.roster.phase is Phase.RUNNING]
+    alive = [side for side in (many, few) if side.coordinator.roster.phase is RosterPhase.RUNNING]
     alive = [side for side in alive if not side.is_over]
     assert len(alive) == 1, "nobody goes on, or both do"
     assert alive[0].commits[-1][2] > END_S - 2.0

@@ -11,9 +11,8 @@ from outlast.health.messages import Suspicion
 from outlast.launch import hangs as rooms
 from outlast.launch.hangs import Hangs, Places, Report, Verdict, failure_of
 from outlast.ledger.file import Ledger, read_events
-from outlast.policy.blame import Named
-from outlast.policy.hang import Kind, Set
-from outlast.policy.seen import Frame, Seen
+from outlast.policy.blame import Frame, Named, RankLook
+from outlast.policy.hang import Activity, HangSettings
 
 BARRIER = (Frame("barrier", "/x/torch/distributed/distributed_c10d.py", 1),)
 NAMED = Named(
@@ -21,15 +20,15 @@ NAMED = Named(
     nodes=("a",),
     sentence="rank 0",
     is_proven=False,
-    kind=Kind.STEP,
+    kind=Activity.STEP,
     given_s=2.0,
     step=8,
 )
 
 
 def waits(rank, **fields):
-    usual = {"kind": Kind.STEP, "age_s": 3.0, "limit_s": 2.0, "frames": BARRIER, "node": "a"}
-    return Seen(rank=rank, **(usual | fields))
+    usual = {"kind": Activity.STEP, "age_s": 3.0, "limit_s": 2.0, "frames": BARRIER, "node": "a"}
+    return RankLook(rank=rank, **(usual | fields))
 
 
 class Store:
@@ -76,7 +75,9 @@ def ours(tmp_path, monkeypatch):
     beats = tmp_path / "beats"
     beats.mkdir()
     (beats / "evidence-0").write_text("stack")
-    found = Hangs(health(), ledger, tmp_path, beats, chosen=Set(), hosts=lambda: ["a", "b"])
+    found = Hangs(
+        health(), ledger, tmp_path, beats, chosen=HangSettings(), hosts=lambda: ["a", "b"]
+    )
     yield found
     found.end()
 
@@ -175,7 +176,7 @@ def test_a_store_that_fails_once_is_asked_again(ours, monkeypatch):
 
 @pytest.mark.parametrize(
     ("given_s", "chosen", "counts"),
-    [(2.0, Set(), False), (600.0, Set(), True), (600.0, None, False)],
+    [(2.0, HangSettings(), False), (600.0, HangSettings(), True), (600.0, None, False)],
     ids=["early", "ceiling", "off"],
 )
 def test_a_suspicion_counts_as_a_failure_once_it_has_had_the_ceiling(given_s, chosen, counts):

@@ -12,11 +12,11 @@ from outlast.launch.judging import Judging, restart_policy, worker_failure
 from outlast.launch.together import left_out
 from outlast.ledger import glance
 from outlast.ledger.events import Event
+from outlast.policy.attribution import Tolls
 from outlast.policy.exclusion import Exclusion
-from outlast.policy.failures import Action, Failure, Kind
-from outlast.policy.restart import RestartPolicy, Verdict
+from outlast.policy.failures import Failure, Kind, Remedy
+from outlast.policy.restart import RestartPolicy, RestartVerdict
 from outlast.policy.rollbacks import Rollback
-from outlast.policy.weighing import Tolls
 
 
 class Clock:
@@ -95,7 +95,7 @@ def made(others, past=None, policy=None, notice=lambda: False):
 
 
 def verdict(action, wait_s=0.0):
-    return Verdict(
+    return RestartVerdict(
         restart=True,
         exit_code=0,
         reason="rank 0 failed (x)",
@@ -108,7 +108,7 @@ def verdict(action, wait_s=0.0):
 def test_a_wait_is_waited_and_told(clock, said):
     others = Others()
     since_s = clock.now_s
-    assert made(others).act(verdict(Action.BACK_OFF, 100.0), is_first=True).restart
+    assert made(others).act(verdict(Remedy.BACK_OFF, 100.0), is_first=True).restart
     assert clock.now_s - since_s == pytest.approx(100.0, abs=0.2)
     assert len(said) == 3
     assert said[0] == "the next attempt begins in 70 s"
@@ -118,7 +118,7 @@ def test_a_wait_is_waited_and_told(clock, said):
 def test_the_jobs_end_elsewhere_ends_a_wait(clock):
     others = Others()
     clock.then[1010.0] = lambda: setattr(others, "ends_now", object())
-    made(others).act(verdict(Action.BACK_OFF, 100.0), is_first=True)
+    made(others).act(verdict(Remedy.BACK_OFF, 100.0), is_first=True)
     assert clock.now_s < 1011
 
 
@@ -129,7 +129,7 @@ def test_a_notice_ends_a_wait_and_this_machine_leaves(clock, many):
     notice = []
     clock.then[1010.0] = lambda: notice.append(True)
     after = made(others, notice=lambda: bool(notice)).act(
-        verdict(Action.BACK_OFF, 100.0), is_first=True
+        verdict(Remedy.BACK_OFF, 100.0), is_first=True
     )
     assert clock.now_s < 1011
     # Where there are others, the rendezvous finds that this one must go and that they go on.
@@ -140,16 +140,16 @@ def test_a_notice_ends_a_wait_and_this_machine_leaves(clock, many):
 def test_a_machine_asks_to_be_left_out_or_replaced(clock, said):
     others = Others()
     one = made(others)
-    one.act(verdict(Action.LEAVE_OUT, 0.5), is_first=True)
-    one.act(verdict(Action.ELSEWHERE), is_first=True)
-    one.act(verdict(Action.RESTART), is_first=True)
+    one.act(verdict(Remedy.LEAVE_OUT, 0.5), is_first=True)
+    one.act(verdict(Remedy.ELSEWHERE), is_first=True)
+    one.act(verdict(Remedy.RESTART), is_first=True)
     (out, how), (elsewhere, softly) = others.asks
     assert "rank 0 failed (x)" in out
     assert elsewhere == "rank 0 failed (x)"
     assert how == {"for_s": 120.0, "host": None}
     assert softly == {"for_s": 120.0, "spare_only": True}
     assert not said
-    made(Others(asked=False)).act(verdict(Action.LEAVE_OUT, 0.5), is_first=True)
+    made(Others(asked=False)).act(verdict(Remedy.LEAVE_OUT, 0.5), is_first=True)
     assert said == ["there is no other machine that could go on: this one is tried again"]
 
 
@@ -212,9 +212,9 @@ def test_the_owners_limits_and_what_was_before():
     policy = restart_policy(7, settings, past)
     assert (policy.max_restarts, policy.limits.failures, policy.limits.window_s) == (7, 2, 10.0)
     killed = Failure(rank=0, exit_code=-9, step=1)
-    assert policy.judge([killed], lasted_s=1.0, now_s=6.0).action is Action.LEAVE_OUT
+    assert policy.judge([killed], lasted_s=1.0, now_s=6.0).action is Remedy.LEAVE_OUT
     mended = restart_policy(7, load({"restart.let_in": True}, environ={}), past)
-    assert mended.judge([killed], lasted_s=1.0, now_s=6.0).action is Action.RESTART
+    assert mended.judge([killed], lasted_s=1.0, now_s=6.0).action is Remedy.RESTART
 
 
 def test_where_the_owner_has_set_no_number_failures_are_weighed(clock):
@@ -234,16 +234,16 @@ def test_where_the_owner_has_set_no_number_failures_are_weighed(clock):
         return verdict, others
 
     few, others = after(2, 3, {})
-    assert (few.action, others.asks) == (Action.RESTART, [])
+    assert (few.action, others.asks) == (Remedy.RESTART, [])
     assert "it adds 1 (1/3 of the work)" in few.weighed
     many, others = after(15, 3, {})
-    assert many.action is Action.LEAVE_OUT
+    assert many.action is Remedy.LEAVE_OUT
     ((reason, _),) = others.asks
     assert reason.startswith("its failures cost the job 2.4 machine-hours an hour, and it adds 1 ")
-    assert after(2, 8, {})[0].action is Action.LEAVE_OUT  # so often on one machine is no chance
-    assert after(2, 3, {}, num_aside=1)[0].action is Action.LEAVE_OUT
-    assert after(2, 2, {"restart.failures": 2})[0].action is Action.LEAVE_OUT  # the owner's
-    assert after(15, 9, {"restart.failures": 0})[0].action is Action.RESTART
+    assert after(2, 8, {})[0].action is Remedy.LEAVE_OUT  # so often on one machine is no chance
+    assert after(2, 3, {}, num_aside=1)[0].action is Remedy.LEAVE_OUT
+    assert after(2, 2, {"restart.failures": 2})[0].action is Remedy.LEAVE_OUT  # the owner's
+    assert after(15, 9, {"restart.failures": 0})[0].action is Remedy.RESTART
 
 
 def test_what_torchs_agent_knows_of_a_worker():

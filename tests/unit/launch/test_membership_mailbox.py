@@ -2,7 +2,7 @@
 
 from outlast.launch.membership.mailbox import Mailbox
 from outlast.launch.membership.messages import Departs, Go, Halt, Member, Refused, Remains
-from outlast.policy.membership import Rules
+from outlast.policy.membership import MembershipRules
 
 
 def go(attempt, names):
@@ -41,7 +41,7 @@ def test_an_attempt_that_begins_ends_the_word_to_stop():
 
 def test_what_the_job_was_started_with_elsewhere_is_known():
     mail = Mailbox()
-    mail.tell(Rules(min_nodes=2, max_nodes=3))
+    mail.tell(MembershipRules(min_nodes=2, max_nodes=3))
     mail.tell(Refused(reason="another script"))
     assert mail.rules.max_nodes == 3
     assert mail.refused == "another script"

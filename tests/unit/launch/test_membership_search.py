@@ -17,7 +17,7 @@ from outlast.launch.membership.hub import HANGS, REFUSED
 from outlast.launch.membership.messages import Go, Member, Waits
 from outlast.launch.membership.search import Known, Means, Search
 from outlast.peer.claims import Alive, Claim, Claims
-from outlast.policy.membership import Rules
+from outlast.policy.membership import MembershipRules
 from outlast.policy.succession import REFUSED_S, STRANGER_S, UNREACHED_S
 
 READ_S = 0.01
@@ -101,7 +101,7 @@ class World:
                 go=self.go,
                 ended=self.ended,
                 hung=set(),
-                rules=Rules(min_nodes=1, max_nodes=4),
+                rules=MembershipRules(min_nodes=1, max_nodes=4),
             ),
             coordinate=self._coordinate,
             end=self.told.append,

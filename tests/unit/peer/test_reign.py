@@ -214,8 +214,10 @@ def test_a_claim_that_fails_is_said_once_and_that_it_is_there(make, tmp_path, mo
     storage = Failing(tmp_path, "fails")
     reign = make(storage)
     num_tries = []
-    failed = room.Sign.failed
-    monkeypatch.setattr(room.Sign, "failed", lambda sign: (num_tries.append(1), failed(sign)))
+    failed = room.CounterWatch.failed
+    monkeypatch.setattr(
+        room.CounterWatch, "failed", lambda sign: (num_tries.append(1), failed(sign))
+    )
     reign.open(6)
     soon(lambda: len(num_tries) > 2)
     storage.mended.set()

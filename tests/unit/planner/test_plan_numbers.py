@@ -7,8 +7,8 @@ import pytest
 from outlast.planner import formulas, models
 from outlast.planner.formulas import FlushTimes
 from outlast.policy import interval
+from outlast.policy.hazard import Posterior
 from outlast.policy.interval import Costs
-from outlast.policy.posterior import Posterior
 
 P_DAY = formulas.from_probability(0.005)
 FLEET_PER_H = 4096 * P_DAY / 24

@@ -10,9 +10,9 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from outlast.planner import deadline, formulas, models, tiers
-from outlast.policy import interval, posterior
+from outlast.policy import hazard, interval
+from outlast.policy.hazard import Posterior
 from outlast.policy.interval import Costs
-from outlast.policy.posterior import Posterior
 
 rates_per_h = st.floats(1e-5, 20)
 short_h = st.floats(1e-5, 0.5)
@@ -157,20 +157,20 @@ def test_probabilities_and_rates_are_inverse(probability):
 @given(st.floats(0.5, 3000), st.floats(1e-3, 4000))
 def test_gamma_against_mpmath(shape, x):
     true = float(mpmath.gammainc(shape, 0, x, regularized=True))
-    assert posterior.gamma_cdf(shape, x) == pytest.approx(true, rel=1e-8, abs=1e-11)
+    assert hazard.gamma_cdf(shape, x) == pytest.approx(true, rel=1e-8, abs=1e-11)
 
 
 @given(st.floats(0.5, 1000), st.floats(0.01, 1e4), st.floats(1e-4, 0.9999))
 def test_gamma_quantiles_invert(shape, rate, probability):
-    value = posterior.gamma_quantile(shape, rate, probability)
-    assert posterior.gamma_cdf(shape, value * rate) == pytest.approx(probability, abs=1e-9)
+    value = hazard.gamma_quantile(shape, rate, probability)
+    assert hazard.gamma_cdf(shape, value * rate) == pytest.approx(probability, abs=1e-9)
 
 
 @given(st.floats(0.01, 2000), st.floats(0, 0.9999))
 def test_poisson_quantiles_suffice_and_are_the_least(mean, probability):
-    count = posterior.poisson_quantile(probability, mean)
-    assert posterior.poisson_cdf(count, mean) >= probability
-    assert count == 0 or posterior.poisson_cdf(count - 1, mean) < probability
+    count = hazard.poisson_quantile(probability, mean)
+    assert hazard.poisson_cdf(count, mean) >= probability
+    assert count == 0 or hazard.poisson_cdf(count - 1, mean) < probability
 
 
 @given(st.integers(0, 50), st.floats(0.01, 60))
@@ -178,8 +178,8 @@ def test_poisson_against_its_sum(count, mean):
     true = math.fsum(
         math.exp(-mean + k * math.log(mean) - math.lgamma(k + 1)) for k in range(count + 1)
     )
-    assert posterior.poisson_cdf(count, mean) == pytest.approx(true, rel=1e-9)
-    assert posterior.poisson_tail(count, mean) == pytest.approx(1 - true, abs=1e-9)
+    assert hazard.poisson_cdf(count, mean) == pytest.approx(true, rel=1e-9)
+    assert hazard.poisson_tail(count, mean) == pytest.approx(1 - true, abs=1e-9)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 50), st.integers(0, 5)), max_size=8))

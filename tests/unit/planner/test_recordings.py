@@ -18,8 +18,7 @@ from outlast.planner.job import JobRun, JobSetup, Level
 from outlast.planner.study import Scenario, tell
 from outlast.planner.traces import read
 from outlast.policy.cadence import Auto, EverySeconds
-from outlast.policy.hazard import MEMORY_H, Hazard
-from outlast.policy.posterior import Posterior
+from outlast.policy.hazard import MEMORY_H, Hazard, Posterior
 from thorough import ALL
 
 TRACES = Path("shared/traces")

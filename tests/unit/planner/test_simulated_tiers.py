@@ -5,7 +5,7 @@ import random
 import pytest
 
 from outlast.planner.job import JobRun, JobSetup, Level, MachineLoss
-from outlast.policy import replicas
+from outlast.policy import retention
 from outlast.policy.cadence import Auto
 
 MACHINES = 16
@@ -50,7 +50,7 @@ def test_it_is_about_as_good_as_the_best_that_could_have_been_set(cost_s):
 def test_a_belief_that_does_not_hold_is_given_up(monkeypatch):
     """What holders keep is lost each time: after some losses the far tier takes more."""
     monkeypatch.setattr(
-        replicas, "holders", lambda machines, count: {one.node: () for one in machines}
+        retention, "holders", lambda machines, count: {one.node: () for one in machines}
     )
     auto = useful(None, mode="rigid", cost_s=30.0)
     each, seldom = (useful(every, mode="rigid", cost_s=30.0) for every in (1, 32))

@@ -1,11 +1,13 @@
 """A roster in the middle of an attempt, and what its orders say."""
 
-from outlast.policy.membership import Form, Roster, Rules, Stop
+from outlast.policy.membership import Form, MembershipRules, Roster, StopWorkers
 
 
 def roster_of(names="abc", *, min_nodes=1, max_nodes=8, **more):
     """A roster whose machines are all in a running attempt, at 100 s."""
-    roster = Roster(Rules(min_nodes=min_nodes, max_nodes=max_nodes), 0.0, first=names[0], **more)
+    roster = Roster(
+        MembershipRules(min_nodes=min_nodes, max_nodes=max_nodes), 0.0, first=names[0], **more
+    )
     orders = []
     for name in names:
         roster.joined(name, 0.0)
@@ -27,7 +29,7 @@ def formed(orders):
 
 
 def stops(orders):
-    return [order for order in orders if isinstance(order, Stop)]
+    return [order for order in orders if isinstance(order, StopWorkers)]
 
 
 def all_ready(roster, names, now_s):

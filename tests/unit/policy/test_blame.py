@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.policy.blame import Named, NotYet, has_gone_on, judge
-from outlast.policy.hang import Kind
-from outlast.policy.seen import Frame, Seen, held_by
+from outlast.policy.blame import Frame, Named, NotYet, RankLook, has_gone_on, held_by, judge
+from outlast.policy.hang import Activity
 
 SUM = (
     Frame("_engine_run_backward", "/x/site-packages/torch/autograd/graph.py", 979),
@@ -28,9 +27,9 @@ COLLATE = (
 
 def rank(number, frames=SUM, **fields):
     """A rank of a job with a session, in step 812, over its limit."""
-    usual = {"kind": Kind.STEP, "is_session": True, "step": 811, "age_s": 3.0, "limit_s": 2.0}
+    usual = {"kind": Activity.STEP, "is_session": True, "step": 811, "age_s": 3.0, "limit_s": 2.0}
     usual |= {"slow_s": 600.0, "begun": 40, "pulse_age_s": 0.1, "node": "a", "frames": frames}
-    return Seen(rank=number, **(usual | fields))
+    return RankLook(rank=number, **(usual | fields))
 
 
 def culprit(number=1, **fields):
@@ -122,7 +121,7 @@ def test_who_has_come_least_far_is_the_one_that_all_wait_for():
 @pytest.mark.parametrize(
     "fields",
     [
-        {"kind": Kind.EVALUATE, "limit_s": 600.0},
+        {"kind": Activity.EVALUATE, "limit_s": 600.0},
         {"frames": (Frame("f", "/x/site-packages/torch/_inductor/compile.py", 1),)},
         {"frames": (Frame("save", "/x/site-packages/torch/serialization.py", 1),)},
         {"frames": (Frame("validate", "/home/a/train.py", 1),)},
@@ -130,7 +129,7 @@ def test_who_has_come_least_far_is_the_one_that_all_wait_for():
         {"is_starved": True},
         {"is_session": False, "is_starved": True, "moves": False, "age_s": 20.0},
         {"moves": False, "moves_below": True},
-        {"kind": Kind.OUTSIDE, "age_s": 1e6},
+        {"kind": Activity.OUTSIDE, "age_s": 1e6},
     ],
     ids=[
         *(
@@ -153,7 +152,7 @@ def test_one_that_is_slow_by_right_is_not_named_and_nobody_else_is(fields):
 
 
 def test_who_waits_for_a_lock_may_wait_for_one_that_is_slow_by_right():
-    evaluates = culprit(3, kind=Kind.EVALUATE, limit_s=600.0, moves=True)
+    evaluates = culprit(3, kind=Activity.EVALUATE, limit_s=600.0, moves=True)
     assert isinstance(judge([rank(0), culprit(1, call="lock"), evaluates]), NotYet)
     assert judge([rank(0), culprit(1, call="lock"), rank(3)]).ranks == (1,)
 
@@ -194,7 +193,7 @@ def test_nobody_is_to_blame_for_a_lost_message_and_it_takes_longer():
 
 
 def test_ranks_that_spin_while_they_wait_are_not_named_for_one_that_is_slow_by_right():
-    evaluates = rank(0, COLLATE, kind=Kind.EVALUATE, limit_s=600.0, moves=True, begun=39)
+    evaluates = rank(0, COLLATE, kind=Activity.EVALUATE, limit_s=600.0, moves=True, begun=39)
     spin = [rank(one, BARRIER, moves=True, state="R") for one in (1, 2)]
     assert isinstance(judge([evaluates, *spin]), NotYet)
     loader = rank(3, COLLATE, moves_below=True, begun=39)
@@ -259,7 +258,7 @@ def test_the_last_of_a_job_may_take_its_time_once_another_has_left():
 def test_a_machine_that_says_nothing_is_named_where_all_others_wait_and_are_late():
     assert isinstance(judge(OTHERS, ["b"], is_silent_for_long=False), NotYet)
     assert isinstance(judge([rank(0, age_s=0.1), rank(2)], ["b"]), NotYet)
-    evaluates = rank(0, COLLATE, kind=Kind.EVALUATE, limit_s=600.0, moves=True)
+    evaluates = rank(0, COLLATE, kind=Activity.EVALUATE, limit_s=600.0, moves=True)
     assert isinstance(judge([evaluates, rank(2)], ["b"]), NotYet)
     assert judge([*OTHERS, culprit(state="T", age_s=10.0)], ["b"]).ranks == (1,)
     found = judge(OTHERS, ["b"])
@@ -271,10 +270,10 @@ def test_a_machine_that_says_nothing_is_named_where_all_others_wait_and_are_late
 
 
 seen = st.builds(
-    Seen,
+    RankLook,
     rank=st.integers(0, 9),
     node=st.sampled_from("ab"),
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(Activity),
     is_session=st.booleans(),
     step=st.none() | st.integers(0, 3),
     age_s=st.floats(0, 100),

@@ -20,9 +20,8 @@ from outlast.policy.cadence import (
     bunched,
     cadence,
 )
-from outlast.policy.hazard import PRIOR, Hazard
+from outlast.policy.hazard import PRIOR, Hazard, Posterior
 from outlast.policy.interval import Costs, exact_best_h
-from outlast.policy.posterior import Posterior
 
 
 def test_steps_are_every_multiple_whatever_the_time():

@@ -10,7 +10,7 @@ from outlast.policy.drain import (
     AGREEMENT_S,
     HTTP_S,
     LEAVING_S,
-    Lane,
+    DrainTier,
     bandwidth_needed,
     check,
     hopeless,
@@ -22,7 +22,7 @@ from outlast.policy.drain import (
 
 def lane(name, slow_s=None, fast_s=None, *, outlasts=False, size=10**9):
     fast_s = slow_s if fast_s is None else fast_s
-    return Lane(name=name, outlasts=outlasts, slow_s=slow_s, fast_s=fast_s, size=size)
+    return DrainTier(name=name, outlasts=outlasts, slow_s=slow_s, fast_s=fast_s, size=size)
 
 
 LOCAL = lane("local", 2.0, 1.0)

@@ -12,9 +12,9 @@ from hypothesis import given
 from outlast.policy.failures import (
     ROWS,
     TABLE,
-    Action,
     Failure,
     Kind,
+    Remedy,
     Signs,
     kind_of,
     most_telling,
@@ -226,8 +226,8 @@ def test_what_an_exception_came_from_counts_and_source_lines_do_not():
 def test_the_table_is_whole():
     assert [row.kind for row in TABLE] == list(Kind)
     assert len({row.title for row in TABLE}) == len(TABLE)
-    assert all(row.action is Action.STOP for row in TABLE[:4])
-    assert {row.action for row in TABLE[4:]}.isdisjoint({Action.STOP})
+    assert all(row.action is Remedy.STOP for row in TABLE[:4])
+    assert {row.action for row in TABLE[4:]}.isdisjoint({Remedy.STOP})
     assert title_of("crash") == "crashed"
     assert title_of("of a later version") == "of a later version"
 

@@ -4,32 +4,32 @@ import errno
 
 import pytest
 
-from outlast.policy.fitness import Finding, failures, gigabytes
-from outlast.policy.fitness.finding import seconds
-from outlast.policy.fitness.machine import (
+from outlast.policy.fitness import (
+    CheckResult,
+    Flush,
     GpuFacts,
     GpusFacts,
     MemoryFacts,
+    PlaceFacts,
     PlatformFacts,
     StackFacts,
+    failures,
+    gigabytes,
     judge_files,
     judge_gpus,
     judge_memory,
+    judge_notice,
+    judge_place,
     judge_platform,
     judge_recovery,
     judge_shm,
+    judge_space,
     judge_speed,
     judge_stacks,
     judge_versions_here,
-    share_of,
-)
-from outlast.policy.fitness.storage import (
-    Flush,
-    PlaceFacts,
-    judge_notice,
-    judge_place,
-    judge_space,
     not_in_time,
+    seconds,
+    share_of,
 )
 
 GB = 10**9
@@ -220,8 +220,8 @@ def test_speeds_that_could_not_be_measured_fail():
 
 def test_whatever_asks_for_something_says_what():
     findings = [
-        Finding(name="a", status="ok", seen=""),
-        Finding(name="b", status="failed", seen="", todo="mend"),
+        CheckResult(name="a", status="ok", seen=""),
+        CheckResult(name="b", status="failed", seen="", todo="mend"),
     ]
     assert [one.name for one in failures(findings)] == ["b"]
 

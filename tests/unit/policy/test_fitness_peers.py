@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.policy.fitness.company import Company
-from outlast.policy.fitness.peers import Link, Report, compare, judge_clock
+from outlast.policy.fitness_peers import Company, MachineReport, PeerLink, compare, judge_clock
 
 SAME = {"torch": "2.13.0", "python": "3.11.7", "outlast": "0.1.0"}
 
@@ -24,12 +23,12 @@ def reports(number, *, clocks=None, broken=(), versions=None, speeds=None, has_g
             if other == one:
                 continue
             if (one, other) in broken or (other, one) in broken:
-                links[other] = Link(error="no answer within 5 s")
+                links[other] = PeerLink(error="no answer within 5 s")
             else:
                 offset_s = clocks.get(other, 0.0) - clocks.get(one, 0.0)
-                links[other] = Link(offset_s=offset_s, bound_s=0.001)
+                links[other] = PeerLink(offset_s=offset_s, bound_s=0.001)
         found.append(
-            Report(
+            MachineReport(
                 node=one,
                 machine=one,
                 versions={**SAME, **versions.get(one, {})},
@@ -128,7 +127,7 @@ def test_nobody_is_slow_among_machines_that_scatter():
 
 def test_who_did_not_report_and_who_said_it_itself_are_left_out():
     found = reports(3)
-    own = [Report(node="d", machine="d", versions=SAME, device="H100", failed=["gpu: ECC"])]
+    own = [MachineReport(node="d", machine="d", versions=SAME, device="H100", failed=["gpu: ECC"])]
     compared = compare([*found, *own], {"e": "e"})
     assert compared.sick == {"d": "gpu: ECC", "e": "it came and did not report"}
 

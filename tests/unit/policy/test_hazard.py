@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.policy.hazard import BEGINS, CHANGES, FASTER, KINDS, RATES, STORM_ENDS, Hazard, storms
-from outlast.policy.posterior import Posterior
+from outlast.policy.hazard import (
+    BEGINS,
+    CHANGES,
+    FASTER,
+    KINDS,
+    RATES,
+    STORM_ENDS,
+    Hazard,
+    Posterior,
+    storms,
+)
 
 KNOWN = Posterior(num_seen=20.0, seen_h=400.0)  # one in 20 h
 SECOND_H = 1 / 3600

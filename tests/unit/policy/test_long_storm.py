@@ -4,7 +4,7 @@ import random
 from statistics import mean
 
 from outlast.policy.cadence import Auto
-from outlast.policy.tier_cadence import Cost, Scope, Stop, TierCadence
+from outlast.policy.tier_cadence import Cost, Scope, TierCadence, TierStop
 
 LENGTH_S, BEGIN_S, EVERY_S, BACK_S = 600.0, 15.0, 8.0, 0.3
 SNAPSHOT_S = 0.005
@@ -19,7 +19,7 @@ FAULTS = [
 def storm(seed):
     """Seconds of training that were made twice, and that saving cost, as shares of the time."""
     chance = random.Random(seed)
-    auto, tiers = Auto(0.0), TierCadence([Stop(name="disk", survives=Scope.ALL)], 0.0)
+    auto, tiers = Auto(0.0), TierCadence([TierStop(name="disk", survives=Scope.ALL)], 0.0)
     tiers.apart = Scope.MACHINE
     now_s, fault_s, twice_s, cost_s = 0.0, BEGIN_S, 0.0, 0.0
     saved_s = {Scope.MACHINE: 0.0, Scope.ALL: 0.0}  # how far what survives it has come

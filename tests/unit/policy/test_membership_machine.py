@@ -14,11 +14,20 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from outlast.policy.exclusion import Exclusion
-from outlast.policy.membership import End, Excludes, Form, Leaves, Phase, Roster, Rules, Stop
+from outlast.policy.membership import (
+    EndJob,
+    Excludes,
+    Form,
+    Leaves,
+    MembershipRules,
+    Roster,
+    RosterPhase,
+    StopWorkers,
+)
 from thorough import examples
 
 NAMES = "abcdef"
-RULES = Rules(min_nodes=1, max_nodes=5, stop_s=4.0)
+RULES = MembershipRules(min_nodes=1, max_nodes=5, stop_s=4.0)
 names = st.sampled_from(NAMES)
 
 
@@ -61,7 +70,7 @@ class Membership(RuleBasedStateMachine):
         seat = self.seats[node]
         for order in orders:
             match order:
-                case Stop():
+                case StopWorkers():
                     for name in seat.roster.members:
                         if name in self.machines and self.machines[name].at == node:
                             self.stopping.add(name)
@@ -74,7 +83,7 @@ class Membership(RuleBasedStateMachine):
                     assert order.node in self.machines
                 case Excludes():
                     self.check_goes(node, order)
-                case End():
+                case EndJob():
                     raise AssertionError("nobody has finished")
 
     def check_form(self, node, form):
@@ -371,7 +380,7 @@ class Membership(RuleBasedStateMachine):
             return
         if self.machines[name].hangs:
             return
-        if seat.roster.phase is Phase.FORMING:
+        if seat.roster.phase is RosterPhase.FORMING:
             self.start(name, seat.asked, is_claimed=False)
 
     @rule()
@@ -404,7 +413,7 @@ class Membership(RuleBasedStateMachine):
         seat = self.seats[node]
         if self.machines[node].hangs:
             return
-        if seat.roster.phase is Phase.RUNNING:
+        if seat.roster.phase is RosterPhase.RUNNING:
             number = seat.roster.number
             if self.claims.get(number) != node and self.take(node, number, seat.known):
                 members, before, _ = self.attempts[number, node]
@@ -483,7 +492,7 @@ class Membership(RuleBasedStateMachine):
             self.storage_says(coordinator)
             self.time_goes_by(1.0)
             roster = self.seats[coordinator].roster
-            if roster.phase is Phase.RUNNING and len(roster.members) == min(len(usable), 5):
+            if roster.phase is RosterPhase.RUNNING and len(roster.members) == min(len(usable), 5):
                 break
         else:
             raise AssertionError(f"{roster.phase} {roster.members} of {usable}: {roster.waits_for}")

@@ -3,15 +3,17 @@
 import msgspec
 import pytest
 
-from outlast.policy.regain import Known, Offer, Plan, decide
+from outlast.policy.regain import OwnState, RegainPlan, StateOffer, decide
 
 
 def known(rank, step, *, timeline=1, world=3, rest="r", stage=2):
-    return Known(timeline=timeline, rank=rank, world_size=world, step=step, rest=rest, stage=stage)
+    return OwnState(
+        timeline=timeline, rank=rank, world_size=world, step=step, rest=rest, stage=stage
+    )
 
 
 def survivor(rank, step, *others, digest="d", timeline=1, world=3):
-    return Offer(
+    return StateOffer(
         step=step,
         timeline=timeline,
         world_size=world,
@@ -23,15 +25,15 @@ def survivor(rank, step, *others, digest="d", timeline=1, world=3):
 
 
 def fresh(*others, grouped=True):
-    return Offer(is_grouped=grouped, known=list(others))
+    return StateOffer(is_grouped=grouped, known=list(others))
 
 
 def test_nobody_has_anything_at_a_first_start():
-    assert decide([fresh(), fresh()], []) == Plan()
+    assert decide([fresh(), fresh()], []) == RegainPlan()
 
 
 def test_the_end_of_no_step_is_nothing_to_go_on_from():
-    assert decide([survivor(0, 0), survivor(1, 0), fresh(known(2, 0))], []) == Plan()
+    assert decide([survivor(0, 0), survivor(1, 0), fresh(known(2, 0))], []) == RegainPlan()
 
 
 def test_survivors_and_what_the_lost_one_left_behind_are_complete():

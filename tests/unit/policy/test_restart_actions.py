@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from outlast.policy.failures import ROWS, Action, Failure, Kind, Signs
-from outlast.policy.restart import BACK_OFF_S, Limits, RestartPolicy
+from outlast.policy.failures import ROWS, Failure, Kind, Remedy, Signs
+from outlast.policy.restart import BACK_OFF_S, RestartLimits, RestartPolicy
 from thorough import examples
 
 EXITS = {Kind.KILLED: -9, Kind.CRASH: -11, Kind.ABORT: -6, Kind.UNKNOWN: 3}
@@ -47,7 +47,7 @@ def test_each_kind_has_its_action(kind):
     row = ROWS[kind]
     assert verdict.action is row.action
     assert verdict.own == (row.own_after != 0)
-    assert bool(verdict.wait_s) == (row.action in (Action.BACK_OFF, Action.LEAVE_OUT))
+    assert bool(verdict.wait_s) == (row.action in (Remedy.BACK_OFF, Remedy.LEAVE_OUT))
 
 
 @pytest.mark.parametrize("kind", CRASHES, ids=[kind.value for kind in CRASHES])
@@ -73,7 +73,7 @@ def test_what_is_killed_from_outside_at_the_same_time_is_no_bug():
 
 
 def test_waits_double_and_have_an_end():
-    policy = RestartPolicy(99, limits=Limits(without_progress=20, back_off_max_s=30.0))
+    policy = RestartPolicy(99, limits=RestartLimits(without_progress=20, back_off_max_s=30.0))
     waits = [judge(policy, failed(Kind.NETWORK), chance=1.0).wait_s for _ in range(8)]
     assert waits == [BACK_OFF_S * one for one in (1, 2, 4, 8, 16, 30, 30, 30)]
     assert judge(policy, failed(Kind.NETWORK), chance=0.0).wait_s == 15.0
@@ -81,7 +81,7 @@ def test_waits_double_and_have_an_end():
 
 
 def test_what_is_simply_restarted_waits_from_the_second_attempt_without_progress_on():
-    policy = RestartPolicy(99, limits=Limits(failures=0, without_progress=9))
+    policy = RestartPolicy(99, limits=RestartLimits(failures=0, without_progress=9))
     waits = [judge(policy, failed(Kind.KILLED), chance=1.0).wait_s for _ in range(4)]
     assert waits == [0.0, 1.0, 2.0, 4.0]
     policy = RestartPolicy(99)
@@ -89,67 +89,69 @@ def test_what_is_simply_restarted_waits_from_the_second_attempt_without_progress
 
 
 def test_a_machine_is_left_out_after_so_many_failures_of_its_own():
-    policy = RestartPolicy(99, limits=Limits(failures=3, window_s=100.0))
+    policy = RestartPolicy(99, limits=RestartLimits(failures=3, window_s=100.0))
     verdicts = [
         judge(policy, failed(Kind.KILLED, step), now_s=now_s)
         for step, now_s in [(1, 0.0), (2, 10.0), (3, 20.0), (4, 105.0), (5, 300.0)]
     ]
-    out = Action.LEAVE_OUT
+    out = Remedy.LEAVE_OUT
     assert [one.action is out for one in verdicts] == [False, False, True, True, False]
     assert [one.wait_s > 0 for one in verdicts] == [False, False, True, True, False]
 
 
 def test_nobody_waits_after_a_worker_that_was_killed_at_its_work():
-    policy = RestartPolicy(99, limits=Limits(failures=2, without_progress=9))
+    policy = RestartPolicy(99, limits=RestartLimits(failures=2, without_progress=9))
     verdicts = [judge(policy, failed(Kind.KILLED), updates=7, alone=True) for _ in range(4)]
     assert [one.wait_s for one in verdicts] == [0.0] * 4
     assert [one.without_progress for one in verdicts] == [1, 2, 3, 4]
-    assert verdicts[-1].action is Action.LEAVE_OUT
+    assert verdicts[-1].action is Remedy.LEAVE_OUT
     assert judge(policy, failed(Kind.KILLED), updates=0).wait_s > 0
     assert judge(policy, failed(Kind.CRASH), updates=7).wait_s > 0
 
 
 def test_one_machine_is_not_weighed_against_nothing():
-    policy = RestartPolicy(99, limits=Limits(failures=2, weighs=True, without_progress=9))
+    policy = RestartPolicy(99, limits=RestartLimits(failures=2, weighs=True, without_progress=9))
     verdicts = [judge(policy, failed(Kind.KILLED), updates=7, alone=True) for _ in range(4)]
-    assert {one.action for one in verdicts} == {Action.RESTART}
+    assert {one.action for one in verdicts} == {Remedy.RESTART}
 
 
 def test_failures_of_different_kinds_count_together_and_the_scripts_do_not():
     policy = RestartPolicy(99)
     for step, kind in enumerate([Kind.KILLED, Kind.SCRIPT, Kind.GPU_MEMORY, Kind.STORAGE]):
-        assert judge(policy, failed(kind, step)).action is not Action.LEAVE_OUT
-    assert judge(policy, failed(Kind.CRASH, 9)).action is Action.LEAVE_OUT
+        assert judge(policy, failed(kind, step)).action is not Remedy.LEAVE_OUT
+    assert judge(policy, failed(Kind.CRASH, 9)).action is Remedy.LEAVE_OUT
 
 
 def test_a_broken_gpu_leaves_it_out_at_once_and_whatever_is_set():
-    assert judge(RestartPolicy(9), failed(Kind.GPU, 3)).action is Action.LEAVE_OUT
-    policy = RestartPolicy(9, limits=Limits(failures=0))
-    assert judge(policy, failed(Kind.GPU, 3)).action is Action.LEAVE_OUT
+    assert judge(RestartPolicy(9), failed(Kind.GPU, 3)).action is Remedy.LEAVE_OUT
+    policy = RestartPolicy(9, limits=RestartLimits(failures=0))
+    assert judge(policy, failed(Kind.GPU, 3)).action is Remedy.LEAVE_OUT
 
 
 def test_what_fails_on_other_machines_too_is_not_this_ones_fault():
-    policy = RestartPolicy(99, limits=Limits(failures=1))
+    policy = RestartPolicy(99, limits=RestartLimits(failures=1))
     verdict = judge(policy, failed(Kind.KILLED, 1), elsewhere={"killed"})
-    assert (verdict.own, verdict.action) == (False, Action.RESTART)
-    assert judge(policy, failed(Kind.CRASH, 2), elsewhere={"killed"}).action is Action.LEAVE_OUT
+    assert (verdict.own, verdict.action) == (False, Remedy.RESTART)
+    assert judge(policy, failed(Kind.CRASH, 2), elsewhere={"killed"}).action is Remedy.LEAVE_OUT
     for kind in (Kind.NCCL, Kind.CUDA):  # a switch that flickers hits all machines at once
-        policy = RestartPolicy(99, limits=Limits(failures=1))
+        policy = RestartPolicy(99, limits=RestartLimits(failures=1))
         assert not judge(policy, failed(kind, 1), elsewhere={kind.value}).own
 
 
 @pytest.mark.parametrize("kind", CRASHES, ids=[kind.value for kind in CRASHES])
 def test_what_can_come_of_a_loss_elsewhere_is_not_this_ones_fault_where_there_is_one(kind):
-    policy = RestartPolicy(99, limits=Limits(failures=1))
+    policy = RestartPolicy(99, limits=RestartLimits(failures=1))
     verdict = judge(policy, failed(kind, 1), follows=True)
     is_excused = kind in (Kind.NCCL, Kind.ABORT, Kind.NETWORK)
     assert verdict.own == (ROWS[kind].own_after != 0 and not is_excused)
-    assert verdict.action is not Action.LEAVE_OUT or verdict.own
+    assert verdict.action is not Remedy.LEAVE_OUT or verdict.own
 
 
 def test_failures_from_before_this_agent_count():
-    policy = RestartPolicy(99, limits=Limits(failures=3, window_s=100.0), own=[5.0, 60.0, 70.0])
-    assert judge(policy, failed(Kind.KILLED, 1), now_s=110.0).action is Action.LEAVE_OUT
+    policy = RestartPolicy(
+        99, limits=RestartLimits(failures=3, window_s=100.0), own=[5.0, 60.0, 70.0]
+    )
+    assert judge(policy, failed(Kind.KILLED, 1), now_s=110.0).action is Remedy.LEAVE_OUT
 
 
 def test_a_hang_without_proof_is_not_counted():
@@ -193,7 +195,7 @@ def test_the_same_hang_at_the_same_step_three_times_is_a_bug():
     ids=["step", "stack", "machine", "unknown-step"],
 )
 def test_another_hang_in_between_makes_it_none(other):
-    policy = RestartPolicy(1000, limits=Limits(without_progress=99))
+    policy = RestartPolicy(1000, limits=RestartLimits(without_progress=99))
     for one in [hang(), hang(), other, hang(), hang()]:
         assert policy.judge([one], lasted_s=9.0).restart
     assert not policy.judge([hang()], lasted_s=9.0).restart
@@ -215,22 +217,22 @@ def test_a_script_that_tells_no_steps_hangs_in_the_same_place_now_and_then():
 
 
 def test_a_hang_is_nobodys_failure_and_is_not_waited_for():
-    policy = RestartPolicy(99, limits=Limits(failures=1, without_progress=9))
+    policy = RestartPolicy(99, limits=RestartLimits(failures=1, without_progress=9))
     hung = Failure(rank=1, exit_code=-9, message="hang: rank 1 has not entered step 8's sum")
     for _ in range(3):
         verdict = judge(policy, hung)
-        assert (verdict.kind, verdict.action) == (Kind.HANG, Action.RESTART)
+        assert (verdict.kind, verdict.action) == (Kind.HANG, Remedy.RESTART)
         assert (verdict.own, verdict.wait_s) == (False, 0.0)
 
 
 def test_connections_that_broke_alone_are_the_networks():
     verdict = judge(RestartPolicy(9), failed(Kind.PEER, 3), echoes=False)
-    assert (verdict.kind, verdict.action) == (Kind.NETWORK, Action.BACK_OFF)
+    assert (verdict.kind, verdict.action) == (Kind.NETWORK, Remedy.BACK_OFF)
 
 
 def test_the_machines_signs_decide():
     verdict = judge(RestartPolicy(9), failed(Kind.KILLED, 3), signs=Signs(oom_kills=1))
-    assert (verdict.kind, verdict.action) == (Kind.MEMORY, Action.ELSEWHERE)
+    assert (verdict.kind, verdict.action) == (Kind.MEMORY, Remedy.ELSEWHERE)
 
 
 def test_an_end_has_its_kind_and_tells_the_last_failure():

@@ -1,10 +1,192 @@
-"""Whatever is on the disk, the newest valid checkpoints are never among what may go."""
+"""What is kept: snapshots in memory, copies on other machines, checkpoints."""
 
-import hypothesis.strategies as st
-from hypothesis import example, given
+import collections
+import itertools
 
-from outlast.policy.retention import removable
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from outlast.policy.retention import (
+    GIB,
+    RESERVE_BYTES,
+    RESERVE_SHARE,
+    PlacedMachine,
+    admit,
+    holders,
+    num_replicas,
+    removable,
+)
 from thorough import examples
+
+# --- snapshots: numbers in, a decision in words out ----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "wanted", "available", "buffers"),
+    [
+        (10 * GIB, None, 16 * GIB, 1),
+        (10 * GIB, 1, 16 * GIB, 1),
+        (10 * GIB, 2, 32 * GIB, 2),
+        (10 * GIB, 2, 20 * GIB, 1),  # two would leave nothing to train with
+        (10 * GIB, 2, 10 * GIB, 0),
+        (10 * GIB, None, 10 * GIB, 0),
+        (10 * GIB, 0, 64 * GIB, 0),  # asked for
+        (10 * GIB, 3, 32 * GIB, 3),
+        (0, 2, 0, 2),  # nothing to hold
+        (GIB, 1, 0, 0),
+        (GIB, 1, -5, 0),
+        (100 * GIB, 8, 420 * GIB, 3),
+    ],
+)
+def test_as_many_as_fit(snapshot, wanted, available, buffers):
+    decision = admit(snapshot, wanted=wanted, available_bytes=available)
+    assert decision.buffers == buffers
+    asked = 1 if wanted is None else wanted
+    assert bool(decision.words) == (buffers < asked)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "available", "buffers"),
+    [(None, 40, 2), (None, 39, 1), (None, 4, 0), (1, 100, 1), (3, 40, 3), (0, 100, 0)],
+)
+def test_what_is_only_useful_takes_half_of_what_is_free_at_most(wanted, available, buffers):
+    decision = admit(10 * GIB, wanted=wanted, useful=2, available_bytes=available * GIB)
+    assert decision.buffers == buffers
+    assert not decision.words or not buffers, "nobody has asked for two"
+
+
+def test_fewer_buffers_are_said_with_both_numbers():
+    words = admit(10 * GIB, wanted=2, available_bytes=20 * GIB).words
+    assert words == (
+        "a snapshot takes 10.00 GiB of this machine's memory and 20.00 GiB are free: "
+        "1 buffer in place of 2"
+    )
+
+
+def test_no_buffer_is_said_with_what_it_costs_and_what_to_do():
+    words = admit(10 * GIB, wanted=None, available_bytes=4 * GIB).words
+    assert "10.00 GiB" in words
+    assert "4.00 GiB" in words
+    assert "training waits for each" in words
+    assert "free memory, or save less often" in words
+
+
+sizes = st.integers(min_value=0, max_value=1 << 42)
+
+
+@given(snapshot=sizes, wanted=st.none() | st.integers(0, 8), available=sizes)
+def test_what_is_admitted_leaves_the_reserve(snapshot, wanted, available):
+    decision = admit(snapshot, wanted=wanted, available_bytes=available)
+    assert 0 <= decision.buffers <= (1 if wanted is None else wanted)
+    if snapshot and decision.buffers:
+        left = available - decision.buffers * snapshot
+        assert left >= RESERVE_BYTES
+        assert left >= int(available * RESERVE_SHARE)
+
+
+@given(snapshot=sizes, wanted=st.integers(0, 8), available=sizes, more=sizes)
+def test_more_memory_never_admits_less(snapshot, wanted, available, more):
+    less = admit(snapshot, wanted=wanted, available_bytes=available)
+    assert admit(snapshot, wanted=wanted, available_bytes=available + more).buffers >= less.buffers
+
+
+# --- copies: nothing is lost with as many machines as there are replicas -------------------------
+
+
+LABELS = st.fixed_dictionaries(
+    {}, optional={name: st.sampled_from("abc") for name in ("zone", "rack", "pool")}
+)
+MACHINES = st.lists(LABELS, min_size=1, max_size=14).map(
+    lambda labels: [PlacedMachine(node=f"n{n}", labels=one) for n, one in enumerate(labels)]
+)
+
+
+@settings(deadline=None)
+@given(machines=MACHINES, replicas=st.integers(0, 2))
+def test_every_part_is_still_somewhere_after_as_many_losses_as_replicas(machines, replicas):
+    found = holders(machines, replicas)
+    nodes = {machine.node for machine in machines}
+    copies = num_replicas(replicas, len(machines))
+    assert found.keys() == nodes
+    for lost in itertools.combinations(sorted(nodes), copies):
+        for owner, places in found.items():
+            assert {owner, *places} - set(lost)
+    for owner, places in found.items():
+        assert len({owner, *places}) == copies + 1
+        assert set(places) <= nodes
+
+
+@settings(deadline=None)
+@given(machines=MACHINES, replicas=st.integers(0, 2))
+def test_everybody_keeps_as_many_as_are_kept_of_its_own(machines, replicas):
+    found = holders(machines, replicas)
+    loads = collections.Counter(place for places in found.values() for place in places)
+    assert all(loads[m.node] == len(found[m.node]) for m in machines)
+
+
+@settings(deadline=None)
+@given(machines=MACHINES, replicas=st.integers(0, 2), seed=st.randoms(use_true_random=False))
+def test_the_order_in_which_machines_are_named_does_not_matter(machines, replicas, seed):
+    shuffled = list(machines)
+    seed.shuffle(shuffled)
+    assert holders(shuffled, replicas) == holders(machines, replicas)
+
+
+@pytest.mark.parametrize("label", ["zone", "rack", "pool"])
+@settings(deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=2, max_size=6),
+    replicas=st.integers(1, 2),
+)
+def test_copies_lie_in_other_places_whenever_no_place_has_more_than_its_share(
+    label, sizes, replicas
+):
+    machines = [
+        PlacedMachine(node=f"n{n}", labels={label: name})
+        for n, name in enumerate(
+            name for name, size in zip("abcdef", sizes, strict=False) for _ in range(size)
+        )
+    ]
+    if max(sizes) > len(machines) // (replicas + 1):
+        return
+    where = {machine.node: machine.labels[label] for machine in machines}
+    for owner, places in holders(machines, replicas).items():
+        assert len({where[node] for node in (owner, *places)}) == replicas + 1
+
+
+@settings(deadline=None)
+@given(racks=st.lists(st.integers(1, 3), min_size=2, max_size=5))
+def test_in_one_zone_copies_lie_in_other_racks(racks):
+    machines = [
+        PlacedMachine(node=f"n{rack}-{n}", labels={"zone": "only", "rack": str(rack)})
+        for rack, size in enumerate(racks)
+        for n in range(size)
+    ]
+    if max(racks) > len(machines) // 2:
+        return
+    rack_of = {machine.node: machine.labels["rack"] for machine in machines}
+    assert all(rack_of[a] != rack_of[b] for a, (b,) in holders(machines, 1).items())
+
+
+@pytest.mark.parametrize(
+    ("setting", "machines", "expected"),
+    [(None, 1, 0), (None, 2, 1), (None, 3, 1), (0, 5, 0), (2, 2, 1), (2, 3, 2), (1, 1, 0)],
+)
+def test_how_many(setting, machines, expected):
+    assert num_replicas(setting, machines) == expected
+
+
+def test_three_machines_in_two_zones_stand_for_each_other():
+    zones = {"n0": "a", "n1": "a", "n2": "b"}
+    machines = [PlacedMachine(node=node, labels={"zone": zone}) for node, zone in zones.items()]
+    found = holders(machines, 1)
+    assert sorted(place for (place,) in found.values()) == ["n0", "n1", "n2"]
+    assert sum(zones[a] != zones[b] for a, (b,) in found.items()) == 2
+
+
+# --- checkpoints: the newest valid ones are never among what may go ------------------------------
+
 
 steps = st.sets(st.integers(0, 30), max_size=15)
 

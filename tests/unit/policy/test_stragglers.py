@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.policy.stragglers import CLUMPED, Finding, Steps, Stragglers, _medians_of_others
+from outlast.policy.stragglers import (
+    CLUMPED,
+    StepReports,
+    Straggler,
+    Stragglers,
+    _medians_of_others,
+)
 from thorough import ALL, examples
 
 ONSET = 70
@@ -30,7 +36,7 @@ class Job:
         self.ranks, self.noise, self.pauses = ranks, noise, pauses
         self.judge = Stragglers(kinds or [7] * ranks)
         self.step = 0
-        self.found: list[Finding] = []
+        self.found: list[Straggler] = []
 
     def _noisy(self, seconds):
         tails = 1 + 0.6 * self.noise * self.random.standard_t(2.5, self.ranks)
@@ -241,7 +247,7 @@ def _told(steps, value):
 
 
 def test_steps_are_given_once_all_ranks_have_told_them():
-    steps = Steps(2)
+    steps = StepReports(2)
     steps.add([0], [5], *_told([1, 2, 3], 0.5))
     assert steps.complete() == []
     steps.add([1], [6], *_told([2, 3, 4], 0.25))
@@ -254,7 +260,7 @@ def test_steps_are_given_once_all_ranks_have_told_them():
 
 
 def test_ranks_of_a_machine_tell_together_and_others_a_step_later():
-    steps = Steps(4)
+    steps = StepReports(4)
     numbers, seconds = _told([1, 2], 0.5)
     steps.add([2, 0], [8, 9], numbers, seconds + _told([1, 2], 0.25)[1])
     steps.add([1], [7], *_told([2], 0.125))
@@ -266,7 +272,7 @@ def test_ranks_of_a_machine_tell_together_and_others_a_step_later():
 
 
 def test_a_rank_that_is_silent_does_not_fill_the_memory():
-    steps = Steps(2)
+    steps = StepReports(2)
     steps.add([0], [0], *_told(list(range(5000)), 1.0))
     assert steps.complete() == []
     assert len(steps._open) <= 1024

@@ -16,13 +16,13 @@ from outlast.policy.tier_cadence import (
     Beyond,
     Cost,
     Scope,
-    Stop,
     TierCadence,
+    TierStop,
 )
 
-MEMORY = Stop(name="memory", survives=Scope.PROCESS)
-DISK = Stop(name="disk", survives=Scope.PROCESS)
-CLOUD = Stop(name="cloud", survives=Scope.ALL)
+MEMORY = TierStop(name="memory", survives=Scope.PROCESS)
+DISK = TierStop(name="disk", survives=Scope.PROCESS)
+CLOUD = TierStop(name="cloud", survives=Scope.ALL)
 HOUR_S = 3600.0
 
 
@@ -75,7 +75,7 @@ def test_the_interval_is_youngs_for_the_failures_that_only_it_survives():
 
 
 def test_where_others_hold_copies_only_losses_of_several_count():
-    held = Stop(name="memory", survives=Scope.MACHINE)
+    held = TierStop(name="memory", survives=Scope.MACHINE)
     alone, together = cadence(MEMORY, CLOUD), cadence(held, CLOUD)
     for one in (alone, together):
         one.measured("cloud", Cost(copy_s=60.0))
@@ -84,7 +84,7 @@ def test_where_others_hold_copies_only_losses_of_several_count():
 
 
 def test_what_stands_apart_from_all_machines_fails_by_itself():
-    bucket = Stop(name="bucket", survives=Scope.ALL)
+    bucket = TierStop(name="bucket", survives=Scope.ALL)
     one = cadence(bucket, CLOUD)
     one.measured("cloud", Cost(copy_s=60.0))
     one.taken(0.0, 30.0, None)
@@ -133,7 +133,7 @@ def test_money_is_time():
 
 
 def test_in_a_burst_every_tier_is_needed_soon_and_afterwards_as_before():
-    held = Stop(name="memory", survives=Scope.MACHINE)
+    held = TierStop(name="memory", survives=Scope.MACHINE)
     one = cadence(held, CLOUD)
     one.measured("cloud", Cost(copy_s=1.0, slowed=0.1))
     one.taken(0.0, 30.0, None)
@@ -152,7 +152,7 @@ def test_in_a_burst_every_tier_is_needed_soon_and_afterwards_as_before():
 
 
 def test_what_was_set_stays_and_the_others_fit_around_it():
-    fixed = Stop(name="shared", survives=Scope.ALL, every=12)
+    fixed = TierStop(name="shared", survives=Scope.ALL, every=12)
     one = cadence(MEMORY, DISK, fixed, CLOUD)
     for name in ("disk", "shared", "cloud"):
         one.measured(name, Cost(copy_s=60.0, slowed=0.1))
@@ -240,7 +240,7 @@ def test_a_slower_tier_that_is_due_takes_it_from_the_faster_ones():
 
 
 def test_a_tier_that_counts_counts_what_the_first_one_gets():
-    one = apart(DISK, Stop(name="third", survives=Scope.ALL, every=3))
+    one = apart(DISK, TierStop(name="third", survives=Scope.ALL, every=3))
     one.measured("disk", Cost(copy_s=4.0, slowed=0.25))
     took = run(one, 24 * HOUR_S)
     assert took["third"] == took["disk"][::3]
@@ -280,7 +280,7 @@ def test_what_wavers_within_the_hysteresis_changes_nothing(cost_s, interval_s):
 def test_a_tier_is_always_fed_by_the_one_before(everys, costs, interval_s, full_every, is_apart):
     names = ["a", "b", "c", "d"]
     stops = [
-        Stop(name=name, survives=Scope.ALL if name == "c" else Scope.PROCESS, every=every)
+        TierStop(name=name, survives=Scope.ALL if name == "c" else Scope.PROCESS, every=every)
         for name, every in zip(names, everys, strict=False)
     ]
     one = cadence(MEMORY, *stops, full_every=full_every)
@@ -335,8 +335,8 @@ def test_the_belief_yields_to_a_handful_of_failures():
 
 
 def test_where_a_tier_is_read_more_often_than_believed_that_counts():
-    held = Stop(name="memory", survives=Scope.MACHINE)
-    cloud = Stop(name="cloud", survives=Scope.ALL)
+    held = TierStop(name="memory", survives=Scope.MACHINE)
+    cloud = TierStop(name="cloud", survives=Scope.ALL)
     chosen = []
     for name in ("memory", "cloud"):
         one = cadence(held, cloud)

@@ -15,7 +15,7 @@ from outlast.ledger.events import encode
 from outlast.ledger.file import Ledger
 from outlast.ledger.past import Past
 from outlast.ledger.reserve import ROOM_BYTES, keep, kept
-from outlast.policy.anomaly import Judge, Rules
+from outlast.policy.rollbacks import LossJudge, LossRules
 from outlast.training import judging as room
 from outlast.training.bench import STEPS_MAX, Bench, word_of
 from outlast.training.judging import Judging
@@ -245,7 +245,7 @@ def test_steps_are_kept_apart_and_a_place_is_used_again():
 
 
 def test_what_a_silent_rank_holds_up_is_bounded():
-    bench = Bench(Judge(Rules(), 0), 0, 2)
+    bench = Bench(LossJudge(LossRules(), 0), 0, 2)
     for step in range(1, 3 * STEPS_MAX, 100):
         bench.take(word_of(0, step, [(step, "loss", math.nan)]))
     assert len(bench._columns["loss"]._wrong) <= STEPS_MAX // 100 + 1
@@ -392,7 +392,7 @@ def test_the_window_outlives_the_attempt(crew):
 
 def test_a_thousand_ranks_cost_rank_0_little():
     """How much is printed; it is no matter of taste only where it is a list per value again."""
-    bench, steps = Bench(Judge(Rules(), 0), 0, 1000), range(1, 41)
+    bench, steps = Bench(LossJudge(LossRules(), 0), 0, 1000), range(1, 41)
     words = [
         msgspec.json.encode(
             word_of(rank, 40, [(step, what, 2.0) for step in steps for what in room.WATCHED])

@@ -7,8 +7,7 @@ import pytest
 from outlast import config
 from outlast.ledger.file import Ledger
 from outlast.policy.cadence import cost_of
-from outlast.policy.hazard import Hazard
-from outlast.policy.posterior import Posterior
+from outlast.policy.hazard import Hazard, Posterior
 from outlast.policy.tier_cadence import Cost
 from outlast.training.turns import Turns
 

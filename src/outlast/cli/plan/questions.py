@@ -44,7 +44,7 @@ from outlast.cli.quantities import (
 )
 from outlast.errors import ConfigError
 from outlast.planner import formulas
-from outlast.policy.posterior import poisson_quantile
+from outlast.policy.hazard import poisson_quantile
 from outlast.report import humanise
 from outlast.report.chart import Piece, Timeline
 

@@ -28,13 +28,18 @@ from outlast.health.doctor.meeting import Met
 from outlast.health.doctor.past import Past
 from outlast.ledger.narrator import place
 from outlast.peer import Tls
+from outlast.policy import fitness as judge
 from outlast.policy.drain import HTTP_S
-from outlast.policy.fitness import Finding, failures
-from outlast.policy.fitness import machine as judge
-from outlast.policy.fitness import storage as judge_storage
-from outlast.policy.fitness.machine import GpusFacts, PlatformFacts, StackFacts
-from outlast.policy.fitness.peers import Report, compare, judge_clock
-from outlast.policy.fitness.storage import Flush, PlaceFacts
+from outlast.policy.fitness import (
+    CheckResult,
+    Flush,
+    GpusFacts,
+    PlaceFacts,
+    PlatformFacts,
+    StackFacts,
+    failures,
+)
+from outlast.policy.fitness_peers import MachineReport, compare, judge_clock
 
 LIMITS_S: Final = {
     "past": 15.0,
@@ -87,7 +92,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
     machine: str
     fit: bool
     enough: bool = True
-    findings: list[Finding]
+    findings: list[CheckResult]
     others_sick: dict[str, str] = {}
     seconds: float
     stopped: str = ""
@@ -229,7 +234,7 @@ class _Examination:
 
     def _of_places(
         self, places: dict[str, tuple[str, Child]], past: Past, platform_child: Child
-    ) -> list[Finding]:
+    ) -> list[CheckResult]:
         settings, machines = self._settings, self._machines
         state_bytes = self._state_bytes or past.state_bytes
         share_bytes = judge.share_of(state_bytes, machines.min_nodes)
@@ -240,21 +245,21 @@ class _Examination:
             check = JOB if name == JOB else f"storage {name}"
             known = facts[name]
             if known is not None:
-                findings.append(judge_storage.judge_place(check, where, known))
+                findings.append(judge.judge_place(check, where, known))
             elif child.timed_out:
-                findings.append(judge_storage.not_in_time(check, where, child.limit_s))
+                findings.append(judge.not_in_time(check, where, child.limit_s))
             else:
                 broken = PlaceFacts(stage="open", error=child.problem())
-                findings.append(judge_storage.judge_place(check, where, broken))
+                findings.append(judge.judge_place(check, where, broken))
         if past.problem:
             seen = f"the job's record cannot be read: {past.problem}"
             todo = "give another --dir, or mend it"
-            findings.append(Finding(name="record", status="failed", seen=seen, todo=todo))
+            findings.append(CheckResult(name="record", status="failed", seen=seen, todo=todo))
         for tier in settings.tiers:
             held = facts.get(tier.name)
             if held is not None:
                 there = state_bytes if held.outlasts else share_bytes
-                space = judge_storage.judge_space(tier.name, held, there, tier.keep)
+                space = judge.judge_space(tier.name, held, there, tier.keep)
                 findings += [space] if space is not None else []
         heard = platform_child.answer(PlatformFacts) or PlatformFacts(
             reason="", silent=[platform_child.problem()]
@@ -271,7 +276,7 @@ class _Examination:
         heard: PlatformFacts,
         past: Past,
         share_bytes: int | None,
-    ) -> Finding:
+    ) -> CheckResult:
         flushes = [
             Flush(
                 tier=name,
@@ -283,7 +288,7 @@ class _Examination:
             if name != JOB and one is not None and not one.stage and one.rate_bytes is not None
         ]
         heard_s = self._settings.notice_poll_s + HTTP_S if heard.num_sources else 0.0
-        return judge_storage.judge_notice(
+        return judge.judge_notice(
             flushes,
             share_bytes=share_bytes,
             notice_s=heard.notice_s,
@@ -294,7 +299,7 @@ class _Examination:
     @staticmethod
     def _clock(
         places: dict[str, tuple[str, Child]], facts: dict[str, PlaceFacts | None]
-    ) -> list[Finding]:
+    ) -> list[CheckResult]:
         """This machine's clock against those of its places; the worst of them."""
         seen = [
             (one.clock_offset_s, one.clock_bound_s, places[name][0])
@@ -306,7 +311,7 @@ class _Examination:
         offset_s, bound_s, url = max(seen, key=lambda one: abs(one[0]) - one[1])
         return [judge_clock(-offset_s, bound_s, f"that of {url}", name="storage's clock")]
 
-    def _memory(self, share_bytes: int | None) -> list[Finding]:
+    def _memory(self, share_bytes: int | None) -> list[CheckResult]:
         settings, machines = self._settings, self._machines
         many = machines.max_nodes > 1
         replicas = (1 if settings.peer_replicas is None else settings.peer_replicas) * many
@@ -340,14 +345,14 @@ class _Examination:
         return child
 
     def _compared(
-        self, findings: list[Finding], versions: dict[str, str], computed: Computed
+        self, findings: list[CheckResult], versions: dict[str, str], computed: Computed
     ) -> Examined:
         own = failures(findings)
         enough = True
         sick: dict[str, str] = {}
         others: dict[str, str] = {}
         if self._meeting is not None:
-            report = Report(
+            report = MachineReport(
                 node=self._node,
                 machine=self._name,
                 versions=versions,
@@ -373,12 +378,12 @@ class _Examination:
             seconds=round(time.monotonic() - self._begun_s, 3),
         )
 
-    def _conclusion(self, met: Met) -> tuple[list[Finding], dict[str, str], bool]:
+    def _conclusion(self, met: Met) -> tuple[list[CheckResult], dict[str, str], bool]:
         """Findings about this machine, who is sick, and whether enough are not."""
         least = self._machines.min_nodes
         if met.outcome == "failed":
             todo = "all machines must see and write the same place; see docs/doctor.md"
-            broken = Finding(name="machines", status="failed", seen=met.words, todo=todo)
+            broken = CheckResult(name="machines", status="failed", seen=met.words, todo=todo)
             return [broken], {}, False
         if met.outcome == "alone":
             seen = (
@@ -386,13 +391,13 @@ class _Examination:
                 f"{self._machines.wait_s:.0f} s"
             )
             todo = "start it on the others too; all must see that place"
-            alone = Finding(name="machines", status="failed", seen=seen, todo=todo)
+            alone = CheckResult(name="machines", status="failed", seen=seen, todo=todo)
             return [alone], {}, False
         compared = compare(met.reports, met.missing)
         mine = compared.findings[self._node]
         if met.outcome == "joins":
             seen = "the job runs: compared with what its machines reported at its start"
-            joins = Finding(name="machines", status="ok", seen=seen)
+            joins = CheckResult(name="machines", status="ok", seen=seen)
             mine = [one for one in mine if one.name != "peers"]
             return [joins, *mine], compared.sick, True
         number = len(met.reports) + len(met.missing)
@@ -401,13 +406,13 @@ class _Examination:
         if fit >= least:
             seen = f"{number} met, {fit} of them fit; the job needs {least}"
             return (
-                [Finding(name="machines", status="ok", seen=seen, figures=figures), *mine],
+                [CheckResult(name="machines", status="ok", seen=seen, figures=figures), *mine],
                 compared.sick,
                 True,
             )
         seen = f"only {fit} of {number} machines are fit, and the job needs {least}"
         todo = "mend or replace those that are not, see above and on them"
-        few = Finding(name="machines", status="failed", seen=seen, todo=todo, figures=figures)
+        few = CheckResult(name="machines", status="failed", seen=seen, todo=todo, figures=figures)
         return [few, *mine], compared.sick, False
 
     # --- waiting -----------------------------------------------------------------------------
@@ -475,7 +480,7 @@ def _plain(versions: dict[str, str] | None) -> dict[str, str] | None:
     return {name: version.partition("+")[0] for name, version in versions.items()}
 
 
-def _speed(computed: Computed) -> Finding:
+def _speed(computed: Computed) -> CheckResult:
     found = judge.judge_speed(
         computed.matmul_gflops, computed.all_reduce_bytes, computed.device, computed.workers
     )

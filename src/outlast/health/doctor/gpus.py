@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from outlast.policy.fitness.machine import GpuFacts, GpusFacts
+from outlast.policy.fitness import GpuFacts, GpusFacts
 
 LINES_MAX: Final = 20_000
 _XID: Final = re.compile(rb"NVRM: Xid \(([^)]*)\): (\d+)")

@@ -35,8 +35,7 @@ import msgspec
 from outlast import peer
 from outlast.errors import OutlastError, SealError
 from outlast.peer.numbers import FOLDER
-from outlast.policy.fitness.company import Company
-from outlast.policy.fitness.peers import Link, Report
+from outlast.policy.fitness_peers import Company, MachineReport, PeerLink
 from outlast.storage import Directory, Storage, open_storage
 
 PURPOSE: Final = "doctor"
@@ -79,7 +78,7 @@ class Met(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     outcome: str
-    reports: list[Report] = []
+    reports: list[MachineReport] = []
     missing: dict[str, str] = {}
     words: str = ""
 
@@ -159,7 +158,7 @@ class Meeting:
         """Find the others, and compare."""
         company = Company(self._me.node, *nodes)
         found = self._gather(company, nodes, wait_s, say)
-        report = msgspec.convert(json.loads(sys.stdin.readline()), Report)
+        report = msgspec.convert(json.loads(sys.stdin.readline()), MachineReport)
         if isinstance(found, str):
             others_were = self._last_reports() if found == "joins" else []
             return Met(outcome=found, reports=[*others_were, report])
@@ -283,10 +282,10 @@ class Meeting:
 
     def _reports(
         self, number: int, others: list[Here], company: Company, say: Callable[[str], None]
-    ) -> dict[str, Report]:
+    ) -> dict[str, MachineReport]:
         """Node → what it reports; without those that are gone, or too late."""
         until_s = time.monotonic() + REPORTS_S
-        found: dict[str, Report] = {}
+        found: dict[str, MachineReport] = {}
         said = ""
         while True:
             here = self._here()
@@ -307,13 +306,13 @@ class Meeting:
                 say(words)
             time.sleep(self._look_s)
 
-    def _report(self, number: int, name: str) -> Report | None:
+    def _report(self, number: int, name: str) -> MachineReport | None:
         with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
             data = self._storage.read(f"{PLACE}/{round_name(number)}/{name}")
-            return msgspec.json.decode(data, type=Report)
+            return msgspec.json.decode(data, type=MachineReport)
         return None
 
-    def _last_reports(self) -> list[Report]:
+    def _last_reports(self) -> list[MachineReport]:
         """Of the last round, of machines that were found fit by themselves."""
         number = max(self._rounds(), default=0)
         names = self._storage.children(f"{PLACE}/{round_name(number)}") if number else []
@@ -326,7 +325,7 @@ class Meeting:
 
     # --- the ways between them -----------------------------------------------------------------
 
-    def _links(self, members: list[Here], others: list[Here]) -> dict[str, Link]:
+    def _links(self, members: list[Here], others: list[Here]) -> dict[str, PeerLink]:
         if not others:
             return {}
         names = [one.node for one in members]
@@ -335,7 +334,7 @@ class Meeting:
             links = pool.map(lambda one: self._link(one, streams=one.node == behind.node), others)
             return {one.node: link for one, link in zip(others, links, strict=True)}
 
-    def _link(self, other: Here, *, streams: bool) -> Link:
+    def _link(self, other: Here, *, streams: bool) -> PeerLink:
         try:
             with contextlib.closing(
                 peer.connect(
@@ -346,13 +345,13 @@ class Meeting:
                     (self._ping(channel) for _ in range(PINGS)), key=lambda one: one[1]
                 )
                 rate_bytes = self._stream(channel) if streams else None
-                return Link(offset_s=offset_s, bound_s=bound_s, rate_bytes=rate_bytes)
+                return PeerLink(offset_s=offset_s, bound_s=bound_s, rate_bytes=rate_bytes)
         except SealError as error:
-            return Link(error=error.reason)
+            return PeerLink(error=error.reason)
         except TimeoutError:
-            return Link(error=f"no answer within {REACH_S:.0f} s")
+            return PeerLink(error=f"no answer within {REACH_S:.0f} s")
         except OSError as error:
-            return Link(error=(error.strerror or str(error) or "no connection").lower())
+            return PeerLink(error=(error.strerror or str(error) or "no connection").lower())
 
     @staticmethod
     def _ping(channel: peer.Channel) -> tuple[float, float]:

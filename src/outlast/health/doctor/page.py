@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.health.doctor.examination import Examined
-from outlast.policy.fitness import Finding, failures
+from outlast.policy.fitness import CheckResult, failures
 
 MARKS: Final = {"ok": "✔", "warning": "!", "failed": "✘", "skipped": "–"}
 STYLES: Final = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
@@ -57,7 +57,7 @@ def to_json(examined: Examined) -> dict[str, Any]:
     }
 
 
-def _finding(one: Finding, room: int, width: int) -> Iterator[tuple[str, str]]:
+def _finding(one: CheckResult, room: int, width: int) -> Iterator[tuple[str, str]]:
     head = f"{MARKS[one.status]}  {one.name:<{room}}  "
     rest = " " * len(head)
     yield (

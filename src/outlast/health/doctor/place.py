@@ -20,7 +20,7 @@ from typing import Final
 
 from outlast.checkpoint.names import parse
 from outlast.errors import OutlastError
-from outlast.policy.fitness.storage import PlaceFacts
+from outlast.policy.fitness import PlaceFacts
 from outlast.storage import Directory, ObjectStore, Patience, Storage, open_storage
 from outlast.storage.mounts import is_network
 from outlast.storage.trust import distrust, doubt_of_mount

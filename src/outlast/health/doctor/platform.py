@@ -8,7 +8,7 @@ from pathlib import Path
 from outlast.notice import Watcher
 from outlast.notice.metadata import LONGEST_TIMEOUT_S, MetadataWatcher
 from outlast.notice.platform import choose
-from outlast.policy.fitness.machine import PlatformFacts
+from outlast.policy.fitness import PlatformFacts
 
 
 def probe(

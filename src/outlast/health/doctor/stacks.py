@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from outlast.policy.fitness.machine import StackFacts
+from outlast.policy.fitness import StackFacts
 
 LIMIT_S: Final = 8.0
 _SCOPE: Final = Path("/proc/sys/kernel/yama/ptrace_scope")

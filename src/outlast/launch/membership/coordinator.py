@@ -46,7 +46,16 @@ from outlast.launch.membership.messages import (
     fingerprint,
 )
 from outlast.peer.claims import Alive, Claim, Claims, Clerk
-from outlast.policy.membership import End, Excludes, Form, Leaves, Order, Phase, Roster, Stop
+from outlast.policy.membership import (
+    EndJob,
+    Excludes,
+    Form,
+    Leaves,
+    Order,
+    Roster,
+    RosterPhase,
+    StopWorkers,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +65,7 @@ CLAIM_S: Final = 1.0  # that a majority waits for storage
 CLAIM_AGAIN_S: Final = 1.0
 WORDS_S: Final = 0.5  # between two words about what is waited for, to so many machines
 WORDS_MACHINES: Final = 100
-IDLE: Final = (Phase.GATHERING, Phase.STOPPING)
+IDLE: Final = (RosterPhase.GATHERING, RosterPhase.STOPPING)
 
 
 class _Guest(msgspec.Struct):
@@ -156,7 +165,7 @@ class Coordinator:
         welcome = Welcome(node=self._me.node, min_nodes=rules.min_nodes, max_nodes=rules.max_nodes)
         peer.send(encode(welcome))
         self._joined(join)
-        if self.roster.phase is Phase.RUNNING:
+        if self.roster.phase is RosterPhase.RUNNING:
             self._tell([join.node], self._no_place(join.node))
         elif self._words:
             self._tell([join.node], Waits(words=self._words))
@@ -281,7 +290,9 @@ class Coordinator:
     def _joined(self, join: Join) -> None:
         now_s = time.monotonic()
         # Who was in the newest attempt knows what its data are tied to; an older one is outdated.
-        is_newest = self.roster.phase is not Phase.RUNNING and join.attempt >= self.roster.number
+        is_newest = (
+            self.roster.phase is not RosterPhase.RUNNING and join.attempt >= self.roster.number
+        )
         if join.fixed and is_newest:
             self.roster.fix(join.fixed)
         for out in join.out:
@@ -321,7 +332,7 @@ class Coordinator:
     def _obey(self, orders: list[Order]) -> None:
         for order in orders:
             match order:
-                case Stop(reason=reason, gentle=gentle):
+                case StopWorkers(reason=reason, gentle=gentle):
                     self._tell_members(Halt(reason=reason, gentle=gentle))
                 case Form():
                     self._claim(order)
@@ -330,7 +341,7 @@ class Coordinator:
                 case Leaves(node=node, goes_on=goes_on):
                     host = self._guests[node].member.host
                     self._tell_all(Departs(node=node, host=host, goes_on=goes_on))
-                case End(exit_code=code, reason=reason):
+                case EndJob(exit_code=code, reason=reason):
                     self._end(Over(exit_code=code, reason=reason))
 
     def _claim(self, form: Form) -> None:
@@ -390,7 +401,7 @@ class Coordinator:
 
     def _is_current(self, form: Form) -> bool:
         roster = self.roster
-        is_forming = roster.phase is Phase.FORMING and not self._is_closed
+        is_forming = roster.phase is RosterPhase.FORMING and not self._is_closed
         return is_forming and roster.attempt == form.attempt
 
     def _go_without(self, form: Form, claim: Claim) -> None:
@@ -528,7 +539,7 @@ class Coordinator:
         if now_s < self._words_s:
             return
         words = self.roster.waits_for if self.roster.phase in IDLE else ""
-        if self.roster.phase is Phase.FORMING:
+        if self.roster.phase is RosterPhase.FORMING:
             words = "storage, for the claim of the next attempt"
         if words != self._words:
             self._words = words

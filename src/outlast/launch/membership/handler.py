@@ -60,7 +60,7 @@ from outlast.peer.claims import FORMED_VARIABLE, Claims, Clerk
 from outlast.peer.key import job_key
 from outlast.peer.tls import Tls
 from outlast.policy.exclusion import Exclusion
-from outlast.policy.membership import Rules
+from outlast.policy.membership import MembershipRules
 from outlast.storage import open_storage
 
 SILENCE_S: Final = 3.0
@@ -100,7 +100,7 @@ class Membership(RendezvousHandler):
     def __init__(
         self,
         place: str,
-        rules: Rules,
+        rules: MembershipRules,
         *,
         run_id: str,
         host: str,
@@ -488,6 +488,6 @@ def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
     )
 
 
-def rules_of(parameters: RendezvousParameters) -> Rules:
+def rules_of(parameters: RendezvousParameters) -> MembershipRules:
     """What torch's flags say about machines."""
-    return Rules(min_nodes=parameters.min_nodes, max_nodes=parameters.max_nodes)
+    return MembershipRules(min_nodes=parameters.min_nodes, max_nodes=parameters.max_nodes)

@@ -5,7 +5,7 @@ function there from another thread. Whoever connects proves the job's key before
 decoded; strangers are few at a time and have little time.
 
 A machine that dies is noticed by its kernel's reset in milliseconds, one that is cut off by the
-missing acknowledgements of its kernel (see :mod:`outlast.policy.silence`). A process that hangs
+missing acknowledgements of its kernel (see :mod:`outlast.policy.succession`). A process that hangs
 while its kernel answers sends nothing: that is judged in the same way, with a limit ten times as
 long, and ends no connection by itself.
 """
@@ -31,7 +31,7 @@ from outlast.errors import ConfigError, SealError
 from outlast.launch.membership.descriptors import make_room
 from outlast.peer.seal import Handshake, Sealer, Unsealer
 from outlast.peer.tls import Piped, Tls
-from outlast.policy.silence import Silence
+from outlast.policy.succession import Silence
 
 logger = logging.getLogger(__name__)
 

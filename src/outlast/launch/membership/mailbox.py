@@ -20,7 +20,7 @@ from outlast.launch.membership.messages import (
     Remains,
     Waits,
 )
-from outlast.policy.membership import Rules
+from outlast.policy.membership import MembershipRules
 
 
 class JobOver(RendezvousClosedError):
@@ -51,7 +51,7 @@ class Mailbox:
         self.words = ""
         self.runs = False  # an attempt, without this machine
         self.refused = ""  # why this machine may not take part
-        self.rules: Rules | None = None  # of the job, where they are not ours
+        self.rules: MembershipRules | None = None  # of the job, where they are not ours
         self.on_left_out: Callable[[LeftOut], None] = lambda _: None
         self.failed: Exception | None = None
         self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -82,7 +82,7 @@ class Mailbox:
                     self.on_left_out(message)
                 case Refused():
                     self.refused = message.reason
-                case Rules():
+                case MembershipRules():
                     self.rules = message
             self._notify()
 

@@ -60,7 +60,7 @@ from outlast.launch.membership.messages import (
 from outlast.launch.membership.search import Known, Means, Search
 from outlast.peer.claims import Claim, Claims, Clerk, new_reign
 from outlast.policy.exclusion import Exclusions
-from outlast.policy.membership import Roster, Rules
+from outlast.policy.membership import MembershipRules, Roster
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Node:
         hub: Hub,
         clerk: Clerk,
         claims: Claims,
-        rules: Rules,
+        rules: MembershipRules,
         me: Member,
         *,
         store_host: str,

@@ -22,8 +22,8 @@ from outlast.launch.membership.hub import HANGS, REFUSED
 from outlast.launch.membership.messages import Go, Member, Over, Waits
 from outlast.peer.claims import Alive, Claim, Claims, Clerk, new_reign
 from outlast.peer.processes import is_alive
-from outlast.policy.membership import Rules
-from outlast.policy.succession import Seeking, Sign, gone_after_s
+from outlast.policy.membership import MembershipRules
+from outlast.policy.succession import CounterWatch, Seeking, gone_after_s
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     go: Go | None
     ended: Set[str]
     hung: Set[str]
-    rules: Rules
+    rules: MembershipRules
 
 
 class Means(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class Search:
         self._claims = claims
         self._me = me
         self._hung_s = hung_s
-        self._sign = Sign()
+        self._sign = CounterWatch()
         self._seeking = Seeking(1, 0.0)
         self._sought_s = 0.0  # since when
         self._round = 0  # of questions to storage: of two that overlap the newer counts
@@ -101,7 +101,7 @@ class Search:
 
     def forget(self) -> None:
         """Somebody coordinates: what was seen says nothing about the next one."""
-        self._sign, self._in_vain = Sign(), ""
+        self._sign, self._in_vain = CounterWatch(), ""
 
     def _again(self) -> None:
         tried_s = time.monotonic() - self._sought_s

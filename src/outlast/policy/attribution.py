@@ -1,8 +1,16 @@
-"""Whether a machine costs the others more than it adds: what leaving it out is decided by.
+"""Whether a failure is a machine's own, and whether that machine costs more than it adds.
 
-Both are parts of the job's time. Of M machines with equal work one adds 1/M. Each of its failures
-stops all of them: for the restart, and for the steps that are done again. Without it the others
-lose its share instead, and stop once when it comes back. It is left out where
+**Where was the same failure seen** (:func:`recurrence_of`): a failure that one machine has and
+others do not is that machine's (a GPU gone, no driver, a card that another process fills, a network
+card that hangs collectives); one that follows the work to other machines is the script's. So
+nothing is called a bug before it was tried on another machine, if there is one. Two failures are
+the same if their kinds are, and their words without numbers: ranks, ports, process ids and
+gigabytes differ from one machine and one attempt to the next.
+
+**What does the machine cost** (:func:`weigh`): both sides are parts of the job's time. Of M
+machines with equal work one adds 1/M. Each of its failures stops all of them: for the restart, and
+for the steps that are done again. Without it the others lose its share instead, and stop once when
+it comes back. It is left out where
 
     failures' weight * seconds lost by each / seconds in which they came
         > share + pause when it comes back / seconds that it is left out.
@@ -10,20 +18,25 @@ lose its share instead, and stop once when it comes back. It is left out where
 Where a spare machine waits to take its place, nothing but that is lost by leaving it out.
 
 How often it fails is counted over its last failures, of which there must be a few: three in the
-last minute are three in a minute, also after ten good hours. The stretch that says most counts.
+last minute are three in a minute, also after ten good hours. The costliest stretch counts.
 
 A SIGKILL of unknown sender counts little. One that a storm or a person sends hits any machine; the
 twelfth that hits the same machine and no other is no chance any more. So each counts a twelfth
 for each of them: a quarter where there are three, whole from twelve on.
 
-What can go wrong: two failures in a row that the next hours do not repeat look like many. The
-first time that a machine is left out is short for that reason (:mod:`outlast.policy.exclusion`).
+What can go wrong: a bug that only rank 0 can have looks like its machine's until another machine
+has rank 0. It costs one more attempt and one machine for as long, which is let in again then. Two
+failures in a row that the next hours do not repeat look like many. The first time that a machine is
+left out is short for that reason (:mod:`outlast.policy.exclusion`).
+
 Rejected: a count alone (three in an hour are nothing on three machines, and much on a thousand).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+import zlib
+from collections.abc import Collection, Iterable
 from fractions import Fraction
 from statistics import mean
 from typing import Final
@@ -32,9 +45,108 @@ import msgspec
 
 from outlast.policy.failures import Kind
 
+GAP_MAX: Final = 2  # from one attempt to the next: a number may be claimed and never used
+REMEMBERED: Final = 200
+_VARYING: Final = re.compile(r"0x[0-9a-f]+|\d+")
 KILLS_SURE: Final = 12  # on one machine, and on no other
 ESTIMATE_S: Final = 60.0  # that a failure costs, until one was measured
 COSTS_KEPT: Final = 20
+
+
+# --- where it was seen ---------------------------------------------------------------------------
+
+
+class Sighting(msgspec.Struct, frozen=True, kw_only=True):
+    """A failure, and where it was.
+
+    Attributes:
+        attempt: number of the attempt.
+        hosts: the machines that had it; of a hang, those of the ranks that hung.
+        kind: its name.
+        cause: of the same failure the same (``cause_of``).
+        step: the last step completed before, or None.
+        t: when, on a clock that all machines have.
+    """
+
+    attempt: int
+    hosts: tuple[str, ...]
+    kind: str
+    cause: str
+    step: int | None = None
+    t: float = 0.0
+
+
+class AgentView(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an agent is, and what is known of all machines.
+
+    Attributes:
+        host: this machine.
+        attempt: number of the attempt that has failed.
+        seen: what was seen on any machine, oldest first.
+    """
+
+    host: str
+    attempt: int
+    seen: tuple[Sighting, ...] = ()
+
+
+class Recurrence(msgspec.Struct, frozen=True, kw_only=True):
+    """The same failure in attempts that follow each other, the last one included.
+
+    Attributes:
+        attempts: how many.
+        hosts: the machines that had it.
+        same_step: in how many of them it was after the same step.
+    """
+
+    attempts: int
+    hosts: frozenset[str]
+    same_step: int
+
+
+def cause_of(kind: str, words: str) -> str:
+    """What is the same for failures of a kind that say the same."""
+    return f"{kind} {zlib.crc32(_VARYING.sub('#', words).encode(errors='replace')):08x}"
+
+
+def recurrence_of(sighting: Sighting, seen: Iterable[Sighting], since: int) -> Recurrence:
+    """How often, and where, the same was seen in a row up to now.
+
+    Args:
+        sighting: the newest one.
+        seen: others, in any order.
+        since: the first attempt that counts: what was before some progress does not.
+    """
+    alike = [one for one in seen if one.cause == sighting.cause and one.attempt >= since]
+    found = [sighting]
+    for one in sorted(alike, key=lambda one: -one.attempt):
+        if found[-1].attempt - one.attempt > GAP_MAX:
+            break
+        found.append(one)
+    return Recurrence(
+        attempts=len({one.attempt for one in found}),
+        hosts=frozenset(host for one in found for host in one.hosts),
+        same_step=len({one.attempt for one in found if one.step == sighting.step}),
+    )
+
+
+def is_overshadowed(sighting: Sighting, seen: Iterable[Sighting], graver: Collection[str]) -> bool:
+    """Whether another machine had a failure just then that this one can be the consequence of.
+
+    Args:
+        sighting: this one.
+        seen: what other machines had.
+        graver: names of the kinds that it can be the consequence of.
+    """
+    return any(
+        one.kind in graver
+        and 0 <= sighting.attempt - one.attempt <= GAP_MAX
+        and not set(one.hosts) & set(sighting.hosts)
+        for one in seen
+    )
+
+
+# --- what it costs -------------------------------------------------------------------------------
 
 
 class Stakes(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,19 +5,24 @@ differ in, the many are right; where there are no many, both are named. A slow m
 is both much slower than the middle one and far outside of how the others scatter (median and MAD),
 among machines with the same device; two machines cannot tell who of them is slow. A slow GPU is
 sick. A slow processor is a warning only: whatever else runs there makes it slow, for a while.
+
+:class:`Company` says which machines take part in one round. Each machine counts on storage while it
+is there; one is taken for present when its number was seen to go on, so that no clock is compared
+and nothing that a dead process left is waited for. The first by name proposes the round; storage
+decides between two proposals (they have the same number).
 """
 
 from __future__ import annotations
 
 import collections
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from outlast.policy.fitness.finding import Finding, gigabytes, seconds
-from outlast.policy.fitness.machine import join_names
+from outlast.policy.exclusion import fewest_out
+from outlast.policy.fitness import CheckResult, gigabytes, seconds
 
 CLOCK_WARNED_S: Final = 1.0
 CLOCK_FAILED_S: Final = 5.0  # notices say when they end by the clock
@@ -27,9 +32,11 @@ MAD_SIGMA: Final = 1.4826
 JUDGED_AMONG: Final = 3
 # A difference in these is one of programs, in others of releases that work together.
 SAME: Final = ("outlast", "torch", "python", "numpy", "cuda", "nccl")
+SETTLE_S: Final = 5.0  # for more machines than the fewest, after the last one came
+STILL_S: Final = 15.0  # without going on, after which one is gone
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class PeerLink(msgspec.Struct, frozen=True, kw_only=True):
     """What one machine has seen of the way to another.
 
     Attributes:
@@ -45,7 +52,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     rate_bytes: float | None = None
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class MachineReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one machine tells the others.
 
     Attributes:
@@ -66,7 +73,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     has_gpu: bool = False
     matmul_gflops: float | None = None
     all_reduce_bytes: float | None = None
-    links: dict[str, Link] = {}
+    links: dict[str, PeerLink] = {}
     failed: list[str] = []
 
 
@@ -78,11 +85,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         sick: node → why it is left out, in words; the others are fit.
     """
 
-    findings: dict[str, list[Finding]]
+    findings: dict[str, list[CheckResult]]
     sick: dict[str, str]
 
 
-def compare(reports: Sequence[Report], missing: Mapping[str, str] | None = None) -> Comparison:
+def compare(
+    reports: Sequence[MachineReport], missing: Mapping[str, str] | None = None
+) -> Comparison:
     """Compare the machines of one round.
 
     Args:
@@ -90,9 +99,9 @@ def compare(reports: Sequence[Report], missing: Mapping[str, str] | None = None)
         missing: node → name of those that were there and did not report.
     """
     missing = missing or {}
-    findings: dict[str, list[Finding]] = {one.node: [] for one in reports}
-    for judge in (_reach, _clocks, _versions, _speeds):
-        for node, finding in judge(reports, missing).items():
+    findings: dict[str, list[CheckResult]] = {one.node: [] for one in reports}
+    for found in (_reach(reports, missing), _clocks(reports), _versions(reports), _speeds(reports)):
+        for node, finding in found.items():
             findings[node].append(finding)
     sick = dict.fromkeys(missing, "it came and did not report")
     for one in reports:
@@ -102,7 +111,7 @@ def compare(reports: Sequence[Report], missing: Mapping[str, str] | None = None)
     return Comparison(findings=findings, sick=sick)
 
 
-def _reach(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
+def _reach(reports: Sequence[MachineReport], missing: Mapping[str, str]) -> dict[str, CheckResult]:
     names = {one.node: one.machine for one in reports} | dict(missing)
     broken: dict[str, dict[str, str]] = {node: {} for node in names}
     for one in reports:
@@ -110,17 +119,8 @@ def _reach(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, F
             if link.error and node in broken:
                 broken[one.node][node] = link.error
                 broken[node].setdefault(one.node, link.error)
-    out = set(missing)
-    while True:  # the one that most others do not reach, until those that are left reach each other
-        left = {
-            node: [other for other in others if other not in out]
-            for node, others in broken.items()
-            if node not in out
-        }
-        worst = max(left, key=lambda node: (len(left[node]), node), default="")
-        if not worst or not left[worst]:
-            break
-        out.add(worst)
+    pairs = {frozenset((node, other)) for node, others in broken.items() for other in others}
+    out = fewest_out((pair for pair in pairs if pair.isdisjoint(missing)), rank=str)
     found = {}
     for one in reports:
         others = broken[one.node]
@@ -130,24 +130,21 @@ def _reach(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, F
             waits_s = [2 * link.bound_s for link in one.links.values() if not link.error]
             worst_s = f", an answer takes {seconds(max(waits_s))}" if waits_s else ""
             seen = f"{number} other machine{'s' * (number != 1)} reached{worst_s}"
-            found[one.node] = Finding(name="peers", status="ok", seen=seen)
+            found[one.node] = CheckResult("peers", "ok", seen)
         elif one.node in out:
             todo = "look at the network and its firewall; name its address with --local-addr"
-            found[one.node] = Finding(
-                name="peers", status="failed", seen=f"does not reach {said}", todo=todo
-            )
+            found[one.node] = CheckResult("peers", "failed", f"does not reach {said}", todo)
         else:
-            found[one.node] = Finding(
-                name="peers",
-                status="warning",
-                seen=f"does not reach {said}",
-                todo=f"look at {join_names([names[node] for node in sorted(others)])}",
+            found[one.node] = CheckResult(
+                "peers",
+                "warning",
+                f"does not reach {said}",
+                f"look at {join_names([names[node] for node in sorted(others)])}",
             )
     return found
 
 
-def _clocks(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
-    del missing
+def _clocks(reports: Sequence[MachineReport]) -> dict[str, CheckResult]:
     names = {one.node: one.machine for one in reports}
     ahead: dict[str, list[tuple[float, float, str]]] = {one.node: [] for one in reports}
     for one in reports:
@@ -166,7 +163,7 @@ def _clocks(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, 
     return found
 
 
-def judge_clock(offset_s: float, bound_s: float, whom: str, name: str = "clock") -> Finding:
+def judge_clock(offset_s: float, bound_s: float, whom: str, name: str = "clock") -> CheckResult:
     """A clock against another one.
 
     Args:
@@ -180,20 +177,13 @@ def judge_clock(offset_s: float, bound_s: float, whom: str, name: str = "clock")
     way = "ahead of" if offset_s > 0 else "behind"
     seen = f"{seconds(abs(offset_s))} (±{seconds(bound_s)}) {way} {whom}"
     if certain_s <= CLOCK_WARNED_S:
-        return Finding(name=name, status="ok", seen=seen, figures=figures)
+        return CheckResult(name, "ok", seen, figures=figures)
     failed = certain_s > CLOCK_FAILED_S
     todo = "set it (chronyd or systemd-timesyncd): notices end by the clock, stores refuse by it"
-    return Finding(
-        name=name,
-        status="failed" if failed else "warning",
-        seen=seen,
-        todo=todo,
-        figures=figures,
-    )
+    return CheckResult(name, "failed" if failed else "warning", seen, todo, figures=figures)
 
 
-def _versions(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
-    del missing
+def _versions(reports: Sequence[MachineReport]) -> dict[str, CheckResult]:
     odd: dict[str, list[str]] = {one.node: [] for one in reports}
     for package in SAME:
         has = {one.node: one.versions.get(package, "none") for one in reports}
@@ -218,18 +208,16 @@ def _versions(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str
     for node, words in odd.items():
         if words:
             todo = "install the same on every machine (one container image does)"
-            found[node] = Finding(
-                name="versions alike", status="failed", seen="; ".join(words), todo=todo
-            )
+            found[node] = CheckResult("versions alike", "failed", "; ".join(words), todo)
         elif len(reports) > 1:
             seen = f"the same on {len(reports)} machines"
             if any(odd.values()):
                 seen = "what most machines have"
-            found[node] = Finding(name="versions alike", status="ok", seen=seen)
+            found[node] = CheckResult("versions alike", "ok", seen)
     return found
 
 
-def _with(reports: Sequence[Report], package: str, version: str) -> list[str]:
+def _with(reports: Sequence[MachineReport], package: str, version: str) -> list[str]:
     return [one.machine for one in reports if one.versions.get(package, "none") == version]
 
 
@@ -239,8 +227,7 @@ class _Speed(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, float]  # node → the larger the better
 
 
-def _speeds(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, Finding]:
-    del missing
+def _speeds(reports: Sequence[MachineReport]) -> dict[str, CheckResult]:
     slow: dict[str, list[str]] = {}
     doubted: dict[str, list[str]] = {}
     for device in {one.device for one in reports}:
@@ -255,16 +242,16 @@ def _speeds(reports: Sequence[Report], missing: Mapping[str, str]) -> dict[str, 
         name, node = "speed alike", one.node
         if node in slow:
             seen = "; ".join(slow[node])
-            found[node] = Finding(name=name, status="failed", seen=seen, todo=todo)
+            found[node] = CheckResult(name, "failed", seen, todo)
         elif node in doubted:
             seen = "; ".join(doubted[node])
-            found[node] = Finding(name=name, status="warning", seen=seen, todo=todo)
+            found[node] = CheckResult(name, "warning", seen, todo)
         elif len(reports) > 1:
-            found[node] = Finding(name=name, status="ok", seen="as fast as its peers")
+            found[node] = CheckResult(name, "ok", "as fast as its peers")
     return found
 
 
-def _measured(alike: Sequence[Report]) -> list[_Speed]:
+def _measured(alike: Sequence[MachineReport]) -> list[_Speed]:
     matmul = {one.node: one.matmul_gflops for one in alike if one.matmul_gflops is not None}
     reduce = {one.node: one.all_reduce_bytes for one in alike if one.all_reduce_bytes is not None}
     streams: dict[str, float] = {}
@@ -304,3 +291,77 @@ def _slow(speed: _Speed) -> dict[str, tuple[str, bool]]:
 
 def _shown(value: float, speed: _Speed) -> str:
     return f"{value:,.0f} GFLOP/s" if speed.unit_gflops else f"{gigabytes(value)}/s"
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names for people: a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+# --- who takes part ------------------------------------------------------------------------------
+
+
+class Company:
+    """What one machine sees of the others, on any one clock.
+
+    Args:
+        me: its own name.
+        min_nodes, max_nodes: machines that the job wants.
+        settle_s: see ``SETTLE_S``.
+        still_s: see ``STILL_S``.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        min_nodes: int,
+        max_nodes: int,
+        *,
+        settle_s: float = SETTLE_S,
+        still_s: float = STILL_S,
+    ) -> None:
+        self._me = me
+        self._min, self._max = min_nodes, max_nodes
+        self._settle_s, self._still_s = settle_s, still_s
+        self._counts: dict[str, int] = {}
+        self._moved_s: dict[str, float] = {}  # node → when its number was last seen to go on
+        self._taken: set[str] = set()
+        self._arrival_s: float | None = None
+
+    def seen(self, counts: Mapping[str, int], now_s: float) -> None:
+        """What storage holds now: node → its number."""
+        for node, count in counts.items():
+            before = self._counts.get(node)
+            if before is not None and before != count:
+                if node not in self._moved_s:
+                    self._arrival_s = now_s
+                self._moved_s[node] = now_s
+            self._counts[node] = count
+        for node in self._moved_s.keys() - counts.keys():  # it has gone on purpose
+            del self._moved_s[node]
+
+    def taken(self, nodes: Iterable[str]) -> None:
+        """These are in a round already."""
+        self._taken |= set(nodes)
+
+    def present(self, now_s: float) -> list[str]:
+        """Those who are here and free, this machine among them, by name."""
+        alive = {
+            node for node, moved_s in self._moved_s.items() if now_s - moved_s <= self._still_s
+        }
+        return sorted((alive | {self._me}) - (self._taken - {self._me}))
+
+    def is_gone(self, node: str, now_s: float) -> bool:
+        """Whether one that was here goes on no more."""
+        moved_s = self._moved_s.get(node)
+        return moved_s is None or now_s - moved_s > self._still_s
+
+    def proposal(self, now_s: float) -> list[str]:
+        """The machines of a round that this one should propose now; none while it should not."""
+        present = self.present(now_s)
+        if len(present) < self._min or present[0] != self._me:
+            return []
+        since_s = self._arrival_s if self._arrival_s is not None else now_s
+        if len(present) < self._max and now_s - since_s < self._settle_s:
+            return []
+        return present[: self._max]

@@ -8,17 +8,20 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from outlast.policy.anomaly import (
+from outlast.policy.retention import removable
+from outlast.policy.rollbacks import (
+    Batches,
     Decision,
-    Judge,
-    Reading,
-    Rules,
+    LossJudge,
+    LossRules,
+    Rollback,
     Series,
     Sign,
+    StepValue,
     decide,
+    is_left_out,
+    is_undone,
 )
-from outlast.policy.retention import removable
-from outlast.policy.rollbacks import Batches, Rollback, is_left_out, is_undone
 from thorough import ALL
 
 STEPS = 3000
@@ -26,11 +29,11 @@ SEEDS = range(20 if ALL else 4)
 
 
 def see(judge, step, value, what="loss"):
-    return judge.see(step, {what: Reading(value=value, worst=(0,))})
+    return judge.see(step, {what: StepValue(value=value, worst=(0,))})
 
 
-def signs(losses, rules=Rules(), what="loss"):  # noqa: B008 - frozen
-    judge = Judge(rules, 0)
+def signs(losses, rules=LossRules(), what="loss"):  # noqa: B008 - frozen
+    judge = LossJudge(rules, 0)
     found = [see(judge, step, loss, what) for step, loss in enumerate(losses, 1)]
     return [sign for sign in found if sign is not None]
 
@@ -107,32 +110,34 @@ def test_no_number_is_wrong_from_the_first_step_on(value, kind, at):
 
 
 def test_what_stays_is_the_new_level_and_is_said_once():
-    rules = Rules(window=50)
+    rules = LossRules(window=50)
     found = signs([2 + 0.01 * (i % 3) for i in range(200)] + [9.0] * 400 + [80.0], rules)
     assert [(sign.step, sign.kind) for sign in found] == [(201, "spike"), (601, "spike")]
 
 
 def test_a_loss_that_is_logged_now_and_then_may_have_gone_wrong_since():
-    judge = Judge(Rules(), 100)
+    judge = LossJudge(LossRules(), 100)
     for step in range(110, 400, 10):
         assert see(judge, step, 2.0) is None
         assert judge.see(step + 1, {}) is None
     sign = see(judge, 400, math.nan)
     assert (sign.first, sign.step) == (391, 400)
-    decision = decide(Rules(action="rollback"), sign, commits=[350, 395], healthy=[], rollbacks=[])
+    decision = decide(
+        LossRules(action="rollback"), sign, commits=[350, 395], healthy=[], rollbacks=[]
+    )
     assert decision == Decision(action="rollback", step=350, num_batches=10)
 
 
 def test_the_loss_is_named_before_what_follows_from_it():
-    nan = Reading(value=math.nan, worst=(1,))
-    assert Judge(Rules(), 0).see(1, {"grad_norm": nan, "loss": nan}).what == "loss"
-    one = Judge(Rules(), 0)
-    one.see(1, {"loss": Reading(value=1.0)})
-    assert one.see(2, {"grad_norm": nan, "loss": Reading(value=1.0)}).what == "grad_norm"
+    nan = StepValue(value=math.nan, worst=(1,))
+    assert LossJudge(LossRules(), 0).see(1, {"grad_norm": nan, "loss": nan}).what == "loss"
+    one = LossJudge(LossRules(), 0)
+    one.see(1, {"loss": StepValue(value=1.0)})
+    assert one.see(2, {"grad_norm": nan, "loss": StepValue(value=1.0)}).what == "grad_norm"
 
 
 def test_healthy_once_so_many_steps_have_passed():
-    judge = Judge(Rules(settle=3), 0)
+    judge = LossJudge(LossRules(settle=3), 0)
     judge.committed(4)
     found = {}
     for step in range(1, 12):
@@ -164,7 +169,7 @@ def back(step, first, attempt=1, num=1):
     return Rollback(attempt=attempt, step=step, first=first, batches=batches)
 
 
-ROLLS = Rules(action="rollback", rollbacks=2, stretch=100)
+ROLLS = LossRules(action="rollback", rollbacks=2, stretch=100)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,7 @@ ROLLS = Rules(action="rollback", rollbacks=2, stretch=100)
 def test_where_it_goes_back_to(commits, healthy, step):
     found = decide(ROLLS, sign_at(25), commits=commits, healthy=healthy, rollbacks=[])
     assert found == Decision(action="rollback", step=step, num_batches=1)
-    stop = Rules(action="stop")
+    stop = LossRules(action="stop")
     found = decide(stop, sign_at(25), commits=commits, healthy=healthy, rollbacks=[])
     assert found == Decision(action="stop", step=step)
 
@@ -229,10 +234,10 @@ def test_what_was_removed_is_not_gone_back_to(there, step):
 @pytest.mark.parametrize("every", [5, 20, 100])
 def test_a_machine_that_gives_nan_from_some_moment_on_costs_no_checkpoint(keep, every):
     """Real decisions and retention: what stands at the end is there, and is a healthy one."""
-    rules, broken_at = Rules(action="rollback"), 905
+    rules, broken_at = LossRules(action="rollback"), 905
     disk, commits, healthy, rollbacks, step = {}, [], [], [], 0
     for attempt in range(1, 9):
-        judge = Judge(rules, step)
+        judge = LossJudge(rules, step)
         for one in commits:
             judge.committed(one)
         sign = None
@@ -268,20 +273,20 @@ def test_the_window_outlives_an_attempt():
     """A bad batch just behind a rollback is seen, and does not become what is usual."""
     rng = random.Random(3)
     losses = [2 + 0.05 * rng.gauss(0, 1) for _ in range(900)]
-    before = Judge(Rules(), 0)
+    before = LossJudge(LossRules(), 0)
     for step, loss in enumerate(losses, 1):
         see(before, step, loss)
     windows = before.windows(890)
     assert windows["loss"] == pytest.approx(losses[790:890], rel=1e-6)
-    after = Judge(Rules(), 890, windows)
+    after = LossJudge(LossRules(), 890, windows)
     assert see(after, 891, 20.0).kind == "spike", "with its first value"
-    after = Judge(Rules(), 890, windows)
+    after = LossJudge(LossRules(), 890, windows)
     signs_of = [see(after, step, 20.0 if step in (906, 950) else 2.0) for step in range(891, 990)]
     assert [sign.step for sign in signs_of if sign] == [906, 950]
 
 
 def test_what_is_handed_on_is_bounded_and_never_too_little():
-    judge = Judge(Rules(window=10_000), 0)
+    judge = LossJudge(LossRules(window=10_000), 0)
     for step in range(1, 500):
         see(judge, step, 2.0)
     assert len(judge.windows(499)["loss"]) == 100
@@ -289,10 +294,10 @@ def test_what_is_handed_on_is_bounded_and_never_too_little():
 
 
 def test_a_large_norm_is_reported_and_no_more():
-    judge = Judge(Rules(settle=3), 0)
+    judge = LossJudge(LossRules(settle=3), 0)
 
     def both(step, loss, norm):
-        readings = {"loss": Reading(value=loss), "grad_norm": Reading(value=norm)}
+        readings = {"loss": StepValue(value=loss), "grad_norm": StepValue(value=norm)}
         return judge.see(step, readings)
 
     for step in range(1, 41):
@@ -302,7 +307,7 @@ def test_a_large_norm_is_reported_and_no_more():
     assert (peak.what, peak.kind) == ("grad_norm", "spike")
     known = {"commits": [30], "healthy": [30], "rollbacks": []}
     for action in ("stop", "rollback"):
-        assert decide(Rules(action=action), peak, **known) == Decision(action="report")
+        assert decide(LossRules(action=action), peak, **known) == Decision(action="report")
     assert both(42, 2.0, 8.0) is None, "said once"
     sign = both(43, math.nan, 8.0)
     assert (sign.what, sign.first) == ("loss", 43), "a peak does not hide what follows it"
@@ -313,16 +318,19 @@ def test_a_large_norm_is_reported_and_no_more():
 
 def test_norms_with_harmless_peaks_never_stop_a_job():
     rng = random.Random(5)
-    judge, acted = Judge(Rules(), 0), []
+    judge, acted = LossJudge(LossRules(), 0), []
     for step in range(1, 10_000):
         norm = math.exp(0.3 * rng.gauss(0, 1)) * (rng.uniform(4, 8) if rng.random() < 0.003 else 1)
         sign = see(judge, step, norm, "grad_norm")
         if sign is not None:
             known = {"commits": [], "healthy": [], "rollbacks": []}
-            acted.append(decide(Rules(action="rollback"), sign, **known).action)
+            acted.append(decide(LossRules(action="rollback"), sign, **known).action)
     assert set(acted) <= {"report"}
     sign = see(judge, 10_000, math.inf, "grad_norm")
-    assert decide(Rules(action="stop"), sign, commits=[], healthy=[], rollbacks=[]).action == "stop"
+    assert (
+        decide(LossRules(action="stop"), sign, commits=[], healthy=[], rollbacks=[]).action
+        == "stop"
+    )
 
 
 @given(
