@@ -36,12 +36,12 @@ from bench.tables import emit, machine, markdown
 from outlast.checkpoint.blocks import hashed
 from outlast.checkpoint.manifest import BLOCK_BYTES, FORMAT, FULL, MANIFEST, Manifest, encode
 from outlast.checkpoint.names import SaveName
-from outlast.keeper import parley
+from outlast.keeper import protocol
 from outlast.keeper.arena import Arena
 from outlast.keeper.memory import Kept
+from outlast.keeper.place import Setup
 from outlast.keeper.process import Supervisor
 from outlast.keeper.replicate import Replicator
-from outlast.keeper.setup import Setup
 from outlast.keeper.wire import NO_NONCE, Member
 from outlast.peer import connect
 
@@ -323,7 +323,7 @@ def send(facts: dict[str, Any]) -> None:
         "sender",
         newest=lambda: (SaveName(number[0], ATTEMPT, number[0], NO_NONCE), kept[0]),
         view=view,
-        open_channel=lambda one: connect((one.host, one.port), key, parley.PURPOSE, 10),
+        open_channel=lambda one: connect((one.host, one.port), key, protocol.PURPOSE, 10),
         rate_bytes=facts["rate"],
         record=record,
     )

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import msgspec
 
 from outlast.checkpoint.manifest import PartEntry
-from outlast.keeper import parley, wire
-from outlast.keeper.commit import Part
-from outlast.keeper.leader import Leader, Member
+from outlast.keeper import protocol, wire
+from outlast.keeper.between import Leader, Member
+from outlast.keeper.flight import Part
 from outlast.keeper.memory import Books
 from outlast.keeper.persist import Pool
 from outlast.keeper.saves import Saves
@@ -107,7 +107,7 @@ class Wire:
 def report(rank: int, entry: PartEntry, structure: str) -> tuple[bytes, bytes]:
     """What the keeper of ``rank`` sends once its files are there."""
     part = Part(entry=entry, structure=structure, num_elements=1, num_files=3)
-    head = parley.Report(step=STEP, serial=SERIAL, rank=rank)
+    head = protocol.Report(step=STEP, serial=SERIAL, rank=rank)
     return msgspec.json.encode(head), msgspec.json.encode(part)
 
 
@@ -141,7 +141,7 @@ def save_end(job: str, parts: Iterable[tuple[PartEntry, str]], directory: Path) 
         wires = {}
         for first in range(0, num_ranks, LOCAL):
             ranks = range(max(first, 1), min(first + len(local), num_ranks))
-            join = parley.Join(job=job, attempt=1, first=ranks.start, count=len(ranks))
+            join = protocol.Join(job=job, attempt=1, first=ranks.start, count=len(ranks))
             wires[first] = Wire(reports[rank] for rank in ranks)
             leader._members[ranks.start] = Member(wires[first], join)  # type: ignore[arg-type]
         begin = wire.Begin(
@@ -159,7 +159,7 @@ def save_end(job: str, parts: Iterable[tuple[PartEntry, str]], directory: Path) 
         pool.run()
         start_s = time.process_time()
         for member in list(leader._members.values()):
-            while (message := parley.hear(member.channel)) is not None:
+            while (message := protocol.hear(member.channel)) is not None:
                 leader._heard(member, message)
         heard_s = time.process_time()
         pool.run()

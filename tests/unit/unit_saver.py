@@ -22,10 +22,9 @@ from outlast.checkpoint.capture import Capture
 from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import Share, make, name_of, structure
 from outlast.checkpoint.tree import flatten
-from outlast.keeper import commit, files, persist, wire
+from outlast.keeper import flight, persist, wire
 from outlast.keeper.arrivals import Said
-from outlast.keeper.follower import Follower
-from outlast.keeper.leader import Leader
+from outlast.keeper.between import Follower, Leader
 from outlast.keeper.memory import Books, Memory
 from outlast.keeper.persist import Pool
 from outlast.keeper.saves import Saves
@@ -90,8 +89,8 @@ def small_blocks(monkeypatch, num_bytes):
 
 def no_pauses(monkeypatch):
     """What failed is tried again at once."""
-    monkeypatch.setattr(files, "RETRY_S", (0.0,) * len(files.RETRY_S))
-    monkeypatch.setattr(commit, "PAUSES_S", (0.0,) * len(commit.PAUSES_S))
+    monkeypatch.setattr(flight, "RETRY_S", (0.0,) * len(flight.RETRY_S))
+    monkeypatch.setattr(flight, "PAUSES_S", (0.0,) * len(flight.PAUSES_S))
 
 
 def snapshot(tensors, *, elsewhere=(), rank=0):

@@ -27,7 +27,7 @@ from outlast.checkpoint.names import NOTE, SaveName, named, sign
 from outlast.checkpoint.places import Place
 from outlast.checkpoint.transfer import copy_file, inventory_of
 from outlast.errors import CheckpointInvalid
-from outlast.keeper import parley, trouble
+from outlast.keeper import flight, protocol
 from outlast.keeper.arrivals import REASON_MAX, Alone, Late, NotComing, Others, Waiting
 from outlast.keeper.flight import Committed
 from outlast.keeper.memory import Due, Memory
@@ -343,7 +343,7 @@ class Copier:
                 "storage_error",
                 operation="prune",
                 path=tier.storage.describe(),
-                error=trouble.in_words(error, tier.storage),
+                error=flight.in_words(error, tier.storage),
                 tier=tier.name,
             )
 
@@ -357,7 +357,7 @@ class Copier:
 
     def _failed(self, committed: Committed, error: Exception) -> None:
         manifest = committed.manifest
-        text = trouble.of_copy(
+        text = flight.of_copy(
             *(error, self.tier.storage, str(manifest.save)), [self.total_bytes], manifest.step
         )
         logger.warning(
@@ -379,7 +379,7 @@ class Copier:
         """Tell rank 0's keeper, if it is on another machine."""
         self._said_s = time.monotonic()
         if 0 not in committed.ranks:
-            word = parley.Brought(
+            word = protocol.Brought(
                 serial=committed.manifest.serial,
                 tier=self.tier.name,
                 done=self.done_bytes,

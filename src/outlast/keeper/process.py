@@ -1,9 +1,10 @@
 """Finding the keeper, starting it, and holding its memory through its death.
 
-Whoever starts a keeper (the agent, or a session that has none) stays connected and is sent every
-piece of its memory as a descriptor. When the keeper dies it is started again with them, and finds
-its committed snapshots. When the holder dies the keeper goes on, finishes what is in flight, and
-leaves some seconds later unless a new attempt has come.
+The process that starts a keeper (the agent, or a session that has none) stays connected and is sent
+every piece of its memory as a descriptor. When the keeper dies it is started again with them, and
+finds its committed snapshots. When the holder dies the keeper goes on, finishes what is in flight,
+and leaves some seconds later unless a new attempt has come. At the end of a job people are told
+which slower tiers it waits for.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ import msgspec
 
 from outlast.errors import OutlastError, StorageError, remedy
 from outlast.keeper import wire
-from outlast.keeper.place import RUNTIME_VARIABLE, connect, only_one
-from outlast.keeper.setup import Setup, encode_setup
+from outlast.keeper.place import RUNTIME_VARIABLE, Setup, connect, encode_setup, only_one
+from outlast.keeper.wire import Progress
 from outlast.peer import Tls, listen
 
 logger = logging.getLogger(__name__)
 
+WAIT_FIRST_S: Final = 2.0
+WAIT_EVERY_S: Final = 5.0
 SOCKET_VARIABLE: Final = "OUTLAST_KEEPER"  # the keeper's socket, set by our agent
 START_TIMEOUT_S: Final = 30.0
 PAUSE_S: Final = 0.05  # before another try; twofold each time, where keepers do not live
@@ -40,6 +43,42 @@ HURRY_S: Final = 0.2  # between two questions whether there is less time than wa
 LEAVING_S: Final = 5.0  # that a keeper may take beyond its time
 _LOOK_S: Final = 0.01
 _left: Final[list[subprocess.Popen[bytes]]] = []  # keepers on their own, to be reaped
+
+
+class Waits:
+    """Says what the end of a job waits for: slower tiers that do not have everything yet.
+
+    Args:
+        say: tells people.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._told_s = 0.0
+        self._first: tuple[float, int] | None = None  # when, and how many bytes were done
+
+    def tell(self, progress: Progress) -> None:
+        """Say it after two seconds, and then every five, with the time that is left."""
+        now = time.monotonic()
+        if not progress.words:
+            return
+        self._first = self._first or (now, progress.done_bytes)
+        if now - self._first[0] < WAIT_FIRST_S or now - self._told_s < WAIT_EVERY_S:
+            return
+        self._told_s = now
+        done = progress.done_bytes - self._first[1]
+        left = progress.total_bytes - progress.done_bytes
+        rate = done / max(now - self._first[0], 0.001)
+        time_left = f", {in_short(left / rate)} left" if done > 0 else ""
+        self._say(
+            f"bringing the newest checkpoint to {progress.words}: "
+            f"{progress.done_bytes / 1e9:.2f} of {progress.total_bytes / 1e9:.2f} GB{time_left}"
+        )
+
+
+def in_short(seconds: float) -> str:
+    """Seconds as a person says them."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 @atexit.register

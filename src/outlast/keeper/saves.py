@@ -6,7 +6,7 @@ job has reported its part the manifest is put: the commit. A rank that dies befo
 voids the save; one that dies after it changes nothing.
 
 With ranks on several machines, each machine's keeper reports its parts to that of rank 0, which
-commits; see ``leader`` and ``follower``. What others say may come before this machine's own ranks
+commits; see ``between``. What others say may come before this machine's own ranks
 begin, and where rank 0 is may be known later than that.
 
 A save ends only when nobody writes any of its files any more: the next one may be of the same step.
@@ -27,14 +27,10 @@ import msgspec
 import xxhash
 
 from outlast.checkpoint.names import SaveName
-from outlast.keeper import parley, wire
-from outlast.keeper.commit import Part
-from outlast.keeper.conclude import Conclusions
-from outlast.keeper.earlier import ENDED, Earlier
-from outlast.keeper.files import Files
-from outlast.keeper.flight import Committed, Peer, RankSide, Save, Side
-from outlast.keeper.gate import Gate
-from outlast.keeper.leader import Leader
+from outlast.keeper import protocol, wire
+from outlast.keeper.conclude import ENDED, Conclusions, Earlier
+from outlast.keeper.fence import Gate
+from outlast.keeper.flight import Committed, Files, Part, Patience, Peer, RankSide, Save, Side
 from outlast.keeper.memory import Books
 from outlast.keeper.persist import Pool
 from outlast.storage import Storage
@@ -241,7 +237,7 @@ class Saves:
     # --- what other machines' keepers say -------------------------------------------------------
 
     def reported(
-        self, hello: wire.Hello, message: parley.Report, part: Part, source: object
+        self, hello: wire.Hello, message: protocol.Report, part: Part, source: object
     ) -> None:
         """Another machine's rank has reported, perhaps before our own have begun."""
         with self.lock:
@@ -255,7 +251,7 @@ class Saves:
         if side is not None:
             side.tell(past.ended, past.manifest, source)
 
-    def detailed(self, attempt: int, message: parley.Digests, digests: dict[str, str]) -> None:
+    def detailed(self, attempt: int, message: protocol.Digests, digests: dict[str, str]) -> None:
         """Another machine's rank has these digests."""
         with self.lock:
             save = self._open.get((attempt, message.serial))
@@ -286,7 +282,7 @@ class Saves:
             past = self._past.get((attempt, serial))
             return b"" if past is None else past.manifest
 
-    def overdue(self, attempt: int, leader: Leader) -> bool:
+    def overdue(self, attempt: int, leader: Patience) -> bool:
         """Fail what has not moved for too long; whether anything of the attempt is in flight."""
         now_s = time.monotonic()
         with self.lock:
@@ -300,7 +296,7 @@ class Saves:
                     self._fail_overdue(save, leader, quiet_s)
             return bool(mine)
 
-    def _fail_overdue(self, save: Save, leader: Leader, quiet_s: float) -> None:
+    def _fail_overdue(self, save: Save, leader: Patience, quiet_s: float) -> None:
         for rank in save.gathered.missing():
             limit_s, words = leader.patience(save, rank)
             if quiet_s >= limit_s:
@@ -308,7 +304,7 @@ class Saves:
                 self._refuse(save, f"rank {rank}: {words} for {quiet_s:.0f} s")
                 return
 
-    def decided(self, hello: wire.Hello, message: parley.Outcome, void: tuple[str, ...]) -> None:
+    def decided(self, hello: wire.Hello, message: protocol.Outcome, void: tuple[str, ...]) -> None:
         """The keeper of rank 0, on another machine, has committed or refused."""
         attempt = hello.attempt
         with self.lock:
@@ -330,7 +326,7 @@ class Saves:
             else:
                 self._pool.put(lambda: self._look_for_manifest(save, message))
 
-    def _look_for_manifest(self, save: Save, message: parley.Outcome) -> None:
+    def _look_for_manifest(self, save: Save, message: protocol.Outcome) -> None:
         """In a tier that both machines see it is there already; or rank 0's keeper is asked."""
         data = self._conclusions.manifest_there(save)
         with self.lock:
@@ -341,7 +337,7 @@ class Saves:
             elif (side := self._sides.get(save.attempt)) is not None:
                 side.want(save.step, save.serial)
 
-    def given(self, attempt: int, message: parley.Root, data: bytes) -> None:
+    def given(self, attempt: int, message: protocol.Root, data: bytes) -> None:
         """The manifest that was asked for."""
         with self.lock:
             save = self._open.get((attempt, message.serial))
@@ -364,7 +360,7 @@ class Saves:
                 for rank, part in save.parts.items()
             ]
 
-    def digests_of(self, attempt: int, message: parley.Detail) -> dict[str, str]:
+    def digests_of(self, attempt: int, message: protocol.Detail) -> dict[str, str]:
         """A rank's single digests in some groups."""
         with self.lock:
             save = self._open.get((attempt, message.serial))
@@ -460,7 +456,7 @@ class Saves:
     def _find(
         self,
         hello: wire.Hello,
-        message: wire.Begin | wire.Absent | parley.Report | parley.Outcome,
+        message: wire.Begin | wire.Absent | protocol.Report | protocol.Outcome,
     ) -> Save:
         """The save that a message belongs to."""
         key = (hello.attempt, message.serial)

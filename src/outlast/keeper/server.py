@@ -1,20 +1,24 @@
 """The keeper itself: connections in, orders out.
 
 One thread accepts, one thread a connection reads, one writes; whatever takes time is done by the
-pool. It leaves when everyone said goodbye and nothing is in flight, or some time after the last
-worker died without a word.
+pool. An end that does not read loses the connection, and with it what was in flight: the keeper
+never waits. It leaves when everyone said goodbye and nothing is in flight, or some time after the
+last worker died without a word.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
 import signal
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -25,31 +29,108 @@ from outlast.checkpoint.names import named
 from outlast.checkpoint.standing import stands
 from outlast.keeper import wire
 from outlast.keeper.between import Between
-from outlast.keeper.connection import Connection
 from outlast.keeper.copies import Copies, Tier
-from outlast.keeper.fence import Fence
+from outlast.keeper.fence import Fence, Gate
 from outlast.keeper.flight import Committed
-from outlast.keeper.gate import Gate
-from outlast.keeper.holdings import Holdings
-from outlast.keeper.memory import Due, Kept, Memory
-from outlast.keeper.neighbours import Neighbours
-from outlast.keeper.peers import Peers
+from outlast.keeper.memory import Due, Holdings, Kept, Memory
+from outlast.keeper.peers import Neighbours, Peers
 from outlast.keeper.persist import Pool
-from outlast.keeper.place import Listener, is_foreign, is_ours, sweep
+from outlast.keeper.place import Listener, Setup, decode_setup, is_foreign, is_ours, sweep
 from outlast.keeper.saves import Saves
-from outlast.keeper.setup import Setup, decode_setup
 from outlast.ledger.queued import PATIENCE_S, QueuedLedger
 from outlast.storage import Directory, Storage, open_storage
 from outlast.tiers import PEER
 
 logger = logging.getLogger(__name__)
-
 EARLIER_TIMEOUT_S: Final = 600.0
 HELLO_S: Final = 5.0
 EMPTY_S: Final = 2.0  # for the next attempt where there is nothing that it could find
 TICK_S: Final = 0.1
 PERMIT_S: Final = 30.0  # that the end waits for word whether a snapshot may be committed
 ASKED_AT_ONCE: Final = 4  # blocks from other machines' memory
+
+
+class Owner(Protocol):
+    """Who acts on what is said."""
+
+    def handle(self, peer: Connection, message: wire.Message, blob: bytes, fds: list[int]) -> None:
+        """Act on one message; what it raises ends the connection."""
+
+    def gone(self, peer: Connection) -> None:
+        """The connection has ended."""
+
+
+class Connection:
+    """One worker or supervisor.
+
+    Attributes:
+        hello: who it is, once it has said so.
+        layouts: number → how a rank's file is made up.
+        ring_bytes: size of the ring that its snapshots go through, or 0.
+        since_s: monotonic time of its beginning.
+        has_left: it said goodbye.
+        is_over: a supervisor has said that the job is over.
+        is_gone: nothing that is sent arrives any more.
+    """
+
+    def __init__(self, owner: Owner, sock: socket.socket) -> None:
+        self.wire = wire.Wire(sock)
+        self.rank: int | None = None
+        self.hello: wire.Hello | None = None
+        self.layouts: dict[int, wire.Layout] = {}
+        self.ring_bytes = 0
+        self.since_s = time.monotonic()
+        self.has_left = self.is_over = self.is_gone = False
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._out: queue.SimpleQueue[tuple[wire.Message, bytes, tuple[int, ...]] | None]
+        self._out = queue.SimpleQueue()
+        for name, act in (("in", self._read), ("out", self._write)):
+            threading.Thread(target=act, name=f"outlast-{name}", daemon=True).start()
+
+    @property
+    def supervises(self) -> bool:
+        """Whether this is one that holds the memory."""
+        return self.hello is not None and self.rank is None
+
+    def send(self, message: wire.Message, blob: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        """Queue a message; never waits."""
+        with self._lock:
+            if not self.is_gone:
+                # A descriptor may be closed before its turn comes: send a copy.
+                self._out.put((message, blob, tuple(os.dup(fd) for fd in fds)))
+
+    def _write(self) -> None:
+        while (item := self._out.get()) is not None:
+            message, blob, fds = item
+            try:
+                if not self.is_gone:
+                    self.wire.send(message, blob, fds)
+            except OSError:  # also half a message: nothing that follows would be understood
+                self._give_up()
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _read(self) -> None:
+        try:
+            while (frame := self.wire.receive()) is not None:
+                self._owner.handle(self, *frame)
+        except Exception:
+            logger.exception("a connection is given up")
+        finally:
+            self._give_up()
+            self._out.put(None)
+            self.wire.close()
+            self.wire.drop_descriptors()
+            self._owner.gone(self)
+
+    def _give_up(self) -> None:
+        """The thread that reads ends, and sees to the rest."""
+        with self._lock:
+            self.is_gone = True
+        with contextlib.suppress(OSError):
+            self.wire.sock.shutdown(socket.SHUT_RDWR)
 
 
 class Keeper:

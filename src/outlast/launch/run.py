@@ -20,9 +20,8 @@ from outlast import config
 from outlast.attempt.trackers import JOB_VARIABLE
 from outlast.checkpoint.identity import open_job
 from outlast.errors import ConfigError, Exit
-from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
-from outlast.keeper.setup import setup_of
-from outlast.keeper.waits import Waits
+from outlast.keeper.place import setup_of
+from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, Waits
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk

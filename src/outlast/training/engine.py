@@ -38,7 +38,7 @@ from outlast.checkpoint.sources import Remembered
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
-from outlast.keeper.setup import setup_of
+from outlast.keeper.place import setup_of
 from outlast.training.attempts import Attempt
 from outlast.training.flight import Flight, State, Written
 from outlast.training.line import GONE, Line

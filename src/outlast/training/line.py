@@ -16,10 +16,8 @@ from outlast.errors import OutlastError, StorageError
 from outlast.keeper import wire
 from outlast.keeper.client import Client
 from outlast.keeper.memory import Memory
-from outlast.keeper.place import is_foreign
-from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
-from outlast.keeper.setup import Setup
-from outlast.keeper.waits import Waits
+from outlast.keeper.place import Setup, is_foreign
+from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, Waits
 
 logger = logging.getLogger(__name__)
 

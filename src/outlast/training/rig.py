@@ -43,8 +43,8 @@ from outlast.data import Feed, open_feed
 from outlast.data.others import Others
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, Exit, StorageError
+from outlast.keeper.client import Remote
 from outlast.keeper.memory import Memory
-from outlast.keeper.remote import Remote
 from outlast.ledger import planned
 from outlast.ledger.command import settle
 from outlast.ledger.job import JobLock, versions

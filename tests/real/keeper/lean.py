@@ -25,7 +25,7 @@ from outlast.checkpoint.places import as_places
 from outlast.checkpoint.transfer import inventory_of
 from outlast.keeper import wire
 from outlast.keeper.client import Client
-from outlast.keeper.setup import Setup, TierSetup, encode_setup
+from outlast.keeper.place import Setup, TierSetup, encode_setup
 from outlast.storage import Directory
 from part_contents import contents_of
 

@@ -19,10 +19,9 @@ from outlast.checkpoint.manifest import MANIFEST, shard_file, state_file
 from outlast.checkpoint.parts import Contents
 from outlast.checkpoint.places import Place as ReadFrom
 from outlast.keeper import wire
-from outlast.keeper.client import Client
+from outlast.keeper.client import Client, Remote
+from outlast.keeper.place import TierSetup
 from outlast.keeper.process import Supervisor
-from outlast.keeper.remote import Remote
-from outlast.keeper.setup import TierSetup
 from outlast.ledger.file import read_events
 from outlast.peer import listen
 from outlast.storage import Directory

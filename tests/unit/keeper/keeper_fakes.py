@@ -4,7 +4,7 @@ import json
 import os
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, FORMAT, Chunk, TensorEntry, shard_file
-from outlast.keeper import files, wire
+from outlast.keeper import flight, wire
 from outlast.keeper.fence import Verdict
 from outlast.keeper.memory import Books
 from outlast.keeper.saves import Saves
@@ -105,7 +105,7 @@ class FakeKeeper:
     def __init__(self, monkeypatch, tiers, gate=None):
         self.pool, self.books, self.gate = StepPool(), Books(), gate
         self.events, self.committed, self.timers = [], [], []
-        monkeypatch.setattr(files, "later", lambda _, act: self.timers.append(act))
+        monkeypatch.setattr(flight, "later", lambda _, act: self.timers.append(act))
         self.saves = Saves(
             JOB,
             tiers,

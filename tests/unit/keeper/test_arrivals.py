@@ -7,7 +7,7 @@ from unit_names import save_of
 from outlast.checkpoint.manifest import FORMAT, Manifest, PartEntry, part_file
 from outlast.keeper import arrivals
 from outlast.keeper.arrivals import Alone, Heard, Late, NotComing, Said, Waiting
-from outlast.keeper.parley import Brought
+from outlast.keeper.protocol import Brought
 
 SAVE = save_of(5)
 TIER = "shared"

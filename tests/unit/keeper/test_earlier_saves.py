@@ -6,8 +6,8 @@ from unit_names import committed, save_name, save_of
 
 from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import PartEntry
-from outlast.keeper import earlier, parley
-from outlast.keeper.commit import Part
+from outlast.keeper import conclude, protocol
+from outlast.keeper.flight import Part
 from outlast.keeper.memory import Memory
 from outlast.storage import Directory
 
@@ -62,7 +62,7 @@ def is_committed(disk, step):
 def test_a_tier_that_hangs_holds_up_nobody_who_has_the_snapshot_in_memory(left, disk):
     for rank in (0, 1):
         left.keeper.worker(rank, 2).save(5, 1)
-    assert left.wait() == pytest.approx(earlier.QUIET_S, abs=0.1)
+    assert left.wait() == pytest.approx(conclude.QUIET_S, abs=0.1)
     assert left.in_memory(5)
     (line,) = left.told
     assert line == (
@@ -99,7 +99,7 @@ def test_of_a_save_that_was_given_up_it_is_not_waited_for_what_a_writer_hangs_on
     one, two = left.keeper.worker(0, 2), left.keeper.worker(1, 2)
     one.save(5, 1)
     two.begin(5, 1)
-    assert left.wait() == pytest.approx(earlier.QUIET_S, abs=0.1)
+    assert left.wait() == pytest.approx(conclude.QUIET_S, abs=0.1)
     assert not left.keeper.books.kept
     (line,) = left.told
     assert line.endswith("to end attempt 1's save of step 5; going on without it")
@@ -175,12 +175,12 @@ def test_a_commit_that_hangs_is_left_too_and_used_where_all_of_it_is_here(left, 
     if machines == 2:
         disk.put(f"{save_name(5)}/rank-00001.json", b"{}")
         part = Part(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2)
-        message = parley.Report(step=5, serial=1, rank=1)
+        message = protocol.Report(step=5, serial=1, rank=1)
         left.keeper.saves.reported(hello(1, 2), message, part, None)
     (save,) = left.keeper.saves._open.values()
     while not save.is_concluding:
         left.keeper.pool.acts.pop(0)()
-    assert left.wait() == pytest.approx(earlier.QUIET_S, abs=0.1)
+    assert left.wait() == pytest.approx(conclude.QUIET_S, abs=0.1)
     assert (save_name(5) in left.keeper.books.kept) == (machines == 1)
     left.keeper.run()
     assert is_committed(disk, 5)

@@ -4,8 +4,8 @@ import queue
 
 import pytest
 
-from outlast.keeper import follower as followers
-from outlast.keeper.follower import GONE, Follower
+from outlast.keeper import between as followers
+from outlast.keeper.between import LEADER_GONE, Follower
 from outlast.keeper.wire import Hello
 
 LIMIT_S = 30
@@ -31,7 +31,7 @@ class Hears:
 @pytest.mark.parametrize(
     ("error", "is_past", "words"),
     [
-        (ConnectionRefusedError, True, [(3, GONE)]),
+        (ConnectionRefusedError, True, [(3, LEADER_GONE)]),
         (ConnectionRefusedError, False, []),  # it may be started again, and the session with it
         (TimeoutError, True, []),  # it may be cut off, and decide all the same
     ],

@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from outlast.keeper.fence import PASSES, Judgement, Verdict
-from outlast.keeper.gate import Gate
+from outlast.keeper.fence import PASSES, Gate, Judgement, Verdict
 
 LIMIT_S = 60
 WAITS = Judgement(Verdict.WAIT, "not yet")

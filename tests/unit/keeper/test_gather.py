@@ -4,9 +4,8 @@ import sys
 
 from keeper_fakes import FakeKeeper, hello
 
-from outlast.keeper import parley
-from outlast.keeper.commit import Part
-from outlast.keeper.gather import MAX_ASKED, Gathering
+from outlast.keeper import protocol
+from outlast.keeper.flight import MAX_ASKED, Gathering, Part
 from outlast.storage import Directory
 
 
@@ -32,7 +31,7 @@ def test_the_work_for_a_save_is_linear_in_the_ranks(monkeypatch, tmp_path):
         keeper = FakeKeeper(monkeypatch, {"local": Directory(tmp_path / str(num_ranks))})
         keeper.meet([0])
         keeper.worker(world_size=num_ranks).begin(5, 1)
-        reports = [parley.Report(step=5, serial=1, rank=rank) for rank in range(1, num_ranks)]
+        reports = [protocol.Report(step=5, serial=1, rank=rank) for rank in range(1, num_ranks)]
         who = hello(1, num_ranks)
 
         def report_all():

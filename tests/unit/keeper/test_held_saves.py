@@ -8,7 +8,7 @@ from keeper_fakes import FakeKeeper, StepGate
 from unit_names import committed, save_name
 
 from outlast.checkpoint.load import verify
-from outlast.keeper import conclude, earlier, wire
+from outlast.keeper import conclude, wire
 from outlast.keeper.fence import Fence
 from outlast.peer.numbers import name_of
 from outlast.storage import Directory
@@ -125,7 +125,7 @@ def test_one_whose_workers_are_gone_is_given_up_after_a_while(held):
 
 
 def test_the_next_attempt_does_not_wait_for_it_for_ever(held, monkeypatch):
-    monkeypatch.setattr(earlier, "QUIET_S", 0.0)
+    monkeypatch.setattr(conclude, "QUIET_S", 0.0)
     worker = held.keeper.worker()
     worker.save(5, 1)
     held.later(0.1)

@@ -17,12 +17,11 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
-from outlast.keeper import holdings
+from outlast.keeper import memory
 from outlast.keeper.arena import Arena
-from outlast.keeper.guests import Guests, Refused
-from outlast.keeper.holdings import COPIES, Holdings
-from outlast.keeper.memory import Books, Copy, Kept, Memory
-from outlast.keeper.parley import Offer
+from outlast.keeper.memory import COPIES, Books, Copy, Holdings, Kept, Memory
+from outlast.keeper.protocol import Offer
+from outlast.keeper.replica_store import Guests, Refused
 
 GIB = 1 << 30
 SIZE = BLOCK_BYTES + 5000
@@ -35,7 +34,7 @@ def _free():
 
 @pytest.fixture(name="held")
 def _held(monkeypatch, free):
-    monkeypatch.setattr(holdings, "available_bytes", lambda: free[0])
+    monkeypatch.setattr(memory, "available_bytes", lambda: free[0])
     monkeypatch.setattr(Arena, "touch_in_background", lambda _: None)
     return Holdings({}, lambda *_: None)
 

@@ -6,9 +6,9 @@ import types
 import msgspec
 import pytest
 
-from outlast.keeper import neighbours, parley
-from outlast.keeper.neighbours import Neighbours
-from outlast.keeper.reception import Reception
+from outlast.keeper import peers, protocol
+from outlast.keeper.peers import Neighbours
+from outlast.keeper.replica_store import Reception
 from outlast.keeper.wire import Member
 
 MEMBER = Member(node="n1", host="127.0.0.1", port=1)
@@ -27,7 +27,7 @@ class Channel:
         self.on_sent = lambda: None
 
     def send(self, payload, bulk=(), pace=None):
-        self.sent.append(msgspec.json.decode(payload, type=parley.Message))
+        self.sent.append(msgspec.json.decode(payload, type=protocol.Message))
         self.on_sent()
 
     def receive(self, timeout_s):
@@ -41,25 +41,27 @@ class Channel:
 
 
 def test_who_asks_for_patience_is_waited_for():
-    channel = Channel(parley.Later(), parley.Later(), parley.Listing())
-    answer = parley.ask(channel, parley.List(attempt=2), parley.Listing, timeout_s=5.0)
-    assert isinstance(answer, parley.Listing)
+    channel = Channel(protocol.Later(), protocol.Later(), protocol.Listing())
+    answer = protocol.ask(channel, protocol.List(attempt=2), protocol.Listing, timeout_s=5.0)
+    assert isinstance(answer, protocol.Listing)
     assert channel.waited_s == [5.0] * 3
 
 
 def test_patience_has_an_end(monkeypatch):
     now = iter(range(100))
-    monkeypatch.setattr(parley, "time", types.SimpleNamespace(monotonic=lambda: float(next(now))))
-    channel = Channel(*[parley.Later()] * 100)
+    monkeypatch.setattr(protocol, "time", types.SimpleNamespace(monotonic=lambda: float(next(now))))
+    channel = Channel(*[protocol.Later()] * 100)
     with pytest.raises(TimeoutError, match="does not end"):
-        parley.ask(channel, parley.List(attempt=2), parley.Listing, timeout_s=5.0)
-    assert len(channel.waited_s) == parley.PATIENCE_S
+        protocol.ask(channel, protocol.List(attempt=2), protocol.Listing, timeout_s=5.0)
+    assert len(channel.waited_s) == protocol.PATIENCE_S
 
 
-@pytest.mark.parametrize("answers", [(), (parley.Later(),)], ids=["nothing", "later, then nothing"])
+@pytest.mark.parametrize(
+    "answers", [(), (protocol.Later(),)], ids=["nothing", "later, then nothing"]
+)
 def test_who_says_nothing_has_nothing_and_is_not_asked_again_for_a_while(monkeypatch, answers):
     now = types.SimpleNamespace(s=100.0)
-    monkeypatch.setattr(neighbours, "time", types.SimpleNamespace(monotonic=lambda: now.s))
+    monkeypatch.setattr(peers, "time", types.SimpleNamespace(monotonic=lambda: now.s))
     channels = []
 
     def open_channel(_):
@@ -72,7 +74,7 @@ def test_who_says_nothing_has_nothing_and_is_not_asked_again_for_a_while(monkeyp
     assert len(channels) == 1
     assert channels[0].is_closed
     assert max(channels[0].waited_s) <= 10.0
-    now.s += neighbours.MUTE_S
+    now.s += peers.MUTE_S
     others.children()
     assert len(channels) == 2
 
@@ -84,8 +86,8 @@ def test_who_has_something_in_flight_says_so_until_it_has_not(monkeypatch):
     reception._inventory = dict
     channel = Channel()
     channel.on_sent = lambda: is_asked_twice.set() if len(channel.sent) == 2 else None
-    monkeypatch.setattr(parley, "LATER_S", 0.01)
-    reception._list(channel, parley.List(attempt=2))
+    monkeypatch.setattr(protocol, "LATER_S", 0.01)
+    reception._list(channel, protocol.List(attempt=2))
     names = [type(message).__name__ for message in channel.sent]
     assert names[:2] == ["Later", "Later"]
     assert names[-1] == "Listing"

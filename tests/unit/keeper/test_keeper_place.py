@@ -9,8 +9,18 @@ import pytest
 
 from outlast.errors import ConfigError, StorageError
 from outlast.keeper import place, wire
-from outlast.keeper.place import RUNTIME_VARIABLE, Listener, connect, is_foreign, only_one, sweep
-from outlast.keeper.setup import Setup, TierSetup, decode_setup, encode_setup
+from outlast.keeper.place import (
+    RUNTIME_VARIABLE,
+    Listener,
+    Setup,
+    TierSetup,
+    connect,
+    decode_setup,
+    encode_setup,
+    is_foreign,
+    only_one,
+    sweep,
+)
 
 NAME = "0123456789abcdef0123"
 

@@ -11,8 +11,8 @@ from unit_names import committed, save_name, save_of
 from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import BLOCK_BYTES, PartEntry
 from outlast.checkpoint.transfer import read_manifest
-from outlast.keeper import parley, wire
-from outlast.keeper.commit import Part
+from outlast.keeper import protocol, wire
+from outlast.keeper.flight import Part
 from outlast.keeper.memory import Kept
 from outlast.keeper.saves import LOST
 from outlast.storage import Directory
@@ -237,12 +237,12 @@ def part_of_rank_1(disk, step, serial=1, **more):
 
 
 def report(keeper, rank, part, *, step=5, serial=1, world_size=2, source=None):
-    message = parley.Report(step=step, serial=serial, rank=rank)
+    message = protocol.Report(step=step, serial=serial, rank=rank)
     keeper.saves.reported(hello(1, world_size), message, part, source)
 
 
 def decide(keeper, *, error="", void=(), data=b""):
-    message = parley.Outcome(
+    message = protocol.Outcome(
         step=5,
         serial=1,
         error=error,
@@ -334,7 +334,7 @@ def test_the_other_machine_follows_rank_0s_commit(keeper, disk, monkeypatch, tmp
     assert side.wanted == ([] if sees_it else [(5, 1)])
     if not sees_it:
         assert two.ended == []
-        keeper.saves.given(1, parley.Root(step=5, serial=1), data)
+        keeper.saves.given(1, protocol.Root(step=5, serial=1), data)
         keeper.run()
     assert two.ended[0].error == ""
     assert disk.read(f"{save_name(5)}/manifest.json") == data
@@ -421,7 +421,7 @@ def test_only_where_replicas_differ_are_single_digests_asked_for(keeper, disk, c
     assert side.asked == [(3, ("all",))]
     if can_ask:
         assert one.ended == []
-        answer = parley.Digests(step=5, serial=1, rank=3)
+        answer = protocol.Digests(step=5, serial=1, rank=3)
         keeper.saves.detailed(1, answer, {"a[0]": "9"})
         keeper.run()
     (ended,) = one.ended
@@ -451,7 +451,7 @@ def test_a_machine_names_the_single_digests_of_its_ranks(keeper):
     two.begin(5, 1)
     two.fill(5, 1)
     two.complete(5, 1, {"a[0]": "1", "b[0]": "2"})
-    ask = parley.Detail(step=5, serial=1, rank=1, groups=("two",))
+    ask = protocol.Detail(step=5, serial=1, rank=1, groups=("two",))
     assert keeper.saves.digests_of(1, ask) == {"b[0]": "2"}
 
 

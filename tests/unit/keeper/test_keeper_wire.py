@@ -11,7 +11,7 @@ import pytest
 from unit_fakes import num_descriptors
 
 from outlast.keeper import wire
-from outlast.keeper.connection import Connection
+from outlast.keeper.server import Connection
 
 
 @pytest.fixture(name="ends")

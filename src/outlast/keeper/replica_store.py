@@ -1,16 +1,23 @@
-"""Other machines' newest snapshots, kept in this machine's memory for them.
+"""Replica store and replica server: other machines' newest snapshots, kept in memory for them.
 
 Guarantees: a copy is there in full, every block of it compared with the manifest, or not at all;
 the one before it stays until then, where there is memory for both. Only the newest of each machine
 stays. All of it is in the books, so that a keeper that is started again still has it.
+
+The server takes the copies that come in and answers questions about what is in memory. What it
+refuses is said once in the log and in the ledger.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import socket
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+import msgspec
 import xxhash
 
 from outlast.checkpoint.blocks import hashed
@@ -26,11 +33,16 @@ from outlast.checkpoint.manifest import (
 )
 from outlast.checkpoint.names import SaveName, named, parse
 from outlast.errors import CheckpointInvalid
-from outlast.keeper.holdings import COPIES, Holdings
-from outlast.keeper.memory import Copy, Kept
-from outlast.keeper.parley import Offer
+from outlast.keeper import protocol
+from outlast.keeper.memory import COPIES, Copy, Holdings, Kept
+from outlast.keeper.protocol import Door, Offer
+from outlast.keeper.replicate import Cores, Pace, yield_to_training
+from outlast.peer import Channel, Tls
+
+logger = logging.getLogger(__name__)
 
 FILES_MAX: Final = 4096
+MAX_CONNECTIONS: Final = 256
 
 
 class Refused(Exception):
@@ -228,3 +240,159 @@ def _checked(
         if entries[name].size != size or not size:
             raise Refused(f"{name} is not what the manifest says")
     return manifest, entries
+
+
+class Reception:
+    """The listening side.
+
+    Args:
+        listener: a listening socket; it is closed by ``close``.
+        key: the job's.
+        tls: files for TLS, or None.
+        guests: copies that are kept here.
+        wait_for_earlier: waits until nothing of attempts before one is in flight.
+        inventory: what is in memory, by the names of saves.
+        view: a file's bytes in memory.
+        on_copy: told the save of each copy that has come in.
+        gives_way: takes copies more slowly while no core is spare.
+        record: puts an event into the ledger.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        key: bytes,
+        tls: Tls | None,
+        *,
+        guests: Guests,
+        wait_for_earlier: Callable[[int], None],
+        inventory: Callable[[], dict[str, Kept]],
+        view: Callable[[str, str, str], memoryview | None],
+        on_copy: Callable[[SaveName], None],
+        gives_way: bool,
+        record: Callable[..., None],
+    ) -> None:
+        self._guests = guests
+        self._wait_for_earlier = wait_for_earlier
+        self._inventory = inventory
+        self._view = view
+        self._on_copy = on_copy
+        self._gives_way = gives_way
+        self._door = Door(
+            listener,
+            lambda: key,
+            tls,
+            purpose=protocol.PURPOSE,
+            talk=self._talk,
+            record=record,
+            places=MAX_CONNECTIONS,
+        )
+
+    def close(self) -> None:
+        """Listen no longer, and end all connections."""
+        self._door.close()
+
+    def _talk(self, channel: Channel) -> None:
+        while (message := protocol.hear(channel)) is not None:
+            match message:
+                case protocol.Offer():
+                    self._take(channel, message)
+                case protocol.List():
+                    self._list(channel, message)
+                case protocol.Read():
+                    self._read(channel, message)
+                case _:
+                    raise protocol.out_of_turn(channel, message)
+
+    # --- copies ---------------------------------------------------------------------------------
+
+    def _take(self, channel: Channel, offer: protocol.Offer) -> None:
+        blob = memoryview(protocol.take_bulk(channel, protocol.SMALL_BYTES_MAX))
+        small, start = {}, 0
+        for name, size in offer.small.items():
+            small[name] = bytes(blob[start : start + size])
+            start += size
+        try:
+            guest = self._guests.receive(offer, small)
+        except Refused as refused:
+            logger.warning("a copy of %s: %s is not taken: %s", offer.node, offer.save, refused)
+            protocol.say(channel, protocol.Verdict(verdict="refused", reason=str(refused)))
+            return
+        if guest is None:
+            protocol.say(channel, protocol.Verdict(verdict="have"))
+            return
+        is_whole = False
+        try:
+            protocol.say(channel, protocol.Verdict(verdict="send"))
+            yield_to_training()
+            is_whole = self._fill(channel, guest)
+        finally:
+            if not is_whole:
+                self._guests.give_up(guest)
+        if is_whole:
+            self._guests.adopt(guest)
+            protocol.say(channel, protocol.Verdict(verdict="have"))
+            self._on_copy(named(offer.save))
+
+    def _fill(self, channel: Channel, guest: Guest) -> bool:
+        """Take the blocks as they come; whether the copy is whole."""
+        pace = Pace(math.inf, self._door.closing, Cores()) if self._gives_way else None
+        while True:
+            message = protocol.hear(channel, protocol.ANSWER_S)
+            match message:
+                case protocol.Block(file=file, index=index):
+                    room = guest.room_for(file, index, channel.bulk_bytes)
+                    channel.receive_into(room, pace=pace)
+                    guest.arrived(file, index)
+                case protocol.Whole() if guest.is_whole():
+                    return True
+                case protocol.Whole():
+                    host = channel.peer.rpartition(":")[0]
+                    self._door.refused(host, channel.peer, guest.problem)
+                    logger.warning("refused a copy from %s: %s", channel.peer, guest.problem)
+                    verdict = protocol.Verdict(verdict="refused", reason=guest.problem)
+                    protocol.say(channel, verdict)
+                    return False
+                case protocol.Withdrawn() | None:
+                    return False
+                case _:
+                    raise protocol.out_of_turn(channel, message)
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def _list(self, channel: Channel, message: protocol.List) -> None:
+        is_settled = threading.Event()
+
+        def settle() -> None:
+            try:
+                self._wait_for_earlier(message.attempt)
+            finally:
+                is_settled.set()
+
+        # Whoever asks must see that this keeper lives, however long the wait takes.
+        threading.Thread(target=settle, name="outlast-settling", daemon=True).start()
+        while not is_settled.wait(protocol.LATER_S):
+            protocol.say(channel, protocol.Later())
+        found = {save: listed(kept) for save, kept in self._inventory().items()}
+        protocol.say(channel, protocol.Listing(), [msgspec.msgpack.encode(found)])
+
+    def _read(self, channel: Channel, message: protocol.Read) -> None:
+        view = self._view(message.save, message.manifest, message.file)
+        if view is None or not 0 <= message.size <= BLOCK_BYTES or message.start < 0:
+            why = f"{message.file} of {message.save} is not here"
+            protocol.say(channel, protocol.Data(error=why))
+            return
+        part = view[message.start : message.start + message.size]
+        protocol.say(channel, protocol.Data(), [part])
+
+
+def listed(kept: Kept) -> protocol.Listed:
+    """What is said of a snapshot to those who ask."""
+    sizes = {name: size for name, (_, size) in kept.files.items()}
+    sizes |= {name: len(data) for name, data in kept.small.items()}
+    return protocol.Listed(manifest=fingerprint(kept), files=sizes)
+
+
+def fingerprint(kept: Kept) -> str:
+    """One word for a save: the hash of its manifest."""
+    return xxhash.xxh3_128_hexdigest(kept.manifest)
