@@ -38,11 +38,11 @@ from outlast.checkpoint.manifest import BLOCK_BYTES, FORMAT, FULL, MANIFEST, Man
 from outlast.checkpoint.names import SaveName
 from outlast.keeper import protocol
 from outlast.keeper.arena import Arena
-from outlast.keeper.memory import Kept
+from outlast.keeper.memory import KeptSnapshot
 from outlast.keeper.place import Setup
 from outlast.keeper.process import Supervisor
 from outlast.keeper.replicate import Replicator
-from outlast.keeper.wire import NO_NONCE, Member
+from outlast.keeper.wire import NO_NONCE, PeerMachine
 from outlast.peer import connect
 
 JOB: Final = "replication"
@@ -284,7 +284,7 @@ def send(facts: dict[str, Any]) -> None:
     size = facts["mb"] << 20
     entry = hashed_view(arena.view[:size])
     sent, number = [0.0], [0]
-    kept: list[Kept] = []
+    kept: list[KeptSnapshot] = []
 
     def another() -> None:
         number[0] += 1
@@ -303,7 +303,7 @@ def send(facts: dict[str, Any]) -> None:
             kind=FULL,
         )
         small = {MANIFEST: encode(manifest)}
-        kept[:] = [Kept(files={FILE: (1, size)}, small=small, attempt=ATTEMPT)]
+        kept[:] = [KeptSnapshot(files={FILE: (1, size)}, small=small, attempt=ATTEMPT)]
 
     def go_on() -> None:
         another()
@@ -334,7 +334,7 @@ def send(facts: dict[str, Any]) -> None:
         pace(num_bytes)
 
     replicator._pace = held  # type: ignore[assignment]
-    replicator.to([Member(node="receiver", host=facts["host"], port=facts["port"])])
+    replicator.to([PeerMachine(node="receiver", host=facts["host"], port=facts["port"])])
     for line in sys.stdin:
         hold.set() if line.strip() == "go" else hold.clear()
         print(sent[0], flush=True)

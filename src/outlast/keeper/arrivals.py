@@ -64,7 +64,7 @@ class Arrived(NamedTuple):
     moves: int = 0
 
 
-class Others(Protocol):
+class OtherMachines(Protocol):
     """The other machines, as whoever brings files to a tier sees them; nothing waits."""
 
     def bring(self, save: SaveName, word: protocol.Brought) -> None:
@@ -74,7 +74,7 @@ class Others(Protocol):
         """What is known of the others' files; None where they cannot be asked."""
 
 
-class Alone:
+class NoOthers:
     """No other machines, or none that can be asked."""
 
     def bring(self, save: SaveName, word: protocol.Brought) -> None:
@@ -84,7 +84,7 @@ class Alone:
         """Nobody can be asked."""
 
 
-class Said:
+class WordsSaid:
     """The last words of this machine, for connections that are made later."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Said:
             return [word for key, word in self._words.items() if key[0] == attempt]
 
 
-class Heard:
+class WordsHeard:
     """The last words of other machines about an attempt. Not for several threads at once."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class Waiting:
         *,
         tier: str,
         storage: Storage,
-        others: Others,
+        others: OtherMachines,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pause_s = LOOK_S

@@ -47,10 +47,10 @@ import xxhash
 from outlast.checkpoint.names import SaveName
 from outlast.errors import OutlastError
 from outlast.keeper import protocol, wire
-from outlast.keeper.arrivals import Arrived, Heard, Said
-from outlast.keeper.flight import Part, Save, SaveLimits, Side
+from outlast.keeper.arrivals import Arrived, WordsHeard, WordsSaid
+from outlast.keeper.flight import RankPart, Save, SaveLimits, Side
 from outlast.keeper.protocol import Door
-from outlast.keeper.saves import Saves
+from outlast.keeper.saves import SavesInFlight
 from outlast.peer import Channel, Tls, connect
 
 logger = logging.getLogger(__name__)
@@ -74,10 +74,10 @@ LEADER_GONE: Final = "the keeper of rank 0 has ended, and so has the attempt"
 LEADER_SILENT: Final = f"the keeper of rank 0 has said nothing for {SILENT_S:.0f} s"
 
 
-class Member:
+class MemberKeeper:
     """Another machine's keeper."""
 
-    def __init__(self, channel: Channel, join: protocol.Join) -> None:
+    def __init__(self, channel: Channel, join: protocol.JoinAttempt) -> None:
         self.channel = channel
         self.ranks = range(join.first, join.first + join.count)
         self.heard_s = self.asked_s = time.monotonic()
@@ -94,7 +94,7 @@ class Member:
             logger.info("%s: %s", self.channel.peer, error)
 
 
-class Leader:
+class SaveLeader:
     """This machine's side of an attempt, where it has rank 0.
 
     Args:
@@ -115,7 +115,7 @@ class Leader:
         listener: socket.socket,
         key: Callable[[], bytes],
         tls: Tls | None,
-        hears: Saves,
+        hears: SavesInFlight,
         *,
         hello: wire.Hello,
         local: set[int],
@@ -126,10 +126,10 @@ class Leader:
         self.attempt, self._world_size = hello.attempt, hello.world_size
         self._local = local
         self._lock = threading.Lock()
-        self._members: dict[int, Member] = {}  # by first rank
+        self._members: dict[int, MemberKeeper] = {}  # by first rank
         self._firsts: list[int] = []  # sorted
         self._gone: dict[int, range] = {}  # whose keepers were there
-        self._brought = Heard()
+        self._brought = WordsHeard()
         self._closing = threading.Event()
         self._door = Door(
             listener,
@@ -160,7 +160,7 @@ class Leader:
 
     # --- what is said to them -------------------------------------------------------------------
 
-    def report(self, step: int, serial: int, rank: int, part: Part) -> None:
+    def report(self, step: int, serial: int, rank: int, part: RankPart) -> None:
         """Nobody but this machine's keeper needs to know of its ranks' parts."""
 
     def want(self, step: int, serial: int) -> None:
@@ -169,9 +169,9 @@ class Leader:
     def done(self, serial: int) -> None:
         """Nobody waits for that."""
 
-    def tell(self, ended: wire.Ended, manifest: bytes, to: object = None) -> None:
+    def tell(self, ended: wire.SaveEnded, manifest: bytes, to: object = None) -> None:
         """Tell all, or one of them, how a save ended. Not with the saves' lock held."""
-        outcome = protocol.Outcome(
+        outcome = protocol.SaveOutcome(
             step=ended.step,
             serial=ended.serial,
             error=ended.error,
@@ -180,7 +180,7 @@ class Leader:
         )
         void = msgspec.msgpack.encode(ended.void) if ended.void else b""
         with self._lock:
-            members = [to] if isinstance(to, Member) else list(self._members.values())
+            members = [to] if isinstance(to, MemberKeeper) else list(self._members.values())
             for member in members:
                 member.owed[ended.serial] = time.monotonic()
         for member in members:
@@ -195,7 +195,7 @@ class Leader:
 
     # --- what is known of them ------------------------------------------------------------------
 
-    def member_of(self, rank: int) -> Member | None:
+    def member_of(self, rank: int) -> MemberKeeper | None:
         """The keeper that has this rank, if it is there."""
         with self._lock:
             place = bisect.bisect_right(self._firsts, rank) - 1
@@ -229,12 +229,12 @@ class Leader:
 
     def _talk(self, channel: Channel) -> None:
         join = protocol.hear(channel, protocol.CONNECT_S)
-        if not isinstance(join, protocol.Join) or (join.job, join.attempt) != (
+        if not isinstance(join, protocol.JoinAttempt) or (join.job, join.attempt) != (
             self._hello.job,
             self.attempt,
         ):
             raise ValueError(f"{channel.peer} does not belong to attempt {self.attempt}")
-        member = Member(channel, join)
+        member = MemberKeeper(channel, join)
         ranks = member.ranks
         if not ranks or ranks.start < 0 or ranks.stop > self._world_size:
             raise ValueError(f"{channel.peer} says that it has {ranks}")
@@ -260,29 +260,29 @@ class Leader:
             if is_current and not self._closing.is_set():  # else it talks to our successor
                 self._hears.machine_gone(self.attempt, ranks, member.words)
 
-    def _heard(self, member: Member, message: protocol.Message) -> None:
+    def _heard(self, member: MemberKeeper, message: protocol.Message) -> None:
         channel = member.channel
         member.heard_s = time.monotonic()
         match message:
-            case protocol.Report() if message.rank in member.ranks:
+            case protocol.PartReport() if message.rank in member.ranks:
                 data = protocol.take_bulk(channel, PART_BYTES_MAX)
-                part = msgspec.json.decode(data, type=Part)
+                part = msgspec.json.decode(data, type=RankPart)
                 self._hears.reported(self._hello, message, part, member)
             case protocol.Digests() if message.rank in member.ranks:
                 data = protocol.take_bulk(channel, protocol.SMALL_BYTES_MAX)
                 digests = msgspec.msgpack.decode(data, type=dict[str, str])
                 self._hears.detailed(self.attempt, message, digests)
-            case protocol.Want():
+            case protocol.WantManifest():
                 root = self._hears.manifest_of(self.attempt, message.serial)
                 member.is_busy = True
                 try:
                     member.say(protocol.Root(step=message.step, serial=message.serial), root)
                 finally:
                     member.is_busy = False
-            case protocol.Done():
+            case protocol.OutcomeTaken():
                 with self._lock:
                     member.owed.pop(message.serial, None)
-            case protocol.Beat():
+            case protocol.KeeperBeat():
                 member.moves = message.moves
             case protocol.Brought():
                 with self._lock:
@@ -321,10 +321,10 @@ class Leader:
                 member.words = MEMBER_SILENT
                 member.channel.close()
             else:
-                member.say(protocol.Beat())
+                member.say(protocol.KeeperBeat())
 
 
-class Follower:
+class SaveFollower:
     """This machine's side of an attempt whose rank 0 is elsewhere.
 
     Args:
@@ -343,10 +343,10 @@ class Follower:
         address: tuple[str, int],
         key: Callable[[], bytes],
         tls: Tls | None,
-        hears: Saves,
+        hears: SavesInFlight,
         *,
         hello: wire.Hello,
-        said: Said,
+        said: WordsSaid,
     ) -> None:
         self._address = address
         self._key = key
@@ -354,7 +354,7 @@ class Follower:
         self._hears = hears
         self._said = said
         self._hello, self.attempt = hello, hello.attempt
-        self._join = protocol.Join(
+        self._join = protocol.JoinAttempt(
             job=hello.job,
             attempt=hello.attempt,
             first=hello.local.start,
@@ -384,28 +384,28 @@ class Follower:
 
     # --- what is said ---------------------------------------------------------------------------
 
-    def report(self, step: int, serial: int, rank: int, part: Part) -> None:
+    def report(self, step: int, serial: int, rank: int, part: RankPart) -> None:
         """A rank of this machine has its part."""
         if part.error:
-            part = Part(
+            part = RankPart(
                 error=part.error[:ERROR_MAX], void=part.void[:VOID_MAX], by_storage=part.by_storage
             )
-        message = protocol.Report(step=step, serial=serial, rank=rank)
+        message = protocol.PartReport(step=step, serial=serial, rank=rank)
         self._out.put((message, msgspec.json.encode(part)))
 
     def want(self, step: int, serial: int) -> None:
         """Ask for the manifest of a save."""
-        self._out.put((protocol.Want(step=step, serial=serial), b""))
+        self._out.put((protocol.WantManifest(step=step, serial=serial), b""))
 
     def done(self, serial: int) -> None:
         """Nothing more is needed for this save."""
-        self._out.put((protocol.Done(serial=serial), b""))
+        self._out.put((protocol.OutcomeTaken(serial=serial), b""))
 
     def bring(self, word: protocol.Brought) -> None:
         """Say what becomes of this machine's files in a slower tier."""
         self._out.put((word, b""))
 
-    def tell(self, ended: wire.Ended, manifest: bytes, to: object = None) -> None:
+    def tell(self, ended: wire.SaveEnded, manifest: bytes, to: object = None) -> None:
         """It is rank 0's keeper that tells."""
 
     def detail(self, step: int, serial: int, rank: int, groups: Iterable[str]) -> bool:
@@ -489,7 +489,7 @@ class Follower:
 
     def _heard(self, channel: Channel, message: protocol.Message) -> None:
         match message:
-            case protocol.Outcome():
+            case protocol.SaveOutcome():
                 data = protocol.take_bulk(channel, protocol.SMALL_BYTES_MAX)
                 void = msgspec.msgpack.decode(data, type=tuple[str, ...]) if data else ()
                 self._hears.decided(self._hello, message, void)
@@ -502,8 +502,8 @@ class Follower:
                     step=message.step, serial=message.serial, rank=message.rank
                 )
                 self._out.put((answer, found))
-            case protocol.Beat():
-                self._out.put((protocol.Beat(moves=self._hears.moves(self.attempt)), b""))
+            case protocol.KeeperBeat():
+                self._out.put((protocol.KeeperBeat(moves=self._hears.moves(self.attempt)), b""))
             case _:
                 raise protocol.out_of_turn(channel, message)
 
@@ -519,7 +519,7 @@ class Between:
 
     def __init__(
         self,
-        saves: Saves,
+        saves: SavesInFlight,
         *,
         job_key: Callable[[], bytes],
         record: Callable[..., None],
@@ -527,13 +527,13 @@ class Between:
         self._saves = saves
         self._job_key = job_key
         self._record = record
-        self._sides: set[Leader | Follower] = set()
-        self._said = Said()
+        self._sides: set[SaveLeader | SaveFollower] = set()
+        self._said = WordsSaid()
         self._lock = threading.Lock()
 
     def lead(self, hello: wire.Hello, message: wire.Lead, key: bytes, fd: int) -> None:
         """Rank 0 is on this machine: listen for the others."""
-        side = Leader(
+        side = SaveLeader(
             socket.socket(fileno=fd),
             lambda: self._of_both(key),
             _tls(message.tls),
@@ -548,7 +548,7 @@ class Between:
         """Rank 0 is elsewhere: go there."""
         if 0 in self._saves.local(hello.attempt, hello.world_size):
             return  # two agents on one machine that share its keeper
-        side = Follower(
+        side = SaveFollower(
             (message.host, message.port),
             lambda: self._of_both(key),
             _tls(message.tls),
@@ -562,17 +562,17 @@ class Between:
         """Say what becomes of this machine's files in a slower tier."""
         self._said.note(save.attempt, word)
         for side in self._of(save.attempt):
-            if isinstance(side, Follower):
+            if isinstance(side, SaveFollower):
                 side.bring(word)
 
     def arrived(self, save: SaveName, tier: str) -> Arrived | None:
         """What is known of other machines' files in a slower tier; None: they cannot be asked."""
         for side in self._of(save.attempt):
-            if isinstance(side, Leader):
+            if isinstance(side, SaveLeader):
                 return side.arrived(tier, save.serial)
         return None
 
-    def _of(self, attempt: int) -> list[Leader | Follower]:
+    def _of(self, attempt: int) -> list[SaveLeader | SaveFollower]:
         with self._lock:
             return [side for side in self._sides if side.attempt == attempt]
 
@@ -594,7 +594,7 @@ class Between:
         for side in sides:
             self._end(side)
 
-    def _meet(self, attempt: int, side: Leader | Follower) -> None:
+    def _meet(self, attempt: int, side: SaveLeader | SaveFollower) -> None:
         with self._lock:
             self._sides.add(side)
         before = self._saves.meet(attempt, side)

@@ -25,7 +25,7 @@ import msgspec
 
 from outlast.keeper import wire
 from outlast.keeper.arena import Arena
-from outlast.keeper.memory import Kept, Memory
+from outlast.keeper.memory import KeptSnapshot, MemoryTier
 from outlast.keeper.place import connect
 from outlast.storage import Blob
 
@@ -60,7 +60,7 @@ class Client:
     ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
-        self._wire = wire.Wire(_connect(path, timeout_s))
+        self._wire = wire.KeeperSocket(_connect(path, timeout_s))
         try:
             self._wire.send(hello)
         except BaseException:
@@ -99,7 +99,7 @@ class Client:
         answer, _, fds = self._ask_alone(ask, wire.Reserved, ANSWER_TIMEOUT_S)
         return answer, [Arena.seen(fd) for fd in fds]
 
-    def recall(self) -> Memory:
+    def recall(self) -> MemoryTier:
         """The snapshots in memory, as a tier.
 
         Raises:
@@ -109,10 +109,10 @@ class Client:
         arenas = dict(zip(answer.arenas, [Arena.seen(fd) for fd in fds], strict=True))
         small = msgspec.msgpack.decode(blob, type=dict[str, dict[str, bytes]])
         kept = {
-            save: Kept(files=files, small=small.get(save, {}))
+            save: KeptSnapshot(files=files, small=small.get(save, {}))
             for save, files in answer.files.items()
         }
-        return Memory(arenas, kept, num_peers=answer.num_peers)
+        return MemoryTier(arenas, kept, num_peers=answer.num_peers)
 
     def fetch(self, tier: str, operation: str, name: str, start: int = 0, size: int = 0) -> bytes:
         """An answer about a tier that only the keeper may touch.
@@ -132,7 +132,7 @@ class Client:
     def close(self) -> None:
         """Leave on purpose."""
         with contextlib.suppress(OSError):
-            self._wire.send(wire.Bye())
+            self._wire.send(wire.Goodbye())
         self.leave()
 
     def leave(self) -> None:

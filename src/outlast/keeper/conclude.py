@@ -47,8 +47,8 @@ from outlast.keeper.fence import Gate
 from outlast.keeper.flight import (
     Committed,
     Files,
-    Gathering,
-    Part,
+    GatheredParts,
+    RankPart,
     RankSide,
     Save,
     in_words,
@@ -56,7 +56,7 @@ from outlast.keeper.flight import (
     part_of,
     put_manifest,
 )
-from outlast.keeper.memory import Books, Kept
+from outlast.keeper.memory import Books, KeptSnapshot
 from outlast.keeper.persist import Pool
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ NUM_HASHERS: Final = 4
 ENDED: Final = "its attempt ended before the commit"
 
 
-class _Held(msgspec.Struct):
+class _HeldSave(msgspec.Struct):
     """A save at the gate."""
 
     save: Save
@@ -106,7 +106,7 @@ class Conclusions:
         lock: threading.RLock,
         record: Callable[..., None],
         refuse: Callable[..., None],
-        decide: Callable[[Save, wire.Ended, bytes], None],
+        decide: Callable[[Save, wire.SaveEnded, bytes], None],
         on_committed: Callable[[Committed], None],
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -123,7 +123,7 @@ class Conclusions:
         self._on_committed = on_committed
         self._on_change = on_change
         self._clock = clock
-        self._held: dict[tuple[int, int], _Held] = {}
+        self._held: dict[tuple[int, int], _HeldSave] = {}
 
     def commit(self, save: Save) -> None:
         """All parts are there."""
@@ -219,14 +219,14 @@ class Conclusions:
             self._do(save, act)
 
         with self._lock:
-            self._held[key] = _Held(save, self._clock())
+            self._held[key] = _HeldSave(save, self._clock())
         self._gate.ask(key, save.attempt, judged)
 
     # --- the commit -----------------------------------------------------------------------------
 
-    def keep(self, save: Save, parts: Mapping[int, Part]) -> bool:
+    def keep(self, save: Save, parts: Mapping[int, RankPart]) -> bool:
         """Have a save read from memory, where all of it lies, before its commit; if it can be."""
-        gathered = Gathering(save.world_size)
+        gathered = GatheredParts(save.world_size)
         for rank, part in parts.items():
             gathered.add(rank, part)
         if gathered.differs:
@@ -234,7 +234,7 @@ class Conclusions:
         _, data = self._manifest(save, parts)
         return self._keep(save, data, "")
 
-    def _manifest(self, save: Save, parts: Mapping[int, Part]) -> tuple[Manifest, bytes]:
+    def _manifest(self, save: Save, parts: Mapping[int, RankPart]) -> tuple[Manifest, bytes]:
         manifest = merge(
             parts,
             job=self._job,
@@ -282,7 +282,7 @@ class Conclusions:
                 timings=timings,
             )
         self._announce(save, manifest, data, tier, by_us=True)
-        ended = wire.Ended(
+        ended = wire.SaveEnded(
             step=save.step,
             serial=save.serial,
             tier=tier,
@@ -307,7 +307,7 @@ class Conclusions:
             logger.warning("step %d: %s was not written here: %s", save.step, MANIFEST, error)
         self._keep(save, data, tier)
         self._announce(save, manifest, data, tier, by_us=by_us)
-        self._decide(save, wire.Ended(step=save.step, serial=save.serial, tier=tier), b"")
+        self._decide(save, wire.SaveEnded(step=save.step, serial=save.serial, tier=tier), b"")
 
     def _keep(self, save: Save, data: bytes, tier: str) -> bool:
         """The snapshot is readable in memory, as far as this machine has it; whether it is."""
@@ -326,7 +326,7 @@ class Conclusions:
             small: dict[str, bytes] = {}
             for rank, one in save.ranks.items():
                 small |= one.small_files(rank)
-            self._books.kept[str(save.name)] = Kept(
+            self._books.kept[str(save.name)] = KeptSnapshot(
                 files=files, small={**small, MANIFEST: data}, attempt=save.attempt, tier=tier
             )
             self._on_change()

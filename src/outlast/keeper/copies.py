@@ -28,9 +28,9 @@ from outlast.checkpoint.places import Place
 from outlast.checkpoint.transfer import copy_file, inventory_of
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import flight, protocol
-from outlast.keeper.arrivals import REASON_MAX, Alone, Late, NotComing, Others, Waiting
+from outlast.keeper.arrivals import REASON_MAX, Late, NoOthers, NotComing, OtherMachines, Waiting
 from outlast.keeper.flight import Committed
-from outlast.keeper.memory import Due, Memory
+from outlast.keeper.memory import Due, MemoryTier
 from outlast.policy.drain import hopeless
 from outlast.storage import Storage
 
@@ -43,10 +43,10 @@ SAY_S: Final = 5.0  # between two words to rank 0's keeper on how far it is
 PACE_AFTER_S: Final = 2.0  # of a try, until its pace says something
 
 
-Source = Storage | Memory
+Source = Storage | MemoryTier
 
 
-class Superseded(Exception):
+class CopySuperseded(Exception):
     """A newer checkpoint is waiting."""
 
 
@@ -54,7 +54,7 @@ class Stopped(Exception):
     """There is no time left."""
 
 
-class Tier:
+class DurableTier:
     """A durable tier with what is kept there."""
 
     def __init__(self, name: str, storage: Storage, keep: int) -> None:
@@ -82,7 +82,7 @@ class Copier:
     def __init__(
         self,
         job: str,
-        tier: Tier,
+        tier: DurableTier,
         sources: Mapping[str, Source],
         *,
         record: Callable[..., None],
@@ -91,7 +91,7 @@ class Copier:
         in_use: Callable[[str], set[SaveName]],
         on_copied: Callable[[str], None],
         on_due: Callable[[str, Due, bool], None],
-        others: Others,
+        others: OtherMachines,
     ) -> None:
         self.tier = tier
         self._job = job
@@ -213,7 +213,7 @@ class Copier:
                     self._on_copied(committed.tier)
                 if committed is None or 0 in committed.ranks:
                     self._prune()
-            except Superseded:
+            except CopySuperseded:
                 if committed is not None:
                     self._passed_over(committed)
             except NotComing as error:
@@ -353,7 +353,7 @@ class Copier:
             if self._stopping:
                 raise Stopped
             if self._next is not None:
-                raise Superseded
+                raise CopySuperseded
 
     def _failed(self, committed: Committed, error: Exception) -> None:
         manifest = committed.manifest
@@ -414,7 +414,7 @@ def _due(committed: Committed) -> Due:
     return Due(save=str(committed.manifest.save), source=committed.tier, ranks=committed.ranks)
 
 
-class Copies:
+class TierCopies:
     """All tiers of a keeper.
 
     Args:
@@ -430,12 +430,12 @@ class Copies:
     def __init__(
         self,
         job: str,
-        tiers: list[Tier],
+        tiers: list[DurableTier],
         record: Callable[..., Any],
         in_flight: Callable[[], set[SaveName]] = set,
         on_due: Callable[[str, Due, bool], None] = lambda *_: None,
         *,
-        others: Others | None = None,
+        others: OtherMachines | None = None,
         memory: Source | None = None,
     ) -> None:
         self.invalid: set[SaveName] = set()
@@ -459,7 +459,7 @@ class Copies:
                 in_use=self._in_use,
                 on_copied=self._copied_from,
                 on_due=on_due,
-                others=others or Alone(),
+                others=others or NoOthers(),
             )
 
     def committed(self, committed: Committed) -> None:

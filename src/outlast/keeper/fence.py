@@ -36,7 +36,7 @@ REIGNS_MAX: Final = 64  # that are remembered
 AGAIN_S: Final = 0.5
 
 
-class Verdict(enum.Enum):
+class FenceVerdict(enum.Enum):
     """What becomes of a snapshot now."""
 
     COMMIT = "commit"
@@ -47,11 +47,11 @@ class Verdict(enum.Enum):
 class Judgement(NamedTuple):
     """A verdict, and why it is not to commit."""
 
-    verdict: Verdict
+    verdict: FenceVerdict
     words: str = ""
 
 
-PASSES: Final = Judgement(Verdict.COMMIT)
+PASSES: Final = Judgement(FenceVerdict.COMMIT)
 
 
 class Fence:
@@ -104,14 +104,14 @@ class Fence:
             return self._behind(attempt, newest)
         if attempt > told:
             return Judgement(
-                Verdict.WAIT, f"nobody has told this keeper who formed attempt {attempt}"
+                FenceVerdict.WAIT, f"nobody has told this keeper who formed attempt {attempt}"
             )
         if newest < told:
-            return Judgement(Verdict.WAIT, f"attempt {told} is not claimed yet")
+            return Judgement(FenceVerdict.WAIT, f"attempt {told} is not claimed yet")
         for number in sorted({attempt, told}, reverse=True):
             if not self._is_ours(number, told):
                 return Judgement(
-                    Verdict.REFUSE,
+                    FenceVerdict.REFUSE,
                     f"attempt {number} was claimed by other machines; what this one held of "
                     f"attempt {attempt} is not committed",
                 )
@@ -137,9 +137,9 @@ class Fence:
                 self._newer = (newest, now_s)
             since_s = self._newer[1]
         if now_s - since_s < self._told_s:
-            return Judgement(Verdict.WAIT, f"attempt {newest} is claimed, perhaps with us")
+            return Judgement(FenceVerdict.WAIT, f"attempt {newest} is claimed, perhaps with us")
         return Judgement(
-            Verdict.REFUSE,
+            FenceVerdict.REFUSE,
             f"attempt {newest} has begun without this machine; what it held of attempt {attempt} "
             "is not committed",
         )
@@ -253,11 +253,11 @@ class Gate:
             if not isinstance(error, OSError):
                 logger.exception("the claims of attempts")
             words = f"the attempts' claims in {self.place} cannot be read: {_why(error)}"
-            judgement = Judgement(Verdict.WAIT, words)
+            judgement = Judgement(FenceVerdict.WAIT, words)
         with self._changed:
             if self._asked.get(key) is not question:
                 return  # given up meanwhile
-            if judgement.verdict is Verdict.WAIT:
+            if judgement.verdict is FenceVerdict.WAIT:
                 question.words = judgement.words
                 return
             del self._asked[key]

@@ -59,7 +59,7 @@ KEEP_FEWER: Final = (
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-class Peer(Protocol):
+class WorkerPeer(Protocol):
     """A worker's connection, as a save sees it."""
 
     rank: int | None
@@ -74,10 +74,10 @@ class Side(Protocol):
 
     leads: bool  # whether this machine has rank 0
 
-    def report(self, step: int, serial: int, rank: int, part: Part) -> None:
+    def report(self, step: int, serial: int, rank: int, part: RankPart) -> None:
         """Tell rank 0's keeper of a rank's part."""
 
-    def tell(self, ended: wire.Ended, manifest: bytes, to: object = None) -> None:
+    def tell(self, ended: wire.SaveEnded, manifest: bytes, to: object = None) -> None:
         """Tell the other machines, or one of them, how a save ended."""
 
     def detail(self, step: int, serial: int, rank: int, groups: tuple[str, ...]) -> bool:
@@ -109,7 +109,7 @@ class SaveLimits(msgspec.Struct, frozen=True, kw_only=True):
     late_s: float = 300.0
 
 
-class Patience(Protocol):
+class SavePatience(Protocol):
     """How long a save may wait for other machines: the side of an attempt that has rank 0."""
 
     limits: SaveLimits
@@ -124,7 +124,9 @@ class Patience(Protocol):
 class RankSide:
     """One local rank's side of a save."""
 
-    def __init__(self, peer: Peer, begin: wire.Begin, layout: wire.Layout, ring_bytes: int) -> None:
+    def __init__(
+        self, peer: WorkerPeer, begin: wire.BeginSave, layout: wire.Layout, ring_bytes: int
+    ) -> None:
         self.peer = peer
         self.begin = begin
         self.layout = layout
@@ -183,15 +185,15 @@ class Save:
         self.kind = FULL
         self.exact = True
         self.started_s = time.monotonic()
-        self.absent: dict[int, Peer] = {}
+        self.absent: dict[int, WorkerPeer] = {}
         self.ranks: dict[int, RankSide] = {}
-        self.gathered = Gathering(world_size)
+        self.gathered = GatheredParts(world_size)
         self.writing = 0
         self.is_concluding = False
         self.is_signed = False
         self.by_storage = True  # whether it is the storage's failure, if it fails
         self.is_told = False  # whether another machine's keeper has put its failure on record
-        self.ended: wire.Ended | None = None
+        self.ended: wire.SaveEnded | None = None
         self.manifest = b""
         self.mark: object = None  # what it was like when it was looked at last
         self.moved_s = self.started_s  # when that was not what it had been before
@@ -207,7 +209,7 @@ class Save:
         self.ranks[rank] = one
 
     @property
-    def parts(self) -> dict[int, Part]:
+    def parts(self) -> dict[int, RankPart]:
         """The parts that are known, by rank."""
         return self.gathered.parts
 
@@ -222,7 +224,7 @@ class Save:
         return 0 in self.ranks or 0 in self.absent
 
     @property
-    def here(self) -> dict[int, Peer]:
+    def here(self) -> dict[int, WorkerPeer]:
         """The connections of this machine's ranks."""
         return {rank: one.peer for rank, one in self.ranks.items()} | self.absent
 
@@ -277,16 +279,16 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
 
 def part_of(
     save: Save, rank: int, one: RankSide, small: FileEntry, shard: FileEntry | None
-) -> Part:
+) -> RankPart:
     """A rank's part, once the hashes of its files are known; the file of it is in ``one.part``."""
     files = {state_file(rank): small}
     if shard is not None:
         files[shard_file(rank)] = shard
     if save.world_size == 1:
-        return Part(files=files, tensors=one.layout.tensors, num_files=len(files))
+        return RankPart(files=files, tensors=one.layout.tensors, num_files=len(files))
     contents = one.layout.contents
     one.part = encode_part(make_part(save.step, rank, files, contents))
-    return Part(
+    return RankPart(
         entry=part_entry(one.part, 0, files.values()),
         structure=contents.structure,
         num_elements=contents.num_elements,
@@ -295,7 +297,7 @@ def part_of(
     )
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank wrote, or why it could not.
 
     Attributes:
@@ -348,7 +350,7 @@ def differing(digests: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
 
 
 def merge(
-    parts: Mapping[int, Part],
+    parts: Mapping[int, RankPart],
     *,
     job: str,
     save: SaveName,
@@ -409,7 +411,7 @@ def put_manifest(storage: Storage, name: str, data: bytes) -> None:
             return
 
 
-class Gathering:
+class GatheredParts:
     """What is known of a save's parts.
 
     Attributes:
@@ -420,7 +422,7 @@ class Gathering:
     """
 
     def __init__(self, world_size: int) -> None:
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, RankPart] = {}
         self.failed: list[int] = []
         self.void: set[str] = set()
         self.num_elements = 0
@@ -429,7 +431,7 @@ class Gathering:
         self._split: set[str] = set()
         self._asked: dict[int, dict[str, str] | None] | None = None
 
-    def add(self, rank: int, part: Part) -> bool:
+    def add(self, rank: int, part: RankPart) -> bool:
         """Take a rank's part; whether it had none before."""
         if rank in self.parts or not 0 <= rank < self._world_size:
             return False
@@ -517,7 +519,7 @@ class Files:
         pool: Pool,
         *,
         lock: threading.RLock,
-        on_part: Callable[[Save, int, Part], None],
+        on_part: Callable[[Save, int, RankPart], None],
         on_quiet: Callable[[Save], None],
     ) -> None:
         self._job = job
@@ -545,7 +547,7 @@ class Files:
 
         def written(block: int) -> None:
             if one.ring_bytes:
-                peer.send(wire.Written(step=step, serial=serial, block=block))
+                peer.send(wire.BlockWritten(step=step, serial=serial, block=block))
 
         save.writing += 1
         one.shard = ShardFile(
@@ -592,7 +594,7 @@ class Files:
         failures = save.ranks[rank].failures
         words = failures[-1]
         if len(failures) > len(RETRY_S) or not is_possible:
-            self._on_part(save, rank, Part(error=words))
+            self._on_part(save, rank, RankPart(error=words))
             return
         logger.warning("step %d: %s; trying again", save.step, words)
         later(RETRY_S[len(failures) - 1], act)

@@ -42,7 +42,7 @@ _HEAD_BYTES: Final = 40
 Tell = Callable[[wire.Message, tuple[int, ...]], None]
 
 
-class Kept(msgspec.Struct, kw_only=True):
+class KeptSnapshot(msgspec.Struct, kw_only=True):
     """A committed snapshot: large files lie in arenas, small ones here.
 
     Attributes:
@@ -63,11 +63,11 @@ class Kept(msgspec.Struct, kw_only=True):
         return self.small[MANIFEST]
 
 
-class Copy(msgspec.Struct, frozen=True, kw_only=True):
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """Another machine's newest snapshot, kept here for it, under its save's name."""
 
     save: str
-    kept: Kept
+    kept: KeptSnapshot
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,8 +88,8 @@ class Books:
     def __init__(self) -> None:
         self.arenas: dict[int, Arena] = {}
         self.owners: dict[int, int] = {}  # arena → rank
-        self.kept: dict[str, Kept] = {}  # by the name of the save
-        self.copies: dict[str, Copy] = {}
+        self.kept: dict[str, KeptSnapshot] = {}  # by the name of the save
+        self.copies: dict[str, Replica] = {}
         self.due: dict[str, Due] = {}  # by tier
         self._number = 0
 
@@ -148,9 +148,9 @@ class Books:
         """Everything but the memory itself, for a successor."""
         return msgspec.msgpack.encode((self.owners, self.kept, self.due, self.copies))
 
-    def everything(self) -> dict[str, Kept]:
+    def everything(self) -> dict[str, KeptSnapshot]:
         """Save → what lies here of it: this machine's own files and those kept for others."""
-        found: dict[str, Kept] = {}
+        found: dict[str, KeptSnapshot] = {}
         parts = [*self.kept.items(), *((copy.save, copy.kept) for copy in self.copies.values())]
         for save, part in parts:
             known = found.get(save)
@@ -158,7 +158,9 @@ class Books:
                 found[save] = part
             elif known.manifest == part.manifest:
                 files, small = {**part.files, **known.files}, {**part.small, **known.small}
-                found[save] = Kept(files=files, small=small, attempt=known.attempt, tier=known.tier)
+                found[save] = KeptSnapshot(
+                    files=files, small=small, attempt=known.attempt, tier=known.tier
+                )
         return found
 
     def take_over(self, data: bytes, arenas: Mapping[int, Arena]) -> None:
@@ -166,7 +168,9 @@ class Books:
         try:
             owners, kept, self.due, copies = msgspec.msgpack.decode(
                 data,
-                type=tuple[dict[int, int], dict[str, Kept], dict[str, Due], dict[str, Copy]],
+                type=tuple[
+                    dict[int, int], dict[str, KeptSnapshot], dict[str, Due], dict[str, Replica]
+                ],
             )
         except msgspec.MsgspecError:
             owners, kept, copies = {}, {}, {}
@@ -187,7 +191,7 @@ class Books:
         }
 
 
-class Memory:
+class MemoryTier:
     """The tier that reads snapshots; only what a Storage needs for reading.
 
     Args:
@@ -197,7 +201,7 @@ class Memory:
     """
 
     def __init__(
-        self, arenas: Mapping[int, Arena], kept: Mapping[str, Kept], num_peers: int = 0
+        self, arenas: Mapping[int, Arena], kept: Mapping[str, KeptSnapshot], num_peers: int = 0
     ) -> None:
         self.num_peers = num_peers
         self._arenas = arenas

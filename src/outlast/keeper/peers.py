@@ -26,11 +26,11 @@ from outlast.checkpoint.manifest import BLOCK_BYTES, FULL, decode
 from outlast.checkpoint.names import SaveName, named
 from outlast.errors import CheckpointInvalid, OutlastError
 from outlast.keeper import protocol, wire
-from outlast.keeper.memory import Holdings, Kept, Memory
+from outlast.keeper.memory import Holdings, KeptSnapshot, MemoryTier
 from outlast.keeper.place import Setup
-from outlast.keeper.replica_store import Guests, Reception, fingerprint, when
+from outlast.keeper.replica_store import ReplicaServer, ReplicaStore, fingerprint, when
 from outlast.keeper.replicate import Replicator
-from outlast.keeper.wire import Member
+from outlast.keeper.wire import PeerMachine
 from outlast.peer import Channel, Tls, connect
 from outlast.policy.replicas import Machine, holders, num_replicas
 from outlast.tiers import PEER
@@ -43,7 +43,7 @@ LOOK_AGAIN_S: Final = 1.0  # for a file that nobody had
 MUTE_S: Final = 30.0  # for which one that did not answer is not asked again
 
 
-class Neighbours:
+class PeerTier:
     """The other machines of an attempt.
 
     Args:
@@ -53,15 +53,18 @@ class Neighbours:
     """
 
     def __init__(
-        self, attempt: int, members: Sequence[Member], open_channel: Callable[[Member], Channel]
+        self,
+        attempt: int,
+        members: Sequence[PeerMachine],
+        open_channel: Callable[[PeerMachine], Channel],
     ) -> None:
         self.members = tuple(members)
         self._attempt = attempt
         self._open_channel = open_channel
         self._lock = threading.Lock()
-        self._idle: dict[Member, list[Channel]] = {member: [] for member in members}
-        self._found: dict[str, _Save] | None = None
-        self._mute: dict[Member, float] = {}  # who did not answer in time, and when
+        self._idle: dict[PeerMachine, list[Channel]] = {member: [] for member in members}
+        self._found: dict[str, _PeerSave] | None = None
+        self._mute: dict[PeerMachine, float] = {}  # who did not answer in time, and when
         self._looked_s = 0.0
         self._closed = False
 
@@ -116,7 +119,7 @@ class Neighbours:
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _saves(self) -> Mapping[str, _Save]:
+    def _saves(self) -> Mapping[str, _PeerSave]:
         if self._found is None:
             self._look_round()
         return self._found or {}
@@ -128,15 +131,15 @@ class Neighbours:
             return
         with ThreadPoolExecutor(ASKED_AT_ONCE, "outlast-ask") as pool:
             answers = list(pool.map(self._list, self.members))
-        found: dict[str, _Save] = {}
+        found: dict[str, _PeerSave] = {}
         for member, listing in zip(self.members, answers, strict=True):
             for name, listed in listing.items():
-                save = found.setdefault(name, _Save(listed.manifest))
+                save = found.setdefault(name, _PeerSave(listed.manifest))
                 if save.manifest == listed.manifest:
                     save.add(member, listed.files)
         self._found, self._looked_s = found, time.monotonic()
 
-    def _list(self, member: Member) -> dict[str, protocol.Listed]:
+    def _list(self, member: PeerMachine) -> dict[str, protocol.Listed]:
         if time.monotonic() - self._mute.get(member, float("-inf")) < MUTE_S:
             return {}
         try:
@@ -152,12 +155,12 @@ class Neighbours:
                 self._mute[member] = time.monotonic()
             return {}
 
-    def _read(self, member: Member, name: str, view: memoryview, start: int) -> None:
+    def _read(self, member: PeerMachine, name: str, view: memoryview, start: int) -> None:
         directory, _, file = name.partition("/")
         save = self._saves().get(directory)
         if save is None:
             raise FileNotFoundError(errno.ENOENT, "no machine has it", name)
-        ask = protocol.Read(
+        ask = protocol.ReadRange(
             save=directory,
             manifest=save.manifest,
             file=file,
@@ -170,13 +173,13 @@ class Neighbours:
                 raise FileNotFoundError(errno.ENOENT, answer.error, name)
             channel.receive_into(view)
 
-    def _talking(self, member: Member) -> _Talk:
+    def _talking(self, member: PeerMachine) -> _Talk:
         with self._lock:
             idle = self._idle[member]
             channel = idle.pop() if idle else None
         return _Talk(channel or self._open_channel(member), lambda done: self._back(member, done))
 
-    def _back(self, member: Member, channel: Channel) -> None:
+    def _back(self, member: PeerMachine, channel: Channel) -> None:
         with self._lock:
             idle = self._idle[member]
             if not self._closed and len(idle) < IDLE_CHANNELS:
@@ -184,7 +187,7 @@ class Neighbours:
                 return
         channel.close()
 
-    def _place(self, name: str) -> _File | None:
+    def _place(self, name: str) -> _PeerFile | None:
         directory, _, file = name.partition("/")
         save = self._saves().get(directory)
         place = save.where.get(file) if save else None
@@ -194,7 +197,7 @@ class Neighbours:
             place = save.where.get(file) if save else None
         return place
 
-    def _placed(self, name: str) -> _File:
+    def _placed(self, name: str) -> _PeerFile:
         place = self._place(name)
         if place is None:
             raise FileNotFoundError(errno.ENOENT, "no machine has it in memory", name)
@@ -218,24 +221,24 @@ class _Talk:
             self._channel.close()
 
 
-class _File:
+class _PeerFile:
     """A file: its size, and the machines that have it."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.members: list[Member] = []
+        self.members: list[PeerMachine] = []
 
 
-class _Save:
+class _PeerSave:
     """One save, as far as the others have it."""
 
     def __init__(self, manifest: str) -> None:
         self.manifest = manifest
-        self.where: dict[str, _File] = {}
+        self.where: dict[str, _PeerFile] = {}
 
-    def add(self, member: Member, files: Mapping[str, int]) -> None:
+    def add(self, member: PeerMachine, files: Mapping[str, int]) -> None:
         for name, size in files.items():
-            place = self.where.setdefault(name, _File(size))
+            place = self.where.setdefault(name, _PeerFile(size))
             if place.size == size:
                 place.members.append(member)
 
@@ -265,13 +268,13 @@ class Peers:
         self._lock = lock
         self._wait_for_earlier = wait_for_earlier
         self._record = record
-        self._guests = Guests(setup.job, holdings, lock)
+        self._guests = ReplicaStore(setup.job, holdings, lock)
         self._node = ""
         self._key = b""
         self._tls: Tls | None = None
-        self._reception: Reception | None = None
+        self._reception: ReplicaServer | None = None
         self._replicator: Replicator | None = None
-        self._neighbours: Neighbours | None = None
+        self._neighbours: PeerTier | None = None
         self._wards: frozenset[str] = frozenset()  # machines whose copies are to be here
         self._arrivals = (SaveName(0), SaveName(0))  # the last two that came or were made
 
@@ -286,7 +289,7 @@ class Peers:
         return len(self._neighbours.members) if self._neighbours else 0
 
     @property
-    def tier(self) -> Neighbours:
+    def tier(self) -> PeerTier:
         """Their memory.
 
         Raises:
@@ -307,7 +310,7 @@ class Peers:
             return
         files = [Path(file) for file in message.tls or ()]
         self._tls = Tls(cert=files[0], key=files[1], ca=files[2]) if files else None
-        self._reception = Reception(
+        self._reception = ReplicaServer(
             socket.socket(fileno=fd),
             key,
             self._tls,
@@ -340,7 +343,7 @@ class Peers:
         others = [member for member in message.members if member.node != self._node]
         before, self._neighbours = (
             self._neighbours,
-            Neighbours(message.attempt, others, self._open_channel),
+            PeerTier(message.attempt, others, self._open_channel),
         )
         if before is not None:
             before.close()
@@ -381,7 +384,7 @@ class Peers:
                 self._arrivals = (self._arrivals[1], newest)
         self._guests.see_off(self._wards, self._arrivals[0])
 
-    def _open_channel(self, member: wire.Member) -> Channel:
+    def _open_channel(self, member: wire.PeerMachine) -> Channel:
         return connect(
             (member.host, member.port),
             self._key,
@@ -391,7 +394,7 @@ class Peers:
             tls=self._tls,
         )
 
-    def _inventory(self) -> dict[str, Kept]:
+    def _inventory(self) -> dict[str, KeptSnapshot]:
         with self._lock:
             return self._holdings.books.everything()
 
@@ -402,17 +405,17 @@ class Peers:
             kept = books.everything().get(save)
             if kept is None or fingerprint(kept) != manifest:
                 return None
-            return Memory(books.arenas, {save: kept}).view(f"{save}/{file}")
+            return MemoryTier(books.arenas, {save: kept}).view(f"{save}/{file}")
 
-    def _view_of(self, save: str, kept: Kept, file: str) -> memoryview | None:
+    def _view_of(self, save: str, kept: KeptSnapshot, file: str) -> memoryview | None:
         """A file of one of this machine's own snapshots, unless that is gone."""
         with self._lock:
             books = self._holdings.books
             if books.kept.get(save) is not kept:
                 return None
-            return Memory(books.arenas, {save: kept}).view(f"{save}/{file}")
+            return MemoryTier(books.arenas, {save: kept}).view(f"{save}/{file}")
 
-    def _newest(self) -> tuple[SaveName, Kept] | None:
+    def _newest(self) -> tuple[SaveName, KeptSnapshot] | None:
         """The newest of this machine's own snapshots that a job can be resumed from."""
         with self._lock:
             own = {named(save): kept for save, kept in self._holdings.books.kept.items()}

@@ -96,7 +96,7 @@ def is_ours(sock: socket.socket) -> bool:
     return bool(_CREDENTIALS.unpack(raw)[1] == os.getuid())
 
 
-class Listener:
+class KeeperListener:
     """The socket at ``path``, which only this user can open.
 
     Args:

@@ -27,7 +27,7 @@ import msgspec
 from outlast.errors import OutlastError, StorageError, remedy
 from outlast.keeper import wire
 from outlast.keeper.place import RUNTIME_VARIABLE, Setup, connect, encode_setup, only_one
-from outlast.keeper.wire import Progress
+from outlast.keeper.wire import CopyProgress
 from outlast.peer import Tls, listen
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ _LOOK_S: Final = 0.01
 _left: Final[list[subprocess.Popen[bytes]]] = []  # keepers on their own, to be reaped
 
 
-class Waits:
+class TierWaits:
     """Says what the end of a job waits for: slower tiers that do not have everything yet.
 
     Args:
@@ -57,7 +57,7 @@ class Waits:
         self._told_s = 0.0
         self._first: tuple[float, int] | None = None  # when, and how many bytes were done
 
-    def tell(self, progress: Progress) -> None:
+    def tell(self, progress: CopyProgress) -> None:
         """Say it after two seconds, and then every five, with the time that is left."""
         now = time.monotonic()
         if not progress.words:
@@ -107,7 +107,7 @@ class Supervisor:
     def __init__(
         self,
         setup: Setup,
-        on_progress: Callable[[wire.Progress], None] = lambda _: None,
+        on_progress: Callable[[wire.CopyProgress], None] = lambda _: None,
         on_gap: Callable[[str, float], None] = lambda *_: None,
     ) -> None:
         self._on_gap = on_gap
@@ -115,8 +115,8 @@ class Supervisor:
         self._on_progress = on_progress
         self._held: dict[int, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._wire: wire.Wire | None = None
-        self._bye: wire.Bye | None = None  # said once the job is over
+        self._wire: wire.KeeperSocket | None = None
+        self._bye: wire.Goodbye | None = None  # said once the job is over
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -181,7 +181,7 @@ class Supervisor:
     def tell_members(
         self,
         attempt: int,
-        members: Sequence[wire.Member],
+        members: Sequence[wire.PeerMachine],
         timeout_s: float = 5.0,
         *,
         reign: str = "",
@@ -255,7 +255,7 @@ class Supervisor:
 
     def _say_bye(self, deadline_s: float | None) -> None:
         with self._lock:
-            self._bye = wire.Bye(over=True, deadline_s=deadline_s)
+            self._bye = wire.Goodbye(over=True, deadline_s=deadline_s)
             if self._wire is not None:
                 with contextlib.suppress(OSError):
                     self._wire.send(self._bye)
@@ -299,7 +299,7 @@ class Supervisor:
                 f"{remedy(error)}, or set {RUNTIME_VARIABLE} to another directory"
             ) from None
         with self._lock:
-            self._wire = wire.Wire(sock)
+            self._wire = wire.KeeperSocket(sock)
             with contextlib.suppress(OSError):  # it is gone again: the thread that reads sees it
                 self._wire.send(wire.Hello(job=self._setup.job))
                 self._say_peers()
@@ -418,9 +418,9 @@ class Supervisor:
                 os.close(old)
         elif isinstance(message, wire.Drop) and message.arena in self._held:
             os.close(self._held.pop(message.arena))
-        elif isinstance(message, wire.Progress):
+        elif isinstance(message, wire.CopyProgress):
             self._on_progress(message)
-        elif isinstance(message, wire.Told):
+        elif isinstance(message, wire.MembersKnown):
             with self._told:
                 self._told_attempt = message.attempt
                 self._told.notify_all()

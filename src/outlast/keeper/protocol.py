@@ -38,11 +38,11 @@ TELL_EVERY_S: Final = 60.0  # the same refusal of the same host again
 MAX_TOLD: Final = 256
 
 
-class _Message(msgspec.Struct, kw_only=True, tag=True):
+class _PeerMessage(msgspec.Struct, kw_only=True, tag=True):
     """What all messages have in common."""
 
 
-class Offer(_Message):
+class ReplicaOffer(_PeerMessage, tag="Offer"):
     """A snapshot of ``node`` to be kept; its small files follow as bulk, one behind the other.
 
     ``files`` and ``small`` are name → size in bytes.
@@ -54,35 +54,35 @@ class Offer(_Message):
     small: dict[str, int]
 
 
-class Block(_Message):
+class ReplicaBlock(_PeerMessage, tag="Block"):
     """A block of a file of the snapshot that was offered, as bulk."""
 
     file: str
     index: int
 
 
-class Whole(_Message):
+class ReplicaWhole(_PeerMessage, tag="Whole"):
     """All blocks were sent."""
 
 
-class Withdrawn(_Message):
+class Withdrawn(_PeerMessage):
     """The rest does not come: the snapshot is not there any more."""
 
 
-class Verdict(_Message):
-    """To Offer: "send", "have" or "refused"; to Whole: "have" or "refused"."""
+class ReplicaVerdict(_PeerMessage, tag="Verdict"):
+    """To ReplicaOffer: "send", "have" or "refused"; to ReplicaWhole: "have" or "refused"."""
 
     verdict: Literal["send", "have", "refused"]
     reason: str = ""
 
 
-class List(_Message):
+class List(_PeerMessage):
     """Asks what is in memory, once nothing of attempts before this one is in flight."""
 
     attempt: int
 
 
-class Later(_Message):
+class Later(_PeerMessage):
     """To List: not yet, something of an earlier attempt is still in flight; wait."""
 
 
@@ -93,11 +93,11 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, int]
 
 
-class Listing(_Message):
+class Listing(_PeerMessage):
     """What is in memory, by the names of saves: MessagePack, as bulk."""
 
 
-class Read(_Message):
+class ReadRange(_PeerMessage, tag="Read"):
     """Asks for ``size`` bytes of a file from byte ``start`` on."""
 
     save: str
@@ -107,7 +107,7 @@ class Read(_Message):
     size: int
 
 
-class Data(_Message):
+class Data(_PeerMessage):
     """The bytes, as bulk; or why there are none."""
 
     error: str = ""
@@ -116,7 +116,7 @@ class Data(_Message):
 # --- how a save ends (see ``between``) ---------------------------------------------------------
 
 
-class Join(_Message):
+class JoinAttempt(_PeerMessage, tag="Join"):
     """To rank 0's keeper: this machine has these ranks of an attempt."""
 
     job: str
@@ -125,15 +125,15 @@ class Join(_Message):
     count: int
 
 
-class Report(_Message):
-    """To rank 0's keeper: what one rank wrote; a commit.Part as bulk."""
+class PartReport(_PeerMessage, tag="Report"):
+    """To rank 0's keeper: what one rank wrote; a RankPart as bulk."""
 
     step: int
     serial: int
     rank: int
 
 
-class Outcome(_Message):
+class SaveOutcome(_PeerMessage, tag="Outcome"):
     """From rank 0's keeper: how a save ended. Names of void tensors: MessagePack, as bulk.
 
     Of a commit, ``manifest`` is its hash, and ``size`` its bytes.
@@ -146,27 +146,27 @@ class Outcome(_Message):
     size: int = 0
 
 
-class Want(_Message):
+class WantManifest(_PeerMessage, tag="Want"):
     """To rank 0's keeper: the manifest of a save is not in a place that this machine sees."""
 
     step: int
     serial: int
 
 
-class Root(_Message):
+class Root(_PeerMessage):
     """The manifest, as bulk; none if it is not there any more."""
 
     step: int
     serial: int
 
 
-class Done(_Message):
+class OutcomeTaken(_PeerMessage, tag="Done"):
     """To rank 0's keeper: nothing more is needed of it for this save."""
 
     serial: int
 
 
-class Detail(_Message):
+class Detail(_PeerMessage):
     """From rank 0's keeper: replicas differ; which digests has this rank in these groups?"""
 
     step: int
@@ -175,7 +175,7 @@ class Detail(_Message):
     groups: tuple[str, ...]
 
 
-class Digests(_Message):
+class Digests(_PeerMessage):
     """The answer: piece → digest, MessagePack, as bulk."""
 
     step: int
@@ -183,7 +183,7 @@ class Digests(_Message):
     rank: int
 
 
-class Beat(_Message):
+class KeeperBeat(_PeerMessage, tag="Beat"):
     """From rank 0's keeper, now and then while a save is in flight: are you there?
 
     The answer says of each save in flight there how often something of it has moved, and whether
@@ -193,7 +193,7 @@ class Beat(_Message):
     moves: dict[int, tuple[int, bool]] = {}
 
 
-class Brought(_Message):
+class Brought(_PeerMessage):
     """To rank 0's keeper: what becomes of this machine's files of a save in a slower tier.
 
     Said now and then while they are brought (``done`` bytes so far), and when they are there or
@@ -208,25 +208,25 @@ class Brought(_Message):
 
 
 Message = (
-    Offer
-    | Block
-    | Whole
+    ReplicaOffer
+    | ReplicaBlock
+    | ReplicaWhole
     | Withdrawn
-    | Verdict
+    | ReplicaVerdict
     | List
     | Later
     | Listing
-    | Read
+    | ReadRange
     | Data
-    | Join
-    | Report
-    | Outcome
-    | Want
+    | JoinAttempt
+    | PartReport
+    | SaveOutcome
+    | WantManifest
     | Root
-    | Done
+    | OutcomeTaken
     | Detail
     | Digests
-    | Beat
+    | KeeperBeat
     | Brought
 )
 _decoder: Final = msgspec.json.Decoder(Message)
@@ -249,7 +249,7 @@ def say(
 
 def out_of_turn(channel: Channel, message: Any) -> ValueError:
     """The error of a message that nobody waits for."""
-    return ValueError(f"{channel.peer} says {type(message).__name__} out of turn")
+    return ValueError(f"{channel.peer} says {message.__struct_config__.tag} out of turn")
 
 
 def hear(channel: Channel, timeout_s: float | None = None) -> Any:
@@ -293,7 +293,9 @@ def ask(
     if answer is None:
         raise ConnectionResetError(f"{channel.peer} left without an answer")
     if not isinstance(answer, kind):
-        raise ConnectionAbortedError(f"{channel.peer} answers with a {type(answer).__name__}")
+        raise ConnectionAbortedError(
+            f"{channel.peer} answers with a {answer.__struct_config__.tag}"
+        )
     return answer
 
 

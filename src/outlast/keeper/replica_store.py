@@ -34,9 +34,9 @@ from outlast.checkpoint.manifest import (
 from outlast.checkpoint.names import SaveName, named, parse
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import protocol
-from outlast.keeper.memory import COPIES, Copy, Holdings, Kept
-from outlast.keeper.protocol import Door, Offer
-from outlast.keeper.replicate import Cores, Pace, yield_to_training
+from outlast.keeper.memory import COPIES, Holdings, KeptSnapshot, Replica
+from outlast.keeper.protocol import Door, ReplicaOffer
+from outlast.keeper.replicate import Cores, TrafficPace, yield_to_training
 from outlast.peer import Channel, Tls
 
 logger = logging.getLogger(__name__)
@@ -45,11 +45,11 @@ FILES_MAX: Final = 4096
 MAX_CONNECTIONS: Final = 256
 
 
-class Refused(Exception):
+class ReplicaRefused(Exception):
     """A copy that is not taken, in words."""
 
 
-class Guest:
+class IncomingReplica:
     """A copy that is coming in.
 
     Attributes:
@@ -58,7 +58,7 @@ class Guest:
 
     def __init__(
         self,
-        offer: Offer,
+        offer: ReplicaOffer,
         manifest: Manifest,
         entries: Mapping[str, FileEntry],
         small: dict[str, bytes],
@@ -107,7 +107,7 @@ class Guest:
         return not self.problem
 
 
-class Guests:
+class ReplicaStore:
     """All of them.
 
     Args:
@@ -120,15 +120,15 @@ class Guests:
         self._job = job
         self._holdings = holdings
         self._lock = lock
-        self._coming: dict[str, Guest] = {}
+        self._coming: dict[str, IncomingReplica] = {}
 
-    def receive(self, offer: Offer, small: Mapping[str, bytes]) -> Guest | None:
+    def receive(self, offer: ReplicaOffer, small: Mapping[str, bytes]) -> IncomingReplica | None:
         """Make room for a copy; None if it is here already.
 
         Raises:
             Refused: it makes no sense, is older than what is here, or there is no memory.
         """
-        guest = Guest(offer, *_checked(offer, small, self._job), dict(small))
+        guest = IncomingReplica(offer, *_checked(offer, small, self._job), dict(small))
         books = self._holdings.books
         with self._lock:
             here = books.copies.get(offer.node)
@@ -136,9 +136,9 @@ class Guests:
                 if here.kept.manifest == small[MANIFEST]:
                     return None
                 if when(named(here.save)) > when(guest.manifest.save):
-                    raise Refused(f"{here.save} is here")
+                    raise ReplicaRefused(f"{here.save} is here")
             if offer.node in self._coming:
-                raise Refused("another copy of this machine is coming in")
+                raise ReplicaRefused("another copy of this machine is coming in")
             numbers = self._find_room(offer)
             guest.arenas = dict(zip(offer.files, numbers, strict=True))
             guest.views = {
@@ -148,17 +148,17 @@ class Guests:
             self._coming[offer.node] = guest
         return guest
 
-    def adopt(self, guest: Guest) -> None:
+    def adopt(self, guest: IncomingReplica) -> None:
         """It is whole: it takes the place of the one before."""
         offer = guest.offer
         with self._lock:
             self._coming.pop(offer.node, None)
             files = {name: (guest.arenas[name], size) for name, size in offer.files.items()}
-            kept = Kept(files=files, small=guest.small, attempt=guest.manifest.attempt)
-            self._holdings.books.copies[offer.node] = Copy(save=offer.save, kept=kept)
+            kept = KeptSnapshot(files=files, small=guest.small, attempt=guest.manifest.attempt)
+            self._holdings.books.copies[offer.node] = Replica(save=offer.save, kept=kept)
             self._holdings.note()
 
-    def give_up(self, guest: Guest) -> None:
+    def give_up(self, guest: IncomingReplica) -> None:
         """It does not come in full; its memory is used for the next."""
         with self._lock:
             self._coming.pop(guest.offer.node, None)
@@ -179,18 +179,18 @@ class Guests:
                 self._holdings.drop(self._spare())
             self._holdings.note()
 
-    def _find_room(self, offer: Offer) -> list[int]:
+    def _find_room(self, offer: ReplicaOffer) -> list[int]:
         """Arenas for its files; if memory is short, the copy before it makes way."""
         sizes, books = list(offer.files.values()), self._holdings.books
         try:
             return self._holdings.room(sizes, self._spare())
         except OSError as error:
             if books.copies.pop(offer.node, None) is None:
-                raise Refused(error.strerror or str(error)) from None
+                raise ReplicaRefused(error.strerror or str(error)) from None
         try:
             return self._holdings.room(sizes, self._spare())
         except OSError as error:
-            raise Refused(error.strerror or str(error)) from None
+            raise ReplicaRefused(error.strerror or str(error)) from None
 
     def _spare(self) -> set[int]:
         """Arenas of copies that are no copy's."""
@@ -206,7 +206,7 @@ def when(save: SaveName) -> tuple[int, int, int]:
 
 
 def _checked(
-    offer: Offer, small: Mapping[str, bytes], job: str
+    offer: ReplicaOffer, small: Mapping[str, bytes], job: str
 ) -> tuple[Manifest, dict[str, FileEntry]]:
     """The manifest of what is offered and the entries of its files, which fit all of it.
 
@@ -215,34 +215,34 @@ def _checked(
     """
     save = parse(offer.save)
     if save is None:
-        raise Refused(f"{offer.save!r} is not the name of a save")
+        raise ReplicaRefused(f"{offer.save!r} is not the name of a save")
     try:
         manifest = decode(small.get(MANIFEST, b""), save)
     except CheckpointInvalid as error:
-        raise Refused(error.reason) from None
+        raise ReplicaRefused(error.reason) from None
     if manifest.job != job:
-        raise Refused(f"it is of job {manifest.job}")
+        raise ReplicaRefused(f"it is of job {manifest.job}")
     if manifest.kind != FULL:
-        raise Refused("it cannot be resumed from")
+        raise ReplicaRefused("it cannot be resumed from")
     if len(offer.files) > FILES_MAX:
-        raise Refused(f"{len(offer.files)} files")
+        raise ReplicaRefused(f"{len(offer.files)} files")
     inventory = Inventory(manifest, lambda name, _: small.get(name, b""))
     try:
         content = {name: data for name, data in small.items() if name != MANIFEST}
         # Parts first: what they say of other files is believed once they are what was committed.
         for name in sorted(content, key=lambda name: PART_NAME.match(name) is None):
             if inventory.file(name) != hashed(content[name]):
-                raise Refused(f"{name} does not match its checksum")
+                raise ReplicaRefused(f"{name} does not match its checksum")
         entries = {name: inventory.file(name) for name in offer.files}
     except CheckpointInvalid as error:
-        raise Refused(error.reason) from None
+        raise ReplicaRefused(error.reason) from None
     for name, size in offer.files.items():
         if entries[name].size != size or not size:
-            raise Refused(f"{name} is not what the manifest says")
+            raise ReplicaRefused(f"{name} is not what the manifest says")
     return manifest, entries
 
 
-class Reception:
+class ReplicaServer:
     """The listening side.
 
     Args:
@@ -264,9 +264,9 @@ class Reception:
         key: bytes,
         tls: Tls | None,
         *,
-        guests: Guests,
+        guests: ReplicaStore,
         wait_for_earlier: Callable[[int], None],
-        inventory: Callable[[], dict[str, Kept]],
+        inventory: Callable[[], dict[str, KeptSnapshot]],
         view: Callable[[str, str, str], memoryview | None],
         on_copy: Callable[[SaveName], None],
         gives_way: bool,
@@ -295,18 +295,18 @@ class Reception:
     def _talk(self, channel: Channel) -> None:
         while (message := protocol.hear(channel)) is not None:
             match message:
-                case protocol.Offer():
+                case protocol.ReplicaOffer():
                     self._take(channel, message)
                 case protocol.List():
                     self._list(channel, message)
-                case protocol.Read():
+                case protocol.ReadRange():
                     self._read(channel, message)
                 case _:
                     raise protocol.out_of_turn(channel, message)
 
     # --- copies ---------------------------------------------------------------------------------
 
-    def _take(self, channel: Channel, offer: protocol.Offer) -> None:
+    def _take(self, channel: Channel, offer: protocol.ReplicaOffer) -> None:
         blob = memoryview(protocol.take_bulk(channel, protocol.SMALL_BYTES_MAX))
         small, start = {}, 0
         for name, size in offer.small.items():
@@ -314,16 +314,16 @@ class Reception:
             start += size
         try:
             guest = self._guests.receive(offer, small)
-        except Refused as refused:
+        except ReplicaRefused as refused:
             logger.warning("a copy of %s: %s is not taken: %s", offer.node, offer.save, refused)
-            protocol.say(channel, protocol.Verdict(verdict="refused", reason=str(refused)))
+            protocol.say(channel, protocol.ReplicaVerdict(verdict="refused", reason=str(refused)))
             return
         if guest is None:
-            protocol.say(channel, protocol.Verdict(verdict="have"))
+            protocol.say(channel, protocol.ReplicaVerdict(verdict="have"))
             return
         is_whole = False
         try:
-            protocol.say(channel, protocol.Verdict(verdict="send"))
+            protocol.say(channel, protocol.ReplicaVerdict(verdict="send"))
             yield_to_training()
             is_whole = self._fill(channel, guest)
         finally:
@@ -331,26 +331,26 @@ class Reception:
                 self._guests.give_up(guest)
         if is_whole:
             self._guests.adopt(guest)
-            protocol.say(channel, protocol.Verdict(verdict="have"))
+            protocol.say(channel, protocol.ReplicaVerdict(verdict="have"))
             self._on_copy(named(offer.save))
 
-    def _fill(self, channel: Channel, guest: Guest) -> bool:
+    def _fill(self, channel: Channel, guest: IncomingReplica) -> bool:
         """Take the blocks as they come; whether the copy is whole."""
-        pace = Pace(math.inf, self._door.closing, Cores()) if self._gives_way else None
+        pace = TrafficPace(math.inf, self._door.closing, Cores()) if self._gives_way else None
         while True:
             message = protocol.hear(channel, protocol.ANSWER_S)
             match message:
-                case protocol.Block(file=file, index=index):
+                case protocol.ReplicaBlock(file=file, index=index):
                     room = guest.room_for(file, index, channel.bulk_bytes)
                     channel.receive_into(room, pace=pace)
                     guest.arrived(file, index)
-                case protocol.Whole() if guest.is_whole():
+                case protocol.ReplicaWhole() if guest.is_whole():
                     return True
-                case protocol.Whole():
+                case protocol.ReplicaWhole():
                     host = channel.peer.rpartition(":")[0]
                     self._door.refused(host, channel.peer, guest.problem)
                     logger.warning("refused a copy from %s: %s", channel.peer, guest.problem)
-                    verdict = protocol.Verdict(verdict="refused", reason=guest.problem)
+                    verdict = protocol.ReplicaVerdict(verdict="refused", reason=guest.problem)
                     protocol.say(channel, verdict)
                     return False
                 case protocol.Withdrawn() | None:
@@ -376,7 +376,7 @@ class Reception:
         found = {save: listed(kept) for save, kept in self._inventory().items()}
         protocol.say(channel, protocol.Listing(), [msgspec.msgpack.encode(found)])
 
-    def _read(self, channel: Channel, message: protocol.Read) -> None:
+    def _read(self, channel: Channel, message: protocol.ReadRange) -> None:
         view = self._view(message.save, message.manifest, message.file)
         if view is None or not 0 <= message.size <= BLOCK_BYTES or message.start < 0:
             why = f"{message.file} of {message.save} is not here"
@@ -386,13 +386,13 @@ class Reception:
         protocol.say(channel, protocol.Data(), [part])
 
 
-def listed(kept: Kept) -> protocol.Listed:
+def listed(kept: KeptSnapshot) -> protocol.Listed:
     """What is said of a snapshot to those who ask."""
     sizes = {name: size for name, (_, size) in kept.files.items()}
     sizes |= {name: len(data) for name, data in kept.small.items()}
     return protocol.Listed(manifest=fingerprint(kept), files=sizes)
 
 
-def fingerprint(kept: Kept) -> str:
+def fingerprint(kept: KeptSnapshot) -> str:
     """One word for a save: the hash of its manifest."""
     return xxhash.xxh3_128_hexdigest(kept.manifest)

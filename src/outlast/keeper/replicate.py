@@ -37,8 +37,8 @@ from outlast.checkpoint.manifest import BLOCK_BYTES
 from outlast.checkpoint.names import SaveName
 from outlast.errors import OutlastError
 from outlast.keeper import protocol
-from outlast.keeper.memory import Kept
-from outlast.keeper.wire import Member
+from outlast.keeper.memory import KeptSnapshot
+from outlast.keeper.wire import PeerMachine
 from outlast.peer import Channel
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _waited_s() -> float | None:
         return None
 
 
-class Pace:
+class TrafficPace:
     """Waits so that no more goes than may. For one thread.
 
     Args:
@@ -176,9 +176,9 @@ class Replicator:
         self,
         node: str,
         *,
-        newest: Callable[[], tuple[SaveName, Kept] | None],
-        view: Callable[[str, Kept, str], memoryview | None],
-        open_channel: Callable[[Member], Channel],
+        newest: Callable[[], tuple[SaveName, KeptSnapshot] | None],
+        view: Callable[[str, KeptSnapshot, str], memoryview | None],
+        open_channel: Callable[[PeerMachine], Channel],
         rate_bytes: float | None,
         record: Callable[..., None],
     ) -> None:
@@ -189,17 +189,17 @@ class Replicator:
         self._record = record
         self._stop = threading.Event()
         cores = Cores() if rate_bytes is None else None
-        self._pace = Pace(rate_of(rate_bytes), self._stop, cores)
+        self._pace = TrafficPace(rate_of(rate_bytes), self._stop, cores)
         self._changed = threading.Condition()
-        self._holders: tuple[Member, ...] = ()
+        self._holders: tuple[PeerMachine, ...] = ()
         self._news = 0  # counts what has changed
-        self._channels: dict[Member, Channel] = {}
-        self._have: dict[Member, bytes] = {}  # the manifest of what a machine keeps for us
-        self._failed: set[tuple[Member, SaveName]] = set()
+        self._channels: dict[PeerMachine, Channel] = {}
+        self._have: dict[PeerMachine, bytes] = {}  # the manifest of what a machine keeps for us
+        self._failed: set[tuple[PeerMachine, SaveName]] = set()
         self._thread = threading.Thread(target=self._run, name="outlast-replicate", daemon=True)
         self._thread.start()
 
-    def to(self, holders: Sequence[Member]) -> None:
+    def to(self, holders: Sequence[PeerMachine]) -> None:
         """Who keeps the copies from here on."""
         with self._changed:
             self._holders = tuple(holders)
@@ -243,12 +243,12 @@ class Replicator:
                     self._news += seen == self._news
         self._leave_others(())
 
-    def _leave_others(self, holders: Sequence[Member]) -> None:
+    def _leave_others(self, holders: Sequence[PeerMachine]) -> None:
         for member in [one for one in self._channels if one not in holders]:
             self._hang_up(member)
         self._have = {one: have for one, have in self._have.items() if one in holders}
 
-    def _bring(self, holder: Member) -> bool:
+    def _bring(self, holder: PeerMachine) -> bool:
         """Have one machine keep the newest snapshot; whether there is nothing left to do for it."""
         newest = self._newest()
         if newest is None or self._have.get(holder) == newest[1].manifest:
@@ -278,7 +278,7 @@ class Replicator:
             )
         return True
 
-    def _say_failed(self, holder: Member, save: SaveName, error: Exception) -> None:
+    def _say_failed(self, holder: PeerMachine, save: SaveName, error: Exception) -> None:
         reason = getattr(error, "strerror", None) or str(error)
         logger.warning("step %d has no copy on %s yet: %s", save.step, holder.node, reason)
         if (holder, save) not in self._failed:
@@ -292,11 +292,11 @@ class Replicator:
                 reason=reason,
             )
 
-    def _send(self, holder: Member, save: SaveName, kept: Kept) -> int:
+    def _send(self, holder: PeerMachine, save: SaveName, kept: KeptSnapshot) -> int:
         """Bytes sent, 0 if the other machine had it already."""
         channel = self._channel(holder)
         sizes = {name: size for name, (_, size) in kept.files.items()}
-        offer = protocol.Offer(
+        offer = protocol.ReplicaOffer(
             node=self._node,
             save=str(save),
             files=sizes,
@@ -307,31 +307,35 @@ class Replicator:
             return 0
         for name, size in sizes.items():
             self._send_file(channel, str(save), kept, name, size)
-        protocol.say(channel, protocol.Whole())
+        protocol.say(channel, protocol.ReplicaWhole())
         self._verdict(channel)
         return sum(sizes.values()) + sum(map(len, kept.small.values()))
 
-    def _send_file(self, channel: Channel, save: str, kept: Kept, name: str, size: int) -> None:
+    def _send_file(
+        self, channel: Channel, save: str, kept: KeptSnapshot, name: str, size: int
+    ) -> None:
         for index, start in enumerate(range(0, size, BLOCK_BYTES)):
             view = self._view(save, kept, name)
             if view is None:
                 protocol.say(channel, protocol.Withdrawn())
                 raise Gone
             block = view[start : min(start + BLOCK_BYTES, size)]
-            protocol.say(channel, protocol.Block(file=name, index=index), [block], self._pace)
+            protocol.say(
+                channel, protocol.ReplicaBlock(file=name, index=index), [block], self._pace
+            )
         if self._view(save, kept, name) is None:
             protocol.say(channel, protocol.Withdrawn())
             raise Gone
 
     def _verdict(self, channel: Channel) -> str:
         answer = protocol.hear(channel, protocol.ANSWER_S)
-        if not isinstance(answer, protocol.Verdict):
+        if not isinstance(answer, protocol.ReplicaVerdict):
             raise ConnectionResetError(f"{channel.peer} left without an answer")
         if answer.verdict == "refused":
             raise Declined(answer.reason)
         return answer.verdict
 
-    def _channel(self, holder: Member) -> Channel:
+    def _channel(self, holder: PeerMachine) -> Channel:
         channel = self._channels.get(holder)
         if channel is None:
             channel = self._open_channel(holder)
@@ -339,7 +343,7 @@ class Replicator:
                 self._channels[holder] = channel
         return channel
 
-    def _hang_up(self, member: Member) -> None:
+    def _hang_up(self, member: PeerMachine) -> None:
         with self._changed:
             channel = self._channels.pop(member, None)
         self._have.pop(member, None)

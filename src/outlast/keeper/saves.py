@@ -30,7 +30,16 @@ from outlast.checkpoint.names import SaveName
 from outlast.keeper import protocol, wire
 from outlast.keeper.conclude import ENDED, Conclusions, Earlier
 from outlast.keeper.fence import Gate
-from outlast.keeper.flight import Committed, Files, Part, Patience, Peer, RankSide, Save, Side
+from outlast.keeper.flight import (
+    Committed,
+    Files,
+    RankPart,
+    RankSide,
+    Save,
+    SavePatience,
+    Side,
+    WorkerPeer,
+)
 from outlast.keeper.memory import Books
 from outlast.keeper.persist import Pool
 from outlast.storage import Storage
@@ -42,14 +51,14 @@ MAX_PAST: Final = 64
 MAX_MANIFESTS: Final = 4  # of the newest of these: other machines may still ask for them
 
 
-class _Past(msgspec.Struct):
+class _PastSave(msgspec.Struct):
     """How a save has ended."""
 
-    ended: wire.Ended
+    ended: wire.SaveEnded
     manifest: bytes
 
 
-class Saves:
+class SavesInFlight:
     """All saves in flight on this machine.
 
     Args:
@@ -103,10 +112,12 @@ class Saves:
             on_change=on_change,
         )
         self._open: dict[tuple[int, int], Save] = {}
-        self._past: collections.OrderedDict[tuple[int, int], _Past]
+        self._past: collections.OrderedDict[tuple[int, int], _PastSave]
         self._past = collections.OrderedDict()
         self._sides: dict[int, Side] = {}  # by attempt
-        self._given_up: dict[tuple[int, int], tuple[int, int, int, Part]] = {}  # as `unanswered`
+        self._given_up: dict[
+            tuple[int, int], tuple[int, int, int, RankPart]
+        ] = {}  # as `unanswered`
         self._local: dict[int, set[int]] = {}  # attempt → ranks of this machine
         self._changed = threading.Condition(self.lock)
         self._asked = 0  # the newest attempt that has asked for what is there
@@ -150,8 +161,8 @@ class Saves:
 
     def begin(
         self,
-        peer: Peer,
-        message: wire.Begin,
+        peer: WorkerPeer,
+        message: wire.BeginSave,
         layout: wire.Layout,
         *,
         hello: wire.Hello,
@@ -175,7 +186,7 @@ class Saves:
                 self._files.begin(save, rank)
                 self._conclude(save)
 
-    def absent(self, peer: Peer, message: wire.Absent, *, hello: wire.Hello) -> None:
+    def absent(self, peer: WorkerPeer, message: wire.Absent, *, hello: wire.Hello) -> None:
         """A rank has nothing to give to a save."""
         rank = peer.rank
         assert rank is not None  # noqa: S101 - the server lets only workers speak of saves
@@ -186,10 +197,10 @@ class Saves:
             if rank not in save.ranks:
                 save.absent[rank] = peer
             save.is_told = save.is_told or message.is_told
-            part = Part(error=message.reason, void=message.names, by_storage=False)
+            part = RankPart(error=message.reason, void=message.names, by_storage=False)
             self._report(save, rank, part)
 
-    def ready(self, attempt: int, rank: int, message: wire.Ready) -> None:
+    def ready(self, attempt: int, rank: int, message: wire.BlocksReady) -> None:
         """Blocks of a rank's file are full."""
         with self.lock:
             one = self._rank(attempt, message.serial, rank)
@@ -207,7 +218,7 @@ class Saves:
             save = self._open[attempt, message.serial]
             if one.shard is not None and one.full != set(range(one.shard.num_blocks)):
                 words = "the snapshot was called whole before all of it was copied"
-                self._report(save, rank, Part(error=words, by_storage=False))
+                self._report(save, rank, RankPart(error=words, by_storage=False))
                 return
             one.small, one.digests, one.complete_s = small, message.digests, time.monotonic()
             self._files.advance(save, rank)
@@ -217,10 +228,10 @@ class Saves:
         with self.lock:
             if self._rank(attempt, message.serial, rank) is not None:
                 save = self._open[attempt, message.serial]
-                part = Part(error=message.reason, void=message.names, by_storage=False)
+                part = RankPart(error=message.reason, void=message.names, by_storage=False)
                 self._report(save, rank, part)
 
-    def lost(self, attempt: int, peer: Peer) -> None:
+    def lost(self, attempt: int, peer: WorkerPeer) -> None:
         """A worker is gone: what it had not finished copying is void."""
         rank = peer.rank
         if rank is None:
@@ -232,12 +243,12 @@ class Saves:
                     continue  # it has no part in it
                 if mine is None or (mine.peer is peer and mine.complete_s is None):
                     words = f"rank {rank} was lost during its copy"
-                    self._report(save, rank, Part(error=words, by_storage=False))
+                    self._report(save, rank, RankPart(error=words, by_storage=False))
 
     # --- what other machines' keepers say -------------------------------------------------------
 
     def reported(
-        self, hello: wire.Hello, message: protocol.Report, part: Part, source: object
+        self, hello: wire.Hello, message: protocol.PartReport, part: RankPart, source: object
     ) -> None:
         """Another machine's rank has reported, perhaps before our own have begun."""
         with self.lock:
@@ -266,7 +277,7 @@ class Saves:
                     if save.is_open and save.gathered.waits_for(rank):
                         self._answered(save, rank, {})
                     if save.is_open and save.gathered.add(
-                        rank, Part(error=words, by_storage=False)
+                        rank, RankPart(error=words, by_storage=False)
                     ):
                         self._conclude(save)
 
@@ -282,7 +293,7 @@ class Saves:
             past = self._past.get((attempt, serial))
             return b"" if past is None else past.manifest
 
-    def overdue(self, attempt: int, leader: Patience) -> bool:
+    def overdue(self, attempt: int, leader: SavePatience) -> bool:
         """Fail what has not moved for too long; whether anything of the attempt is in flight."""
         now_s = time.monotonic()
         with self.lock:
@@ -296,7 +307,7 @@ class Saves:
                     self._fail_overdue(save, leader, quiet_s)
             return bool(mine)
 
-    def _fail_overdue(self, save: Save, leader: Patience, quiet_s: float) -> None:
+    def _fail_overdue(self, save: Save, leader: SavePatience, quiet_s: float) -> None:
         for rank in save.gathered.missing():
             limit_s, words = leader.patience(save, rank)
             if quiet_s >= limit_s:
@@ -304,7 +315,9 @@ class Saves:
                 self._refuse(save, f"rank {rank}: {words} for {quiet_s:.0f} s")
                 return
 
-    def decided(self, hello: wire.Hello, message: protocol.Outcome, void: tuple[str, ...]) -> None:
+    def decided(
+        self, hello: wire.Hello, message: protocol.SaveOutcome, void: tuple[str, ...]
+    ) -> None:
         """The keeper of rank 0, on another machine, has committed or refused."""
         attempt = hello.attempt
         with self.lock:
@@ -326,7 +339,7 @@ class Saves:
             else:
                 self._pool.put(lambda: self._look_for_manifest(save, message))
 
-    def _look_for_manifest(self, save: Save, message: protocol.Outcome) -> None:
+    def _look_for_manifest(self, save: Save, message: protocol.SaveOutcome) -> None:
         """In a tier that both machines see it is there already; or rank 0's keeper is asked."""
         data = self._conclusions.manifest_there(save)
         with self.lock:
@@ -349,7 +362,7 @@ class Saves:
                 save.by_storage = False
                 self._refuse(save, "its manifest is not to be had from rank 0's keeper any more")
 
-    def unanswered(self, attempt: int) -> list[tuple[int, int, int, Part]]:
+    def unanswered(self, attempt: int) -> list[tuple[int, int, int, RankPart]]:
         """(step, serial, rank, part) of everything that has been reported and still counts."""
         with self.lock:
             found = [one for key, one in self._given_up.items() if key[0] == attempt]
@@ -444,7 +457,7 @@ class Saves:
     # --- inside ---------------------------------------------------------------------------------
 
     def _join(
-        self, peer: Peer, hello: wire.Hello, message: wire.Begin | wire.Absent
+        self, peer: WorkerPeer, hello: wire.Hello, message: wire.BeginSave | wire.Absent
     ) -> Save | None:
         """The save that a worker's message belongs to; None if it has ended before."""
         past = self._past.get((hello.attempt, message.serial))
@@ -456,7 +469,7 @@ class Saves:
     def _find(
         self,
         hello: wire.Hello,
-        message: wire.Begin | wire.Absent | protocol.Report | protocol.Outcome,
+        message: wire.BeginSave | wire.Absent | protocol.PartReport | protocol.SaveOutcome,
     ) -> Save:
         """The save that a message belongs to."""
         key = (hello.attempt, message.serial)
@@ -470,7 +483,7 @@ class Saves:
             self._refuse(save, f"some ranks save step {save.step} and others {message.step}")
         return save
 
-    def _leave_earlier(self, attempt: int, rank: int, message: wire.Begin) -> None:
+    def _leave_earlier(self, attempt: int, rank: int, message: wire.BeginSave) -> None:
         """A rank copies one snapshot after the other, so those before this one are whole or void.
 
         And what has yet to be read from this arena is no longer what it was.
@@ -479,7 +492,7 @@ class Saves:
             one = save.ranks.get(rank)
             if save.attempt == attempt and one is not None and one.complete_s is None:
                 words = f"rank {rank} began another snapshot before it was whole"
-                self._report(save, rank, Part(error=words, by_storage=False))
+                self._report(save, rank, RankPart(error=words, by_storage=False))
             for side in save.ranks.values():
                 if side.begin.arena == message.arena:
                     side.is_overwritten = True
@@ -493,7 +506,7 @@ class Saves:
 
     # --- all ranks' parts -----------------------------------------------------------------------
 
-    def _report(self, save: Save, rank: int, part: Part) -> None:
+    def _report(self, save: Save, rank: int, part: RankPart) -> None:
         """A rank of this machine has its part; with several machines rank 0's keeper is told."""
         if not save.is_open or not save.gathered.add(rank, part):
             return
@@ -503,7 +516,7 @@ class Saves:
         self._pass_on(save, rank, part)
         self._conclude(save)
 
-    def _pass_on(self, save: Save, rank: int, part: Part) -> None:
+    def _pass_on(self, save: Save, rank: int, part: RankPart) -> None:
         side = self._sides.get(save.attempt)
         if side is not None and save.is_open:
             side.report(save.step, save.serial, rank, part)
@@ -551,14 +564,14 @@ class Saves:
 
     def _give_notice(self, save: Save, error: str) -> None:
         """Rank 0's keeper must hear of what this one gives up, also where it cannot just now."""
-        lost = Part(error=error, by_storage=False)
+        lost = RankPart(error=error, by_storage=False)
         parts = {rank: save.parts.get(rank, lost) for rank in save.local}
         rank, part = next((item for item in parts.items() if item[1].error), (min(parts), lost))
         self._given_up[save.attempt, save.serial] = (save.step, save.serial, rank, part)
         self._pass_on(save, rank, part)
 
     def _refuse(self, save: Save, error: str, void: tuple[str, ...] = ()) -> None:
-        ended = wire.Ended(
+        ended = wire.SaveEnded(
             step=save.step,
             serial=save.serial,
             error=error,
@@ -567,7 +580,7 @@ class Saves:
         )
         self._decide(save, ended)
 
-    def _decide(self, save: Save, ended: wire.Ended, manifest: bytes = b"") -> None:
+    def _decide(self, save: Save, ended: wire.SaveEnded, manifest: bytes = b"") -> None:
         """How a save ends is known."""
         with self.lock:
             if save.ended is not None:
@@ -588,7 +601,7 @@ class Saves:
         with self.lock:
             if (save.attempt, save.serial) in self._past:
                 return
-            self._past[save.attempt, save.serial] = _Past(ended, save.manifest)
+            self._past[save.attempt, save.serial] = _PastSave(ended, save.manifest)
             while len(self._past) > MAX_PAST:
                 self._past.popitem(last=False)
             for past in list(self._past.values())[:-MAX_MANIFESTS]:

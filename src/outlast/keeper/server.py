@@ -29,14 +29,14 @@ from outlast.checkpoint.names import named
 from outlast.checkpoint.standing import stands
 from outlast.keeper import wire
 from outlast.keeper.between import Between
-from outlast.keeper.copies import Copies, Tier
+from outlast.keeper.copies import DurableTier, TierCopies
 from outlast.keeper.fence import Fence, Gate
 from outlast.keeper.flight import Committed
-from outlast.keeper.memory import Due, Holdings, Kept, Memory
-from outlast.keeper.peers import Neighbours, Peers
+from outlast.keeper.memory import Due, Holdings, KeptSnapshot, MemoryTier
+from outlast.keeper.peers import Peers, PeerTier
 from outlast.keeper.persist import Pool
-from outlast.keeper.place import Listener, Setup, decode_setup, is_foreign, is_ours, sweep
-from outlast.keeper.saves import Saves
+from outlast.keeper.place import KeeperListener, Setup, decode_setup, is_foreign, is_ours, sweep
+from outlast.keeper.saves import SavesInFlight
 from outlast.ledger.queued import PATIENCE_S, QueuedLedger
 from outlast.storage import Directory, Storage, open_storage
 from outlast.tiers import PEER
@@ -74,7 +74,7 @@ class Connection:
     """
 
     def __init__(self, owner: Owner, sock: socket.socket) -> None:
-        self.wire = wire.Wire(sock)
+        self.wire = wire.KeeperSocket(sock)
         self.rank: int | None = None
         self.hello: wire.Hello | None = None
         self.layouts: dict[int, wire.Layout] = {}
@@ -149,13 +149,13 @@ class Keeper:
             Path(setup.directory), job=setup.job, rank=0, patience_s=PATIENCE_S
         )
         self._ledger_lock = threading.Lock()
-        tiers = [Tier(tier.name, open_storage(tier.url), tier.keep) for tier in setup.tiers]
+        tiers = [DurableTier(tier.name, open_storage(tier.url), tier.keep) for tier in setup.tiers]
         self._tiers: dict[str, Storage] = {tier.name: tier.storage for tier in tiers}
         self._connections: set[Connection] = set()
         self._holdings = Holdings(setup.inherited, self._to_supervisors)
         self._pool = Pool()
         self._gate = Gate(Fence(open_storage(setup.claims))) if setup.claims else None
-        self._saves = Saves(
+        self._saves = SavesInFlight(
             setup.job,
             self._tiers,
             self._holdings.books,
@@ -166,14 +166,14 @@ class Keeper:
             gate=self._gate,
         )
         self._between = Between(self._saves, job_key=lambda: self._peers.key, record=self._record)
-        self._copies = Copies(
+        self._copies = TierCopies(
             setup.job,
             tiers,
             self._record,
             self._saves.names,
             self._due,
             others=self._between,
-            memory=Memory(self._holdings.books.arenas, self._holdings.books.kept),
+            memory=MemoryTier(self._holdings.books.arenas, self._holdings.books.kept),
         )
         self._copies.go_on(dict(self._holdings.books.due))
         self._peers = Peers(
@@ -189,7 +189,7 @@ class Keeper:
         self._deadline_s: float | None = None
         self._permit: _Permit | None = None  # to bring what is in memory alone
         self._stays_until_s = time.monotonic() + setup.linger_s
-        self._listener = Listener(Path(setup.socket))
+        self._listener = KeeperListener(Path(setup.socket))
 
     def run(self) -> bool:
         """Serve until nobody needs it any more; whether everything was done that was due."""
@@ -239,7 +239,7 @@ class Keeper:
             self._supervised(peer, message, blob, listener)
             return
         if peer.hello is None:
-            raise ValueError(f"{type(message).__name__} from nobody")
+            raise ValueError(f"{message.__struct_config__.tag} from nobody")
         if isinstance(message, wire.ABOUT_SAVES):
             self._about_a_save(peer, peer.hello, message, blob)
             return
@@ -250,7 +250,7 @@ class Keeper:
     ) -> None:
         """What a worker says that is not about one save."""
         match message:
-            case wire.Bye():
+            case wire.Goodbye():
                 self._bye(peer, message)
             case wire.Recall():
                 self._start_recall(peer, hello)
@@ -268,7 +268,7 @@ class Keeper:
                 pool = self._asking if message.tier == PEER else self._pool
                 pool.put(lambda: self._fetch(peer, message))
             case _:
-                raise ValueError(f"{type(message).__name__} is not for a keeper")
+                raise ValueError(f"{message.__struct_config__.tag} is not for a keeper")
 
     def _told(self, message: wire.Rejected | wire.Judged) -> None:
         """What a worker knows of the checkpoints that are there."""
@@ -280,7 +280,7 @@ class Keeper:
 
     def _supervised(self, peer: Connection, message: Any, blob: bytes, listener: int) -> None:
         match message:
-            case wire.Bye():
+            case wire.Goodbye():
                 self._bye(peer, message)
             case wire.Serve():
                 self._peers.serve(message, blob, listener)
@@ -292,18 +292,18 @@ class Keeper:
                     self._saves.machine_lost(lost.attempt, ranks)
                 if message.members:
                     self._peers.tell(message)
-                peer.send(wire.Told(attempt=message.attempt))
+                peer.send(wire.MembersKnown(attempt=message.attempt))
             case _:
-                raise ValueError(f"{type(message).__name__} from a supervisor")
+                raise ValueError(f"{message.__struct_config__.tag} from a supervisor")
 
     def _about_a_save(self, peer: Connection, hello: wire.Hello, message: Any, blob: bytes) -> None:
         attempt, rank = hello.attempt, int(peer.rank or 0)
         match message:
-            case wire.Begin():
+            case wire.BeginSave():
                 self._begin(peer, hello, message)
             case wire.Absent():
                 self._saves.absent(peer, message, hello=hello)
-            case wire.Ready():
+            case wire.BlocksReady():
                 self._saves.ready(attempt, rank, message)
             case wire.Complete():
                 self._saves.complete(attempt, rank, message, blob)
@@ -352,7 +352,7 @@ class Keeper:
             if isinstance(storage, Directory):
                 storage.keep_spares(num_workers)
 
-    def _bye(self, peer: Connection, message: wire.Bye) -> None:
+    def _bye(self, peer: Connection, message: wire.Goodbye) -> None:
         with self._saves.lock:
             peer.has_left = True
             if message.over and peer.rank is None:
@@ -372,7 +372,7 @@ class Keeper:
 
     def _recall(self, peer: Connection, hello: wire.Hello) -> None:
         self._saves.wait_for_earlier(
-            hello.attempt, EARLIER_TIMEOUT_S, lambda words: peer.send(wire.Waits(words=words))
+            hello.attempt, EARLIER_TIMEOUT_S, lambda words: peer.send(wire.RecallWaits(words=words))
         )
         with self._saves.lock:
             books = self._holdings.books
@@ -399,7 +399,7 @@ class Keeper:
             arenas = self._holdings.books.arenas
             peer.send(answer, fds=tuple(arenas[number].fd for number in answer.arenas))
 
-    def _begin(self, peer: Connection, hello: wire.Hello, message: wire.Begin) -> None:
+    def _begin(self, peer: Connection, hello: wire.Hello, message: wire.BeginSave) -> None:
         books = self._holdings.books
         if peer.rank is None or message.arena not in books.of_rank(peer.rank):
             raise ValueError(f"arena {message.arena} is not this rank's")
@@ -513,7 +513,9 @@ class Keeper:
         with self._saves.lock:
             if any(peer.is_over for peer in self._connections):
                 words, done, total = self._copies.progress()
-                self._to_supervisors(wire.Progress(words=words, done_bytes=done, total_bytes=total))
+                self._to_supervisors(
+                    wire.CopyProgress(words=words, done_bytes=done, total_bytes=total)
+                )
 
     def _replan(self) -> None:
         """While the end waits for slower tiers, and not for ever."""
@@ -536,7 +538,7 @@ class _Permit:
             logger.warning("step %d stays in memory: %s", self.committed.manifest.step, refused)
 
 
-def _as_committed(kept: Kept, manifest: Manifest) -> Committed:
+def _as_committed(kept: KeptSnapshot, manifest: Manifest) -> Committed:
     ranks = {rank_of(name) for name in (*kept.files, *kept.small)}
     return Committed(
         manifest=manifest,
@@ -548,7 +550,7 @@ def _as_committed(kept: Kept, manifest: Manifest) -> Committed:
     )
 
 
-def _read(storage: Storage | Neighbours, message: wire.Fetch) -> bytes:
+def _read(storage: Storage | PeerTier, message: wire.Fetch) -> bytes:
     """The answer to one question about a tier."""
     name = message.name
     match message.operation:

@@ -159,7 +159,7 @@ class Worker:
         self.serial += 1
         serial = self.serial
         self.client.send(
-            wire.Begin(
+            wire.BeginSave(
                 step=step,
                 serial=serial,
                 layout=1,
@@ -173,7 +173,7 @@ class Worker:
         data = shard(step, self.size)
         self.arenas[arena].view[: len(data)] = data
         blocks = range(-(-len(data) // BLOCK_BYTES))
-        self.client.send(wire.Ready(step=step, serial=serial, blocks=tuple(blocks)))
+        self.client.send(wire.BlocksReady(step=step, serial=serial, blocks=tuple(blocks)))
         if whole:
             self.complete(step, serial)
         return serial
@@ -194,9 +194,9 @@ class Worker:
         self.client.close()
 
     def _heard(self, message, _):
-        if isinstance(message, wire.Ended):
+        if isinstance(message, wire.SaveEnded):
             self.ended[message.serial] = message
-        elif isinstance(message, wire.Written):
+        elif isinstance(message, wire.BlockWritten):
             self.written.add(message.block)
 
     def _lost(self):

@@ -48,7 +48,7 @@ class Machine(Place):
         self.host, self.port = self.supervisor.serve("127.0.0.1", key, node=node, tls=tls)
 
     def member(self, port=None):
-        return wire.Member(
+        return wire.PeerMachine(
             node=self.node, host=self.host, port=port or self.port, labels=self.labels
         )
 

@@ -243,18 +243,20 @@ def test_a_copy_that_is_not_what_the_manifest_says_is_not_kept(fleet):
     name, size = "rank-00000.safetensors", job.size + HEAD_BYTES
     part = storage.read(f"{save}/{part_file(0)}")
     small = {MANIFEST: len(manifest), part_file(0): len(part)}
-    offer = protocol.Offer(node="stranger", save=save, files={name: size}, small=small)
+    offer = protocol.ReplicaOffer(node="stranger", save=save, files={name: size}, small=small)
     channel = connect((keeper.host, keeper.port), job.key, protocol.PURPOSE, 20)
-    answer = protocol.ask(channel, offer, protocol.Verdict, bulk=[manifest, part])
+    answer = protocol.ask(channel, offer, protocol.ReplicaVerdict, bulk=[manifest, part])
     assert answer.verdict == "send"
-    protocol.say(channel, protocol.Block(file=name, index=0), [bytes(size)])
-    assert protocol.ask(channel, protocol.Whole(), protocol.Verdict).verdict == "refused"
+    protocol.say(channel, protocol.ReplicaBlock(file=name, index=0), [bytes(size)])
+    assert (
+        protocol.ask(channel, protocol.ReplicaWhole(), protocol.ReplicaVerdict).verdict == "refused"
+    )
     channel.close()
     (event,) = keeper.events("replica_refused")
     assert event["reason"] == f"block 0 of {name} does not match its checksum"
     channel = connect((keeper.host, keeper.port), job.key, protocol.PURPOSE, 20)
     offer.files = {name: size + 1}
-    answer = protocol.ask(channel, offer, protocol.Verdict, bulk=[manifest, part])
+    answer = protocol.ask(channel, offer, protocol.ReplicaVerdict, bulk=[manifest, part])
     assert answer.verdict == "refused"
     assert "not what the manifest says" in answer.reason
     channel.close()

@@ -7,8 +7,8 @@ from unit_names import committed, save_name, save_of
 from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import PartEntry
 from outlast.keeper import conclude, protocol
-from outlast.keeper.flight import Part
-from outlast.keeper.memory import Memory
+from outlast.keeper.flight import RankPart
+from outlast.keeper.memory import MemoryTier
 from outlast.storage import Directory
 
 
@@ -47,7 +47,7 @@ class Left:
         """Whether memory has a step, every byte of it right."""
         books = self.keeper.books
         name = save_name(step)
-        return name in books.kept and bool(verify(Memory(books.arenas, books.kept), step))
+        return name in books.kept and bool(verify(MemoryTier(books.arenas, books.kept), step))
 
 
 @pytest.fixture
@@ -174,8 +174,8 @@ def test_a_commit_that_hangs_is_left_too_and_used_where_all_of_it_is_here(left, 
     left.keeper.worker(0, machines).save(5, 1)
     if machines == 2:
         disk.put(f"{save_name(5)}/rank-00001.json", b"{}")
-        part = Part(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2)
-        message = protocol.Report(step=5, serial=1, rank=1)
+        part = RankPart(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2)
+        message = protocol.PartReport(step=5, serial=1, rank=1)
         left.keeper.saves.reported(hello(1, 2), message, part, None)
     (save,) = left.keeper.saves._open.values()
     while not save.is_concluding:

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from outlast.keeper.fence import PASSES, REIGNS_MAX, Fence, Verdict
+from outlast.keeper.fence import PASSES, REIGNS_MAX, Fence, FenceVerdict
 from outlast.peer.numbers import name_of
 from outlast.storage import Directory
 
@@ -46,7 +46,7 @@ def test_a_number_that_others_have_claimed_is_refused(storage, fence):
     fence.told(4, "ours")
     claim(storage, 4, "theirs")
     verdict, words = fence.judge(4)
-    assert verdict is Verdict.REFUSE
+    assert verdict is FenceVerdict.REFUSE
     assert words.startswith("attempt 4 was claimed by other machines")
 
 
@@ -54,7 +54,7 @@ def test_a_number_that_others_have_claimed_is_refused(storage, fence):
 def test_a_claim_that_says_nobodys_name_is_not_ours(storage, fence, data):
     fence.told(4, "")
     storage.put(name_of(4), data)
-    assert fence.judge(4).verdict is Verdict.REFUSE
+    assert fence.judge(4).verdict is FenceVerdict.REFUSE
 
 
 def test_an_agent_that_runs_the_job_alone_need_not_have_told_of_its_last_attempt(storage, fence):
@@ -72,22 +72,22 @@ def test_one_that_others_take_part_in_may_have_begun_without_us(
     fence.told(4, "ours")
     claim(storage, 4, "ours", ["a", "b"])
     claim(storage, 5, reign, members)
-    assert fence.judge(4).verdict is Verdict.WAIT
+    assert fence.judge(4).verdict is FenceVerdict.WAIT
     clock.now_s += 4.0
-    assert fence.judge(4).verdict is Verdict.REFUSE
+    assert fence.judge(4).verdict is FenceVerdict.REFUSE
 
 
 def test_one_that_is_not_there_yet_is_waited_for(storage, fence):
     claim(storage, 3, "ours")
     fence.told(4, "ours")
-    assert fence.judge(4) == (Verdict.WAIT, "attempt 4 is not claimed yet")
+    assert fence.judge(4) == (FenceVerdict.WAIT, "attempt 4 is not claimed yet")
     claim(storage, 4, "ours")
     assert fence.judge(4) == PASSES
 
 
 def test_a_keeper_that_was_told_nothing_waits(storage, fence):
     claim(storage, 4, "ours")
-    assert fence.judge(4).verdict is Verdict.WAIT
+    assert fence.judge(4).verdict is FenceVerdict.WAIT
     fence.told(4, "ours")
     assert fence.judge(4) == PASSES
 
@@ -95,24 +95,24 @@ def test_a_keeper_that_was_told_nothing_waits(storage, fence):
 def test_an_attempt_that_went_on_elsewhere_is_refused_after_a_while(storage, fence, clock):
     fence.told(4, "ours")
     claim(storage, 5, "theirs")
-    assert fence.judge(4).verdict is Verdict.WAIT
+    assert fence.judge(4).verdict is FenceVerdict.WAIT
     clock.now_s += 2.9
-    assert fence.judge(4).verdict is Verdict.WAIT
+    assert fence.judge(4).verdict is FenceVerdict.WAIT
     clock.now_s += 0.2
     verdict, words = fence.judge(4)
-    assert verdict is Verdict.REFUSE
+    assert verdict is FenceVerdict.REFUSE
     assert words.startswith("attempt 5 has begun without this machine")
 
 
 def test_each_newer_number_is_waited_for_anew(storage, fence, clock):
     fence.told(4, "ours")
     claim(storage, 5, "theirs")
-    assert fence.judge(4).verdict is Verdict.WAIT
+    assert fence.judge(4).verdict is FenceVerdict.WAIT
     clock.now_s += 2.9
     claim(storage, 6, "theirs")
-    assert fence.judge(4).verdict is Verdict.WAIT
+    assert fence.judge(4).verdict is FenceVerdict.WAIT
     clock.now_s += 2.9
-    assert fence.judge(4).verdict is Verdict.WAIT
+    assert fence.judge(4).verdict is FenceVerdict.WAIT
 
 
 @pytest.mark.parametrize("first", ["ours", "another's"])
@@ -120,7 +120,7 @@ def test_what_an_attempt_has_left_is_committed_in_the_next(storage, fence, first
     fence.told(4, first)
     claim(storage, 4, first)
     claim(storage, 5, "ours")
-    assert fence.judge(4).verdict is Verdict.WAIT
+    assert fence.judge(4).verdict is FenceVerdict.WAIT
     fence.told(5, "ours")
     assert fence.judge(4) == PASSES
 
@@ -131,7 +131,7 @@ def test_what_is_left_of_the_half_that_lost_the_number_is_refused(storage, fence
     claim(storage, 4, "theirs")
     fence.told(5, "theirs")
     claim(storage, 5, "theirs")
-    assert fence.judge(4).verdict is Verdict.REFUSE
+    assert fence.judge(4).verdict is FenceVerdict.REFUSE
     assert fence.judge(5) == PASSES
 
 
@@ -148,7 +148,7 @@ def test_the_next_attempts_claim_is_waited_for_too(storage, fence):
     claim(storage, 4, "ours")
     assert fence.judge(4) == PASSES
     fence.told(5, "heir")
-    assert fence.judge(4) == (Verdict.WAIT, "attempt 5 is not claimed yet")
+    assert fence.judge(4) == (FenceVerdict.WAIT, "attempt 5 is not claimed yet")
 
 
 def test_storage_that_fails_is_no_answer(storage, fence, monkeypatch):

@@ -5,7 +5,7 @@ import queue
 import pytest
 
 from outlast.keeper import between as followers
-from outlast.keeper.between import LEADER_GONE, Follower
+from outlast.keeper.between import LEADER_GONE, SaveFollower
 from outlast.keeper.wire import Hello
 
 LIMIT_S = 30
@@ -48,7 +48,7 @@ def test_what_has_ended_with_its_attempt_is_left_alone_at_once(monkeypatch, erro
     monkeypatch.setattr(followers, "PAUSE_MAX_S", 0.001)
     hears = Hears(is_past=is_past)
     hello = Hello(job="j", attempt=3, rank=1, world_size=2, first_local=1, num_local=1)
-    follower = Follower(("10.0.0.1", 1), lambda: b"", None, hears, hello=hello, said=None)
+    follower = SaveFollower(("10.0.0.1", 1), lambda: b"", None, hears, hello=hello, said=None)
     for _ in range(TRIES):
         tries.get(timeout=LIMIT_S)
     follower.close()

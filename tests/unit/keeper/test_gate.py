@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from outlast.keeper.fence import PASSES, Gate, Judgement, Verdict
+from outlast.keeper.fence import PASSES, FenceVerdict, Gate, Judgement
 
 LIMIT_S = 60
-WAITS = Judgement(Verdict.WAIT, "not yet")
+WAITS = Judgement(FenceVerdict.WAIT, "not yet")
 
 
 class Fence:
@@ -58,7 +58,7 @@ def test_it_asks_until_it_knows(make):
 
 def test_a_refusal_is_told_in_words(make):
     answers = queue.SimpleQueue()
-    make(Fence(Judgement(Verdict.REFUSE, "claimed by others"))).ask("save", 4, answers.put)
+    make(Fence(Judgement(FenceVerdict.REFUSE, "claimed by others"))).ask("save", 4, answers.put)
     assert answers.get(timeout=LIMIT_S) == "claimed by others"
 
 

@@ -5,7 +5,7 @@ import sys
 from keeper_fakes import FakeKeeper, hello
 
 from outlast.keeper import protocol
-from outlast.keeper.flight import MAX_ASKED, Gathering, Part
+from outlast.keeper.flight import MAX_ASKED, GatheredParts, RankPart
 from outlast.storage import Directory
 
 
@@ -25,13 +25,13 @@ def calls_of(act):
 
 
 def test_the_work_for_a_save_is_linear_in_the_ranks(monkeypatch, tmp_path):
-    part = Part(replicas={"all": "1"})
+    part = RankPart(replicas={"all": "1"})
 
     def calls(num_ranks):
         keeper = FakeKeeper(monkeypatch, {"local": Directory(tmp_path / str(num_ranks))})
         keeper.meet([0])
         keeper.worker(world_size=num_ranks).begin(5, 1)
-        reports = [protocol.Report(step=5, serial=1, rank=rank) for rank in range(1, num_ranks)]
+        reports = [protocol.PartReport(step=5, serial=1, rank=rank) for rank in range(1, num_ranks)]
         who = hello(1, num_ranks)
 
         def report_all():
@@ -44,10 +44,10 @@ def test_the_work_for_a_save_is_linear_in_the_ranks(monkeypatch, tmp_path):
 
 
 def test_replicas_are_compared_within_their_group_and_one_of_each_version_is_asked():
-    found = Gathering(1000)
+    found = GatheredParts(1000)
     for rank in range(1000):
         version = "odd" if rank == 7 else "even"
-        found.add(rank, Part(replicas={"all": version, f"pair-{rank // 2}": str(rank // 2)}))
+        found.add(rank, RankPart(replicas={"all": version, f"pair-{rank // 2}": str(rank // 2)}))
     assert found.is_whole
     assert found.differs
     assert found.ask() == {0: ("all",), 7: ("all",)}
@@ -60,15 +60,15 @@ def test_replicas_are_compared_within_their_group_and_one_of_each_version_is_ask
 
 
 def test_of_ranks_that_are_all_different_some_are_asked():
-    found = Gathering(100)
+    found = GatheredParts(100)
     for rank in range(100):
-        found.add(rank, Part(replicas={"all": str(rank)}))
+        found.add(rank, RankPart(replicas={"all": str(rank)}))
     assert len(found.ask()) == MAX_ASKED
 
 
 def test_a_part_counts_once_and_ranks_that_are_not_there_do_not():
-    found = Gathering(2)
-    assert found.add(1, Part(error="lost", void=("a",)))
-    assert not found.add(1, Part())
-    assert not found.add(2, Part(error="who?"))
+    found = GatheredParts(2)
+    assert found.add(1, RankPart(error="lost", void=("a",)))
+    assert not found.add(1, RankPart())
+    assert not found.add(2, RankPart(error="who?"))
     assert (found.failed, found.void, found.is_whole) == ([1], {"a"}, False)

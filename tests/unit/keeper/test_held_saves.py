@@ -176,7 +176,7 @@ def test_several_machines_hear_of_it_when_it_is_let_through(held):
     one.save(5, 1)
     two.save(5, 1)
     held.later(1.0)
-    assert not one.peer.of(wire.Ended)
+    assert not one.peer.of(wire.SaveEnded)
     held.claim()
     held.later(1.0)
     assert [worker.ended[0].error for worker in (one, two)] == ["", ""]

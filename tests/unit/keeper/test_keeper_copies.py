@@ -12,7 +12,7 @@ from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import shard_file, state_file
 from outlast.checkpoint.names import signed_by
 from outlast.keeper import copies
-from outlast.keeper.copies import Copies, Tier
+from outlast.keeper.copies import DurableTier, TierCopies
 from outlast.keeper.memory import Due
 from outlast.storage import Directory
 
@@ -32,8 +32,8 @@ class Tiers:
         self.shared = Directory(path / "shared")
         watched = WatchedStorage(self.shared, self._fail)
         self.keeper = FakeKeeper(monkeypatch, {"local": self.local})
-        tiers = [Tier("local", self.local, keep[0]), Tier("shared", watched, keep[1])]
-        self.copies = Copies(JOB, tiers, self._record, self.keeper.saves.names)
+        tiers = [DurableTier("local", self.local, keep[0]), DurableTier("shared", watched, keep[1])]
+        self.copies = TierCopies(JOB, tiers, self._record, self.keeper.saves.names)
         self.keeper.saves._conclusions._on_committed = self.copies.committed
         self.worker = self.keeper.worker()
         self.events = []

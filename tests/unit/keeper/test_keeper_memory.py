@@ -7,7 +7,15 @@ from unit_names import save_name
 
 from outlast.keeper import arena, memory, wire
 from outlast.keeper.arena import Arena
-from outlast.keeper.memory import BOOKS, Books, Holdings, Kept, Memory, read_page, write_page
+from outlast.keeper.memory import (
+    BOOKS,
+    Books,
+    Holdings,
+    KeptSnapshot,
+    MemoryTier,
+    read_page,
+    write_page,
+)
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -50,14 +58,16 @@ def test_a_torn_page_leaves_the_one_before():
 def test_a_successor_finds_what_is_whole(held):
     one, two = (reserve(held, MIB, rank=rank).arenas[0] for rank in (0, 1))
     held.books.arenas[one].view[:5] = b"state"
-    held.books.kept[save_name(3)] = Kept(files={"a": (one, 5)}, small={"manifest.json": b"{}"})
-    held.books.kept[save_name(4)] = Kept(files={"a": (one, 5), "b": (two, 5)}, small={})
+    held.books.kept[save_name(3)] = KeptSnapshot(
+        files={"a": (one, 5)}, small={"manifest.json": b"{}"}
+    )
+    held.books.kept[save_name(4)] = KeptSnapshot(files={"a": (one, 5), "b": (two, 5)}, small={})
     for _ in range(4):
         held.note()
     fds = {number: os.dup(fd) for number, fd in held.all().items() if number != two}
     heir = Holdings(fds, lambda *_: None)
     assert heir.books.kept.keys() == {save_name(3)}  # the other one's memory has not come
-    memory = Memory(heir.books.arenas, heir.books.kept)
+    memory = MemoryTier(heir.books.arenas, heir.books.kept)
     assert memory.read(f"{save_name(3)}/a") == b"state"
     heir.books.kept.clear()
     heir.note()  # its pages go on where its predecessor's ended
@@ -107,7 +117,7 @@ def test_what_a_save_has_yet_to_be_written_from_is_not_given_away(held):
 
 def test_memory_of_ranks_that_are_no_more_goes_with_the_next_commit(held):
     (one,), (two,) = (reserve(held, MIB, rank=rank).arenas for rank in (0, 1))
-    held.books.kept[save_name(3)] = Kept(files={"a": (one, 5), "b": (two, 5)}, small={})
+    held.books.kept[save_name(3)] = KeptSnapshot(files={"a": (one, 5), "b": (two, 5)}, small={})
     held.leave_out({0}, in_use=())
     assert held.books.arenas.keys() == {one}
     assert held.books.kept == {}

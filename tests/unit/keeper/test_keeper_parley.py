@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from outlast.keeper import peers, protocol
-from outlast.keeper.peers import Neighbours
-from outlast.keeper.replica_store import Reception
-from outlast.keeper.wire import Member
+from outlast.keeper.peers import PeerTier
+from outlast.keeper.replica_store import ReplicaServer
+from outlast.keeper.wire import PeerMachine
 
-MEMBER = Member(node="n1", host="127.0.0.1", port=1)
+MEMBER = PeerMachine(node="n1", host="127.0.0.1", port=1)
 
 
 class Channel:
@@ -68,7 +68,7 @@ def test_who_says_nothing_has_nothing_and_is_not_asked_again_for_a_while(monkeyp
         channels.append(Channel(*answers))
         return channels[-1]
 
-    others = Neighbours(2, [MEMBER], open_channel)
+    others = PeerTier(2, [MEMBER], open_channel)
     assert others.children() == []
     assert others.children() == []
     assert len(channels) == 1
@@ -81,7 +81,7 @@ def test_who_says_nothing_has_nothing_and_is_not_asked_again_for_a_while(monkeyp
 
 def test_who_has_something_in_flight_says_so_until_it_has_not(monkeypatch):
     is_asked_twice, asked = threading.Event(), []
-    reception = object.__new__(Reception)
+    reception = object.__new__(ReplicaServer)
     reception._wait_for_earlier = lambda attempt: asked.append(is_asked_twice.wait(60))
     reception._inventory = dict
     channel = Channel()

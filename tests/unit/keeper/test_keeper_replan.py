@@ -7,15 +7,15 @@ import pytest
 from unit_names import save_of
 
 from outlast.keeper import copies as room
-from outlast.keeper.copies import Copies, Tier
+from outlast.keeper.copies import DurableTier, TierCopies
 from outlast.storage import Directory
 
 
 @pytest.fixture(name="copies")
 def _copies(tmp_path):
     recorded = []
-    tiers = [Tier(name, Directory(tmp_path / name), 3) for name in ("local", "near", "far")]
-    copies = Copies("job", tiers, lambda event, **fields: recorded.append((event, fields)))
+    tiers = [DurableTier(name, Directory(tmp_path / name), 3) for name in ("local", "near", "far")]
+    copies = TierCopies("job", tiers, lambda event, **fields: recorded.append((event, fields)))
     copies.recorded = recorded
     yield copies
     copies.stop()

@@ -7,7 +7,7 @@ from keeper_fakes import HEAD_BYTES, FakeKeeper, hello
 from outlast.checkpoint.manifest import Chunk, PartEntry, TensorEntry, shard_file
 from outlast.keeper import protocol
 from outlast.keeper.arrivals import REASON_MAX
-from outlast.keeper.flight import Part
+from outlast.keeper.flight import RankPart
 from outlast.storage import Directory
 from part_contents import contents_of
 
@@ -60,7 +60,7 @@ def test_a_rank_reports_the_same_few_bytes_whatever_it_holds(keeper_of):
         ((step, serial, rank, part),) = side.reports
         assert not part.error
         assert len(part.replicas) == 3
-        sizes.add(encoded(part, protocol.Report(step=step, serial=serial, rank=rank)))
+        sizes.add(encoded(part, protocol.PartReport(step=step, serial=serial, rank=rank)))
     assert max(sizes) <= WORD_BYTES_MAX
     assert max(sizes) - min(sizes) < 20  # numbers of more digits
 
@@ -69,7 +69,7 @@ def test_the_manifest_has_a_few_bytes_for_each_rank_and_none_for_a_tensor(keeper
     sizes = {}
     for num_ranks, num_tensors in ((100, 4), (100, 2000), (3000, 2000)):
         keeper, side = keeper_of(0, num_ranks, num_tensors)
-        part = Part(
+        part = RankPart(
             entry=PartEntry(10**6, ("0123456789abcdef" * 2,), 0, 10**12),
             structure="0123456789abcdef" * 2,
             num_files=3,
@@ -77,7 +77,7 @@ def test_the_manifest_has_a_few_bytes_for_each_rank_and_none_for_a_tensor(keeper
         own = next(iter(keeper.saves._open.values())).parts[0]
         part = msgspec.structs.replace(part, replicas=own.replicas)
         for rank in range(1, num_ranks):
-            report = protocol.Report(step=5, serial=1, rank=rank)
+            report = protocol.PartReport(step=5, serial=1, rank=rank)
             keeper.saves.reported(hello(1, num_ranks), report, part, None)
         keeper.run()
         ((ended, manifest, _),) = side.told
@@ -89,7 +89,7 @@ def test_the_manifest_has_a_few_bytes_for_each_rank_and_none_for_a_tensor(keeper
 
 
 def test_an_outcome_names_the_manifest_and_does_not_carry_it():
-    outcome = protocol.Outcome(step=2**40, serial=2**40, manifest="0" * 32, size=2**40)
+    outcome = protocol.SaveOutcome(step=2**40, serial=2**40, manifest="0" * 32, size=2**40)
     assert encoded(outcome) <= WORD_BYTES_MAX
     word = protocol.Brought(serial=2**40, tier="x" * 64, done=2**60, state="never", reason="")
     assert encoded(word) + REASON_MAX <= 2 * WORD_BYTES_MAX
