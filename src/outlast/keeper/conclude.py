@@ -24,7 +24,6 @@ blocks are written (a slow tier would hold up what memory has).
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -42,17 +41,20 @@ from outlast.checkpoint.manifest import (
     encode,
     shard_file,
 )
-from outlast.keeper import flight, wire
+from outlast.keeper import wire
 from outlast.keeper.fence import Gate
 from outlast.keeper.flight import (
     Committed,
     Files,
     GatheredParts,
+    PastSave,
     RankPart,
     RankSide,
     Save,
+    SaveTable,
     in_words,
     merge,
+    of_save,
     part_of,
     put_manifest,
 )
@@ -61,6 +63,8 @@ from outlast.keeper.persist import Pool
 
 logger = logging.getLogger(__name__)
 
+MAX_PAST: Final = 64
+MAX_MANIFESTS: Final = 4  # of the newest of these: other machines may still ask for them
 LATE_S: Final = 5.0  # after which it is put on record that a save is held
 ALONE_S: Final = 30.0  # that one is held whose workers are gone
 QUIET_S: Final = 5.0
@@ -85,11 +89,9 @@ class Conclusions:
         files: knows where a save goes.
         books: where committed snapshots are noted.
         pool: threads for writing.
+        saves: all of them, and the lock that guards them.
         gate: says which attempts may commit; None: all may.
-        lock: guards the saves.
         record: puts an event into the ledger; may take long.
-        refuse: ends a save with an error, and names of void tensors.
-        decide: ends a save, with its manifest.
         on_committed: told of each commit, in a thread of the pool.
         on_change: told that the books have changed.
         clock: monotonic seconds.
@@ -101,12 +103,10 @@ class Conclusions:
         files: Files,
         books: Books,
         pool: Pool,
-        gate: Gate | None,
+        saves: SaveTable,
         *,
-        lock: threading.RLock,
+        gate: Gate | None,
         record: Callable[..., None],
-        refuse: Callable[..., None],
-        decide: Callable[[Save, wire.SaveEnded, bytes], None],
         on_committed: Callable[[Committed], None],
         on_change: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -116,10 +116,8 @@ class Conclusions:
         self._books = books
         self._pool = pool
         self._gate = gate
-        self._lock = lock
+        self._saves = saves
         self._record = record
-        self._refuse = refuse
-        self._decide = decide
         self._on_committed = on_committed
         self._on_change = on_change
         self._clock = clock
@@ -150,10 +148,10 @@ class Conclusions:
             try:
                 act()
             except Exception as error:  # noqa: BLE001 - it is the save's, told to all
-                words = flight.of_save(error, save, self._files.target(save)[1])
+                words = of_save(error, save, self._files.target(save)[1])
                 logger.warning("step %d: %s", save.step, words)
-                with self._lock:
-                    self._refuse(save, words)
+                with self._saves.lock:
+                    self.refuse(save, words)
 
         self._pool.put(guarded)
 
@@ -171,7 +169,7 @@ class Conclusions:
                 assert self._gate is not None  # noqa: S101 - it holds them
                 words = self._gate.forget(key)
                 save.by_storage = by_storage
-                self._refuse(save, f"{error}: {words}" if words else error)
+                self.refuse(save, f"{error}: {words}" if words else error)
 
     def tick(self) -> None:
         """Put on record what is held for long; of several only the newest is worth it."""
@@ -209,16 +207,16 @@ class Conclusions:
         key = (save.attempt, save.serial)
 
         def judged(refused: str) -> None:
-            with self._lock:
+            with self._saves.lock:
                 if self._held.pop(key, None) is None:
                     return  # given up meanwhile
                 if refused:
                     save.by_storage = False
-                    self._refuse(save, refused)
+                    self.refuse(save, refused)
                     return
             self._do(save, act)
 
-        with self._lock:
+        with self._saves.lock:
             self._held[key] = _HeldSave(save, self._clock())
         self._gate.ask(key, save.attempt, judged)
 
@@ -311,7 +309,7 @@ class Conclusions:
 
     def _keep(self, save: Save, data: bytes, tier: str) -> bool:
         """The snapshot is readable in memory, as far as this machine has it; whether it is."""
-        with self._lock:
+        with self._saves.lock:
             sides = save.ranks.values()
             arenas = {one.begin.arena for one in sides if one.layout.size}
             if any(one.ring_bytes or one.is_overwritten for one in sides):
@@ -347,28 +345,96 @@ class Conclusions:
             )
         )
 
+    # --- the end --------------------------------------------------------------------------------
+
+    def refuse(self, save: Save, error: str, void: tuple[str, ...] = ()) -> None:
+        """End a save with an error, and names of void tensors."""
+        ended = wire.SaveEnded(
+            step=save.step,
+            serial=save.serial,
+            error=error,
+            void=void,
+            by_storage=save.by_storage and not void,
+        )
+        self._decide(save, ended)
+
+    def _decide(self, save: Save, ended: wire.SaveEnded, manifest: bytes = b"") -> None:
+        """How a save ends is known."""
+        with self._saves.lock:
+            if save.ended is not None:
+                return
+            save.ended, save.manifest = ended, manifest
+            for one in save.ranks.values():
+                if ended.error and one.shard is not None:
+                    one.shard.abandon()
+            self.end_if_quiet(save)
+
+    def end_if_quiet(self, save: Save) -> None:
+        """Have a save ended whose end is known, once nobody writes any of its files."""
+        if save.ended is not None and not save.writing:
+            self._pool.put(lambda: self._end(save))
+
+    def _end(self, save: Save) -> None:
+        ended = save.ended
+        assert ended is not None  # noqa: S101 - decided before
+        with self._saves.lock:
+            if (save.attempt, save.serial) in self._saves.past:
+                return
+            self._saves.past[save.attempt, save.serial] = PastSave(ended, save.manifest)
+            while len(self._saves.past) > MAX_PAST:
+                self._saves.past.popitem(last=False)
+            for past in list(self._saves.past.values())[:-MAX_MANIFESTS]:
+                past.manifest = b""
+            side = self._saves.sides.get(save.attempt) if save.is_shared else None
+        if ended.error and not ended.void and not save.is_told:
+            self._record_failure(save, ended.error)
+        if side is not None:  # before this keeper may leave, since it is idle
+            side.tell(ended, save.manifest) if side.leads else side.done(save.serial)
+        with self._saves.lock:
+            del self._saves.open[save.attempt, save.serial]
+            here = save.here
+            for one in save.ranks.values():
+                one.shard = None  # it knows the save: together they would keep the memory mapped
+            self._saves.changed.notify_all()
+        for peer in here.values():
+            peer.send(ended)
+
+    def _record_failure(self, save: Save, error: str) -> None:
+        if not save.by_storage:
+            self._record(
+                "save_skipped", durable=False, attempt=save.attempt, step=save.step, reason=error
+            )
+            return
+        tier, storage = self._files.target(save)
+        self._record(
+            "storage_error",
+            attempt=save.attempt,
+            operation="save",
+            path=storage.describe() if storage else tier or "memory",
+            error=error,
+            step=save.step,
+        )
+
 
 class Earlier:
     """Waits for saves of earlier attempts, and says when it does not any longer.
 
     Args:
-        saves: those in flight, by attempt and number.
+        saves: all of them; its condition is notified when one has ended.
         files: knows where a save goes.
         books: the arenas.
         conclusions: ends saves, and keeps snapshots.
-        changed: of the lock that guards all of these; notified when a save has ended.
         record: puts an event into the ledger.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        saves: Mapping[tuple[int, int], Save],
+        saves: SaveTable,
         files: Files,
         books: Books,
         conclusions: Conclusions,
         *,
-        changed: threading.Condition,
         record: Callable[..., None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -376,7 +442,6 @@ class Earlier:
         self._files = files
         self._books = books
         self._conclusions = conclusions
-        self._changed = changed
         self._record = record
         self._clock = clock
         self._untold: list[str] = []
@@ -391,15 +456,17 @@ class Earlier:
         """
         wait = _Wait(self._clock)
         while True:
-            with self._changed:
+            with self._saves.changed:
                 before = [
-                    one for one in self._saves.values() if one.attempt < attempt and not one.is_left
+                    one
+                    for one in self._saves.open.values()
+                    if one.attempt < attempt and not one.is_left
                 ]
                 waited_s = wait.waited_s
                 is_over = not before or waited_s >= timeout_s
                 ripe = [] if is_over else [one for one in before if self._is_ripe(one, wait)]
                 if not is_over and not ripe:
-                    self._changed.wait(min(LOOK_S, timeout_s - waited_s))
+                    self._saves.changed.wait(min(LOOK_S, timeout_s - waited_s))
                 words = list(self._untold) if tell is not None else []
                 del self._untold[: len(words)]
             if tell is not None:
@@ -446,7 +513,7 @@ class Earlier:
         )
 
     def _leave(self, save: Save, waited_s: float) -> None:
-        with self._changed:
+        with self._saves.changed:
             if save.is_being_left:  # by another worker's question
                 return
             save.is_being_left = True
@@ -459,10 +526,10 @@ class Earlier:
         end = f"for the attempts' claims to let {what} through" if is_held else ""
         done = "going on from its snapshot in memory" if is_kept else "going on without it"
         words = f"waited {waited_s:.0f} s {end or f'for {place} to end {what}'}; {done}"
-        with self._changed:
+        with self._saves.changed:
             self._untold.append(words)
             save.is_left = True
-            self._changed.notify_all()
+            self._saves.changed.notify_all()
         if not is_held:  # which is put on record by its end
             self._record(
                 "storage_error",

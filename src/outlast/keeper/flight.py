@@ -17,6 +17,7 @@ already counts as room, because a save that fails is not kept.
 
 from __future__ import annotations
 
+import collections
 import errno
 import logging
 import threading
@@ -255,6 +256,32 @@ class Save:
             for name, value in parts.items():
                 found[name] = max(found.get(name, 0.0), value)
         return {name: round(value, 6) for name, value in found.items()}
+
+
+class PastSave(msgspec.Struct):
+    """How a save has ended."""
+
+    ended: wire.SaveEnded
+    manifest: bytes
+
+
+class SaveTable:
+    """All saves that this machine knows of, and the lock that guards them.
+
+    Attributes:
+        lock: nothing is written or sent to a slow receiver under it.
+        changed: notified when a save has ended.
+        open: those in flight, by attempt and number.
+        past: those that have ended, likewise.
+        sides: attempt → the way to other machines.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.open: dict[tuple[int, int], Save] = {}
+        self.past: collections.OrderedDict[tuple[int, int], PastSave] = collections.OrderedDict()
+        self.sides: dict[int, Side] = {}
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,14 +16,11 @@ One lock guards everything here; nothing is written or sent to a slow receiver u
 
 from __future__ import annotations
 
-import collections
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-import msgspec
 import xxhash
 
 from outlast.checkpoint.names import SaveName
@@ -37,6 +34,7 @@ from outlast.keeper.flight import (
     RankSide,
     Save,
     SavePatience,
+    SaveTable,
     Side,
     WorkerPeer,
 )
@@ -47,15 +45,6 @@ from outlast.storage import Storage
 logger = logging.getLogger(__name__)
 
 LOST: Final = "its machine was lost before the commit; the older checkpoint stands"
-MAX_PAST: Final = 64
-MAX_MANIFESTS: Final = 4  # of the newest of these: other machines may still ask for them
-
-
-class _PastSave(msgspec.Struct):
-    """How a save has ended."""
-
-    ended: wire.SaveEnded
-    manifest: bytes
 
 
 class SavesInFlight:
@@ -84,7 +73,9 @@ class SavesInFlight:
         on_change: Callable[[], None],
         gate: Gate | None = None,
     ) -> None:
-        self.lock = threading.RLock()
+        saves = SaveTable()
+        self.lock, self._changed = saves.lock, saves.changed
+        self._open, self._past, self._sides = saves.open, saves.past, saves.sides
         self._books = books
         self._pool = pool
         self._record = record
@@ -103,27 +94,18 @@ class SavesInFlight:
             self._files,
             books,
             pool,
-            gate,
-            lock=self.lock,
+            saves,
+            gate=gate,
             record=record,
-            refuse=self._refuse,
-            decide=self._decide,
             on_committed=on_committed,
             on_change=on_change,
         )
-        self._open: dict[tuple[int, int], Save] = {}
-        self._past: collections.OrderedDict[tuple[int, int], _PastSave]
-        self._past = collections.OrderedDict()
-        self._sides: dict[int, Side] = {}  # by attempt
         self._given_up: dict[
             tuple[int, int], tuple[int, int, int, RankPart]
         ] = {}  # as `unanswered`
         self._local: dict[int, set[int]] = {}  # attempt → ranks of this machine
-        self._changed = threading.Condition(self.lock)
         self._asked = 0  # the newest attempt that has asked for what is there
-        self._earlier = Earlier(
-            self._open, self._files, books, self._conclusions, changed=self._changed, record=record
-        )
+        self._earlier = Earlier(saves, self._files, books, self._conclusions, record=record)
 
     # --- who else there is ----------------------------------------------------------------------
 
@@ -312,7 +294,7 @@ class SavesInFlight:
             limit_s, words = leader.patience(save, rank)
             if quiet_s >= limit_s:
                 save.by_storage = False
-                self._refuse(save, f"rank {rank}: {words} for {quiet_s:.0f} s")
+                self._conclusions.refuse(save, f"rank {rank}: {words} for {quiet_s:.0f} s")
                 return
 
     def decided(
@@ -332,10 +314,10 @@ class SavesInFlight:
                 return
             if message.error or void:
                 save.is_told = True
-                self._refuse(save, message.error, void)
+                self._conclusions.refuse(save, message.error, void)
             elif not save.ranks:
                 save.is_told = True
-                self._refuse(save, "this machine's keeper knows nothing of it")
+                self._conclusions.refuse(save, "this machine's keeper knows nothing of it")
             else:
                 self._pool.put(lambda: self._look_for_manifest(save, message))
 
@@ -360,7 +342,9 @@ class SavesInFlight:
                 self._conclusions.follow(save, data)
             else:
                 save.by_storage = False
-                self._refuse(save, "its manifest is not to be had from rank 0's keeper any more")
+                self._conclusions.refuse(
+                    save, "its manifest is not to be had from rank 0's keeper any more"
+                )
 
     def unanswered(self, attempt: int) -> list[tuple[int, int, int, RankPart]]:
         """(step, serial, rank, part) of everything that has been reported and still counts."""
@@ -401,7 +385,7 @@ class SavesInFlight:
             for save in self._of(attempt):
                 if save.is_open and save.parts:
                     save.by_storage = False
-                    self._refuse(save, words)
+                    self._conclusions.refuse(save, words)
 
     def _forget(self, attempt: int) -> None:
         """Nobody is to hear of what was given up."""
@@ -480,7 +464,9 @@ class SavesInFlight:
         save = self._open[key]
         if save.step != message.step and save.is_open:
             # The ranks count their saves alike; where they do not, nothing of it is to be believed.
-            self._refuse(save, f"some ranks save step {save.step} and others {message.step}")
+            self._conclusions.refuse(
+                save, f"some ranks save step {save.step} and others {message.step}"
+            )
         return save
 
     def _leave_earlier(self, attempt: int, rank: int, message: wire.BeginSave) -> None:
@@ -498,7 +484,9 @@ class SavesInFlight:
                     side.is_overwritten = True
                     if side.reads_arena and save.is_open:
                         save.by_storage = False
-                        self._refuse(save, f"its memory was taken for step {message.step}")
+                        self._conclusions.refuse(
+                            save, f"its memory was taken for step {message.step}"
+                        )
 
     def _rank(self, attempt: int, serial: int, rank: int) -> RankSide | None:
         save = self._open.get((attempt, serial))
@@ -530,7 +518,7 @@ class SavesInFlight:
             part = gathered.parts[rank]
             who = f"rank {rank}: " if save.world_size > 1 else ""
             save.by_storage = part.by_storage
-            self._refuse(save, who + part.error, tuple(sorted(gathered.void)))
+            self._conclusions.refuse(save, who + part.error, tuple(sorted(gathered.void)))
         elif gathered.is_whole and gathered.differs:
             self._compare(save)
         elif gathered.is_whole:
@@ -550,7 +538,7 @@ class SavesInFlight:
         if save.is_open and save.gathered.answer(rank, digests):
             void = save.gathered.differing()
             some = ", ".join(void[:3]) or "of some it is not known which"
-            self._refuse(save, f"not the same on all ranks: {some}", void)
+            self._conclusions.refuse(save, f"not the same on all ranks: {some}", void)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -560,7 +548,7 @@ class SavesInFlight:
                 save.by_storage = False
                 if save.is_shared and 0 not in save.local:
                     self._give_notice(save, error)
-                self._refuse(save, error)
+                self._conclusions.refuse(save, error)
 
     def _give_notice(self, save: Save, error: str) -> None:
         """Rank 0's keeper must hear of what this one gives up, also where it cannot just now."""
@@ -570,68 +558,5 @@ class SavesInFlight:
         self._given_up[save.attempt, save.serial] = (save.step, save.serial, rank, part)
         self._pass_on(save, rank, part)
 
-    def _refuse(self, save: Save, error: str, void: tuple[str, ...] = ()) -> None:
-        ended = wire.SaveEnded(
-            step=save.step,
-            serial=save.serial,
-            error=error,
-            void=void,
-            by_storage=save.by_storage and not void,
-        )
-        self._decide(save, ended)
-
-    def _decide(self, save: Save, ended: wire.SaveEnded, manifest: bytes = b"") -> None:
-        """How a save ends is known."""
-        with self.lock:
-            if save.ended is not None:
-                return
-            save.ended, save.manifest = ended, manifest
-            for one in save.ranks.values():
-                if ended.error and one.shard is not None:
-                    one.shard.abandon()
-            self._end_if_quiet(save)
-
     def _end_if_quiet(self, save: Save) -> None:
-        if save.ended is not None and not save.writing:
-            self._pool.put(lambda: self._end(save))
-
-    def _end(self, save: Save) -> None:
-        ended = save.ended
-        assert ended is not None  # noqa: S101 - decided before
-        with self.lock:
-            if (save.attempt, save.serial) in self._past:
-                return
-            self._past[save.attempt, save.serial] = _PastSave(ended, save.manifest)
-            while len(self._past) > MAX_PAST:
-                self._past.popitem(last=False)
-            for past in list(self._past.values())[:-MAX_MANIFESTS]:
-                past.manifest = b""
-            side = self._sides.get(save.attempt) if save.is_shared else None
-        if ended.error and not ended.void and not save.is_told:
-            self._record_failure(save, ended.error)
-        if side is not None:  # before this keeper may leave, since it is idle
-            side.tell(ended, save.manifest) if side.leads else side.done(save.serial)
-        with self.lock:
-            del self._open[save.attempt, save.serial]
-            here = save.here
-            for one in save.ranks.values():
-                one.shard = None  # it knows the save: together they would keep the memory mapped
-            self._changed.notify_all()
-        for peer in here.values():
-            peer.send(ended)
-
-    def _record_failure(self, save: Save, error: str) -> None:
-        if not save.by_storage:
-            self._record(
-                "save_skipped", durable=False, attempt=save.attempt, step=save.step, reason=error
-            )
-            return
-        tier, storage = self._files.target(save)
-        self._record(
-            "storage_error",
-            attempt=save.attempt,
-            operation="save",
-            path=storage.describe() if storage else tier or "memory",
-            error=error,
-            step=save.step,
-        )
+        self._conclusions.end_if_quiet(save)
