@@ -22,7 +22,7 @@ from outlast.checkpoint.capture import Capture
 from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import Share, make, name_of, structure
 from outlast.checkpoint.tree import flatten
-from outlast.keeper import flight, persist, wire
+from outlast.keeper import conclude, flight, persist, wire
 from outlast.keeper.arrivals import WordsSaid
 from outlast.keeper.between import SaveFollower, SaveLeader
 from outlast.keeper.memory import Books, MemoryTier
@@ -90,7 +90,7 @@ def small_blocks(monkeypatch, num_bytes):
 def no_pauses(monkeypatch):
     """What failed is tried again at once."""
     monkeypatch.setattr(flight, "RETRY_S", (0.0,) * len(flight.RETRY_S))
-    monkeypatch.setattr(flight, "PAUSES_S", (0.0,) * len(flight.PAUSES_S))
+    monkeypatch.setattr(conclude, "PAUSES_S", (0.0,) * len(conclude.PAUSES_S))
 
 
 def snapshot(tensors, *, elsewhere=(), rank=0):

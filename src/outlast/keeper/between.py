@@ -38,7 +38,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -49,7 +48,7 @@ from outlast.errors import OutlastError
 from outlast.keeper import protocol, wire
 from outlast.keeper.arrivals import Arrived, WordsHeard, WordsSaid
 from outlast.keeper.flight import RankPart, Save, SaveLimits, Side
-from outlast.keeper.protocol import Door
+from outlast.keeper.protocol import Door, tls_of
 from outlast.keeper.saves import SavesInFlight
 from outlast.peer import Channel, Tls, connect
 
@@ -536,7 +535,7 @@ class Between:
         side = SaveLeader(
             socket.socket(fileno=fd),
             lambda: self._of_both(key),
-            _tls(message.tls),
+            tls_of(message.tls),
             self._saves,
             hello=hello,
             local=set(self._saves.local(hello.attempt, hello.world_size)),
@@ -551,7 +550,7 @@ class Between:
         side = SaveFollower(
             (message.host, message.port),
             lambda: self._of_both(key),
-            _tls(message.tls),
+            tls_of(message.tls),
             self._saves,
             hello=hello,
             said=self._said,
@@ -609,10 +608,3 @@ class Between:
     def _of_both(self, key: bytes) -> bytes:
         job_key = self._job_key()
         return hashlib.blake2b(key, key=job_key, digest_size=32).digest() if job_key else key
-
-
-def _tls(files: tuple[str, str, str] | None) -> Tls | None:
-    if files is None:
-        return None
-    cert, key, ca = map(Path, files)
-    return Tls(cert=cert, key=key, ca=ca)

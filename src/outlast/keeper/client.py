@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +25,8 @@ import msgspec
 
 from outlast.keeper import wire
 from outlast.keeper.arena import Arena
-from outlast.keeper.memory import KeptSnapshot, MemoryTier
+from outlast.keeper.memory import KeptSnapshot, MemoryTier, ReadOnlyTier
 from outlast.keeper.place import connect
-from outlast.storage import Blob
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +208,7 @@ def _connect(path: Path, timeout_s: float) -> Any:
         time.sleep(_LOOK_S)
 
 
-class Remote:
+class Remote(ReadOnlyTier):
     """A tier behind the keeper; for reading.
 
     Args:
@@ -253,26 +252,6 @@ class Remote:
     def open(self, name: str) -> _RemoteReader:
         """Open ``name``."""
         return _RemoteReader(self, name, self.size(name))
-
-    def put(self, name: str, data: bytes) -> None:
-        """Only the keeper writes."""
-        raise self._read_only(name)
-
-    def put_new(self, name: str, data: bytes) -> bool:
-        """Only the keeper writes."""
-        raise self._read_only(name)
-
-    def create(self, name: str, size: int | None = None) -> Blob:
-        """Only the keeper writes."""
-        raise self._read_only(name)
-
-    def remove(self, name: str) -> None:
-        """Only the keeper writes."""
-        raise self._read_only(name)
-
-    def remove_tree(self, name: str, last: Sequence[str] = ()) -> None:
-        """Only the keeper writes."""
-        raise self._read_only(name)
 
     def _read_only(self, name: str) -> OSError:
         text = "mended by outlast checkpoints repair, not by a worker"

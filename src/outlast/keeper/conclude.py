@@ -23,6 +23,7 @@ blocks are written (a slow tier would hold up what memory has).
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -56,13 +57,14 @@ from outlast.keeper.flight import (
     merge,
     of_save,
     part_of,
-    put_manifest,
 )
 from outlast.keeper.memory import Books, KeptSnapshot
 from outlast.keeper.persist import Pool
+from outlast.storage import Storage
 
 logger = logging.getLogger(__name__)
 
+PAUSES_S: Final = (0.2, 1.0)  # between tries to put the manifest
 MAX_PAST: Final = 64
 MAX_MANIFESTS: Final = 4  # of the newest of these: other machines may still ask for them
 LATE_S: Final = 5.0  # after which it is put on record that a save is held
@@ -414,6 +416,31 @@ class Conclusions:
             error=error,
             step=save.step,
         )
+
+
+def put_manifest(storage: Storage, name: str, data: bytes) -> None:
+    """Commit, tried again when it fails.
+
+    Raises:
+        FileExistsError: another manifest has the name, as that of a save that is being removed.
+        OSError: as the storage gave it.
+    """
+    for pause_s in (*PAUSES_S, None):
+        try:
+            # Of a try that failed the name may be there, and be ours.
+            if not storage.put_new(name, data) and storage.read(name) != data:
+                raise FileExistsError(
+                    errno.EEXIST, "another manifest is there already", storage.describe(name)
+                )
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if pause_s is None:
+                raise
+            logger.warning("%s: %s; trying again", storage.describe(name), error)
+            time.sleep(pause_s)
+        else:
+            return
 
 
 class Earlier:

@@ -50,7 +50,6 @@ from outlast.keeper.persist import Pool, ShardFile
 from outlast.storage import Directory, Storage
 
 logger = logging.getLogger(__name__)
-PAUSES_S: Final = (0.2, 1.0)  # between tries
 MAX_ASKED: Final = 16  # ranks that are asked for single digests, for each group that differs
 RETRY_S: Final = (0.2, 1.0)
 KEEP_FEWER: Final = (
@@ -411,31 +410,6 @@ def merge(
         kind=kind,
         exact=exact,
     )
-
-
-def put_manifest(storage: Storage, name: str, data: bytes) -> None:
-    """Commit, tried again when it fails.
-
-    Raises:
-        FileExistsError: another manifest has the name, as that of a save that is being removed.
-        OSError: as the storage gave it.
-    """
-    for pause_s in (*PAUSES_S, None):
-        try:
-            # Of a try that failed the name may be there, and be ours.
-            if not storage.put_new(name, data) and storage.read(name) != data:
-                raise FileExistsError(
-                    errno.EEXIST, "another manifest is there already", storage.describe(name)
-                )
-        except FileExistsError:
-            raise
-        except OSError as error:
-            if pause_s is None:
-                raise
-            logger.warning("%s: %s; trying again", storage.describe(name), error)
-            time.sleep(pause_s)
-        else:
-            return
 
 
 class GatheredParts:

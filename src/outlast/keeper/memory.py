@@ -15,6 +15,7 @@ snapshot goes through block by block), or none at all (no arena; the save fails 
 
 from __future__ import annotations
 
+import abc
 import errno
 import logging
 import os
@@ -191,7 +192,35 @@ class Books:
         }
 
 
-class MemoryTier:
+class ReadOnlyTier(abc.ABC):
+    """What a Storage has for writing, in a tier that is only read: the keeper alone writes."""
+
+    @abc.abstractmethod
+    def _read_only(self, name: str) -> OSError:
+        """The error that says so."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Refuse it."""
+        raise self._read_only(name)
+
+    def put_new(self, name: str, data: bytes) -> bool:
+        """Refuse it."""
+        raise self._read_only(name)
+
+    def create(self, name: str, size: int | None = None) -> Blob:
+        """Refuse it."""
+        raise self._read_only(name)
+
+    def remove(self, name: str) -> None:
+        """Refuse it."""
+        raise self._read_only(name)
+
+    def remove_tree(self, name: str, last: Sequence[str] = ()) -> None:
+        """Refuse it."""
+        raise self._read_only(name)
+
+
+class MemoryTier(ReadOnlyTier):
     """The tier that reads snapshots; only what a Storage needs for reading.
 
     Args:
@@ -264,25 +293,8 @@ class MemoryTier:
             raise FileNotFoundError(errno.ENOENT, "no such file in memory", name)
         return view
 
-    def put(self, name: str, data: bytes) -> None:
-        """Memory is written by the keeper alone."""
-        raise OSError(errno.EROFS, "snapshots in memory are not changed", name)
-
-    def put_new(self, name: str, data: bytes) -> bool:
-        """Memory is written by the keeper alone."""
-        raise OSError(errno.EROFS, "snapshots in memory are not changed", name)
-
-    def create(self, name: str, size: int | None = None) -> Blob:
-        """Memory is written by the keeper alone."""
-        raise OSError(errno.EROFS, "snapshots in memory are not changed", name)
-
-    def remove(self, name: str) -> None:
-        """Memory is written by the keeper alone."""
-        raise OSError(errno.EROFS, "snapshots in memory are not changed", name)
-
-    def remove_tree(self, name: str, last: Sequence[str] = ()) -> None:
-        """Memory is written by the keeper alone."""
-        raise OSError(errno.EROFS, "snapshots in memory are not changed", name)
+    def _read_only(self, name: str) -> OSError:
+        return OSError(errno.EROFS, "snapshots in memory are not changed", name)
 
 
 class _MemoryReader:

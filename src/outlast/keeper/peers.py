@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Final
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, FULL, decode
@@ -28,6 +27,7 @@ from outlast.errors import CheckpointInvalid, OutlastError
 from outlast.keeper import protocol, wire
 from outlast.keeper.memory import Holdings, KeptSnapshot, MemoryTier
 from outlast.keeper.place import Setup
+from outlast.keeper.protocol import tls_of
 from outlast.keeper.replica_store import ReplicaServer, ReplicaStore, fingerprint, when
 from outlast.keeper.replicate import Replicator
 from outlast.keeper.wire import PeerMachine
@@ -308,8 +308,7 @@ class Peers:
         self._node, self._key = message.node, key
         if fd < 0:
             return
-        files = [Path(file) for file in message.tls or ()]
-        self._tls = Tls(cert=files[0], key=files[1], ca=files[2]) if files else None
+        self._tls = tls_of(message.tls)
         self._reception = ReplicaServer(
             socket.socket(fileno=fd),
             key,

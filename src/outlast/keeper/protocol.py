@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
@@ -440,3 +441,11 @@ class Door:
                     self._open.discard(channel)
                 channel.close()
             self._places.release()
+
+
+def tls_of(files: tuple[str, str, str] | None) -> Tls | None:
+    """The files of ``[peer]`` as a worker or a supervisor names them."""
+    if files is None:
+        return None
+    cert, key, ca = map(Path, files)
+    return Tls(cert=cert, key=key, ca=ca)
