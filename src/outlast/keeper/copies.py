@@ -67,47 +67,19 @@ class Copier:
     """Brings checkpoints to one tier, and prunes it, in a thread of its own.
 
     Args:
-        job: id of the job.
         tier: where to.
-        sources: name → storage of all durable tiers; "" → this machine's memory.
-        record: puts an event into the ledger.
-        invalid: saves that a resume has rejected.
-        health: says what is known of the checkpoints besides.
-        in_use: says which saves of a tier somebody writes or reads.
-        on_copied: told of the tier that a copy was taken from.
-        on_due: told what this tier has yet to get, and when it no longer has.
-        others: the other machines that bring their files here.
+        copies: of which this is one tier: where from, and what is known of the checkpoints.
     """
 
-    def __init__(
-        self,
-        job: str,
-        tier: DurableTier,
-        sources: Mapping[str, Source],
-        *,
-        record: Callable[..., None],
-        invalid: set[SaveName],
-        health: Callable[[], Health],
-        in_use: Callable[[str], set[SaveName]],
-        on_copied: Callable[[str], None],
-        on_due: Callable[[str, Due, bool], None],
-        others: OtherMachines,
-    ) -> None:
+    def __init__(self, tier: DurableTier, copies: TierCopies) -> None:
         self.tier = tier
-        self._job = job
+        self._copies = copies
+        self._record, self._others = copies.record, copies.others
         self.failures = 0
         self.is_given_up = False
         self.is_missing = False  # whether it did not get what it was to get last
         self.done_bytes = self.total_bytes = 0
         self._since_s = 0.0  # when it began with what is being copied
-        self._sources = sources
-        self._record = record
-        self._invalid = invalid
-        self._health = health
-        self._in_use = in_use
-        self._on_copied = on_copied
-        self._on_due = on_due
-        self._others = others
         self._said_s = 0.0
         self._changed = threading.Condition()
         self._next: Committed | None = None
@@ -123,7 +95,7 @@ class Copier:
 
     def submit(self, committed: Committed) -> None:
         """Copy this one next; one that still waits is passed over."""
-        self._on_due(self.tier.name, _due(committed), True)
+        self._copies.on_due(self.tier.name, _due(committed), True)
         with self._changed:
             if self.is_given_up:
                 return
@@ -209,8 +181,8 @@ class Copier:
                     with self._changed:
                         self._current = None  # not read any more: its source may go
                     self.is_missing = False
-                    self._on_due(self.tier.name, _due(committed), False)
-                    self._on_copied(committed.tier)
+                    self._copies.on_due(self.tier.name, _due(committed), False)
+                    self._copies.copied_from(committed.tier)
                 if committed is None or 0 in committed.ranks:
                     self._prune()
             except CopySuperseded:
@@ -268,7 +240,7 @@ class Copier:
     def _copy(self, committed: Committed, brought: set[str]) -> None:
         """Bring our files, but for those that an earlier try has ``brought``; wait for the rest."""
         manifest, directory = committed.manifest, committed.manifest.save
-        source, target = self._sources[committed.tier], self.tier.storage
+        source, target = self._copies.sources[committed.tier], self.tier.storage
         if self._is_there(committed):
             return
         if not committed.tier and not source.exists(f"{directory}/{MANIFEST}"):
@@ -296,7 +268,7 @@ class Copier:
                 before += entry.size
                 continue
             if not target.exists(f"{directory}/{NOTE}"):
-                sign(target, directory, self._job)
+                sign(target, directory, self._copies.job)
             copy_file(source, target, f"{directory}/{name}", entry, progress)
             brought.add(name)
             before += entry.size
@@ -331,11 +303,11 @@ class Copier:
         try:
             prune(
                 tier.storage,
-                self._job,
+                self._copies.job,
                 keep=tier.keep,
-                invalid=set(self._invalid),
-                in_use=lambda: self._in_use(tier.name),
-                health=self._health(),
+                invalid=set(self._copies.invalid),
+                in_use=lambda: self._copies.in_use(tier.name),
+                health=self._copies.health,
             )
         except OSError as error:
             logger.warning("old checkpoints could not be removed: %s", error)
@@ -425,6 +397,11 @@ class TierCopies:
         on_due: told, for a tier, what it has yet to get, and when it no longer has.
         others: the other machines that bring their files.
         memory: what is in this machine's memory.
+
+    Attributes:
+        sources: name → storage of all durable tiers; "" → this machine's memory.
+        invalid: saves that a resume has rejected.
+        health: what is known of the checkpoints besides.
     """
 
     def __init__(
@@ -438,29 +415,18 @@ class TierCopies:
         others: OtherMachines | None = None,
         memory: Source | None = None,
     ) -> None:
+        self.job, self.record, self.on_due = job, record, on_due
+        self.others = others or NoOthers()
         self.invalid: set[SaveName] = set()
         self.health = Health()
+        self.sources: dict[str, Source] = {tier.name: tier.storage for tier in tiers}
+        if memory is not None:
+            self.sources[""] = memory
         self._in_flight = in_flight
-        self._copiers: dict[str, Copier] = {}
         self._lock = threading.Lock()
         self._newest: Committed | None = None
         self._given: dict[str, SaveName] = {}  # tier → the newest save that it was to get
-        self._sources: dict[str, Source] = {tier.name: tier.storage for tier in tiers}
-        if memory is not None:
-            self._sources[""] = memory
-        for tier in tiers:
-            self._copiers[tier.name] = Copier(
-                job,
-                tier,
-                self._sources,
-                record=record,
-                invalid=self.invalid,
-                health=lambda: self.health,
-                in_use=self._in_use,
-                on_copied=self._copied_from,
-                on_due=on_due,
-                others=others or NoOthers(),
-            )
+        self._copiers = {tier.name: Copier(tier, self) for tier in tiers}
 
     def committed(self, committed: Committed) -> None:
         """A checkpoint was committed: prune where it lies, bring it where it is due."""
@@ -507,7 +473,7 @@ class TierCopies:
     def go_on(self, due: Mapping[str, Due]) -> None:
         """Bring what a predecessor had yet to bring, as far as it is still there."""
         for name, one in due.items():
-            source = self._sources.get(one.source)
+            source = self.sources.get(one.source)
             if name not in self._copiers or source is None:
                 continue
             try:
@@ -567,10 +533,11 @@ class TierCopies:
         for copier in self._copiers.values():
             copier.stop()
 
-    def _in_use(self, tier: str) -> set[SaveName]:
+    def in_use(self, tier: str) -> set[SaveName]:
+        """The saves of a tier that somebody writes or reads."""
         return self._in_flight().union(*(one.reads(tier) for one in self._copiers.values()))
 
-    def _copied_from(self, tier: str) -> None:
+    def copied_from(self, tier: str) -> None:
         """What was kept for the copy alone may go now."""
         if tier in self._copiers:
             self._copiers[tier].tidy()

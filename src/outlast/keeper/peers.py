@@ -28,7 +28,7 @@ from outlast.keeper import protocol, wire
 from outlast.keeper.memory import Holdings, KeptSnapshot, MemoryTier
 from outlast.keeper.place import Setup
 from outlast.keeper.protocol import tls_of
-from outlast.keeper.replica_store import ReplicaServer, ReplicaStore, fingerprint, when
+from outlast.keeper.replica_store import ReplicaServer, ReplicaStore, when
 from outlast.keeper.replicate import Replicator
 from outlast.keeper.wire import PeerMachine
 from outlast.peer import Channel, Tls, connect
@@ -268,15 +268,13 @@ class Peers:
         self._lock = lock
         self._wait_for_earlier = wait_for_earlier
         self._record = record
-        self._guests = ReplicaStore(setup.job, holdings, lock)
+        self._store = ReplicaStore(setup.job, holdings, lock)
         self._node = ""
         self._key = b""
         self._tls: Tls | None = None
-        self._reception: ReplicaServer | None = None
+        self._server: ReplicaServer | None = None
         self._replicator: Replicator | None = None
         self._neighbours: PeerTier | None = None
-        self._wards: frozenset[str] = frozenset()  # machines whose copies are to be here
-        self._arrivals = (SaveName(0), SaveName(0))  # the last two that came or were made
 
     @property
     def key(self) -> bytes:
@@ -309,15 +307,12 @@ class Peers:
         if fd < 0:
             return
         self._tls = tls_of(message.tls)
-        self._reception = ReplicaServer(
+        self._server = ReplicaServer(
             socket.socket(fileno=fd),
             key,
             self._tls,
-            guests=self._guests,
+            self._store,
             wait_for_earlier=self._wait_for_earlier,
-            inventory=self._inventory,
-            view=self._view,
-            on_copy=self._came,
             gives_way=self._setup.rate_bytes is None,
             record=self._record,
         )
@@ -349,15 +344,15 @@ class Peers:
         replicas = num_replicas(self._setup.replicas, len(nodes))
         machines = [Machine(node=one.node, labels=one.labels) for one in message.members]
         chosen = holders(machines, replicas)
-        self._wards = frozenset(node for node in nodes if self._node in chosen[node])
+        self._store.wards = frozenset(node for node in nodes if self._node in chosen[node])
         self._replicator.to([nodes[node] for node in chosen[self._node]])
 
     def committed(self, newest: SaveName) -> None:
         """A snapshot of this machine is committed."""
         if self._replicator is not None:
             self._replicator.committed()
-            if not self._wards:
-                self._came(newest)
+            if not self._store.wards:
+                self._store.came(newest)
 
     def stop(self) -> None:
         """End all talk with other machines."""
@@ -366,22 +361,11 @@ class Peers:
                 part.stop()
             elif part is not None:
                 part.close()
-        if self._reception is not None:
-            self._reception.close()
-        self._replicator = self._neighbours = self._reception = None
+        if self._server is not None:
+            self._server.close()
+        self._replicator = self._neighbours = self._server = None
 
     # --- inside ---------------------------------------------------------------------------------
-
-    def _came(self, newest: SaveName) -> None:
-        """A copy has come in; or, where none does, a snapshot of this machine was committed.
-
-        What others left here goes when two newer ones are there: until then it may be a part of the
-        newest step of which everything is somewhere.
-        """
-        with self._lock:
-            if when(newest) > when(self._arrivals[1]):
-                self._arrivals = (self._arrivals[1], newest)
-        self._guests.see_off(self._wards, self._arrivals[0])
 
     def _open_channel(self, member: wire.PeerMachine) -> Channel:
         return connect(
@@ -392,19 +376,6 @@ class Peers:
             silence_s=protocol.SILENCE_S,
             tls=self._tls,
         )
-
-    def _inventory(self) -> dict[str, KeptSnapshot]:
-        with self._lock:
-            return self._holdings.books.everything()
-
-    def _view(self, save: str, manifest: str, file: str) -> memoryview | None:
-        """A file of a save, as it lies here."""
-        with self._lock:
-            books = self._holdings.books
-            kept = books.everything().get(save)
-            if kept is None or fingerprint(kept) != manifest:
-                return None
-            return MemoryTier(books.arenas, {save: kept}).view(f"{save}/{file}")
 
     def _view_of(self, save: str, kept: KeptSnapshot, file: str) -> memoryview | None:
         """A file of one of this machine's own snapshots, unless that is gone."""

@@ -14,7 +14,7 @@ import logging
 import math
 import socket
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -34,7 +34,7 @@ from outlast.checkpoint.manifest import (
 from outlast.checkpoint.names import SaveName, named, parse
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import protocol
-from outlast.keeper.memory import COPIES, Holdings, KeptSnapshot, Replica
+from outlast.keeper.memory import COPIES, Holdings, KeptSnapshot, MemoryTier, Replica
 from outlast.keeper.protocol import Door, ReplicaOffer
 from outlast.keeper.replicate import Cores, TrafficPace, yield_to_training
 from outlast.peer import Channel, Tls
@@ -114,13 +114,18 @@ class ReplicaStore:
         job: id of the job.
         holdings: this machine's memory.
         lock: guards it.
+
+    Attributes:
+        wards: machines whose copies are to be here.
     """
 
     def __init__(self, job: str, holdings: Holdings, lock: threading.RLock) -> None:
         self._job = job
         self._holdings = holdings
         self._lock = lock
+        self.wards: frozenset[str] = frozenset()
         self._coming: dict[str, IncomingReplica] = {}
+        self._arrivals = (SaveName(0), SaveName(0))  # the last two that came or were made
 
     def receive(self, offer: ReplicaOffer, small: Mapping[str, bytes]) -> IncomingReplica | None:
         """Make room for a copy; None if it is here already.
@@ -163,14 +168,34 @@ class ReplicaStore:
         with self._lock:
             self._coming.pop(guest.offer.node, None)
 
-    def see_off(self, staying: Collection[str], newest: SaveName) -> None:
-        """Drop what machines have left here that do not leave anything here any more.
+    def inventory(self) -> dict[str, KeptSnapshot]:
+        """By the names of saves: all that is in memory here, this machine's own and copies."""
+        with self._lock:
+            return self._holdings.books.everything()
 
-        Args:
-            staying: the machines whose copies are kept here.
-            newest: only what is older goes.
+    def view(self, save: str, manifest: str, file: str) -> memoryview | None:
+        """A file of a save, as it lies here."""
+        with self._lock:
+            books = self._holdings.books
+            kept = books.everything().get(save)
+            if kept is None or fingerprint(kept) != manifest:
+                return None
+            return MemoryTier(books.arenas, {save: kept}).view(f"{save}/{file}")
+
+    def came(self, newest: SaveName) -> None:
+        """A copy has come in; or, where none does, a snapshot of this machine was committed.
+
+        What others left here goes when two newer ones are there: until then it may be a part of the
+        newest step of which everything is somewhere.
         """
-        books = self._holdings.books
+        with self._lock:
+            if when(newest) > when(self._arrivals[1]):
+                self._arrivals = (self._arrivals[1], newest)
+        self.see_off(self._arrivals[0])
+
+    def see_off(self, newest: SaveName) -> None:
+        """Drop what is older than ``newest`` and of machines that leave no copies here any more."""
+        books, staying = self._holdings.books, self.wards
         with self._lock:
             for node, copy in list(books.copies.items()):
                 if node not in staying and when(named(copy.save)) < when(newest):
@@ -249,11 +274,8 @@ class ReplicaServer:
         listener: a listening socket; it is closed by ``close``.
         key: the job's.
         tls: files for TLS, or None.
-        guests: copies that are kept here.
+        store: what is in memory here.
         wait_for_earlier: waits until nothing of attempts before one is in flight.
-        inventory: what is in memory, by the names of saves.
-        view: a file's bytes in memory.
-        on_copy: told the save of each copy that has come in.
         gives_way: takes copies more slowly while no core is spare.
         record: puts an event into the ledger.
     """
@@ -263,20 +285,14 @@ class ReplicaServer:
         listener: socket.socket,
         key: bytes,
         tls: Tls | None,
+        store: ReplicaStore,
         *,
-        guests: ReplicaStore,
         wait_for_earlier: Callable[[int], None],
-        inventory: Callable[[], dict[str, KeptSnapshot]],
-        view: Callable[[str, str, str], memoryview | None],
-        on_copy: Callable[[SaveName], None],
         gives_way: bool,
         record: Callable[..., None],
     ) -> None:
-        self._guests = guests
+        self._store = store
         self._wait_for_earlier = wait_for_earlier
-        self._inventory = inventory
-        self._view = view
-        self._on_copy = on_copy
         self._gives_way = gives_way
         self._door = Door(
             listener,
@@ -313,7 +329,7 @@ class ReplicaServer:
             small[name] = bytes(blob[start : start + size])
             start += size
         try:
-            guest = self._guests.receive(offer, small)
+            guest = self._store.receive(offer, small)
         except ReplicaRefused as refused:
             logger.warning("a copy of %s: %s is not taken: %s", offer.node, offer.save, refused)
             protocol.say(channel, protocol.ReplicaVerdict(verdict="refused", reason=str(refused)))
@@ -328,11 +344,11 @@ class ReplicaServer:
             is_whole = self._fill(channel, guest)
         finally:
             if not is_whole:
-                self._guests.give_up(guest)
+                self._store.give_up(guest)
         if is_whole:
-            self._guests.adopt(guest)
+            self._store.adopt(guest)
             protocol.say(channel, protocol.ReplicaVerdict(verdict="have"))
-            self._on_copy(named(offer.save))
+            self._store.came(named(offer.save))
 
     def _fill(self, channel: Channel, guest: IncomingReplica) -> bool:
         """Take the blocks as they come; whether the copy is whole."""
@@ -373,11 +389,11 @@ class ReplicaServer:
         threading.Thread(target=settle, name="outlast-settling", daemon=True).start()
         while not is_settled.wait(protocol.LATER_S):
             protocol.say(channel, protocol.Later())
-        found = {save: listed(kept) for save, kept in self._inventory().items()}
+        found = {save: listed(kept) for save, kept in self._store.inventory().items()}
         protocol.say(channel, protocol.Listing(), [msgspec.msgpack.encode(found)])
 
     def _read(self, channel: Channel, message: protocol.ReadRange) -> None:
-        view = self._view(message.save, message.manifest, message.file)
+        view = self._store.view(message.save, message.manifest, message.file)
         if view is None or not 0 <= message.size <= BLOCK_BYTES or message.start < 0:
             why = f"{message.file} of {message.save} is not here"
             protocol.say(channel, protocol.Data(error=why))

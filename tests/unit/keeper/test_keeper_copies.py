@@ -150,8 +150,8 @@ def test_the_source_of_a_copy_stays_until_it_is_made(tiers):
     tiers.copies._copiers["local"].tidy()
     assert 1 in committed(tiers.local)
     copier, still_read = tiers.copies._copiers["shared"], []
-    tell = copier._on_copied
-    copier._on_copied = lambda tier: (still_read.append(copier.reads(tier)), tell(tier))
+    tell = tiers.copies.copied_from
+    tiers.copies.copied_from = lambda tier: (still_read.append(copier.reads(tier)), tell(tier))
     tiers.gate.set()
     tiers.settle()
     tiers.settle()

@@ -200,11 +200,13 @@ def test_a_block_that_does_not_exist_has_no_room(guests, block):
 def test_who_is_gone_is_seen_off_once_newer_copies_are_here(guests, held):
     take(guests, "gone", step=1)
     take(guests, "stays", step=1)
-    guests.see_off({"stays"}, save_of(1))
+    guests.wards = frozenset({"stays"})
+    guests.see_off(save_of(1))
     assert held.books.copies.keys() == {"gone", "stays"}  # not older: its part may be needed
-    guests.see_off({"stays"}, save_of(1, 2))
+    guests.see_off(save_of(1, 2))
     assert held.books.copies.keys() == {"stays"}
-    guests.see_off(set(), save_of(1, 2))
+    guests.wards = frozenset()
+    guests.see_off(save_of(1, 2))
     assert not held.books.of_rank(COPIES)
 
 

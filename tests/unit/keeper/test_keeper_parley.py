@@ -1,5 +1,6 @@
 """What keepers say to each other while one of them is not ready to answer, or never answers."""
 
+import socket
 import threading
 import types
 
@@ -81,13 +82,20 @@ def test_who_says_nothing_has_nothing_and_is_not_asked_again_for_a_while(monkeyp
 
 def test_who_has_something_in_flight_says_so_until_it_has_not(monkeypatch):
     is_asked_twice, asked = threading.Event(), []
-    reception = object.__new__(ReplicaServer)
-    reception._wait_for_earlier = lambda attempt: asked.append(is_asked_twice.wait(60))
-    reception._inventory = dict
+    server = ReplicaServer(
+        socket.create_server(("127.0.0.1", 0)),
+        b"",
+        None,
+        types.SimpleNamespace(inventory=dict),
+        wait_for_earlier=lambda attempt: asked.append(is_asked_twice.wait(60)),
+        gives_way=False,
+        record=None,
+    )
     channel = Channel()
     channel.on_sent = lambda: is_asked_twice.set() if len(channel.sent) == 2 else None
     monkeypatch.setattr(protocol, "LATER_S", 0.01)
-    reception._list(channel, protocol.List(attempt=2))
+    server._list(channel, protocol.List(attempt=2))
+    server.close()
     names = [type(message).__name__ for message in channel.sent]
     assert names[:2] == ["Later", "Later"]
     assert names[-1] == "Listing"
