@@ -73,12 +73,10 @@ class SavesInFlight:
         on_change: Callable[[], None],
         gate: Gate | None = None,
     ) -> None:
-        saves = SaveTable()
-        self.lock, self._changed = saves.lock, saves.changed
-        self._open, self._past, self._sides = saves.open, saves.past, saves.sides
+        self.table = SaveTable()
+        self.lock = self.table.lock
         self._books = books
         self._pool = pool
-        self._record = record
         self._on_change = on_change
         self._files = Files(
             job,
@@ -94,7 +92,7 @@ class SavesInFlight:
             self._files,
             books,
             pool,
-            saves,
+            self.table,
             gate=gate,
             record=record,
             on_committed=on_committed,
@@ -105,7 +103,7 @@ class SavesInFlight:
         ] = {}  # as `unanswered`
         self._local: dict[int, set[int]] = {}  # attempt → ranks of this machine
         self._asked = 0  # the newest attempt that has asked for what is there
-        self._earlier = Earlier(saves, self._files, books, self._conclusions, record=record)
+        self._earlier = Earlier(self.table, self._files, books, self._conclusions, record=record)
 
     # --- who else there is ----------------------------------------------------------------------
 
@@ -121,8 +119,8 @@ class SavesInFlight:
     def meet(self, attempt: int, side: Side) -> Side | None:
         """Other machines of an attempt are reached in this way; the way before it, if any."""
         with self.lock:
-            before = self._sides.get(attempt)
-            self._sides[attempt] = side
+            before = self.table.sides.get(attempt)
+            self.table.sides[attempt] = side
             for save in self._of(attempt):
                 for rank in save.parts.keys() & set(save.local):
                     self._pass_on(save, rank, save.parts[rank])
@@ -131,13 +129,13 @@ class SavesInFlight:
     def part(self) -> list[Side]:
         """The ways that nobody needs any more: later attempts have begun."""
         with self.lock:
-            newest = max(self._sides, default=0)
-            busy = {attempt for attempt, _ in self._open}
-            over = [one for one in self._sides if one < newest and one not in busy]
+            newest = max(self.table.sides, default=0)
+            busy = {attempt for attempt, _ in self.table.open}
+            over = [one for one in self.table.sides if one < newest and one not in busy]
             for attempt in over:
                 self._local.pop(attempt, None)
                 self._forget(attempt)
-            return [self._sides.pop(attempt) for attempt in over]
+            return [self.table.sides.pop(attempt) for attempt in over]
 
     # --- what workers say -----------------------------------------------------------------------
 
@@ -197,7 +195,7 @@ class SavesInFlight:
             one = self._rank(attempt, message.serial, rank)
             if one is None or one.complete_s is not None:
                 return
-            save = self._open[attempt, message.serial]
+            save = self.table.open[attempt, message.serial]
             if one.shard is not None and one.full != set(range(one.shard.num_blocks)):
                 words = "the snapshot was called whole before all of it was copied"
                 self._report(save, rank, RankPart(error=words, by_storage=False))
@@ -209,7 +207,7 @@ class SavesInFlight:
         """A rank's snapshot must not be believed."""
         with self.lock:
             if self._rank(attempt, message.serial, rank) is not None:
-                save = self._open[attempt, message.serial]
+                save = self.table.open[attempt, message.serial]
                 part = RankPart(error=message.reason, void=message.names, by_storage=False)
                 self._report(save, rank, part)
 
@@ -219,7 +217,7 @@ class SavesInFlight:
         if rank is None:
             return
         with self.lock:
-            for save in [one for one in self._open.values() if one.attempt == attempt]:
+            for save in [one for one in self.table.open.values() if one.attempt == attempt]:
                 mine = save.ranks.get(rank)
                 if rank >= save.world_size:
                     continue  # it has no part in it
@@ -234,20 +232,20 @@ class SavesInFlight:
     ) -> None:
         """Another machine's rank has reported, perhaps before our own have begun."""
         with self.lock:
-            past = self._past.get((hello.attempt, message.serial))
+            past = self.table.past.get((hello.attempt, message.serial))
             if past is None:
                 save = self._find(hello, message)
                 if save.is_open and save.gathered.add(message.rank, part):
                     self._conclude(save)
                 return
-            side = self._sides.get(hello.attempt)
+            side = self.table.sides.get(hello.attempt)
         if side is not None:
             side.tell(past.ended, past.manifest, source)
 
     def detailed(self, attempt: int, message: protocol.Digests, digests: dict[str, str]) -> None:
         """Another machine's rank has these digests."""
         with self.lock:
-            save = self._open.get((attempt, message.serial))
+            save = self.table.open.get((attempt, message.serial))
             if save is not None:
                 self._answered(save, message.rank, digests)
 
@@ -272,7 +270,7 @@ class SavesInFlight:
     def manifest_of(self, attempt: int, serial: int) -> bytes:
         """The manifest of a save that was committed; b"" if it is not known any more."""
         with self.lock:
-            past = self._past.get((attempt, serial))
+            past = self.table.past.get((attempt, serial))
             return b"" if past is None else past.manifest
 
     def overdue(self, attempt: int, leader: SavePatience) -> bool:
@@ -303,9 +301,9 @@ class SavesInFlight:
         """The keeper of rank 0, on another machine, has committed or refused."""
         attempt = hello.attempt
         with self.lock:
-            side = self._sides.get(attempt)
+            side = self.table.sides.get(attempt)
             self._given_up.pop((attempt, message.serial), None)
-            if (attempt, message.serial) in self._past:
+            if (attempt, message.serial) in self.table.past:
                 if side is not None:
                     side.done(message.serial)
                 return
@@ -329,13 +327,13 @@ class SavesInFlight:
                 return
             if xxhash.xxh3_128_hexdigest(data) == message.manifest:
                 self._conclusions.follow(save, data)
-            elif (side := self._sides.get(save.attempt)) is not None:
+            elif (side := self.table.sides.get(save.attempt)) is not None:
                 side.want(save.step, save.serial)
 
     def given(self, attempt: int, message: protocol.Root, data: bytes) -> None:
         """The manifest that was asked for."""
         with self.lock:
-            save = self._open.get((attempt, message.serial))
+            save = self.table.open.get((attempt, message.serial))
             if save is None or not save.is_open:
                 return
             if data:
@@ -360,7 +358,7 @@ class SavesInFlight:
     def digests_of(self, attempt: int, message: protocol.Detail) -> dict[str, str]:
         """A rank's single digests in some groups."""
         with self.lock:
-            save = self._open.get((attempt, message.serial))
+            save = self.table.open.get((attempt, message.serial))
             one = save.ranks.get(message.rank) if save is not None else None
             return {} if one is None else one.in_groups(message.groups)
 
@@ -393,7 +391,7 @@ class SavesInFlight:
             del self._given_up[key]
 
     def _of(self, attempt: int) -> list[Save]:
-        return [save for save in self._open.values() if save.attempt == attempt]
+        return [save for save in self.table.open.values() if save.attempt == attempt]
 
     # --- the end of attempts --------------------------------------------------------------------
 
@@ -425,17 +423,17 @@ class SavesInFlight:
     def idle(self) -> bool:
         """Whether nothing is in flight."""
         with self.lock:
-            return not self._open
+            return not self.table.open
 
     def names(self) -> set[SaveName]:
         """The names of all saves in flight."""
         with self.lock:
-            return {save.name for save in self._open.values()}
+            return {save.name for save in self.table.open.values()}
 
     def arenas(self) -> set[int]:
         """The arenas of all saves in flight."""
         with self.lock:
-            sides = [one for save in self._open.values() for one in save.ranks.values()]
+            sides = [one for save in self.table.open.values() for one in save.ranks.values()]
             return {one.begin.arena for one in sides}
 
     # --- inside ---------------------------------------------------------------------------------
@@ -444,7 +442,7 @@ class SavesInFlight:
         self, peer: WorkerPeer, hello: wire.Hello, message: wire.BeginSave | wire.Absent
     ) -> Save | None:
         """The save that a worker's message belongs to; None if it has ended before."""
-        past = self._past.get((hello.attempt, message.serial))
+        past = self.table.past.get((hello.attempt, message.serial))
         if past is not None:
             peer.send(past.ended)
             return None
@@ -457,11 +455,11 @@ class SavesInFlight:
     ) -> Save:
         """The save that a message belongs to."""
         key = (hello.attempt, message.serial)
-        if key not in self._open:
+        if key not in self.table.open:
             local = self.local(hello.attempt, hello.world_size)
             name = SaveName(message.step, hello.attempt, message.serial, hello.nonce)
-            self._open[key] = Save(name, hello.world_size, local)
-        save = self._open[key]
+            self.table.open[key] = Save(name, hello.world_size, local)
+        save = self.table.open[key]
         if save.step != message.step and save.is_open:
             # The ranks count their saves alike; where they do not, nothing of it is to be believed.
             self._conclusions.refuse(
@@ -474,7 +472,7 @@ class SavesInFlight:
 
         And what has yet to be read from this arena is no longer what it was.
         """
-        for save in list(self._open.values()):
+        for save in list(self.table.open.values()):
             one = save.ranks.get(rank)
             if save.attempt == attempt and one is not None and one.complete_s is None:
                 words = f"rank {rank} began another snapshot before it was whole"
@@ -489,7 +487,7 @@ class SavesInFlight:
                         )
 
     def _rank(self, attempt: int, serial: int, rank: int) -> RankSide | None:
-        save = self._open.get((attempt, serial))
+        save = self.table.open.get((attempt, serial))
         return save.ranks.get(rank) if save and save.is_open else None
 
     # --- all ranks' parts -----------------------------------------------------------------------
@@ -505,7 +503,7 @@ class SavesInFlight:
         self._conclude(save)
 
     def _pass_on(self, save: Save, rank: int, part: RankPart) -> None:
-        side = self._sides.get(save.attempt)
+        side = self.table.sides.get(save.attempt)
         if side is not None and save.is_open:
             side.report(save.step, save.serial, rank, part)
 
@@ -526,7 +524,7 @@ class SavesInFlight:
 
     def _compare(self, save: Save) -> None:
         """Replicas differ: one rank for each version says what it has."""
-        side = self._sides.get(save.attempt)
+        side = self.table.sides.get(save.attempt)
         for rank, groups in save.gathered.ask().items():
             one = save.ranks.get(rank)
             if one is not None:
@@ -544,7 +542,7 @@ class SavesInFlight:
 
     def _refuse_all(self, which: Callable[[Save], bool], error: str) -> None:
         with self.lock:
-            for save in [one for one in self._open.values() if one.is_open and which(one)]:
+            for save in [one for one in self.table.open.values() if one.is_open and which(one)]:
                 save.by_storage = False
                 if save.is_shared and 0 not in save.local:
                     self._give_notice(save, error)

@@ -1,7 +1,7 @@
 """Files of other machines in a slower tier: words end the waiting, storage is asked little."""
 
 import pytest
-from test_gather import calls_of
+from test_keeper_flight import calls_of
 from unit_names import save_of
 
 from outlast.checkpoint.manifest import FORMAT, Manifest, PartEntry, part_file

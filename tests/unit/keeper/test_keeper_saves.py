@@ -412,7 +412,7 @@ def test_only_where_replicas_differ_are_single_digests_asked_for(keeper, disk, c
     one.fill(5, 1)
     one.complete(5, 1, {"a[0]": "1", "b[0]": "2"})
     keeper.run()
-    mine = one.keeper.saves._open[1, 1].parts[0].replicas
+    mine = one.keeper.saves.table.open[1, 1].parts[0].replicas
     assert mine.keys() == {"all", "two"}
     report(keeper, 1, RankPart(replicas=mine), world_size=4)
     report(keeper, 2, RankPart(replicas={"all": mine["all"], "four": "x"}), world_size=4)
