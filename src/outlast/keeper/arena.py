@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 logger = logging.getLogger(__name__)
 
 HUGE_BYTES: Final = 2 << 20
@@ -116,6 +114,8 @@ def available_bytes(of: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS) 
         of: the list of the control groups that this process is in.
         root: where control groups are mounted.
     """
+    import psutil  # which costs 20 ms, and a training process has no use for it
+
     return int(min(psutil.virtual_memory().available, *limits(of, root), _UNLIMITED))
 
 

@@ -1,15 +1,18 @@
-"""What is in flight: from the first block of a snapshot to its commit.
+"""All saves in flight: what workers and other machines say, from the first block to the commit.
 
-A save is known by the attempt and its number in the attempt, which all ranks count alike. Each rank
-of this machine fills its arena, blocks are written as they become full, and when every rank of the
-job has reported its part the manifest is put: the commit. A rank that dies before its copy is whole
-voids the save; one that dies after it changes nothing.
+A save is known by the attempt and its number in the attempt, which all ranks count alike. Its way::
 
-With ranks on several machines, each machine's keeper reports its parts to that of rank 0, which
-commits; see ``between``. What others say may come before this machine's own ranks
-begin, and where rank 0 is may be known later than that.
+    begun         each rank of this machine fills its arena; full blocks are written    (flight)
+      │           a rank's copy is whole, its shard and its small file are written
+    reported      the rank's part is known, here and to the keeper of rank 0           (between)
+      │           all ranks of the job have reported their parts
+    concluding    the manifest is made, fence-checked, written and announced          (conclude)
+      │           or, until then: refused, for the first reason that anybody gives
+    ended         once nobody writes any of its files; all who wait for it are told
 
-A save ends only when nobody writes any of its files any more: the next one may be of the same step.
+A rank that dies before its copy is whole voids the save; one that dies after it changes nothing.
+With ranks on several machines the keeper of rank 0 commits. What others say may come before this
+machine's own ranks begin, and where rank 0 is may be known later than that.
 
 One lock guards everything here; nothing is written or sent to a slow receiver under it.
 """
