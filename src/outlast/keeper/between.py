@@ -48,6 +48,7 @@ from outlast.errors import OutlastError
 from outlast.keeper import protocol, wire
 from outlast.keeper.arrivals import Arrived, WordsHeard, WordsSaid
 from outlast.keeper.flight import RankPart, Save, SaveLimits, Side
+from outlast.keeper.peers import Peers
 from outlast.keeper.protocol import Door, tls_of
 from outlast.keeper.saves import SavesInFlight
 from outlast.peer import Channel, Tls, connect
@@ -512,19 +513,19 @@ class Between:
 
     Args:
         saves: those in flight.
-        job_key: the job's key, b"" where nobody has given one.
+        peers: knows the job's key, where an agent has given one.
         record: puts an event into the ledger.
     """
 
     def __init__(
         self,
         saves: SavesInFlight,
+        peers: Peers,
         *,
-        job_key: Callable[[], bytes],
         record: Callable[..., None],
     ) -> None:
         self._saves = saves
-        self._job_key = job_key
+        self._peers = peers
         self._record = record
         self._sides: set[SaveLeader | SaveFollower] = set()
         self._said = WordsSaid()
@@ -606,5 +607,5 @@ class Between:
         side.close()
 
     def _of_both(self, key: bytes) -> bytes:
-        job_key = self._job_key()
+        job_key = self._peers.key
         return hashlib.blake2b(key, key=job_key, digest_size=32).digest() if job_key else key

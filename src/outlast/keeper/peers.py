@@ -12,12 +12,13 @@ the manifest, as with any tier.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -173,11 +174,22 @@ class PeerTier:
                 raise FileNotFoundError(errno.ENOENT, answer.error, name)
             channel.receive_into(view)
 
-    def _talking(self, member: PeerMachine) -> _Talk:
+    @contextlib.contextmanager
+    def _talking(self, member: PeerMachine) -> Iterator[Channel]:
+        """A channel in use: put back when all went well, closed when not."""
         with self._lock:
             idle = self._idle[member]
-            channel = idle.pop() if idle else None
-        return _Talk(channel or self._open_channel(member), lambda done: self._back(member, done))
+            known = idle.pop() if idle else None
+        channel = known or self._open_channel(member)
+        try:
+            yield channel
+        except BaseException:
+            channel.close()
+            raise
+        if channel.bulk_bytes:
+            channel.close()
+        else:
+            self._back(member, channel)
 
     def _back(self, member: PeerMachine, channel: Channel) -> None:
         with self._lock:
@@ -202,23 +214,6 @@ class PeerTier:
         if place is None:
             raise FileNotFoundError(errno.ENOENT, "no machine has it in memory", name)
         return place
-
-
-class _Talk:
-    """A channel in use: put back when all went well, closed when not."""
-
-    def __init__(self, channel: Channel, on_done: Callable[[Channel], None]) -> None:
-        self._channel = channel
-        self._on_done = on_done
-
-    def __enter__(self) -> Channel:
-        return self._channel
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None and not self._channel.bulk_bytes:
-            self._on_done(self._channel)
-        else:
-            self._channel.close()
 
 
 class _PeerFile:

@@ -165,7 +165,16 @@ class Keeper:
             on_change=self._holdings.note,
             gate=self._gate,
         )
-        self._between = Between(self._saves, job_key=lambda: self._peers.key, record=self._record)
+        self._peers = Peers(
+            setup,
+            self._holdings,
+            self._saves.lock,
+            wait_for_earlier=lambda attempt: self._saves.wait_for_earlier(
+                attempt, EARLIER_TIMEOUT_S
+            ),
+            record=self._record,
+        )
+        self._between = Between(self._saves, self._peers, record=self._record)
         self._copies = TierCopies(
             setup.job,
             tiers,
@@ -176,15 +185,6 @@ class Keeper:
             memory=MemoryTier(self._holdings.books.arenas, self._holdings.books.kept),
         )
         self._copies.go_on(dict(self._holdings.books.due))
-        self._peers = Peers(
-            setup,
-            self._holdings,
-            self._saves.lock,
-            wait_for_earlier=lambda attempt: self._saves.wait_for_earlier(
-                attempt, EARLIER_TIMEOUT_S
-            ),
-            record=self._record,
-        )
         self._asking = Pool(ASKED_AT_ONCE)  # what waits for other machines keeps no disk waiting
         self._deadline_s: float | None = None
         self._permit: _Permit | None = None  # to bring what is in memory alone
