@@ -12,7 +12,6 @@ from unit_names import committed, save_name, save_of
 from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import shard_file, state_file
 from outlast.checkpoint.names import signed_by
-from outlast.keeper import copies
 from outlast.keeper import copies as room
 from outlast.keeper.copies import DurableTier, TierCopies
 from outlast.keeper.memory import Due
@@ -25,8 +24,8 @@ class Tiers:
     """Two tiers behind fake saves; ``shared`` fails or waits as it is told."""
 
     def __init__(self, monkeypatch, path, keep=(1, 2)):
-        monkeypatch.setattr(copies, "PAUSE_S", 0.01)
-        monkeypatch.setattr(copies, "PAUSE_MAX_S", 0.05)
+        monkeypatch.setattr(room, "PAUSE_S", 0.01)
+        monkeypatch.setattr(room, "PAUSE_MAX_S", 0.05)
         self.error = None
         self.gate = threading.Event()
         self.gate.set()
@@ -131,12 +130,12 @@ def test_once_the_job_is_over_a_tier_that_fails_is_given_up(tiers):
     tiers.copies.end(is_over=True)
     tiers.save(1)
     tiers.settle()  # it would wait for ever
-    assert tiers.copies._copiers["shared"].failures == copies.LAST_TRIES
+    assert tiers.copies._copiers["shared"].failures == room.LAST_TRIES
     assert ("save_skipped", 1) in tiers.events
     tiers.copies.end(is_over=False)
     tiers.save(2)
     copier, until_s = tiers.copies._copiers["shared"], time.monotonic() + LIMIT_S
-    while copier.failures < 2 * copies.LAST_TRIES + 1:
+    while copier.failures < 2 * room.LAST_TRIES + 1:
         assert time.monotonic() < until_s, "it was given up while somebody trains"
         time.sleep(0.01)
     tiers.error = None

@@ -5,7 +5,9 @@ import os
 import pytest
 from unit_names import save_name
 
-from outlast.keeper import arena, memory, wire
+from outlast.keeper import arena as limited
+from outlast.keeper import memory as room
+from outlast.keeper import wire
 from outlast.keeper.arena import Arena
 from outlast.keeper.memory import (
     BOOKS,
@@ -28,7 +30,7 @@ def _told():
 
 @pytest.fixture(name="held")
 def _held(told, monkeypatch):
-    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(room, "available_bytes", lambda: 8 * GIB)
     monkeypatch.setattr(Arena, "touch_in_background", lambda _: None)
     return Holdings({}, lambda message, fds: told.append((message, fds)))
 
@@ -126,7 +128,7 @@ def test_memory_of_ranks_that_are_no_more_goes_with_the_next_commit(held):
 def test_all_ranks_of_a_machine_are_told_the_same(held, monkeypatch):
     size = 2 * GIB  # two buffers of two ranks fit into eight; no more than that
     first = reserve(held, size - GIB // 4, 2, rank=0)
-    monkeypatch.setattr(memory, "available_bytes", lambda: 100 * GIB)
+    monkeypatch.setattr(room, "available_bytes", lambda: 100 * GIB)
     second = reserve(held, size - GIB // 8, 2, rank=1)
     assert len(first.arenas) == len(second.arenas) == 1
     assert len(reserve(held, size, 2, rank=0, attempt=2).arenas) == 2
@@ -135,10 +137,10 @@ def test_all_ranks_of_a_machine_are_told_the_same(held, monkeypatch):
 def test_untouched_memory_is_not_counted_twice(held, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        memory,
+        room,
         "admit",
         lambda size, *, wanted, available_bytes, useful: (
-            asked.append(available_bytes) or memory.Admission(buffers=1)
+            asked.append(available_bytes) or room.Admission(buffers=1)
         ),
     )
     (arena,) = reserve(held, 64 * MIB).arenas
@@ -175,10 +177,10 @@ def test_the_tightest_limit_of_version_2_counts(tmp_path):
     stat = "anon 5\ninactive_file 7\nactive_file 9\n"
     group(tmp_path / "g" / "a", memory__max=1000, memory__current=400, memory__stat=stat)
     group(tmp_path / "g" / "a" / "b", memory__max="max", memory__current=300)
-    assert arena.limits(own, tmp_path / "g") == [607]
-    assert arena.available_bytes(own, tmp_path / "g") == 607
+    assert limited.limits(own, tmp_path / "g") == [607]
+    assert limited.available_bytes(own, tmp_path / "g") == 607
     group(tmp_path / "g" / "a" / "b", memory__max=100, memory__current=300)
-    assert arena.available_bytes(own, tmp_path / "g") == 0
+    assert limited.available_bytes(own, tmp_path / "g") == 0
 
 
 def test_limits_of_version_1_count_too(tmp_path):
@@ -187,9 +189,9 @@ def test_limits_of_version_1_count_too(tmp_path):
     files = {"memory__limit_in_bytes": 1000, "memory__usage_in_bytes": 100}
     # In a container the group's path is the host's, and the top of the mount is the container's.
     group(tmp_path / "g" / "memory", **files, memory__stat="total_inactive_file 11\n")
-    assert arena.limits(own, tmp_path / "g") == [911]
+    assert limited.limits(own, tmp_path / "g") == [911]
 
 
 def test_without_groups_the_machine_counts(tmp_path):
-    assert arena.limits(tmp_path / "none", tmp_path) == []
-    assert arena.available_bytes(tmp_path / "none", tmp_path) > 0
+    assert limited.limits(tmp_path / "none", tmp_path) == []
+    assert limited.available_bytes(tmp_path / "none", tmp_path) > 0

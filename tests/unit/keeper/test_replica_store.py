@@ -17,7 +17,7 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
-from outlast.keeper import memory
+from outlast.keeper import memory as room
 from outlast.keeper.arena import Arena
 from outlast.keeper.memory import COPIES, Books, Holdings, KeptSnapshot, MemoryTier, Replica
 from outlast.keeper.protocol import ReplicaOffer
@@ -34,7 +34,7 @@ def _free():
 
 @pytest.fixture(name="held")
 def _held(monkeypatch, free):
-    monkeypatch.setattr(memory, "available_bytes", lambda: free[0])
+    monkeypatch.setattr(room, "available_bytes", lambda: free[0])
     monkeypatch.setattr(Arena, "touch_in_background", lambda _: None)
     return Holdings({}, lambda *_: None)
 
