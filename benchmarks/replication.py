@@ -43,13 +43,13 @@ from outlast.checkpoint.manifest import (
     hashed,
 )
 from outlast.checkpoint.names import SaveName
-from outlast.keeper import parley
+from outlast.keeper import protocol
 from outlast.keeper.arena import Arena
-from outlast.keeper.memory import Kept
+from outlast.keeper.memory import KeptSnapshot
+from outlast.keeper.place import Setup
 from outlast.keeper.process import Supervisor
 from outlast.keeper.replicate import Replicator
-from outlast.keeper.setup import Setup
-from outlast.keeper.wire import NO_NONCE, Member
+from outlast.keeper.wire import NO_NONCE, PeerMachine
 from outlast.peer import connect
 
 JOB: Final = "replication"
@@ -291,7 +291,7 @@ def send(facts: dict[str, Any]) -> None:
     size = facts["mb"] << 20
     entry = hashed_view(arena.view[:size])
     sent, number = [0.0], [0]
-    kept: list[Kept] = []
+    kept: list[KeptSnapshot] = []
 
     def another() -> None:
         number[0] += 1
@@ -310,7 +310,7 @@ def send(facts: dict[str, Any]) -> None:
             kind=FULL,
         )
         small = {MANIFEST: encode(manifest)}
-        kept[:] = [Kept(files={FILE: (1, size)}, small=small, attempt=ATTEMPT)]
+        kept[:] = [KeptSnapshot(files={FILE: (1, size)}, small=small, attempt=ATTEMPT)]
 
     def go_on() -> None:
         another()
@@ -330,7 +330,7 @@ def send(facts: dict[str, Any]) -> None:
         "sender",
         newest=lambda: (SaveName(number[0], ATTEMPT, number[0], NO_NONCE), kept[0]),
         view=view,
-        open_channel=lambda one: connect((one.host, one.port), key, parley.PURPOSE, 10),
+        open_channel=lambda one: connect((one.host, one.port), key, protocol.PURPOSE, 10),
         rate_bytes=facts["rate"],
         record=record,
     )
@@ -341,7 +341,7 @@ def send(facts: dict[str, Any]) -> None:
         pace(num_bytes)
 
     replicator._pace = held  # type: ignore[assignment]
-    replicator.to([Member(node="receiver", host=facts["host"], port=facts["port"])])
+    replicator.to([PeerMachine(node="receiver", host=facts["host"], port=facts["port"])])
     for line in sys.stdin:
         hold.set() if line.strip() == "go" else hold.clear()
         print(sent[0], flush=True)

@@ -17,12 +17,12 @@ from typing import NamedTuple
 import msgspec
 
 from outlast.checkpoint.manifest import PartEntry
-from outlast.keeper import parley, wire
-from outlast.keeper.commit import Part
-from outlast.keeper.leader import Leader, Member
+from outlast.keeper import protocol, wire
+from outlast.keeper.between import MemberKeeper, SaveLeader
+from outlast.keeper.flight import RankPart
 from outlast.keeper.memory import Books
 from outlast.keeper.persist import Pool
-from outlast.keeper.saves import Saves
+from outlast.keeper.saves import SavesInFlight
 from outlast.peer import listen
 from outlast.storage import Directory
 
@@ -65,11 +65,11 @@ class Rank0:
     is_gone = False
 
     def __init__(self) -> None:
-        self.ended: list[wire.Ended] = []
+        self.ended: list[wire.SaveEnded] = []
 
     def send(self, message: wire.Message, blob: bytes = b"") -> None:
         """Keep how the save ended."""
-        if isinstance(message, wire.Ended):
+        if isinstance(message, wire.SaveEnded):
             self.ended.append(message)
 
 
@@ -106,8 +106,8 @@ class Wire:
 
 def report(rank: int, entry: PartEntry, structure: str) -> tuple[bytes, bytes]:
     """What the keeper of ``rank`` sends once its files are there."""
-    part = Part(entry=entry, structure=structure, num_elements=1, num_files=3)
-    head = parley.Report(step=STEP, serial=SERIAL, rank=rank)
+    part = RankPart(entry=entry, structure=structure, num_elements=1, num_files=3)
+    head = protocol.PartReport(step=STEP, serial=SERIAL, rank=rank)
     return msgspec.json.encode(head), msgspec.json.encode(part)
 
 
@@ -117,7 +117,7 @@ def save_end(job: str, parts: Iterable[tuple[PartEntry, str]], directory: Path) 
     num_ranks, local = len(reports), range(LOCAL)
     hello = wire.Hello(job=job, attempt=1, rank=0, world_size=num_ranks, num_local=LOCAL)
     pool, peer = OneThread(), Rank0()
-    saves = Saves(
+    saves = SavesInFlight(
         job,
         {TIER: Directory(directory)},
         Books(),
@@ -127,7 +127,7 @@ def save_end(job: str, parts: Iterable[tuple[PartEntry, str]], directory: Path) 
         on_change=lambda: None,
     )
     saves.know(1, range(1))  # the other ranks of its machine report like those of others
-    leader = Leader(
+    leader = SaveLeader(
         listen("127.0.0.1"),
         lambda: b"",
         None,
@@ -141,10 +141,10 @@ def save_end(job: str, parts: Iterable[tuple[PartEntry, str]], directory: Path) 
         wires = {}
         for first in range(0, num_ranks, LOCAL):
             ranks = range(max(first, 1), min(first + len(local), num_ranks))
-            join = parley.Join(job=job, attempt=1, first=ranks.start, count=len(ranks))
+            join = protocol.JoinAttempt(job=job, attempt=1, first=ranks.start, count=len(ranks))
             wires[first] = Wire(reports[rank] for rank in ranks)
-            leader._members[ranks.start] = Member(wires[first], join)  # type: ignore[arg-type]
-        begin = wire.Begin(
+            leader._members[ranks.start] = MemberKeeper(wires[first], join)  # type: ignore[arg-type]
+        begin = wire.BeginSave(
             step=STEP,
             serial=SERIAL,
             layout=1,
@@ -159,7 +159,7 @@ def save_end(job: str, parts: Iterable[tuple[PartEntry, str]], directory: Path) 
         pool.run()
         start_s = time.process_time()
         for member in list(leader._members.values()):
-            while (message := parley.hear(member.channel)) is not None:
+            while (message := protocol.hear(member.channel)) is not None:
                 leader._heard(member, message)
         heard_s = time.process_time()
         pool.run()

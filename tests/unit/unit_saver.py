@@ -21,13 +21,12 @@ from outlast.checkpoint.capture import Capture
 from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import Share, make, name_of, structure
 from outlast.checkpoint.tree import flatten
-from outlast.keeper import commit, files, persist, wire
-from outlast.keeper.arrivals import Said
-from outlast.keeper.follower import Follower
-from outlast.keeper.leader import Leader
-from outlast.keeper.memory import Books, Memory
+from outlast.keeper import conclude, flight, persist, wire
+from outlast.keeper.arrivals import WordsSaid
+from outlast.keeper.between import SaveFollower, SaveLeader
+from outlast.keeper.memory import Books, MemoryTier
 from outlast.keeper.persist import Pool
-from outlast.keeper.saves import Saves
+from outlast.keeper.saves import SavesInFlight
 from outlast.peer import listen
 from outlast.storage import Directory
 from outlast.training.sharing import Sharing
@@ -89,8 +88,8 @@ def small_blocks(monkeypatch, num_bytes):
 
 def no_pauses(monkeypatch):
     """What failed is tried again at once."""
-    monkeypatch.setattr(files, "RETRY_S", (0.0,) * len(files.RETRY_S))
-    monkeypatch.setattr(commit, "PAUSES_S", (0.0,) * len(commit.PAUSES_S))
+    monkeypatch.setattr(flight, "RETRY_S", (0.0,) * len(flight.RETRY_S))
+    monkeypatch.setattr(conclude, "PAUSES_S", (0.0,) * len(conclude.PAUSES_S))
 
 
 def snapshot(tensors, *, elsewhere=(), rank=0):
@@ -144,7 +143,7 @@ class Keeper:
     def __init__(self, tiers, job):
         self.books, self.pool = Books(), Pool()
         self.events, self.commits = [], []
-        self.saves = Saves(
+        self.saves = SavesInFlight(
             job,
             tiers,
             self.books,
@@ -159,7 +158,7 @@ class Keeper:
 
     def memory(self):
         """The tier of committed snapshots."""
-        return Memory(self.books.arenas, self.books.kept)
+        return MemoryTier(self.books.arenas, self.books.kept)
 
     def drop_memory(self):
         for number in list(self.books.arenas):
@@ -205,10 +204,12 @@ class Attempt:
                 num_local=local,
             )
             if number:
-                side = Follower(address, lambda: KEY, None, keeper.saves, hello=hello, said=Said())
+                side = SaveFollower(
+                    address, lambda: KEY, None, keeper.saves, hello=hello, said=WordsSaid()
+                )
             else:
                 rest = {"hello": hello, "local": set(ranks), "record": keeper.record}
-                side = Leader(listener, lambda: KEY, None, keeper.saves, **rest)
+                side = SaveLeader(listener, lambda: KEY, None, keeper.saves, **rest)
             keeper.saves.meet(self.number, side)
             sides.append(side)
         return sides
@@ -313,7 +314,9 @@ class Saver:
             lazy,
             torch.frombuffer(arena.view, dtype=torch.uint8),
             ring_bytes=self._attempt.ring_bytes,
-            on_blocks=lambda full: self._about(self._saves.ready, wire.Ready, blocks=tuple(full)),
+            on_blocks=lambda full: self._about(
+                self._saves.ready, wire.BlocksReady, blocks=tuple(full)
+            ),
             wait_for_room=self._wait_for_room,
         )
         self._given, self._plan_of_it = given, plan
@@ -373,7 +376,7 @@ class Saver:
             known = books.arenas.get(self._arena)
             if known is None or (known.num_bytes < plan.size and not ring):
                 self._arena = books.make(self.rank, ring or max(plan.size, 1))
-        begin = wire.Begin(
+        begin = wire.BeginSave(
             step=given.step,
             serial=self._serial,
             layout=1,
@@ -409,9 +412,9 @@ class Saver:
     def send(self, message, blob=b""):
         """What the keeper says; never waits."""
         match as_sent(message):
-            case wire.Ended() as ended:
+            case wire.SaveEnded() as ended:
                 self._inbox.put(ended)
-            case wire.Written(block=block):
+            case wire.BlockWritten(block=block):
                 with self._room:
                     self._written_blocks.add(block)
                     self._room.notify_all()

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 from outlast.checkpoint.inventory import rank_of
 from outlast.checkpoint.manifest import Manifest, part_file
 from outlast.checkpoint.names import SaveName
-from outlast.keeper import parley
+from outlast.keeper import protocol
 from outlast.storage import Storage
 
 GONE_S: Final = 5.0  # that nothing moves, and all that is missing is of keepers that are gone
@@ -64,35 +64,35 @@ class Arrived(NamedTuple):
     moves: int = 0
 
 
-class Others(Protocol):
+class OtherMachines(Protocol):
     """The other machines, as whoever brings files to a tier sees them; nothing waits."""
 
-    def bring(self, save: SaveName, word: parley.Brought) -> None:
+    def bring(self, save: SaveName, word: protocol.Brought) -> None:
         """Say what becomes of this machine's files."""
 
     def arrived(self, save: SaveName, tier: str) -> Arrived | None:
         """What is known of the others' files; None where they cannot be asked."""
 
 
-class Alone:
+class NoOthers:
     """No other machines, or none that can be asked."""
 
-    def bring(self, save: SaveName, word: parley.Brought) -> None:
+    def bring(self, save: SaveName, word: protocol.Brought) -> None:
         """Nobody waits for it."""
 
     def arrived(self, save: SaveName, tier: str) -> Arrived | None:
         """Nobody can be asked."""
 
 
-class Said:
+class WordsSaid:
     """The last words of this machine, for connections that are made later."""
 
     def __init__(self) -> None:
-        self._words: collections.OrderedDict[tuple[int, str, int], parley.Brought]
+        self._words: collections.OrderedDict[tuple[int, str, int], protocol.Brought]
         self._words = collections.OrderedDict()
         self._lock = threading.Lock()
 
-    def note(self, attempt: int, word: parley.Brought) -> None:
+    def note(self, attempt: int, word: protocol.Brought) -> None:
         """This is said."""
         with self._lock:
             key = attempt, word.tier, word.serial
@@ -101,22 +101,22 @@ class Said:
             while len(self._words) > MAX_KNOWN:
                 self._words.popitem(last=False)
 
-    def of(self, attempt: int) -> list[parley.Brought]:
+    def of(self, attempt: int) -> list[protocol.Brought]:
         """What was said of an attempt's saves."""
         with self._lock:
             return [word for key, word in self._words.items() if key[0] == attempt]
 
 
-class Heard:
+class WordsHeard:
     """The last words of other machines about an attempt. Not for several threads at once."""
 
     def __init__(self) -> None:
         self._words: collections.OrderedDict[
-            tuple[str, int], dict[int, tuple[range, parley.Brought]]
+            tuple[str, int], dict[int, tuple[range, protocol.Brought]]
         ] = collections.OrderedDict()
         self._num_heard: collections.Counter[tuple[str, int]] = collections.Counter()
 
-    def note(self, ranks: range, word: parley.Brought) -> None:
+    def note(self, ranks: range, word: protocol.Brought) -> None:
         """The machine that has ``ranks`` says this."""
         key = word.tier, word.serial
         self._words.setdefault(key, {})[ranks.start] = ranks, word
@@ -163,7 +163,7 @@ class Waiting:
         *,
         tier: str,
         storage: Storage,
-        others: Others,
+        others: OtherMachines,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pause_s = LOOK_S

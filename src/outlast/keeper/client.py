@@ -1,13 +1,17 @@
-"""A worker's end of the keeper's socket.
+"""A worker's end of the keeper's socket, and tiers that it reads through the keeper.
 
-Requests wait for their answer; everything else is told to whoever asked to hear of it, in the
-thread that reads. When the keeper is gone every request fails, and so does every later one: the
-owner makes a new client.
+Requests wait for their answer; everything else is told to the owner in the thread that reads. When
+the keeper is gone every request fails, and so does every later one: the owner makes a new client.
+
+A tier that only the keeper may touch is an object store: the library behind it runs threads of its
+own that a forked child hangs on, and training processes fork (data loaders). So the keeper asks,
+and hands the answer over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -21,7 +25,7 @@ import msgspec
 
 from outlast.keeper import wire
 from outlast.keeper.arena import Arena
-from outlast.keeper.memory import Kept, Memory
+from outlast.keeper.memory import KeptSnapshot, MemoryTier, ReadOnlyTier
 from outlast.keeper.place import connect
 
 logger = logging.getLogger(__name__)
@@ -55,7 +59,7 @@ class Client:
     ) -> None:
         self._on_message = on_message
         self._on_lost = on_lost
-        self._wire = wire.Wire(_connect(path, timeout_s))
+        self._wire = wire.KeeperSocket(_connect(path, timeout_s))
         try:
             self._wire.send(hello)
         except BaseException:
@@ -94,7 +98,7 @@ class Client:
         answer, _, fds = self._ask_alone(ask, wire.Reserved, ANSWER_TIMEOUT_S)
         return answer, [Arena.seen(fd) for fd in fds]
 
-    def recall(self) -> Memory:
+    def recall(self) -> MemoryTier:
         """The snapshots in memory, as a tier.
 
         Raises:
@@ -104,10 +108,10 @@ class Client:
         arenas = dict(zip(answer.arenas, [Arena.seen(fd) for fd in fds], strict=True))
         small = msgspec.msgpack.decode(blob, type=dict[str, dict[str, bytes]])
         kept = {
-            save: Kept(files=files, small=small.get(save, {}))
+            save: KeptSnapshot(files=files, small=small.get(save, {}))
             for save, files in answer.files.items()
         }
-        return Memory(arenas, kept, num_peers=answer.num_peers)
+        return MemoryTier(arenas, kept, num_peers=answer.num_peers)
 
     def fetch(self, tier: str, operation: str, name: str, start: int = 0, size: int = 0) -> bytes:
         """An answer about a tier that only the keeper may touch.
@@ -127,7 +131,7 @@ class Client:
     def close(self) -> None:
         """Leave on purpose."""
         with contextlib.suppress(OSError):
-            self._wire.send(wire.Bye())
+            self._wire.send(wire.Goodbye())
         self.leave()
 
     def leave(self) -> None:
@@ -202,3 +206,66 @@ def _connect(path: Path, timeout_s: float) -> Any:
             if time.monotonic() > until_s:
                 raise
         time.sleep(_LOOK_S)
+
+
+class Remote(ReadOnlyTier):
+    """A tier behind the keeper; for reading.
+
+    Args:
+        client: the connection to the keeper.
+        tier: its name.
+        place: how people call it.
+    """
+
+    def __init__(self, client: Client, tier: str, place: str) -> None:
+        self._client = client
+        self._tier = tier
+        self._place = place
+
+    def describe(self, name: str = "") -> str:
+        """The address of ``name``."""
+        return f"{self._place.rstrip('/')}/{name}" if name else self._place
+
+    def children(self, name: str = "") -> list[str]:
+        """Names directly below ``name``."""
+        raw = self._client.fetch(self._tier, "children", name)
+        return msgspec.json.decode(raw, type=list[str])
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file ``name``."""
+        return msgspec.json.decode(self._client.fetch(self._tier, "exists", name), type=bool)
+
+    def size(self, name: str) -> int:
+        """Size of the file ``name`` in bytes."""
+        return msgspec.json.decode(self._client.fetch(self._tier, "size", name), type=int)
+
+    def read(self, name: str) -> bytes:
+        """The whole (small) file ``name``."""
+        return self._client.fetch(self._tier, "read", name)
+
+    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
+        """Fill ``buffer`` from byte ``offset`` of ``name``."""
+        data = self._client.fetch(self._tier, "read_into", name, offset, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def open(self, name: str) -> _RemoteReader:
+        """Open ``name``."""
+        return _RemoteReader(self, name, self.size(name))
+
+    def _read_only(self, name: str) -> OSError:
+        text = "mended by outlast checkpoints repair, not by a worker"
+        return OSError(errno.EROFS, text, self.describe(name))
+
+
+class _RemoteReader:
+    def __init__(self, remote: Remote, name: str, size: int) -> None:
+        self._remote = remote
+        self._name = name
+        self.size = size
+
+    def read_into(self, buffer: memoryview, offset: int) -> int:
+        return self._remote.read_into(self._name, buffer, offset)
+
+    def close(self) -> None:
+        pass

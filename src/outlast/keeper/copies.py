@@ -26,10 +26,10 @@ from outlast.checkpoint.manifest import FULL, MANIFEST, decode
 from outlast.checkpoint.names import NOTE, Place, SaveName, named, sign
 from outlast.checkpoint.transfer import copy_file, inventory_of
 from outlast.errors import CheckpointInvalid
-from outlast.keeper import parley, trouble
-from outlast.keeper.arrivals import REASON_MAX, Alone, Late, NotComing, Others, Waiting
+from outlast.keeper import flight, protocol
+from outlast.keeper.arrivals import REASON_MAX, Late, NoOthers, NotComing, OtherMachines, Waiting
 from outlast.keeper.flight import Committed
-from outlast.keeper.memory import Due, Memory
+from outlast.keeper.memory import Due, MemoryTier
 from outlast.policy.drain import hopeless
 from outlast.storage import Storage
 
@@ -42,10 +42,10 @@ SAY_S: Final = 5.0  # between two words to rank 0's keeper on how far it is
 PACE_AFTER_S: Final = 2.0  # of a try, until its pace says something
 
 
-Source = Storage | Memory
+Source = Storage | MemoryTier
 
 
-class Superseded(Exception):
+class CopySuperseded(Exception):
     """A newer checkpoint is waiting."""
 
 
@@ -53,7 +53,7 @@ class Stopped(Exception):
     """There is no time left."""
 
 
-class Tier:
+class DurableTier:
     """A durable tier with what is kept there."""
 
     def __init__(self, name: str, storage: Storage, keep: int) -> None:
@@ -66,47 +66,19 @@ class Copier:
     """Brings checkpoints to one tier, and prunes it, in a thread of its own.
 
     Args:
-        job: id of the job.
         tier: where to.
-        sources: name → storage of all durable tiers; "" → this machine's memory.
-        record: puts an event into the ledger.
-        invalid: saves that a resume has rejected.
-        health: says what is known of the checkpoints besides.
-        in_use: says which saves of a tier somebody writes or reads.
-        on_copied: told of the tier that a copy was taken from.
-        on_due: told what this tier has yet to get, and when it no longer has.
-        others: the other machines that bring their files here.
+        copies: of which this is one tier: where from, and what is known of the checkpoints.
     """
 
-    def __init__(
-        self,
-        job: str,
-        tier: Tier,
-        sources: Mapping[str, Source],
-        *,
-        record: Callable[..., None],
-        invalid: set[SaveName],
-        health: Callable[[], KnownHealth],
-        in_use: Callable[[str], set[SaveName]],
-        on_copied: Callable[[str], None],
-        on_due: Callable[[str, Due, bool], None],
-        others: Others,
-    ) -> None:
+    def __init__(self, tier: DurableTier, copies: TierCopies) -> None:
         self.tier = tier
-        self._job = job
+        self._copies = copies
+        self._record, self._others = copies.record, copies.others
         self.failures = 0
         self.is_given_up = False
         self.is_missing = False  # whether it did not get what it was to get last
         self.done_bytes = self.total_bytes = 0
         self._since_s = 0.0  # when it began with what is being copied
-        self._sources = sources
-        self._record = record
-        self._invalid = invalid
-        self._health = health
-        self._in_use = in_use
-        self._on_copied = on_copied
-        self._on_due = on_due
-        self._others = others
         self._said_s = 0.0
         self._changed = threading.Condition()
         self._next: Committed | None = None
@@ -122,7 +94,7 @@ class Copier:
 
     def submit(self, committed: Committed) -> None:
         """Copy this one next; one that still waits is passed over."""
-        self._on_due(self.tier.name, _due(committed), True)
+        self._copies.on_due(self.tier.name, _due(committed), True)
         with self._changed:
             if self.is_given_up:
                 return
@@ -208,11 +180,11 @@ class Copier:
                     with self._changed:
                         self._current = None  # not read any more: its source may go
                     self.is_missing = False
-                    self._on_due(self.tier.name, _due(committed), False)
-                    self._on_copied(committed.tier)
+                    self._copies.on_due(self.tier.name, _due(committed), False)
+                    self._copies.copied_from(committed.tier)
                 if committed is None or 0 in committed.ranks:
                     self._prune()
-            except Superseded:
+            except CopySuperseded:
                 if committed is not None:
                     self._passed_over(committed)
             except NotComing as error:
@@ -267,7 +239,7 @@ class Copier:
     def _copy(self, committed: Committed, brought: set[str]) -> None:
         """Bring our files, but for those that an earlier try has ``brought``; wait for the rest."""
         manifest, directory = committed.manifest, committed.manifest.save
-        source, target = self._sources[committed.tier], self.tier.storage
+        source, target = self._copies.sources[committed.tier], self.tier.storage
         if self._is_there(committed):
             return
         if not committed.tier and not source.exists(f"{directory}/{MANIFEST}"):
@@ -295,7 +267,7 @@ class Copier:
                 before += entry.size
                 continue
             if not target.exists(f"{directory}/{NOTE}"):
-                sign(target, directory, self._job)
+                sign(target, directory, self._copies.job)
             copy_file(source, target, f"{directory}/{name}", entry, progress)
             brought.add(name)
             before += entry.size
@@ -330,11 +302,11 @@ class Copier:
         try:
             prune(
                 tier.storage,
-                self._job,
+                self._copies.job,
                 keep=tier.keep,
-                invalid=set(self._invalid),
-                in_use=lambda: self._in_use(tier.name),
-                health=self._health(),
+                invalid=set(self._copies.invalid),
+                in_use=lambda: self._copies.in_use(tier.name),
+                health=self._copies.health,
             )
         except OSError as error:
             logger.warning("old checkpoints could not be removed: %s", error)
@@ -342,7 +314,7 @@ class Copier:
                 "storage_error",
                 operation="prune",
                 path=tier.storage.describe(),
-                error=trouble.in_words(error, tier.storage),
+                error=flight.in_words(error, tier.storage),
                 tier=tier.name,
             )
 
@@ -352,11 +324,11 @@ class Copier:
             if self._stopping:
                 raise Stopped
             if self._next is not None:
-                raise Superseded
+                raise CopySuperseded
 
     def _failed(self, committed: Committed, error: Exception) -> None:
         manifest = committed.manifest
-        text = trouble.of_copy(
+        text = flight.of_copy(
             *(error, self.tier.storage, str(manifest.save)), [self.total_bytes], manifest.step
         )
         logger.warning(
@@ -378,7 +350,7 @@ class Copier:
         """Tell rank 0's keeper, if it is on another machine."""
         self._said_s = time.monotonic()
         if 0 not in committed.ranks:
-            word = parley.Brought(
+            word = protocol.Brought(
                 serial=committed.manifest.serial,
                 tier=self.tier.name,
                 done=self.done_bytes,
@@ -413,7 +385,7 @@ def _due(committed: Committed) -> Due:
     return Due(save=str(committed.manifest.save), source=committed.tier, ranks=committed.ranks)
 
 
-class Copies:
+class TierCopies:
     """All tiers of a keeper.
 
     Args:
@@ -424,42 +396,36 @@ class Copies:
         on_due: told, for a tier, what it has yet to get, and when it no longer has.
         others: the other machines that bring their files.
         memory: what is in this machine's memory.
+
+    Attributes:
+        sources: name → storage of all durable tiers; "" → this machine's memory.
+        invalid: saves that a resume has rejected.
+        health: what is known of the checkpoints besides.
     """
 
     def __init__(
         self,
         job: str,
-        tiers: list[Tier],
+        tiers: list[DurableTier],
         record: Callable[..., Any],
         in_flight: Callable[[], set[SaveName]] = set,
         on_due: Callable[[str, Due, bool], None] = lambda *_: None,
         *,
-        others: Others | None = None,
+        others: OtherMachines | None = None,
         memory: Source | None = None,
     ) -> None:
+        self.job, self.record, self.on_due = job, record, on_due
+        self.others = others or NoOthers()
         self.invalid: set[SaveName] = set()
         self.health = KnownHealth()
+        self.sources: dict[str, Source] = {tier.name: tier.storage for tier in tiers}
+        if memory is not None:
+            self.sources[""] = memory
         self._in_flight = in_flight
-        self._copiers: dict[str, Copier] = {}
         self._lock = threading.Lock()
         self._newest: Committed | None = None
         self._given: dict[str, SaveName] = {}  # tier → the newest save that it was to get
-        self._sources: dict[str, Source] = {tier.name: tier.storage for tier in tiers}
-        if memory is not None:
-            self._sources[""] = memory
-        for tier in tiers:
-            self._copiers[tier.name] = Copier(
-                job,
-                tier,
-                self._sources,
-                record=record,
-                invalid=self.invalid,
-                health=lambda: self.health,
-                in_use=self._in_use,
-                on_copied=self._copied_from,
-                on_due=on_due,
-                others=others or Alone(),
-            )
+        self._copiers = {tier.name: Copier(tier, self) for tier in tiers}
 
     def committed(self, committed: Committed) -> None:
         """A checkpoint was committed: prune where it lies, bring it where it is due."""
@@ -506,7 +472,7 @@ class Copies:
     def go_on(self, due: Mapping[str, Due]) -> None:
         """Bring what a predecessor had yet to bring, as far as it is still there."""
         for name, one in due.items():
-            source = self._sources.get(one.source)
+            source = self.sources.get(one.source)
             if name not in self._copiers or source is None:
                 continue
             try:
@@ -566,10 +532,11 @@ class Copies:
         for copier in self._copiers.values():
             copier.stop()
 
-    def _in_use(self, tier: str) -> set[SaveName]:
+    def in_use(self, tier: str) -> set[SaveName]:
+        """The saves of a tier that somebody writes or reads."""
         return self._in_flight().union(*(one.reads(tier) for one in self._copiers.values()))
 
-    def _copied_from(self, tier: str) -> None:
+    def copied_from(self, tier: str) -> None:
         """What was kept for the copy alone may go now."""
         if tier in self._copiers:
             self._copiers[tier].tidy()

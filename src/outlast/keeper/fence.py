@@ -1,4 +1,4 @@
-"""Nothing is committed but by the one attempt that the job's storage says is its newest.
+"""Only the attempt that the job's storage names as its newest commits; a snapshot waits for that.
 
 A machine that is cut off may still hold a whole snapshot, and storage may be all that it reaches.
 By then the others have claimed a new attempt's number there; or, after storage had stalled, two
@@ -10,7 +10,8 @@ reigns one at most passes for it.
 
 A keeper that takes part in the new attempt still brings to an end what the one before has left; its
 workers wait for that. Claims that cannot be read, or are not there yet, let nobody pass and refuse
-nobody: see :mod:`outlast.keeper.gate`.
+nobody: the gate asks the fence again and again while the answer is to wait, in one thread. Storage
+that hangs holds up that thread alone. The caller decides how long an answer is worth waiting for.
 
 Rejected: to let a snapshot pass while storage does not answer (where tiers lie elsewhere than the
 claims, two halves commit); to refuse it (a second's stall costs a checkpoint).
@@ -19,19 +20,23 @@ claims, two halves commit); to refuse it (a second's stall costs a checkpoint).
 from __future__ import annotations
 
 import enum
+import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple
 
 from outlast.peer.numbers import claimed, claimed_numbers
 from outlast.storage import Storage
 
+logger = logging.getLogger(__name__)
+
 TOLD_S: Final = 3.0  # between a claim and word of the attempt to all its keepers
 REIGNS_MAX: Final = 64  # that are remembered
+AGAIN_S: Final = 0.5
 
 
-class Verdict(enum.Enum):
+class FenceVerdict(enum.Enum):
     """What becomes of a snapshot now."""
 
     COMMIT = "commit"
@@ -42,11 +47,11 @@ class Verdict(enum.Enum):
 class Judgement(NamedTuple):
     """A verdict, and why it is not to commit."""
 
-    verdict: Verdict
+    verdict: FenceVerdict
     words: str = ""
 
 
-PASSES: Final = Judgement(Verdict.COMMIT)
+PASSES: Final = Judgement(FenceVerdict.COMMIT)
 
 
 class Fence:
@@ -99,14 +104,14 @@ class Fence:
             return self._behind(attempt, newest)
         if attempt > told:
             return Judgement(
-                Verdict.WAIT, f"nobody has told this keeper who formed attempt {attempt}"
+                FenceVerdict.WAIT, f"nobody has told this keeper who formed attempt {attempt}"
             )
         if newest < told:
-            return Judgement(Verdict.WAIT, f"attempt {told} is not claimed yet")
+            return Judgement(FenceVerdict.WAIT, f"attempt {told} is not claimed yet")
         for number in sorted({attempt, told}, reverse=True):
             if not self._is_ours(number, told):
                 return Judgement(
-                    Verdict.REFUSE,
+                    FenceVerdict.REFUSE,
                     f"attempt {number} was claimed by other machines; what this one held of "
                     f"attempt {attempt} is not committed",
                 )
@@ -132,9 +137,9 @@ class Fence:
                 self._newer = (newest, now_s)
             since_s = self._newer[1]
         if now_s - since_s < self._told_s:
-            return Judgement(Verdict.WAIT, f"attempt {newest} is claimed, perhaps with us")
+            return Judgement(FenceVerdict.WAIT, f"attempt {newest} is claimed, perhaps with us")
         return Judgement(
-            Verdict.REFUSE,
+            FenceVerdict.REFUSE,
             f"attempt {newest} has begun without this machine; what it held of attempt {attempt} "
             "is not committed",
         )
@@ -154,3 +159,113 @@ class Fence:
             self._ours.add(number)
             self._ours.intersection_update(self._reigns)
         return True
+
+
+class _Question:
+    """About one snapshot."""
+
+    def __init__(self, attempt: int, then: Callable[[str], None], words: str) -> None:
+        self.attempt = attempt
+        self.then = then
+        self.words = words
+
+
+class Gate:
+    """Asks ``fence`` in a thread of its own.
+
+    Args:
+        fence: judges.
+        again_s: between two questions about what waits, in seconds.
+    """
+
+    def __init__(self, fence: Fence, again_s: float = AGAIN_S) -> None:
+        self._fence = fence
+        self._again_s = again_s
+        self._asked: dict[Hashable, _Question] = {}
+        self._changed = threading.Condition()
+        self._has_news = False
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="outlast-gate", daemon=True)
+        self._thread.start()
+
+    @property
+    def place(self) -> str:
+        """Where the claims are, for people."""
+        return self._fence.place
+
+    def told(self, attempt: int, reign: str) -> None:
+        """This machine takes part in ``attempt``, which ``reign`` has formed."""
+        self._fence.told(attempt, reign)
+        self._wake()
+
+    def ask(self, key: Hashable, attempt: int, then: Callable[[str], None]) -> None:
+        """Whether a snapshot of ``attempt`` may be committed.
+
+        Args:
+            key: what the question is known by.
+            attempt: the snapshot's.
+            then: told once, in the gate's thread: "" or why it must not. It must not wait.
+        """
+        words = f"the attempts' claims in {self.place} are not answered for"
+        with self._changed:
+            self._asked[key] = _Question(attempt, then, words)
+        self._wake()
+
+    def forget(self, key: Hashable) -> str:
+        """Nobody waits for the answer any more; returns why there was none."""
+        with self._changed:
+            question = self._asked.pop(key, None)
+        return question.words if question is not None else ""
+
+    def why(self, key: Hashable) -> str:
+        """Why there is no answer yet, in words."""
+        with self._changed:
+            question = self._asked.get(key)
+        return question.words if question is not None else ""
+
+    def stop(self) -> None:
+        """End the thread, unless storage holds it."""
+        with self._changed:
+            self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._has_news = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                wait_s = self._again_s if self._asked else None
+                self._changed.wait_for(lambda: self._has_news, wait_s)
+                self._has_news = False
+                if self._is_over:
+                    return
+                asked = list(self._asked.items())
+            for key, question in asked:
+                self._look(key, question)
+
+    def _look(self, key: Hashable, question: _Question) -> None:
+        try:
+            judgement = self._fence.judge(question.attempt)
+        except Exception as error:
+            if not isinstance(error, OSError):
+                logger.exception("the claims of attempts")
+            words = f"the attempts' claims in {self.place} cannot be read: {_why(error)}"
+            judgement = Judgement(FenceVerdict.WAIT, words)
+        with self._changed:
+            if self._asked.get(key) is not question:
+                return  # given up meanwhile
+            if judgement.verdict is FenceVerdict.WAIT:
+                question.words = judgement.words
+                return
+            del self._asked[key]
+        try:
+            question.then(judgement.words)
+        except Exception:
+            logger.exception("a save that was judged")  # the others are still to be judged
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)

@@ -1,34 +1,241 @@
-"""What this machine's keeper has to do with those of other machines, put together.
+"""This machine's keeper among those of other machines, and their memory as a tier.
 
-Copies of this machine's newest snapshot go to others (``replicate``), those of others are kept here
-(``reception``, ``guests``), and at a resume everybody's memory can be read (``neighbours``). None
-of it begins before a supervisor has handed over the job's key and a listening socket.
+Copies of this machine's newest snapshot go to others (``replicate``), those of others are kept
+here (``replica_store``), and at a resume everybody's memory can be read (``PeerTier``). None of it
+begins before a supervisor has handed over the job's key and a listening socket.
+
+The tier asks all machines at once what they have when it is listed; one that says nothing for some
+seconds (its keeper is stopped, say) has nothing. Bytes are then read from any machine that has
+them, and from another when one fails. Nothing is believed here: the reader compares each block with
+the manifest, as with any tier.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable
-from pathlib import Path
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
-from outlast.checkpoint.manifest import FULL, decode
+from outlast.checkpoint.manifest import BLOCK_BYTES, FULL, decode
 from outlast.checkpoint.names import SaveName, named
-from outlast.errors import CheckpointInvalid
-from outlast.keeper import parley, wire
-from outlast.keeper.guests import Guests, when
-from outlast.keeper.holdings import Holdings
-from outlast.keeper.memory import Kept, Memory
-from outlast.keeper.neighbours import Neighbours
-from outlast.keeper.reception import Reception, fingerprint
+from outlast.errors import CheckpointInvalid, OutlastError
+from outlast.keeper import protocol, wire
+from outlast.keeper.memory import Holdings, KeptSnapshot, MemoryTier
+from outlast.keeper.place import Setup
+from outlast.keeper.protocol import tls_of
+from outlast.keeper.replica_store import ReplicaServer, ReplicaStore, when
 from outlast.keeper.replicate import Replicator
-from outlast.keeper.setup import Setup
+from outlast.keeper.wire import PeerMachine
 from outlast.peer import Channel, Tls, connect
 from outlast.policy.retention import PlacedMachine, holders, num_replicas
 from outlast.tiers import PEER
 
 logger = logging.getLogger(__name__)
+
+ASKED_AT_ONCE: Final = 16
+IDLE_CHANNELS: Final = 4  # kept open to each machine
+LOOK_AGAIN_S: Final = 1.0  # for a file that nobody had
+MUTE_S: Final = 30.0  # for which one that did not answer is not asked again
+
+
+class PeerTier:
+    """The other machines of an attempt.
+
+    Args:
+        attempt: which one.
+        members: the other machines.
+        open_channel: to one of them.
+    """
+
+    def __init__(
+        self,
+        attempt: int,
+        members: Sequence[PeerMachine],
+        open_channel: Callable[[PeerMachine], Channel],
+    ) -> None:
+        self.members = tuple(members)
+        self._attempt = attempt
+        self._open_channel = open_channel
+        self._lock = threading.Lock()
+        self._idle: dict[PeerMachine, list[Channel]] = {member: [] for member in members}
+        self._found: dict[str, _PeerSave] | None = None
+        self._mute: dict[PeerMachine, float] = {}  # who did not answer in time, and when
+        self._looked_s = 0.0
+        self._closed = False
+
+    def close(self) -> None:
+        """They are not asked any more."""
+        with self._lock:
+            self._closed = True
+            channels = [channel for idle in self._idle.values() for channel in idle]
+        for channel in channels:
+            channel.close()
+
+    # --- as a tier ------------------------------------------------------------------------------
+
+    def children(self, name: str = "") -> list[str]:
+        """Saves, asked for anew; or the files of a save."""
+        if not name:
+            self._look_round()
+            return sorted(self._saves())
+        save = self._saves().get(name)
+        return sorted(save.where) if save else []
+
+    def exists(self, name: str) -> bool:
+        """Whether some machine has the file."""
+        return self._place(name) is not None
+
+    def size(self, name: str) -> int:
+        """Size of the file in bytes; FileNotFoundError if nobody has it."""
+        return self._placed(name).size
+
+    def read(self, name: str) -> bytes:
+        """The whole file, which is small."""
+        buffer = bytearray(self.size(name))
+        for start in range(0, len(buffer), BLOCK_BYTES):
+            self.read_into(name, memoryview(buffer)[start : start + BLOCK_BYTES], start)
+        return bytes(buffer)
+
+    def read_into(self, name: str, buffer: memoryview, offset: int = 0) -> int:
+        """Fill ``buffer`` from byte ``offset``, from the first machine that can."""
+        place = self._placed(name)
+        view = buffer[: max(place.size - offset, 0)]
+        failure: Exception | None = None
+        for member in place.members:
+            try:
+                for start in range(0, len(view), BLOCK_BYTES):
+                    self._read(member, name, view[start : start + BLOCK_BYTES], offset + start)
+            except (OSError, OutlastError, ValueError) as error:
+                logger.warning("%s was not read from %s: %s", name, member.node, error)
+                failure = error
+            else:
+                return len(view)
+        raise OSError(errno.EIO, f"no machine that has {name} could give it: {failure}")
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _saves(self) -> Mapping[str, _PeerSave]:
+        if self._found is None:
+            self._look_round()
+        return self._found or {}
+
+    def _look_round(self) -> None:
+        """Ask all what they have; who does not answer has nothing."""
+        if not self.members:
+            self._found = {}
+            return
+        with ThreadPoolExecutor(ASKED_AT_ONCE, "outlast-ask") as pool:
+            answers = list(pool.map(self._list, self.members))
+        found: dict[str, _PeerSave] = {}
+        for member, listing in zip(self.members, answers, strict=True):
+            for name, listed in listing.items():
+                save = found.setdefault(name, _PeerSave(listed.manifest))
+                if save.manifest == listed.manifest:
+                    save.add(member, listed.files)
+        self._found, self._looked_s = found, time.monotonic()
+
+    def _list(self, member: PeerMachine) -> dict[str, protocol.Listed]:
+        if time.monotonic() - self._mute.get(member, float("-inf")) < MUTE_S:
+            return {}
+        try:
+            with self._talking(member) as channel:
+                ask = protocol.List(attempt=self._attempt)
+                protocol.ask(channel, ask, protocol.Listing, timeout_s=protocol.QUIET_S)
+                return protocol.decode_listing(
+                    protocol.take_bulk(channel, protocol.SMALL_BYTES_MAX)
+                )
+        except (OSError, OutlastError, ValueError) as error:
+            logger.warning("%s does not say what it has: %s", member.node, error)
+            if isinstance(error, TimeoutError):
+                self._mute[member] = time.monotonic()
+            return {}
+
+    def _read(self, member: PeerMachine, name: str, view: memoryview, start: int) -> None:
+        directory, _, file = name.partition("/")
+        save = self._saves().get(directory)
+        if save is None:
+            raise FileNotFoundError(errno.ENOENT, "no machine has it", name)
+        ask = protocol.ReadRange(
+            save=directory,
+            manifest=save.manifest,
+            file=file,
+            start=start,
+            size=len(view),
+        )
+        with self._talking(member) as channel:
+            answer = protocol.ask(channel, ask, protocol.Data)
+            if answer.error:
+                raise FileNotFoundError(errno.ENOENT, answer.error, name)
+            channel.receive_into(view)
+
+    @contextlib.contextmanager
+    def _talking(self, member: PeerMachine) -> Iterator[Channel]:
+        """A channel in use: put back when all went well, closed when not."""
+        with self._lock:
+            idle = self._idle[member]
+            known = idle.pop() if idle else None
+        channel = known or self._open_channel(member)
+        try:
+            yield channel
+        except BaseException:
+            channel.close()
+            raise
+        if channel.bulk_bytes:
+            channel.close()
+        else:
+            self._back(member, channel)
+
+    def _back(self, member: PeerMachine, channel: Channel) -> None:
+        with self._lock:
+            idle = self._idle[member]
+            if not self._closed and len(idle) < IDLE_CHANNELS:
+                idle.append(channel)
+                return
+        channel.close()
+
+    def _place(self, name: str) -> _PeerFile | None:
+        directory, _, file = name.partition("/")
+        save = self._saves().get(directory)
+        place = save.where.get(file) if save else None
+        if place is None and time.monotonic() - self._looked_s > LOOK_AGAIN_S:
+            self._look_round()  # a machine may not have answered before
+            save = self._saves().get(directory)
+            place = save.where.get(file) if save else None
+        return place
+
+    def _placed(self, name: str) -> _PeerFile:
+        place = self._place(name)
+        if place is None:
+            raise FileNotFoundError(errno.ENOENT, "no machine has it in memory", name)
+        return place
+
+
+class _PeerFile:
+    """A file: its size, and the machines that have it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.members: list[PeerMachine] = []
+
+
+class _PeerSave:
+    """One save, as far as the others have it."""
+
+    def __init__(self, manifest: str) -> None:
+        self.manifest = manifest
+        self.where: dict[str, _PeerFile] = {}
+
+    def add(self, member: PeerMachine, files: Mapping[str, int]) -> None:
+        for name, size in files.items():
+            place = self.where.setdefault(name, _PeerFile(size))
+            if place.size == size:
+                place.members.append(member)
 
 
 class Peers:
@@ -56,15 +263,13 @@ class Peers:
         self._lock = lock
         self._wait_for_earlier = wait_for_earlier
         self._record = record
-        self._guests = Guests(setup.job, holdings, lock)
+        self._store = ReplicaStore(setup.job, holdings, lock)
         self._node = ""
         self._key = b""
         self._tls: Tls | None = None
-        self._reception: Reception | None = None
+        self._server: ReplicaServer | None = None
         self._replicator: Replicator | None = None
-        self._neighbours: Neighbours | None = None
-        self._wards: frozenset[str] = frozenset()  # machines whose copies are to be here
-        self._arrivals = (SaveName(0), SaveName(0))  # the last two that came or were made
+        self._neighbours: PeerTier | None = None
 
     @property
     def key(self) -> bytes:
@@ -77,7 +282,7 @@ class Peers:
         return len(self._neighbours.members) if self._neighbours else 0
 
     @property
-    def tier(self) -> Neighbours:
+    def tier(self) -> PeerTier:
         """Their memory.
 
         Raises:
@@ -96,17 +301,13 @@ class Peers:
         self._node, self._key = message.node, key
         if fd < 0:
             return
-        files = [Path(file) for file in message.tls or ()]
-        self._tls = Tls(cert=files[0], key=files[1], ca=files[2]) if files else None
-        self._reception = Reception(
+        self._tls = tls_of(message.tls)
+        self._server = ReplicaServer(
             socket.socket(fileno=fd),
             key,
             self._tls,
-            guests=self._guests,
+            self._store,
             wait_for_earlier=self._wait_for_earlier,
-            inventory=self._inventory,
-            view=self._view,
-            on_copy=self._came,
             gives_way=self._setup.rate_bytes is None,
             record=self._record,
         )
@@ -131,22 +332,22 @@ class Peers:
         others = [member for member in message.members if member.node != self._node]
         before, self._neighbours = (
             self._neighbours,
-            Neighbours(message.attempt, others, self._open_channel),
+            PeerTier(message.attempt, others, self._open_channel),
         )
         if before is not None:
             before.close()
         replicas = num_replicas(self._setup.replicas, len(nodes))
         machines = [PlacedMachine(node=one.node, labels=one.labels) for one in message.members]
         chosen = holders(machines, replicas)
-        self._wards = frozenset(node for node in nodes if self._node in chosen[node])
+        self._store.wards = frozenset(node for node in nodes if self._node in chosen[node])
         self._replicator.to([nodes[node] for node in chosen[self._node]])
 
     def committed(self, newest: SaveName) -> None:
         """A snapshot of this machine is committed."""
         if self._replicator is not None:
             self._replicator.committed()
-            if not self._wards:
-                self._came(newest)
+            if not self._store.wards:
+                self._store.came(newest)
 
     def stop(self) -> None:
         """End all talk with other machines."""
@@ -155,55 +356,31 @@ class Peers:
                 part.stop()
             elif part is not None:
                 part.close()
-        if self._reception is not None:
-            self._reception.close()
-        self._replicator = self._neighbours = self._reception = None
+        if self._server is not None:
+            self._server.close()
+        self._replicator = self._neighbours = self._server = None
 
     # --- inside ---------------------------------------------------------------------------------
 
-    def _came(self, newest: SaveName) -> None:
-        """A copy has come in; or, where none does, a snapshot of this machine was committed.
-
-        What others left here goes when two newer ones are there: until then it may be a part of the
-        newest step of which everything is somewhere.
-        """
-        with self._lock:
-            if when(newest) > when(self._arrivals[1]):
-                self._arrivals = (self._arrivals[1], newest)
-        self._guests.see_off(self._wards, self._arrivals[0])
-
-    def _open_channel(self, member: wire.Member) -> Channel:
+    def _open_channel(self, member: wire.PeerMachine) -> Channel:
         return connect(
             (member.host, member.port),
             self._key,
-            parley.PURPOSE,
-            parley.CONNECT_S,
-            silence_s=parley.SILENCE_S,
+            protocol.PURPOSE,
+            protocol.CONNECT_S,
+            silence_s=protocol.SILENCE_S,
             tls=self._tls,
         )
 
-    def _inventory(self) -> dict[str, Kept]:
-        with self._lock:
-            return self._holdings.books.everything()
-
-    def _view(self, save: str, manifest: str, file: str) -> memoryview | None:
-        """A file of a save, as it lies here."""
-        with self._lock:
-            books = self._holdings.books
-            kept = books.everything().get(save)
-            if kept is None or fingerprint(kept) != manifest:
-                return None
-            return Memory(books.arenas, {save: kept}).view(f"{save}/{file}")
-
-    def _view_of(self, save: str, kept: Kept, file: str) -> memoryview | None:
+    def _view_of(self, save: str, kept: KeptSnapshot, file: str) -> memoryview | None:
         """A file of one of this machine's own snapshots, unless that is gone."""
         with self._lock:
             books = self._holdings.books
             if books.kept.get(save) is not kept:
                 return None
-            return Memory(books.arenas, {save: kept}).view(f"{save}/{file}")
+            return MemoryTier(books.arenas, {save: kept}).view(f"{save}/{file}")
 
-    def _newest(self) -> tuple[SaveName, Kept] | None:
+    def _newest(self) -> tuple[SaveName, KeptSnapshot] | None:
         """The newest of this machine's own snapshots that a job can be resumed from."""
         with self._lock:
             own = {named(save): kept for save, kept in self._holdings.books.kept.items()}

@@ -1,9 +1,10 @@
-"""Where the keeper's socket lies: in a directory that only its user can enter.
+"""Where the keeper's socket lies, and what a keeper is told when it starts.
 
-A file system that several machines see is no place for a socket, and its path may be too long for
-one; so it lies in the user's runtime directory, under a name made from the job's and from the
-version of what is said over it: who is of another version finds no keeper there, and starts its
-own. Which of the two may commit is settled by the claims of their attempts.
+The socket lies in a directory that only its user can enter. A file system that several machines see
+is no place for a socket, and its path may be too long for one; so it lies in the user's runtime
+directory, under a name made from the job's and from the version of what is said over it. A process
+of another version finds no keeper there, and starts its own. Which of the two may commit is settled
+by the claims of their attempts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import re
 import select
@@ -23,6 +25,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from outlast.config import Settings
 from outlast.errors import ConfigError, StorageError
 from outlast.keeper import wire
 
@@ -32,6 +37,7 @@ LONGEST: Final = 100  # bytes of a socket's address; the kernel takes 107
 LOG_KEPT_S: Final = 7 * 24 * 3600.0
 _NAME: Final = re.compile(r"^[0-9a-f]{20}(?:-([0-9a-f]{8}))?\.(sock|lock|log)\Z")
 _CREDENTIALS: Final = struct.Struct("3i")
+LINGER_S = 20.0
 
 
 def socket_path(job: str, directory: Path) -> Path:
@@ -90,7 +96,7 @@ def is_ours(sock: socket.socket) -> bool:
     return bool(_CREDENTIALS.unpack(raw)[1] == os.getuid())
 
 
-class Listener:
+class KeeperListener:
     """The socket at ``path``, which only this user can open.
 
     Args:
@@ -223,3 +229,75 @@ def _address(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{fd}/{path.name}"
     finally:
         os.close(fd)
+
+
+class TierSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """A durable tier: where it is, and how many checkpoints it keeps."""
+
+    name: str
+    url: str
+    keep: int
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a keeper needs to know.
+
+    Attributes:
+        job: the job's id.
+        directory: the job's directory, where the ledger is.
+        socket: where it listens.
+        tiers: durable ones, the fastest first.
+        linger_s: how long it stays when a worker has died and nobody else is connected.
+        replicas: how many other machines keep this one's newest snapshot; None: see the policy.
+        rate_bytes: how fast it is sent to them at most, per second; None: after the cores.
+        claims: where attempts are claimed, a directory or URL; "" where nobody claims them.
+        inherited: arena → descriptor of memory that a predecessor left; 0 is its books.
+    """
+
+    job: str
+    directory: str
+    socket: str
+    tiers: tuple[TierSetup, ...]
+    linger_s: float = LINGER_S
+    replicas: int | None = None
+    rate_bytes: float | None = None
+    claims: str = ""
+    inherited: dict[int, int] = {}
+
+
+def encode_setup(setup: Setup) -> bytes:
+    """What ``decode_setup`` reads; a path may be in any encoding, which msgspec would refuse."""
+    return json.dumps(msgspec.to_builtins(setup, str_keys=True)).encode()
+
+
+def decode_setup(data: bytes) -> Setup:
+    """The setup in ``data``."""
+    return msgspec.convert(json.loads(data), Setup, str_keys=True)
+
+
+def setup_of(settings: Settings, job: str, of: str = "", claims: str = "") -> Setup:
+    """The keeper of a job with these settings.
+
+    Args:
+        settings: the job's.
+        job: its id.
+        of: what tells apart keepers of one job on one machine: each agent has its own.
+        claims: where attempts are claimed; "" where nobody claims them.
+
+    Raises:
+        ConfigError: there is no place for its socket.
+    """
+    tiers = tuple(
+        TierSetup(name=tier.name, url=tier.url, keep=tier.keep)
+        for tier in settings.tiers
+        if tier.kind != "memory"
+    )
+    return Setup(
+        job=job,
+        directory=str(settings.dir),
+        socket=str(socket_path(job + of, Path(settings.dir))),
+        tiers=tiers,
+        replicas=settings.peer_replicas,
+        claims=claims,
+        rate_bytes=settings.peer_rate_bytes,
+    )

@@ -1,9 +1,10 @@
 """Finding the keeper, starting it, and holding its memory through its death.
 
-Whoever starts a keeper (the agent, or a session that has none) stays connected and is sent every
-piece of its memory as a descriptor. When the keeper dies it is started again with them, and finds
-its committed snapshots. When the holder dies the keeper goes on, finishes what is in flight, and
-leaves some seconds later unless a new attempt has come.
+The process that starts a keeper (the agent, or a session that has none) stays connected and is sent
+every piece of its memory as a descriptor. When the keeper dies it is started again with them, and
+finds its committed snapshots. When the holder dies the keeper goes on, finishes what is in flight,
+and leaves some seconds later unless a new attempt has come. At the end of a job people are told
+which slower tiers it waits for.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ import msgspec
 
 from outlast.errors import OutlastError, StorageError, remedy
 from outlast.keeper import wire
-from outlast.keeper.place import RUNTIME_VARIABLE, connect, only_one
-from outlast.keeper.setup import Setup, encode_setup
+from outlast.keeper.place import RUNTIME_VARIABLE, Setup, connect, encode_setup, only_one
+from outlast.keeper.wire import CopyProgress
 from outlast.peer import Tls, listen
 
 logger = logging.getLogger(__name__)
 
+WAIT_FIRST_S: Final = 2.0
+WAIT_EVERY_S: Final = 5.0
 SOCKET_VARIABLE: Final = "OUTLAST_KEEPER"  # the keeper's socket, set by our agent
 START_TIMEOUT_S: Final = 30.0
 PAUSE_S: Final = 0.05  # before another try; twofold each time, where keepers do not live
@@ -40,6 +43,42 @@ HURRY_S: Final = 0.2  # between two questions whether there is less time than wa
 LEAVING_S: Final = 5.0  # that a keeper may take beyond its time
 _LOOK_S: Final = 0.01
 _left: Final[list[subprocess.Popen[bytes]]] = []  # keepers on their own, to be reaped
+
+
+class TierWaits:
+    """Says what the end of a job waits for: slower tiers that do not have everything yet.
+
+    Args:
+        say: tells people.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._told_s = 0.0
+        self._first: tuple[float, int] | None = None  # when, and how many bytes were done
+
+    def tell(self, progress: CopyProgress) -> None:
+        """Say it after two seconds, and then every five, with the time that is left."""
+        now = time.monotonic()
+        if not progress.words:
+            return
+        self._first = self._first or (now, progress.done_bytes)
+        if now - self._first[0] < WAIT_FIRST_S or now - self._told_s < WAIT_EVERY_S:
+            return
+        self._told_s = now
+        done = progress.done_bytes - self._first[1]
+        left = progress.total_bytes - progress.done_bytes
+        rate = done / max(now - self._first[0], 0.001)
+        time_left = f", {in_short(left / rate)} left" if done > 0 else ""
+        self._say(
+            f"bringing the newest checkpoint to {progress.words}: "
+            f"{progress.done_bytes / 1e9:.2f} of {progress.total_bytes / 1e9:.2f} GB{time_left}"
+        )
+
+
+def in_short(seconds: float) -> str:
+    """Seconds as a person says them."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 @atexit.register
@@ -68,7 +107,7 @@ class Supervisor:
     def __init__(
         self,
         setup: Setup,
-        on_progress: Callable[[wire.Progress], None] = lambda _: None,
+        on_progress: Callable[[wire.CopyProgress], None] = lambda _: None,
         on_gap: Callable[[str, float], None] = lambda *_: None,
     ) -> None:
         self._on_gap = on_gap
@@ -76,8 +115,8 @@ class Supervisor:
         self._on_progress = on_progress
         self._held: dict[int, int] = {}
         self._process: subprocess.Popen[bytes] | None = None
-        self._wire: wire.Wire | None = None
-        self._bye: wire.Bye | None = None  # said once the job is over
+        self._wire: wire.KeeperSocket | None = None
+        self._bye: wire.Goodbye | None = None  # said once the job is over
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -142,7 +181,7 @@ class Supervisor:
     def tell_members(
         self,
         attempt: int,
-        members: Sequence[wire.Member],
+        members: Sequence[wire.PeerMachine],
         timeout_s: float = 5.0,
         *,
         reign: str = "",
@@ -216,7 +255,7 @@ class Supervisor:
 
     def _say_bye(self, deadline_s: float | None) -> None:
         with self._lock:
-            self._bye = wire.Bye(over=True, deadline_s=deadline_s)
+            self._bye = wire.Goodbye(over=True, deadline_s=deadline_s)
             if self._wire is not None:
                 with contextlib.suppress(OSError):
                     self._wire.send(self._bye)
@@ -260,7 +299,7 @@ class Supervisor:
                 f"{remedy(error)}, or set {RUNTIME_VARIABLE} to another directory"
             ) from None
         with self._lock:
-            self._wire = wire.Wire(sock)
+            self._wire = wire.KeeperSocket(sock)
             with contextlib.suppress(OSError):  # it is gone again: the thread that reads sees it
                 self._wire.send(wire.Hello(job=self._setup.job))
                 self._say_peers()
@@ -379,9 +418,9 @@ class Supervisor:
                 os.close(old)
         elif isinstance(message, wire.Drop) and message.arena in self._held:
             os.close(self._held.pop(message.arena))
-        elif isinstance(message, wire.Progress):
+        elif isinstance(message, wire.CopyProgress):
             self._on_progress(message)
-        elif isinstance(message, wire.Told):
+        elif isinstance(message, wire.MembersKnown):
             with self._told:
                 self._told_attempt = message.attempt
                 self._told.notify_all()

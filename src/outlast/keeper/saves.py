@@ -1,40 +1,46 @@
-"""What is in flight: from the first block of a snapshot to its commit.
+"""All saves in flight: what workers and other machines say, from the first block to the commit.
 
-A save is known by the attempt and its number in the attempt, which all ranks count alike. Each rank
-of this machine fills its arena, blocks are written as they become full, and when every rank of the
-job has reported its part the manifest is put: the commit. A rank that dies before its copy is whole
-voids the save; one that dies after it changes nothing.
+A save is known by the attempt and its number in the attempt, which all ranks count alike. Its way::
 
-With ranks on several machines, each machine's keeper reports its parts to that of rank 0, which
-commits; see ``leader`` and ``follower``. What others say may come before this machine's own ranks
-begin, and where rank 0 is may be known later than that.
+    begun         each rank of this machine fills its arena; full blocks are written    (flight)
+      │           a rank's copy is whole, its shard and its small file are written
+    reported      the rank's part is known, here and to the keeper of rank 0           (between)
+      │           all ranks of the job have reported their parts
+    concluding    the manifest is made, fence-checked, written and announced          (conclude)
+      │           or, until then: refused, for the first reason that anybody gives
+    ended         once nobody writes any of its files; all who wait for it are told
 
-A save ends only when nobody writes any of its files any more: the next one may be of the same step.
+A rank that dies before its copy is whole voids the save; one that dies after it changes nothing.
+With ranks on several machines the keeper of rank 0 commits. What others say may come before this
+machine's own ranks begin, and where rank 0 is may be known later than that.
 
 One lock guards everything here; nothing is written or sent to a slow receiver under it.
 """
 
 from __future__ import annotations
 
-import collections
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-import msgspec
 import xxhash
 
 from outlast.checkpoint.names import SaveName
-from outlast.keeper import parley, wire
-from outlast.keeper.commit import Part
-from outlast.keeper.conclude import Conclusions
-from outlast.keeper.earlier import ENDED, Earlier
-from outlast.keeper.files import Files
-from outlast.keeper.flight import Committed, Peer, RankSide, Save, Side
-from outlast.keeper.gate import Gate
-from outlast.keeper.leader import Leader
+from outlast.keeper import protocol, wire
+from outlast.keeper.conclude import ENDED, Conclusions, Earlier
+from outlast.keeper.fence import Gate
+from outlast.keeper.flight import (
+    Committed,
+    Files,
+    RankPart,
+    RankSide,
+    Save,
+    SavePatience,
+    SaveTable,
+    Side,
+    WorkerPeer,
+)
 from outlast.keeper.memory import Books
 from outlast.keeper.persist import Pool
 from outlast.storage import Storage
@@ -42,18 +48,9 @@ from outlast.storage import Storage
 logger = logging.getLogger(__name__)
 
 LOST: Final = "its machine was lost before the commit; the older checkpoint stands"
-MAX_PAST: Final = 64
-MAX_MANIFESTS: Final = 4  # of the newest of these: other machines may still ask for them
 
 
-class _Past(msgspec.Struct):
-    """How a save has ended."""
-
-    ended: wire.Ended
-    manifest: bytes
-
-
-class Saves:
+class SavesInFlight:
     """All saves in flight on this machine.
 
     Args:
@@ -79,10 +76,10 @@ class Saves:
         on_change: Callable[[], None],
         gate: Gate | None = None,
     ) -> None:
-        self.lock = threading.RLock()
+        self.table = SaveTable()
+        self.lock = self.table.lock
         self._books = books
         self._pool = pool
-        self._record = record
         self._on_change = on_change
         self._files = Files(
             job,
@@ -98,25 +95,18 @@ class Saves:
             self._files,
             books,
             pool,
-            gate,
-            lock=self.lock,
+            self.table,
+            gate=gate,
             record=record,
-            refuse=self._refuse,
-            decide=self._decide,
             on_committed=on_committed,
             on_change=on_change,
         )
-        self._open: dict[tuple[int, int], Save] = {}
-        self._past: collections.OrderedDict[tuple[int, int], _Past]
-        self._past = collections.OrderedDict()
-        self._sides: dict[int, Side] = {}  # by attempt
-        self._given_up: dict[tuple[int, int], tuple[int, int, int, Part]] = {}  # as `unanswered`
+        self._given_up: dict[
+            tuple[int, int], tuple[int, int, int, RankPart]
+        ] = {}  # as `unanswered`
         self._local: dict[int, set[int]] = {}  # attempt → ranks of this machine
-        self._changed = threading.Condition(self.lock)
         self._asked = 0  # the newest attempt that has asked for what is there
-        self._earlier = Earlier(
-            self._open, self._files, books, self._conclusions, changed=self._changed, record=record
-        )
+        self._earlier = Earlier(self.table, self._files, books, self._conclusions, record=record)
 
     # --- who else there is ----------------------------------------------------------------------
 
@@ -132,8 +122,8 @@ class Saves:
     def meet(self, attempt: int, side: Side) -> Side | None:
         """Other machines of an attempt are reached in this way; the way before it, if any."""
         with self.lock:
-            before = self._sides.get(attempt)
-            self._sides[attempt] = side
+            before = self.table.sides.get(attempt)
+            self.table.sides[attempt] = side
             for save in self._of(attempt):
                 for rank in save.parts.keys() & set(save.local):
                     self._pass_on(save, rank, save.parts[rank])
@@ -142,20 +132,20 @@ class Saves:
     def part(self) -> list[Side]:
         """The ways that nobody needs any more: later attempts have begun."""
         with self.lock:
-            newest = max(self._sides, default=0)
-            busy = {attempt for attempt, _ in self._open}
-            over = [one for one in self._sides if one < newest and one not in busy]
+            newest = max(self.table.sides, default=0)
+            busy = {attempt for attempt, _ in self.table.open}
+            over = [one for one in self.table.sides if one < newest and one not in busy]
             for attempt in over:
                 self._local.pop(attempt, None)
                 self._forget(attempt)
-            return [self._sides.pop(attempt) for attempt in over]
+            return [self.table.sides.pop(attempt) for attempt in over]
 
     # --- what workers say -----------------------------------------------------------------------
 
     def begin(
         self,
-        peer: Peer,
-        message: wire.Begin,
+        peer: WorkerPeer,
+        message: wire.BeginSave,
         layout: wire.Layout,
         *,
         hello: wire.Hello,
@@ -179,7 +169,7 @@ class Saves:
                 self._files.begin(save, rank)
                 self._conclude(save)
 
-    def absent(self, peer: Peer, message: wire.Absent, *, hello: wire.Hello) -> None:
+    def absent(self, peer: WorkerPeer, message: wire.Absent, *, hello: wire.Hello) -> None:
         """A rank has nothing to give to a save."""
         rank = peer.rank
         assert rank is not None  # noqa: S101 - the server lets only workers speak of saves
@@ -190,10 +180,10 @@ class Saves:
             if rank not in save.ranks:
                 save.absent[rank] = peer
             save.is_told = save.is_told or message.is_told
-            part = Part(error=message.reason, void=message.names, by_storage=False)
+            part = RankPart(error=message.reason, void=message.names, by_storage=False)
             self._report(save, rank, part)
 
-    def ready(self, attempt: int, rank: int, message: wire.Ready) -> None:
+    def ready(self, attempt: int, rank: int, message: wire.BlocksReady) -> None:
         """Blocks of a rank's file are full."""
         with self.lock:
             one = self._rank(attempt, message.serial, rank)
@@ -208,10 +198,10 @@ class Saves:
             one = self._rank(attempt, message.serial, rank)
             if one is None or one.complete_s is not None:
                 return
-            save = self._open[attempt, message.serial]
+            save = self.table.open[attempt, message.serial]
             if one.shard is not None and one.full != set(range(one.shard.num_blocks)):
                 words = "the snapshot was called whole before all of it was copied"
-                self._report(save, rank, Part(error=words, by_storage=False))
+                self._report(save, rank, RankPart(error=words, by_storage=False))
                 return
             one.small, one.digests, one.complete_s = small, message.digests, time.monotonic()
             self._files.advance(save, rank)
@@ -220,45 +210,45 @@ class Saves:
         """A rank's snapshot must not be believed."""
         with self.lock:
             if self._rank(attempt, message.serial, rank) is not None:
-                save = self._open[attempt, message.serial]
-                part = Part(error=message.reason, void=message.names, by_storage=False)
+                save = self.table.open[attempt, message.serial]
+                part = RankPart(error=message.reason, void=message.names, by_storage=False)
                 self._report(save, rank, part)
 
-    def lost(self, attempt: int, peer: Peer) -> None:
+    def lost(self, attempt: int, peer: WorkerPeer) -> None:
         """A worker is gone: what it had not finished copying is void."""
         rank = peer.rank
         if rank is None:
             return
         with self.lock:
-            for save in [one for one in self._open.values() if one.attempt == attempt]:
+            for save in [one for one in self.table.open.values() if one.attempt == attempt]:
                 mine = save.ranks.get(rank)
                 if rank >= save.world_size:
                     continue  # it has no part in it
                 if mine is None or (mine.peer is peer and mine.complete_s is None):
                     words = f"rank {rank} was lost during its copy"
-                    self._report(save, rank, Part(error=words, by_storage=False))
+                    self._report(save, rank, RankPart(error=words, by_storage=False))
 
     # --- what other machines' keepers say -------------------------------------------------------
 
     def reported(
-        self, hello: wire.Hello, message: parley.Report, part: Part, source: object
+        self, hello: wire.Hello, message: protocol.PartReport, part: RankPart, source: object
     ) -> None:
         """Another machine's rank has reported, perhaps before our own have begun."""
         with self.lock:
-            past = self._past.get((hello.attempt, message.serial))
+            past = self.table.past.get((hello.attempt, message.serial))
             if past is None:
                 save = self._find(hello, message)
                 if save.is_open and save.gathered.add(message.rank, part):
                     self._conclude(save)
                 return
-            side = self._sides.get(hello.attempt)
+            side = self.table.sides.get(hello.attempt)
         if side is not None:
             side.tell(past.ended, past.manifest, source)
 
-    def detailed(self, attempt: int, message: parley.Digests, digests: dict[str, str]) -> None:
+    def detailed(self, attempt: int, message: protocol.Digests, digests: dict[str, str]) -> None:
         """Another machine's rank has these digests."""
         with self.lock:
-            save = self._open.get((attempt, message.serial))
+            save = self.table.open.get((attempt, message.serial))
             if save is not None:
                 self._answered(save, message.rank, digests)
 
@@ -270,7 +260,7 @@ class Saves:
                     if save.is_open and save.gathered.waits_for(rank):
                         self._answered(save, rank, {})
                     if save.is_open and save.gathered.add(
-                        rank, Part(error=words, by_storage=False)
+                        rank, RankPart(error=words, by_storage=False)
                     ):
                         self._conclude(save)
 
@@ -283,10 +273,10 @@ class Saves:
     def manifest_of(self, attempt: int, serial: int) -> bytes:
         """The manifest of a save that was committed; b"" if it is not known any more."""
         with self.lock:
-            past = self._past.get((attempt, serial))
+            past = self.table.past.get((attempt, serial))
             return b"" if past is None else past.manifest
 
-    def overdue(self, attempt: int, leader: Leader) -> bool:
+    def overdue(self, attempt: int, leader: SavePatience) -> bool:
         """Fail what has not moved for too long; whether anything of the attempt is in flight."""
         now_s = time.monotonic()
         with self.lock:
@@ -300,21 +290,23 @@ class Saves:
                     self._fail_overdue(save, leader, quiet_s)
             return bool(mine)
 
-    def _fail_overdue(self, save: Save, leader: Leader, quiet_s: float) -> None:
+    def _fail_overdue(self, save: Save, leader: SavePatience, quiet_s: float) -> None:
         for rank in save.gathered.missing():
             limit_s, words = leader.patience(save, rank)
             if quiet_s >= limit_s:
                 save.by_storage = False
-                self._refuse(save, f"rank {rank}: {words} for {quiet_s:.0f} s")
+                self._conclusions.refuse(save, f"rank {rank}: {words} for {quiet_s:.0f} s")
                 return
 
-    def decided(self, hello: wire.Hello, message: parley.Outcome, void: tuple[str, ...]) -> None:
+    def decided(
+        self, hello: wire.Hello, message: protocol.SaveOutcome, void: tuple[str, ...]
+    ) -> None:
         """The keeper of rank 0, on another machine, has committed or refused."""
         attempt = hello.attempt
         with self.lock:
-            side = self._sides.get(attempt)
+            side = self.table.sides.get(attempt)
             self._given_up.pop((attempt, message.serial), None)
-            if (attempt, message.serial) in self._past:
+            if (attempt, message.serial) in self.table.past:
                 if side is not None:
                     side.done(message.serial)
                 return
@@ -323,14 +315,14 @@ class Saves:
                 return
             if message.error or void:
                 save.is_told = True
-                self._refuse(save, message.error, void)
+                self._conclusions.refuse(save, message.error, void)
             elif not save.ranks:
                 save.is_told = True
-                self._refuse(save, "this machine's keeper knows nothing of it")
+                self._conclusions.refuse(save, "this machine's keeper knows nothing of it")
             else:
                 self._pool.put(lambda: self._look_for_manifest(save, message))
 
-    def _look_for_manifest(self, save: Save, message: parley.Outcome) -> None:
+    def _look_for_manifest(self, save: Save, message: protocol.SaveOutcome) -> None:
         """In a tier that both machines see it is there already; or rank 0's keeper is asked."""
         data = self._conclusions.manifest_there(save)
         with self.lock:
@@ -338,22 +330,24 @@ class Saves:
                 return
             if xxhash.xxh3_128_hexdigest(data) == message.manifest:
                 self._conclusions.follow(save, data)
-            elif (side := self._sides.get(save.attempt)) is not None:
+            elif (side := self.table.sides.get(save.attempt)) is not None:
                 side.want(save.step, save.serial)
 
-    def given(self, attempt: int, message: parley.Root, data: bytes) -> None:
+    def given(self, attempt: int, message: protocol.Root, data: bytes) -> None:
         """The manifest that was asked for."""
         with self.lock:
-            save = self._open.get((attempt, message.serial))
+            save = self.table.open.get((attempt, message.serial))
             if save is None or not save.is_open:
                 return
             if data:
                 self._conclusions.follow(save, data)
             else:
                 save.by_storage = False
-                self._refuse(save, "its manifest is not to be had from rank 0's keeper any more")
+                self._conclusions.refuse(
+                    save, "its manifest is not to be had from rank 0's keeper any more"
+                )
 
-    def unanswered(self, attempt: int) -> list[tuple[int, int, int, Part]]:
+    def unanswered(self, attempt: int) -> list[tuple[int, int, int, RankPart]]:
         """(step, serial, rank, part) of everything that has been reported and still counts."""
         with self.lock:
             found = [one for key, one in self._given_up.items() if key[0] == attempt]
@@ -364,10 +358,10 @@ class Saves:
                 for rank, part in save.parts.items()
             ]
 
-    def digests_of(self, attempt: int, message: parley.Detail) -> dict[str, str]:
+    def digests_of(self, attempt: int, message: protocol.Detail) -> dict[str, str]:
         """A rank's single digests in some groups."""
         with self.lock:
-            save = self._open.get((attempt, message.serial))
+            save = self.table.open.get((attempt, message.serial))
             one = save.ranks.get(message.rank) if save is not None else None
             return {} if one is None else one.in_groups(message.groups)
 
@@ -392,7 +386,7 @@ class Saves:
             for save in self._of(attempt):
                 if save.is_open and save.parts:
                     save.by_storage = False
-                    self._refuse(save, words)
+                    self._conclusions.refuse(save, words)
 
     def _forget(self, attempt: int) -> None:
         """Nobody is to hear of what was given up."""
@@ -400,7 +394,7 @@ class Saves:
             del self._given_up[key]
 
     def _of(self, attempt: int) -> list[Save]:
-        return [save for save in self._open.values() if save.attempt == attempt]
+        return [save for save in self.table.open.values() if save.attempt == attempt]
 
     # --- the end of attempts --------------------------------------------------------------------
 
@@ -432,26 +426,26 @@ class Saves:
     def idle(self) -> bool:
         """Whether nothing is in flight."""
         with self.lock:
-            return not self._open
+            return not self.table.open
 
     def names(self) -> set[SaveName]:
         """The names of all saves in flight."""
         with self.lock:
-            return {save.name for save in self._open.values()}
+            return {save.name for save in self.table.open.values()}
 
     def arenas(self) -> set[int]:
         """The arenas of all saves in flight."""
         with self.lock:
-            sides = [one for save in self._open.values() for one in save.ranks.values()]
+            sides = [one for save in self.table.open.values() for one in save.ranks.values()]
             return {one.begin.arena for one in sides}
 
     # --- inside ---------------------------------------------------------------------------------
 
     def _join(
-        self, peer: Peer, hello: wire.Hello, message: wire.Begin | wire.Absent
+        self, peer: WorkerPeer, hello: wire.Hello, message: wire.BeginSave | wire.Absent
     ) -> Save | None:
         """The save that a worker's message belongs to; None if it has ended before."""
-        past = self._past.get((hello.attempt, message.serial))
+        past = self.table.past.get((hello.attempt, message.serial))
         if past is not None:
             peer.send(past.ended)
             return None
@@ -460,44 +454,48 @@ class Saves:
     def _find(
         self,
         hello: wire.Hello,
-        message: wire.Begin | wire.Absent | parley.Report | parley.Outcome,
+        message: wire.BeginSave | wire.Absent | protocol.PartReport | protocol.SaveOutcome,
     ) -> Save:
         """The save that a message belongs to."""
         key = (hello.attempt, message.serial)
-        if key not in self._open:
+        if key not in self.table.open:
             local = self.local(hello.attempt, hello.world_size)
             name = SaveName(message.step, hello.attempt, message.serial, hello.nonce)
-            self._open[key] = Save(name, hello.world_size, local)
-        save = self._open[key]
+            self.table.open[key] = Save(name, hello.world_size, local)
+        save = self.table.open[key]
         if save.step != message.step and save.is_open:
             # The ranks count their saves alike; where they do not, nothing of it is to be believed.
-            self._refuse(save, f"some ranks save step {save.step} and others {message.step}")
+            self._conclusions.refuse(
+                save, f"some ranks save step {save.step} and others {message.step}"
+            )
         return save
 
-    def _leave_earlier(self, attempt: int, rank: int, message: wire.Begin) -> None:
+    def _leave_earlier(self, attempt: int, rank: int, message: wire.BeginSave) -> None:
         """A rank copies one snapshot after the other, so those before this one are whole or void.
 
         And what has yet to be read from this arena is no longer what it was.
         """
-        for save in list(self._open.values()):
+        for save in list(self.table.open.values()):
             one = save.ranks.get(rank)
             if save.attempt == attempt and one is not None and one.complete_s is None:
                 words = f"rank {rank} began another snapshot before it was whole"
-                self._report(save, rank, Part(error=words, by_storage=False))
+                self._report(save, rank, RankPart(error=words, by_storage=False))
             for side in save.ranks.values():
                 if side.begin.arena == message.arena:
                     side.is_overwritten = True
                     if side.reads_arena and save.is_open:
                         save.by_storage = False
-                        self._refuse(save, f"its memory was taken for step {message.step}")
+                        self._conclusions.refuse(
+                            save, f"its memory was taken for step {message.step}"
+                        )
 
     def _rank(self, attempt: int, serial: int, rank: int) -> RankSide | None:
-        save = self._open.get((attempt, serial))
+        save = self.table.open.get((attempt, serial))
         return save.ranks.get(rank) if save and save.is_open else None
 
     # --- all ranks' parts -----------------------------------------------------------------------
 
-    def _report(self, save: Save, rank: int, part: Part) -> None:
+    def _report(self, save: Save, rank: int, part: RankPart) -> None:
         """A rank of this machine has its part; with several machines rank 0's keeper is told."""
         if not save.is_open or not save.gathered.add(rank, part):
             return
@@ -507,8 +505,8 @@ class Saves:
         self._pass_on(save, rank, part)
         self._conclude(save)
 
-    def _pass_on(self, save: Save, rank: int, part: Part) -> None:
-        side = self._sides.get(save.attempt)
+    def _pass_on(self, save: Save, rank: int, part: RankPart) -> None:
+        side = self.table.sides.get(save.attempt)
         if side is not None and save.is_open:
             side.report(save.step, save.serial, rank, part)
 
@@ -521,7 +519,7 @@ class Saves:
             part = gathered.parts[rank]
             who = f"rank {rank}: " if save.world_size > 1 else ""
             save.by_storage = part.by_storage
-            self._refuse(save, who + part.error, tuple(sorted(gathered.void)))
+            self._conclusions.refuse(save, who + part.error, tuple(sorted(gathered.void)))
         elif gathered.is_whole and gathered.differs:
             self._compare(save)
         elif gathered.is_whole:
@@ -529,7 +527,7 @@ class Saves:
 
     def _compare(self, save: Save) -> None:
         """Replicas differ: one rank for each version says what it has."""
-        side = self._sides.get(save.attempt)
+        side = self.table.sides.get(save.attempt)
         for rank, groups in save.gathered.ask().items():
             one = save.ranks.get(rank)
             if one is not None:
@@ -541,88 +539,25 @@ class Saves:
         if save.is_open and save.gathered.answer(rank, digests):
             void = save.gathered.differing()
             some = ", ".join(void[:3]) or "of some it is not known which"
-            self._refuse(save, f"not the same on all ranks: {some}", void)
+            self._conclusions.refuse(save, f"not the same on all ranks: {some}", void)
 
     # --- the end --------------------------------------------------------------------------------
 
     def _refuse_all(self, which: Callable[[Save], bool], error: str) -> None:
         with self.lock:
-            for save in [one for one in self._open.values() if one.is_open and which(one)]:
+            for save in [one for one in self.table.open.values() if one.is_open and which(one)]:
                 save.by_storage = False
                 if save.is_shared and 0 not in save.local:
                     self._give_notice(save, error)
-                self._refuse(save, error)
+                self._conclusions.refuse(save, error)
 
     def _give_notice(self, save: Save, error: str) -> None:
         """Rank 0's keeper must hear of what this one gives up, also where it cannot just now."""
-        lost = Part(error=error, by_storage=False)
+        lost = RankPart(error=error, by_storage=False)
         parts = {rank: save.parts.get(rank, lost) for rank in save.local}
         rank, part = next((item for item in parts.items() if item[1].error), (min(parts), lost))
         self._given_up[save.attempt, save.serial] = (save.step, save.serial, rank, part)
         self._pass_on(save, rank, part)
 
-    def _refuse(self, save: Save, error: str, void: tuple[str, ...] = ()) -> None:
-        ended = wire.Ended(
-            step=save.step,
-            serial=save.serial,
-            error=error,
-            void=void,
-            by_storage=save.by_storage and not void,
-        )
-        self._decide(save, ended)
-
-    def _decide(self, save: Save, ended: wire.Ended, manifest: bytes = b"") -> None:
-        """How a save ends is known."""
-        with self.lock:
-            if save.ended is not None:
-                return
-            save.ended, save.manifest = ended, manifest
-            for one in save.ranks.values():
-                if ended.error and one.shard is not None:
-                    one.shard.abandon()
-            self._end_if_quiet(save)
-
     def _end_if_quiet(self, save: Save) -> None:
-        if save.ended is not None and not save.writing:
-            self._pool.put(lambda: self._end(save))
-
-    def _end(self, save: Save) -> None:
-        ended = save.ended
-        assert ended is not None  # noqa: S101 - decided before
-        with self.lock:
-            if (save.attempt, save.serial) in self._past:
-                return
-            self._past[save.attempt, save.serial] = _Past(ended, save.manifest)
-            while len(self._past) > MAX_PAST:
-                self._past.popitem(last=False)
-            for past in list(self._past.values())[:-MAX_MANIFESTS]:
-                past.manifest = b""
-            side = self._sides.get(save.attempt) if save.is_shared else None
-        if ended.error and not ended.void and not save.is_told:
-            self._record_failure(save, ended.error)
-        if side is not None:  # before this keeper may leave, since it is idle
-            side.tell(ended, save.manifest) if side.leads else side.done(save.serial)
-        with self.lock:
-            del self._open[save.attempt, save.serial]
-            here = save.here
-            for one in save.ranks.values():
-                one.shard = None  # it knows the save: together they would keep the memory mapped
-            self._changed.notify_all()
-        for peer in here.values():
-            peer.send(ended)
-
-    def _record_failure(self, save: Save, error: str) -> None:
-        if not save.by_storage:
-            self._record(
-                "save_skipped", durable=False, attempt=save.attempt, step=save.step, reason=error
-            )
-            return
-        tier, storage = self._files.target(save)
-        self._record(
-            "storage_error",
-            attempt=save.attempt,
-            operation="save",
-            path=storage.describe() if storage else tier or "memory",
-            error=error,
-            step=save.step,
-        )
+        self._conclusions.end_if_quiet(save)

@@ -1,20 +1,24 @@
 """The keeper itself: connections in, orders out.
 
 One thread accepts, one thread a connection reads, one writes; whatever takes time is done by the
-pool. It leaves when everyone said goodbye and nothing is in flight, or some time after the last
-worker died without a word.
+pool. An end that does not read loses the connection, and with it what was in flight: the keeper
+never waits. It leaves when everyone said goodbye and nothing is in flight, or some time after the
+last worker died without a word.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
 import signal
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -24,31 +28,108 @@ from outlast.checkpoint.manifest import FULL, Manifest, decode
 from outlast.checkpoint.names import named
 from outlast.keeper import wire
 from outlast.keeper.between import Between
-from outlast.keeper.connection import Connection
-from outlast.keeper.copies import Copies, Tier
-from outlast.keeper.fence import Fence
+from outlast.keeper.copies import DurableTier, TierCopies
+from outlast.keeper.fence import Fence, Gate
 from outlast.keeper.flight import Committed
-from outlast.keeper.gate import Gate
-from outlast.keeper.holdings import Holdings
-from outlast.keeper.memory import Due, Kept, Memory
-from outlast.keeper.neighbours import Neighbours
-from outlast.keeper.peers import Peers
+from outlast.keeper.memory import Due, Holdings, KeptSnapshot, MemoryTier
+from outlast.keeper.peers import Peers, PeerTier
 from outlast.keeper.persist import Pool
-from outlast.keeper.place import Listener, is_foreign, is_ours, sweep
-from outlast.keeper.saves import Saves
-from outlast.keeper.setup import Setup, decode_setup
+from outlast.keeper.place import KeeperListener, Setup, decode_setup, is_foreign, is_ours, sweep
+from outlast.keeper.saves import SavesInFlight
 from outlast.ledger.queued import PATIENCE_S, QueuedLedger
 from outlast.storage import Directory, Storage, open_storage
 from outlast.tiers import PEER
 
 logger = logging.getLogger(__name__)
-
 EARLIER_TIMEOUT_S: Final = 600.0
 HELLO_S: Final = 5.0
 EMPTY_S: Final = 2.0  # for the next attempt where there is nothing that it could find
 TICK_S: Final = 0.1
 PERMIT_S: Final = 30.0  # that the end waits for word whether a snapshot may be committed
 ASKED_AT_ONCE: Final = 4  # blocks from other machines' memory
+
+
+class Owner(Protocol):
+    """Who acts on what is said."""
+
+    def handle(self, peer: Connection, message: wire.Message, blob: bytes, fds: list[int]) -> None:
+        """Act on one message; what it raises ends the connection."""
+
+    def gone(self, peer: Connection) -> None:
+        """The connection has ended."""
+
+
+class Connection:
+    """One worker or supervisor.
+
+    Attributes:
+        hello: who it is, once it has said so.
+        layouts: number → how a rank's file is made up.
+        ring_bytes: size of the ring that its snapshots go through, or 0.
+        since_s: monotonic time of its beginning.
+        has_left: it said goodbye.
+        is_over: a supervisor has said that the job is over.
+        is_gone: nothing that is sent arrives any more.
+    """
+
+    def __init__(self, owner: Owner, sock: socket.socket) -> None:
+        self.wire = wire.KeeperSocket(sock)
+        self.rank: int | None = None
+        self.hello: wire.Hello | None = None
+        self.layouts: dict[int, wire.Layout] = {}
+        self.ring_bytes = 0
+        self.since_s = time.monotonic()
+        self.has_left = self.is_over = self.is_gone = False
+        self._owner = owner
+        self._lock = threading.Lock()
+        self._out: queue.SimpleQueue[tuple[wire.Message, bytes, tuple[int, ...]] | None]
+        self._out = queue.SimpleQueue()
+        for name, act in (("in", self._read), ("out", self._write)):
+            threading.Thread(target=act, name=f"outlast-{name}", daemon=True).start()
+
+    @property
+    def supervises(self) -> bool:
+        """Whether this is one that holds the memory."""
+        return self.hello is not None and self.rank is None
+
+    def send(self, message: wire.Message, blob: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+        """Queue a message; never waits."""
+        with self._lock:
+            if not self.is_gone:
+                # A descriptor may be closed before its turn comes: send a copy.
+                self._out.put((message, blob, tuple(os.dup(fd) for fd in fds)))
+
+    def _write(self) -> None:
+        while (item := self._out.get()) is not None:
+            message, blob, fds = item
+            try:
+                if not self.is_gone:
+                    self.wire.send(message, blob, fds)
+            except OSError:  # also half a message: nothing that follows would be understood
+                self._give_up()
+            finally:
+                for fd in fds:
+                    os.close(fd)
+
+    def _read(self) -> None:
+        try:
+            while (frame := self.wire.receive()) is not None:
+                self._owner.handle(self, *frame)
+        except Exception:
+            logger.exception("a connection is given up")
+        finally:
+            self._give_up()
+            self._out.put(None)
+            self.wire.close()
+            self.wire.drop_descriptors()
+            self._owner.gone(self)
+
+    def _give_up(self) -> None:
+        """The thread that reads ends, and sees to the rest."""
+        with self._lock:
+            self.is_gone = True
+        with contextlib.suppress(OSError):
+            self.wire.sock.shutdown(socket.SHUT_RDWR)
 
 
 class Keeper:
@@ -67,13 +148,13 @@ class Keeper:
             Path(setup.directory), job=setup.job, rank=0, patience_s=PATIENCE_S
         )
         self._ledger_lock = threading.Lock()
-        tiers = [Tier(tier.name, open_storage(tier.url), tier.keep) for tier in setup.tiers]
+        tiers = [DurableTier(tier.name, open_storage(tier.url), tier.keep) for tier in setup.tiers]
         self._tiers: dict[str, Storage] = {tier.name: tier.storage for tier in tiers}
         self._connections: set[Connection] = set()
         self._holdings = Holdings(setup.inherited, self._to_supervisors)
         self._pool = Pool()
         self._gate = Gate(Fence(open_storage(setup.claims))) if setup.claims else None
-        self._saves = Saves(
+        self._saves = SavesInFlight(
             setup.job,
             self._tiers,
             self._holdings.books,
@@ -83,17 +164,6 @@ class Keeper:
             on_change=self._holdings.note,
             gate=self._gate,
         )
-        self._between = Between(self._saves, job_key=lambda: self._peers.key, record=self._record)
-        self._copies = Copies(
-            setup.job,
-            tiers,
-            self._record,
-            self._saves.names,
-            self._due,
-            others=self._between,
-            memory=Memory(self._holdings.books.arenas, self._holdings.books.kept),
-        )
-        self._copies.go_on(dict(self._holdings.books.due))
         self._peers = Peers(
             setup,
             self._holdings,
@@ -103,11 +173,22 @@ class Keeper:
             ),
             record=self._record,
         )
+        self._between = Between(self._saves, self._peers, record=self._record)
+        self._copies = TierCopies(
+            setup.job,
+            tiers,
+            self._record,
+            self._saves.names,
+            self._due,
+            others=self._between,
+            memory=MemoryTier(self._holdings.books.arenas, self._holdings.books.kept),
+        )
+        self._copies.go_on(dict(self._holdings.books.due))
         self._asking = Pool(ASKED_AT_ONCE)  # what waits for other machines keeps no disk waiting
         self._deadline_s: float | None = None
         self._permit: _Permit | None = None  # to bring what is in memory alone
         self._stays_until_s = time.monotonic() + setup.linger_s
-        self._listener = Listener(Path(setup.socket))
+        self._listener = KeeperListener(Path(setup.socket))
 
     def run(self) -> bool:
         """Serve until nobody needs it any more; whether everything was done that was due."""
@@ -157,7 +238,7 @@ class Keeper:
             self._supervised(peer, message, blob, listener)
             return
         if peer.hello is None:
-            raise ValueError(f"{type(message).__name__} from nobody")
+            raise ValueError(f"{message.__struct_config__.tag} from nobody")
         if isinstance(message, wire.ABOUT_SAVES):
             self._about_a_save(peer, peer.hello, message, blob)
             return
@@ -168,7 +249,7 @@ class Keeper:
     ) -> None:
         """What a worker says that is not about one save."""
         match message:
-            case wire.Bye():
+            case wire.Goodbye():
                 self._bye(peer, message)
             case wire.Recall():
                 self._start_recall(peer, hello)
@@ -186,7 +267,7 @@ class Keeper:
                 pool = self._asking if message.tier == PEER else self._pool
                 pool.put(lambda: self._fetch(peer, message))
             case _:
-                raise ValueError(f"{type(message).__name__} is not for a keeper")
+                raise ValueError(f"{message.__struct_config__.tag} is not for a keeper")
 
     def _told(self, message: wire.Rejected | wire.Judged) -> None:
         """What a worker knows of the checkpoints that are there."""
@@ -198,7 +279,7 @@ class Keeper:
 
     def _supervised(self, peer: Connection, message: Any, blob: bytes, listener: int) -> None:
         match message:
-            case wire.Bye():
+            case wire.Goodbye():
                 self._bye(peer, message)
             case wire.Serve():
                 self._peers.serve(message, blob, listener)
@@ -210,18 +291,18 @@ class Keeper:
                     self._saves.machine_lost(lost.attempt, ranks)
                 if message.members:
                     self._peers.tell(message)
-                peer.send(wire.Told(attempt=message.attempt))
+                peer.send(wire.MembersKnown(attempt=message.attempt))
             case _:
-                raise ValueError(f"{type(message).__name__} from a supervisor")
+                raise ValueError(f"{message.__struct_config__.tag} from a supervisor")
 
     def _about_a_save(self, peer: Connection, hello: wire.Hello, message: Any, blob: bytes) -> None:
         attempt, rank = hello.attempt, int(peer.rank or 0)
         match message:
-            case wire.Begin():
+            case wire.BeginSave():
                 self._begin(peer, hello, message)
             case wire.Absent():
                 self._saves.absent(peer, message, hello=hello)
-            case wire.Ready():
+            case wire.BlocksReady():
                 self._saves.ready(attempt, rank, message)
             case wire.Complete():
                 self._saves.complete(attempt, rank, message, blob)
@@ -270,7 +351,7 @@ class Keeper:
             if isinstance(storage, Directory):
                 storage.keep_spares(num_workers)
 
-    def _bye(self, peer: Connection, message: wire.Bye) -> None:
+    def _bye(self, peer: Connection, message: wire.Goodbye) -> None:
         with self._saves.lock:
             peer.has_left = True
             if message.over and peer.rank is None:
@@ -290,7 +371,7 @@ class Keeper:
 
     def _recall(self, peer: Connection, hello: wire.Hello) -> None:
         self._saves.wait_for_earlier(
-            hello.attempt, EARLIER_TIMEOUT_S, lambda words: peer.send(wire.Waits(words=words))
+            hello.attempt, EARLIER_TIMEOUT_S, lambda words: peer.send(wire.RecallWaits(words=words))
         )
         with self._saves.lock:
             books = self._holdings.books
@@ -317,7 +398,7 @@ class Keeper:
             arenas = self._holdings.books.arenas
             peer.send(answer, fds=tuple(arenas[number].fd for number in answer.arenas))
 
-    def _begin(self, peer: Connection, hello: wire.Hello, message: wire.Begin) -> None:
+    def _begin(self, peer: Connection, hello: wire.Hello, message: wire.BeginSave) -> None:
         books = self._holdings.books
         if peer.rank is None or message.arena not in books.of_rank(peer.rank):
             raise ValueError(f"arena {message.arena} is not this rank's")
@@ -431,7 +512,9 @@ class Keeper:
         with self._saves.lock:
             if any(peer.is_over for peer in self._connections):
                 words, done, total = self._copies.progress()
-                self._to_supervisors(wire.Progress(words=words, done_bytes=done, total_bytes=total))
+                self._to_supervisors(
+                    wire.CopyProgress(words=words, done_bytes=done, total_bytes=total)
+                )
 
     def _replan(self) -> None:
         """While the end waits for slower tiers, and not for ever."""
@@ -454,7 +537,7 @@ class _Permit:
             logger.warning("step %d stays in memory: %s", self.committed.manifest.step, refused)
 
 
-def _as_committed(kept: Kept, manifest: Manifest) -> Committed:
+def _as_committed(kept: KeptSnapshot, manifest: Manifest) -> Committed:
     ranks = {rank_of(name) for name in (*kept.files, *kept.small)}
     return Committed(
         manifest=manifest,
@@ -466,7 +549,7 @@ def _as_committed(kept: Kept, manifest: Manifest) -> Committed:
     )
 
 
-def _read(storage: Storage | Neighbours, message: wire.Fetch) -> bytes:
+def _read(storage: Storage | PeerTier, message: wire.Fetch) -> bytes:
     """The answer to one question about a tier."""
     name = message.name
     match message.operation:

@@ -36,11 +36,11 @@ _MEANING: Final = 1
 _WORDS: Final = frozenset({"title", "description"})  # of a schema: for people
 
 
-class _Message(msgspec.Struct, kw_only=True, tag=True):
+class _WireMessage(msgspec.Struct, kw_only=True, tag=True):
     """What all messages have in common: the class's name says what they are."""
 
 
-class Hello(_Message):
+class Hello(_WireMessage):
     """A worker, or with ``rank`` None a supervisor that holds the memory, introduces itself.
 
     ``nonce`` is the session's, the same on all ranks: part of the names of its saves. ``reign`` has
@@ -64,11 +64,11 @@ class Hello(_Message):
         return range(self.first_local, self.first_local + count)
 
 
-class Recall(_Message):
+class Recall(_WireMessage):
     """Asks for the committed snapshots in memory, once nothing of earlier attempts is in flight."""
 
 
-class Serve(_Message):
+class Serve(_WireMessage):
     """From a supervisor: talk to other machines' keepers, as ``node``.
 
     A listening socket comes with the frame, whose bytes are the job's key. ``tls`` are the files of
@@ -79,7 +79,7 @@ class Serve(_Message):
     tls: tuple[str, str, str] | None = None
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True):
+class PeerMachine(msgspec.Struct, frozen=True, kw_only=True):
     """A machine of an attempt: its name, where its keeper listens, and its labels (zone, …)."""
 
     node: str
@@ -99,7 +99,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
-class Members(_Message):
+class Members(_WireMessage):
     """From a supervisor: the machines of an attempt that this one takes part in.
 
     ``reign`` has formed it; ``members`` are empty where this keeper does not talk to others.
@@ -108,17 +108,17 @@ class Members(_Message):
 
     attempt: int
     reign: str = ""
-    members: tuple[Member, ...] = ()
+    members: tuple[PeerMachine, ...] = ()
     lost: tuple[Lost, ...] = ()
 
 
-class Told(_Message):
+class MembersKnown(_WireMessage, tag="Told"):
     """To a supervisor: the members of this attempt are known from here on."""
 
     attempt: int
 
 
-class Reserve(_Message):
+class Reserve(_WireMessage):
     """Asks for memory for this rank's snapshots: ``num_bytes`` each, one of ``workers`` here.
 
     ``buffers`` are what the owner has set; without that there are up to ``useful``.
@@ -130,13 +130,13 @@ class Reserve(_Message):
     workers: int = 1
 
 
-class Rejected(_Message):
+class Rejected(_WireMessage):
     """Names of saves that a resume has found not to be valid."""
 
     saves: tuple[str, ...]
 
 
-class Judged(_Message):
+class Judged(_WireMessage):
     """What is known of the job's checkpoints; it replaces what was said before.
 
     Attributes:
@@ -148,7 +148,7 @@ class Judged(_Message):
     rollbacks: tuple[Rollback, ...] = ()
 
 
-class Layout(_Message):
+class Layout(_WireMessage):
     """How a rank's shard file is made up; the frame's bytes are the file's header.
 
     ``tensors`` says so in a job of one rank, ``contents`` where there are several, with what else
@@ -166,7 +166,7 @@ class Layout(_Message):
     groups: dict[str, str] = {}
 
 
-class Begin(_Message):
+class BeginSave(_WireMessage, tag="Begin"):
     """A snapshot begins to be copied into ``arena``; what was there before is gone.
 
     ``started_s`` is the monotonic time at which the loop was stopped for it; ``tiers`` are those it
@@ -183,7 +183,7 @@ class Begin(_Message):
     started_s: float
 
 
-class Ready(_Message):
+class BlocksReady(_WireMessage, tag="Ready"):
     """Blocks of the file are complete in the arena."""
 
     step: int
@@ -191,7 +191,7 @@ class Ready(_Message):
     blocks: tuple[int, ...]
 
 
-class Complete(_Message):
+class Complete(_WireMessage):
     """The snapshot is whole; the frame's bytes are the rank's small state.
 
     ``digests`` are those of the tensors that other ranks hold too, written here or not.
@@ -202,7 +202,7 @@ class Complete(_Message):
     digests: dict[str, str]
 
 
-class Void(_Message):
+class Void(_WireMessage):
     """The snapshot must not be believed; ``names`` are the tensors that changed under the copy."""
 
     step: int
@@ -211,7 +211,7 @@ class Void(_Message):
     names: tuple[str, ...] = ()
 
 
-class Absent(_Message):
+class Absent(_WireMessage):
     """This rank has no snapshot to give to a save that all have agreed on.
 
     With ``names`` it is void (an empty name: the structure has changed) and to be taken again.
@@ -225,7 +225,7 @@ class Absent(_Message):
     is_told: bool = False
 
 
-class Lead(_Message):
+class Lead(_WireMessage):
     """From rank 0: the other machines' keepers report their ranks' parts to this one.
 
     A listening socket comes with the frame, whose bytes are the key of this session. ``tls`` are
@@ -235,7 +235,7 @@ class Lead(_Message):
     tls: tuple[str, str, str] | None = None
 
 
-class Follow(_Message):
+class Follow(_WireMessage):
     """From another machine's first rank: the keeper of rank 0 is there.
 
     The frame's bytes are the key of this session; ``tls`` as above.
@@ -246,14 +246,14 @@ class Follow(_Message):
     tls: tuple[str, str, str] | None = None
 
 
-class Bye(_Message):
+class Goodbye(_WireMessage, tag="Bye"):
     """This end leaves on purpose; a supervisor's word that the job is over carries a deadline."""
 
     over: bool = False
     deadline_s: float | None = None
 
 
-class Fetch(_Message):
+class Fetch(_WireMessage):
     """Asks for bytes of a file in a tier that only the keeper may touch."""
 
     number: int
@@ -264,7 +264,7 @@ class Fetch(_Message):
     size: int = 0
 
 
-class Fetched(_Message):
+class Fetched(_WireMessage):
     """The answer; the frame's bytes are the file's, or JSON for other operations."""
 
     number: int
@@ -272,7 +272,7 @@ class Fetched(_Message):
     errno: int = 0
 
 
-class Reserved(_Message):
+class Reserved(_WireMessage):
     """Memory for snapshots; one descriptor for each arena comes with the frame.
 
     With ``ring_bytes`` the arenas hold only that much: a snapshot goes through block by block. In
@@ -286,7 +286,7 @@ class Reserved(_Message):
     alone: int = -1
 
 
-class Written(_Message):
+class BlockWritten(_WireMessage, tag="Written"):
     """A block of a ring was written: its place is free again."""
 
     step: int
@@ -294,7 +294,7 @@ class Written(_Message):
     block: int
 
 
-class Ended(_Message):
+class SaveEnded(_WireMessage, tag="Ended"):
     """A save is over: committed if ``error`` is "", to the durable ``tier`` or to memory alone.
 
     ``void`` names tensors that made it so; it is then to be taken again. ``by_storage``: the error
@@ -312,7 +312,7 @@ class Ended(_Message):
     timings: dict[str, float] = {}
 
 
-class Recalled(_Message):
+class Recalled(_WireMessage):
     """Committed snapshots in memory: name of the save → file → (arena, bytes).
 
     The descriptors of the arenas come with the frame, in the order of ``arenas``. Its bytes are
@@ -325,25 +325,25 @@ class Recalled(_Message):
     num_peers: int = 0
 
 
-class Waits(_Message):
+class RecallWaits(_WireMessage, tag="Waits"):
     """To a worker that has sent Recall: one line for people, what took long and what is done."""
 
     words: str
 
 
-class Hold(_Message):
+class Hold(_WireMessage):
     """To a supervisor: keep this descriptor (it comes with the frame) under ``arena``."""
 
     arena: int
 
 
-class Drop(_Message):
+class Drop(_WireMessage):
     """To a supervisor: close the descriptor kept under ``arena``."""
 
     arena: int
 
 
-class Progress(_Message):
+class CopyProgress(_WireMessage, tag="Progress"):
     """To a supervisor that waits for the end: what is still being copied."""
 
     words: str
@@ -356,31 +356,31 @@ Message = (
     | Recall
     | Serve
     | Members
-    | Told
+    | MembersKnown
     | Reserve
     | Rejected
     | Judged
     | Layout
-    | Begin
-    | Ready
+    | BeginSave
+    | BlocksReady
     | Complete
     | Void
     | Absent
     | Lead
     | Follow
-    | Bye
+    | Goodbye
     | Fetch
     | Fetched
     | Reserved
-    | Written
-    | Ended
+    | BlockWritten
+    | SaveEnded
     | Recalled
-    | Waits
+    | RecallWaits
     | Hold
     | Drop
-    | Progress
+    | CopyProgress
 )
-ABOUT_SAVES: Final = (Begin, Absent, Ready, Complete, Void)
+ABOUT_SAVES: Final = (BeginSave, Absent, BlocksReady, Complete, Void)
 _decoder = msgspec.json.Decoder(Message)
 
 
@@ -406,7 +406,7 @@ def _without_words(schema: Any) -> Any:
     return schema
 
 
-class Wire:
+class KeeperSocket:
     """One end of a connection. ``send`` may be called by several threads, ``receive`` by one."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -20,9 +20,8 @@ from outlast import config
 from outlast.attempt.trackers import JOB_VARIABLE
 from outlast.checkpoint.catalog import open_job
 from outlast.errors import ConfigError, Exit
-from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
-from outlast.keeper.setup import setup_of
-from outlast.keeper.waits import Waits
+from outlast.keeper.place import setup_of
+from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, TierWaits
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
@@ -189,7 +188,7 @@ def _start_keeper(
         claims = str(settings.dir)
     setup = setup_of(settings, job.id, str(os.getpid()), claims)
     os.environ[SOCKET_VARIABLE] = setup.socket
-    keeper = Supervisor(setup, Waits(say).tell, functools.partial(note_gap, ledger, "keeper"))
+    keeper = Supervisor(setup, TierWaits(say).tell, functools.partial(note_gap, ledger, "keeper"))
     keeper.start()
     return keeper
 

@@ -136,7 +136,9 @@ def introduce(member: Membership, keeper: Supervisor, settings: config.Settings)
         lost = () if last is None else lost_ranks(last, go, member.has_left)
         last = go
         members = [
-            wire.Member(node=one.node, host=one.keeper[0], port=one.keeper[1], labels=one.labels)
+            wire.PeerMachine(
+                node=one.node, host=one.keeper[0], port=one.keeper[1], labels=one.labels
+            )
             for one in go.members
             if one.keeper is not None and not is_alone
         ]

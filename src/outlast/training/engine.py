@@ -38,7 +38,7 @@ from outlast.checkpoint.plan import (
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
-from outlast.keeper.setup import setup_of
+from outlast.keeper.place import setup_of
 from outlast.training.attempts import Attempt
 from outlast.training.flight import Flight, State, Written
 from outlast.training.line import GONE, Line
@@ -360,7 +360,7 @@ class Engine:
             busy = self._busy()
         flight.arena, buffer = self._room.take(busy)
         self.line.send(
-            wire.Begin(
+            wire.BeginSave(
                 step=state.step,
                 serial=flight.serial,
                 layout=number,
@@ -446,7 +446,7 @@ class Engine:
                 logger.warning("memory for snapshots: %s", error)
 
     def _full(self, flight: Flight, blocks: Sequence[int]) -> None:
-        message = wire.Ready(step=flight.step, serial=flight.serial, blocks=tuple(blocks))
+        message = wire.BlocksReady(step=flight.step, serial=flight.serial, blocks=tuple(blocks))
         self.line.send_quietly(message)
 
     def _copied(self, capture: Capture) -> None:
@@ -497,16 +497,16 @@ class Engine:
     def _heard(self, message: Any, blob: bytes) -> None:
         """What the keeper says."""
         match message:
-            case wire.Ended():
+            case wire.SaveEnded():
                 self._ended(message)
-            case wire.Written():
+            case wire.BlockWritten():
                 flight = self._flights.get(message.serial)
                 if flight is not None:
                     flight.free_block(message.block)
-            case wire.Waits():
+            case wire.RecallWaits():
                 self._say(message.words)
 
-    def _ended(self, message: wire.Ended) -> None:
+    def _ended(self, message: wire.SaveEnded) -> None:
         if message.serial not in self._flights:  # its end is known: the keeper died meanwhile
             return
         written = Written(

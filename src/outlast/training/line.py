@@ -15,11 +15,9 @@ import msgspec
 from outlast.errors import OutlastError, StorageError
 from outlast.keeper import wire
 from outlast.keeper.client import Client
-from outlast.keeper.memory import Memory
-from outlast.keeper.place import is_foreign
-from outlast.keeper.process import SOCKET_VARIABLE, Supervisor
-from outlast.keeper.setup import Setup
-from outlast.keeper.waits import Waits
+from outlast.keeper.memory import MemoryTier
+from outlast.keeper.place import Setup, is_foreign
+from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, TierWaits
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +133,7 @@ class Line:
 
     # --- while it lasts -------------------------------------------------------------------------
 
-    def memory(self) -> Memory | None:
+    def memory(self) -> MemoryTier | None:
         """The snapshots in this machine's memory, or None if the keeper cannot say.
 
         It says so once nothing of earlier attempts is in flight any more that is worth a wait.
@@ -211,7 +209,7 @@ class Line:
     def _supervise(self) -> None:
         """Without an agent the first worker of a machine sees to the keeper."""
         if SOCKET_VARIABLE not in os.environ and int(os.environ.get("LOCAL_RANK", "0")) == 0:
-            self._supervisor = Supervisor(self._setup, Waits(self._say).tell)
+            self._supervisor = Supervisor(self._setup, TierWaits(self._say).tell)
             self._supervisor.start()
 
     def _connect(self, timeout_s: float) -> None:

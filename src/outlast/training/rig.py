@@ -40,8 +40,8 @@ from outlast.data import Feed, open_feed
 from outlast.data.others import Others
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, Exit, StorageError
-from outlast.keeper.memory import Memory
-from outlast.keeper.remote import Remote
+from outlast.keeper.client import Remote
+from outlast.keeper.memory import MemoryTier
 from outlast.ledger import planned
 from outlast.ledger.command import settle
 from outlast.ledger.job import JobLock, versions
@@ -125,7 +125,7 @@ class Rig:
         self.states = States(settings)
         self.unsaved = Unsaved(say if not self.link.rank else lambda _: None)
         self.samples = Samples(self._ledger, self.link.rank)
-        self._memory: Memory | None = None  # that was looked at to resume
+        self._memory: MemoryTier | None = None  # that was looked at to resume
         self._notes: collections.deque[dict[str, Any]] = collections.deque()
         self.turns = Turns(
             settings,

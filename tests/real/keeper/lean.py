@@ -24,7 +24,7 @@ from outlast.checkpoint.names import as_places, save_of
 from outlast.checkpoint.transfer import inventory_of
 from outlast.keeper import wire
 from outlast.keeper.client import Client
-from outlast.keeper.setup import Setup, TierSetup, encode_setup
+from outlast.keeper.place import Setup, TierSetup, encode_setup
 from outlast.storage import Directory
 from part_contents import contents_of
 
@@ -158,7 +158,7 @@ class Worker:
         self.serial += 1
         serial = self.serial
         self.client.send(
-            wire.Begin(
+            wire.BeginSave(
                 step=step,
                 serial=serial,
                 layout=1,
@@ -172,7 +172,7 @@ class Worker:
         data = shard(step, self.size)
         self.arenas[arena].view[: len(data)] = data
         blocks = range(-(-len(data) // BLOCK_BYTES))
-        self.client.send(wire.Ready(step=step, serial=serial, blocks=tuple(blocks)))
+        self.client.send(wire.BlocksReady(step=step, serial=serial, blocks=tuple(blocks)))
         if whole:
             self.complete(step, serial)
         return serial
@@ -193,9 +193,9 @@ class Worker:
         self.client.close()
 
     def _heard(self, message, _):
-        if isinstance(message, wire.Ended):
+        if isinstance(message, wire.SaveEnded):
             self.ended[message.serial] = message
-        elif isinstance(message, wire.Written):
+        elif isinstance(message, wire.BlockWritten):
             self.written.add(message.block)
 
     def _lost(self):

@@ -18,10 +18,9 @@ from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.manifest import MANIFEST, Contents, shard_file, state_file
 from outlast.checkpoint.names import Place as ReadFrom
 from outlast.keeper import wire
-from outlast.keeper.client import Client
+from outlast.keeper.client import Client, Remote
+from outlast.keeper.place import TierSetup
 from outlast.keeper.process import Supervisor
-from outlast.keeper.remote import Remote
-from outlast.keeper.setup import TierSetup
 from outlast.ledger.file import read_events
 from outlast.peer import listen
 from outlast.storage import Directory
@@ -48,7 +47,7 @@ class Machine(Place):
         self.host, self.port = self.supervisor.serve("127.0.0.1", key, node=node, tls=tls)
 
     def member(self, port=None):
-        return wire.Member(
+        return wire.PeerMachine(
             node=self.node, host=self.host, port=port or self.port, labels=self.labels
         )
 

@@ -83,7 +83,7 @@ def test_a_snapshot_larger_than_memory_goes_through_block_by_block(place, rng):
     worker = place.worker(size=size)  # the layout of so many bytes, but too little memory for it
     answer, (ring,) = worker.client.reserve(20_000 * MIB, None, 1)
     assert answer.ring_bytes == 4 * BLOCK_BYTES
-    message = wire.Begin(
+    message = wire.BeginSave(
         step=3,
         serial=1,
         layout=1,
@@ -101,7 +101,7 @@ def test_a_snapshot_larger_than_memory_goes_through_block_by_block(place, rng):
         part = data[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES]
         start = block % 4 * BLOCK_BYTES
         ring.view[start : start + len(part)] = part
-        worker.client.send(wire.Ready(step=3, serial=1, blocks=(block,)))
+        worker.client.send(wire.BlocksReady(step=3, serial=1, blocks=(block,)))
     worker.complete(3, 1)
     assert worker.wait(1) == ""
     assert place.committed() == [3]

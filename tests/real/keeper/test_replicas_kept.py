@@ -15,7 +15,7 @@ from saved import name_in
 from outlast.checkpoint.manifest import BLOCK_BYTES, part_file
 from outlast.checkpoint.names import save_of
 from outlast.errors import CheckpointInvalid
-from outlast.keeper import parley
+from outlast.keeper import protocol
 from outlast.peer import connect
 from thorough import some
 
@@ -243,18 +243,20 @@ def test_a_copy_that_is_not_what_the_manifest_says_is_not_kept(fleet):
     name, size = "rank-00000.safetensors", job.size + HEAD_BYTES
     part = storage.read(f"{save}/{part_file(0)}")
     small = {MANIFEST: len(manifest), part_file(0): len(part)}
-    offer = parley.Offer(node="stranger", save=save, files={name: size}, small=small)
-    channel = connect((keeper.host, keeper.port), job.key, parley.PURPOSE, 20)
-    answer = parley.ask(channel, offer, parley.Verdict, bulk=[manifest, part])
+    offer = protocol.ReplicaOffer(node="stranger", save=save, files={name: size}, small=small)
+    channel = connect((keeper.host, keeper.port), job.key, protocol.PURPOSE, 20)
+    answer = protocol.ask(channel, offer, protocol.ReplicaVerdict, bulk=[manifest, part])
     assert answer.verdict == "send"
-    parley.say(channel, parley.Block(file=name, index=0), [bytes(size)])
-    assert parley.ask(channel, parley.Whole(), parley.Verdict).verdict == "refused"
+    protocol.say(channel, protocol.ReplicaBlock(file=name, index=0), [bytes(size)])
+    assert (
+        protocol.ask(channel, protocol.ReplicaWhole(), protocol.ReplicaVerdict).verdict == "refused"
+    )
     channel.close()
     (event,) = keeper.events("replica_refused")
     assert event["reason"] == f"block 0 of {name} does not match its checksum"
-    channel = connect((keeper.host, keeper.port), job.key, parley.PURPOSE, 20)
+    channel = connect((keeper.host, keeper.port), job.key, protocol.PURPOSE, 20)
     offer.files = {name: size + 1}
-    answer = parley.ask(channel, offer, parley.Verdict, bulk=[manifest, part])
+    answer = protocol.ask(channel, offer, protocol.ReplicaVerdict, bulk=[manifest, part])
     assert answer.verdict == "refused"
     assert "not what the manifest says" in answer.reason
     channel.close()

@@ -16,7 +16,7 @@ from lean import Place
 import thorough
 from outlast.errors import StorageError
 from outlast.keeper import wire
-from outlast.keeper.memory import Memory
+from outlast.keeper.memory import MemoryTier
 from outlast.keeper.place import connect
 from outlast.keeper.process import Supervisor
 
@@ -68,7 +68,7 @@ def test_memory_goes_from_keeper_to_keeper(place, supervisor):
         kill(supervisor)
         worker = place.worker(buffers=2)
         memory = worker.client.recall()
-        assert isinstance(memory, Memory)
+        assert isinstance(memory, MemoryTier)
         assert place.committed(memory) == [1]
         arenas = worker.reserved.arenas
         assert len(arenas) == 2
@@ -175,10 +175,10 @@ def test_strangers_and_garbage_change_nothing(floor, place, supervisor):
         sock.close()
     for message in (
         wire.Hello(job="another", rank=0),
-        wire.Ready(step=1, serial=1, blocks=(0,)),
-        wire.Bye(over=True),
+        wire.BlocksReady(step=1, serial=1, blocks=(0,)),
+        wire.Goodbye(over=True),
     ):
-        end = wire.Wire(connect(path))
+        end = wire.KeeperSocket(connect(path))
         end.send(message)
         end.sock.shutdown(socket.SHUT_WR)
         while end.receive() is not None:
@@ -188,10 +188,10 @@ def test_strangers_and_garbage_change_nothing(floor, place, supervisor):
     for message in (
         wire.Fetch(number=1, tier="none", operation="read", name="x"),
         wire.Fetch(number=2, tier="local", operation="read", name="../../etc/passwd"),
-        wire.Bye(over=True, deadline_s=0.0),  # a worker has no say in this
+        wire.Goodbye(over=True, deadline_s=0.0),  # a worker has no say in this
         hello,
     ):
-        end = wire.Wire(connect(path))
+        end = wire.KeeperSocket(connect(path))
         end.send(hello)
         end.send(message)
         end.sock.shutdown(socket.SHUT_WR)

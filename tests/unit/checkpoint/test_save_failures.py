@@ -22,8 +22,8 @@ from unit_saver import (
 
 from outlast.checkpoint.load import load, verify
 from outlast.errors import CheckpointInvalid
-from outlast.keeper import files as files_room
-from outlast.keeper import leader
+from outlast.keeper import between
+from outlast.keeper import flight as files_room
 from outlast.storage import Directory
 
 STEP = save_name(7)
@@ -343,9 +343,9 @@ def test_a_rank_without_a_snapshot_tells_why(tmp_path, machines, who):
 
 @pytest.fixture(name="_short")
 def _short_timeouts(monkeypatch):
-    limits = leader.Limits(gone_s=0.1, absent_s=0.1, stall_s=0.2, late_s=0.3)
-    monkeypatch.setattr(leader.Leader, "limits", limits)
-    monkeypatch.setattr(leader, "LOOK_S", 0.05)
+    limits = files_room.SaveLimits(gone_s=0.1, absent_s=0.1, stall_s=0.2, late_s=0.3)
+    monkeypatch.setattr(between.SaveLeader, "limits", limits)
+    monkeypatch.setattr(between, "LOOK_S", 0.05)
 
 
 @pytest.mark.usefixtures("_short")

@@ -4,10 +4,10 @@ import json
 import os
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, FORMAT, Chunk, TensorEntry, shard_file
-from outlast.keeper import files, wire
-from outlast.keeper.fence import Verdict
+from outlast.keeper import flight, wire
+from outlast.keeper.fence import FenceVerdict
 from outlast.keeper.memory import Books
-from outlast.keeper.saves import Saves
+from outlast.keeper.saves import SavesInFlight
 from part_contents import contents_of
 
 JOB = "job"
@@ -93,7 +93,7 @@ class StepGate:
         """Ask about everything that waits; storage may raise OSError."""
         for key, (attempt, then) in list(self.asked.items()):
             verdict, words = self.fence.judge(attempt)
-            if verdict is Verdict.WAIT:
+            if verdict is FenceVerdict.WAIT:
                 self.words[key] = words
             elif self.asked.pop(key, None):
                 then(words)
@@ -105,8 +105,8 @@ class FakeKeeper:
     def __init__(self, monkeypatch, tiers, gate=None):
         self.pool, self.books, self.gate = StepPool(), Books(), gate
         self.events, self.committed, self.timers = [], [], []
-        monkeypatch.setattr(files, "later", lambda _, act: self.timers.append(act))
-        self.saves = Saves(
+        monkeypatch.setattr(flight, "later", lambda _, act: self.timers.append(act))
+        self.saves = SavesInFlight(
             JOB,
             tiers,
             self.books,
@@ -141,7 +141,7 @@ def hello(attempt=1, world_size=2):
 
 
 class FakeWorker:
-    """One rank, speaking to ``Saves`` as the server would."""
+    """One rank, speaking to ``SavesInFlight`` as the server would."""
 
     def __init__(self, keeper, rank, world_size, size, attempt, ring_bytes, peer):
         self.keeper, self.rank, self.size, self.ring_bytes = keeper, rank, size, ring_bytes
@@ -163,7 +163,7 @@ class FakeWorker:
         self.layout = wire.Layout(number=1, size=whole, **said)
 
     def begin(self, step, serial, *, tiers=None, arena=None):
-        message = wire.Begin(
+        message = wire.BeginSave(
             step=step,
             serial=serial,
             layout=1,
@@ -181,7 +181,7 @@ class FakeWorker:
             data = bytes([step % 256]) * self.layout.size
             self.keeper.books.arenas[self.arena].view[: len(data)] = data
         blocks = range(-(-self.layout.size // BLOCK_BYTES)) if blocks is None else blocks
-        ready = wire.Ready(step=step, serial=serial, blocks=tuple(blocks))
+        ready = wire.BlocksReady(step=step, serial=serial, blocks=tuple(blocks))
         self.keeper.saves.ready(self.attempt, self.rank, ready)
 
     def complete(self, step, serial, digests=None):
@@ -204,7 +204,7 @@ class FakeWorker:
 
     @property
     def ended(self):
-        return self.peer.of(wire.Ended)
+        return self.peer.of(wire.SaveEnded)
 
 
 def full_disk(*_):

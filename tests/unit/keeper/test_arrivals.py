@@ -1,13 +1,13 @@
 """Files of other machines in a slower tier: words end the waiting, storage is asked little."""
 
 import pytest
-from test_gather import calls_of
+from test_keeper_flight import calls_of
 from unit_names import save_of
 
 from outlast.checkpoint.manifest import FORMAT, Manifest, PartEntry, part_file
 from outlast.keeper import arrivals
-from outlast.keeper.arrivals import Alone, Heard, Late, NotComing, Said, Waiting
-from outlast.keeper.parley import Brought
+from outlast.keeper.arrivals import Late, NoOthers, NotComing, Waiting, WordsHeard, WordsSaid
+from outlast.keeper.protocol import Brought
 
 SAVE = save_of(5)
 TIER = "shared"
@@ -35,7 +35,7 @@ class Machines:
     """As rank 0's keeper hears them."""
 
     def __init__(self, num_ranks):
-        self.heard = Heard()
+        self.heard = WordsHeard()
         firsts = range(LOCAL, num_ranks, LOCAL)
         self.living = {first: range(first, first + LOCAL) for first in firsts}
         self.gone = {}
@@ -164,7 +164,7 @@ def test_who_gets_on_is_waited_for_and_who_does_not_for_a_minute():
 
 
 def test_where_nobody_can_be_asked_storage_is_a_little_at_a_time():
-    scene = Scene(4096, others=Alone())
+    scene = Scene(4096, others=NoOthers())
     before = 0
 
     def act(now_s):
@@ -174,7 +174,7 @@ def test_where_nobody_can_be_asked_storage_is_a_little_at_a_time():
         scene.shelf.lay(range(int(now_s) * 10))  # ten ranks a second
 
     assert scene.until(act=act) < 4096 / 10 + 2 * 4096 / arrivals.LOOKS
-    slow = Scene(4096, others=Alone())
+    slow = Scene(4096, others=NoOthers())
     with pytest.raises(Late, match="4087 more ranks: nothing moved for 60 s") as found:
         slow.until()
     assert not found.value.is_final  # there may be a keeper that cannot say anything
@@ -197,7 +197,7 @@ def test_a_look_is_linear_in_the_ranks():
 
 
 def test_the_last_words_are_kept_and_no_more():
-    said, heard = Said(), Heard()
+    said, heard = WordsSaid(), WordsHeard()
     for serial in range(100):
         word = Brought(serial=serial, tier=TIER, state="there")
         said.note(1, word)

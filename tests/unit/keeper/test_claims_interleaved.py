@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from outlast.keeper.fence import Fence, Verdict
+from outlast.keeper.fence import Fence, FenceVerdict
 from outlast.peer.claims import Claim, Claims
 from outlast.peer.numbers import claimed, claimed_numbers, name_of
 
@@ -137,8 +137,8 @@ def test_one_has_the_number_and_only_its_keeper_commits(first):
         won, told, winner = run(schedule)
         assert won == [reign == winner for reign in REIGNS], schedule
         for reign, verdict in zip(REIGNS, told, strict=True):
-            assert verdict is not Verdict.COMMIT or reign == winner, schedule
-            assert verdict is not Verdict.REFUSE or reign != winner, schedule
+            assert verdict is not FenceVerdict.COMMIT or reign == winner, schedule
+            assert verdict is not FenceVerdict.REFUSE or reign != winner, schedule
         seen.add((winner, *told))
     assert len(seen) > 3  # both have won, and keepers have looked too early
 
@@ -159,7 +159,7 @@ def test_a_claim_whose_operations_stall_is_refused_when_it_comes_late(stalls):
     while not late.is_done:
         late.step()
     assert late.result == was_first
-    assert look("majority", storage) is (Verdict.COMMIT if was_first else Verdict.REFUSE)
+    assert look("majority", storage) is (FenceVerdict.COMMIT if was_first else FenceVerdict.REFUSE)
     assert claimed_numbers(storage)[1:] == ([NUMBER] if was_first else [NUMBER, NUMBER + 1])
 
 
@@ -167,4 +167,4 @@ def test_the_one_that_asks_again_after_a_lost_answer_has_it():
     storage = Memory()
     assert claim("majority", storage, NUMBER - 1)
     assert claim("majority", storage, NUMBER - 1)
-    assert look("majority", storage) is Verdict.COMMIT
+    assert look("majority", storage) is FenceVerdict.COMMIT

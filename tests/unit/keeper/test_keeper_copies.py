@@ -1,7 +1,8 @@
-"""From tier to tier: the newest wins, failures pause, nothing is pruned while it is in use."""
+"""From tier to tier: the newest wins, failures pause, nothing in use is pruned, some give up."""
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from keeper_fakes import JOB, FakeKeeper
@@ -11,8 +12,8 @@ from unit_names import committed, save_name, save_of
 from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import shard_file, state_file
 from outlast.checkpoint.names import signed_by
-from outlast.keeper import copies
-from outlast.keeper.copies import Copies, Tier
+from outlast.keeper import copies as room
+from outlast.keeper.copies import DurableTier, TierCopies
 from outlast.keeper.memory import Due
 from outlast.storage import Directory
 
@@ -23,8 +24,8 @@ class Tiers:
     """Two tiers behind fake saves; ``shared`` fails or waits as it is told."""
 
     def __init__(self, monkeypatch, path, keep=(1, 2)):
-        monkeypatch.setattr(copies, "PAUSE_S", 0.01)
-        monkeypatch.setattr(copies, "PAUSE_MAX_S", 0.05)
+        monkeypatch.setattr(room, "PAUSE_S", 0.01)
+        monkeypatch.setattr(room, "PAUSE_MAX_S", 0.05)
         self.error = None
         self.gate = threading.Event()
         self.gate.set()
@@ -32,8 +33,8 @@ class Tiers:
         self.shared = Directory(path / "shared")
         watched = WatchedStorage(self.shared, self._fail)
         self.keeper = FakeKeeper(monkeypatch, {"local": self.local})
-        tiers = [Tier("local", self.local, keep[0]), Tier("shared", watched, keep[1])]
-        self.copies = Copies(JOB, tiers, self._record, self.keeper.saves.names)
+        tiers = [DurableTier("local", self.local, keep[0]), DurableTier("shared", watched, keep[1])]
+        self.copies = TierCopies(JOB, tiers, self._record, self.keeper.saves.names)
         self.keeper.saves._conclusions._on_committed = self.copies.committed
         self.worker = self.keeper.worker()
         self.events = []
@@ -129,12 +130,12 @@ def test_once_the_job_is_over_a_tier_that_fails_is_given_up(tiers):
     tiers.copies.end(is_over=True)
     tiers.save(1)
     tiers.settle()  # it would wait for ever
-    assert tiers.copies._copiers["shared"].failures == copies.LAST_TRIES
+    assert tiers.copies._copiers["shared"].failures == room.LAST_TRIES
     assert ("save_skipped", 1) in tiers.events
     tiers.copies.end(is_over=False)
     tiers.save(2)
     copier, until_s = tiers.copies._copiers["shared"], time.monotonic() + LIMIT_S
-    while copier.failures < 2 * copies.LAST_TRIES + 1:
+    while copier.failures < 2 * room.LAST_TRIES + 1:
         assert time.monotonic() < until_s, "it was given up while somebody trains"
         time.sleep(0.01)
     tiers.error = None
@@ -150,8 +151,8 @@ def test_the_source_of_a_copy_stays_until_it_is_made(tiers):
     tiers.copies._copiers["local"].tidy()
     assert 1 in committed(tiers.local)
     copier, still_read = tiers.copies._copiers["shared"], []
-    tell = copier._on_copied
-    copier._on_copied = lambda tier: (still_read.append(copier.reads(tier)), tell(tier))
+    tell = tiers.copies.copied_from
+    tiers.copies.copied_from = lambda tier: (still_read.append(copier.reads(tier)), tell(tier))
     tiers.gate.set()
     tiers.settle()
     tiers.settle()
@@ -211,3 +212,68 @@ def test_a_copy_says_first_whose_it_is(tiers):
     assert wrote[0] == ("put", f"{save_name(1)}/save.json")
     assert wrote[-1] == ("put_new", f"{save_name(1)}/manifest.json")
     assert signed_by(tiers.shared, save_of(1)) == JOB
+
+
+# --- while the end waits for slower tiers: who is given up, and by what pace ----------------------
+
+
+@pytest.fixture(name="copies")
+def _copies(tmp_path):
+    recorded = []
+    tiers = [DurableTier(name, Directory(tmp_path / name), 3) for name in ("local", "near", "far")]
+    copies = TierCopies("job", tiers, lambda event, **fields: recorded.append((event, fields)))
+    copies.recorded = recorded
+    yield copies
+    copies.stop()
+
+
+def manifest_of(step):
+    return SimpleNamespace(step=step, attempt=1, save=save_of(step))
+
+
+def busy(copies, name, *, since_s, done, total=100, step=7):
+    """As if the tier's thread were in the middle of a copy."""
+    copier = copies._copiers[name]
+    copier._current = SimpleNamespace(manifest=manifest_of(step), tier="local", ranks=(0,))
+    copier._since_s = time.monotonic() - since_s
+    copier.done_bytes, copier.total_bytes = done, total
+    return copier
+
+
+def test_the_pace_is_that_of_the_try_in_progress(copies):
+    assert busy(copies, "near", since_s=10, done=20).rest_s() == pytest.approx(40, rel=0.05)
+    assert busy(copies, "near", since_s=10, done=0).rest_s() == pytest.approx(10, rel=0.05)
+    assert busy(copies, "near", since_s=1, done=1).rest_s() is None  # too early to say
+    assert copies._copiers["far"].rest_s() is None  # nothing is due, or it only prunes
+
+
+@pytest.mark.parametrize(
+    ("left_s", "near", "far", "given_up"),
+    [
+        (10, (4, 50), (4, 1), ["far"]),  # 4 s and 400 s
+        (500, (4, 50), (4, 1), []),
+        (10, (4, 50), (1, 0), []),  # it has only begun
+        (100, (4, 50), (4, 0), []),  # a slow first block
+        (1, (4, 50), (9, 0), ["far"]),
+        (10, (4, 0), (1, 0), []),  # alone
+    ],
+)
+def test_who_cannot_make_it_makes_way(copies, left_s, near, far, given_up):
+    busy(copies, "near", since_s=near[0], done=near[1])
+    busy(copies, "far", since_s=far[0], done=far[1])
+    copies.replan(left_s)
+    assert [name for name, one in copies._copiers.items() if one.is_given_up] == given_up
+    assert [fields["tier"] for _, fields in copies.recorded] == given_up
+    copies.replan(left_s)  # said once
+    assert len(copies.recorded) == len(given_up)
+
+
+def test_a_tier_that_was_given_up_takes_nothing_more_and_is_not_done(copies):
+    busy(copies, "near", since_s=4, done=50)
+    far = busy(copies, "far", since_s=4, done=1)
+    copies.replan(10)
+    far._current = None
+    far.submit(SimpleNamespace(manifest=manifest_of(8), tier="local", ranks=()))
+    assert far.idle
+    assert not copies.is_complete
+    assert room.PACE_AFTER_S == 2.0

@@ -5,10 +5,19 @@ import os
 import pytest
 from unit_names import save_name
 
-from outlast.keeper import budget, holdings, wire
+from outlast.keeper import arena as limited
+from outlast.keeper import memory as room
+from outlast.keeper import wire
 from outlast.keeper.arena import Arena
-from outlast.keeper.holdings import BOOKS, Holdings, read_page, write_page
-from outlast.keeper.memory import Books, Kept, Memory
+from outlast.keeper.memory import (
+    BOOKS,
+    Books,
+    Holdings,
+    KeptSnapshot,
+    MemoryTier,
+    read_page,
+    write_page,
+)
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -21,7 +30,7 @@ def _told():
 
 @pytest.fixture(name="held")
 def _held(told, monkeypatch):
-    monkeypatch.setattr(holdings, "available_bytes", lambda: 8 * GIB)
+    monkeypatch.setattr(room, "available_bytes", lambda: 8 * GIB)
     monkeypatch.setattr(Arena, "touch_in_background", lambda _: None)
     return Holdings({}, lambda message, fds: told.append((message, fds)))
 
@@ -51,14 +60,16 @@ def test_a_torn_page_leaves_the_one_before():
 def test_a_successor_finds_what_is_whole(held):
     one, two = (reserve(held, MIB, rank=rank).arenas[0] for rank in (0, 1))
     held.books.arenas[one].view[:5] = b"state"
-    held.books.kept[save_name(3)] = Kept(files={"a": (one, 5)}, small={"manifest.json": b"{}"})
-    held.books.kept[save_name(4)] = Kept(files={"a": (one, 5), "b": (two, 5)}, small={})
+    held.books.kept[save_name(3)] = KeptSnapshot(
+        files={"a": (one, 5)}, small={"manifest.json": b"{}"}
+    )
+    held.books.kept[save_name(4)] = KeptSnapshot(files={"a": (one, 5), "b": (two, 5)}, small={})
     for _ in range(4):
         held.note()
     fds = {number: os.dup(fd) for number, fd in held.all().items() if number != two}
     heir = Holdings(fds, lambda *_: None)
     assert heir.books.kept.keys() == {save_name(3)}  # the other one's memory has not come
-    memory = Memory(heir.books.arenas, heir.books.kept)
+    memory = MemoryTier(heir.books.arenas, heir.books.kept)
     assert memory.read(f"{save_name(3)}/a") == b"state"
     heir.books.kept.clear()
     heir.note()  # its pages go on where its predecessor's ended
@@ -108,7 +119,7 @@ def test_what_a_save_has_yet_to_be_written_from_is_not_given_away(held):
 
 def test_memory_of_ranks_that_are_no_more_goes_with_the_next_commit(held):
     (one,), (two,) = (reserve(held, MIB, rank=rank).arenas for rank in (0, 1))
-    held.books.kept[save_name(3)] = Kept(files={"a": (one, 5), "b": (two, 5)}, small={})
+    held.books.kept[save_name(3)] = KeptSnapshot(files={"a": (one, 5), "b": (two, 5)}, small={})
     held.leave_out({0}, in_use=())
     assert held.books.arenas.keys() == {one}
     assert held.books.kept == {}
@@ -117,7 +128,7 @@ def test_memory_of_ranks_that_are_no_more_goes_with_the_next_commit(held):
 def test_all_ranks_of_a_machine_are_told_the_same(held, monkeypatch):
     size = 2 * GIB  # two buffers of two ranks fit into eight; no more than that
     first = reserve(held, size - GIB // 4, 2, rank=0)
-    monkeypatch.setattr(holdings, "available_bytes", lambda: 100 * GIB)
+    monkeypatch.setattr(room, "available_bytes", lambda: 100 * GIB)
     second = reserve(held, size - GIB // 8, 2, rank=1)
     assert len(first.arenas) == len(second.arenas) == 1
     assert len(reserve(held, size, 2, rank=0, attempt=2).arenas) == 2
@@ -126,10 +137,10 @@ def test_all_ranks_of_a_machine_are_told_the_same(held, monkeypatch):
 def test_untouched_memory_is_not_counted_twice(held, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        holdings,
+        room,
         "admit",
         lambda size, *, wanted, available_bytes, useful: (
-            asked.append(available_bytes) or holdings.Admission(buffers=1)
+            asked.append(available_bytes) or room.Admission(buffers=1)
         ),
     )
     (arena,) = reserve(held, 64 * MIB).arenas
@@ -166,10 +177,10 @@ def test_the_tightest_limit_of_version_2_counts(tmp_path):
     stat = "anon 5\ninactive_file 7\nactive_file 9\n"
     group(tmp_path / "g" / "a", memory__max=1000, memory__current=400, memory__stat=stat)
     group(tmp_path / "g" / "a" / "b", memory__max="max", memory__current=300)
-    assert budget.limits(own, tmp_path / "g") == [607]
-    assert budget.available_bytes(own, tmp_path / "g") == 607
+    assert limited.limits(own, tmp_path / "g") == [607]
+    assert limited.available_bytes(own, tmp_path / "g") == 607
     group(tmp_path / "g" / "a" / "b", memory__max=100, memory__current=300)
-    assert budget.available_bytes(own, tmp_path / "g") == 0
+    assert limited.available_bytes(own, tmp_path / "g") == 0
 
 
 def test_limits_of_version_1_count_too(tmp_path):
@@ -178,9 +189,9 @@ def test_limits_of_version_1_count_too(tmp_path):
     files = {"memory__limit_in_bytes": 1000, "memory__usage_in_bytes": 100}
     # In a container the group's path is the host's, and the top of the mount is the container's.
     group(tmp_path / "g" / "memory", **files, memory__stat="total_inactive_file 11\n")
-    assert budget.limits(own, tmp_path / "g") == [911]
+    assert limited.limits(own, tmp_path / "g") == [911]
 
 
 def test_without_groups_the_machine_counts(tmp_path):
-    assert budget.limits(tmp_path / "none", tmp_path) == []
-    assert budget.available_bytes(tmp_path / "none", tmp_path) > 0
+    assert limited.limits(tmp_path / "none", tmp_path) == []
+    assert limited.available_bytes(tmp_path / "none", tmp_path) > 0

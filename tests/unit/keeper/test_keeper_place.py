@@ -9,8 +9,18 @@ import pytest
 
 from outlast.errors import ConfigError, StorageError
 from outlast.keeper import place, wire
-from outlast.keeper.place import RUNTIME_VARIABLE, Listener, connect, is_foreign, only_one, sweep
-from outlast.keeper.setup import Setup, TierSetup, decode_setup, encode_setup
+from outlast.keeper.place import (
+    RUNTIME_VARIABLE,
+    KeeperListener,
+    Setup,
+    TierSetup,
+    connect,
+    decode_setup,
+    encode_setup,
+    is_foreign,
+    only_one,
+    sweep,
+)
 
 NAME = "0123456789abcdef0123"
 
@@ -90,7 +100,7 @@ def test_a_setup_keeps_any_path():
 def test_a_path_too_long_for_a_socket_works_all_the_same(tmp_path):
     path = tmp_path / ("d" * 120) / f"{NAME}.sock"
     path.parent.mkdir()
-    listener = Listener(path)
+    listener = KeeperListener(path)
     sock = connect(path)
     listener.settimeout(10)
     listener.accept().close()
@@ -102,7 +112,7 @@ def test_a_path_too_long_for_a_socket_works_all_the_same(tmp_path):
 
 def test_a_keeper_does_not_leave_while_somebody_connects(tmp_path):
     path = tmp_path / f"{NAME}.sock"
-    listener = Listener(path)
+    listener = KeeperListener(path)
     with only_one(path):
         assert not listener.close()  # somebody looks for it
     sock = connect(path)
@@ -115,7 +125,7 @@ def test_a_keeper_does_not_leave_while_somebody_connects(tmp_path):
 
 def test_a_keeper_does_not_take_its_successors_socket_away(tmp_path):
     path = tmp_path / f"{NAME}.sock"
-    old, new = Listener(path), Listener(path)
+    old, new = KeeperListener(path), KeeperListener(path)
     assert old.close()
     connect(path).close()
     new._server.close()
@@ -152,9 +162,9 @@ def waits_for_a_lock():
 def test_what_dead_keepers_left_is_swept_and_nothing_else(tmp_path):
     dead, alive, ours = (tmp_path / f"{digit * 20}.sock" for digit in "abc")
     newer = tmp_path / f"a{NAME[1:]}-01234567.sock"
-    Listener(newer)._server.close()
-    Listener(dead)._server.close()
-    listener = Listener(alive)
+    KeeperListener(newer)._server.close()
+    KeeperListener(dead)._server.close()
+    listener = KeeperListener(alive)
     for path in (dead, alive):
         path.with_suffix(".lock").touch()
         path.with_suffix(".log").touch()

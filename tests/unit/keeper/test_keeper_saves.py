@@ -11,9 +11,9 @@ from unit_names import committed, save_name, save_of
 from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import BLOCK_BYTES, PartEntry
 from outlast.checkpoint.transfer import read_manifest
-from outlast.keeper import parley, wire
-from outlast.keeper.commit import Part
-from outlast.keeper.memory import Kept
+from outlast.keeper import protocol, wire
+from outlast.keeper.flight import RankPart
+from outlast.keeper.memory import KeptSnapshot
 from outlast.keeper.saves import LOST
 from outlast.storage import Directory
 
@@ -147,7 +147,7 @@ def test_the_end_of_an_old_connection_does_not_touch_the_new_one(keeper, disk):
 def test_a_rank_that_comes_after_the_save_has_failed_hears_of_it(keeper):
     one, two = keeper.worker(0, 2), keeper.worker(1, 2)
     before = keeper.worker(1, 2, peer=two.peer)
-    keeper.books.kept[save_name(4)] = Kept(
+    keeper.books.kept[save_name(4)] = KeptSnapshot(
         files={"rank-00001.safetensors": (before.arena, 1)}, small={}
     )
     one.absent(5, 1)
@@ -233,16 +233,16 @@ def test_a_new_attempt_does_not_wait_for_workers_of_the_old_one(keeper, disk):
 def part_of_rank_1(disk, step, serial=1, **more):
     """What another machine's keeper would report."""
     disk.put(f"{save_name(step, serial=serial)}/rank-00001.json", b"{}")
-    return Part(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2, **more)
+    return RankPart(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2, **more)
 
 
 def report(keeper, rank, part, *, step=5, serial=1, world_size=2, source=None):
-    message = parley.Report(step=step, serial=serial, rank=rank)
+    message = protocol.PartReport(step=step, serial=serial, rank=rank)
     keeper.saves.reported(hello(1, world_size), message, part, source)
 
 
 def decide(keeper, *, error="", void=(), data=b""):
-    message = parley.Outcome(
+    message = protocol.SaveOutcome(
         step=5,
         serial=1,
         error=error,
@@ -334,7 +334,7 @@ def test_the_other_machine_follows_rank_0s_commit(keeper, disk, monkeypatch, tmp
     assert side.wanted == ([] if sees_it else [(5, 1)])
     if not sees_it:
         assert two.ended == []
-        keeper.saves.given(1, parley.Root(step=5, serial=1), data)
+        keeper.saves.given(1, protocol.Root(step=5, serial=1), data)
         keeper.run()
     assert two.ended[0].error == ""
     assert disk.read(f"{save_name(5)}/manifest.json") == data
@@ -412,16 +412,16 @@ def test_only_where_replicas_differ_are_single_digests_asked_for(keeper, disk, c
     one.fill(5, 1)
     one.complete(5, 1, {"a[0]": "1", "b[0]": "2"})
     keeper.run()
-    mine = one.keeper.saves._open[1, 1].parts[0].replicas
+    mine = one.keeper.saves.table.open[1, 1].parts[0].replicas
     assert mine.keys() == {"all", "two"}
-    report(keeper, 1, Part(replicas=mine), world_size=4)
-    report(keeper, 2, Part(replicas={"all": mine["all"], "four": "x"}), world_size=4)
-    report(keeper, 3, Part(replicas={"all": "another", "four": "x"}), world_size=4)
+    report(keeper, 1, RankPart(replicas=mine), world_size=4)
+    report(keeper, 2, RankPart(replicas={"all": mine["all"], "four": "x"}), world_size=4)
+    report(keeper, 3, RankPart(replicas={"all": "another", "four": "x"}), world_size=4)
     keeper.run()
     assert side.asked == [(3, ("all",))]
     if can_ask:
         assert one.ended == []
-        answer = parley.Digests(step=5, serial=1, rank=3)
+        answer = protocol.Digests(step=5, serial=1, rank=3)
         keeper.saves.detailed(1, answer, {"a[0]": "9"})
         keeper.run()
     (ended,) = one.ended
@@ -436,7 +436,7 @@ def test_a_machine_that_is_gone_is_not_waited_for_when_replicas_differ(keeper):
     one.begin(5, 1)
     one.fill(5, 1)
     one.complete(5, 1, {"a[0]": "1"})
-    report(keeper, 1, Part(replicas={"": "another"}))
+    report(keeper, 1, RankPart(replicas={"": "another"}))
     keeper.run()
     assert one.ended == []
     keeper.saves.machine_gone(1, range(1, 2), "gone")
@@ -451,7 +451,7 @@ def test_a_machine_names_the_single_digests_of_its_ranks(keeper):
     two.begin(5, 1)
     two.fill(5, 1)
     two.complete(5, 1, {"a[0]": "1", "b[0]": "2"})
-    ask = parley.Detail(step=5, serial=1, rank=1, groups=("two",))
+    ask = protocol.Detail(step=5, serial=1, rank=1, groups=("two",))
     assert keeper.saves.digests_of(1, ask) == {"b[0]": "2"}
 
 
@@ -549,7 +549,7 @@ def test_a_ring_is_free_again_also_when_the_disk_fails(keeper, disk, fails):
     for block in range(7):
         worker.fill(5, 1, [block])
         keeper.pool.run()
-        written = [message.block for message in worker.peer.of(wire.Written)]
+        written = [message.block for message in worker.peer.of(wire.BlockWritten)]
         assert written == list(range(block + 1))  # its place is free: the loop goes on
     worker.complete(5, 1)
     keeper.run()

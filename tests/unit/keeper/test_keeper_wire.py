@@ -11,13 +11,13 @@ import pytest
 from unit_fakes import num_descriptors
 
 from outlast.keeper import wire
-from outlast.keeper.connection import Connection
+from outlast.keeper.server import Connection
 
 
 @pytest.fixture(name="ends")
 def _ends():
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    ends = [wire.Wire(sock) for sock in pair]
+    ends = [wire.KeeperSocket(sock) for sock in pair]
     yield ends
     for end in ends:
         end.close()
@@ -55,7 +55,7 @@ GARBAGE = [
     frame(b'"\xff\xfe"'),
     frame(b'{"type":"Nothing"}'),
     frame(b'{"type":"Hello"}'),
-    frame(msgspec.json.encode(wire.Bye()), num_fds=1),
+    frame(msgspec.json.encode(wire.Goodbye()), num_fds=1),
     frame(b"[" * 100_000),
     b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" * 10,
     b"\xff" * 4096,
@@ -126,7 +126,7 @@ def test_an_end_that_does_not_read_is_given_up(monkeypatch):
 # --- the version ---------------------------------------------------------------------------------
 
 
-class Old(wire._Message, tag="Drop"):
+class Old(wire._WireMessage, tag="Drop"):
     """What Drop was once."""
 
     arena: int
@@ -134,7 +134,7 @@ class Old(wire._Message, tag="Drop"):
 
 
 def version_of(monkeypatch, *messages):
-    monkeypatch.setattr(wire, "Message", Union[wire.Bye, *messages])
+    monkeypatch.setattr(wire, "Message", Union[wire.Goodbye, *messages])
     wire.version.cache_clear()
     try:
         return wire.version()

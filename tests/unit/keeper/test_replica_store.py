@@ -17,12 +17,11 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
-from outlast.keeper import holdings
+from outlast.keeper import memory as room
 from outlast.keeper.arena import Arena
-from outlast.keeper.guests import Guests, Refused
-from outlast.keeper.holdings import COPIES, Holdings
-from outlast.keeper.memory import Books, Copy, Kept, Memory
-from outlast.keeper.parley import Offer
+from outlast.keeper.memory import COPIES, Books, Holdings, KeptSnapshot, MemoryTier, Replica
+from outlast.keeper.protocol import ReplicaOffer
+from outlast.keeper.replica_store import ReplicaRefused, ReplicaStore
 
 GIB = 1 << 30
 SIZE = BLOCK_BYTES + 5000
@@ -35,14 +34,14 @@ def _free():
 
 @pytest.fixture(name="held")
 def _held(monkeypatch, free):
-    monkeypatch.setattr(holdings, "available_bytes", lambda: free[0])
+    monkeypatch.setattr(room, "available_bytes", lambda: free[0])
     monkeypatch.setattr(Arena, "touch_in_background", lambda _: None)
     return Holdings({}, lambda *_: None)
 
 
 @pytest.fixture(name="guests")
 def _guests(held):
-    return Guests(JOB, held, threading.RLock())
+    return ReplicaStore(JOB, held, threading.RLock())
 
 
 def data_of(step, size=SIZE):
@@ -69,7 +68,7 @@ def offered(node="n1", step=1, attempt=1, *, rank=0, size=SIZE, kind=FULL, job=J
     )
     small[MANIFEST] = encode(manifest)
     sizes = {name: len(data) for name, data in files.items()}
-    offer = Offer(
+    offer = ReplicaOffer(
         node=node,
         save=save_name(step, attempt),
         files=sizes,
@@ -102,7 +101,7 @@ def test_a_copy_is_there_when_it_is_whole_and_survives_the_keeper(guests, held):
     heir = Books()
     heir.take_over(held.books.encode(), held.books.arenas)
     for books in (held.books, heir):
-        memory = Memory(books.arenas, books.everything())
+        memory = MemoryTier(books.arenas, books.everything())
         assert memory.children() == [save_name(3)]
         assert memory.read(f"{save_name(3)}/{shard_file(0)}") == data_of(3)
 
@@ -138,7 +137,7 @@ def test_where_memory_is_short_the_older_copy_makes_way(guests, held, free):
     fill(guest, 2)
     guests.adopt(guest)
     assert held.books.copies["n1"].save == save_name(2)
-    with pytest.raises(Refused, match="no memory for"):
+    with pytest.raises(ReplicaRefused, match="no memory for"):
         guests.receive(*offered(node="n2"))
     assert held.books.copies["n1"].save == save_name(2)
 
@@ -146,14 +145,14 @@ def test_where_memory_is_short_the_older_copy_makes_way(guests, held, free):
 def test_what_is_here_already_or_older_is_not_taken(guests):
     take(guests, step=5, attempt=2)
     assert guests.receive(*offered(step=5, attempt=2)) is None
-    with pytest.raises(Refused, match=f"{save_name(5, 2)} is here"):
+    with pytest.raises(ReplicaRefused, match=f"{save_name(5, 2)} is here"):
         guests.receive(*offered(step=9, attempt=1))
     take(guests, step=4, attempt=3)
 
 
 def test_two_copies_of_one_machine_do_not_come_at_once(guests):
     guest = guests.receive(*offered())
-    with pytest.raises(Refused, match="another copy"):
+    with pytest.raises(ReplicaRefused, match="another copy"):
         guests.receive(*offered(step=2))
     guests.give_up(guest)
     guests.receive(*offered(step=2))
@@ -175,7 +174,7 @@ def test_two_copies_of_one_machine_do_not_come_at_once(guests):
 def test_what_makes_no_sense_is_refused(guests, held, change, words):
     offer, small = offered()
     change(offer, small)
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ReplicaRefused, match=words):
         guests.receive(offer, small)
     assert not held.books.of_rank(COPIES)
 
@@ -185,7 +184,7 @@ def test_what_makes_no_sense_is_refused(guests, held, change, words):
     [({"job": "other"}, "of job other"), ({"kind": "weights"}, "cannot be resumed")],
 )
 def test_other_jobs_and_weights_alone_are_refused(guests, options, words):
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(ReplicaRefused, match=words):
         guests.receive(*offered(**options))
 
 
@@ -201,11 +200,13 @@ def test_a_block_that_does_not_exist_has_no_room(guests, block):
 def test_who_is_gone_is_seen_off_once_newer_copies_are_here(guests, held):
     take(guests, "gone", step=1)
     take(guests, "stays", step=1)
-    guests.see_off({"stays"}, save_of(1))
+    guests.wards = frozenset({"stays"})
+    guests.see_off(save_of(1))
     assert held.books.copies.keys() == {"gone", "stays"}  # not older: its part may be needed
-    guests.see_off({"stays"}, save_of(1, 2))
+    guests.see_off(save_of(1, 2))
     assert held.books.copies.keys() == {"stays"}
-    guests.see_off(set(), save_of(1, 2))
+    guests.wards = frozenset()
+    guests.see_off(save_of(1, 2))
     assert not held.books.of_rank(COPIES)
 
 
@@ -219,12 +220,13 @@ def test_two_saves_of_a_step_are_two_and_the_parts_of_one_are_one():
     books = Books()
     one, two = save_name(7), save_name(7, attempt=2)
     parts = {
-        name: Kept(files={}, small={MANIFEST: name.encode(), "a": b"x"}) for name in (one, two)
+        name: KeptSnapshot(files={}, small={MANIFEST: name.encode(), "a": b"x"})
+        for name in (one, two)
     }
     books.kept = {one: parts[one]}
-    books.copies = {"n1": Copy(save=two, kept=parts[two])}
-    same = Kept(files={}, small={MANIFEST: two.encode(), "b": b"y"})
-    books.copies["n2"] = Copy(save=two, kept=same)
+    books.copies = {"n1": Replica(save=two, kept=parts[two])}
+    same = KeptSnapshot(files={}, small={MANIFEST: two.encode(), "b": b"y"})
+    books.copies["n2"] = Replica(save=two, kept=same)
     found = books.everything()
     assert found[one].small.keys() == {MANIFEST, "a"}
     assert found[two].small.keys() == {MANIFEST, "a", "b"}

@@ -1,16 +1,86 @@
-"""What is said of a full disk, and of other errors: where, how much, and what to do."""
+"""What is done with the parts of thousands of ranks, and what is said of full disks and errors."""
 
 import errno
 import os
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
-from keeper_fakes import FakeKeeper
+from keeper_fakes import FakeKeeper, hello
 from unit_fakes import listing
 
-from outlast.keeper import trouble
+from outlast.keeper import flight, protocol
+from outlast.keeper.flight import MAX_ASKED, GatheredParts, RankPart
 from outlast.storage import Directory
+
+
+def calls_of(act):
+    """How many Python functions ``act`` calls: work that no clock and no other process changes."""
+    count = [0]
+
+    def see(_, event, __):
+        count[0] += event in ("call", "c_call")
+
+    sys.setprofile(see)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return count[0]
+
+
+def test_the_work_for_a_save_is_linear_in_the_ranks(monkeypatch, tmp_path):
+    part = RankPart(replicas={"all": "1"})
+
+    def calls(num_ranks):
+        keeper = FakeKeeper(monkeypatch, {"local": Directory(tmp_path / str(num_ranks))})
+        keeper.meet([0])
+        keeper.worker(world_size=num_ranks).begin(5, 1)
+        reports = [protocol.PartReport(step=5, serial=1, rank=rank) for rank in range(1, num_ranks)]
+        who = hello(1, num_ranks)
+
+        def report_all():
+            for report in reports:
+                keeper.saves.reported(who, report, part, None)
+
+        return calls_of(report_all) / num_ranks
+
+    assert calls(4000) < 1.1 * calls(500)
+
+
+def test_replicas_are_compared_within_their_group_and_one_of_each_version_is_asked():
+    found = GatheredParts(1000)
+    for rank in range(1000):
+        version = "odd" if rank == 7 else "even"
+        found.add(rank, RankPart(replicas={"all": version, f"pair-{rank // 2}": str(rank // 2)}))
+    assert found.is_whole
+    assert found.differs
+    assert found.ask() == {0: ("all",), 7: ("all",)}
+    assert found.ask() == {}
+    assert list(found.missing()) == [0, 7]
+    assert not found.answer(5, {"w[0]": "1"})  # nobody asked it
+    assert not found.answer(0, {"w[0]": "1", "v[0]": "1"})
+    assert found.answer(7, {"w[0]": "2", "v[0]": "1"})
+    assert found.differing() == ("w[0]",)
+
+
+def test_of_ranks_that_are_all_different_some_are_asked():
+    found = GatheredParts(100)
+    for rank in range(100):
+        found.add(rank, RankPart(replicas={"all": str(rank)}))
+    assert len(found.ask()) == MAX_ASKED
+
+
+def test_a_part_counts_once_and_ranks_that_are_not_there_do_not():
+    found = GatheredParts(2)
+    assert found.add(1, RankPart(error="lost", void=("a",)))
+    assert not found.add(1, RankPart())
+    assert not found.add(2, RankPart(error="who?"))
+    assert (found.failed, found.void, found.is_whole) == ([1], {"a"}, False)
+
+
+# --- what is said of a full disk, and of other errors: where, how much, and what to do ------------
 
 MIB = 2**20
 
@@ -46,11 +116,11 @@ def test_whatever_does_not_fit_the_line_says_all_of_it(
     words = fields["error"].removeprefix("rank 0: ")
     start = f"No space left on device: step 5 needs {8 * world_size}(\\.[0-9]+)? MiB in "
     assert re.match(f"{start}{tmp_path}/tier, and ", words)
-    assert words.endswith(f" are free; {trouble.KEEP_FEWER}")
+    assert words.endswith(f" are free; {flight.KEEP_FEWER}")
     free = room.f_bavail * 4096 + sum(
         path.stat().st_blocks * 512 for path in (tmp_path / "tier").rglob("*") if path.is_file()
     )
-    assert f", and {trouble.size_of(free)} are free; " in words
+    assert f", and {flight.size_of(free)} are free; " in words
     (ended,) = workers[0].ended
     assert (ended.error, ended.by_storage) == (fields["error"], True)
 
@@ -85,7 +155,7 @@ class Fails(Directory):
 
 
 def of(error, tmp_path, sizes=(10 * MIB,)):
-    return trouble.of_copy(error, Directory(tmp_path), "step-x", list(sizes), 7)
+    return flight.of_copy(error, Directory(tmp_path), "step-x", list(sizes), 7)
 
 
 def test_what_the_save_has_written_is_room_for_it(tmp_path, room):
@@ -122,7 +192,7 @@ def test_a_file_system_that_does_not_say_is_none_the_less_full(tmp_path, monkeyp
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "statvfs", fail)
-    assert f"needs 10 MiB in {tmp_path}; {trouble.KEEP_FEWER}" in of(full(), tmp_path)
+    assert f"needs 10 MiB in {tmp_path}; {flight.KEEP_FEWER}" in of(full(), tmp_path)
 
 
 def test_other_errors_name_the_place_and_what_to_do(tmp_path):
@@ -131,5 +201,5 @@ def test_other_errors_name_the_place_and_what_to_do(tmp_path):
     assert words.startswith(place)
     words = of(OSError(errno.EROFS, "Read-only file system", "/x/f"), tmp_path)
     assert words.startswith("OSError: [Errno 30] Read-only file system: '/x/f'; make it writable")
-    assert trouble.in_words(ValueError("odd")) == "ValueError: odd"
+    assert flight.in_words(ValueError("odd")) == "ValueError: odd"
     assert listing(tmp_path) == []

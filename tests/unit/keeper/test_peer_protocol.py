@@ -1,17 +1,18 @@
 """What keepers say to each other while one of them is not ready to answer, or never answers."""
 
+import socket
 import threading
 import types
 
 import msgspec
 import pytest
 
-from outlast.keeper import neighbours, parley
-from outlast.keeper.neighbours import Neighbours
-from outlast.keeper.reception import Reception
-from outlast.keeper.wire import Member
+from outlast.keeper import peers, protocol
+from outlast.keeper.peers import PeerTier
+from outlast.keeper.replica_store import ReplicaServer
+from outlast.keeper.wire import PeerMachine
 
-MEMBER = Member(node="n1", host="127.0.0.1", port=1)
+MEMBER = PeerMachine(node="n1", host="127.0.0.1", port=1)
 
 
 class Channel:
@@ -27,7 +28,7 @@ class Channel:
         self.on_sent = lambda: None
 
     def send(self, payload, bulk=(), pace=None):
-        self.sent.append(msgspec.json.decode(payload, type=parley.Message))
+        self.sent.append(msgspec.json.decode(payload, type=protocol.Message))
         self.on_sent()
 
     def receive(self, timeout_s):
@@ -41,51 +42,60 @@ class Channel:
 
 
 def test_who_asks_for_patience_is_waited_for():
-    channel = Channel(parley.Later(), parley.Later(), parley.Listing())
-    answer = parley.ask(channel, parley.List(attempt=2), parley.Listing, timeout_s=5.0)
-    assert isinstance(answer, parley.Listing)
+    channel = Channel(protocol.Later(), protocol.Later(), protocol.Listing())
+    answer = protocol.ask(channel, protocol.List(attempt=2), protocol.Listing, timeout_s=5.0)
+    assert isinstance(answer, protocol.Listing)
     assert channel.waited_s == [5.0] * 3
 
 
 def test_patience_has_an_end(monkeypatch):
     now = iter(range(100))
-    monkeypatch.setattr(parley, "time", types.SimpleNamespace(monotonic=lambda: float(next(now))))
-    channel = Channel(*[parley.Later()] * 100)
+    monkeypatch.setattr(protocol, "time", types.SimpleNamespace(monotonic=lambda: float(next(now))))
+    channel = Channel(*[protocol.Later()] * 100)
     with pytest.raises(TimeoutError, match="does not end"):
-        parley.ask(channel, parley.List(attempt=2), parley.Listing, timeout_s=5.0)
-    assert len(channel.waited_s) == parley.PATIENCE_S
+        protocol.ask(channel, protocol.List(attempt=2), protocol.Listing, timeout_s=5.0)
+    assert len(channel.waited_s) == protocol.PATIENCE_S
 
 
-@pytest.mark.parametrize("answers", [(), (parley.Later(),)], ids=["nothing", "later, then nothing"])
+@pytest.mark.parametrize(
+    "answers", [(), (protocol.Later(),)], ids=["nothing", "later, then nothing"]
+)
 def test_who_says_nothing_has_nothing_and_is_not_asked_again_for_a_while(monkeypatch, answers):
     now = types.SimpleNamespace(s=100.0)
-    monkeypatch.setattr(neighbours, "time", types.SimpleNamespace(monotonic=lambda: now.s))
+    monkeypatch.setattr(peers, "time", types.SimpleNamespace(monotonic=lambda: now.s))
     channels = []
 
     def open_channel(_):
         channels.append(Channel(*answers))
         return channels[-1]
 
-    others = Neighbours(2, [MEMBER], open_channel)
+    others = PeerTier(2, [MEMBER], open_channel)
     assert others.children() == []
     assert others.children() == []
     assert len(channels) == 1
     assert channels[0].is_closed
     assert max(channels[0].waited_s) <= 10.0
-    now.s += neighbours.MUTE_S
+    now.s += peers.MUTE_S
     others.children()
     assert len(channels) == 2
 
 
 def test_who_has_something_in_flight_says_so_until_it_has_not(monkeypatch):
     is_asked_twice, asked = threading.Event(), []
-    reception = object.__new__(Reception)
-    reception._wait_for_earlier = lambda attempt: asked.append(is_asked_twice.wait(60))
-    reception._inventory = dict
+    server = ReplicaServer(
+        socket.create_server(("127.0.0.1", 0)),
+        b"",
+        None,
+        types.SimpleNamespace(inventory=dict),
+        wait_for_earlier=lambda attempt: asked.append(is_asked_twice.wait(60)),
+        gives_way=False,
+        record=None,
+    )
     channel = Channel()
     channel.on_sent = lambda: is_asked_twice.set() if len(channel.sent) == 2 else None
-    monkeypatch.setattr(parley, "LATER_S", 0.01)
-    reception._list(channel, parley.List(attempt=2))
+    monkeypatch.setattr(protocol, "LATER_S", 0.01)
+    server._list(channel, protocol.List(attempt=2))
+    server.close()
     names = [type(message).__name__ for message in channel.sent]
     assert names[:2] == ["Later", "Later"]
     assert names[-1] == "Listing"
