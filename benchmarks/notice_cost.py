@@ -29,7 +29,7 @@ import torch
 
 from bench import TESTS
 from outlast.notice.platform import choose
-from outlast.notice.watch import WatchThread
+from outlast.notice.source import WatchThread
 
 SERVE = """
 import sys

@@ -38,8 +38,7 @@ from bench.machine_jobs import MachineJob, OutlastMachines
 from bench.rotation import directory
 from bench.tables import Requirements, emit, machine, markdown
 from outlast.drill import network
-from outlast.drill.network import Machine
-from outlast.drill.network_faults import Cut, FreezeMachine, KillMachine, Partition
+from outlast.drill.network import Cut, FreezeMachine, KillMachine, Machine, Partition
 from outlast.values import parse_span
 
 ELASTIC: Final = SCRIPTS / "elastic.py"

@@ -21,8 +21,7 @@ from bench.launchers import (
     OutlastAnySize,
     Turn,
 )
-from outlast.drill.network import Machine, Network
-from outlast.drill.network_faults import Cut, KillMachine, Partition
+from outlast.drill.network import Cut, KillMachine, Machine, Network, Partition
 
 NUM_MACHINES: Final = 3
 _PORT: Final = 29_400

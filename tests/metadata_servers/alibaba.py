@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Literal
 
-from outlast.drill.metadata_server_base import (
+from outlast.drill.metadata_server import (
     TOKEN_PATH,
     Answer,
     Asked,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import Any, Final
 
-from outlast.drill.metadata_server_base import Answer, Asked, MetadataServer
+from outlast.drill.metadata_server import Answer, Asked, MetadataServer
 
 EVENTS_PATH: Final = "/metadata/scheduledevents"
 COMPUTE_PATH: Final = "/metadata/instance/compute"

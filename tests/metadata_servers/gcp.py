@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from outlast.drill.metadata_server_base import Answer, Asked, MetadataServer
+from outlast.drill.metadata_server import Answer, Asked, MetadataServer
 
 _ROOT: Final = "/computeMetadata/v1/instance/"
 PREEMPTED_PATH: Final = _ROOT + "preempted"

@@ -97,7 +97,7 @@ def _become_server(asked):
 
 
 def _look_fresh(told, fd):
-    from outlast.launch.warm.title import show
+    from outlast.launch.warm.child import show
 
     python, unbuffered, dash, module, theirs, agent, *held = told["command"]
     os.setsid()

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from outlast.data.feed import Feed, open_feed
 from outlast.data.loader import Loader
-from outlast.data.order import sample_ids
-from outlast.data.shards import Shards, held
+from outlast.data.order import Shards, held, sample_ids
 from outlast.data.stream import Stream
 
 __all__ = ["Feed", "Loader", "Shards", "Stream", "held", "open_feed", "sample_ids"]

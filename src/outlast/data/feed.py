@@ -8,16 +8,29 @@ What can go wrong depends on the kind, and each says so where it is written: "ou
 are exact at any number of workers; "stateful" is as good as the loader's own ``state_dict``;
 "stock" is exact at the same number of workers (``stock.py``); "iterable" is loaded again up to the
 position, and exact as far as what it yields depends on the random numbers at the epoch's start.
+
+Batches that a rollback has left out are passed over, on every worker at the same place.
+
+Batches are counted, not steps: a step that was undone comes again with another batch. They are
+passed over when the batch behind them is asked for, so a position that is saved stands before them,
+and whoever goes on from it passes them over again.
+
+Guarantees: the batches behind them are those that would have come anyhow. With our own loaders, and
+with others whose batches do not depend on random numbers drawn from the script's streams, the run
+is bit for bit that on data without them.
+
+What can go wrong: another number of samples in a batch than when it was counted makes it another
+batch: do not change it before the rollback is behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from outlast.data import made
+from outlast.data import generators
 from outlast.data.epochs import EpochFeed, check_kind, generator_states, restore_generators
 from outlast.data.generators import Held
 from outlast.data.iterated import IterableFeed, has_state
@@ -26,6 +39,7 @@ from outlast.data.stock import StockFeed, is_stock
 from outlast.data.stream import Stream
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError
+from outlast.policy.rollbacks import Batches, is_left_out
 
 # torchdata's name for "the epoch is over": a loader resumed from it goes straight into the next.
 _FINISHED = "_iterator_finished"
@@ -189,7 +203,7 @@ class OutlastFeed:
         if self._iterator is None:
             self._begin(self._step)
             self._iterator = iter(self.loader)
-        with made.by_a_feed():
+        with generators.by_a_feed():
             return next(self._iterator), epoch
 
     def begin_again(self, step: int, *, in_hand: bool) -> None:
@@ -321,3 +335,37 @@ class StatefulFeed(EpochFeed):
         """End the loader's processes; the position stays readable."""
         self._final_state = self.state()
         super().close()
+
+
+class Skipping:
+    """One worker's count of batches.
+
+    Args:
+        ranges: what is left out.
+
+    Attributes:
+        loop: number of the loop, from 1.
+        batch: number of its newest batch, handed out or passed over.
+    """
+
+    def __init__(self, ranges: Sequence[Batches]) -> None:
+        self._ranges = ranges
+        self.loop = 0
+        self.batch = 0
+
+    def begin(self, loop: int, batch: int) -> None:
+        """A loop goes on behind ``batch``, 0 for its beginning."""
+        self.loop, self.batch = loop, batch
+
+    def next(self, feed: Feed, step: int) -> Any:
+        """The next batch that is not left out; ``step`` are completed.
+
+        Raises:
+            StopIteration: the feed has ended.
+        """
+        while self._ranges and is_left_out(self._ranges, self.loop, self.batch + 1):
+            feed.pass_over(step)
+            self.batch += 1
+        batch = next(feed)
+        self.batch += 1
+        return batch

@@ -15,11 +15,30 @@ another object: whether such copies are drawn from is seen by ``inside.py``.
 
 Rejected: looking through all objects that the garbage collector knows (no stable names, and those
 of libraries among them); hooks in NumPy (its generators are C types).
+
+Which iterators of torch DataLoaders a script made, and from which random numbers.
+
+``enumerate(loader)`` makes the loader's iterator before ``steps`` is called, and a generator
+function makes another one in each of its passes. The order of samples follows from the random
+numbers at that moment, so they are noted for each iterator that is made while a session is open.
+
+Guarantees: noting draws nothing; an iterator that nobody holds is forgotten. Only DataLoader's
+own iterators: what else a script goes through outside of ``steps`` is not seen.
+
+Whether random numbers are drawn inside a loader's processes, where they cannot be kept.
+
+A map-style data set in loader processes draws from streams of theirs, and from copies of the
+generators that it holds. A resume in the midst of an epoch starts new processes, whose streams
+begin anew. Batches are not touched to see it: a collate function around the script's own compares
+the states after each batch, in the process, and sets a mark in memory that all of them share.
+
+What can go wrong: what a data set draws without handing out a batch afterwards is not seen.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import gc
 import itertools
@@ -27,14 +46,18 @@ import random
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from outlast.checkpoint.attributes import put_state, state_of
+from outlast.data import random_state
 
 OBJECTS_MAX: Final = 4000
 DEPTH_MAX: Final = 8
@@ -290,3 +313,195 @@ def _of_object(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _file_of(module: types.ModuleType | None) -> str:
     return getattr(module, "__file__", None) or "<frozen"
+
+
+WRAPPERS: Final = (enumerate, zip, map, filter, itertools.islice)
+
+
+class Making(msgspec.Struct, frozen=True):
+    """How an iterator was made: when random numbers stood at ``start``.
+
+    Of ``loader``, which is not held where a feed made the iterator.
+    """
+
+    loader: Any
+    start: dict[str, Any]
+    by_feed: bool = False
+
+
+class _Known:
+    """What this process knows; a DataLoader's iterators are made in the training thread."""
+
+    def __init__(self) -> None:
+        self.made: weakref.WeakKeyDictionary[Any, Making | None] = weakref.WeakKeyDictionary()
+        self.num_made = 0
+        self.by_feed = False
+
+
+_known: Final = _Known()
+
+
+def num_made() -> int:
+    """How many were made so far in this process."""
+    return _known.num_made
+
+
+@contextlib.contextmanager
+def by_a_feed() -> Iterator[None]:
+    """What is made within is known to ``steps``."""
+    before, _known.by_feed = _known.by_feed, True
+    try:
+        yield
+    finally:
+        _known.by_feed = before
+
+
+def noted(loader: Any, begin: Callable[[], Any]) -> Any:
+    """What ``begin`` gives, an iterator of ``loader``; it is noted how it was made."""
+    start = {}
+    if not _known.by_feed:  # a feed keeps them itself
+        held = Held([("loader", loader)]).state()
+        start = {"random": random_state.capture(cuda=False), "held": held}
+    iterator = begin()
+    _known.num_made += 1
+    with contextlib.suppress(TypeError):  # an iterator of a kind that cannot be noted
+        making = Making(None if _known.by_feed else loader, start, _known.by_feed)
+        _known.made[iterator] = making
+    return iterator
+
+
+def forget() -> None:
+    """Forget all, as in a new process."""
+    _known.made.clear()
+
+
+def adopt(value: Any) -> None:
+    """An iterator that was made before the session, which the script holds."""
+    if isinstance(value, _BaseDataLoaderIter) and value not in _known.made:
+        _known.made[value] = None
+
+
+def in_progress() -> list[str]:
+    """What the script goes through besides ``steps``, in words: iterators that have begun.
+
+    One that has ended counts while the script holds it: when the next one is made follows from it.
+    """
+    found = []
+    for iterator, making in list(_known.made.items()):
+        if making is not None:
+            is_kept = getattr(making.loader, "_iterator", None) is iterator  # its processes persist
+            if making.by_feed or is_kept:
+                continue
+        num_yielded = getattr(iterator, "_num_yielded", 0)
+        if num_yielded:
+            found.append(f"a DataLoader's iterator ({num_yielded} batches in)")
+    return found
+
+
+def starts_within(value: Any) -> list[dict[str, Any]]:
+    """From which random numbers the iterators in ``enumerate(loader)`` and the like were made."""
+    if isinstance(value, _BaseDataLoaderIter):
+        making = _known.made.get(value)
+        _known.made[value] = msgspec.structs.replace(making or Making(None, {}), by_feed=True)
+        return [making.start] if making is not None and making.loader is not None else []
+    if isinstance(value, WRAPPERS):
+        inner = _taken_apart(value)[1]
+        return [start for one in inner for start in starts_within(one)]
+    return []
+
+
+def made_again(
+    value: Any, starts: Iterator[dict[str, Any]], shut_down: Callable[[Any], None]
+) -> Any:
+    """``value`` with the iterators in it made anew, each from its random numbers in ``starts``."""
+    if isinstance(value, _BaseDataLoaderIter):
+        making = _known.made.get(value)
+        if making is None or making.loader is None:
+            return value
+        start = next(starts, None)
+        if start is None:
+            return value
+        shut_down(value)
+        making.loader._iterator = None  # persistent processes have ended with it
+        random_state.restore(start["random"])
+        Held([("loader", making.loader)]).restore(start["held"])
+        return iter(making.loader)
+    if isinstance(value, WRAPPERS):
+        kind, inner, *rest = _taken_apart(value)
+        if not inner:
+            return value
+        again = kind(*[made_again(one, starts, shut_down) for one in inner])
+        if rest and rest[0] is not None:
+            again.__setstate__(rest[0])
+        return again
+    return value
+
+
+def _taken_apart(value: Any) -> tuple[Any, ...]:
+    """What makes a built-in iterator, of what, and its further state."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # by islice, from Python 3.12 on
+        try:
+            return tuple(value.__reduce__())
+        except TypeError:  # Python 3.14 has no more of it for islice
+            return type(value), ()
+
+
+GLOBAL: Final = "Python's, NumPy's or torch's global generator"
+
+
+class Watch:
+    """Goes with a loader's processes in place of its ``collate_fn`` and ``worker_init_fn``.
+
+    Args:
+        loader: a torch DataLoader with processes; a copy, whose two functions are replaced.
+        roots: (name, object): what of the script's goes into the processes.
+    """
+
+    def __init__(self, loader: Any, roots: list[tuple[str, Any]]) -> None:
+        carried = Held(roots).items()
+        self._names = [GLOBAL, *[name for name, _ in carried]]
+        self._marks = torch.zeros(len(self._names), dtype=torch.uint8).share_memory_()
+        watching = _Watching(
+            loader.collate_fn, loader.worker_init_fn, [one for _, one in carried], self._marks
+        )
+        loader.collate_fn, loader.worker_init_fn = watching, watching.begin
+
+    def drawn(self) -> list[str]:
+        """Names of what was drawn from."""
+        return [name for name, mark in zip(self._names, self._marks.tolist(), strict=True) if mark]
+
+
+class _Watching:
+    def __init__(
+        self,
+        collate: Callable[[Any], Any],
+        user_init: Callable[[int], Any] | None,
+        generators: list[Any],
+        marks: torch.Tensor,
+    ) -> None:
+        self._collate = collate
+        self._user_init = user_init
+        self._generators = generators
+        self._marks = marks
+        self._latest: list[Any] = []
+
+    def begin(self, worker_id: int) -> None:
+        """In a process, before its first item."""
+        if self._user_init is not None:
+            self._user_init(worker_id)
+        self._latest = self._states()
+
+    def __call__(self, items: Any) -> Any:
+        """The script's batch of ``items``."""
+        batch = self._collate(items)
+        if self._latest:  # else no process of ours
+            now = self._states()
+            for number, (one, other) in enumerate(zip(now, self._latest, strict=True)):
+                if not self._marks[number] and not same([one], [other]):
+                    self._marks[number] = 1
+            self._latest = now
+        return batch
+
+    def _states(self) -> list[Any]:
+        return [random_state.look(), *map(state_of, self._generators)]

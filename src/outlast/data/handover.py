@@ -12,7 +12,7 @@ from typing import Any
 
 from outlast.data import stream
 from outlast.data.feed import Feed
-from outlast.data.shards import held
+from outlast.data.order import held
 from outlast.data.trail import Trail
 
 TRAIL = "trail"

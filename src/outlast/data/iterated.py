@@ -27,11 +27,10 @@ from typing import Any, Final
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from outlast.data import made, random_state, shield
-from outlast.data.epochs import ReplayFeed, check_sizes
+from outlast.data import generators, random_state, shield
+from outlast.data.epochs import ReplayFeed, check_sizes, going_through
 from outlast.data.fingerprint import chained
 from outlast.data.generators import same
-from outlast.data.progress import going_through
 from outlast.data.random_state import preserved
 
 # Marks of draws on the way. An iterable that draws for each of its batches makes more of them; what
@@ -102,7 +101,7 @@ class IterableFeed(ReplayFeed):
         # One that goes on in the next epoch where it was has one record over all of them.
         self.goes_on = hasattr(loader, "__next__") or holds_iterator(loader)
         self._record = Record()
-        self._starts = made.starts_within(loader)
+        self._starts = generators.starts_within(loader)
 
     @property
     def is_hidden(self) -> bool:
@@ -124,10 +123,10 @@ class IterableFeed(ReplayFeed):
         self._record = Record()
 
     def _take(self, iterator: Iterator[Any]) -> Any:
-        seen, held, num_made = random_state.look(), self._held.read(), made.num_made()
-        with made.by_a_feed():
+        seen, held, num_made = random_state.look(), self._held.read(), generators.num_made()
+        with generators.by_a_feed():
             batch = next(iterator)
-        began = made.num_made() != num_made
+        began = generators.num_made() != num_made
         drew = not same([*seen, *held], [*random_state.look(), *self._held.read()])
         mark = {}
         if drew or began:
@@ -180,8 +179,10 @@ class IterableFeed(ReplayFeed):
 
     def _replay(self) -> None:
         starts = iter(self._start.get("within", ()))
-        with made.by_a_feed():
-            self.loader = self._iterated = made.made_again(self.loader, starts, shield.shut_down)
+        with generators.by_a_feed():
+            self.loader = self._iterated = generators.made_again(
+                self.loader, starts, shield.shut_down
+            )
         self._rewind()
         self._iterator = self._open()
         total = self._record.total if self.goes_on else self.batches
@@ -204,7 +205,7 @@ class IterableFeed(ReplayFeed):
 
     def _again(self, number: int) -> Any:
         assert self._iterator is not None  # noqa: S101 - opened before
-        with made.by_a_feed():
+        with generators.by_a_feed():
             try:
                 return next(self._iterator)
             except StopIteration:
@@ -262,7 +263,7 @@ def hides_iterator(given: Any, depth: int = 4) -> bool:
     """Whether behind ``given``, which begins anew in each loop, is a loader that keeps one."""
     if isinstance(given, types.GeneratorType):
         inner = list(given.gi_frame.f_locals.values()) if given.gi_frame is not None else []
-    elif isinstance(given, made.WRAPPERS):
+    elif isinstance(given, generators.WRAPPERS):
         inner = gc.get_referents(given)
     else:
         inner = list(getattr(given, "__dict__", {}).values())

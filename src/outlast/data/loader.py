@@ -24,10 +24,9 @@ import torch
 from numpy.typing import NDArray
 
 from outlast.data import shield
-from outlast.data.inside import GLOBAL, Watch
-from outlast.data.order import mix64, sample_ids, sample_seed
+from outlast.data.generators import GLOBAL, Watch
+from outlast.data.order import Shards, held, mix64, sample_ids, sample_seed
 from outlast.data.random_state import preserved, seed_all
-from outlast.data.shards import Shards, held
 from outlast.errors import ConfigError
 
 KIND = "outlast"
@@ -60,7 +59,7 @@ class Loader:
         shuffle: a new order each epoch; without it, the data set's own.
         shards: cut each global batch into this many parts of equal size, whatever the number of
             workers, and hand out the whole parts that this worker holds, as
-            :class:`~outlast.data.shards.Shards`; for ``outlast.SameBits``.
+            :class:`~outlast.data.order.Shards`; for ``outlast.SameBits``.
         num_workers: loader processes, as in torch's DataLoader; so are the rest.
         collate_fn: from a list of samples to a batch; torch's default if None.
         pin_memory: copy batches to pinned memory.

@@ -44,7 +44,7 @@ from typing import Any, Final
 import torch
 
 from outlast.checkpoint import devices
-from outlast.data import made
+from outlast.data import generators
 
 logger = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ def _end(process: Callable[[], Any]) -> None:
 class Cover:
     """While open, the processes of each torch DataLoader that begins to be iterated are shielded.
 
-    It is noted from which random numbers it begins (``made.py``).
+    It is noted from which random numbers it begins (``generators.py``).
 
     Those that a script iterates itself, for an evaluation, and those of loaders that are made on
     top of torch's. Iterators that are there already stay as they are.
@@ -229,8 +229,8 @@ class Cover:
             if not self._is_open:
                 return begin()
             if is_done or not loader.num_workers:
-                return made.noted(loader, begin)
-            return made.noted(loader, lambda: _shielded(loader, begin))
+                return generators.noted(loader, begin)
+            return generators.noted(loader, lambda: _shielded(loader, begin))
 
         return _get_iterator
 

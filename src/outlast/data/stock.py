@@ -26,11 +26,9 @@ from typing import Any
 
 import torch
 
-from outlast.data.epochs import ReplayFeed, check_kind, check_sizes, check_world_size
+from outlast.data.epochs import ReplayFeed, check_kind, check_sizes, check_world_size, going_through
 from outlast.data.fingerprint import chained
-from outlast.data.generators import Held
-from outlast.data.inside import Watch
-from outlast.data.progress import going_through
+from outlast.data.generators import Held, Watch
 from outlast.data.random_state import preserved
 
 

@@ -29,13 +29,11 @@ import torch
 from numpy.typing import NDArray
 
 from outlast.data import shield
-from outlast.data.generators import Held
-from outlast.data.inside import GLOBAL, Watch
+from outlast.data.generators import GLOBAL, Held, Watch
 from outlast.data.lanes import Lane, Point, Source
 from outlast.data.loader import COLLATE_TAG, checked_int, identity
-from outlast.data.order import mix64
+from outlast.data.order import held, mix64
 from outlast.data.random_state import preserved, seed_all
-from outlast.data.shards import held
 from outlast.errors import ConfigError
 
 KIND: Final = "stream"

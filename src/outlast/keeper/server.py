@@ -36,7 +36,7 @@ from outlast.keeper.peers import Peers, PeerTier
 from outlast.keeper.persist import Pool
 from outlast.keeper.place import KeeperListener, Setup, decode_setup, is_foreign, is_ours, sweep
 from outlast.keeper.saves import SavesInFlight
-from outlast.ledger.queued import PATIENCE_S, QueuedLedger
+from outlast.ledger.file import PATIENCE_S, QueuedLedger
 from outlast.storage import Directory, Storage, open_storage
 from outlast.tiers import PEER
 

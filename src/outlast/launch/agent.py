@@ -37,19 +37,15 @@ from outlast.health.leftovers import end as end_leftovers
 from outlast.health.leftovers import end_group
 from outlast.health.messages import Timings
 from outlast.health.proc import catches, is_dying
-from outlast.launch.deaf import Deaf
-from outlast.launch.desk import NoticeDesk
-from outlast.launch.ending import Ending
+from outlast.launch.desk import Deaf, NoticeDesk
+from outlast.launch.ending import Ending, Watch
 from outlast.launch.hangs import Hangs, failure_of, hang_of
 from outlast.launch.health import Health, begin_of
 from outlast.launch.judging import Judging, worker_failure
-from outlast.launch.machines import TROUBLE_S, Machines
-from outlast.launch.seats import Crew, Seats
-from outlast.launch.sessions import Sessions
+from outlast.launch.machines import TROUBLE_S, Machines, Sessions
 from outlast.launch.stragglers import Judge
-from outlast.launch.survivors import LOOK_S, UNHELD, StandIn, Survivors
+from outlast.launch.survivors import LOOK_S, UNHELD, Crew, Seats, StandIn, Survivors
 from outlast.launch.warm.starts import Starts
-from outlast.launch.watch import Watch
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE

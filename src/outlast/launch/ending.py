@@ -8,21 +8,68 @@ tracer) cannot be killed, and may hold its GPU's memory as long. It is waited fo
 after ``OUT_S`` the machine asks to be left out, so that a spare takes its place. A notice and the
 job's end elsewhere end the wait at once. Where there is no other machine the job is given up after
 ``ALONE_S``: a machine like that has to be restarted, and no attempt on it would do that.
+
+Waiting for a worker to end: the agent knows of it within a millisecond, and never polls.
+
+torch's agent sleeps between two looks at its workers; a death is noticed half that time late. Here
+it sleeps on what the kernel says of each process (a pidfd), for at most as long. Where there are no
+pidfds it just sleeps.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from outlast.errors import Exit
 from outlast.health.leftovers import Marks, end, end_group, in_words
 from outlast.launch.machines import Machines
 from outlast.launch.membership import JobOver
+from outlast.launch.warm.wire import readable
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
+
+
+class Watch:
+    """Sleeps until a process ends.
+
+    Args:
+        interval_s: the longest sleep.
+        news: a descriptor that is readable when there is something else to look at, or None; who
+            looks at it makes it unreadable.
+    """
+
+    def __init__(self, interval_s: float, news: int | None = None) -> None:
+        self._interval_s = interval_s
+        self._news = () if news is None else (news,)
+        self._fds: dict[int, int] = {}  # pid → pidfd
+
+    def wait(self, processes: Iterable[Any], lines: Iterable[int] = ()) -> None:
+        """Sleep until one of these ends that still run (as far as ``returncode`` knows).
+
+        Args:
+            processes: them.
+            lines: descriptors that are read once they can be: that ends the sleep too.
+        """
+        running = {one.pid for one in processes if one.returncode is None}
+        for pid in self._fds.keys() - running:
+            os.close(self._fds.pop(pid))
+        try:
+            for pid in running - self._fds.keys():
+                self._fds[pid] = os.pidfd_open(pid)
+        except (OSError, AttributeError):
+            time.sleep(self._interval_s)
+            return
+        readable([*self._fds.values(), *self._news, *lines], self._interval_s)
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
 
 ENDED_S: Final = 5.0  # for all that was killed: memory is given back meanwhile
 OUT_S: Final = 15.0

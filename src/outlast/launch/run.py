@@ -1,4 +1,10 @@
-"""``outlast run``: put the pieces together, run the agent, and leave with the right exit code."""
+"""``outlast run``: put the pieces together, run the agent, and leave with the right exit code.
+
+Environment variables of NCCL's and torch's that nobody reads, and the ones that were meant.
+
+The names are those that torch 2.13's ``ProcessGroupNCCL.hpp``, ``NCCLUtils.hpp`` and
+``FlightRecorder.hpp`` read; what torch still reads under an old name is not warned about.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,7 @@ import os
 import shlex
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -29,28 +36,70 @@ from outlast.launch.health import note_gap
 from outlast.launch.judging import restart_policy
 from outlast.launch.membership import JobOver, Membership
 from outlast.launch.place import BACKEND
-from outlast.launch.preflight import preflight, record
 from outlast.launch.quiet import quieten_loggers
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
-from outlast.launch.together import introduce, let_in, membership
-from outlast.launch.variables import unread
+from outlast.launch.together import introduce, let_in, membership, preflight, record
 from outlast.launch.warm.client import Server
 from outlast.launch.warm.starts import Starts
 from outlast.ledger import planned
 from outlast.ledger.command import refuse_other, settle, without_secrets
-from outlast.ledger.file import Ledger, read_events
+from outlast.ledger.file import Ledger, QueuedLedger, read_events
 from outlast.ledger.job import Job, JobLock, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
-from outlast.ledger.queued import QueuedLedger
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.desk import checked
 from outlast.notice.foresight import Foresight, standing
 from outlast.peer.reign import reign_over
 from outlast.policy.restart import RestartVerdict
 from outlast.values import GRACE_MAX_S
+
+_INIT: Final = "torch.distributed.init_process_group(timeout=...)"
+_READ: Final = frozenset(
+    (
+        *("ASYNC_ERROR_HANDLING", "AVOID_RECORD_STREAMS", "BCAST_UNIQUEID", "BLOCKING_WAIT"),
+        *("COORD_CHECK_MILSEC", "CUDA_EVENT_CACHE", "DESYNC_DEBUG", "DUMP_ON_TIMEOUT"),
+        *("ENABLE_MONITORING", "ENABLE_TIMING", "EXTRA_DUMP_ON_EXEC", "HEARTBEAT_TIMEOUT_SEC"),
+        *("HIGH_PRIORITY", "LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN", "NAN_CHECK", "PROPAGATE_ERROR"),
+        *("RANKS_PER_ROOT", "RETHROW_CUDA_ERRORS", "TRACE_BUFFER_SIZE", "TRACE_CPP_STACK"),
+        *("USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "WAIT_TIMEOUT_DUMP_MILSEC"),
+        *("DEBUG_INFO_TEMP_FILE", "USE_COMM_NONBLOCKING", "NONBLOCKING_TIMEOUT"),
+    )
+)
+_OLD: Final = frozenset(  # read as NCCL_… too, with torch's own warning
+    (
+        *("ASYNC_ERROR_HANDLING", "BLOCKING_WAIT", "DESYNC_DEBUG", "ENABLE_TIMING"),
+        "USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+    )
+)
+_NOTHING: Final = {
+    "NCCL_TIMEOUT": _INIT,
+    "NCCL_SOCKET_TIMEOUT": _INIT,
+    "TORCH_NCCL_TIMEOUT": _INIT,
+    "TORCH_NCCL_SOCKET_TIMEOUT": _INIT,
+    "NCCL_TIMEOUT_SEC": _INIT,
+}
+
+
+def unread(environ: Mapping[str, str]) -> list[str]:
+    """One sentence for each variable that is set and does nothing.
+
+    Args:
+        environ: the environment.
+    """
+    found = []
+    for name in sorted(environ):
+        meant = _NOTHING.get(name)
+        if name.startswith("NCCL_"):
+            short = name.removeprefix("NCCL_")
+            if short in _READ - _OLD:
+                meant = f"TORCH_{name}"
+        if meant is not None:
+            found.append(f"{name} is set, and nobody reads it; what works is {meant}")
+    return found
+
 
 EXIT_BARRIER_S: Final = 300.0
 LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit

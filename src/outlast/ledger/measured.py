@@ -3,11 +3,22 @@
 A fold over the ledger, so the agent, a worker and a report see the same numbers. Only the newest
 are looked at: storage that has become slow is slow. "Slow" is the ninth decile, which for few
 numbers is the largest; "fast" is the smallest.
+
+By how much copies to a tier slow the steps down, as the ledger's samples tell.
+
+A sample counts as made during a copy if most of its time was, and as undisturbed if no save and no
+copy touched it. The share is the difference of the two medians. Only the newest samples are looked
+at; until there are ``LEAST`` of each, nothing is said. Samples are means over a second or more, so
+that copies of less than that stay unmeasured: they cost next to nothing.
+
+What can go wrong: batches that happen to be longer while a copy goes on. Over some copies that
+evens out; a share below nothing is nothing, one above ``MOST`` is ``MOST``.
 """
 
 from __future__ import annotations
 
 import collections
+import statistics
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -101,3 +112,80 @@ def _range(values: Iterable[float]) -> Range | None:
     if not ordered:
         return None
     return Range(ordered[min(int(SLOW * len(ordered)), len(ordered) - 1)], ordered[0])
+
+
+NEWEST_SAMPLES: Final = 200
+NEWEST_COPIES: Final = 40
+LEAST: Final = 5
+MOST: Final = 1.0
+_HALF: Final = 0.5
+
+
+class _Span(NamedTuple):
+    begin_t: float
+    end_t: float
+
+    def shared(self, other: _Span) -> float:
+        """The share of this one that lies in the other."""
+        both = min(self.end_t, other.end_t) - max(self.begin_t, other.begin_t)
+        return max(both, 0.0) / max(self.end_t - self.begin_t, 1e-9)
+
+
+class Interference:
+    """Take events in the order they were written; ask at any time."""
+
+    def __init__(self) -> None:
+        self._samples: collections.deque[tuple[_Span, float]]
+        self._samples = collections.deque(maxlen=NEWEST_SAMPLES)
+        self._saves: collections.deque[_Span] = collections.deque(maxlen=NEWEST_COPIES)
+        self._copies: collections.deque[tuple[str, _Span]]
+        self._copies = collections.deque(maxlen=NEWEST_COPIES)
+        self._newest: tuple[int, int] | None = None  # attempt and step
+
+    def take(self, event: Event) -> None:
+        """Learn from one event."""
+        if event.event == "step":
+            self._sampled(event)
+        elif event.event == "commit":
+            self._took(event, event.get("durable_s"))
+        elif event.event == "tier_copied":
+            self._took(event, event.get("seconds"))
+
+    def slowed(self, tier: str) -> float | None:
+        """Share by which steps are slower while something is copied there; None if unknown."""
+        copies = [span for name, span in self._copies if name == tier]
+        others = [*self._saves, *(span for name, span in self._copies if name != tier)]
+        during, alone = [], []
+        for span, step_s in self._samples:
+            if any(span.shared(other) > 0 for other in others):
+                continue
+            shares = [span.shared(copy) for copy in copies]
+            if sum(shares) > _HALF:
+                during.append(step_s)
+            elif not any(shares):
+                alone.append(step_s)
+        if min(len(during), len(alone)) < LEAST:
+            return None
+        usual_s = statistics.median(alone)
+        if usual_s <= 0:
+            return None
+        return min(max(statistics.median(during) / usual_s - 1, 0.0), MOST)
+
+    def _took(self, event: Event, seconds: object) -> None:
+        if not isinstance(seconds, int | float) or seconds < 0:
+            return
+        span = _Span(event.t - seconds, event.t)
+        if event.event == "commit":
+            self._saves.append(span)
+        else:
+            self._copies.append((str(event.get("tier")), span))
+
+    def _sampled(self, event: Event) -> None:
+        step, seconds = event.get("step"), event.get("seconds")
+        if not isinstance(step, int) or not isinstance(seconds, int | float):
+            return
+        last, self._newest = self._newest, (event.attempt, step)
+        if last is None or last[0] != event.attempt or step <= last[1] or event.get("stalled_s"):
+            return
+        span = _Span(event.t - seconds, event.t)
+        self._samples.append((span, seconds / (step - last[1])))

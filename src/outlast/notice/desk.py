@@ -16,7 +16,7 @@ from outlast.config import Settings
 from outlast.errors import ConfigError
 from outlast.notice import Approver, Notice
 from outlast.notice.platform import Chosen, choose
-from outlast.notice.watch import WatchThread
+from outlast.notice.source import WatchThread
 
 LIMIT_WARNED_S: Final = 180.0  # ahead of a time limit: two minutes, and Slurm may be one early
 

@@ -27,7 +27,7 @@ import msgspec
 from outlast.ledger.narrator import say
 from outlast.notice import Notice, Watcher
 from outlast.notice.deliver import Command, PidFile, Process, Run, Told, one_line
-from outlast.notice.watch import WatchThread
+from outlast.notice.source import WatchThread
 
 # Each source is asked by itself; the slowest documented answer that is worth it takes seconds.
 ONCE_LIMIT_S: Final = 10.0

@@ -17,8 +17,8 @@ import torch
 from outlast.errors import ConfigError
 from outlast.reduce.buckets import Bucket, group
 from outlast.reduce.exchange import Channel, open_exchange
+from outlast.reduce.losses import waiting
 from outlast.reduce.tree import Plan
-from outlast.reduce.waiting import waiting
 
 
 class Gradients:

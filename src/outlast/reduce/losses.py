@@ -1,6 +1,10 @@
 """What our own sums do where another worker is lost: whoever knows of losses says it from above.
 
 There is at most one who does, and mostly none: then an error is raised, and nothing is noted.
+
+Where our own sums wait for other workers, said to whoever measures it.
+
+There is at most one listener in a process, and mostly none: then it costs a look at a list.
 """
 
 from __future__ import annotations
@@ -8,9 +12,34 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Final, Protocol
 
-from outlast.data.others import NOTHING, Noting, Rows
+from outlast.data.trail import NOTHING, Noting, Rows
+
+
+class Listener(Protocol):
+    """Whoever measures waiting."""
+
+    def begin(self) -> object:
+        """This thread waits from now on."""
+
+    def end(self) -> None:
+        """It has what it waited for."""
+
+
+listeners: Final[list[Listener]] = []
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Waits for other workers are made in here."""
+    told = [listener for listener in listeners if listener.begin()]
+    try:
+        yield
+    finally:
+        for listener in told:
+            listener.end()
+
 
 # Whether an error is a loss elsewhere, so that the step is void and made again.
 voiding: Final[list[Callable[[BaseException], bool]]] = []

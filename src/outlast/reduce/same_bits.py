@@ -38,8 +38,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from outlast.data import random_state
-from outlast.data.order import mix64
-from outlast.data.shards import Shards
+from outlast.data.order import Shards, mix64
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
 from outlast.reduce import losses

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from outlast.data.shards import held
+from outlast.data.order import held
 from outlast.reduce.exchange import gather
 from outlast.reduce.tree import Fold, Plan
 

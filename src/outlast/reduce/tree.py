@@ -26,7 +26,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from outlast.data.shards import held
+from outlast.data.order import held
 
 Node = tuple[int, int]  # the shards from … up to
 

@@ -20,8 +20,7 @@ import msgspec
 
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, in_order
-from outlast.ledger.incidents import Incident
-from outlast.ledger.lived import Lived, lived
+from outlast.ledger.incidents import Incident, Lived, lived
 from outlast.ledger.planned import Prediction, newest
 from outlast.policy.hazard import Posterior
 from outlast.policy.interval import Costs, exact_wall

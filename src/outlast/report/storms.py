@@ -18,8 +18,7 @@ import msgspec
 
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, goodput, in_order
-from outlast.ledger.incidents import Incident
-from outlast.ledger.lived import Lived, lived
+from outlast.ledger.incidents import Incident, Lived, lived
 from outlast.policy import hazard
 from outlast.policy.interval import Costs
 from outlast.report.forecast import HOUR_S, Forecast, as_case, costs_of, moments

@@ -9,7 +9,7 @@ still lies in this machine's memory; without one, it is saved again.
 All ranks have to end at the same step. Each tells rank 0 where it is, one that fails that it is
 gone, and nobody waits for longer than a save may take. What cannot be saved is said, and is a
 failure: a job whose end is in no checkpoint is not finished. Where a rank of a job that had
-finished before could not go on for want of a step (:mod:`outlast.training.unset`), the end that is
+finished before could not go on for want of a step, the end that is
 committed stands for all, and nobody waits: the others may wait for that rank elsewhere.
 
 Rejected: hashes of the state at each save (they would be computed while training goes on); the

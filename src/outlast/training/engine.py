@@ -40,12 +40,10 @@ from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
 from outlast.keeper.place import setup_of
 from outlast.training.attempts import Attempt
-from outlast.training.flight import Flight, State, Written
+from outlast.training.flight import Copy, Flight, State, Written, is_copy_of
 from outlast.training.line import GONE, Line
-from outlast.training.meeting import Meeting, local_ranks
 from outlast.training.room import Room
-from outlast.training.sharing import Sharing
-from outlast.training.untouched import Copy, is_copy_of
+from outlast.training.sharing import Meeting, Sharing, local_ranks
 
 logger = logging.getLogger(__name__)
 

@@ -1,18 +1,41 @@
-"""What is saved, how a save ends, and what is known of one while it is on its way."""
+"""What is saved, how a save ends, and what is known of one while it is on its way.
+
+What is saved of a session's objects at a boundary: plain data, tensors, and how to treat each.
+
+Whatever is told of tensors (which may be copied later, in which order, which may lose bits) is
+worked out once and kept: it costs more than a save may block, and it does not change until the
+tensors do, as when an optimizer makes its state in its first step.
+
+Whether a state is still the one that a snapshot was taken of: by its content.
+
+The snapshot lies in memory that this worker shares with the keeper, laid out as the plan says. What
+another rank has written of it is compared by its digest, which was reported at the time.
+
+Guarantees: a yes is a proof, whatever wrote to the tensors, and past whatever counter. Anything
+that cannot be compared (another structure, memory that was used again) is a no.
+
+What people hear of saves that fail: the first failure, and that saving works again.
+
+It is said here and not from the ledger: a disk that takes no checkpoint often takes no event.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
-from outlast.checkpoint.capture import Capture
+from outlast.checkpoint.boundary import local_of
+from outlast.checkpoint.capture import Capture, digest_of
 from outlast.checkpoint.manifest import BLOCK_BYTES, FULL
-from outlast.checkpoint.plan import WritePlan
+from outlast.checkpoint.plan import DigestCheck, Write, WritePlan
+from outlast.checkpoint.tree import Flattener, mark_narrow, names_in_parts
+from outlast.config import Settings
+from outlast.training.lazy import Lazy
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,3 +123,120 @@ class Flight:
         with self.room:
             self.over = True
             self.room.notify_all()
+
+
+class States:
+    """Makes them, one after the other.
+
+    Args:
+        settings: the job's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._flatten = Flattener()
+        self._lazy: Lazy | None = None
+
+    def of(
+        self, step: int, objects: Mapping[str, Any], state: dict[str, Any], kind: str = FULL
+    ) -> State:
+        """What is saved of ``state``, which ``objects`` gave, after ``step``."""
+        data: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        optimizers = self._lazy.optimizers if self._lazy is not None else ()
+        for key, value in state.items():
+            if kind == FULL or key not in optimizers:
+                data[key], found = self._flatten(value, key)
+                tensors |= found
+        if self._lazy is None or (kind == FULL and self._lazy.tensors != list(tensors)):
+            self._lazy = Lazy(objects, tensors, set(names_in_parts(data)))
+        narrow: frozenset[str] = frozenset()
+        if self._settings.checkpoint_moments == "bf16" and kind == FULL:
+            narrow = frozenset(self._lazy.moments)
+            mark_narrow(data, narrow, "float32")
+        return State(
+            step=step,
+            data=data,
+            tensors=tensors,
+            lazy=self._lazy.names,
+            order=self._lazy.order,
+            narrow=narrow,
+            kind=kind,
+        )
+
+
+class Copy(NamedTuple):
+    """A snapshot as it lies in memory.
+
+    Attributes:
+        step: completed steps.
+        plan: where everything lies.
+        digests: key → digest of each piece that other ranks hold too.
+        text: this rank's small state.
+        arena: number of the memory.
+        narrow: names of tensors that are stored in fewer bits.
+    """
+
+    step: int
+    plan: WritePlan
+    digests: Mapping[str, str]
+    text: bytes
+    arena: int
+    narrow: Collection[str]
+
+
+def is_copy_of(copy: Copy, state: State, buffer: torch.Tensor) -> bool:
+    """Whether ``buffer`` holds ``state``, bit for bit, as far as this rank has a part in it."""
+    plan = copy.plan
+    if buffer.numel() < plan.size or set(copy.narrow) != set(state.narrow):
+        return False
+    parts: list[Write | DigestCheck] = [*plan.writes, *plan.checks]
+    if {part.piece.name for part in parts} != set(state.tensors):
+        return False
+    for part in parts:
+        name, tensor = part.piece.name, state.tensors[part.piece.name]
+        is_whole = tuple(tensor.shape) == part.piece.whole
+        if not is_whole or (tensor.dtype != part.dtype and name not in state.narrow):
+            return False
+    for write in plan.writes:
+        there = buffer[write.start : write.end]
+        here = local_of(state.tensors, write).detach().to("cpu", write.dtype)
+        here = here.resolve_conj().resolve_neg().contiguous().view(-1)
+        if here.numel() and not torch.equal(here.view(torch.uint8), there):
+            return False
+    return all(
+        copy.digests.get(check.piece.key)
+        == digest_of(local_of(state.tensors, check).to(check.dtype))
+        for check in plan.checks
+    )
+
+
+class Unsaved:
+    """Of one session, on rank 0.
+
+    Args:
+        say: tells people.
+
+    Attributes:
+        is_ending: the session's end waits for its save, and says itself what becomes of it.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.is_ending = False
+        self._say = say
+        self._since = 0  # the step whose save failed first; 0 while saves work
+
+    def ended(self, written: Written) -> None:
+        """A save is over."""
+        if written.by_storage and not self._since and not self.is_ending:
+            self._since = written.step
+            self._say(
+                f"step {written.step} was not saved: {written.error}; training goes on, and it is "
+                "said when a later save works"
+            )
+        elif written.tier and self._since:
+            self._say(
+                f"step {written.step} is saved: saving works again (it had failed since step "
+                f"{self._since})"
+            )
+            self._since = 0

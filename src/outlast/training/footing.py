@@ -13,8 +13,8 @@ from outlast.training.ending import Ending
 from outlast.training.flight import State
 from outlast.training.leaving import Leaving, Where
 from outlast.training.objects import Objects
+from outlast.training.position import Streams
 from outlast.training.rig import Rig
-from outlast.training.streams import Streams
 
 
 class Footing:

@@ -20,10 +20,9 @@ from outlast.checkpoint.plan import OWN
 from outlast.data import random_state
 from outlast.training import living
 from outlast.training.flight import State
-from outlast.training.living import Moment
+from outlast.training.living import BUFFERS, Buffers, Looks, Moment, Rest, is_equal, of_all
 from outlast.training.objects import Objects
 from outlast.training.parcel import Packer
-from outlast.training.rest import BUFFERS, Buffers, Looks, Rest, is_equal, of_all
 from outlast.training.rig import Rig
 
 _PLAIN: Final = ("step", "bits", "settings", "origins")  # of a rank's own state

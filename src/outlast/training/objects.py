@@ -26,7 +26,7 @@ from outlast.errors import ConfigError, StateMismatch
 from outlast.reduce import SameBits
 from outlast.training import modules
 from outlast.training.bits import Bits
-from outlast.training.models import ModelState, is_stock
+from outlast.training.modules import ModelState, is_stock
 from outlast.training.restore import Restore
 
 ARGUMENTS: Final = ("dir", "every", "keep", "resume", "init_from", "init_except", "keep_new")

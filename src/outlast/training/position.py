@@ -8,36 +8,77 @@ rollback has left out are passed over on the way.
 Where a resumed loop cannot be what it would have been, that is said as it begins, in one line with
 what to write instead; a session that ends without having come to the loop that its checkpoint is in
 ends with a refusal.
+
+The random numbers that a resumed loop goes on with.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
+import torch
 
 from outlast.attempt.link import Link
-from outlast.data import Feed, made, random_state
-from outlast.data.feed import OutlastFeed
+from outlast.data import Feed, generators, random_state
+from outlast.data.feed import OutlastFeed, Skipping
 from outlast.data.generators import Held, same
 from outlast.data.handover import BATCH, TRAIL, given_back, place, take_over
-from outlast.data.skipping import Skipping
+from outlast.data.order import mix64
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, NotInProcess, ResumeRefused
 from outlast.ledger.narrator import say
 from outlast.policy.rollbacks import Rollback, left_out
 from outlast.training.afresh import Afresh, trace
-from outlast.training.callsite import Loops, Site
+from outlast.training.callsite import Loops, Site, recount
 from outlast.training.epochs import KEY as EPOCHS
 from outlast.training.epochs import Epochs
 from outlast.training.objects import Objects
-from outlast.training.recount import recount
 from outlast.training.rig import Rig
-from outlast.training.streams import Streams
+
+
+class Streams:
+    """Of one rank, until they are put back where the loop goes on.
+
+    Args:
+        link: says which rank this is, and of how many.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._state: Mapping[str, Any] | None = None
+        self._saved_by = 1
+        self._any_size = False
+
+    def resumed(self, state: Mapping[str, Any], saved_by: int, *, any_size: bool) -> None:
+        """Note what is to be put back, of ``saved_by`` workers' random numbers.
+
+        ``any_size``: all workers' are the same, however many there are.
+        """
+        self._state, self._any_size = state, any_size
+        self._saved_by = saved_by
+
+    def forget(self) -> None:
+        """The loop goes on: from here they are its own."""
+        self._state = None
+
+    def restore(self, step: int) -> None:
+        """Put them back, if that is still to be done."""
+        if self._state is None:
+            return
+        random_state.restore(self._state)
+        if self._link.rank >= self._saved_by and not self._any_size:  # its stream is another's
+            seed = mix64(torch.initial_seed(), step, self._link.rank)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            torch.manual_seed(seed % 2**63)
+
 
 EVERY_LOOP: Final = (
     "Let the script call steps() for every loop, as in `for epoch in session.epochs(n)`: those "
@@ -393,7 +434,7 @@ class Position:
 
     def _hold(self, loader: Any, feed: Feed) -> None:
         for _, value in self._site.roots:
-            made.adopt(value)
+            generators.adopt(value)
         self._held = Held([("loader", loader), *self._site.roots])
         feed.hold(self._held)
         self._site = msgspec.structs.replace(self._site, roots=[])  # it is not to be kept alive
@@ -675,5 +716,5 @@ class Position:
             "between": self._acts_between,
             "aside": [[line, state] for line, state in self._asides().items()],
             "held": self._held.state() if self._end_held is None else self._end_held,
-            "besides": made.in_progress(),
+            "besides": generators.in_progress(),
         }

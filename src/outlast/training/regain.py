@@ -24,13 +24,12 @@ from outlast.checkpoint.tensors import as_bytes
 from outlast.checkpoint.tree import DTYPE_OF, unflatten
 from outlast.data.handover import TRAIL
 from outlast.data.loader import KIND as LOADER
-from outlast.data.others import Others
+from outlast.data.trail import Others
 from outlast.policy.regain import OwnState, RegainPlan, StateOffer, decide
 from outlast.policy.rollbacks import Rollback
 from outlast.training import living
-from outlast.training.living import Moment
+from outlast.training.living import BUFFERS, Buffers, Moment, with_buffers
 from outlast.training.parcel import Packer, unpack
-from outlast.training.rest import BUFFERS, Buffers, with_buffers
 
 TIMEOUT_S: Final = 600.0
 PIECE_BYTES: Final = 32 << 20

@@ -37,16 +37,15 @@ from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.names import Place, SaveName, parse
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
-from outlast.data.others import Others
-from outlast.data.trail import Trail
+from outlast.data.trail import Others, Trail
 from outlast.errors import ConfigError, Exit, StorageError
 from outlast.keeper.client import Remote
 from outlast.keeper.memory import MemoryTier
 from outlast.ledger import planned
 from outlast.ledger.command import settle
+from outlast.ledger.file import PATIENCE_S, QueuedLedger
 from outlast.ledger.job import JobLock, versions
 from outlast.ledger.narrator import Narrator, say
-from outlast.ledger.queued import PATIENCE_S, QueuedLedger
 from outlast.notice import Notice
 from outlast.notice.foresight import Foresight
 from outlast.notice.record import fields_of
@@ -55,19 +54,15 @@ from outlast.policy.cadence import Change
 from outlast.storage import Directory
 from outlast.tiers import PEER
 from outlast.training import attempts, excepthook, regain, resume
+from outlast.training.attempts import own_command
 from outlast.training.engine import Engine
-from outlast.training.flight import Written
+from outlast.training.flight import States, Unsaved, Written
 from outlast.training.initial import Origin
 from outlast.training.judging import Judging
-from outlast.training.outlook import Outlook, info_of
-from outlast.training.own_command import own_command
 from outlast.training.regain import Regained
 from outlast.training.restore import Restore
-from outlast.training.samples import Samples
-from outlast.training.states import States
-from outlast.training.timing import Meter
-from outlast.training.turns import Turns
-from outlast.training.unsaved import Unsaved
+from outlast.training.timing import Meter, Samples
+from outlast.training.turns import Outlook, Turns, info_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """What a step's time was spent on, on this worker, written where the agent can read it.
 
 A step goes from the end of the one before to its own end: the boundary and its saves (``stall``),
-the wait for a batch (``data``), the waits for other workers (``wait``; see :mod:`.waits`), and what
+the wait for a batch (``data``), the waits for other workers (``wait``), and what
 is left, this worker's own work (``compute``). In a synchronous step all workers' wholes are alike;
 the slow one is known by the most compute, or data, and the least wait.
 
@@ -14,29 +14,286 @@ at most what the host waited for its batch. A step is written once the device ha
 
 On the host all of it is some clock readings and sums, written with one pack: in each step this code
 runs once, long after it ran last, so that what it costs are the cache lines that it touches.
+
+Marks in a device's time, and the seconds between two of them.
+
+A mark is an event on the stream that trains: the host runs ahead, and what it waits for says
+nothing about what the device does. An event's time is read when it has passed, and never waited
+for.
+
+What can go wrong: work on other streams that the training stream does not wait for is not
+seen; in a CUDA graph nothing is marked.
+
+When a worker waits for the others: from the moment its own part is there until theirs are.
+
+Three places are watched, which together are where a step waits:
+
+- backward's end. Under DDP all sums are launched in backward, and waited for in a callback that DDP
+  queues when the last gradient is ready. One parameter's hook queues a callback of ours; being
+  first in the queue it runs when this worker's own gradients are all there, and it queues another
+  one, which runs when DDP has the others'. Which parameter does not matter: if it gets no gradient,
+  the next one is tried;
+- ``Work.wait``: all-reduces, barriers, broadcasts of a script, FSDP2's gathers, a pipeline's
+  messages;
+- our own sums (:mod:`outlast.reduce.losses`).
+
+What is waited for inside another wait counts once. Waits in other threads do not count.
+
+What is not seen: collectives that a compiled graph or DTensor waits for by itself (functional
+collectives); DDP's broadcast of buffers. These look like computing, on all ranks alike.
+
+Rejected: hooks on all parameters, to find the last one (it changes, and each costs a microsecond);
+DDP's own timers (means over a hundred steps, and DDP alone); wrapping ``torch.distributed``'s
+functions (a script may have imported them before).
+
+The ledger's ``step`` events: about once a second, and seldomer in a job that has run for long.
+
+Rank 0 writes them. The first step of an attempt always gets one, since it says when the job is
+back; so does the last before an end or a drain.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
+import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from outlast.attempt.beat import UNDER_WAY_S, Beat, Phase, Timing
-from outlast.training.clock import DeviceClock
-from outlast.training.waits import Waits
+from outlast.ledger.file import QueuedLedger
+from outlast.reduce import losses
+
+
+class DeviceClock:
+    """Events on the stream that trains.
+
+    Args:
+        device: a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+        self._free: list[Any] = []
+
+    def anchor(self) -> None:
+        """The stream of this moment is the one that trains."""
+        self._stream = torch.cuda.current_stream(self._device)
+
+    def mark(self) -> Any:
+        """An event behind what was queued so far; None on another stream, or in a CUDA graph."""
+        stream = torch.cuda.current_stream(self._device)
+        if stream != self._stream or torch.cuda.is_current_stream_capturing():
+            return None
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
+        event.record(stream)
+        return event
+
+    def between(self, first: Any, last: Any) -> float:
+        """Seconds between two events that have passed."""
+        return float(first.elapsed_time(last)) / 1000
+
+    def has_passed(self, mark: Any) -> bool:
+        """Whether the device has come to it."""
+        return bool(mark.query())
+
+    def give_back(self, marks: list[Any]) -> None:
+        """Events are used again."""
+        self._free += [mark for mark in marks if mark is not None]
+
+
+MAX_MODELS: Final = 4
+MAX_WAITS: Final = 64  # in a step; what comes after counts as computing
+_FSDP2: Final = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+_FSDP2_WAITS: Final = ("wait_for_unshard", "finalize_backward")  # of a stream, for another one
+_REDUCING, _STEPPING = int(Phase.REDUCING), int(Phase.STEPPING)
+_queue_callback: Final = torch.autograd.Variable._execution_engine.queue_callback
+
+
+class Waits:
+    """The waits of one thread.
+
+    On the host their seconds are added up, and nothing else: what runs in each step runs with cold
+    caches, and costs by its length.
+
+    Args:
+        clock: makes marks where a device's time counts; None: the host's does.
+        beat: is told the phase.
+
+    Attributes:
+        spent_s: on the host, since a step began.
+        found: on a device, marks at each wait's beginning and end, since it was emptied last.
+        unsure: whether hooks have to be looked after, at a step's end.
+    """
+
+    def __init__(self, clock: DeviceClock | None, beat: Beat) -> None:
+        self.spent_s = 0.0
+        self.found: list[tuple[Any, Any]] = []
+        self.unsure: list[_Probe] = []
+        self._clock = clock
+        self._beat = beat
+        self._thread = 0
+        self._depth = 0
+        self._since: Any = None
+        self._since_s = 0.0
+        self._undo = contextlib.ExitStack()
+
+    def open(self, models: Iterable[torch.nn.Module]) -> None:
+        """Watch this thread; ``models`` are those whose gradients are summed."""
+        self._thread = threading.get_ident()
+        self._depth = 0
+        losses.listeners.append(self)
+        self._undo.callback(losses.listeners.remove, self)
+        if dist.is_available():
+            self._undo.enter_context(self._patched(torch._C._distributed_c10d.Work, "wait"))
+        module = sys.modules.get(_FSDP2)
+        if module is not None and self._clock is not None:
+            for name in _FSDP2_WAITS:
+                self._undo.enter_context(self._patched(module.FSDPParamGroup, name))
+        for model in list(models)[:MAX_MODELS]:
+            probe = _Probe(model, self._own_are_there)
+            self.unsure.append(probe)
+            self._undo.callback(probe.close)
+
+    def close(self) -> None:
+        """Leave everything as it was."""
+        self._undo.close()
+        self.unsure = []
+
+    def begin_step(self) -> None:
+        """What was found so far was outside of the step's body."""
+        self._depth = 0  # a wait that ended with an error may have left it
+        self.spent_s = 0.0
+
+    def take(self) -> list[tuple[Any, Any]]:
+        """What was found since the last time, on a device."""
+        found, self.found = self.found, []
+        return found
+
+    def look(self) -> None:
+        """A step is over: see whether the hooks are of use; those that are need no more looks."""
+        self.unsure = [probe for probe in self.unsure if not probe.has_fired]
+        for probe in self.unsure:
+            probe.try_next()
+
+    # --- what is watched -----------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """This thread waits; False when it is not the one that is watched."""
+        if threading.get_ident() != self._thread:
+            return False
+        self._enter()
+        return True
+
+    def end(self) -> None:
+        """It has what it waited for."""
+        self._depth -= 1
+        if self._depth == 0:
+            now_s = time.monotonic()
+            if self._clock is None:
+                self.spent_s += now_s - self._since_s
+            elif self._since is None:
+                return
+            else:
+                self._found(self._clock)
+            self._beat.phase(_STEPPING, now_s)
+
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            if self._clock is not None:
+                self._since = self._clock.mark()
+                if self._since is None:
+                    return
+            self._since_s = time.monotonic()
+            self._beat.phase(_REDUCING, self._since_s)
+
+    def _found(self, clock: DeviceClock) -> None:
+        mark = clock.mark()
+        if mark is not None and len(self.found) < MAX_WAITS:
+            self.found.append((self._since, mark))
+        else:
+            clock.give_back([self._since, mark])
+
+    def _own_are_there(self) -> None:
+        """Backward has this worker's gradients; DDP's callback comes next."""
+        self._enter()
+        _queue_callback(self.end)
+
+    def _patched(self, owner: Any, name: str) -> contextlib.AbstractContextManager[None]:
+        original = getattr(owner, name)
+        begin, end = self.begin, self.end
+
+        def watched(*args: Any, **options: Any) -> Any:
+            if not begin():
+                return original(*args, **options)
+            try:
+                return original(*args, **options)
+            finally:
+                end()
+
+        return in_place(owner, name, watched)
+
+
+@contextlib.contextmanager
+def in_place(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """Have ``new`` in place of a class's or module's function inside."""
+    original = getattr(owner, name)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        if getattr(owner, name) is new:  # else somebody wrapped it since
+            setattr(owner, name, original)
+
+
+class _Probe:
+    """A hook on one parameter of a model, that says when its backward comes to an end."""
+
+    def __init__(self, model: torch.nn.Module, ready: Callable[[], None]) -> None:
+        self._ready = ready
+        # The last ones mostly belong to the head, whose gradients come first and always. FSDP2's
+        # are not leaves of the graph, and their hooks cost it a synchronisation.
+        self._left = [p for p in model.parameters() if p.requires_grad and type(p) in _PLAIN]
+        self._hook: Any = None
+        self.has_fired = False
+        self.try_next()
+
+    def try_next(self) -> None:
+        """Another parameter: the one before gets no gradient."""
+        self.close()
+        if self._left:
+            parameter = self._left.pop()
+            self._hook = parameter.register_post_accumulate_grad_hook(self._called)
+
+    def _called(self, _: torch.Tensor) -> None:
+        self.has_fired = True
+        _queue_callback(self._ready)
+
+    def close(self) -> None:
+        """Take it away."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+
+_PLAIN: Final = (torch.nn.Parameter, torch.Tensor)
+
 
 logger = logging.getLogger(__name__)
 
 MAX_OPEN: Final = 64  # steps that a device has not done yet; older ones are given up
 STALL_LEAST_S: Final = 1e-3  # what every boundary takes is none
-_LOADING, _STEPPING = int(Phase.LOADING), int(Phase.STEPPING)  # members of an enum cost look-ups
+_LOADING = int(Phase.LOADING)  # members of an enum cost look-ups
 _UPDATING, _SAVING = int(Phase.UPDATING), int(Phase.SAVING)
 
 
@@ -264,3 +521,68 @@ def kind_of(models: Iterable[torch.nn.Module]) -> int:
 
 def _is_model(value: Any) -> bool:
     return isinstance(value, torch.nn.Module)
+
+
+FIRST_S: Final = 1.0
+MAX_S: Final = 30.0
+
+
+class Samples:
+    """What was since the last one.
+
+    Args:
+        ledger: where they go.
+        rank: whose they are; those of others than 0 are not written.
+    """
+
+    def __init__(self, ledger: QueuedLedger, rank: int) -> None:
+        self._ledger = ledger
+        self._rank = rank
+        self._scalars: dict[str, Any] = {}
+        self._stalled_s = 0.0
+        self.start(0)
+
+    def start(self, step: int) -> None:
+        """Training begins, after ``step``."""
+        self._sampled_s = self._started_s = time.monotonic()
+        self._step = self._sampled_step = self._resumed_step = step
+
+    def completed(self, step: int) -> None:
+        """A step is done."""
+        self._step = step
+        if self._rank == 0:
+            self.write(force=self._sampled_step == self._resumed_step)
+
+    def log(self, scalars: dict[str, Any]) -> None:
+        """Keep the newest numbers of the loop."""
+        for name, value in scalars.items():
+            self._scalars[name] = value.detach() if isinstance(value, torch.Tensor) else value
+
+    def stalled(self, seconds: float) -> None:
+        """The loop has waited for a checkpoint."""
+        self._stalled_s += seconds
+
+    def write(self, *, force: bool = False) -> None:
+        """Write one, if it is time or if ``force``; nothing where no step was done since."""
+        now = time.monotonic()
+        elapsed = now - self._sampled_s
+        interval = min(max((now - self._started_s) / 60, FIRST_S), MAX_S)
+        step = self._step
+        if self._rank or step == self._sampled_step or (elapsed < interval and not force):
+            return
+        self._ledger.append(
+            "step",
+            durable=False,
+            step=step,
+            seconds=round(elapsed, 6),
+            stalled_s=round(self._stalled_s, 6),
+            scalars={name: _number(value) for name, value in self._scalars.items()},
+        )
+        self._sampled_s, self._sampled_step, self._stalled_s = now, step, 0.0
+
+
+def _number(value: Any) -> float | str:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        return str(value)[:100]

@@ -30,7 +30,7 @@ from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
 from outlast.training.objects import Objects
-from outlast.training.waits import in_place
+from outlast.training.timing import in_place
 
 logger = logging.getLogger(__name__)
 

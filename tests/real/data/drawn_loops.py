@@ -17,7 +17,7 @@ import torch
 
 from outlast import config
 from outlast.checkpoint.tree import flatten, unflatten
-from outlast.data import made, open_feed, random_state, shield
+from outlast.data import generators, open_feed, random_state, shield
 from outlast.errors import OutlastError
 from outlast.training import footing
 from outlast.training import session as sessions
@@ -445,7 +445,7 @@ class Run:
 
     def go(self, *, dies=False):
         self.dies = dies
-        made.forget()
+        generators.forget()
         names = {
             "session": self.session,
             "seen": self._seen,
@@ -463,7 +463,7 @@ class Run:
                 pass
             except OutlastError as error:
                 self.error = error
-        for iterator in list(made._known.made):  # found as garbage it would wait for its processes
+        for iterator in list(generators._known.made):  # as garbage it would wait for processes
             shield.shut_down(iterator)
         names.clear()
         self.said = err.getvalue() + (str(self.error) if self.error else "")

@@ -10,7 +10,7 @@ import pytest
 from floor import until
 
 from outlast.drill import network
-from outlast.drill.network_faults import (
+from outlast.drill.network import (
     BlackHole,
     Cut,
     FreezeMachine,

@@ -21,15 +21,14 @@ from metadata_servers.gcp import (
     PREEMPTED_PATH,
     GcpMetadataServer,
 )
-from outlast.drill.metadata_server import ACTION_PATH, AwsMetadataServer
-from outlast.drill.metadata_server_base import Fault
-from outlast.notice import Approver, aws, watch
+from outlast.drill.metadata_server import ACTION_PATH, AwsMetadataServer, Fault
+from outlast.notice import Approver, aws, source
 from outlast.notice.alibaba import AlibabaWatcher
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.azure import AzureWatcher
 from outlast.notice.gcp import MaintenanceWatcher, PreemptedWatcher
 from outlast.notice.platform import choose
-from outlast.notice.watch import WatchThread
+from outlast.notice.source import WatchThread
 from thorough import ALL, seed
 
 WITHIN_S = 60.0
@@ -279,7 +278,7 @@ def test_a_question_that_hangs_is_renewed():
 
 
 def test_stopping_does_not_wait_for_a_question_that_hangs(monkeypatch):
-    monkeypatch.setattr(watch, "_JOIN_S", 3600.0)  # if it did, this test would not end
+    monkeypatch.setattr(source, "_JOIN_S", 3600.0)  # if it did, this test would not end
     with GcpMetadataServer() as server:
         watcher = PreemptedWatcher(server.url, timeout_s=PATIENT_S, hang_s=600)
         thread = WatchThread(watcher, print, interval_s=0.05)

@@ -9,9 +9,10 @@ from outlast.drill.metadata_server import (
     ACTION_PATH,
     REBALANCE_PATH,
     TIME_PATH,
+    TOKEN_PATH,
     AwsMetadataServer,
+    Fault,
 )
-from outlast.drill.metadata_server_base import TOKEN_PATH, Fault
 from outlast.notice import aws, exchange
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.platform import choose

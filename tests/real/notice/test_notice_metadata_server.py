@@ -14,9 +14,10 @@ from outlast.drill.metadata_server import (
     ACTION_PATH,
     REBALANCE_PATH,
     TIME_PATH,
+    TOKEN_PATH,
     AwsMetadataServer,
+    Fault,
 )
-from outlast.drill.metadata_server_base import TOKEN_PATH, Fault
 
 TTL = "X-aws-ec2-metadata-token-ttl-seconds"
 NOW = 1_505_722_800.7  # 2017-09-18T08:20:00Z, and a bit

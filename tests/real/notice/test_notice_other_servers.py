@@ -13,7 +13,7 @@ from metadata_servers.gcp import (
     PREEMPTED_PATH,
     GcpMetadataServer,
 )
-from outlast.drill.metadata_server_base import TOKEN_PATH, Fault
+from outlast.drill.metadata_server import TOKEN_PATH, Fault
 
 GOOGLE = {"Metadata-Flavor": "Google"}
 AZURE = {"Metadata": "true"}

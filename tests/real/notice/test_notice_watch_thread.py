@@ -6,11 +6,10 @@ import time
 
 import pytest
 
-from outlast.drill.metadata_server import AwsMetadataServer
-from outlast.drill.metadata_server_base import Fault
+from outlast.drill.metadata_server import AwsMetadataServer, Fault
 from outlast.notice import Notice
 from outlast.notice.aws import AwsWatcher
-from outlast.notice.watch import WatchThread
+from outlast.notice.source import WatchThread
 
 WITHIN_S = 60.0
 

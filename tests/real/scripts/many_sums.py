@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import outlast
-from outlast.data.shards import held
+from outlast.data.order import held
 from outlast.reduce import exchange
 
 

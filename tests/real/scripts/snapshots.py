@@ -11,11 +11,11 @@ import elastic
 import torch
 
 from outlast.policy import cadence
-from outlast.training import tier_turns
+from outlast.training import turns
 
 cadence.AUTO_MIN_S = cadence.AUTO_MAX_S = 0.2
 cadence.AUTO_FIRST_S = 0.2
-tier_turns.BURDEN = 1e4  # times what it took: hours between two
+turns.BURDEN = 1e4  # times what it took: hours between two
 
 BUG_AT = os.environ.get("BUG_AT", "0")
 

@@ -12,8 +12,7 @@ import pytest
 from floor import LIMIT_S, until
 from watch_floor import FAULTS, NO_PID, asked, lines, watching
 
-from outlast.drill.metadata_server import ACTION_PATH
-from outlast.drill.metadata_server_base import Fault
+from outlast.drill.metadata_server import ACTION_PATH, Fault
 
 # --- what is no notice ---------------------------------------------------------------------------
 

@@ -2,8 +2,7 @@
 
 from floor import SCRIPTS, until
 
-from outlast.drill.metadata_server import ACTION_PATH
-from outlast.drill.metadata_server_base import Fault
+from outlast.drill.metadata_server import ACTION_PATH, Fault
 
 LISTENER = SCRIPTS / "listener.py"
 NO_PID = 2**22 + 1  # above the kernel's largest

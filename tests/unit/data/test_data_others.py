@@ -5,17 +5,18 @@ import pytest
 
 from outlast.data import Loader, open_feed
 from outlast.data.audit import History
-from outlast.data.others import (
+from outlast.data.trail import (
     NOTHING,
     NUM_KNOWN,
     NUM_WORDS,
     Noting,
     Others,
+    Trail,
     known_to,
     newest_of,
+    read_record,
     words_of,
 )
-from outlast.data.trail import Trail, read_record
 
 SIZE, BATCH = 40, 12
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from outlast.data.progress import going_through
+from outlast.data.epochs import going_through
 
 
 class Terminal(io.StringIO):

@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 
-from outlast.health import stacks
+from outlast.health import hang
+from outlast.health.hang import _parsed
 from outlast.health.proc import Look, look_at, moved
-from outlast.health.stacks import _parsed
 
 
 def test_faulthandlers_words(tmp_path):
@@ -56,10 +56,10 @@ def test_this_process_is_seen():
 
 
 def test_a_process_that_does_not_answer_signals_is_not_sent_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(stacks, "_spy", lambda: "")
+    monkeypatch.setattr(hang, "_spy", lambda: "")
     sent = []
-    monkeypatch.setattr(stacks.os, "kill", lambda *what: sent.append(what))
-    assert stacks.take(os.getpid(), tmp_path / "answer").frames == ()
+    monkeypatch.setattr(hang.os, "kill", lambda *what: sent.append(what))
+    assert hang.take(os.getpid(), tmp_path / "answer").frames == ()
     assert sent == []
 
 

@@ -13,8 +13,8 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 from outlast.attempt.link import PREFIX
 from outlast.health.proc import catches
 from outlast.launch.agent import Agent
-from outlast.launch.deaf import Deaf
-from outlast.launch.seats import Seats
+from outlast.launch.desk import Deaf
+from outlast.launch.survivors import Seats
 from outlast.launch.warm.context import ColdContext
 from outlast.notice import Notice
 from outlast.policy.failures import Failure

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outlast.launch.deaf import IMPORT_S, START_S, Deaf
+from outlast.launch.desk import IMPORT_S, START_S, Deaf
 
 
 class Times:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from outlast.launch.membership.heirs import BACK_S, Inheritance, WayBack, Ways
 from outlast.launch.membership.hub import REFUSED
 from outlast.launch.membership.messages import Go, Member
+from outlast.launch.membership.search import BACK_S, Inheritance, WayBack, Ways
 
 SILENT = "does not answer"
 

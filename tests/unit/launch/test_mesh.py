@@ -3,8 +3,8 @@
 import pytest
 
 from outlast.launch.membership.hub import REFUSED
-from outlast.launch.membership.mesh import Mesh, neighbours
 from outlast.launch.membership.messages import Go, Member
+from outlast.launch.membership.node import Mesh, neighbours
 
 NAMES = ("first", "second", "third")
 

@@ -6,8 +6,8 @@ import pytest
 
 from outlast.attempt.beat import VARIABLE, Beat
 from outlast.attempt.link import FREE, TIED
-from outlast.launch import sessions as room
-from outlast.launch.sessions import Sessions
+from outlast.launch import machines as room
+from outlast.launch.machines import Sessions
 
 
 class Store:

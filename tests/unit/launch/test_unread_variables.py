@@ -1,6 +1,6 @@
 """Variables that do nothing are told, with what does."""
 
-from outlast.launch.variables import unread
+from outlast.launch.run import unread
 
 
 def test_what_nobody_reads_is_told_with_what_is_read():

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from outlast.launch.witness import EACH_S, KernelLog, Witness
+from outlast.launch.judging import EACH_S, KernelLog, Witness
 
 V1 = "4:memory:/job/one\n9:name=systemd:/\n0::/\n"
 V2 = "0::/job/one\n"

@@ -3,7 +3,7 @@
 import pytest
 
 from outlast.ledger.events import Event
-from outlast.ledger.interference import Interference
+from outlast.ledger.measured import Interference
 
 
 def told(name, t, **fields):

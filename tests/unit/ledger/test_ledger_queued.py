@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outlast.ledger.file import FILE_NAME, Ledger, read_events
-from outlast.ledger.queued import QueuedLedger
+from outlast.ledger.file import FILE_NAME, Ledger, QueuedLedger, read_events
 
 
 @pytest.fixture(name="ledger")
@@ -77,7 +76,7 @@ def test_what_is_promised_is_waited_for_and_a_disk_that_hangs_only_once(tmp_path
 
 
 def test_a_full_queue_counts_what_is_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr("outlast.ledger.queued.WAITING_MAX", 1)
+    monkeypatch.setattr("outlast.ledger.file.WAITING_MAX", 1)
     hangs, let_go = threading.Event(), threading.Event()
 
     def fsync(_):
@@ -107,7 +106,7 @@ def test_what_others_rely_on_is_on_disk_or_said_not_to_be(ledger, tmp_path, monk
     assert ledger.record("rollback", step=5, first=6, batches=None)
     assert [event.event for event in read_events(tmp_path)] == ["rollback"]
     let_go = threading.Event()
-    monkeypatch.setattr("outlast.ledger.queued.CLOSE_S", 0.05)
+    monkeypatch.setattr("outlast.ledger.file.CLOSE_S", 0.05)
     monkeypatch.setattr("os.fsync", lambda _: let_go.wait(60))
     ledger._patience_s = 0.01
     assert not ledger.record("rollback", step=5, first=7, batches=None), "the disk hangs"

@@ -3,8 +3,7 @@
 import pytest
 
 from outlast.ledger.events import Event
-from outlast.ledger.incidents import incidents
-from outlast.ledger.lived import lived
+from outlast.ledger.incidents import incidents, lived
 
 DAY_S = 86_400.0
 

@@ -1,6 +1,6 @@
 """A fault with nothing set spoils nothing; each field spoils what it says."""
 
-from outlast.drill.metadata_server_base import Answer, Fault
+from outlast.drill.metadata_server import Answer, Fault
 
 RIGHT = Answer(200, b"right", (("A", "b"),))
 

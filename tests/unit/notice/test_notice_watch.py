@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from outlast.notice import Notice
-from outlast.notice.watch import WatchThread
+from outlast.notice.source import WatchThread
 
 
 class Script:

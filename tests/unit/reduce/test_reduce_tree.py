@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.data.shards import held
+from outlast.data.order import held
 from outlast.reduce.tree import Fold, Plan, cover, cut, folds
 
 SHARDS = range(1, 17)

@@ -10,7 +10,7 @@ from outlast.checkpoint.names import Place
 from outlast.errors import StorageError
 from outlast.storage import Directory
 from outlast.training import resume
-from outlast.training.candidates import Candidates
+from outlast.training.resume import Candidates
 
 
 def save(path, step, ranks=2):

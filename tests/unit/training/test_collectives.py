@@ -10,9 +10,8 @@ import torch.distributed as dist
 from outlast.attempt.over import over
 from outlast.errors import NotInProcess
 from outlast.reduce import losses
-from outlast.training import collectives
-from outlast.training.collectives import Collectives
-from outlast.training.interrupted import _replaced
+from outlast.training import interrupted
+from outlast.training.interrupted import Collectives, _replaced
 
 LOST = "Connection closed by peer"
 GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -90,7 +89,7 @@ def test_what_comes_apart_is_filled_with_what_this_rank_gives(own, kind):
 
 def test_who_gives_nothing_gets_zeros():
     into = [nothing(2)]
-    collectives._fill((into, []), 1)
+    interrupted._fill((into, []), 1)
     assert torch.equal(into[0], torch.zeros(2))
 
 
@@ -224,9 +223,9 @@ def test_on_a_gpu_one_may_have_ended_without_a_word(own, monkeypatch):
 
 def test_without_it_torch_is_torchs_own():
     def seen():
-        names = (*collectives.IN_PLACE, *collectives.APART)
+        names = (*interrupted.IN_PLACE, *interrupted.APART)
         methods = [vars(dist.ProcessGroup).get(name) for name in names]
-        objects = [getattr(place, name) for name in collectives.OF_OBJECTS for place in PLACES]
+        objects = [getattr(place, name) for name in interrupted.OF_OBJECTS for place in PLACES]
         return [*methods, *objects, dist.Work.wait]
 
     before = seen()

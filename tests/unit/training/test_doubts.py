@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from outlast.training.doubts import BODIES, LATE, NOTHING, WRITES, Doubts
+from outlast.training.interrupted import BODIES, LATE, NOTHING, WRITES, Doubts
 
 SENT = types.SimpleNamespace(num_sent=0)  # the script's own collectives
 

@@ -7,7 +7,7 @@ import torch
 
 from outlast.attempt.over import over
 from outlast.training import interrupted
-from outlast.training.collectives import Collectives
+from outlast.training.interrupted import Collectives
 
 
 class Gone(torch.autograd.Function):

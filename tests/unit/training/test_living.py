@@ -11,9 +11,8 @@ from outlast.checkpoint.tree import flatten
 from outlast.training import living
 from outlast.training.flight import State
 from outlast.training.lazy import Lazy
-from outlast.training.living import Moment
+from outlast.training.living import Moment, of_all
 from outlast.training.objects import Objects
-from outlast.training.rest import of_all
 
 LINK = SimpleNamespace(rank=1, world_size=4)
 

@@ -17,8 +17,7 @@ from outlast.ledger.past import Past
 from outlast.ledger.reserve import ROOM_BYTES, keep, kept
 from outlast.policy.rollbacks import LossJudge, LossRules
 from outlast.training import judging as room
-from outlast.training.bench import STEPS_MAX, Bench, word_of
-from outlast.training.judging import Judging
+from outlast.training.judging import STEPS_MAX, Bench, Judging, word_of
 
 
 class Books:

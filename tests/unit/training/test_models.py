@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.training.models import ModelState
+from outlast.training.modules import ModelState
 
 
 class Odd(nn.Module):

@@ -6,8 +6,8 @@ import pytest
 
 from outlast.config import load
 from outlast.ledger.file import Ledger
-from outlast.training import outlook as outlooks
-from outlast.training.outlook import Outlook
+from outlast.training import turns as outlooks
+from outlast.training.turns import Outlook
 
 
 @pytest.fixture(name="job")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from outlast.training.recount import recount
+from outlast.training.callsite import recount
 
 
 class Loop:

@@ -7,11 +7,11 @@ from torch import nn
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
-from outlast.training import rest as module
+from outlast.training import living as module
 from outlast.training.flight import State
 from outlast.training.lazy import Lazy
+from outlast.training.living import Looks, is_equal, of_all, with_buffers
 from outlast.training.objects import Objects
-from outlast.training.rest import Looks, is_equal, of_all, with_buffers
 
 
 class Counter:

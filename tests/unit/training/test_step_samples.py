@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from outlast.training import samples as module
-from outlast.training.samples import Samples
+from outlast.training import timing as module
+from outlast.training.timing import Samples
 
 
 class World:

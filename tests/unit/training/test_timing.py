@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outlast.attempt.beat import UNDER_WAY_S, VARIABLE, Beat, Heard, Phase
-from outlast.reduce.waiting import listeners, waiting
-from outlast.training import clock, timing, waits
+from outlast.reduce.losses import listeners, waiting
+from outlast.training import timing
 from outlast.training.timing import Meter, kind_of
 
 
@@ -17,7 +17,6 @@ def now(monkeypatch):
     time = types.SimpleNamespace(s=100.0)
     fake = types.SimpleNamespace(monotonic=lambda: time.s)
     monkeypatch.setattr(timing, "time", fake)
-    monkeypatch.setattr(waits, "time", fake)
     return time
 
 
@@ -199,7 +198,7 @@ def test_on_a_device_its_own_time_counts_and_nothing_is_waited_for(loop, now, mo
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     loop.meter.open([])
-    on_device = clock.DeviceClock(torch.device("cuda"))
+    on_device = timing.DeviceClock(torch.device("cuda"))
     loop.meter._device, loop.meter._waits._clock = timing._Device(on_device), on_device
 
     def body():

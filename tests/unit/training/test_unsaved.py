@@ -1,7 +1,6 @@
 """A save that fails is said once, and that saving works again."""
 
-from outlast.training.flight import Written
-from outlast.training.unsaved import Unsaved
+from outlast.training.flight import Unsaved, Written
 
 
 def test_once_and_once_more():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outlast.training.unset import left_unset
+from outlast.training.excepthook import left_unset
 
 
 def name():

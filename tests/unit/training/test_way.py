@@ -5,8 +5,8 @@ import types
 import pytest
 
 from outlast.attempt.groups import groups
-from outlast.training import way
-from outlast.training.way import Way
+from outlast.training import passage
+from outlast.training.passage import Way
 
 
 @pytest.fixture(name="wire")
@@ -18,8 +18,8 @@ def _wire(monkeypatch):
         wire.barriers += 1
         speak(wire)
 
-    monkeypatch.setattr(way, "num_sent", lambda: wire.sent)
-    monkeypatch.setattr(way.dist, "barrier", barrier)
+    monkeypatch.setattr(passage, "num_sent", lambda: wire.sent)
+    monkeypatch.setattr(passage.dist, "barrier", barrier)
     monkeypatch.setattr(groups, "num_barriers", 0)
     yield wire
     groups.skips_barriers = False

@@ -103,8 +103,7 @@ def own() -> OwnJob | None:
     """What the job that the settings name has measured; None where there is no job."""
     from outlast import config
     from outlast.ledger.file import read_events
-    from outlast.ledger.incidents import incidents
-    from outlast.ledger.lived import lived
+    from outlast.ledger.incidents import incidents, lived
 
     settings = config.load({})
     if not (settings.dir / "ledger.jsonl").exists():

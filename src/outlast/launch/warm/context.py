@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import get_sub
 from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.health.leftovers import VARIABLE as MARK_VARIABLE
 from outlast.health.leftovers import Marks, end_group
-from outlast.launch.seats import Crew
+from outlast.launch.survivors import Crew
 from outlast.launch.warm.client import Server, WarmProcess
 from outlast.launch.warm.variables import is_per_worker
 from outlast.launch.warm.wire import Worker, readable

@@ -21,11 +21,9 @@ from typing import Any, Final
 
 from outlast.attempt.bound import die_with
 from outlast.launch.warm.child import Job
-from outlast.launch.warm.foresight import Foresight
 from outlast.launch.warm.imports import Reading, Wanted, is_at, own_modules, read, script_of
-from outlast.launch.warm.preload import import_stack
-from outlast.launch.warm.probe import Probe, is_loaded, load
-from outlast.launch.warm.state import unfit
+from outlast.launch.warm.preload import Foresight, import_stack
+from outlast.launch.warm.probe import Probe, is_loaded, load, unfit
 from outlast.launch.warm.wire import (
     Exited,
     Message,

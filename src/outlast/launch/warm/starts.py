@@ -16,7 +16,7 @@ from outlast.errors import Exit
 from outlast.health.leftovers import Marks
 from outlast.launch.arguments import Launch
 from outlast.launch.membership.mailbox import JobOver
-from outlast.launch.seats import Crew
+from outlast.launch.survivors import Crew
 from outlast.launch.warm.client import NotWaitedFor, Server, ServerLost, StartRefused
 from outlast.launch.warm.context import ColdContext, WarmContext
 from outlast.launch.warm.early import is_possible

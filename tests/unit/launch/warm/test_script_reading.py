@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from outlast.launch.warm import imports
-from outlast.launch.warm.foresight import Foresight
 from outlast.launch.warm.imports import Wanted, own_modules, read, script_of
+from outlast.launch.warm.preload import Foresight
 
 
 @pytest.fixture

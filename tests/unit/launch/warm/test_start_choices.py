@@ -9,7 +9,7 @@ import pytest
 
 from outlast.errors import Exit
 from outlast.launch.membership import JobOver
-from outlast.launch.seats import Crew
+from outlast.launch.survivors import Crew
 from outlast.launch.warm import early, starts
 from outlast.launch.warm.client import NotWaitedFor, ServerLost, StartRefused
 from outlast.launch.warm.starts import COLD_FIRST_S, FIRST_S, MAX_SERVERS, Starts
