@@ -209,8 +209,8 @@ class Copier:
             except (OSError, CheckpointInvalid) as error:
                 self.failures += 1
                 self._failed(committed, error)
-                if isinstance(error, FileExistsError):
-                    return  # a damaged manifest lies there: nothing to repeat
+                if isinstance(error, FileExistsError):  # a damaged one: nothing to repeat
+                    raise NotComing(f"{error}") from None
                 if isinstance(error, Late) and error.is_final and self._tries_left is not None:
                     raise NotComing(f"{error}") from None
                 self._count_down(error)

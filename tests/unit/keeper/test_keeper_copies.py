@@ -10,7 +10,7 @@ from unit_fakes import WatchedStorage
 from unit_names import committed, save_name, save_of
 
 from outlast.checkpoint.load import verify
-from outlast.checkpoint.manifest import shard_file, state_file
+from outlast.checkpoint.manifest import MANIFEST, shard_file, state_file
 from outlast.checkpoint.names import signed_by
 from outlast.keeper import copies as room
 from outlast.keeper.copies import DurableTier, TierCopies
@@ -192,6 +192,22 @@ def test_what_another_writer_committed_is_left_alone(tiers, monkeypatch):
     assert after == before
     assert verify(tiers.shared, 1).attempt == 7
     assert committed(tiers.local) == [1]
+
+
+def test_a_tier_in_which_another_manifest_has_the_name_is_not_complete(tiers):
+    """It lies where ours would: the tier has no such checkpoint, and trying again changes nothing."""
+    path = f"{save_name(1)}/{MANIFEST}"
+    tiers.shared.put_new(path, b"what a torn disk has left")
+    tiers.save(1)
+    tiers.settle()
+    assert tiers.events.count(("storage_error", 1)) == 1
+    assert ("save_skipped", 1) in tiers.events
+    assert not tiers.copies.is_complete
+    assert tiers.shared.read(path) == b"what a torn disk has left"
+    tiers.save(2)
+    tiers.settle()
+    assert tiers.copies.is_complete
+    verify(tiers.shared, 2)
 
 
 def test_what_is_committed_in_a_tier_is_not_written_there_again(tiers):
