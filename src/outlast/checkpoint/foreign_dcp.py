@@ -8,6 +8,7 @@ as weights are. In a module of its own: importing DCP takes a second.
 
 from __future__ import annotations
 
+import enum
 import io
 import pathlib
 import pickle
@@ -137,10 +138,21 @@ class _Records(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _KNOWN:
             return _KNOWN[module, name]
+        if (module, name) == ("builtins", "getattr"):
+            return _member  # so Python 3.11.2 names a member of an enumeration
         dtype = getattr(torch, name, None) if module == "torch" else None
         if isinstance(dtype, torch.dtype):
             return dtype
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is no record of DCP's")
+
+
+def _member(kind: Any, name: str) -> Any:
+    """A member of an enumeration that is known, and nothing else."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
+        raise pickle.UnpicklingError(
+            f"it asks for {name!r} of {kind!r}, which is no record of DCP's"
+        )
+    return kind.__members__[name]
 
 
 def _read_metadata(given: str, path: pathlib.Path) -> metadata.Metadata:

@@ -195,7 +195,7 @@ def test_what_another_writer_committed_is_left_alone(tiers, monkeypatch):
 
 
 def test_a_tier_in_which_another_manifest_has_the_name_is_not_complete(tiers):
-    """It lies where ours would: the tier has no such checkpoint, and trying again changes nothing."""
+    """It lies where ours would: to try again changes nothing."""
     path = f"{save_name(1)}/{MANIFEST}"
     tiers.shared.put_new(path, b"what a torn disk has left")
     tiers.save(1)

@@ -1,6 +1,8 @@
 """A new job's weights, out of whatever somebody has written them to."""
 
 import collections
+import copyreg
+import io
 import json
 import os
 import pickle
@@ -12,6 +14,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING as MEMORY_FORMATS
 from unit_checkpoints import write
 from unit_fakes import Hub, bits
 
@@ -368,6 +371,34 @@ def test_nothing_that_a_file_names_is_run(tmp_path, monkeypatch):
     Path("dcp/.metadata").write_bytes(pickle.dumps(Explosive()))
     assert "names posix.mkdir" in refusal("dcp")
     assert not Path("exploded").exists()
+
+
+def by_name(path, of):
+    """Write a DCP directory's metadata as some Pythons do: members of enumerations by name."""
+    metadata = pickle.loads(path.read_bytes())
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer)
+    pickler.dispatch_table = copyreg.dispatch_table | {
+        MEMORY_FORMATS: lambda member: (getattr, of(member))
+    }
+    pickler.dump(metadata)
+    assert b"getattr" in buffer.getvalue()
+    path.write_bytes(buffer.getvalue())
+
+
+def test_a_dcp_directory_that_another_python_wrote_is_read(tmp_path):
+    model, optimizer = trained()
+    path = to_dcp(tmp_path, model, optimizer)
+    by_name(path / ".metadata", lambda member: (type(member), member.name))
+    start(path, model=(new := Net()))
+    assert bits_of(new) == bits_of(model)
+
+
+@pytest.mark.parametrize("name", ["__init__", "mro", "_missing_"])
+def test_nothing_but_members_is_asked_for_by_name(tmp_path, name):
+    path = to_dcp(tmp_path, *trained())
+    by_name(path / ".metadata", lambda member: (type(member), name))
+    assert f"asks for '{name}' of" in refusal(path)
 
 
 def test_what_is_no_tensor_in_a_dcp_directory_is_not_run(tmp_path, monkeypatch):
