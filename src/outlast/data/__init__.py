@@ -9,10 +9,10 @@ through the signals that announce an end (``shield.py``).
 What can go wrong: data that changed between two attempts. What can be checked (size, seed, batch
 size, generators, kind of loader) is, and refused in words.
 
-Rooms within: ``order`` (a pure function of seed, epoch and size), ``loader`` and ``stream`` with
-``lanes`` (ours), ``feed`` with ``epochs`` and ``stock`` (anybody's), ``trail`` and ``audit`` (which
-samples came), ``shards`` and ``handover`` (what of a batch is whose), ``random_state`` and
-``shield``.
+Rooms within: ``order`` (a pure function of seed, epoch and size, and its cut into shards),
+``loader`` and ``stream`` with ``lanes`` (ours), ``feed`` with ``epochs`` and ``stock`` (anybody's),
+``trail`` and ``audit`` (which samples came), ``handover`` (what of a batch is whose),
+``generators``, ``random_state`` and ``shield``.
 """
 
 from __future__ import annotations

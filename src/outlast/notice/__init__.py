@@ -3,7 +3,7 @@
 Guarantees: a notice is only ever what a platform said in full and in its documented form. A
 service that cannot be reached, is slow, answers 5xx or answers garbage has said nothing: it is
 counted, and asked again. No watcher touches the training loop; each runs in a thread of its own
-(``watch``).
+(``source``).
 
 What can go wrong: the platform gives no notice at all, or a shorter one than it documents (all of
 them promise "best effort"). A job must survive a machine that goes without a word.
@@ -12,11 +12,11 @@ Rejected: the platforms' own client libraries (heavy, they retry for minutes, th
 proxies); treating a metadata service that has stopped answering as a sign of the end (it is
 throttled and restarted on healthy machines).
 
-Rooms within: ``source`` (what all watchers share), ``metadata`` (what the clouds' services share),
+Rooms within: ``source`` (what all watchers share, and the
+thread), ``metadata`` (what the clouds' services share),
 ``exchange`` (one HTTP request, over in a bounded time), ``process`` (one command, likewise);
 ``aws``, ``gcp``, ``azure``, ``alibaba``, ``slurm``, ``manual`` (a file, a command: whoever runs the
-machine says so) and ``signals``; ``platform`` (which of them this machine is on), ``watch`` (the
-thread).
+machine says so) and ``signals``; ``platform`` (which of them this machine is on).
 """
 
 from __future__ import annotations

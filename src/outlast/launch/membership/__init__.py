@@ -2,12 +2,9 @@
 
 ``handler``      the rendezvous that torch's agent sees
 ``mailbox``      what that is told by the hub's thread
-``node``         one machine: it seeks the coordinator, follows it, or becomes it
-``search``       where nobody is known: storage says who coordinates
-``heirs``        from a coordinator that is gone to the next
+``node``         one machine: it seeks the coordinator, follows it, or becomes it; who reaches whom
+``search``       from a coordinator that is gone to the next; where nobody is known, storage says
 ``coordinator``  that role's hands; its mind is :mod:`outlast.policy.membership`
-``mesh``         whether the machines reach each other
-``claims``       numbers of attempts, claimed on the job's storage
 ``messages``     what agents say to each other
 ``hub``          all connections of an agent, in one thread
 ``descriptors``  how many of them there may be
