@@ -134,12 +134,11 @@ def _look_at_torch() -> torch.Tensor:
     raw = state.numpy()
     if np.array_equal(raw, before.numpy()):
         state = before
-    place, words = _in_torch(raw)
-    if _Seen.torch_at is None and words:
-        _Seen.torch_at = _found_in_torch(words)
+    wanted = _sign_of_torch(raw)
+    if _Seen.torch_at is None and wanted:
+        _Seen.torch_at = _found_in_torch(wanted)
         sign = _sign_in_torch()
-    lies = sign[:_TORCH_WORDS_AT], sign[_TORCH_WORDS_AT : _TORCH_WORDS_AT + len(words)]
-    is_it = bool(words) and (lies[0][:4] + lies[0][8:], lies[1]) == (place, words)
+    is_it = bool(wanted) and sign.startswith(wanted)
     _Seen.in_torch = (sign if is_it else b"", state)
     return state
 
@@ -148,23 +147,24 @@ def _sign_in_torch() -> bytes:
     """What lies in the memory of torch's generator: of its words, and of a normal that may wait."""
     if not (at := _Seen.torch_at):
         return b""
+    head = ctypes.string_at(at, _TORCH_WORDS_AT + 4 * 4)
     tail = ctypes.string_at(at + _TORCH_WORDS_AT + _NUM_WORDS * 4, _TORCH_TAIL_BYTES)
-    return ctypes.string_at(at, _TORCH_WORDS_AT + 4 * 4) + tail
+    return head[:4] + head[8:] + tail
 
 
-def _in_torch(raw: Any) -> tuple[bytes, bytes]:
-    """The place in its words and four of these, by a state; no words if a normal number waits."""
+def _sign_of_torch(raw: Any) -> bytes:
+    """The beginning of that, by a state of it; b"" if a normal number waits."""
     words = raw.view(np.uint64)
     if words[_TORCH_WORDS.stop :].any():
-        return b"", b""
+        return b""
     left = raw[8:12].view(np.int32)[0]
-    return _words(left, words[2]), _words(*words[_TORCH_WORDS][:4])
+    return _words(left, words[2], *words[_TORCH_WORDS][:4])
 
 
-def _found_in_torch(words: bytes) -> int:
+def _found_in_torch(sign: bytes) -> int:
     """Where what is read of it begins; 0 if it is not found."""
     address: int = torch.default_generator._cdata
-    at = ctypes.string_at(address, _TORCH_SEARCHED_BYTES).find(words)
+    at = ctypes.string_at(address, _TORCH_SEARCHED_BYTES).find(sign[2 * 4 :])
     return address + at - _TORCH_WORDS_AT if at >= _TORCH_WORDS_AT else 0
 
 
@@ -266,26 +266,28 @@ def _tell_of_missing(num_saved: int, missing: int, num_here: int) -> None:
 
 def restore(state: Mapping[str, Any]) -> None:
     """Put back what :func:`capture` returned."""
-    python = state["python"]
-    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    numpy_state = state["numpy"]
+    python, numpy_state = state["python"], state["numpy"]
     # There may be a normal number that waits now.
     _Seen.in_python = _Seen.in_numpy = (b"", None)
     _Seen.in_torch = (b"", _Seen.in_torch[1])
-    np.random.set_state(  # the script's own stream, whatever one thinks of it
-        (
-            _NUMPY_GENERATOR,
-            numpy_state["words"].cpu().numpy().astype(np.uint32),
-            numpy_state["pos"],
-            numpy_state["has_gauss"],
-            numpy_state["gauss"],
-        )
+    words = numpy_state["words"].cpu().numpy().astype(np.uint32)
+    others = numpy_state["pos"], numpy_state["has_gauss"], numpy_state["gauss"]
+    _put(
+        (python["version"], tuple(python["words"].tolist()), python["gauss"]),
+        (_NUMPY_GENERATOR, words, *others),
+        state["torch"].cpu(),
     )
-    torch.set_rng_state(state["torch"].cpu())
     if "devices" in state:
         _restore_devices(state["devices"])
     else:
         _restore_by_number(state.get("cuda", []))
+
+
+def _put(python: Any, numpy_state: Any, torch_state: torch.Tensor) -> None:
+    """States in the forms that the libraries themselves give and take."""
+    random.setstate(python)
+    np.random.set_state(numpy_state)  # the script's own stream, whatever one thinks of it
+    torch.set_rng_state(torch_state)
 
 
 def seed_all(seed: int, *, cuda: bool = False) -> None:
@@ -314,10 +316,7 @@ def preserved(*, cuda: bool = True) -> Iterator[None]:
         yield
     finally:
         _outside.pop()
-        python, numpy_state, torch_state = before[0][0]
-        random.setstate(python)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
+        _put(*before[0][0])
         if "devices" in state:
             _restore_devices(state["devices"])
         _Seen.told, _Seen.in_python, _Seen.in_numpy, _Seen.in_torch = before

@@ -8,8 +8,6 @@ rollback has left out are passed over on the way.
 Where a resumed loop cannot be what it would have been, that is said as it begins, in one line with
 what to write instead; a session that ends without having come to the loop that its checkpoint is in
 ends with a refusal.
-
-The random numbers that a resumed loop goes on with.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from outlast.training.rig import Rig
 
 
 class Streams:
-    """Of one rank, until they are put back where the loop goes on.
+    """The random numbers of one rank, until they are put back where a resumed loop goes on.
 
     Args:
         link: says which rank this is, and of how many.

@@ -3,9 +3,7 @@
 A save that comes while no snapshot can be taken is skipped and counted, never queued. After an
 early notice checkpoints come closer together; where the machine will go, the next one is a drain.
 
-What rank 0 expects of the next seconds: how long the step and a save still take.
-
-On rank 0: which tiers take the next checkpoint, from what the ledger tells of copies.
+Which tiers take it follows from what the ledger tells of copies.
 
 Guarantees: the loop reads nothing. The ledger is looked at in a thread of its own after each
 checkpoint, and what it found is used for the one after: a disk that hangs delays a change, no step.
@@ -48,7 +46,9 @@ TAIL_BYTES: Final = 2 << 20  # some thousand events: only the newest say how fas
 
 
 class Outlook:
-    """Reads the ledger when it is asked; nothing is read on the step's path.
+    """What rank 0 expects of the next seconds: how long the step and a save still take.
+
+    It reads the ledger when it is asked; nothing is read on the step's path.
 
     A disk that hangs delays an answer by ``LOOK_S`` at most: it is then given from what was read
     before.
