@@ -1,9 +1,11 @@
-"""A kill and a hang of a worker on one GPU, with NCCL: how soon it is back, and with which bits.
+"""Kills and a hang of workers on one GPU, with NCCL: how soon they are back, and with which bits.
 
-A job of one worker (``tests/real/scripts/gpu_train.py``) under ``outlast run``. Killed: SIGKILL to
-the worker. A hang: a kernel that does not end, with the sum of gradients waiting behind it. Both
-are measured until the end of the first step that was not done before, and the weights at the end
-are compared with those of a run that nothing happened to.
+Jobs (``tests/real/scripts/gpu_train.py``) under ``outlast run``, of one worker and of four that
+share the GPU. Killed: SIGKILL to the newest worker. A hang: a kernel that does not end, with the
+sum of gradients waiting behind it. Measured until rank 0 ends a step that it had not done before,
+and until all have; the weights at the end are compared with those of a run that nothing happened
+to. Of four, NCCL speaks over sockets (see ``ranks.py``), and the GPU gives each of them its time:
+that makes steps, and the way back into them, slower than on four GPUs.
 
     python benchmarks/gpu_recovery.py [--device cpu] [--runs 1]
 """
@@ -20,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bench.tables import cell, emit, machine, markdown
 from outlast.ledger.file import read_events
@@ -32,40 +34,66 @@ JOB_S: Final = 90.0
 POLL_S: Final = 0.01
 
 
+class Case(NamedTuple):
+    """What happens to a job.
+
+    Attributes:
+        happens: does it, and measures.
+        workers: how many there are.
+        in_process: whether the others go on in their processes.
+        more: arguments of the script.
+    """
+
+    happens: Callable[[Run], dict[str, Any]]
+    workers: int = 1
+    in_process: bool = False
+    more: tuple[str, ...] = ()
+
+
 class Run:
     """One job from its start to its end.
 
     Args:
         place: an empty directory.
         device: where it computes.
-        more: arguments of the script.
+        case: what happens to it.
     """
 
-    def __init__(self, place: Path, device: str, *more: str) -> None:
+    def __init__(self, place: Path, device: str, case: Case) -> None:
         self.directory, self.records = place / "job", place / "records"
+        self.workers = case.workers
         self.records.mkdir()
-        script = [str(SCRIPT), str(self.records), str(STEPS), "--device", device, *more]
-        launch = ["run", "--nproc-per-node", "1", "--dir", str(self.directory)]
+        script = [str(SCRIPT), str(self.records), str(STEPS), *case.more]
+        launch = ["run", "--nproc-per-node", str(case.workers), "--dir", str(self.directory)]
         self._log = (place / "log").open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "outlast", *launch, *script],
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "OUTLAST_NOTICE_PLATFORM": "none"},
+            env={
+                **os.environ,
+                "OUTLAST_NOTICE_PLATFORM": "none",
+                "OUTLAST_WORKERS_IN_PROCESS": str(case.in_process).lower(),
+                "TEST_DEVICE": device,
+            },
         )
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self, rank: int = 0) -> list[dict[str, Any]]:
         """A line for each step that was done."""
-        file = self.records / "steps.jsonl"
+        file = self.records / f"steps-{rank}.jsonl"
         whole = file.read_text().rpartition("\n")[0] if file.exists() else ""
         return [json.loads(line) for line in whole.splitlines()]
 
-    def wait_for(self, step: int) -> dict[str, Any]:
-        """The line of this step."""
+    def wait_for(self, step: int, rank: int = 0, attempt: int = 1) -> dict[str, Any]:
+        """The first line of this step or of a later one, made in this attempt or in a later one."""
         until_s = time.monotonic() + JOB_S
         while True:
             is_over = self._process.poll() is not None or time.monotonic() > until_s
-            found = [line for line in self.lines() if line["step"] == step]
+            found = [
+                line
+                for line in self.lines(rank)
+                if line["step"] >= step and line["attempt"] >= attempt
+            ]
             if found:
                 return found[0]
             if is_over:
@@ -81,7 +109,8 @@ class Run:
             raise RuntimeError(f"the job did not end: {self.said()}") from None
         if code:
             raise RuntimeError(f"the job ended with {code}: {self.said()}")
-        return str(json.loads((self.records / "final.json").read_text())["hash"])
+        finals = [self.records / f"final-{rank}.json" for rank in range(self.workers)]
+        return " ".join(str(json.loads(one.read_text())["hash"]) for one in finals)
 
     def close(self) -> None:
         """Whatever became of it, it is gone."""
@@ -106,10 +135,11 @@ def undisturbed(run: Run) -> dict[str, Any]:
 
 
 def killed(run: Run) -> dict[str, Any]:
-    """Its worker gets SIGKILL."""
-    line = run.wait_for(AT)
+    """Its newest worker gets SIGKILL."""
+    line = run.wait_for(AT, run.workers - 1)
     os.kill(line["pid"], signal.SIGKILL)
     killed_t = time.time()
+    run.wait_for(1, attempt=2)
     return {"named_s": None, **back(run, killed_t), "hash": run.end()}
 
 
@@ -122,46 +152,56 @@ def hung(run: Run) -> dict[str, Any]:
 
 
 def back(run: Run, since_t: float) -> dict[str, float]:
-    """Seconds until the first step that was not done before."""
-    before = max(line["step"] for line in run.lines() if line["t"] <= since_t)
-    return {"back_s": run.wait_for(before + 1)["t"] - since_t}
+    """Seconds until rank 0 has ended a step that it had not done before, and until all have."""
+    took = []
+    for rank in range(run.workers):
+        before = max(line["step"] for line in run.lines(rank) if line["attempt"] == 1)
+        took.append(run.wait_for(before + 1, rank, attempt=2)["t"] - since_t)
+    return {"back_s": took[0], "all_s": max(took)}
 
 
-def one(happens: Callable[[Run], dict[str, Any]], device: str, *more: str) -> dict[str, Any]:
+def one(case: Case, device: str) -> dict[str, Any]:
     """A job of its own."""
     with tempfile.TemporaryDirectory(prefix="outlast-gpu-") as place:
-        run = Run(Path(place), device, *more)
+        run = Run(Path(place), device, case)
         try:
-            return happens(run)
+            return case.happens(run)
         finally:
             run.close()
+
+
+CASES: Final = {
+    "killed": Case(killed),
+    "hung": Case(hung, more=("--hang-at", str(AT))),
+    "one of four killed": Case(killed, workers=4),
+    "one of four killed, in the process": Case(killed, workers=4, in_process=True),
+}
 
 
 def main() -> None:
     """Measure, print one JSON object and the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--device", default="cuda:0", choices=("cuda:0", "cpu"))
     parser.add_argument("--runs", type=int, default=1)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ended from outside, it ends its job
-    wanted = one(undisturbed, options.device)["hash"]
+    sizes = {case.workers for case in CASES.values()}
+    wanted = {size: one(Case(undisturbed, size), options.device)["hash"] for size in sorted(sizes)}
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.runs):
-        for name, happens, more in (
-            ("killed", killed, ()),
-            ("hung", hung, ("--hang-at", str(AT))),
-        ):
+        for name, case in CASES.items():
             print(f"{name} …", file=sys.stderr, flush=True)
-            found.setdefault(name, []).append(one(happens, options.device, *more))
+            found.setdefault(name, []).append(one(case, options.device))
     rows = []
     for name, runs in found.items():
         named = [run["named_s"] for run in runs if run["named_s"] is not None]
-        is_same = all(run["hash"] == wanted for run in runs)
-        back_s = cell([run["back_s"] for run in runs], 2)
-        rows.append([name, cell(named, 2), back_s, "yes" if is_same else "NO"])
+        is_same = all(run["hash"] == wanted[CASES[name].workers] for run in runs)
+        times = [cell([run[which] for run in runs], 2) for which in ("back_s", "all_s")]
+        rows.append([name, cell(named, 2), *times, "yes" if is_same else "NO"])
+    head = ["worker", "named after, s", "next new step after, s", "of all workers, s", "same bits"]
     emit(
         {"benchmark": "gpu_recovery", "machine": machine(), "options": vars(options), **found},
-        [markdown(["worker", "named after, s", "next new step after, s", "same bits"], rows)],
+        [markdown(head, rows)],
     )
 
 

@@ -5,6 +5,8 @@ Jobs of ``--workers`` under DDP take turns, with ``workers.in_process`` on and o
 the median seconds from one batch to the next, on the slowest rank; their difference and ratio.
 
     python benchmarks/inprocess_overhead.py [--workers 2] [--step-ms 50] [--turns 6] [--steps 200]
+
+``--gpu``: one worker with NCCL, whose steps are those of a transformer on the GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from bench.launchers import ROOT
 from bench.rotation import directory
 from bench.tables import Requirements, emit, machine, markdown
 
-SCRIPT: Final = Path(__file__).with_name("bench") / "padded_train.py"
+SCRIPTS: Final = Path(__file__).with_name("bench")
 WARM_UP: Final = 20  # steps that are not counted
 MORE_MS, RATIO = 0.2, 1.01
 
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=50.0)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()
     result: dict[str, Any] = {"benchmark": "inprocess_overhead", "machine": machine(options.dir)}
@@ -61,10 +64,14 @@ def one_job(options: argparse.Namespace, setting: str) -> float:
     """The median of a job's steps, on its slowest rank."""
     with directory(options.dir) as place:
         (place / "records").mkdir()
+        steps, workers = str(options.steps + WARM_UP), str(1 if options.gpu else options.workers)
+        script = [str(SCRIPTS / "padded_train.py"), str(place / "records"), steps]
+        script += [str(options.step_ms)]
+        if options.gpu:
+            script = [str(SCRIPTS / "gpu_steps.py"), str(place / "records"), steps]
         command = [
             *(sys.executable, "-m", "outlast", "run", "--dir", str(place / "job")),
-            *("--nproc-per-node", str(options.workers), str(SCRIPT), str(place / "records")),
-            *(str(options.steps + WARM_UP), str(options.step_ms)),
+            *("--nproc-per-node", workers, *script),
         ]
         env = {**os.environ, "OUTLAST_WORKERS_IN_PROCESS": setting, "OMP_NUM_THREADS": "1"}
         env |= {"OUTLAST_NOTICE_PLATFORM": "none", "PYTHONPATH": str(ROOT / "benchmarks")}

@@ -6,13 +6,13 @@ WORKERS, STEPS = 4, 20
 IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
 
 
-def start(script, floor, place, kind, *options, workers=WORKERS, steps=STEPS):
+def start(script, floor, place, kind, *options, workers=WORKERS, steps=STEPS, env=None):
     """A job, and what runs."""
     job = Job(place, workers)
     running = floor.outlast(
         *("run", "--nproc-per-node", workers, "--dir", job.directory),
         *(script, job.records, steps, kind, *options),
-        env=IN_PROCESS,
+        env={**IN_PROCESS, **(env or {})},
     )
     return job, running
 
@@ -28,3 +28,15 @@ def run(script, floor, place, kind, *deaths, **options):
 def ends(job):
     """What each rank has in the end."""
     return [final["hash"] for final in job.finals()]
+
+
+def compare(job, undisturbed):
+    """Every step that was recorded, and the end, are those of the job that nothing happened to."""
+    for rank in range(job.num_ranks):
+        expected = {line["step"]: line for line in undisturbed.lines(rank)}
+        for line in job.lines(rank):
+            for what in ("loss", "ids"):
+                assert line[what] == expected[line["step"]][what], (rank, line)
+        assert job.final(rank)["hash"] == undisturbed.final(rank)["hash"], rank
+    audit = job.audit()
+    assert audit["proved"], audit["faults"]

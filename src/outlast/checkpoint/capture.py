@@ -129,7 +129,7 @@ class Capture:
             self._remembered.keep(self.plan, self._lazy, tensors, later, list(self._items))
         cuda_checks = self._prepare_checks(tensors)
         if cuda or cuda_checks:
-            self.streams = CudaCopies(self, cuda, cuda_checks, self._buffer)
+            self.streams = CudaCopies(cuda, cuda_checks, self._buffer)
 
     def _prepare_writes(
         self, tensors: Mapping[str, torch.Tensor], writes: Sequence[Write]
@@ -425,7 +425,7 @@ class Copiers:
     def _work(self, capture: Capture, *, is_first: bool) -> None:
         if is_first and capture.streams is not None:
             try:
-                capture.streams.run()
+                capture.streams.run(capture)
             except Exception as error:  # noqa: BLE001 - it is the save's, and never training's
                 capture.error = capture.error or error
         capture.help()
@@ -448,8 +448,10 @@ _BASES: Final = (0x9E3779B97F4A7C13, 0xBF58476D1CE4E5BB)  # odd, of the chunks
 class CudaCopies:
     """The copies of one snapshot from all devices.
 
+    It does not hold its capture: in a circle both would keep the tensors until garbage is looked
+    for, and the next snapshot would take their memory for held by others, and copy it at once.
+
     Args:
-        reports: told of bytes that have arrived.
         sources: what is to be copied.
         checks: what is only to be hashed.
         buffer: the arena; its memory should be registered with the driver.
@@ -460,13 +462,11 @@ class CudaCopies:
 
     def __init__(
         self,
-        reports: Capture,
         sources: Sequence[TensorPiece],
         checks: Sequence[TensorPiece],
         buffer: torch.Tensor,
     ) -> None:
         self.over = threading.Event()
-        self._reports = reports
         self._buffer = buffer
         self._sources = sources
         self._checks = checks
@@ -478,10 +478,14 @@ class CudaCopies:
             event.record(torch.cuda.current_stream(device))
             self._begun[device] = event
 
-    def run(self) -> None:
-        """Launch everything, then report blocks as they arrive; in a copier's thread."""
+    def run(self, reports: Capture) -> None:
+        """Launch everything, then report blocks as they arrive; in a copier's thread.
+
+        Args:
+            reports: told of bytes that have arrived.
+        """
         try:
-            self._run()
+            self._run(reports)
         finally:
             try:  # where it failed, too: the arena and the tensors may be used for something else
                 for event in self._last.values():
@@ -489,7 +493,7 @@ class CudaCopies:
             finally:
                 self.over.set()
 
-    def _run(self) -> None:
+    def _run(self, reports: Capture) -> None:
         arrived: list[tuple[Any, TensorPiece]] = []
         hashed: list[tuple[TensorPiece, torch.Tensor]] = []
         try:
@@ -502,10 +506,10 @@ class CudaCopies:
         for event, source in arrived:
             event.synchronize()
             write: Any = source.write
-            self._reports.count(write.start, write.end)
+            reports.count(write.start, write.end)
         for source, sums in hashed:
             with torch.cuda.stream(_stream(source.tensor.device)):
-                self._reports.digests[source.key] = in_words(sums)
+                reports.digests[source.key] = in_words(sums)
 
     def hold_back_training(self) -> None:
         """Before anything is changed: the device finishes the copies first, the host goes on."""

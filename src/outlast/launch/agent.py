@@ -615,7 +615,8 @@ class Agent(LocalElasticAgent):
         left_s = notice.seconds_left(time.time())
         if left_s is not None:
             for name in ("_exit_barrier_timeout", "_shutdown_timeout"):
-                setattr(self, name, min(getattr(self, name), max(int(left_s), 1)))
+                if hasattr(self, name):  # torch 2.11 has no such time limit
+                    setattr(self, name, min(getattr(self, name), max(int(left_s), 1)))
 
     def _are_leaving_together(self, codes: dict[int, int | None]) -> bool:
         """Whether workers that still run are to be given time to leave, as the first ones did."""

@@ -101,8 +101,9 @@ def _fill_in(parsed: argparse.Namespace) -> argparse.Namespace:
         parsed.master_port = 29500
     else:
         parsed.master_port_given = True
-    if parsed.shutdown_timeout is not None and parsed.shutdown_timeout < 0:
-        raise ConfigError(f"--shutdown-timeout {parsed.shutdown_timeout} is below 0")
+    shutdown_s = getattr(parsed, "shutdown_timeout", None)  # torch 2.11 has no such flag
+    if shutdown_s is not None and shutdown_s < 0:
+        raise ConfigError(f"--shutdown-timeout {shutdown_s} is below 0")
     return parsed
 
 

@@ -56,6 +56,7 @@ from outlast.peer.reign import reign_over
 from outlast.policy.restart import RestartVerdict
 from outlast.values import GRACE_MAX_S
 
+_NEWER: Final = ("shutdown_timeout",)  # settings of torch's agent that torch 2.11 does not have
 _INIT: Final = "torch.distributed.init_process_group(timeout=...)"
 _READ: Final = frozenset(
     (
@@ -281,7 +282,7 @@ def _attempts(
         start_method=conf.start_method,
         exit_barrier_timeout=EXIT_BARRIER_S,
         log_line_prefix_template=conf.log_line_prefix_template,
-        shutdown_timeout=conf.shutdown_timeout,
+        **{name: getattr(conf, name) for name in _NEWER if hasattr(conf, name)},
     )
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = conf.signals_to_handle
     desk.open()

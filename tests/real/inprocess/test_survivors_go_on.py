@@ -10,10 +10,10 @@ import time
 
 import pytest
 from floor import SCRIPTS, Job, until
+from losses import IN_PROCESS, compare
 
 SCRIPT = SCRIPTS / "inprocess.py"
 WORKERS, STEPS = 4, 24
-IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
 # Of any place in a step, of any rank, two at once, and one while the attempt is being formed.
 LOSSES = (
     *("2:3:forward:die", "0:6:stepped:die", "1:8:backward:die", "3:10:reduced:die"),
@@ -45,18 +45,6 @@ def start(floor, tmp_path, *options, workers=WORKERS, steps=STEPS, flags=()):
         env=IN_PROCESS,
     )
     return job, running
-
-
-def compare(job, undisturbed):
-    """Every step that was recorded, and the end, are those of the job that nothing happened to."""
-    for rank in range(job.num_ranks):
-        expected = {line["step"]: line for line in undisturbed.lines(rank)}
-        for line in job.lines(rank):
-            for what in ("loss", "ids"):
-                assert line[what] == expected[line["step"]][what], (rank, line)
-        assert job.final(rank)["hash"] == undisturbed.final(rank)["hash"], rank
-    audit = job.audit()
-    assert audit["proved"], audit["faults"]
 
 
 def processes(job, rank):

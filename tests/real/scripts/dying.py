@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ranks import meet, random_states
 from train import Points, update
 
 import outlast
@@ -50,12 +51,10 @@ def die_here(place):
 
 def begin():
     """Come into the job; the rank, and the number of workers."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    NOW[0] = dist.get_rank()
+    NOW[0], world = meet()
     if (OPTIONS.records / "died-0").exists():
         die_here("joining")
-    return NOW[0], dist.get_world_size()
+    return NOW[0], world
 
 
 def stock_loader(rank, world):
@@ -81,7 +80,7 @@ def double(state, bucket):
 
 def record_end(step, bodies, named):
     """Write down how it has ended."""
-    found = {"torch": torch.get_rng_state().tolist(), "python": random.getstate()}
+    found = {"torch": [one.tolist() for one in random_states()], "python": random.getstate()}
     hashes = {name: hashlib.sha256(repr(one).encode()).hexdigest() for name, one in found.items()}
     for name, one in named.items():
         digest = hashlib.sha256()

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from ranks import DEVICE, meet
 from torch import nn
 from train import Points, fingerprint
 
@@ -118,7 +119,7 @@ class Records:
 def run(rank):
     happen(rank, 0, "begun")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 8))
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 8)).to(DEVICE)
     same_bits = OPTIONS.same_bits
     torch.manual_seed(1 + rank * (not same_bits))
     random.seed(1 + rank * (not same_bits))
@@ -137,6 +138,7 @@ def run(rank):
     time.sleep(OPTIONS.beginning)
 
     def sums(step, x, ids):
+        x = x.to(DEVICE)
         happen(rank, step, "forward")
         loss = F.mse_loss(ddp(x + random.random() * 0.1), x)
         if step % OPTIONS.batches == 1 % OPTIONS.batches:
@@ -149,7 +151,8 @@ def run(rank):
         samples, noise = [], random.random() * 0.1
         if step % OPTIONS.batches == 1 % OPTIONS.batches:
             optimizer.zero_grad()
-        for ids, x in ddp.shards(batch):
+        for ids, given in ddp.shards(batch):
+            x = given.to(DEVICE)
             happen(rank, step, "forward")
             loss = F.mse_loss(ddp(x + noise), x)
             happen(rank, step, "backward")
@@ -181,6 +184,6 @@ def run(rank):
     happen(rank, step, "finished")
 
 
-dist.init_process_group("gloo")
-run(dist.get_rank())
+rank, _ = meet()
+run(rank)
 sys.exit(0)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from dying import NOW, OPTIONS, begin, die_here, double, own_loader, record_end, stock_loader
+from ranks import DEVICE
 from torch import nn
 from torch.optim import swa_utils
 
@@ -46,9 +47,10 @@ def wrapped(net):
 def speak(x, loss):
     """Collectives of the script's own, of every kind; what would be wrong in any step is found."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    mean, parts = loss.detach().clone(), [torch.empty(()) for _ in range(world)]
-    lines, both = torch.empty(2 * world), torch.stack([loss.detach(), x.mean()])
-    one, found, given = torch.empty(2), [None] * world, [None]
+    mean, both = loss.detach().clone(), torch.stack([loss.detach(), x.mean()])
+    parts = [torch.empty((), device=DEVICE) for _ in range(world)]
+    lines, one = (torch.empty(num, device=DEVICE) for num in (2 * world, 2))
+    found, given = [None] * world, [None]
     told = [{"words": "many"}] if rank == 0 else [{"words": "few"}]
     work = dist.all_reduce(mean, async_op=True)
     words = (
@@ -77,7 +79,7 @@ def batches(session, loader, net, plateau):
     """What is trained on; the kinds of epochs speak around their loops."""
     if not KIND.startswith("epochs"):
         if KIND == "outside":
-            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(1, device=DEVICE))
         dist.barrier()
         yield from session.steps(loader, until=OPTIONS.steps)
         return
@@ -116,7 +118,8 @@ def main():
     torch.manual_seed(0)
     norm = [nn.BatchNorm1d(32)] if KIND == "buffers" else []
     net = nn.Sequential(nn.Linear(8, 32), *norm, nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 8))
-    other = nn.Linear(8, 8)  # with an optimizer that steps every second time
+    net.to(DEVICE)
+    other = nn.Linear(8, 8, device=DEVICE)  # with an optimizer that steps every second time
     torch.manual_seed(1 + rank)
     random.seed(1 + rank)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
@@ -124,7 +127,7 @@ def main():
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 5000)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.9)
     average = swa_utils.AveragedModel(net, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9))
-    scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+    scaler = torch.amp.GradScaler(DEVICE.type, growth_interval=3)
     model = wrapped(net)
     net[-1].weight.register_post_accumulate_grad_hook(lambda _: die_here("bucket"))
     optimizer.register_step_post_hook(lambda *_: die_here("step"))
@@ -136,8 +139,8 @@ def main():
         named |= {"other": other, "seldom": seldom}
     loader, bodies = stock_loader(rank, world) if KIND == "stock" else own_loader(60), 0
     with outlast.session(every="5 steps", **named) as session:
-        for _, x in batches(session, loader, net, plateau):
-            NOW[1], bodies = session.step + 1, bodies + 1
+        for _, given in batches(session, loader, net, plateau):
+            NOW[1], bodies, x = session.step + 1, bodies + 1, given.to(DEVICE)
             drift(net, world)
             die_here("forward")
             loss = F.mse_loss(model(x + random.random() * 0.1), x)
@@ -165,7 +168,7 @@ def main():
             schedule.step()
             average.update_parameters(net)
             die_here("ended")
-    dist.all_reduce(torch.ones(1))  # as ever, behind the session
+    dist.all_reduce(torch.ones(1, device=DEVICE))  # as ever, behind the session
     record_end(session.step, bodies, named)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
+from ranks import random_states
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -161,7 +162,9 @@ def whose(rank, world):
 
 
 def fingerprint(named):
-    digest = hashlib.sha256(torch.get_rng_state().numpy().tobytes())
+    digest = hashlib.sha256()
+    for state in random_states():
+        digest.update(state.numpy().tobytes())
     digest.update(repr(random.getstate()).encode())
     update(digest, {name: named[name].state_dict() for name in sorted(named) if name != "loader"})
     return digest.hexdigest()
@@ -169,7 +172,8 @@ def fingerprint(named):
 
 def update(digest, value):
     if isinstance(value, torch.Tensor):
-        digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        raw = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(raw.numpy().tobytes())
     elif isinstance(value, dict):
         for key in sorted(value, key=str):
             digest.update(str(key).encode())

@@ -1,6 +1,8 @@
 """Copies from GPUs with streams that only note their order, and digests that see it."""
 
+import gc
 import threading
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -37,7 +39,7 @@ class Copying:
             SimpleNamespace(write=write, tensor=tensors[write.piece.name], key=write.piece.key)
             for write in self.plan.writes
         ]
-        self.copies = CudaCopies(self, sources, [], self.buffer)
+        self.copies = CudaCopies(sources, [], self.buffer)
 
     def count(self, start, end):
         self.arrived.append((start, end))
@@ -49,8 +51,8 @@ class Copying:
         }
 
 
-def run(copies):
-    thread = devices.Thread(target=copies.run, name="outlast-copy-test")
+def run(copying):
+    thread = devices.Thread(target=copying.copies.run, args=(copying,), name="outlast-copy-test")
     thread.start()
     return thread
 
@@ -58,7 +60,7 @@ def run(copies):
 def test_copies_come_behind_training_and_training_behind_them(cuda):
     copying = Copying({"a": torch.randn(5), "b": torch.randn(7)})
     (boundary,) = [number for what, _, number in cuda.log if what == "record"]
-    run(copying.copies).join()
+    run(copying).join()
     copying.copies.hold_back_training()
     kinds = [entry[:2] if entry[0] != "done" else entry[:1] for entry in cuda.log]
     assert kinds[:4] == [("record", "training"), ("wait", "side")] + [("record", "side")] * 2
@@ -81,7 +83,7 @@ def test_a_tensor_that_torch_conjugates_as_it_reads_it_is_so_before_the_copy_is_
         tensors = {"c": torch.randn(5, dtype=torch.complex64).conj()}
         tensors["n"] = tensors["c"].imag
         copying = Copying(tensors)
-        run(copying.copies).join()
+        run(copying).join()
     finally:
         torch.Tensor.copy_ = copy_
     assert found == [False, False]
@@ -93,11 +95,27 @@ def test_where_a_copy_fails_those_that_were_begun_are_waited_for(cuda):
     tensors = {"a": torch.randn(5), "b": torch.randn(7)}
     copying = Copying(tensors)
     copying.copies._sources[1].tensor = torch.randn(8)  # does not fit
-    run(copying.copies).join()
+    run(copying).join()
     assert copying.copies.over.is_set()
     copying.copies.hold_back_training()  # returns
     begun = [entry[2] for entry in cuda.log if entry[:2] == ("record", "side")]
     assert cuda.log[-2:] == [("done", begun[-1]), ("wait", "training", begun[-1])]
+
+
+def test_a_snapshot_that_is_whole_holds_no_memory_until_garbage_is_looked_for(cuda):
+    """The next one would take it for memory that others hold, and copy it at once."""
+    copying = Copying({"a": torch.randn(5)})
+    one = copying.capture
+    one.streams = CudaCopies(copying.copies._sources, [], copying.buffer)
+    gone = weakref.ref(one)
+    one.take_now()
+    one.streams.run(one)
+    gc.disable()
+    try:
+        del one, copying.capture
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 # --- graphs --------------------------------------------------------------------------------------

@@ -1,0 +1,81 @@
+"""Workers that sum with NCCL on a GPU are lost, and the others go on in their processes.
+
+They share one GPU. What an abort leaves of a sum on a device is any number: that none of it comes
+into a state that counts is what is looked at here; never how long it took.
+"""
+
+import functools
+
+import losses
+import pytest
+import torch
+from floor import SCRIPTS, Floor, Job
+from losses import WORKERS, compare, ends
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
+]
+ON_GPU = {"TEST_DEVICE": "cuda:0"}
+STEPS = 16
+LOSSES = (
+    *("2:3:forward:die", "0:5:stepped:die", "1:7:backward:die", "3:9:reduced:die"),
+    *("1:11:reduced:die", "2:11:forward:die", "0:13:stepped:die", "2:13:resumed:die"),
+)
+DEATHS = ("2:3:backward", "1:9:summed", "0:14:forward")
+run = functools.partial(losses.run, SCRIPTS / "many_kinds.py", env=ON_GPU)
+
+
+def undisturbed(place, workers, *options):
+    """The records of a job that nothing happens to."""
+    place.mkdir()
+    started, job = Floor(place), Job(place / "job", workers)
+    script = SCRIPTS / "inprocess.py"
+    ranks = started.ranks(workers, script, job.records, STEPS, *options, env={**job.env, **ON_GPU})
+    assert [one.wait() for one in ranks] == [0] * workers, ranks[0].text
+    started.close()
+    return job
+
+
+def disturbed(floor, tmp_path, *options):
+    job = Job(tmp_path / "job", WORKERS)
+    running = floor.outlast(
+        *("run", "--nproc-per-node", WORKERS, "--dir", job.directory),
+        *(SCRIPTS / "inprocess.py", job.records, STEPS, *options),
+        env={**losses.IN_PROCESS, **ON_GPU},
+    )
+    assert running.wait() == 0, running.text
+    return job, running
+
+
+def test_losses_anywhere_in_a_step_lose_nothing(floor, tmp_path):
+    calm = undisturbed(tmp_path / "calm", WORKERS)
+    job, running = disturbed(floor, tmp_path, *(part for one in LOSSES for part in ("--do", one)))
+    compare(job, calm)
+    survived = job.events("survived")
+    assert not any(event["ended"] for event in survived), running.text
+    sources = [event["source"] for event in job.events("resumed")][1:]
+    assert all(source.endswith("that survived") for source in sources), running.text
+    assert "Traceback" not in running.err, running.text
+
+
+def test_the_others_train_on_while_a_place_is_empty(floor, tmp_path):
+    """SameBits: the bits of two workers are those of four, of three, and of four again."""
+    calm = undisturbed(tmp_path / "calm", 2, "--same-bits")
+    asked = ("--same-bits", "--do", "2:4:forward:die", "--do", "0:10:reduced:die")
+    job, running = disturbed(floor, tmp_path, *asked)
+    expected = {line["step"]: line["state"] for line in calm.lines(0)}
+    lines = [line for rank in range(WORKERS) for line in job.lines(rank)]
+    assert all(line["state"] == expected[line["step"]] for line in lines), running.text
+    assert {line["world"] for line in lines} >= {WORKERS - 1, WORKERS}, running.text
+    assert {final["hash"] for final in job.finals()} == {calm.final(0)["hash"]}, running.text
+
+
+@pytest.mark.parametrize("kind", ["all", "own", "hook", "compiled"])
+def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
+    calm, _ = run(floor, tmp_path / "calm", kind)
+    job, running = run(floor, tmp_path / "job", kind, *DEATHS)
+    assert ends(job) == ends(calm), running.text
+    sources = [event["source"] for event in job.events("resumed")][1:]
+    assert len(sources) == len(DEATHS), running.text
+    assert all(source.endswith("that survived") for source in sources), running.text
