@@ -31,7 +31,7 @@ from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.peer.claims import FORMED_VARIABLE
 from outlast.peer.reign import Reign
-from outlast.training.resume import READ_TIMEOUT_S
+from outlast.training.restore import READ_TIMEOUT_S
 
 # They stay the main module, and leave to the script the arguments that are its own.
 _RUNNERS: Final = frozenset({"cProfile", "profile", "trace"})

@@ -29,7 +29,7 @@ import msgspec
 from outlast.attempt.agreement import DECISION_TIMEOUT_S, Agreement
 from outlast.errors import ConfigError, StorageError
 from outlast.ledger.narrator import say
-from outlast.training.flight import State
+from outlast.training.lazy import State
 from outlast.training.rig import Rig
 
 logger = logging.getLogger(__name__)

@@ -40,7 +40,8 @@ from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
 from outlast.keeper.place import setup_of
 from outlast.training.attempts import Attempt
-from outlast.training.flight import Copy, Flight, State, Written, is_copy_of
+from outlast.training.flight import Copy, Flight, Written, is_copy_of
+from outlast.training.lazy import State
 from outlast.training.line import GONE, Line
 from outlast.training.room import Room
 from outlast.training.sharing import Meeting, Sharing, local_ranks

@@ -24,7 +24,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -33,9 +33,7 @@ from outlast.checkpoint.boundary import local_of
 from outlast.checkpoint.capture import Capture, digest_of
 from outlast.checkpoint.manifest import BLOCK_BYTES, FULL
 from outlast.checkpoint.plan import DigestCheck, Write, WritePlan
-from outlast.checkpoint.tree import Flattener, mark_narrow, names_in_parts
-from outlast.config import Settings
-from outlast.training.lazy import Lazy
+from outlast.training.lazy import State
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,28 +56,6 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     by_storage: bool = False
     tier: str = ""
     took_s: float = 0.0
-
-
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What is saved at a boundary.
-
-    Attributes:
-        step: completed steps.
-        data: key → small state, in which tensors are named.
-        tensors: name → live tensor.
-        lazy: names of tensors that only the optimizers change.
-        order: name → when they are touched.
-        narrow: names of tensors that are stored in bfloat16.
-        kind: "full" or "weights".
-    """
-
-    step: int
-    data: dict[str, Any]
-    tensors: dict[str, torch.Tensor]
-    lazy: frozenset[str]
-    order: Mapping[str, int]
-    narrow: frozenset[str] = frozenset()
-    kind: str = FULL
 
 
 class Flight:
@@ -123,46 +99,6 @@ class Flight:
         with self.room:
             self.over = True
             self.room.notify_all()
-
-
-class States:
-    """Makes them, one after the other.
-
-    Args:
-        settings: the job's.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._flatten = Flattener()
-        self._lazy: Lazy | None = None
-
-    def of(
-        self, step: int, objects: Mapping[str, Any], state: dict[str, Any], kind: str = FULL
-    ) -> State:
-        """What is saved of ``state``, which ``objects`` gave, after ``step``."""
-        data: dict[str, Any] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        optimizers = self._lazy.optimizers if self._lazy is not None else ()
-        for key, value in state.items():
-            if kind == FULL or key not in optimizers:
-                data[key], found = self._flatten(value, key)
-                tensors |= found
-        if self._lazy is None or (kind == FULL and self._lazy.tensors != list(tensors)):
-            self._lazy = Lazy(objects, tensors, set(names_in_parts(data)))
-        narrow: frozenset[str] = frozenset()
-        if self._settings.checkpoint_moments == "bf16" and kind == FULL:
-            narrow = frozenset(self._lazy.moments)
-            mark_narrow(data, narrow, "float32")
-        return State(
-            step=step,
-            data=data,
-            tensors=tensors,
-            lazy=self._lazy.names,
-            order=self._lazy.order,
-            narrow=narrow,
-            kind=kind,
-        )
 
 
 class Copy(NamedTuple):

@@ -10,7 +10,7 @@ from outlast.config import Settings
 from outlast.notice.signals import SignalNotice
 from outlast.training.afresh import Afresh
 from outlast.training.ending import Ending
-from outlast.training.flight import State
+from outlast.training.lazy import State
 from outlast.training.leaving import Leaving, Where
 from outlast.training.objects import Objects
 from outlast.training.position import Streams

@@ -47,8 +47,7 @@ from outlast.checkpoint.tensors import Parts, is_subclass, memories
 from outlast.errors import ConfigError, OutlastError, StateMismatch, StorageError
 from outlast.training import modules
 from outlast.training.objects import Objects
-from outlast.training.restore import Restore
-from outlast.training.resume import READ_TIMEOUT_S
+from outlast.training.restore import READ_TIMEOUT_S, Restore
 
 _WRAPPERS: Final = frozenset(
     {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}

@@ -13,17 +13,17 @@ from typing import Any, Final
 
 import torch
 
+from outlast.attempt.link import Link
 from outlast.attempt.over import over
 from outlast.attempt.own import Own
 from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN
 from outlast.data import random_state
 from outlast.training import living
-from outlast.training.flight import State
+from outlast.training.lazy import State
 from outlast.training.living import BUFFERS, Buffers, Looks, Moment, Rest, is_equal, of_all
 from outlast.training.objects import Objects
 from outlast.training.parcel import Packer
-from outlast.training.rig import Rig
 
 _PLAIN: Final = ("step", "bits", "settings", "origins")  # of a rank's own state
 
@@ -34,7 +34,9 @@ class Keeping:
     """Of one session, from its beginning to its end.
 
     Args:
-        rig: what the session stands on.
+        link: the other ranks.
+        timeline: number of the attempt in which this line of steps began.
+        basis: step and number of workers that the attempt has gone on from, not from storage.
         objects: the session's.
         newest: gives the state that these hold.
         own: gives this rank's own state, as it is now.
@@ -47,7 +49,9 @@ class Keeping:
 
     def __init__(
         self,
-        rig: Rig,
+        link: Link,
+        timeline: int,
+        basis: tuple[int, int] | None,
         objects: Objects,
         *,
         newest: Callable[[], State],
@@ -55,7 +59,8 @@ class Keeping:
         own_end: Callable[[int], dict[str, Any]],
         let_go: Callable[[], None],
     ) -> None:
-        self._rig = rig
+        self._link = link
+        self._timeline = timeline
         self._newest = newest
         self._own = own
         self._own_end = own_end
@@ -67,7 +72,7 @@ class Keeping:
         self._told = b""  # the same, as a whole
         self._tells_early = True
         self._rest: Rest | None = None  # of the moment that is kept
-        self._mirror = Own(rig.timeline, rig.link.rank, rig.link.world_size, rig.basis)
+        self._mirror = Own(timeline, link.rank, link.world_size, basis)
         self.moment: Moment | None = None
         self._step = 0  # completed; there may be some since that moment
         self._is_off = False  # this session's state is not one that can be kept
@@ -79,19 +84,20 @@ class Keeping:
                 break
         over.watch(let_go)
 
-    def keep(self, step: int, own: bytes = b"", *, stepped: bool = True) -> None:
+    def keep(self, step: int, own: bytes = b"", *, stepped: bool = True) -> float:
         """A step has ended, or the first one is about to begin.
 
         Args:
             step: completed steps.
             own: what this rank alone knew then, where a batch has been handed out since.
             stepped: whether the step has changed weights.
+
+        Returns:
+            Seconds that the loop has waited for it.
         """
         start_s = time.monotonic()
-        try:
-            self._keep(step, own, stepped=stepped)
-        finally:
-            self._rig.samples.stalled(time.monotonic() - start_s)
+        self._keep(step, own, stepped=stepped)
+        return time.monotonic() - start_s
 
     def stay(self, step: int) -> None:
         """``step`` has ended with gradients in the making, which are this process' alone.
@@ -113,8 +119,7 @@ class Keeping:
         try:
             rest = self._rest = self._looks.take() or self._all()
             own = own or self._packed(self._own(), rest.buffers)
-            line, link = self._rig.timeline, self._rig.link
-            moment = Moment(line, link, step, rest, own, stepped=stepped)
+            moment = Moment(self._timeline, self._link, step, rest, own, stepped=stepped)
             self._mirror.final(step, own, moment.rest)
         except Exception as error:  # noqa: BLE001 - whatever state is made of, training goes on
             self._stop(error)
@@ -135,12 +140,12 @@ class Keeping:
 
     def _packed(self, own: dict[str, Any], buffers: Buffers) -> bytes:
         """What this rank knows alone; of rank 0 it is also what DDP sends the others."""
-        is_sender = buffers and self._rig.link.rank == 0
+        is_sender = buffers and self._link.rank == 0
         return self._packer.pack({**own, BUFFERS: buffers} if is_sender else own)
 
     def _buffers_now(self, *, late: bool) -> Buffers | None:
         """What DDP will send; None where a device is not to be waited for."""
-        if self._rig.link.rank or self._rest is None or not self._rest.sent:
+        if self._link.rank or self._rest is None or not self._rest.sent:
             return []
         is_there = late or all(one.is_cpu for one in self._rest.sent.values())
         return self._rest.buffers_now() if is_there else None

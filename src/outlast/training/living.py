@@ -47,7 +47,7 @@ from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import as_bytes, is_spread
 from outlast.checkpoint.tree import encode_into
 from outlast.errors import ConfigError
-from outlast.training.flight import State
+from outlast.training.lazy import State
 from outlast.training.objects import Objects
 
 BUFFERS: Final = "buffers"  # in what rank 0 knows alone

@@ -58,12 +58,11 @@ from outlast.ledger.narrator import say
 from outlast.reduce import losses
 from outlast.training import interrupted, living, parting
 from outlast.training.callsite import recount
-from outlast.training.flight import State
 from outlast.training.footing import Footing
 from outlast.training.gradients import Gradients
 from outlast.training.interrupted import Collectives, Doubts
 from outlast.training.keeping import Keeping
-from outlast.training.lazy import Hook
+from outlast.training.lazy import Hook, State
 from outlast.training.living import Moment
 from outlast.training.objects import Objects
 from outlast.training.position import Position
@@ -213,6 +212,7 @@ class Passage:
         self._gradients = gradients
         self._home = home
         self._keeping: Keeping | None = None
+        self._stalled: Callable[[float], None] = lambda _: None
         self._undo: Hook | None = None
         self._collectives = Collectives()
         self._random: Mapping[str, Any] = {}
@@ -288,9 +288,9 @@ class Passage:
         self._survivor.close()
 
     def _keeping_for(self, rig: Rig) -> Keeping:
-        home = self._home
+        self._stalled, home = rig.samples.stalled, self._home
         return Keeping(
-            rig,
+            *(rig.link, rig.timeline, rig.basis),
             self._objects,
             newest=home.newest,
             own=home.own,
@@ -392,7 +392,7 @@ class Passage:
             self._keeping.stay(step)
         else:
             stepped = is_agreed or self._gradients.have_changed_weights
-            self._keeping.keep(step, own, stepped=stepped)
+            self._stalled(self._keeping.keep(step, own, stepped=stepped))
         self._tell(self._doubts.kept(is_there=self._keeping.moment is not None))
 
     def _tell(self, doubt: str) -> None:

@@ -44,6 +44,7 @@ from outlast.checkpoint.tree import flatten, replace
 from outlast.errors import StateMismatch
 from outlast.training import modules
 
+READ_TIMEOUT_S: Final = 3600.0  # for a rank to read its part
 ANEW: Final = "start a new job with another --dir"
 
 

@@ -46,7 +46,7 @@ from outlast.checkpoint.transfer import Repaired, in_words, read_manifest
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
 from outlast.ledger.job import FILE_NAME
 from outlast.storage import Storage
-from outlast.training.restore import Restore
+from outlast.training.restore import READ_TIMEOUT_S, Restore
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +202,6 @@ logger = logging.getLogger(__name__)
 
 OnDamaged = Callable[[int, str, Place, str], None]
 OnRepaired = Callable[[int, str, Place], None]
-READ_TIMEOUT_S: Final = 3600.0
 INEXACT: Final = "some of its tensors were stored in fewer bits: the run goes on, not bit for bit"
 
 

@@ -56,9 +56,10 @@ from outlast.tiers import PEER
 from outlast.training import attempts, excepthook, regain, resume
 from outlast.training.attempts import own_command
 from outlast.training.engine import Engine
-from outlast.training.flight import States, Unsaved, Written
+from outlast.training.flight import Unsaved, Written
 from outlast.training.initial import Origin
 from outlast.training.judging import Judging
+from outlast.training.lazy import States
 from outlast.training.regain import Regained
 from outlast.training.restore import Restore
 from outlast.training.timing import Meter, Samples

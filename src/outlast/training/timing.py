@@ -61,7 +61,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -71,6 +71,7 @@ import torch.distributed as dist
 from outlast.attempt.beat import UNDER_WAY_S, Beat, Phase, Timing
 from outlast.ledger.file import QueuedLedger
 from outlast.reduce import losses
+from outlast.training.unnamed import in_place
 
 
 class DeviceClock:
@@ -242,18 +243,6 @@ class Waits:
                 end()
 
         return in_place(owner, name, watched)
-
-
-@contextlib.contextmanager
-def in_place(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """Have ``new`` in place of a class's or module's function inside."""
-    original = getattr(owner, name)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        if getattr(owner, name) is new:  # else somebody wrapped it since
-            setattr(owner, name, original)
 
 
 class _Probe:

@@ -9,8 +9,7 @@ from torch import nn
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.training import living
-from outlast.training.flight import State
-from outlast.training.lazy import Lazy
+from outlast.training.lazy import Lazy, State
 from outlast.training.living import Moment, of_all
 from outlast.training.objects import Objects
 

@@ -8,8 +8,7 @@ from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
 from outlast.training import living as module
-from outlast.training.flight import State
-from outlast.training.lazy import Lazy
+from outlast.training.lazy import Lazy, State
 from outlast.training.living import Looks, is_equal, of_all, with_buffers
 from outlast.training.objects import Objects
 
