@@ -40,8 +40,8 @@ from outlast.checkpoint.tree import flatten, unflatten
 from outlast.data import random_state
 from outlast.errors import CheckpointInvalid, StorageError
 from outlast.ledger.narrator import say
-from outlast.training import modules
-from outlast.training.objects import Objects
+from outlast.script import modules
+from outlast.script.objects import Objects
 from outlast.training.rig import Rig
 
 Again = Callable[[Collection[str]], None]  # objects, by their names, get their state again

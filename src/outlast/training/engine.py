@@ -39,11 +39,10 @@ from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
 from outlast.keeper.place import setup_of
-from outlast.training.attempts import Attempt
+from outlast.script.states import State
 from outlast.training.flight import Copy, Flight, Written, is_copy_of
-from outlast.training.lazy import State
-from outlast.training.line import GONE, Line
-from outlast.training.room import Room
+from outlast.training.line import GONE, Line, Room
+from outlast.training.resume import Attempt
 from outlast.training.sharing import Meeting, Sharing, local_ranks
 
 logger = logging.getLogger(__name__)

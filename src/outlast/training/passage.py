@@ -4,7 +4,7 @@ At the boundary behind an interrupted step, the state is that of the step's begi
 the body has changed besides the weights: that is put back, so that the same batch can be trained on
 once more. Who was lost is replaced by a worker that has nothing, and one that did not end a step
 that another one ended lacks it: both get the state from one that has it
-(:mod:`outlast.training.regain`).
+(:mod:`outlast.inprocess.regain`).
 
 Where gradients are in the making, each process' own, all go back to the newest step's end that had
 none, drop them, and train on the batches since then once more: no weight has changed since. What a
@@ -54,20 +54,20 @@ from outlast.data import random_state
 from outlast.data.handover import record_of
 from outlast.data.trail import Noting, Others, known_to
 from outlast.errors import NotInProcess
+from outlast.inprocess import interrupted, living, parting
+from outlast.inprocess.interrupted import Collectives, Doubts
+from outlast.inprocess.keeping import Keeping
+from outlast.inprocess.living import Moment
+from outlast.inprocess.survivor import Survivor
 from outlast.ledger.narrator import say
 from outlast.reduce import losses
-from outlast.training import interrupted, living, parting
-from outlast.training.callsite import recount
+from outlast.script.callsite import recount
+from outlast.script.gradients import Gradients
+from outlast.script.objects import Objects
+from outlast.script.states import Hook, State
 from outlast.training.footing import Footing
-from outlast.training.gradients import Gradients
-from outlast.training.interrupted import Collectives, Doubts
-from outlast.training.keeping import Keeping
-from outlast.training.lazy import Hook, State
-from outlast.training.living import Moment
-from outlast.training.objects import Objects
 from outlast.training.position import Position
 from outlast.training.rig import Rig
-from outlast.training.survivor import Survivor
 
 
 class Way:

@@ -33,11 +33,10 @@ from outlast.data.trail import Trail
 from outlast.errors import ConfigError, NotInProcess, ResumeRefused
 from outlast.ledger.narrator import say
 from outlast.policy.rollbacks import Rollback, left_out
+from outlast.script.callsite import KEY as EPOCHS
+from outlast.script.callsite import Epochs, Loops, Site, recount
+from outlast.script.objects import Objects
 from outlast.training.afresh import Afresh, trace
-from outlast.training.callsite import Loops, Site, recount
-from outlast.training.epochs import KEY as EPOCHS
-from outlast.training.epochs import Epochs
-from outlast.training.objects import Objects
 from outlast.training.rig import Rig
 
 

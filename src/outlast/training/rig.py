@@ -39,6 +39,8 @@ from outlast.config import Settings
 from outlast.data import Feed, open_feed
 from outlast.data.trail import Others, Trail
 from outlast.errors import ConfigError, Exit, StorageError
+from outlast.inprocess import regain
+from outlast.inprocess.regain import Regained
 from outlast.keeper.client import Remote
 from outlast.keeper.memory import MemoryTier
 from outlast.ledger import planned
@@ -51,17 +53,17 @@ from outlast.notice.foresight import Foresight
 from outlast.notice.record import fields_of
 from outlast.peer.reign import Reign, reign_over
 from outlast.policy.cadence import Change
+from outlast.script import excepthook
+from outlast.script.initial import Origin
+from outlast.script.restore import Restore
+from outlast.script.states import States
 from outlast.storage import Directory
 from outlast.tiers import PEER
-from outlast.training import attempts, excepthook, regain, resume
-from outlast.training.attempts import own_command
+from outlast.training import resume
 from outlast.training.engine import Engine
 from outlast.training.flight import Unsaved, Written
-from outlast.training.initial import Origin
 from outlast.training.judging import Judging
-from outlast.training.lazy import States
-from outlast.training.regain import Regained
-from outlast.training.restore import Restore
+from outlast.training.resume import own_command
 from outlast.training.timing import Meter, Samples
 from outlast.training.turns import Outlook, Turns, info_of
 
@@ -149,9 +151,9 @@ class Rig:
             undo.callback(self._lock.release)
             if (command := own_command()) is not None:
                 settle(settings, command, is_alone=self._lock.is_alone, in_script=True)
-        past = attempts.look_back(self.link, self._settings.dir)
+        past = resume.look_back(self.link, self._settings.dir)
         self._past = past
-        agreed = attempts.agree_on_attempt(self.link, past, settings.dir, lambda: self._begin(undo))
+        agreed = resume.agree_on_attempt(self.link, past, settings.dir, lambda: self._begin(undo))
         attempt = agreed.number
         self.finished_t = agreed.finished_t
         self._promised = set[SaveName]()

@@ -15,14 +15,13 @@ from outlast.checkpoint.plan import OWN
 from outlast.data import random_state
 from outlast.errors import ConfigError, OutlastError, StorageError
 from outlast.ledger.narrator import say
+from outlast.script.gradients import KEY as GRADIENTS
+from outlast.script.gradients import Gradients
+from outlast.script.hyper import Hyperparameters
+from outlast.script.objects import Objects
+from outlast.script.states import Heard, State
 from outlast.training.flight import Written
-from outlast.training.footing import Footing
-from outlast.training.gradients import KEY as GRADIENTS
-from outlast.training.gradients import Gradients
-from outlast.training.hyper import Hyperparameters
-from outlast.training.lazy import Heard, State
-from outlast.training.leaving import NO_COMMIT
-from outlast.training.objects import Objects
+from outlast.training.footing import NO_COMMIT, Footing
 from outlast.training.position import Position
 
 COMMIT_TIMEOUT_S: Final = 1800.0

@@ -42,28 +42,27 @@ from outlast.errors import (
     OutlastError,
     exit_code_of,
 )
+from outlast.inprocess import parting
+from outlast.inprocess.survivor import open_survivor
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
 from outlast.notice.desk import PlatformDesk
 from outlast.notice.platform import Chosen
 from outlast.notice.record import answer_to, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
-from outlast.training import excepthook, lazy, parting
+from outlast.script import excepthook, states
+from outlast.script.callsite import Entry, Site, entry_of, site_of
+from outlast.script.gradients import Gradients
+from outlast.script.hyper import Hyperparameters
+from outlast.script.initial import Initial
+from outlast.script.objects import Objects
+from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
-from outlast.training.callsite import Entry, Site, entry_of, site_of
-from outlast.training.footing import Footing
-from outlast.training.gradients import Gradients
-from outlast.training.hyper import Hyperparameters
-from outlast.training.initial import Initial
-from outlast.training.leaving import OTHERS_S, Where
-from outlast.training.objects import Objects
+from outlast.training.flight import PendingSave, Saves
+from outlast.training.footing import OTHERS_S, Footing, Where
 from outlast.training.passage import FROM_NOTHING, Home, Passage
-from outlast.training.pending import PendingSave, Saves
 from outlast.training.position import Position, refuse_loop
 from outlast.training.saving import COMMIT_TIMEOUT_S, Saving
-from outlast.training.survivor import open_survivor
-from outlast.training.transient import Transient
-from outlast.training.unnamed import Unnamed
 
 Batch = TypeVar("Batch")
 
@@ -139,9 +138,9 @@ class Session:
             self._passage = self._open_passage()
             while not self._come_in():
                 pass  # the attempt was over before it began here
-        self._saving.optimizers = lazy.Heard(self.step)
+        self._saving.optimizers = states.Heard(self.step)
         distrust = lambda: self._on.rig.engine.distrust()  # noqa: E731, PLW0108 - of each attempt
-        self._hook = lazy.hook(self._before_optimizer, distrust, self._before_replay)
+        self._hook = states.hook(self._before_optimizer, distrust, self._before_replay)
         self._gradients.open(self.step)
         if self._on.rig.link.rank == 0:
             self._unnamed.open()
@@ -518,7 +517,7 @@ class Session:
         self._at_boundary = self._passage is None or not self._passage.is_in_hand
         self._gradients.forget(step)
         self._gradients.restore()
-        self._saving.optimizers = lazy.Heard(step)
+        self._saving.optimizers = states.Heard(step)
 
     def _leave_loop(self) -> None:
         """The loop has ended or was left, maybe in the midst of a step."""

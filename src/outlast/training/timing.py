@@ -71,7 +71,7 @@ import torch.distributed as dist
 from outlast.attempt.beat import UNDER_WAY_S, Beat, Phase, Timing
 from outlast.ledger.file import QueuedLedger
 from outlast.reduce import losses
-from outlast.training.unnamed import in_place
+from outlast.script.unnamed import in_place
 
 
 class DeviceClock:

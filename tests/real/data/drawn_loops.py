@@ -19,10 +19,10 @@ from outlast import config
 from outlast.checkpoint.tree import flatten, unflatten
 from outlast.data import generators, open_feed, random_state, shield
 from outlast.errors import OutlastError
+from outlast.script.initial import Initial
+from outlast.script.objects import Objects
 from outlast.training import footing
 from outlast.training import session as sessions
-from outlast.training.initial import Initial
-from outlast.training.objects import Objects
 
 STEPS_MAX = 26
 LOOPS_MAX = 200
