@@ -12,14 +12,15 @@ A session:
 What it stands on, made anew for each attempt:
 
 ``footing``     all that belongs to one attempt: a loop's end, the session's end, the way out
-``rig``         link, ledger, tiers, engine, agreement, put together
-``resume``      which attempt this is, and the newest checkpoint that verifies on every rank
+``books``       which attempt this is, and what goes into the ledger
+``resume``      the newest checkpoint that verifies on every rank, or what survivors hold
 ``timing``      what a step's time was spent on
 ``turns``       when the next checkpoint is due, and in which tiers
 ``judging``     the loss, judged while the loop goes on
 
 A worker's part in a save:
 
+``snapshots``   when they are taken, and how their saves end
 ``engine``      from a state to a committed checkpoint
 ``flight``      saves on their way: how they end, and who waits for them
 ``sharing``     the ranks agree on who writes what, the keepers find each other

@@ -42,7 +42,7 @@ from outlast.errors import CheckpointInvalid, StorageError
 from outlast.ledger.narrator import say
 from outlast.script import modules
 from outlast.script.objects import Objects
-from outlast.training.rig import Rig
+from outlast.training.resume import Sources
 
 Again = Callable[[Collection[str]], None]  # objects, by their names, get their state again
 Flat = tuple[Any, dict[str, torch.Tensor]]  # a state's data and tensors
@@ -187,12 +187,12 @@ class Afresh:
             )
 
 
-def read(objects: Objects, rig: Rig, save: SaveName) -> Again:
+def read(objects: Objects, sources: Sources, save: SaveName) -> Again:
     """Gives objects again what they were given of a checkpoint."""
 
     def again(keys: Collection[str]) -> None:
         try:
-            objects.apply_again(rig.reopen(save), keys)
+            objects.apply_again(sources.reopen(save), keys)
         except (OSError, CheckpointInvalid) as error:
             raise StorageError(
                 f"what the script has changed in front of this loop ({', '.join(sorted(keys))}) is "

@@ -40,9 +40,9 @@ from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
 from outlast.keeper.place import setup_of
 from outlast.script.states import State
+from outlast.training.books import Attempt
 from outlast.training.flight import Copy, Flight, Written, is_copy_of
 from outlast.training.line import GONE, Line, Room
-from outlast.training.resume import Attempt
 from outlast.training.sharing import Meeting, Sharing, local_ranks
 
 logger = logging.getLogger(__name__)

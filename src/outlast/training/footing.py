@@ -47,6 +47,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from outlast.attempt.agreement import DECISION_TIMEOUT_S, Action, Agreement
+from outlast.attempt.beat import Beat
+from outlast.attempt.link import Link
+from outlast.checkpoint.catalog import find_standing
 from outlast.config import Settings
 from outlast.errors import ConfigError, Exit, StorageError
 from outlast.ledger.narrator import say
@@ -56,8 +59,15 @@ from outlast.policy.drain import LEAVING_S, leaving_s
 from outlast.script.objects import Objects
 from outlast.script.states import State
 from outlast.training.afresh import Afresh
+from outlast.training.books import Books
+from outlast.training.engine import Engine
+from outlast.training.judging import Judging
 from outlast.training.position import Streams
-from outlast.training.rig import Rig
+from outlast.training.resume import Sources
+from outlast.training.saving import NO_COMMIT
+from outlast.training.snapshots import Snapshots
+from outlast.training.timing import Meter
+from outlast.training.turns import Outlook, info_of
 from outlast.values import GRACE_MAX_S
 
 logger = logging.getLogger(__name__)
@@ -82,15 +92,24 @@ class Ending:
     """Of each loop of a session.
 
     Args:
-        rig: what the session stands on.
+        snapshots: the worker's part in the attempt's saves.
+        link: the other ranks.
+        judging: of the loss.
         state: gives what would be saved in this moment.
         snapshot: has a snapshot taken; whether that was possible.
     """
 
     def __init__(
-        self, rig: Rig, state: Callable[[], State], snapshot: Callable[[dict[str, Any]], bool]
+        self,
+        snapshots: Snapshots,
+        link: Link,
+        judging: Judging,
+        state: Callable[[], State],
+        snapshot: Callable[[dict[str, Any]], bool],
     ) -> None:
-        self._rig = rig
+        self._engine, self._turns = snapshots.engine, snapshots.turns
+        self._link = link
+        self._judging = judging
         self._state = state
         self._snapshot = snapshot
 
@@ -103,13 +122,13 @@ class Ending:
         it has done, and all do the same: one that saved alone would wait for the others' parts.
         """
         agreed = None
-        self._rig.judging.hasten()
-        if self._rig.link.rank == 0:
+        self._judging.hasten()
+        if self._link.rank == 0:
             for action in agreement.last_boundary(step)[:1]:
                 self._snapshot(action.info)
             agreed = agreement.saved(step)
         word = self._rank_0s_word(loop, step, agreed)
-        if self._rig.link.rank and word.agreed is not None and agreement.follow(step):
+        if self._link.rank and word.agreed is not None and agreement.follow(step):
             self._snapshot(word.agreed)
         if word.saves_end and word.back is None:
             self._save_end()
@@ -120,19 +139,19 @@ class Ending:
 
         Where a save is in flight it is not: nobody is to wait for it here.
         """
-        return self._rig.engine.committed_step != step and self._rig.turns.pays()
+        return self._engine.committed_step != step and self._turns.pays()
 
     def _save_end(self) -> None:
         since_s = time.monotonic()
-        self._rig.engine.take_at_once()  # whatever follows may change the state in any way
+        self._engine.take_at_once()  # whatever follows may change the state in any way
         self._snapshot({"reason": "the loop's end"})
-        self._rig.turns.end_taken(time.monotonic() - since_s)
+        self._turns.end_taken(time.monotonic() - since_s)
 
     def _rank_0s_word(self, loop: int, step: int, agreed: dict[str, Any] | None) -> _Word:
-        link, key = self._rig.link, f"end/{loop}/{step}"
+        link, key = self._link, f"end/{loop}/{step}"
         try:
             if link.rank == 0:
-                word = _Word(agreed, self.may_save(step), self._rig.judging.at_end(step))
+                word = _Word(agreed, self.may_save(step), self._judging.at_end(step))
                 link.publish(key, msgspec.json.encode(word))
                 return word
             return msgspec.json.decode(link.fetch(key, END_TIMEOUT_S), type=_Word)
@@ -142,14 +161,14 @@ class Ending:
 
     def is_none(self, error: BaseException | None) -> None:
         """This rank's session does not come to an end that is saved: nobody is to wait for it."""
-        link = self._rig.link
+        link = self._link
         if link.world_size > 1:
             with contextlib.suppress(OSError, RuntimeError):  # the store is gone, the attempt over
                 link.publish(f"end/at/{link.rank}", _GONE + type(error).__name__.encode())
 
     def is_excused(self) -> None:
         """This rank was, in a job that had finished: the end that is committed stands."""
-        link = self._rig.link
+        link = self._link
         if link.world_size > 1:
             with contextlib.suppress(OSError, RuntimeError):  # the store is gone, with rank 0
                 link.publish(f"end/at/{link.rank}" if link.rank else "end/at", _EXCUSED)
@@ -166,9 +185,9 @@ class Ending:
             ConfigError: the ranks have ended at different steps.
             StorageError: a rank does not come here.
         """
-        if self._rig.link.world_size > 1 and not self._meet(step, timeout_s):
+        if self._link.world_size > 1 and not self._meet(step, timeout_s):
             return False
-        engine = self._rig.engine
+        engine = self._engine
         engine.wait(timeout_s)
         due = engine.committed_step != step
         if not due and may_differ():
@@ -180,7 +199,7 @@ class Ending:
 
         Returns whether there is anything to save: not where a rank was excused.
         """
-        link = self._rig.link
+        link = self._link
         try:
             if link.rank:
                 link.publish(f"end/at/{link.rank}", b"%d" % step)
@@ -193,7 +212,7 @@ class Ending:
             return True
         if not word or word == _EXCUSED:
             return not word
-        committed = self._rig.engine.committed_step
+        committed = self._engine.committed_step
         stands = f"step {committed}, the newest commit, stands" if committed else "none stands"
         kind, _, why = word.decode().partition(" ")
         if kind == "differ":
@@ -208,10 +227,10 @@ class Ending:
         """On rank 0: "" where all ranks are at ``step``, or what keeps them from being saved."""
         until_s = time.monotonic() + timeout_s
         tell_s = time.monotonic() + TELL_S
-        for rank in range(1, self._rig.link.world_size):
+        for rank in range(1, self._link.world_size):
             while True:
                 try:
-                    word = self._rig.link.fetch(f"end/at/{rank}", SLICE_S)
+                    word = self._link.fetch(f"end/at/{rank}", SLICE_S)
                     break
                 except TimeoutError:
                     now = time.monotonic()
@@ -230,7 +249,7 @@ class Ending:
 
     def _anybody(self, what: str, says: bool, timeout_s: float) -> bool:
         """Whether any rank says so: the same answer for all, where all ask."""
-        link = self._rig.link
+        link = self._link
         try:
             if link.rank:
                 link.publish(f"{what}/{link.rank}", b"1" if says else b"0")
@@ -253,7 +272,6 @@ EXIT_S: Final = 0.5  # for the exit itself
 BOOKS_S: Final = 1.0  # for the ledger, whose disk may be what is slow
 LOOK_S: Final = 0.05
 OTHERS_S: Final = 5.0  # for what is in flight when an exception or a drain ends the session
-NO_COMMIT: Final = "nothing is committed yet"
 
 
 class Where(NamedTuple):
@@ -277,14 +295,25 @@ class Leaving:
         is_known: whether the ranks will leave; what their leaving then breaks is no failure.
 
     Args:
-        rig: what the session stands on.
+        books: the attempt's.
+        engine: the worker's part in its saves.
+        outlook: what is expected of the next seconds.
         signals: through which the main thread is made to leave.
         where: says where the training thread is; asked from another thread.
     """
 
-    def __init__(self, rig: Rig, signals: SignalNotice, where: Callable[[], Where]) -> None:
+    def __init__(
+        self,
+        books: Books,
+        engine: Engine,
+        outlook: Outlook,
+        signals: SignalNotice,
+        where: Callable[[], Where],
+    ) -> None:
         self.is_known = False
-        self._rig = rig
+        self._books = books
+        self._engine = engine
+        self._outlook = outlook
         self._signals = signals
         self._where = where
         self._end_s: float | None = None  # monotonic time at which the machine goes
@@ -333,7 +362,7 @@ class Leaving:
         Args:
             others_wait: ranks for this one to go, and the keeper for them.
         """
-        if others_wait and self._rig.link.world_size > 1:
+        if others_wait and self._books.link.world_size > 1:
             copying_s = self.seconds_for_copying()
             return OTHERS_S if copying_s is None else min(copying_s, OTHERS_S)
         if not self.is_known:
@@ -343,13 +372,13 @@ class Leaving:
 
     def tell_loss(self, step: int, why: str) -> None:
         """The state of ``step`` is not committed: what stands instead, and what that costs."""
-        committed = self._rig.engine.committed_step
-        if self._rig.link.rank or committed == step:
+        committed = self._engine.committed_step
+        if self._books.link.rank or committed == step:
             return
         text = f"step {step} could not be committed ({why}); "
         text += f"the newest commit, step {committed}, stands" if committed else NO_COMMIT
         lost = step - committed
-        seconds = self._rig.outlook.seconds_of(lost)
+        seconds = self._outlook.seconds_of(lost)
         about = f", about {seconds:.1f} s of training" if seconds else ""
         say(f"{text}: {lost} step{'s'[: lost > 1]} lost{about}")
 
@@ -364,7 +393,7 @@ class Leaving:
                     self._end_it(where.step)
                 continue
             is_there = not where.in_loop and where.step >= action.step
-            if is_there and where.step == self._rig.engine.committed_step:
+            if is_there and where.step == self._engine.committed_step:
                 self._leave("")
                 return
             if left_s < self._out_s:
@@ -376,7 +405,7 @@ class Leaving:
 
     def _give_up(self, action: Action) -> None:
         # What is on its way needs nothing from the training thread any more, only time.
-        self._rig.engine.wait_for_writing(self.seconds_for_saving(0.0))
+        self._engine.wait_for_writing(self.seconds_for_saving(0.0))
         why = str(action.info.get("why") if action.kind == "leave" else "")
         self._leave(why or "the step did not end in time")
 
@@ -398,7 +427,7 @@ class Leaving:
         if self.claim():  # in the middle of its own way out
             self._tell(step, "there was no time left")
         ending = threading.Thread(
-            target=self._rig.abandon,
+            target=self._abandon,
             args=(int(Exit.DRAINED), copying_s),
             name="outlast-abandon",
             daemon=True,
@@ -407,13 +436,20 @@ class Leaving:
         ending.join((copying_s or 0.0) + BOOKS_S)
         os._exit(int(Exit.DRAINED))
 
+    def _abandon(self, exit_code: int, copying_s: float | None) -> None:
+        """Leave without the training thread, which does not come to an end."""
+        try:
+            self._engine.line.close(clean=True, copying_s=copying_s)
+        finally:
+            self._books.close(exit_code)
+
     def _tell(self, step: int, why: str) -> None:
         """Say and write down how it ended; neither may hold up the way out."""
 
         def tell() -> None:
             with contextlib.suppress(Exception):
                 self.tell_loss(step, why)
-            self._rig.drained(step, 0 < step == self._rig.engine.committed_step)
+            self._books.drained(step, 0 < step == self._engine.committed_step)
 
         telling = threading.Thread(target=tell, name="outlast-telling", daemon=True)
         telling.start()
@@ -434,6 +470,16 @@ class Footing:
         snapshot: has a snapshot taken; whether that was possible.
         may_move: on rank 0, whether a drain is only those machines' that leave; told the asks.
 
+    Attributes:
+        books: the attempt's, and what goes into the ledger.
+        link: the other ranks.
+        judging: of the loss.
+        snapshots, engine: the worker's part in the attempt's saves.
+        sources: where the state comes from.
+        leaving, ending: how it is left.
+        streams, afresh: random numbers, and objects, as loops begin.
+        meter: what measures this worker's steps.
+
     Raises:
         ConfigError, StorageError: the job's directory cannot be used.
     """
@@ -451,18 +497,121 @@ class Footing:
         snapshot: Callable[[Mapping[str, Any]], bool],
         may_move: Callable[[list[dict[str, Any]]], bool],
     ) -> None:
-        hasten = lambda left_s: self.leaving.hasten(left_s)  # noqa: E731, PLW0108 - not yet there
-        self.leaving: Leaving
-        self.rig = Rig(settings, on_decision, on_written, hasten, may_move)
-        self.leaving = Leaving(self.rig, signals, where)
-        self.ending = Ending(self.rig, newest, snapshot)
-        self.streams = Streams(self.rig.link)
-        self.afresh = Afresh(objects, self.rig.link)
-        self.meter = self.rig.meter()
+        self._on_decision = on_decision
+        self._may_move = may_move
+        self.books = Books(settings)
+        self.link = self.books.link
+        self._outlook = Outlook(settings)
+        with self.books.or_given_back():
+            self.judging = Judging(settings, self.link, self.books.past)
+            self.books.open()
+            self._beat = Beat()
+            self.snapshots = Snapshots(settings, self.books, self.judging, on_written)
+        self.engine = self.snapshots.engine
+        self.sources = Sources(self.books, self.snapshots, self.judging)
+        self._step = 0
+        self._completed_s = time.monotonic()
+        self.leaving = Leaving(self.books, self.engine, self._outlook, signals, where)
+        self.ending = Ending(self.snapshots, self.link, self.judging, newest, snapshot)
+        self.streams = Streams(self.link)
+        self.afresh = Afresh(objects, self.link)
+        alone, engine = self.link.world_size == 1, self.engine
+        self.meter = Meter(self._beat, alone=alone, is_saving=lambda: engine.is_saving)
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """With the other ranks; None until the attempt has begun here."""
+        return self.snapshots.agreement
+
+    def start(self, step: int, *, in_step: bool = False) -> None:
+        """Begin to listen to the other ranks.
+
+        Args:
+            step: completed steps.
+            in_step: the next one is in progress: this rank comes to no boundary before its end.
+        """
+        agreement = self.snapshots.agreement = Agreement(
+            self.link,
+            step,
+            self._on_decision,
+            in_step=in_step,
+            may_save=lambda: self.engine.idle,
+            may_drain=self.plan_drain,
+            may_move=self._may_move,
+            on_hurry=self.snapshots.turns.hurry,
+            on_deadline=self.leaving.hasten,
+            on_other=self.judging.heard,
+        )
+        judge = self.engine.line.judge
+        tiers = self.sources.tiers()
+        self.judging.start(
+            *(step, self.books.attempt.number, agreement, self.books.ledger, judge),
+            find_there=lambda: find_standing(tiers),
+        )
+        agreement.start()
+        self._completed_s = time.monotonic()
+        self._step = step
+        self.books.samples.start(step)
+        self._beat.beat(step)
+        self.sources.look_away()
+
+    def completed(self, step: int, *of: int) -> None:
+        """A step is done, with this batch of this loop: beat, and about once a second sample."""
+        self.judging.completed(step, *of)
+        self._beat.beat(step)
+        self._step = step
+        self._completed_s = time.monotonic()
+        self.books.samples.completed(step)
+
+    def log(self, scalars: dict[str, Any]) -> None:
+        """Numbers of the step in progress."""
+        self.judging.log(scalars)
+        self.books.samples.log(scalars)
+
+    def plan_drain(self, info: dict[str, Any]) -> bool:
+        """On rank 0: whether there is time for a drain, and how, which is added to ``info``.
+
+        What goes wrong here must not cost the drain.
+        """
+        try:
+            return self._has_time(info)
+        except Exception:
+            logger.exception("a drain could not be planned; it is tried")
+            return True
+
+    def _has_time(self, info: dict[str, Any]) -> bool:
+        agreement = self.agreement
+        in_step = agreement is not None and agreement.in_step
+        found = self._outlook.plan(
+            info.get("left_s"),
+            in_step_s=time.monotonic() - self._completed_s if in_step else None,
+            saving=not self.engine.idle,
+        )
+        info.update(info_of(found))
+        return found.choice != "keep" or self._step == self.engine.committed_step
+
+    def stop(
+        self, timeout_s: float, exit_code: int, *, clean: bool, copying_s: float | None = None
+    ) -> None:
+        """End what was started; a save in flight has ``timeout_s`` to end.
+
+        Unless it is ``clean`` the keeper stays for the next attempt, with what it has in memory.
+        Slower tiers have ``copying_s`` to get what is due there.
+        """
+        try:
+            self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
+            self.snapshots.changed()
+            self.books.samples.write(force=True)
+            self.judging.stop()
+            if self.agreement is not None:
+                self.agreement.stop()
+        finally:  # also when somebody does not want to wait for slower tiers
+            self.books.close(exit_code)
+            self._beat.close()
 
     def leave(self) -> None:
         """The attempt is over, and nothing of it is waited for."""
         self.meter.close()
-        self.rig.stop(0.0, 0, clean=False)
-        self.rig.link.let_go()
+        self.stop(0.0, 0, clean=False)
+        self.link.let_go()
         self.leaving.left()

@@ -1,26 +1,16 @@
-"""Which attempt this is, and the newest checkpoint that verifies on every rank to go on from.
+"""Going on: the newest checkpoint that verifies on every rank, or what survivors of a loss hold.
 
-**The attempt.** Under our agent it is the agent's. A session that no agent has started claims a
-number of its own (:mod:`outlast.peer.reign`), or goes by the claim of the machines where torch's
-own launcher has formed them through our rendezvous. The command that this process was started with
-is known for a script (``python train.py``, torchrun, a console script), for a directory or zip file
-with a ``__main__.py``, and for the script's own module (``python -m train``), also where Python's
-profilers, its tracer or its debugger run the script. A notebook, ``python -c`` and an interactive
-session have none. Neither have other programs of Python's or a library's own that call the script
-in their way: pytest, a notebook's kernel and Ray's workers are given other arguments at each start.
-
-**The checkpoint.** Rank 0 proposes a save, newest first; every rank checks that it fits its
-objects, verifies its share of the files, reads what it needs, and reports; one rank's refusal is
-everybody's. A step that does not fit changes nothing in any object. One that proves damaged
-half-way may have filled objects in part, with verified bytes: an older step then overwrites them,
-or the job does not start.
+Rank 0 proposes a save, newest first; every rank checks that it fits its objects, verifies its share
+of the files, reads what it needs, and reports; one rank's refusal is everybody's. A step that does
+not fit changes nothing in any object. One that proves damaged half-way may have filled objects in
+part, with verified bytes: an older step then overwrites them, or the job does not start.
 
 Never a silent start from step 0: when the ledger or a manifest says that something was committed
 and nothing verifies, the job refuses to start.
 
-**The candidates** are those of all places together: one place may have lost what another still
-holds. The newest step counts, and of its saves the newest that is whole: what saved a step again
-has superseded the save before, which is there until retention lets it go. A place that cannot be
+The candidates are those of all places together: one place may have lost what another still holds.
+The newest step counts, and of its saves the newest that is whole: what saved a step again has
+superseded the save before, which is there until retention lets it go. A place that cannot be
 listed is passed over in words while another works; nothing is concluded from its silence, though:
 if no other place has a step, the job does not start anew.
 
@@ -35,34 +25,40 @@ import functools
 import logging
 import os
 import socket
-import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from outlast.attempt.link import ATTEMPT_VARIABLE, Link
-from outlast.checkpoint.catalog import find_saves
+from outlast.attempt.line import LINE_VARIABLE
+from outlast.attempt.link import Link
+from outlast.checkpoint.catalog import find_saves, standing
 from outlast.checkpoint.load import (
     Checkpoint,
     ignore,
     open_checkpoint,
 )
 from outlast.checkpoint.manifest import FULL, part_file
-from outlast.checkpoint.names import Place, SaveName, as_places, named, new_nonce
+from outlast.checkpoint.names import Place, SaveName, as_places, named
 from outlast.checkpoint.transfer import Repaired, in_words, read_manifest
-from outlast.data.generators import is_users
+from outlast.data.trail import Others
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
-from outlast.ledger.command import Command, module_command, script_command
+from outlast.inprocess.regain import Regained
+from outlast.inprocess.regain import find as find_survivors
+from outlast.keeper.client import Remote
+from outlast.keeper.memory import MemoryTier
 from outlast.ledger.job import FILE_NAME
-from outlast.ledger.past import VARIABLE as PAST_VARIABLE
-from outlast.ledger.past import Past
-from outlast.peer.claims import FORMED_VARIABLE
-from outlast.peer.reign import Reign
+from outlast.ledger.narrator import say
+from outlast.script.initial import Origin
 from outlast.script.restore import READ_TIMEOUT_S, Restore
-from outlast.storage import Storage
+from outlast.storage import Directory, Storage
+from outlast.tiers import PEER
+from outlast.training.books import Books
+from outlast.training.judging import Judging
+from outlast.training.snapshots import Snapshots
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -503,99 +499,138 @@ def _worst(reports: list[_Report]) -> _Report:
     return reports[0]
 
 
-# They stay the main module, and leave to the script the arguments that are its own.
-_RUNNERS: Final = frozenset({"cProfile", "profile", "trace"})
-
-
-def own_command() -> Command | None:
-    """The script of this process and its arguments; None where it has none."""
-    main = sys.modules.get("__main__")
-    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-    if spec is not None and spec.name in _RUNNERS:
-        file, spec = sys.argv[0], None
-        if not Path(file).is_file():  # a module that the runner was told to run
-            return None
-    if not isinstance(file, str) or not is_users(file):
-        return None
-    if spec is not None and spec.loader is None:  # a script that a newer profiler runs
-        spec = None
-    if spec is not None and spec.name == "__main__":  # of a directory, or of a zip file
-        return script_command(file, _arguments(str(Path(file).parent)))
-    if spec is not None:
-        return module_command(spec.name, _arguments(spec.name.removesuffix(".__main__")))
-    return script_command(file, _arguments(file))
-
-
-def _arguments(what: str) -> list[str]:
-    """What the interpreter was given behind ``what``: scripts take from ``sys.argv``.
-
-    Where it was given something else (in a child of ``multiprocessing``) ``sys.argv`` tells.
-    """
-    name = Path(what).name
-    for at, given in enumerate(sys.orig_argv[1:], 2):
-        if given == what or Path(given).name == name:
-            return sys.orig_argv[at:]
-    return sys.argv[1:]
-
-
-class Attempt(msgspec.Struct, frozen=True):
-    """The attempt that a session is in.
-
-    Attributes:
-        number: of it.
-        reign: what its claim carries; "" where the agent tells the keeper, or nobody has claimed.
-        claims: where it is claimed, a directory or URL; "" likewise.
-        nonce: drawn anew by each session, the same on all ranks: no other one's saves have it in
-            their names, whatever its number is.
-    """
-
-    number: int
-    reign: str = ""
-    claims: str = ""
-    nonce: str = ""
-    finished_t: float = 0.0
-
-
-def look_back(link: Link, directory: Path) -> Past | None:
-    """What the job's ledger says of before; read by rank 0 alone, None on others."""
-    return None if link.rank else Past(directory, os.environ.get(PAST_VARIABLE, "")).look()
-
-
-def agree_on_attempt(
-    link: Link, past: Past | None, directory: Path, begin: Callable[[], Reign]
-) -> Attempt:
-    """The attempt that all ranks are in: the agent's, or without one the next.
+class Sources:
+    """Where an attempt's state comes from: survivors, machines' memory, tiers.
 
     Args:
-        link: the other ranks.
-        past: on rank 0.
-        directory: the job's.
-        begin: has this process begin a reign; called on rank 0 where nobody else has claimed.
+        books: the attempt's.
+        snapshots: the worker's part in its saves.
+        judging: knows what rollbacks have undone.
 
-    Raises:
-        ConfigError, StorageError: the job runs already, here or elsewhere.
+    Attributes:
+        others_live: whether processes of the attempt before are here whose state is not used.
     """
-    if past is not None:
-        given = os.environ.get(ATTEMPT_VARIABLE)
-        attempt = Attempt(int(given)) if given else _formed(directory, past.attempt)
-        if attempt is None:
-            reign = begin()
-            number = reign.open(past.attempt)
-            reign.begin()
-            past.look()  # whoever was waited for may have written meanwhile
-            attempt = Attempt(number, reign.name, str(directory))
-        attempt = msgspec.structs.replace(attempt, nonce=new_nonce(), finished_t=past.finished_t)
-        link.publish("session/attempt", msgspec.json.encode(attempt))
-    return msgspec.json.decode(link.fetch("session/attempt", READ_TIMEOUT_S), type=Attempt)
 
+    def __init__(self, books: Books, snapshots: Snapshots, judging: Judging) -> None:
+        self.others_live = False
+        self._books = books
+        self._link = books.link
+        self._engine, self._turns = snapshots.engine, snapshots.turns
+        self._judging = judging
+        self._memory: MemoryTier | None = None  # that was looked at to resume
 
-def _formed(directory: Path, known: int) -> Attempt | None:
-    """What the machines of torch's launcher have claimed; None where they have not."""
-    word = os.environ.get(FORMED_VARIABLE)
-    if not word:
-        return None
-    formed = msgspec.json.decode(word, type=Attempt)
-    if formed.number > known:
-        return formed
-    # An older ledger counts further: their claims are in the way of others in the same place.
-    return Attempt(known + 1) if formed.claims == str(directory) else None
+    def regain(self, *, lives: bool = False, others: Others | None = None) -> Regained | None:
+        """What survivors of the attempt before hold, if that can be gone on from; first of all.
+
+        Args:
+            lives: whether this process is one of them.
+            others: what it knows of other workers' records of samples.
+        """
+        if not self._books.under_agent:
+            return None
+        key = f"session/{self._link.rank}"
+        self._link.publish(key, str(os.getpid()).encode())  # the agent sees: it drains itself
+        found = find_survivors(
+            self._link,
+            {save.step for save in self._books.promised},
+            takes_part=LINE_VARIABLE in os.environ,
+            lives=lives,
+            others=others,
+            rollbacks=self._judging.rollbacks,
+        )
+        if isinstance(found, str):
+            self.others_live = bool(found)
+            if found and self._link.rank == 0:
+                say(f"the state of the workers that survived is not used: {found}")
+            return None
+        self._books.timeline, self._books.basis = found.timeline, (found.step, found.world_size)
+        self._engine.line.start()
+        self._engine.line.wait_until_ready()
+        self._engine.committed_step = found.committed
+        if self._link.rank == 0:
+            self._books.ledger.append("resumed", **found.fields(self._link.world_size))
+        return found
+
+    def resume(self, check: Callable[[Checkpoint], Restore]) -> Outcome:
+        """Find the newest valid checkpoint, with the other ranks, and put it into the ledger."""
+        self._engine.line.start()
+        if any(tier.kind == "object" for tier in self._books.settings.tiers):
+            self._engine.line.wait_until_ready(needed=True)  # it alone may ask an object store
+        places = self._places()
+        outcome = find(
+            places,
+            self._link,
+            self._books.promised,
+            check,
+            on_damaged=self._damaged,
+            on_repaired=self._repaired,
+        )
+        self._engine.line.wait_until_ready()
+        self._engine.line.reject(tuple(one.save for one in outcome.skipped if one.save))
+        self._engine.committed_step = outcome.committed
+        if outcome.committed < outcome.step:
+            self._turns.repeat("no storage has what was resumed from")
+        if self._link.rank == 0:
+            source = outcome.loaded.manifest.world_size if outcome.loaded else None
+            for skipped in outcome.skipped:
+                self._books.ledger.append("verify_failed", step=skipped.step, reason=skipped.reason)
+            self._books.ledger.append(
+                "resumed",
+                step=outcome.step,
+                source=outcome.origin if outcome.loaded else "",
+                places=[place.storage.describe() for place in places],
+                read_s=round(outcome.read_s, 6),
+                skipped=[msgspec.structs.asdict(skipped) for skipped in outcome.skipped],
+                from_world_size=source,
+            )
+        return outcome
+
+    def started_from(self, origins: Iterable[Origin]) -> None:
+        """The job's first state is not the script's."""
+        for origin in origins if self._link.rank == 0 else ():
+            self._books.ledger.append("initialised", **msgspec.structs.asdict(origin))
+
+    def reopen(self, save: SaveName) -> Checkpoint:
+        """Open the checkpoint that was resumed from once more, before the next save begins.
+
+        Raises:
+            CheckpointInvalid, OSError: it is in no place any more.
+        """
+        places, self._memory = self._places(), None
+        return open_checkpoint(places, save, rank=self._link.rank)
+
+    def _places(self) -> list[Place]:
+        """All tiers, as this worker may read them."""
+        memory, client = self._engine.line.memory(), self._engine.line.client
+        # A keeper that has just been started has nothing, and is no place to look for anything.
+        places = []
+        if memory is not None and memory.children():
+            places.append(Place("memory", memory, in_memory=True))
+        if memory is not None and memory.num_peers and client is not None:
+            peers = Remote(client, PEER, "other machines' memory")
+            places.append(Place(PEER, peers, in_memory=True))
+        self._memory = memory
+        return [*standing(places, self._books.job.id, self._judging.rollbacks), *self.tiers()]
+
+    def tiers(self) -> list[Place]:
+        """What outlives the machines' memory."""
+        places, client = [], self._engine.line.client
+        for tier in self._books.settings.tiers:
+            if tier.kind == "directory":
+                places.append(Place(tier.name, Directory(Path(tier.url))))
+            elif tier.kind == "object" and client is not None:
+                places.append(Place(tier.name, Remote(client, tier.name, tier.url)))
+        return standing(places, self._books.job.id, self._judging.rollbacks)
+
+    def _damaged(self, step: int, file: str, place: Place, reason: str) -> None:
+        tier = place.name
+        self._books.ledger.append("verify_failed", step=step, file=file, tier=tier, reason=reason)
+
+    def _repaired(self, step: int, file: str, place: Place) -> None:
+        self._books.ledger.append("repaired", step=step, file=file, tier=place.name)
+
+    def look_away(self) -> None:
+        """Everything is read: unmap what was looked at, behind the first step."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            threading.Thread(target=memory.look_away, name="outlast-unmap", daemon=True).start()
