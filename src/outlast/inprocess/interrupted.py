@@ -96,7 +96,7 @@ Undo = Callable[[], None]
 Replaced = Callable[[Any, str, Callable[[Any], Any]], Undo]
 
 
-class Collectives:
+class StepCollectives:
     """Those of the thread that trains.
 
     Attributes:
@@ -183,7 +183,7 @@ class Collectives:
                 if not over.voids(error):
                     raise
                 fill(args, group.rank())
-                return _Ended(args[:1])
+                return _EndedWork(args[:1])
             is_in_backward = torch._C._current_graph_task_id() >= 0  # a model's gradients are sent
             self.num_sent += 0 if is_in_backward else num_sent() - before
             if work is not None:
@@ -245,7 +245,7 @@ class _Pending:
         self.turn, self.fill, self.is_waited = turn, fill, False
 
 
-class _Ended(dist.Work):  # type: ignore[misc]
+class _EndedWork(dist.Work):  # type: ignore[misc]
     """What the script waits for where nothing was sent."""
 
     def __init__(self, args: tuple[Any, ...]) -> None:
@@ -350,7 +350,7 @@ class Doubts:
     def __init__(
         self,
         optimizers: Callable[[], Iterable[torch.optim.Optimizer]],
-        collectives: Collectives,
+        collectives: StepCollectives,
     ) -> None:
         self._optimizers = optimizers
         self._collectives = collectives
@@ -404,7 +404,7 @@ class Doubts:
 
 def stand(
     optimizers: Callable[[], Iterable[torch.optim.Optimizer]],
-    collectives: Collectives,
+    collectives: StepCollectives,
     stepped: Callable[..., None] = lambda *_: None,
 ) -> Hook:
     """From now on, until it is removed, interrupted steps change nothing.

@@ -96,22 +96,22 @@ class Packer:
 class _Part(NamedTuple):
     value: Any
     data: Any
-    tensors: dict[str, _Seen]
+    tensors: dict[str, _SeenTensor]
 
 
-class _Seen(NamedTuple):
+class _SeenTensor(NamedTuple):
     tensor: torch.Tensor
     version: int | None  # of one that has any
     data: _Tensor
 
 
-def _again(name: str, tensor: torch.Tensor, before: _Seen | None) -> _Seen:
+def _again(name: str, tensor: torch.Tensor, before: _SeenTensor | None) -> _SeenTensor:
     version = None if tensor.is_inference() else tensor._version
     if before is not None and before.tensor is tensor and before.version == version is not None:
         return before
     dtype = str(tensor.dtype).removeprefix("torch.")
     data = _Tensor(name, dtype, tuple(tensor.shape), bytes(bytes_of(tensor)))
-    return _Seen(tensor, version, data)
+    return _SeenTensor(tensor, version, data)
 
 
 def unpack(parcel: bytes) -> Any:

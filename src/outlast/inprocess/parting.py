@@ -31,7 +31,7 @@ _KEY: Final = "moves"
 _Asks = Sequence[Mapping[str, Any]]
 
 
-class Word(msgspec.Struct, frozen=True, kw_only=True):
+class PartingWord(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank says at the boundary.
 
     Attributes:
@@ -46,7 +46,7 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
     own: bytes = b""
 
 
-UNHELD: Final = Word(why_not="a worker of it cannot go on in its process")
+UNHELD: Final = PartingWord(why_not="a worker of it cannot go on in its process")
 
 
 class Parting(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,10 @@ def soonest(asks: _Asks) -> dict[str, Any]:
 
 
 def meet(
-    link: Link, word: Word, asks: Callable[[], _Asks], plan: Callable[[dict[str, Any]], object]
+    link: Link,
+    word: PartingWord,
+    asks: Callable[[], _Asks],
+    plan: Callable[[dict[str, Any]], object],
 ) -> Parting:
     """Come to the boundary; what all do from here.
 
@@ -126,7 +129,7 @@ def take(link: Link, parting: Parting) -> list[Record]:
         if rank == link.rank or link.rank not in _keepers(rank, stay):
             continue
         raw = link.fetch(f"{_KEY}/{rank}/own", WAIT_S)
-        word = msgspec.msgpack.decode(raw, type=Word)
+        word = msgspec.msgpack.decode(raw, type=PartingWord)
         records.append(
             Record(
                 timeline=word.timeline,

@@ -169,7 +169,7 @@ def _counters(code: types.CodeType) -> _Names:
     return found
 
 
-class Line(msgspec.Struct):
+class LoopLine(msgspec.Struct):
     """The loops that were called from one line.
 
     Attributes:
@@ -191,12 +191,12 @@ class Line(msgspec.Struct):
     varied: list[str] = []
 
 
-class Loops:
+class LoopLines:
     """The lines of a job, with their loops; it goes into the checkpoints."""
 
     def __init__(self, state: Mapping[str, Any] | None = None) -> None:
-        self._lines: dict[str, Line] = {
-            str(line["line"]): Line(
+        self._lines: dict[str, LoopLine] = {
+            str(line["line"]): LoopLine(
                 first=int(line["first"]),
                 last=int(line["last"]),
                 passes=int(line["passes"]),
@@ -234,7 +234,7 @@ class Loops:
         line, values = self._lines.get(site.line), {**site.counted, **site.added}
         if line is None:
             counters = {name: (value, value, 0) for name, value in values.items()}
-            self._lines[site.line] = Line(
+            self._lines[site.line] = LoopLine(
                 first=loop, last=loop, counters=counters, firsts=dict(site.counted)
             )
             return
@@ -274,7 +274,7 @@ class Loops:
             told = self._without_first(line, self._told(line, site.added) & near)
         return told.pop() if len(told) == 1 else None
 
-    def _without_first(self, line: Line, told: set[int]) -> set[int]:
+    def _without_first(self, line: LoopLine, told: set[int]) -> set[int]:
         # One that is the same in all loops, or begins anew in each run, tells the first one.
         return told - {line.first} if len(told) > 1 else told
 
@@ -285,7 +285,7 @@ class Loops:
             return False
         return all(site.counted.get(name) == line.firsts[name] for name in line.varied)
 
-    def _told(self, line: Line, values: Mapping[str, int]) -> set[int]:
+    def _told(self, line: LoopLine, values: Mapping[str, int]) -> set[int]:
         # Between the first two loops of a line lie those of other lines, or none.
         strides = {line.every} if line.passes > 1 else {1, len(self._lines)}
         told = set()
@@ -504,7 +504,7 @@ def _reads(one: dis.Instruction, name: str) -> bool:
 KEY: Final = "epochs"
 
 
-class _Ended(msgspec.Struct, array_like=True):
+class _EndedEpochs(msgspec.Struct, array_like=True):
     """A call that has ended: where it would go on, and the loop after which it did end."""
 
     next: int
@@ -519,8 +519,8 @@ class _Now(msgspec.Struct, array_like=True):
     loop: int
 
 
-class _State(msgspec.Struct):
-    ended: list[_Ended] = []
+class _EpochsState(msgspec.Struct):
+    ended: list[_EndedEpochs] = []
     now: _Now | None = None
 
 
@@ -535,7 +535,7 @@ class Epochs:
     """
 
     def __init__(self, saved: Mapping[str, Any] | None = None) -> None:
-        self._state = msgspec.convert((saved or {}).get(KEY) or {}, _State)
+        self._state = msgspec.convert((saved or {}).get(KEY) or {}, _EpochsState)
         self._num_calls = 0
         self._is_open = self.is_known = False
 
@@ -586,5 +586,5 @@ class Epochs:
         now = self._state.now
         if self._num_calls > len(self._state.ended):
             at = now if is_left and now is not None else _Now(epochs, loop)
-            self._state.ended.append(_Ended(at.epoch, at.loop, loop))
+            self._state.ended.append(_EndedEpochs(at.epoch, at.loop, loop))
             self._state.now = None

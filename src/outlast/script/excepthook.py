@@ -78,7 +78,7 @@ def left_unset(error: BaseException | None, *, finished_t: float = 0.0) -> str:
         code, line = trace.tb_frame.f_code, trace.tb_lineno
         if finished_t and _is_newer(code.co_filename, finished_t):
             return ""
-        loops = _Loops(_scope(_tree(code.co_filename, trace.tb_frame), line))
+        loops = _LoopNames(_scope(_tree(code.co_filename, trace.tb_frame), line))
         if missing:
             wanted = loops.stored & {missing}
         else:
@@ -143,7 +143,7 @@ def _scope(tree: ast.AST, line: int) -> ast.AST:
     return around
 
 
-class _Loops:
+class _LoopNames:
     """What the loops of one function set, and fill: names, and attributes as "self.losses"."""
 
     def __init__(self, scope: ast.AST) -> None:

@@ -45,7 +45,7 @@ Named = Mapping[str, torch.Tensor]
 Mark = tuple[Any, int] | None
 
 
-class Gradients:
+class ScriptGradients:
     """Of one session's parameters.
 
     Args:
@@ -61,8 +61,9 @@ class Gradients:
         self._objects = objects
         self._on_step = on_step
         self._step = 0  # completed
-        self._seen: dict[int, _Seen] = {}  # by optimizer
-        self._by_hand: _Seen | None = None  # weights that nothing with a hook has changed so far
+        self._seen: dict[int, _SeenStep] = {}  # by optimizer
+        # Weights that nothing with a hook has changed so far.
+        self._by_hand: _SeenStep | None = None
         self._looks: list[Any] = []  # of some of them, as the batch was handed out
         self._handed: list[Any] | None = None  # how they stood, where the boundary was not clean
         self._unsummed: list[Any] = []  # some parameters of FSDP2
@@ -77,7 +78,7 @@ class Gradients:
         """The session begins after ``step``: look at all optimizers."""
         self._step = step
         models = [one for one in self._objects().values() if isinstance(one, torch.nn.Module)]
-        self._by_hand = _Seen(lambda: (p for model in models for p in model.parameters()))
+        self._by_hand = _SeenStep(lambda: (p for model in models for p in model.parameters()))
         self._unsummed = _some([held for _, held, _ in self._fsdp2()])
         named = self._objects().values()
         self._is_named = any(isinstance(value, torch.optim.Optimizer) for value in named)
@@ -114,7 +115,7 @@ class Gradients:
         one = self._seen.get(id(optimizer))
         if one is None or one.optimizer() is not optimizer:
             self._by_hand = None
-            one = self._seen[id(optimizer)] = _Seen.of(optimizer)
+            one = self._seen[id(optimizer)] = _SeenStep.of(optimizer)
             self._others = None
         one.note()
         self._on_step(optimizer)
@@ -298,7 +299,7 @@ class Gradients:
                     yield f"{key}/unsummed/{number}", held, module
 
 
-class _Seen:
+class _SeenStep:
     """An optimizer that has stepped, or weights that are changed without one.
 
     Attributes:
@@ -323,7 +324,7 @@ class _Seen:
         self._marks: list[Mark] = []
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> _Seen:
+    def of(cls, optimizer: torch.optim.Optimizer) -> _SeenStep:
         """Of an optimizer, which is not held."""
         found = weakref.ref(optimizer)
 

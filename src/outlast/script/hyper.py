@@ -67,7 +67,7 @@ class _NotPlain(Exception):
     pass
 
 
-class _Setting(NamedTuple):
+class _Hyperparameter(NamedTuple):
     """One hyperparameter.
 
     Attributes:
@@ -151,7 +151,7 @@ class Hyperparameters:
     def _compare(
         self,
         then: Mapping[str, list[Any]],
-        act_of: Callable[[_Setting, list[Any]], list[tuple[str, Callable[[], None]]]],
+        act_of: Callable[[_Hyperparameter, list[Any]], list[tuple[str, Callable[[], None]]]],
     ) -> list[str]:
         kept, others, names = [], [], list(self._keep)
         differing = {
@@ -181,7 +181,7 @@ class Hyperparameters:
             others = [f"{others[0]}; {takes}"] if len(others) == 1 else [*others, takes]
         return [*kept, *others]
 
-    def _leader_of(self, one: _Setting) -> str:
+    def _leader_of(self, one: _Hyperparameter) -> str:
         """The setting that this one goes with; "" where it stands for itself."""
         holder, leader = one.holder, ""
         if one.attribute in _WITH:
@@ -197,14 +197,14 @@ class Hyperparameters:
         is_named_alone = one.name in self._keep and leader not in self._keep
         return leader if leader in self._settings and not is_named_alone else ""
 
-    def _followers_of(self, name: str, differing: Mapping[str, tuple[_Setting, Any]]) -> str:
+    def _followers_of(self, name: str, differing: Mapping[str, tuple[_Hyperparameter, Any]]) -> str:
         """In words, what goes with a setting."""
         found = [one.name for one, _ in differing.values() if self._leader_of(one) == name]
         if not found:
             return ""
         return f" ({' and '.join(found)} {'go' if len(found) > 1 else 'goes'} with it)"
 
-    def _act_of(self, one: _Setting, old: list[Any]) -> list[tuple[str, Callable[[], None]]]:
+    def _act_of(self, one: _Hyperparameter, old: list[Any]) -> list[tuple[str, Callable[[], None]]]:
         """What keeps a setting, and of which object it changes what was restored."""
         is_rate = one.attribute == _LR and isinstance(one.holder, Optimizer)
         acts: list[tuple[str, Callable[[], None]]] = []
@@ -259,7 +259,7 @@ class Hyperparameters:
 # --- what there is --------------------------------------------------------------------------------
 
 
-def _settings_in(stateful: Mapping[str, Any]) -> Iterator[_Setting]:
+def _settings_in(stateful: Mapping[str, Any]) -> Iterator[_Hyperparameter]:
     optimizers = [value for value in stateful.values() if isinstance(value, Optimizer)]
     for key, value in stateful.items():
         if isinstance(value, Optimizer):
@@ -277,12 +277,12 @@ def _settings_in(stateful: Mapping[str, Any]) -> Iterator[_Setting]:
                 yield from _setting(f"{name}.{attribute}", key, scheduler, attribute)
 
 
-def _setting(name: str, key: str, holder: Any, attribute: str) -> Iterator[_Setting]:
+def _setting(name: str, key: str, holder: Any, attribute: str) -> Iterator[_Hyperparameter]:
     """The setting, where it is plain data, and each group has it."""
     values = _plain_values(holder, attribute)
     if values:
         given = [copy.deepcopy(one) for one in _given_values(holder, attribute)]
-        yield _Setting(name, key, holder, attribute, values, given)
+        yield _Hyperparameter(name, key, holder, attribute, values, given)
 
 
 def _schedulers_in(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -355,7 +355,7 @@ def _is_same(one: Any, other: Any) -> bool:
 # --- what is put ----------------------------------------------------------------------------------
 
 
-def _put_given(one: _Setting) -> None:
+def _put_given(one: _Hyperparameter) -> None:
     """The script's value takes the place of the checkpoint's."""
     if not isinstance(one.holder, Optimizer):
         setattr(one.holder, one.attribute, copy.deepcopy(one.given[0]))
@@ -366,7 +366,7 @@ def _put_given(one: _Setting) -> None:
             _put(group, _INITIAL, initial)
 
 
-def _put_rate(one: _Setting, old: Sequence[Any]) -> None:
+def _put_rate(one: _Hyperparameter, old: Sequence[Any]) -> None:
     """The schedule begins with the script's rate, and is now where it would be with that."""
     groups = one.holder.param_groups
     rates = _all_scaled([group[_LR] for group in groups], one, old)
@@ -376,7 +376,7 @@ def _put_rate(one: _Setting, old: Sequence[Any]) -> None:
             _put(group, _INITIAL, now)
 
 
-def _put_bases(scheduler: Any, one: _Setting, old: Sequence[Any]) -> None:
+def _put_bases(scheduler: Any, one: _Hyperparameter, old: Sequence[Any]) -> None:
     """The same for what a scheduler keeps of it."""
     bases, last = (getattr(scheduler, name, None) for name in (_BASES, "_last_lr"))
     if isinstance(bases, list) and _is_same(_plain(bases), list(old)):
@@ -400,7 +400,7 @@ def _put_computed(scheduler: Any) -> None:
             _put(scheduler._last_lr, number, rate)
 
 
-def _all_scaled(present: Sequence[Any], one: _Setting, old: Sequence[Any]) -> list[float]:
+def _all_scaled(present: Sequence[Any], one: _Hyperparameter, old: Sequence[Any]) -> list[float]:
     """All of them before any is put: groups may share one tensor."""
     return [_scaled(*each) for each in zip(map(_plain, present), old, one.values, strict=True)]
 
@@ -423,7 +423,7 @@ def _put(container: Any, key: Any, value: Any) -> None:
 # --- words ----------------------------------------------------------------------------------------
 
 
-def _of_each(old: list[Any], one: _Setting) -> list[Any] | None:
+def _of_each(old: list[Any], one: _Hyperparameter) -> list[Any] | None:
     """The checkpoint's values, one for each group; None where it has none, or the same."""
     if len(old) == 1:
         old = old * len(one.values)
@@ -431,7 +431,7 @@ def _of_each(old: list[Any], one: _Setting) -> list[Any] | None:
     return None if not is_there or all(map(_is_same, old, one.values)) else old
 
 
-def _difference(one: _Setting, old: Sequence[Any]) -> str:
+def _difference(one: _Hyperparameter, old: Sequence[Any]) -> str:
     """As in "optimizer.lr is 0.1 in the checkpoint and 0.5 in the script"."""
     pairs = list(zip(old, one.values, strict=True))
     other = [number for number, pair in enumerate(pairs) if not _is_same(*pair)]

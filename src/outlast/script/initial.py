@@ -402,12 +402,14 @@ class Initial:
         Raises:
             ConfigError, StorageError: on all ranks alike.
         """
-        meeting = _Meeting(link)
+        meeting = _OriginMeeting(link)
         takes = [
             _Take(self._objects, weights, keys, self._patterns)
             for weights, keys in self._open(meeting)
         ]
-        reports = [msgspec.convert(one, _Report) for one in meeting.meet(lambda: _plan(takes))]
+        reports = [
+            msgspec.convert(one, _OriginReport) for one in meeting.meet(lambda: _plan(takes))
+        ]
         self._compare(reports)
         if any(report.is_open for report in reports):
             claimed = meeting.meet(lambda: [name for one in takes for name in one.claims])
@@ -418,7 +420,7 @@ class Initial:
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _open(self, meeting: _Meeting) -> list[tuple[Weights, list[str]]]:
+    def _open(self, meeting: _OriginMeeting) -> list[tuple[Weights, list[str]]]:
         """Each source, and the objects that take from it.
 
         Rank 0 opens first: of a job that trains meanwhile the others take the save that it found.
@@ -436,7 +438,7 @@ class Initial:
             for weights in opened
         ]
 
-    def _compare(self, reports: Sequence[_Report]) -> None:
+    def _compare(self, reports: Sequence[_OriginReport]) -> None:
         for rank, report in enumerate(reports):
             if report.digests != reports[0].digests:
                 raise ConfigError(
@@ -457,7 +459,7 @@ def _each(takes: Iterable[_Take], act: Callable[[_Take], None]) -> None:
         act(one)
 
 
-class _Report(msgspec.Struct, frozen=True):
+class _OriginReport(msgspec.Struct, frozen=True):
     """One rank's word: what it has opened, and whether names are left that may be others'."""
 
     digests: list[str]
@@ -465,10 +467,10 @@ class _Report(msgspec.Struct, frozen=True):
     is_open: bool
 
 
-def _plan(takes: Sequence[_Take]) -> _Report:
+def _plan(takes: Sequence[_Take]) -> _OriginReport:
     for one in takes:
         one.plan()
-    return _Report(
+    return _OriginReport(
         [one.weights.digest for one in takes],
         sorted({pattern for one in takes for match in one.matches for pattern in match.used}),
         any(one.is_open for one in takes),
@@ -493,7 +495,7 @@ class _Take:
         self._objects = objects
         self._keys = keys
         self._patterns = patterns
-        self._given = _Given(weights)
+        self._given = _SourceView(weights)
         self._restores = [Restore(self._given, weights.where, _WAY_ON)]
         self._states: dict[str, Any] = {}  # of what is no model, for its load_state_dict
 
@@ -580,7 +582,7 @@ class _Take:
         )
 
 
-class _Given:
+class _SourceView:
     """A source as a restore sees it: one rank's, with the models' own names.
 
     Args:
@@ -634,7 +636,7 @@ class _Given:
                 )
 
 
-class _Meeting:
+class _OriginMeeting:
     """All ranks do something, and go on only if it worked on every one."""
 
     def __init__(self, link: Link) -> None:
@@ -647,17 +649,17 @@ class _Meeting:
         Raises:
             ConfigError, StorageError: what the first rank that failed has to say.
         """
-        word, error = _Word(), None
+        word, error = _OriginWord(), None
         try:
-            word = _Word(said=act())
+            word = _OriginWord(said=act())
         except Exception as problem:  # noqa: BLE001 - whatever it is, the others do not wait for it
             error = _refusal(problem)
-            word = _Word(problem=str(error), is_storage=isinstance(error, StorageError))
+            word = _OriginWord(problem=str(error), is_storage=isinstance(error, StorageError))
         self._number += 1
         key = f"initial/{self._number}"
         self.link.publish(f"{key}/{self.link.rank}", msgspec.json.encode(word))
         words = [
-            msgspec.json.decode(self.link.fetch(f"{key}/{rank}", READ_TIMEOUT_S), type=_Word)
+            msgspec.json.decode(self.link.fetch(f"{key}/{rank}", READ_TIMEOUT_S), type=_OriginWord)
             for rank in range(self.link.world_size)
         ]
         for each in words:
@@ -675,7 +677,7 @@ def _refusal(problem: Exception) -> OutlastError:
     return ConfigError(f"a start from init_from failed: {type(problem).__name__}: {problem}")
 
 
-class _Word(msgspec.Struct, frozen=True, kw_only=True):
+class _OriginWord(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
     is_storage: bool = False
     said: Any = None

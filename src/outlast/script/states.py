@@ -169,7 +169,7 @@ class States:
         )
 
 
-class Heard:
+class StepsHeard:
     """Whether optimizers say when they step, at the steps where they did so before.
 
     One whose step is in a CUDA graph that was captured before the session says nothing, and its

@@ -120,7 +120,7 @@ class Unnamed:
 
     def _judge(self, ripe: Collection[Any]) -> None:
         named = self._objects.stateful
-        saved = _Saved(named, self._objects.capture)
+        saved = _InCheckpoints(named, self._objects.capture)
         lines: list[str] = []
         for one in ripe:
             if isinstance(one, torch.optim.Optimizer):
@@ -134,7 +134,7 @@ class Unnamed:
             say(line)
 
     def _of_optimizer(
-        self, optimizer: torch.optim.Optimizer, named: Mapping[str, Any], saved: _Saved
+        self, optimizer: torch.optim.Optimizer, named: Mapping[str, Any], saved: _InCheckpoints
     ) -> Iterator[str]:
         state = [
             value
@@ -175,7 +175,7 @@ class _Found:
         self.is_at_work = False
 
 
-class _Saved:
+class _InCheckpoints:
     """What is in the checkpoints."""
 
     def __init__(self, named: Mapping[str, Any], capture: Callable[..., Mapping[str, Any]]) -> None:
@@ -348,7 +348,7 @@ class Transient:
         self._objects = objects
         self._steps = 0
         self._next = 0  # never: it is not said on this rank
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _SeenContent] = {}
         self._named: set[str] = set()
 
     def open(self) -> None:
@@ -376,7 +376,7 @@ class Transient:
         for one in _candidates(self._objects.stateful):
             if one.name in self._named:
                 continue
-            seen = self._seen[one.name] = _Seen.of(one, before.get(one.name), self._steps)
+            seen = self._seen[one.name] = _SeenContent.of(one, before.get(one.name), self._steps)
             if seen.changes == CHANGES:
                 ripe.append(one)
         if not self._seen:
@@ -420,7 +420,7 @@ class _Candidate(NamedTuple):
         return self.name.rpartition(".")[2] in self.module._buffers
 
 
-class _Seen(NamedTuple):
+class _SeenContent(NamedTuple):
     """What a tensor was at a look.
 
     Attributes:
@@ -438,7 +438,7 @@ class _Seen(NamedTuple):
     changes: int
 
     @classmethod
-    def of(cls, one: _Candidate, before: _Seen | None, step: int) -> _Seen:
+    def of(cls, one: _Candidate, before: _SeenContent | None, step: int) -> _SeenContent:
         """What ``one`` is now, and what that makes of ``before``."""
         tensor = one.tensor
         kind, digest = (tensor.shape, tensor.dtype), _digest(tensor)

@@ -155,7 +155,7 @@ def _formed(directory: Path, known: int) -> Attempt | None:
     return Attempt(known + 1) if formed.claims == str(directory) else None
 
 
-class Books:
+class AttemptBooks:
     """Of one attempt, in one worker.
 
     Args:

@@ -95,7 +95,7 @@ class Flight:
             self.room.notify_all()
 
 
-class Copy(NamedTuple):
+class SnapshotCopy(NamedTuple):
     """A snapshot as it lies in memory.
 
     Attributes:
@@ -115,7 +115,7 @@ class Copy(NamedTuple):
     narrow: Collection[str]
 
 
-def is_copy_of(copy: Copy, state: State, buffer: torch.Tensor) -> bool:
+def is_copy_of(copy: SnapshotCopy, state: State, buffer: torch.Tensor) -> bool:
     """Whether ``buffer`` holds ``state``, bit for bit, as far as this rank has a part in it."""
     plan = copy.plan
     if buffer.numel() < plan.size or set(copy.narrow) != set(state.narrow):

@@ -16,7 +16,7 @@ failure: a job whose end is in no checkpoint is not finished. Where a rank of a 
 finished before could not go on for want of a step, the end that is committed stands for all, and
 nobody waits: the others may wait for that rank elsewhere.
 
-When the machine must go, the training thread drains at the agreed boundary. ``Leaving`` looks on
+When the machine must go, the training thread drains at the agreed boundary. ``WayOut`` looks on
 from a thread of its own, for the cases in which that boundary is not reached, or the way out takes
 too long:
 
@@ -59,9 +59,9 @@ from outlast.policy.drain import LEAVING_S, leaving_s
 from outlast.script.objects import Objects
 from outlast.script.states import State
 from outlast.training.afresh import Afresh
-from outlast.training.books import Books
+from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine
-from outlast.training.judging import Judging
+from outlast.training.judging import LossMonitor
 from outlast.training.position import Streams
 from outlast.training.resume import Sources
 from outlast.training.saving import NO_COMMIT
@@ -80,7 +80,7 @@ _GONE: Final = b"gone "
 _EXCUSED: Final = b"excused"
 
 
-class _Word(msgspec.Struct, frozen=True):
+class _LoopEndWord(msgspec.Struct, frozen=True):
     """What rank 0 has done, and does, at a loop's end."""
 
     agreed: dict[str, Any] | None  # with what was said with it, a save that was agreed before
@@ -88,7 +88,7 @@ class _Word(msgspec.Struct, frozen=True):
     back: dict[str, Any] | None = None  # all go back to before a sign of trouble
 
 
-class Ending:
+class LoopEnding:
     """Of each loop of a session.
 
     Args:
@@ -103,7 +103,7 @@ class Ending:
         self,
         snapshots: Snapshots,
         link: Link,
-        judging: Judging,
+        judging: LossMonitor,
         state: Callable[[], State],
         snapshot: Callable[[dict[str, Any]], bool],
     ) -> None:
@@ -147,17 +147,17 @@ class Ending:
         self._snapshot({"reason": "the loop's end"})
         self._turns.end_taken(time.monotonic() - since_s)
 
-    def _rank_0s_word(self, loop: int, step: int, agreed: dict[str, Any] | None) -> _Word:
+    def _rank_0s_word(self, loop: int, step: int, agreed: dict[str, Any] | None) -> _LoopEndWord:
         link, key = self._link, f"end/{loop}/{step}"
         try:
             if link.rank == 0:
-                word = _Word(agreed, self.may_save(step), self._judging.at_end(step))
+                word = _LoopEndWord(agreed, self.may_save(step), self._judging.at_end(step))
                 link.publish(key, msgspec.json.encode(word))
                 return word
-            return msgspec.json.decode(link.fetch(key, END_TIMEOUT_S), type=_Word)
+            return msgspec.json.decode(link.fetch(key, END_TIMEOUT_S), type=_LoopEndWord)
         except (OSError, RuntimeError) as error:  # the store is gone, or rank 0 is elsewhere
             logger.warning("the loop's end is not saved before the session's: %s", error)
-            return _Word(None, saves_end=False)
+            return _LoopEndWord(None, saves_end=False)
 
     def is_none(self, error: BaseException | None) -> None:
         """This rank's session does not come to an end that is saved: nobody is to wait for it."""
@@ -288,7 +288,7 @@ class Where(NamedTuple):
     is_ending: bool
 
 
-class Leaving:
+class WayOut:
     """One rank's way out.
 
     Attributes:
@@ -304,7 +304,7 @@ class Leaving:
 
     def __init__(
         self,
-        books: Books,
+        books: AttemptBooks,
         engine: Engine,
         outlook: Outlook,
         signals: SignalNotice,
@@ -499,11 +499,11 @@ class Footing:
     ) -> None:
         self._on_decision = on_decision
         self._may_move = may_move
-        self.books = Books(settings)
+        self.books = AttemptBooks(settings)
         self.link = self.books.link
         self._outlook = Outlook(settings)
         with self.books.or_given_back():
-            self.judging = Judging(settings, self.link, self.books.past)
+            self.judging = LossMonitor(settings, self.link, self.books.past)
             self.books.open()
             self._beat = Beat()
             self.snapshots = Snapshots(settings, self.books, self.judging, on_written)
@@ -511,8 +511,8 @@ class Footing:
         self.sources = Sources(self.books, self.snapshots, self.judging)
         self._step = 0
         self._completed_s = time.monotonic()
-        self.leaving = Leaving(self.books, self.engine, self._outlook, signals, where)
-        self.ending = Ending(self.snapshots, self.link, self.judging, newest, snapshot)
+        self.leaving = WayOut(self.books, self.engine, self._outlook, signals, where)
+        self.ending = LoopEnding(self.snapshots, self.link, self.judging, newest, snapshot)
         self.streams = Streams(self.link)
         self.afresh = Afresh(objects, self.link)
         alone, engine = self.link.world_size == 1, self.engine

@@ -35,7 +35,7 @@ CONNECT_TIMEOUT_S: Final = 30.0
 GONE: Final = "the keeper is gone"
 
 
-class Line:
+class KeeperLine:
     """The connection to this machine's keeper.
 
     Attributes:
@@ -277,7 +277,7 @@ def snapshots_stay(settings: Settings) -> bool:
     return STORE_VARIABLE in os.environ and is_open and is_whole
 
 
-class Room:
+class SnapshotRoom:
     """Arenas of one worker.
 
     Args:

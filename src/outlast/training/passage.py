@@ -55,21 +55,21 @@ from outlast.data.handover import record_of
 from outlast.data.trail import Noting, Others, known_to
 from outlast.errors import NotInProcess
 from outlast.inprocess import interrupted, living, parting
-from outlast.inprocess.interrupted import Collectives, Doubts
+from outlast.inprocess.interrupted import Doubts, StepCollectives
 from outlast.inprocess.keeping import Keeping
 from outlast.inprocess.living import Moment
 from outlast.inprocess.survivor import Survivor
 from outlast.ledger.narrator import say
 from outlast.reduce import losses
 from outlast.script.callsite import recount
-from outlast.script.gradients import Gradients
+from outlast.script.gradients import ScriptGradients
 from outlast.script.objects import Objects
 from outlast.script.states import Hook, State
 from outlast.training.footing import Footing
 from outlast.training.position import Position
 
 
-class Way:
+class WayToLoop:
     """One worker's, from where its session is open.
 
     Args:
@@ -194,14 +194,14 @@ class Passage:
         way: from the session's opening to the loop.
     """
 
-    way: Way
+    way: WayToLoop
 
     def __init__(
         self,
         survivor: Survivor,
         objects: Objects,
         position: Position,
-        gradients: Gradients,
+        gradients: ScriptGradients,
         home: Home,
     ) -> None:
         self.is_in_hand = False
@@ -213,7 +213,7 @@ class Passage:
         self._keeping: Keeping | None = None
         self._stalled: Callable[[float], None] = lambda _: None
         self._undo: Hook | None = None
-        self._collectives = Collectives()
+        self._collectives = StepCollectives()
         self._random: Mapping[str, Any] = {}
         self._held: Any = None
         self._sent = 0
@@ -227,7 +227,7 @@ class Passage:
     def begin(self, on: Footing) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
         self._placed = on.link.rank, on.link.world_size
-        self.way = Way(joins=self._survivor.joins)
+        self.way = WayToLoop(joins=self._survivor.joins)
         if self._noting.others is None:  # the job begins
             self.met(on.link, lambda _: {"data": {}}, on.link.world_size)
         if any(isinstance(one, torch.optim.LBFGS) for one in self._objects.optimizers()):
@@ -479,15 +479,15 @@ class Passage:
             say(f"{parting.ALL_END}: {why_not}")
         return not why_not and over.is_held
 
-    def word(self, step: int) -> parting.Word:
+    def word(self, step: int) -> parting.PartingWord:
         """What this rank says where all are to leave the attempt together, behind ``step``."""
         moment = None
         if over.is_held and self._keeping is not None:
             self._keep_newest(step)
             moment = self._keeping.moment
         if moment is None:
-            return parting.Word(why_not=self._survivor.why_not or UNKEPT)
-        return parting.Word(
+            return parting.PartingWord(why_not=self._survivor.why_not or UNKEPT)
+        return parting.PartingWord(
             timeline=moment.timeline, step=moment.step, rest=moment.rest, own=moment.own
         )
 

@@ -34,10 +34,10 @@ from outlast.errors import ConfigError, NotInProcess, ResumeRefused
 from outlast.ledger.narrator import say
 from outlast.policy.rollbacks import Rollback, left_out
 from outlast.script.callsite import KEY as EPOCHS
-from outlast.script.callsite import Epochs, Loops, Site, recount
+from outlast.script.callsite import Epochs, LoopLines, Site, recount
 from outlast.script.objects import Objects
 from outlast.training.afresh import Afresh, trace
-from outlast.training.books import Books
+from outlast.training.books import AttemptBooks
 
 
 class Streams:
@@ -181,7 +181,7 @@ class Position:
         self._ahead: dict[str, Any] | None = None  # the position at the end of this step
         self._is_given_back = False  # the newest batch
         self._num_had = 0  # batches of this loop in a process before, until its next one is here
-        self._loops = Loops()
+        self._loops = LoopLines()
         self._epochs = Epochs()
         self._site = Site()
         self._held = Held()
@@ -211,7 +211,7 @@ class Position:
         self._saved, self._trail = take_over(
             lambda rank: own_of(rank)["data"], saved_by, link.rank, link.world_size
         )
-        self._loops = Loops(self._saved.get("loops"))
+        self._loops = LoopLines(self._saved.get("loops"))
         self._epochs = Epochs(self._saved)
         self._acts_between = self._saved.get("between")
         self._aside = {str(line): state for line, state in self._saved.get("aside", ())}
@@ -314,7 +314,7 @@ class Position:
         loader: Iterable[Any],
         step: int,
         *,
-        books: Books,
+        books: AttemptBooks,
         objects: Objects,
         streams: Streams,
         afresh: Afresh,
@@ -392,7 +392,7 @@ class Position:
             acted = acted or trace(self._objects) != self._end_trace
             self._acts_between = acted
 
-    def _opened(self, loader: Iterable[Any], step: int, books: Books) -> tuple[Feed, Any]:
+    def _opened(self, loader: Iterable[Any], step: int, books: AttemptBooks) -> tuple[Feed, Any]:
         """The loop's feed; and where its loader stood in another process, if it was put aside."""
         before, feed = self._feed, books.open_feed(loader, self._trail, step)
         if before is not None and before.loader is not loader and _may_come_again(before):
@@ -485,7 +485,7 @@ class Position:
         )
         return [doubt]
 
-    def _at_its_end(self, loader: Any, feed: Feed, step: int, books: Books) -> Feed | None:
+    def _at_its_end(self, loader: Any, feed: Feed, step: int, books: AttemptBooks) -> Feed | None:
         """The saved loop over this loader behind its last batch, where it had yet to see its end.
 
         A sampler may draw as it ends (torch's RandomSampler does, from a generator of the script).
@@ -548,7 +548,7 @@ class Position:
         """Whether the loader's place is one of so many workers' own."""
         return self._feed is not None and self._feed.is_tied
 
-    def tell(self, books: Books) -> None:
+    def tell(self, books: AttemptBooks) -> None:
         """Another attempt: what must be known there of the loader."""
         if self._feed is not None:
             books.tell_of(self._feed)
@@ -567,7 +567,7 @@ class Position:
         self,
         own_of: Callable[[int], Mapping[str, Any]],
         saved_by: int,
-        books: Books,
+        books: AttemptBooks,
         step: int,
         *,
         is_same: bool,

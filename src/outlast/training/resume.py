@@ -56,8 +56,8 @@ from outlast.script.initial import Origin
 from outlast.script.restore import READ_TIMEOUT_S, Restore
 from outlast.storage import Directory, Storage
 from outlast.tiers import PEER
-from outlast.training.books import Books
-from outlast.training.judging import Judging
+from outlast.training.books import AttemptBooks
+from outlast.training.judging import LossMonitor
 from outlast.training.snapshots import Snapshots
 
 
@@ -217,7 +217,7 @@ OnRepaired = Callable[[int, str, Place], None]
 INEXACT: Final = "some of its tensors were stored in fewer bits: the run goes on, not bit for bit"
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ResumeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a resume came to.
 
     Attributes:
@@ -256,7 +256,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return words
 
 
-class _Report(msgspec.Struct, frozen=True, kw_only=True):
+class _TrialReport(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's word on a proposed step; empty strings mean that it is fine.
 
     Attributes:
@@ -285,7 +285,7 @@ def find(
     *,
     on_damaged: OnDamaged = ignore,
     on_repaired: OnRepaired = ignore,
-) -> Outcome:
+) -> ResumeOutcome:
     """Verify and read the newest checkpoint that is valid for all ranks.
 
     Args:
@@ -312,7 +312,9 @@ def find(
         if not proposal.save:
             read_s = time.monotonic() - start_s
             _say(proposal.notes, link.rank)
-            return Outcome(step=0, loaded=None, skipped=[], read_s=read_s, notes=proposal.notes)
+            return ResumeOutcome(
+                step=0, loaded=None, skipped=[], read_s=read_s, notes=proposal.notes
+            )
         save = named(proposal.save)
         if trial is None or trial.save != save:
             trial = _Trial(places, save, link, check, on_damaged)
@@ -350,10 +352,10 @@ def _exchange_proposal(link: Link, number: int, search: Candidates | None) -> Pr
 def _finish(
     proposal: Proposal,
     checkpoint: Checkpoint,
-    reports: list[_Report],
+    reports: list[_TrialReport],
     rank: int,
     on_repaired: OnRepaired,
-) -> Outcome:
+) -> ResumeOutcome:
     """All ranks have read the step: what was damaged on the way is mended now, once a machine."""
     mine = reports[rank]
     others = {(one.host, *what) for one in reports[:rank] for what in one.damaged}
@@ -365,7 +367,7 @@ def _finish(
     if not checkpoint.manifest.exact:
         notes.append(f"step {checkpoint.manifest.step}: {INEXACT}")
     _say(notes, rank)
-    return Outcome(
+    return ResumeOutcome(
         step=checkpoint.manifest.step,
         loaded=checkpoint,
         committed=proposal.committed,
@@ -401,18 +403,18 @@ class _Trial:
         self._on_damaged = on_damaged
         self._restore: Restore | None = None
 
-    def run(self) -> _Report:
+    def run(self) -> _TrialReport:
         """Open, check, verify this rank's share, and read what fits; what came of it."""
         try:
             return self._run()
         except CheckpointInvalid as error:
-            return _Report(invalid=error.reason)
+            return _TrialReport(invalid=error.reason)
         except (ValueError, KeyError, TypeError) as error:
-            return _Report(invalid=f"its small state is not understood: {error!r}")
+            return _TrialReport(invalid=f"its small state is not understood: {error!r}")
         except MemoryError:
-            return _Report(storage="not enough memory to read it")
+            return _TrialReport(storage="not enough memory to read it")
         except OSError as error:
-            return _Report(storage=in_words(error))
+            return _TrialReport(storage=in_words(error))
 
     def settle(self, number: int) -> None:
         """Compare with the other ranks the names that one of them lacks: all ranks call it.
@@ -439,7 +441,7 @@ class _Trial:
             if text:
                 raise StateMismatch(text)
 
-    def _run(self) -> _Report:
+    def _run(self) -> _TrialReport:
         if self.checkpoint is None:
             self.checkpoint = open_checkpoint(
                 self._places,
@@ -449,7 +451,7 @@ class _Trial:
             )
         checkpoint = self.checkpoint
         if checkpoint.manifest.kind != FULL:
-            return _Report(kind=checkpoint.manifest.kind)
+            return _TrialReport(kind=checkpoint.manifest.kind)
         mismatch = ""
         if self._restore is None:
             try:
@@ -465,7 +467,7 @@ class _Trial:
                 restore.read(share)
             except StateMismatch as error:  # what is seen of the values alone
                 mismatch = str(error)
-        return _Report(
+        return _TrialReport(
             mismatch=mismatch,
             checksum=checkpoint.manifest.checksum,
             is_open=is_open,
@@ -481,21 +483,23 @@ def _everything(checkpoint: Checkpoint) -> Restore:
     return restore
 
 
-def _reports(link: Link, number: int) -> list[_Report]:
+def _reports(link: Link, number: int) -> list[_TrialReport]:
     return [
-        msgspec.json.decode(link.fetch(f"resume/{number}/{rank}", READ_TIMEOUT_S), type=_Report)
+        msgspec.json.decode(
+            link.fetch(f"resume/{number}/{rank}", READ_TIMEOUT_S), type=_TrialReport
+        )
         for rank in range(link.world_size)
     ]
 
 
-def _worst(reports: list[_Report]) -> _Report:
+def _worst(reports: list[_TrialReport]) -> _TrialReport:
     """The first report that is not fine, the same for every rank."""
     for field in ("invalid", "storage", "mismatch"):  # what cannot be read cannot be compared
         for report in reports:
             if getattr(report, field):
                 return report
     if len({(report.kind, report.checksum) for report in reports}) > 1:
-        return _Report(invalid="not all workers see the same save of this step")
+        return _TrialReport(invalid="not all workers see the same save of this step")
     return reports[0]
 
 
@@ -511,7 +515,7 @@ class Sources:
         others_live: whether processes of the attempt before are here whose state is not used.
     """
 
-    def __init__(self, books: Books, snapshots: Snapshots, judging: Judging) -> None:
+    def __init__(self, books: AttemptBooks, snapshots: Snapshots, judging: LossMonitor) -> None:
         self.others_live = False
         self._books = books
         self._link = books.link
@@ -551,7 +555,7 @@ class Sources:
             self._books.ledger.append("resumed", **found.fields(self._link.world_size))
         return found
 
-    def resume(self, check: Callable[[Checkpoint], Restore]) -> Outcome:
+    def resume(self, check: Callable[[Checkpoint], Restore]) -> ResumeOutcome:
         """Find the newest valid checkpoint, with the other ranks, and put it into the ledger."""
         self._engine.line.start()
         if any(tier.kind == "object" for tier in self._books.settings.tiers):

@@ -16,10 +16,10 @@ from outlast.data import random_state
 from outlast.errors import ConfigError, OutlastError, StorageError
 from outlast.ledger.narrator import say
 from outlast.script.gradients import KEY as GRADIENTS
-from outlast.script.gradients import Gradients
+from outlast.script.gradients import ScriptGradients
 from outlast.script.hyper import Hyperparameters
 from outlast.script.objects import Objects
-from outlast.script.states import Heard, State
+from outlast.script.states import State, StepsHeard
 from outlast.training.flight import Written
 from outlast.training.position import Position
 from outlast.training.snapshots import Snapshots
@@ -43,14 +43,14 @@ class Saving:
     """
 
     snapshots: Snapshots
-    optimizers: Heard
+    optimizers: StepsHeard
 
     def __init__(
         self,
         objects: Objects,
         position: Position,
         hyper: Hyperparameters,
-        gradients: Gradients,
+        gradients: ScriptGradients,
     ) -> None:
         self.end_random: Mapping[str, Any] | None = None
         self.origins: list[Any] = []

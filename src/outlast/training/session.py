@@ -52,7 +52,7 @@ from outlast.notice.record import answer_to, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.script import excepthook, states
 from outlast.script.callsite import Entry, Site, entry_of, site_of
-from outlast.script.gradients import Gradients
+from outlast.script.gradients import ScriptGradients
 from outlast.script.hyper import Hyperparameters
 from outlast.script.initial import Initial
 from outlast.script.objects import Objects
@@ -110,7 +110,7 @@ class Session:
         self._has_trained = self._is_rolled_back = self._was_over_at_once = False
         self._unnamed: Unnamed
         self._transient: Transient
-        self._gradients: Gradients
+        self._gradients: ScriptGradients
         self._saving: Saving
 
     # --- entering and leaving ----------------------------------------------------------------
@@ -130,7 +130,7 @@ class Session:
         with excepthook.one_line_errors():
             self._unnamed, self._transient = Unnamed(self._objects), Transient(self._objects)
             self._hyper = Hyperparameters(self._objects.stateful, self._keep_new)
-            self._gradients = Gradients(lambda: self._objects.stateful, self._unnamed.saw)
+            self._gradients = ScriptGradients(lambda: self._objects.stateful, self._unnamed.saw)
             self._saving = Saving(self._objects, self._position, self._hyper, self._gradients)
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
@@ -138,7 +138,7 @@ class Session:
             self._passage = self._open_passage()
             while not self._come_in():
                 pass  # the attempt was over before it began here
-        self._saving.optimizers = states.Heard(self.step)
+        self._saving.optimizers = states.StepsHeard(self.step)
         distrust = lambda: self._on.engine.distrust()  # noqa: E731, PLW0108 - of each attempt
         self._hook = states.hook(self._before_optimizer, distrust, self._before_replay)
         self._gradients.open(self.step)
@@ -517,7 +517,7 @@ class Session:
         self._at_boundary = self._passage is None or not self._passage.is_in_hand
         self._gradients.forget(step)
         self._gradients.restore()
-        self._saving.optimizers = states.Heard(step)
+        self._saving.optimizers = states.StepsHeard(step)
 
     def _leave_loop(self) -> None:
         """The loop has ended or was left, maybe in the midst of a step."""

@@ -22,10 +22,10 @@ from outlast.config import Settings
 from outlast.ledger.narrator import say
 from outlast.policy.cadence import Change
 from outlast.script.states import States
-from outlast.training.books import Books
+from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine
 from outlast.training.flight import Unsaved, Written
-from outlast.training.judging import Judging
+from outlast.training.judging import LossMonitor
 from outlast.training.turns import Turns
 
 
@@ -49,8 +49,8 @@ class Snapshots:
     def __init__(
         self,
         settings: Settings,
-        books: Books,
-        judging: Judging,
+        books: AttemptBooks,
+        judging: LossMonitor,
         on_written: Callable[[int, str], None],
     ) -> None:
         self.agreement: Agreement | None = None

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from outlast.attempt.over import over
 from outlast.errors import NotInProcess
 from outlast.inprocess import interrupted
-from outlast.inprocess.interrupted import Collectives, _replaced
+from outlast.inprocess.interrupted import StepCollectives, _replaced
 from outlast.reduce import losses
 
 LOST = "Connection closed by peer"
@@ -36,7 +36,7 @@ def _own(monkeypatch):
 
     monkeypatch.setattr(dist.Work, "wait", waits)
     monkeypatch.setattr("outlast.attempt.over.ECHO_S", 0.01)
-    own = Collectives()
+    own = StepCollectives()
     own.break_waits = lambda: is_broken.append(True)
     undo = own.stand(_replaced)
     over.is_held = True
@@ -229,7 +229,7 @@ def test_without_it_torch_is_torchs_own():
         return [*methods, *objects, dist.Work.wait]
 
     before = seen()
-    undo = Collectives().stand(_replaced)
+    undo = StepCollectives().stand(_replaced)
     assert seen() != before
     for one in undo:
         one()

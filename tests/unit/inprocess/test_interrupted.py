@@ -7,7 +7,7 @@ import torch
 
 from outlast.attempt.over import over
 from outlast.inprocess import interrupted
-from outlast.inprocess.interrupted import Collectives
+from outlast.inprocess.interrupted import StepCollectives
 
 
 class Gone(torch.autograd.Function):
@@ -60,7 +60,7 @@ def _trained(request, attempt):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     optimizer = OPTIMIZERS[request.param](model.parameters())
-    hook = interrupted.stand(lambda: [optimizer], Collectives())
+    hook = interrupted.stand(lambda: [optimizer], StepCollectives())
     yield model, optimizer
     hook.remove()
 
@@ -127,5 +127,5 @@ def test_what_is_the_scripts_own_is_raised(trained, attempt, monkeypatch):
 def test_without_it_torch_is_torchs_own():
     ddp = torch.nn.parallel.DistributedDataParallel
     before = torch.autograd.backward, ddp._pre_forward, ddp._post_forward
-    interrupted.stand(list, Collectives()).remove()
+    interrupted.stand(list, StepCollectives()).remove()
     assert (torch.autograd.backward, ddp._pre_forward, ddp._post_forward) == before

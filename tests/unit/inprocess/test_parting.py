@@ -6,13 +6,13 @@ import pytest
 from unit_fakes import on_ranks
 
 from outlast.inprocess import parting
-from outlast.inprocess.parting import Word, leavers_of
+from outlast.inprocess.parting import PartingWord, leavers_of
 
 WORLD = 5
 
 
 def word(rank):
-    return Word(timeline=3, step=7, rest=b"r" * 16, own=b"own %d" % rank)
+    return PartingWord(timeline=3, step=7, rest=b"r" * 16, own=b"own %d" % rank)
 
 
 def meet(asks, words=word, planned=None):
@@ -71,7 +71,7 @@ def test_where_nobody_would_be_left_all_save(asks):
 
 def test_where_one_cannot_go_on_all_save_and_say_why():
     def words(rank):
-        return Word(why_not="it cannot") if rank == 3 else word(rank)
+        return PartingWord(why_not="it cannot") if rank == 3 else word(rank)
 
     for agreed, taken in meet([{"leaves": [1], "left_s": None}], words):
         assert (agreed.drains, agreed.why_not) == (True, "it cannot")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from outlast.script.callsite import Loops, entry_of, site_of
+from outlast.script.callsite import LoopLines, entry_of, site_of
 
 
 def here():
@@ -68,10 +68,10 @@ def nested(start, stop):
 
 def ran(script, num, stop):
     """What a run of ``script`` leaves behind in its ``num``-th loop."""
-    loops = Loops()
+    loops = LoopLines()
     for loop, site in enumerate(itertools.islice(script(0, stop), num), 1):
         loops.begins(site, loop)
-    return Loops(loops.state())
+    return LoopLines(loops.state())
 
 
 @pytest.mark.parametrize("num", [1, 2, 3, 5])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from outlast.script.gradients import KEY, WAIT_STEPS_MAX, Gradients
+from outlast.script.gradients import KEY, WAIT_STEPS_MAX, ScriptGradients
 from thorough import examples
 
 STEPS = 24
@@ -66,7 +66,7 @@ class Loop:
         ]
         self.named = {f"m{n}": one for n, one in enumerate(self.models)}
         self.named |= {f"o{n}": one for n, one in enumerate(self.optimizers)}
-        self.gradients = Gradients(lambda: self.named)
+        self.gradients = ScriptGradients(lambda: self.named)
 
     def body(self, step):
         batch = torch.full((2, 3), float(step)).sin()
@@ -175,7 +175,7 @@ def test_a_batch_that_was_only_looked_at_has_moved_nothing():
 
 def test_a_graph_that_was_replayed_may_have_moved_what_no_optimizer_speaks_of():
     model = nn.Linear(2, 1)
-    gradients = Gradients(lambda: {"model": model})
+    gradients = ScriptGradients(lambda: {"model": model})
     gradients.open(0)
     for _ in range(2):
         gradients.handed_out()
@@ -192,7 +192,7 @@ def test_a_graph_that_was_replayed_may_have_moved_what_no_optimizer_speaks_of():
 
 def test_gradients_of_other_numbers_of_workers_are_left_out_and_said(capsys):
     model = nn.Linear(2, 1)
-    gradients = Gradients(lambda: {"model": model})
+    gradients = ScriptGradients(lambda: {"model": model})
     gradients.resumed({KEY: {"model/weight": torch.ones(1, 2)}}, 2, 3, 0)
     gradients.restore()
     assert model.weight.grad is None
@@ -208,7 +208,7 @@ def test_what_fsdp2_has_not_summed_yet():
         for part in (*model, model):
             fully_shard(part)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        gradients = Gradients(lambda: {"model": model, "optimizer": optimizer})
+        gradients = ScriptGradients(lambda: {"model": model, "optimizer": optimizer})
         gradients.open(0)
         return model, optimizer, gradients
 

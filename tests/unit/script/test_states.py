@@ -139,7 +139,7 @@ def test_a_step_that_is_recorded_into_a_graph_is_told_apart(hooked, monkeypatch)
 
 def due(steps, until):
     """Boundaries, from step 0 on, at which a word is due; ``steps`` are those with one."""
-    heard, found = states.Heard(0), []
+    heard, found = states.StepsHeard(0), []
     for step in range(until + 1):
         if step in steps:
             heard.stepped(step)
@@ -159,7 +159,7 @@ def test_a_step_without_the_word_that_was_due_is_found():
 
 
 def test_what_has_never_been_heard_is_not_certain():
-    heard = states.Heard(7)
+    heard = states.StepsHeard(7)
     assert not heard.is_due(7)
     assert not heard.is_certain(7)
     heard.stepped(8)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from outlast.script.gradients import Gradients
+from outlast.script.gradients import ScriptGradients
 from outlast.script.objects import Objects
 from outlast.script.unnamed import STEPS, Unnamed
 
@@ -75,7 +75,7 @@ class Saver(Holder):
 
 def lines(capsys, named, body, steps=2 * STEPS):
     unnamed = Unnamed(Objects(named))
-    gradients = Gradients(lambda: named, unnamed.saw)
+    gradients = ScriptGradients(lambda: named, unnamed.saw)
     gradients.open(0)
     unnamed.open()
     try:

@@ -6,7 +6,7 @@ import pytest
 
 from outlast.attempt.groups import groups
 from outlast.training import passage
-from outlast.training.passage import Way
+from outlast.training.passage import WayToLoop
 
 
 @pytest.fixture(name="wire")
@@ -41,13 +41,13 @@ def loop(wire, one):
 
 
 def test_a_loop_that_nothing_was_sent_before(wire):
-    one = Way(joins=False)
+    one = WayToLoop(joins=False)
     assert all([loop(wire, one), loop(wire, one)])
     assert not wire.barriers
 
 
 def test_words_between_two_loops_are_on_the_way_to_all_that_follow(wire):
-    one = Way(joins=False)
+    one = WayToLoop(joins=False)
     assert loop(wire, one)
     speak(wire)
     assert not loop(wire, one)
@@ -55,7 +55,7 @@ def test_words_between_two_loops_are_on_the_way_to_all_that_follow(wire):
 
 
 def test_words_in_finished_epochs_are_not(wire):
-    one = Way(joins=False)
+    one = WayToLoop(joins=False)
     for _ in range(3):
         one.epoch_begins()
         assert loop(wire, one)
@@ -69,7 +69,7 @@ def test_words_in_finished_epochs_are_not(wire):
 
 
 def test_words_in_the_epoch_under_way_are(wire):
-    one = Way(joins=False)
+    one = WayToLoop(joins=False)
     one.epoch_begins()
     speak(wire)
     assert not loop(wire, one)
@@ -80,7 +80,7 @@ def test_words_in_the_epoch_under_way_are(wire):
 
 
 def test_an_epoch_that_was_left_may_be_gone_on_with(wire):
-    one = Way(joins=False)
+    one = WayToLoop(joins=False)
     one.epoch_begins()
     assert loop(wire, one)
     speak(wire)
@@ -89,18 +89,18 @@ def test_an_epoch_that_was_left_may_be_gone_on_with(wire):
 
 
 def test_barriers_are_left_out_by_who_joins_until_it_is_there(wire):
-    one = Way(joins=False)
+    one = WayToLoop(joins=False)
     speak(wire, barrier=True)
     assert loop(wire, one)
     assert wire.barriers == 2
-    one = Way(joins=True)
+    one = WayToLoop(joins=True)
     assert groups.skips_barriers
     assert loop(wire, one)
     assert not groups.skips_barriers
 
 
 def test_all_come_to_a_loop_before_any_notes_its_beginning(wire):
-    one = Way(joins=False)
+    one = WayToLoop(joins=False)
     speak(wire)
     one.is_silent()
     one.gather()
