@@ -24,7 +24,8 @@ A worker's part in a save:
 ``engine``      from a state to a committed checkpoint
 ``flight``      saves on their way: how they end, and who waits for them
 ``sharing``     the ranks agree on who writes what, the keepers find each other
-``line``        the connection to the keeper, and the memory that it gives
+``room``        the memory that snapshots are copied into
+``line``        the connection to the keeper
 
 Below it, :mod:`outlast.inprocess` (others are lost and this process goes on) and
 :mod:`outlast.script` (what is found of the user's script).

@@ -42,7 +42,8 @@ from outlast.keeper.place import setup_of
 from outlast.script.states import State
 from outlast.training.books import Attempt
 from outlast.training.flight import Flight, SnapshotCopy, Written, is_copy_of
-from outlast.training.line import GONE, KeeperLine, SnapshotRoom
+from outlast.training.line import GONE, KeeperLine
+from outlast.training.room import SnapshotRoom
 from outlast.training.sharing import KeeperMeeting, Sharing, local_ranks
 
 logger = logging.getLogger(__name__)
