@@ -103,7 +103,7 @@ def finish(job, change, epochs=2, *, dies_at=None):
                 loss.backward()
                 optimizer.step()
             if session.step == dies_at:
-                until(lambda: session._on.rig.engine.committed_step == dies_at, "the commit")
+                until(lambda: session._on.engine.committed_step == dies_at, "the commit")
                 raise Killed
             change(model)
     return [value.clone() for value in model.state_dict().values()]

@@ -16,7 +16,7 @@ from outlast.checkpoint.capture import digest_of, in_words, sums_of
 from outlast.checkpoint.load import load
 from outlast.checkpoint.tensors import NAMES
 from outlast.storage import Directory
-from outlast.training.room import Room
+from outlast.training.line import SnapshotRoom
 
 pytestmark = [
     pytest.mark.gpu,
@@ -88,13 +88,13 @@ def test_a_digest_is_the_same_as_on_the_host():
 
 
 def test_the_copies_go_straight_into_memory_of_the_driver_s(job, monkeypatch):
-    seen, close = [], Room.close
+    seen, close = [], SnapshotRoom.close
 
     def closed(room):
         seen.extend(buffer.is_pinned() for buffer in room._registered)
         close(room)
 
-    monkeypatch.setattr(Room, "close", closed)
+    monkeypatch.setattr(SnapshotRoom, "close", closed)
     named, step = large_training()
 
     there, at = run(job, named, step)

@@ -79,9 +79,9 @@ def test_a_drain_is_whole_where_weights_alone_were_just_saved(job, monkeypatch):
         for _ in session.steps(range(6), until=6):
             case.step(session.step)
         assert session._saving.take(6, {"reason": "due", "content": "weights"})
-        assert session._on.rig.engine.wait(30).error == ""
+        assert session._on.engine.wait(30).error == ""
         assert manifest(job, 6)["kind"] == "weights"
-        assert session._on.rig.engine.committed_step == 0
+        assert session._on.engine.committed_step == 0
         assert session._saving.commit(6, "drain", 30.0).error == ""
         assert manifest(job, 6)["kind"] == "full"
     assert committed(job) == [6, 6]

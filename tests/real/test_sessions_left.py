@@ -164,7 +164,7 @@ def test_what_is_written_past_the_counters_after_the_last_save_is_saved(job, mon
             for _ in session.steps(range(9), until=4):
                 pass
             pending = session.save()
-            while every == "4 steps" and session._on.rig.engine.committed_step != 4:
+            while every == "4 steps" and session._on.engine.committed_step != 4:
                 time.sleep(0.01)
             change(model, optimizer)
         assert pending.committed
@@ -203,7 +203,7 @@ def test_nothing_is_written_where_nothing_has_changed(job):
         with outlast.session(dir=job, every="4 steps", model=model) as session:
             for _ in session.steps(range(9), until=4):
                 pass
-            while session._on.rig.engine.committed_step != 4:
+            while session._on.engine.committed_step != 4:
                 time.sleep(0.01)
             model(torch.ones(2, 4))
     assert [event["step"] for event in Job(job).events("commit")] == [4]

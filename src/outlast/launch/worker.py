@@ -90,7 +90,7 @@ def _run_script(script: str) -> None:
 
 def _asks(what: str, error: BaseException) -> Any:
     """What a session says of an error behind it; None where the script has had none."""
-    hook = sys.modules.get("outlast.training.excepthook")  # only a session imports it
+    hook = sys.modules.get("outlast.script.excepthook")  # only a session imports it
     return getattr(hook, what)(error) if hook is not None else None
 
 

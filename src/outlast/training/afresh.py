@@ -40,9 +40,9 @@ from outlast.checkpoint.tree import flatten, unflatten
 from outlast.data import random_state
 from outlast.errors import CheckpointInvalid, StorageError
 from outlast.ledger.narrator import say
-from outlast.training import modules
-from outlast.training.objects import Objects
-from outlast.training.rig import Rig
+from outlast.script import modules
+from outlast.script.objects import Objects
+from outlast.training.resume import Sources
 
 Again = Callable[[Collection[str]], None]  # objects, by their names, get their state again
 Flat = tuple[Any, dict[str, torch.Tensor]]  # a state's data and tensors
@@ -53,13 +53,13 @@ _DATA: Final = 1  # nothing but plain data has changed
 _TENSORS: Final = 2
 
 
-class _Look(NamedTuple):
+class _ObjectLook(NamedTuple):
     """At one object: its plain data, and name → what its tensor is known by."""
 
     data: Any
     marks: dict[str, str]
 
-    def differs(self, other: _Look) -> int:
+    def differs(self, other: _ObjectLook) -> int:
         """How far this is not what another look saw; 0 if it is."""
         if self.marks != other.marks:
             return _TENSORS
@@ -77,7 +77,7 @@ class Afresh:
     def __init__(self, objects: Objects, link: Link) -> None:
         self._objects = objects
         self._link = link
-        self._restored: dict[str, _Look] = {}
+        self._restored: dict[str, _ObjectLook] = {}
         self._again: Again | None = None
         self._step = 0
         self._is_whole = False
@@ -139,9 +139,9 @@ class Afresh:
             key: flatten(value, key) for key, value in state.items() if keys is None or key in keys
         }
 
-    def _look(self, keys: Collection[str] | None = None, *, whole: bool) -> dict[str, _Look]:
+    def _look(self, keys: Collection[str] | None = None, *, whole: bool) -> dict[str, _ObjectLook]:
         return {
-            key: _Look(data, {name: _mark(one, whole=whole) for name, one in tensors.items()})
+            key: _ObjectLook(data, {name: _mark(one, whole=whole) for name, one in tensors.items()})
             for key, (data, tensors) in self._flat(keys).items()
         }
 
@@ -187,12 +187,12 @@ class Afresh:
             )
 
 
-def read(objects: Objects, rig: Rig, save: SaveName) -> Again:
+def read(objects: Objects, sources: Sources, save: SaveName) -> Again:
     """Gives objects again what they were given of a checkpoint."""
 
     def again(keys: Collection[str]) -> None:
         try:
-            objects.apply_again(rig.reopen(save), keys)
+            objects.apply_again(sources.reopen(save), keys)
         except (OSError, CheckpointInvalid) as error:
             raise StorageError(
                 f"what the script has changed in front of this loop ({', '.join(sorted(keys))}) is "

@@ -39,11 +39,12 @@ from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
 from outlast.keeper.place import setup_of
-from outlast.training.attempts import Attempt
-from outlast.training.flight import Copy, Flight, State, Written, is_copy_of
-from outlast.training.line import GONE, Line
-from outlast.training.room import Room
-from outlast.training.sharing import Meeting, Sharing, local_ranks
+from outlast.script.states import State
+from outlast.training.books import Attempt
+from outlast.training.flight import Flight, SnapshotCopy, Written, is_copy_of
+from outlast.training.line import GONE, KeeperLine
+from outlast.training.room import SnapshotRoom
+from outlast.training.sharing import KeeperMeeting, Sharing, local_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Engine:
         self._on_written = on_written
         self._on_change = on_change
         self._say = say
-        self.line = Line(
+        self.line = KeeperLine(
             setup_of(settings, job, claims=attempt.claims),
             wire.Hello(
                 job=job,
@@ -133,13 +134,14 @@ class Engine:
         self._plans: dict[str, Planned] = {}  # by kind of save
         self._layouts = 0
         self._remembered = Remembered()
-        self._room = Room(settings, link.world_size)
+        self._room = SnapshotRoom(settings, link.world_size)
         self._sharing = Sharing(link, on_change)
-        self._meeting = Meeting(settings, link, local, self.line, say)
+        self._meeting = KeeperMeeting(settings, link, local, self.line, say)
         self._unsaid: list[wire.Absent] = []  # of saves whose keeper has died
         self._copiers = Copiers(self._copied)
-        self._copies: dict[int, Copy] = {}  # by serial: what lies in memory of a save
-        self._committed_copy: Copy | None = None  # of ``committed_step``, while it lies there
+        self._copies: dict[int, SnapshotCopy] = {}  # by serial: what lies in memory of a save
+        # Of ``committed_step``, while it lies there.
+        self._committed_copy: SnapshotCopy | None = None
 
     # --- beginning and end ----------------------------------------------------------------------
 
@@ -480,7 +482,7 @@ class Engine:
             return
         text = small_state(step, self._link.rank, plan.own, state.data)
         arena, narrow = flight.arena, state.narrow
-        self._copies[serial] = Copy(step, plan, capture.digests, text, arena, narrow)
+        self._copies[serial] = SnapshotCopy(step, plan, capture.digests, text, arena, narrow)
         done = wire.Complete(step=step, serial=serial, digests=capture.digests)
         self.line.send_quietly(done, text)
 

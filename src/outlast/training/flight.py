@@ -1,22 +1,15 @@
-"""What is saved, how a save ends, and what is known of one while it is on its way.
+"""Saves on their way: the snapshot that lies in memory, how a save ends, and who waits for it.
 
-What is saved of a session's objects at a boundary: plain data, tensors, and how to treat each.
-
-Whatever is told of tensors (which may be copied later, in which order, which may lose bits) is
-worked out once and kept: it costs more than a save may block, and it does not change until the
-tensors do, as when an optimizer makes its state in its first step.
-
-Whether a state is still the one that a snapshot was taken of: by its content.
-
-The snapshot lies in memory that this worker shares with the keeper, laid out as the plan says. What
-another rank has written of it is compared by its digest, which was reported at the time.
+A snapshot lies in memory that this worker shares with the keeper, laid out as the plan says.
+Whether a state is still the one that it was taken of is told by its content; what another rank has
+written of it is compared by its digest, which was reported at the time.
 
 Guarantees: a yes is a proof, whatever wrote to the tensors, and past whatever counter. Anything
 that cannot be compared (another structure, memory that was used again) is a no.
 
-What people hear of saves that fail: the first failure, and that saving works again.
-
-It is said here and not from the ledger: a disk that takes no checkpoint often takes no event.
+People hear of the first save that fails, and that saving works again. It is said here and not from
+the ledger: a disk that takes no checkpoint often takes no event. A script that has asked for a save
+(``session.save()``) hears of it through a ``PendingSave``.
 """
 
 from __future__ import annotations
@@ -24,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -33,9 +26,8 @@ from outlast.checkpoint.boundary import local_of
 from outlast.checkpoint.capture import Capture, digest_of
 from outlast.checkpoint.manifest import BLOCK_BYTES, FULL
 from outlast.checkpoint.plan import DigestCheck, Write, WritePlan
-from outlast.checkpoint.tree import Flattener, mark_narrow, names_in_parts
-from outlast.config import Settings
-from outlast.training.lazy import Lazy
+from outlast.errors import ConfigError
+from outlast.script.states import State
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,28 +50,6 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     by_storage: bool = False
     tier: str = ""
     took_s: float = 0.0
-
-
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What is saved at a boundary.
-
-    Attributes:
-        step: completed steps.
-        data: key → small state, in which tensors are named.
-        tensors: name → live tensor.
-        lazy: names of tensors that only the optimizers change.
-        order: name → when they are touched.
-        narrow: names of tensors that are stored in bfloat16.
-        kind: "full" or "weights".
-    """
-
-    step: int
-    data: dict[str, Any]
-    tensors: dict[str, torch.Tensor]
-    lazy: frozenset[str]
-    order: Mapping[str, int]
-    narrow: frozenset[str] = frozenset()
-    kind: str = FULL
 
 
 class Flight:
@@ -125,47 +95,7 @@ class Flight:
             self.room.notify_all()
 
 
-class States:
-    """Makes them, one after the other.
-
-    Args:
-        settings: the job's.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._flatten = Flattener()
-        self._lazy: Lazy | None = None
-
-    def of(
-        self, step: int, objects: Mapping[str, Any], state: dict[str, Any], kind: str = FULL
-    ) -> State:
-        """What is saved of ``state``, which ``objects`` gave, after ``step``."""
-        data: dict[str, Any] = {}
-        tensors: dict[str, torch.Tensor] = {}
-        optimizers = self._lazy.optimizers if self._lazy is not None else ()
-        for key, value in state.items():
-            if kind == FULL or key not in optimizers:
-                data[key], found = self._flatten(value, key)
-                tensors |= found
-        if self._lazy is None or (kind == FULL and self._lazy.tensors != list(tensors)):
-            self._lazy = Lazy(objects, tensors, set(names_in_parts(data)))
-        narrow: frozenset[str] = frozenset()
-        if self._settings.checkpoint_moments == "bf16" and kind == FULL:
-            narrow = frozenset(self._lazy.moments)
-            mark_narrow(data, narrow, "float32")
-        return State(
-            step=step,
-            data=data,
-            tensors=tensors,
-            lazy=self._lazy.names,
-            order=self._lazy.order,
-            narrow=narrow,
-            kind=kind,
-        )
-
-
-class Copy(NamedTuple):
+class SnapshotCopy(NamedTuple):
     """A snapshot as it lies in memory.
 
     Attributes:
@@ -185,7 +115,7 @@ class Copy(NamedTuple):
     narrow: Collection[str]
 
 
-def is_copy_of(copy: Copy, state: State, buffer: torch.Tensor) -> bool:
+def is_copy_of(copy: SnapshotCopy, state: State, buffer: torch.Tensor) -> bool:
     """Whether ``buffer`` holds ``state``, bit for bit, as far as this rank has a part in it."""
     plan = copy.plan
     if buffer.numel() < plan.size or set(copy.narrow) != set(state.narrow):
@@ -240,3 +170,110 @@ class Unsaved:
                 f"{self._since})"
             )
             self._since = 0
+
+
+class PendingSave:
+    """A checkpoint that was asked for.
+
+    Attributes:
+        not_before: the first step boundary at which it can be taken.
+    """
+
+    def __init__(self, not_before: int, may_wait: Callable[[int], bool] = lambda _: True) -> None:
+        self.not_before = not_before
+        self._may_wait = may_wait
+        self.error = ""
+        self._step: int | None = None
+        self._committed = False
+        self._changed = threading.Condition()
+
+    @property
+    def step(self) -> int | None:
+        """The step it is taken at, or None while the ranks have not agreed yet."""
+        return self._step
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is complete and readable."""
+        return self._committed
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is committed or has failed; whether it is committed.
+
+        A save that comes while another is in flight is put off to a later boundary. Asked by the
+        loop before that boundary, the answer is False at once: waiting would be for itself.
+
+        Raises:
+            ConfigError: the same without a time-out.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while not self._committed and not self.error:
+                # The ranks may still agree on a later step than the one that was asked for.
+                if not self._may_wait(self.not_before if self._step is None else self._step):
+                    if timeout_s is not None:
+                        break  # it was put off to a later boundary: ask again after that
+                    raise ConfigError(
+                        "wait() is called before the step boundary at which the save is taken, and "
+                        "would wait for ever; call it in a later step, or leave it to the "
+                        "session's end"
+                    )
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
+            return self._committed
+
+    def decide(self, step: int) -> None:
+        """It is taken at ``step``."""
+        with self._changed:
+            if self._step is None:
+                self._step = step
+                self._changed.notify_all()
+
+    def end(self, error: str, step: int) -> None:
+        """It is committed (``error`` is "") or has failed, with the snapshot of ``step``."""
+        with self._changed:
+            self._step = step  # a later one than was decided, if the first was void
+            self._committed = not error
+            self.error = error
+            self._changed.notify_all()
+
+
+class Saves:
+    """The saves that were asked for and have not ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[PendingSave] = []
+
+    def add(self, not_before: int, may_wait: Callable[[int], bool] = lambda _: True) -> PendingSave:
+        """Keep track of a new one; ``may_wait`` says whether the caller may wait for a step."""
+        pending = PendingSave(not_before, may_wait)
+        with self._lock:
+            self._open.append(pending)
+        return pending
+
+    def open(self) -> list[PendingSave]:
+        """Those that have not ended."""
+        with self._lock:
+            return list(self._open)
+
+    def give_up(self, step: int) -> None:
+        """The attempt is over, after ``step``: none of them is to be waited for."""
+        for pending in self.open():
+            pending.end("the attempt is over", step)
+
+    def decided(self, step: int) -> None:
+        """All ranks act after ``step``: whoever asked for it or before is served."""
+        for pending in self.open():
+            if pending.not_before <= step:
+                pending.decide(step)
+
+    def written(self, step: int, error: str) -> None:
+        """The save of ``step`` has ended."""
+        with self._lock:
+            ended = [p for p in self._open if p.not_before <= step]
+            self._open = [p for p in self._open if p.not_before > step]
+        for pending in ended:
+            pending.end(error, step)

@@ -1,20 +1,459 @@
-"""All of a session that belongs to one attempt; one that lives through a loss has another made."""
+"""All of a session that belongs to one attempt, and how that ends.
+
+A session that lives through a loss has another one made. The ends are a loop's, the session's, and
+the way out when the machine must go.
+
+A loop's end is saved at once, the session's end again unless it is proven to be the same. What
+follows a loop may take long (an evaluation), so its end is saved ahead of that; and it may change
+the state (averages are put in place, statistics computed): the session's end saves it then,
+whatever had saved the last step. Nothing but the content tells: version counters do not see writes
+through ``.data`` or NumPy. So the state is compared, byte by byte, with the newest snapshot, which
+still lies in this machine's memory; without one, it is saved again.
+
+All ranks have to end at the same step. Each tells rank 0 where it is, one that fails that it is
+gone, and nobody waits for longer than a save may take. What cannot be saved is said, and is a
+failure: a job whose end is in no checkpoint is not finished. Where a rank of a job that had
+finished before could not go on for want of a step, the end that is committed stands for all, and
+nobody waits: the others may wait for that rank elsewhere.
+
+When the machine must go, the training thread drains at the agreed boundary. ``WayOut`` looks on
+from a thread of its own, for the cases in which that boundary is not reached, or the way out takes
+too long:
+
+- the loop is over, or has not begun (an evaluation after it, a warm-up before it), and the step is
+  committed: everybody leaves from wherever they are. SystemExit is raised in the main thread, and
+  what does not unwind (a rank in a collective that the others have left) is ended after a while;
+- the step does not end in time (an evaluation within it, a rank that is stuck), or there was never
+  time for a save: the newest commit stands, and how much that costs is said;
+- the training thread is on its way out, and waits for something until the time is over.
+
+Leaving is safe at any moment: what is committed is committed, and the keeper goes on copying. Only
+one of the two threads takes the way out (``claim``); nothing that is said or written holds it up.
+
+Rejected: hashes of the state at each save (they would be computed while training goes on); the
+files' own digests (to compare a change of one tensor, all of its 16 MiB block has to be there).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final, NamedTuple
 
-from outlast.attempt.agreement import Action
+import msgspec
+
+from outlast.attempt.agreement import DECISION_TIMEOUT_S, Action, Agreement
+from outlast.attempt.beat import Beat
+from outlast.attempt.link import Link
+from outlast.checkpoint.catalog import find_standing
 from outlast.config import Settings
+from outlast.errors import ConfigError, Exit, StorageError
+from outlast.ledger.narrator import say
+from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.signals import SignalNotice
+from outlast.policy.drain import LEAVING_S, leaving_s
+from outlast.script.objects import Objects
+from outlast.script.states import State
 from outlast.training.afresh import Afresh
-from outlast.training.ending import Ending
-from outlast.training.flight import State
-from outlast.training.leaving import Leaving, Where
-from outlast.training.objects import Objects
+from outlast.training.books import AttemptBooks
+from outlast.training.engine import Engine
+from outlast.training.judging import LossMonitor
 from outlast.training.position import Streams
-from outlast.training.rig import Rig
+from outlast.training.resume import Sources
+from outlast.training.saving import NO_COMMIT
+from outlast.training.snapshots import Snapshots
+from outlast.training.timing import Meter
+from outlast.training.turns import Outlook, info_of
+from outlast.values import GRACE_MAX_S
+
+logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S: Final = 30.0 + DECISION_TIMEOUT_S  # for rank 0 to come to a loop's end too
+HEARD_S: Final = 30.0
+SLICE_S: Final = 5.0  # a link serves one waiting thread at a time
+TELL_S: Final = 10.0  # until it is said for whom the session's end waits
+_GONE: Final = b"gone "
+_EXCUSED: Final = b"excused"
+
+
+class _LoopEndWord(msgspec.Struct, frozen=True):
+    """What rank 0 has done, and does, at a loop's end."""
+
+    agreed: dict[str, Any] | None  # with what was said with it, a save that was agreed before
+    saves_end: bool
+    back: dict[str, Any] | None = None  # all go back to before a sign of trouble
+
+
+class LoopEnding:
+    """Of each loop of a session.
+
+    Args:
+        snapshots: the worker's part in the attempt's saves.
+        link: the other ranks.
+        judging: of the loss.
+        state: gives what would be saved in this moment.
+        snapshot: has a snapshot taken; whether that was possible.
+    """
+
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        link: Link,
+        judging: LossMonitor,
+        state: Callable[[], State],
+        snapshot: Callable[[dict[str, Any]], bool],
+    ) -> None:
+        self._engine, self._turns = snapshots.engine, snapshots.turns
+        self._link = link
+        self._judging = judging
+        self._state = state
+        self._snapshot = snapshot
+
+    def act(self, loop: int, step: int, agreement: Agreement) -> dict[str, Any] | None:
+        """A loop has come to its end: do what is due, and have the end saved if that pays.
+
+        Returns what was decided where the loop's last losses are wrong, on all ranks.
+
+        What was agreed for this step may come to a rank when its loop is over. So rank 0 says what
+        it has done, and all do the same: one that saved alone would wait for the others' parts.
+        """
+        agreed = None
+        self._judging.hasten()
+        if self._link.rank == 0:
+            for action in agreement.last_boundary(step)[:1]:
+                self._snapshot(action.info)
+            agreed = agreement.saved(step)
+        word = self._rank_0s_word(loop, step, agreed)
+        if self._link.rank and word.agreed is not None and agreement.follow(step):
+            self._snapshot(word.agreed)
+        if word.saves_end and word.back is None:
+            self._save_end()
+        return word.back
+
+    def may_save(self, step: int) -> bool:
+        """On rank 0, whether the state at the end of a loop is saved now.
+
+        Where a save is in flight it is not: nobody is to wait for it here.
+        """
+        return self._engine.committed_step != step and self._turns.pays()
+
+    def _save_end(self) -> None:
+        since_s = time.monotonic()
+        self._engine.take_at_once()  # whatever follows may change the state in any way
+        self._snapshot({"reason": "the loop's end"})
+        self._turns.end_taken(time.monotonic() - since_s)
+
+    def _rank_0s_word(self, loop: int, step: int, agreed: dict[str, Any] | None) -> _LoopEndWord:
+        link, key = self._link, f"end/{loop}/{step}"
+        try:
+            if link.rank == 0:
+                word = _LoopEndWord(agreed, self.may_save(step), self._judging.at_end(step))
+                link.publish(key, msgspec.json.encode(word))
+                return word
+            return msgspec.json.decode(link.fetch(key, END_TIMEOUT_S), type=_LoopEndWord)
+        except (OSError, RuntimeError) as error:  # the store is gone, or rank 0 is elsewhere
+            logger.warning("the loop's end is not saved before the session's: %s", error)
+            return _LoopEndWord(None, saves_end=False)
+
+    def is_none(self, error: BaseException | None) -> None:
+        """This rank's session does not come to an end that is saved: nobody is to wait for it."""
+        link = self._link
+        if link.world_size > 1:
+            with contextlib.suppress(OSError, RuntimeError):  # the store is gone, the attempt over
+                link.publish(f"end/at/{link.rank}", _GONE + type(error).__name__.encode())
+
+    def is_excused(self) -> None:
+        """This rank was, in a job that had finished: the end that is committed stands."""
+        link = self._link
+        if link.world_size > 1:
+            with contextlib.suppress(OSError, RuntimeError):  # the store is gone, with rank 0
+                link.publish(f"end/at/{link.rank}" if link.rank else "end/at", _EXCUSED)
+
+    def is_due(self, step: int, timeout_s: float, may_differ: Callable[[], bool]) -> bool:
+        """At the session's end: whether some rank's state is not what is committed of ``step``.
+
+        Args:
+            step: completed steps.
+            timeout_s: for the other ranks to come here, and for a save in flight.
+            may_differ: whether this session has completed a step, or changed its state without.
+
+        Raises:
+            ConfigError: the ranks have ended at different steps.
+            StorageError: a rank does not come here.
+        """
+        if self._link.world_size > 1 and not self._meet(step, timeout_s):
+            return False
+        engine = self._engine
+        engine.wait(timeout_s)
+        due = engine.committed_step != step
+        if not due and may_differ():
+            due = not engine.holds(self._state())
+        return self._anybody("end/due", due, timeout_s)
+
+    def _meet(self, step: int, timeout_s: float) -> bool:
+        """See that all ranks have come to the session's end, at the same step.
+
+        Returns whether there is anything to save: not where a rank was excused.
+        """
+        link = self._link
+        try:
+            if link.rank:
+                link.publish(f"end/at/{link.rank}", b"%d" % step)
+                word = link.fetch("end/at", timeout_s + HEARD_S)
+            else:
+                word = self._who_differs(step, timeout_s).encode()
+                link.publish("end/at", word)
+        except (OSError, RuntimeError) as error:  # the store is gone, and with it the attempt
+            logger.warning("the ranks do not meet at the session's end: %s", error)
+            return True
+        if not word or word == _EXCUSED:
+            return not word
+        committed = self._engine.committed_step
+        stands = f"step {committed}, the newest commit, stands" if committed else "none stands"
+        kind, _, why = word.decode().partition(" ")
+        if kind == "differ":
+            raise ConfigError(
+                f"the ranks left their loops at different steps ({why}), and a checkpoint is of "
+                f"one step: the end is in none, and {stands}. Have all ranks decide alike, by "
+                "all_reduce or broadcast"
+            )
+        raise StorageError(f"the end, step {step}, is not committed: {why}; {stands}")
+
+    def _who_differs(self, step: int, timeout_s: float) -> str:
+        """On rank 0: "" where all ranks are at ``step``, or what keeps them from being saved."""
+        until_s = time.monotonic() + timeout_s
+        tell_s = time.monotonic() + TELL_S
+        for rank in range(1, self._link.world_size):
+            while True:
+                try:
+                    word = self._link.fetch(f"end/at/{rank}", SLICE_S)
+                    break
+                except TimeoutError:
+                    now = time.monotonic()
+                    if now > until_s:
+                        return f"late rank {rank} did not come to its session's end in time"
+                    if now > tell_s:
+                        tell_s = until_s
+                        say(f"the session's end, step {step}, waits for rank {rank}")
+            if word == _EXCUSED:
+                return word.decode()
+            if word.startswith(_GONE):
+                return f"gone rank {rank} was ended by {word.removeprefix(_GONE).decode()}"
+            if int(word) != step:
+                return f"differ rank 0 at {step}, rank {rank} at {int(word)}"
+        return ""
+
+    def _anybody(self, what: str, says: bool, timeout_s: float) -> bool:
+        """Whether any rank says so: the same answer for all, where all ask."""
+        link = self._link
+        try:
+            if link.rank:
+                link.publish(f"{what}/{link.rank}", b"1" if says else b"0")
+                word = link.fetch(what, timeout_s)
+                link.publish(f"{what}/{link.rank}/heard", b"")
+                return word == b"1"
+            others = [f"{what}/{rank}" for rank in range(1, link.world_size)]
+            says = any([says, *[link.fetch(key, timeout_s) == b"1" for key in others]])
+            link.publish(what, b"1" if says else b"0")
+            # Where there is no agent the store is in this process: it is not to end before that.
+            for key in others:
+                link.fetch(f"{key}/heard", HEARD_S)
+        except (OSError, RuntimeError) as error:  # the store is gone, and with it the attempt
+            logger.warning("the ranks do not agree (%s): %s", what, error)
+        return says
+
+
+UNWIND_S: Final = 3.0  # for the training thread to leave by itself
+EXIT_S: Final = 0.5  # for the exit itself
+BOOKS_S: Final = 1.0  # for the ledger, whose disk may be what is slow
+LOOK_S: Final = 0.05
+OTHERS_S: Final = 5.0  # for what is in flight when an exception or a drain ends the session
+
+
+class Where(NamedTuple):
+    """Where the training thread is.
+
+    Attributes:
+        step: completed steps.
+        in_loop: whether it is inside ``steps()``.
+        is_ending: whether it is draining, or leaving the session.
+    """
+
+    step: int
+    in_loop: bool
+    is_ending: bool
+
+
+class WayOut:
+    """One rank's way out.
+
+    Attributes:
+        is_known: whether the ranks will leave; what their leaving then breaks is no failure.
+
+    Args:
+        books: the attempt's.
+        engine: the worker's part in its saves.
+        outlook: what is expected of the next seconds.
+        signals: through which the main thread is made to leave.
+        where: says where the training thread is; asked from another thread.
+    """
+
+    def __init__(
+        self,
+        books: AttemptBooks,
+        engine: Engine,
+        outlook: Outlook,
+        signals: SignalNotice,
+        where: Callable[[], Where],
+    ) -> None:
+        self.is_known = False
+        self._books = books
+        self._engine = engine
+        self._outlook = outlook
+        self._signals = signals
+        self._where = where
+        self._end_s: float | None = None  # monotonic time at which the machine goes
+        self._out_s = LEAVING_S  # of the time until then, for the way out
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_claimed = False
+        self._gone = threading.Event()
+
+    def decided(self, action: Action) -> None:
+        """A drain is agreed, or there is no time for one; called once, in the answering thread."""
+        self.hasten(action.info.get("left_s"))
+        self.is_known = True
+        look = self._give_up if action.kind == "leave" else self._look_on
+        self._thread = threading.Thread(
+            target=look, args=(action,), name="outlast-leaving", daemon=True
+        )
+        self._thread.start()
+
+    def hasten(self, left_s: float | None) -> None:
+        """The machine goes in ``left_s`` seconds, if that is sooner than what was known."""
+        if left_s is not None:
+            end_s = time.monotonic() + left_s
+            if self._end_s is None or end_s < self._end_s:
+                self._end_s, self._out_s = end_s, leaving_s(left_s)
+
+    def claim(self) -> bool:
+        """Take the way out; False where the other thread has taken it."""
+        with self._lock:
+            first, self._is_claimed = not self._is_claimed, True
+            return first
+
+    def left(self) -> None:
+        """The session is over: nothing is to be looked after any more."""
+        self._gone.set()
+
+    def seconds_for_saving(self, otherwise_s: float) -> float:
+        """How long the last save may take."""
+        if self._end_s is None:
+            return otherwise_s
+        return min(max(self._end_s - self._out_s - time.monotonic(), 0.0), otherwise_s)
+
+    def seconds_for_copying(self, *, others_wait: bool = False) -> float | None:
+        """How long slower tiers may take; None for as long as they need.
+
+        Args:
+            others_wait: ranks for this one to go, and the keeper for them.
+        """
+        if others_wait and self._books.link.world_size > 1:
+            copying_s = self.seconds_for_copying()
+            return OTHERS_S if copying_s is None else min(copying_s, OTHERS_S)
+        if not self.is_known:
+            return None
+        end_s = time.monotonic() + UNKNOWN_GRACE_S if self._end_s is None else self._end_s
+        return min(max(end_s - self._out_s - time.monotonic(), 0.0), GRACE_MAX_S)
+
+    def tell_loss(self, step: int, why: str) -> None:
+        """The state of ``step`` is not committed: what stands instead, and what that costs."""
+        committed = self._engine.committed_step
+        if self._books.link.rank or committed == step:
+            return
+        text = f"step {step} could not be committed ({why}); "
+        text += f"the newest commit, step {committed}, stands" if committed else NO_COMMIT
+        lost = step - committed
+        seconds = self._outlook.seconds_of(lost)
+        about = f", about {seconds:.1f} s of training" if seconds else ""
+        say(f"{text}: {lost} step{'s'[: lost > 1]} lost{about}")
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _look_on(self, action: Action) -> None:
+        """See that this rank leaves, one way or the other."""
+        while not self._gone.wait(LOOK_S):
+            where, left_s = self._where(), self._left_s()
+            if where.is_ending:
+                if left_s < min(EXIT_S, self._out_s / 2):
+                    self._end_it(where.step)
+                continue
+            is_there = not where.in_loop and where.step >= action.step
+            if is_there and where.step == self._engine.committed_step:
+                self._leave("")
+                return
+            if left_s < self._out_s:
+                self._give_up(action)
+                return
+
+    def _left_s(self) -> float:
+        return float("inf") if self._end_s is None else self._end_s - time.monotonic()
+
+    def _give_up(self, action: Action) -> None:
+        # What is on its way needs nothing from the training thread any more, only time.
+        self._engine.wait_for_writing(self.seconds_for_saving(0.0))
+        why = str(action.info.get("why") if action.kind == "leave" else "")
+        self._leave(why or "the step did not end in time")
+
+    def _leave(self, why: str) -> None:
+        """Have the training thread leave from where it is; end the process if it does not."""
+        if self._gone.is_set() or self._where().is_ending or not self.claim():
+            return
+        step = self._where().step
+        self._tell(step, why)
+        unwind_s = min(UNWIND_S, max(self._left_s() - EXIT_S, EXIT_S))
+        if self._signals.leave(int(Exit.DRAINED)) and self._gone.wait(unwind_s):
+            return
+        if not self._gone.is_set():
+            self._end_it(step)
+
+    def _end_it(self, step: int) -> None:
+        """The training thread does not come to an end: say goodbye for it."""
+        copying_s = self.seconds_for_copying()
+        if self.claim():  # in the middle of its own way out
+            self._tell(step, "there was no time left")
+        ending = threading.Thread(
+            target=self._abandon,
+            args=(int(Exit.DRAINED), copying_s),
+            name="outlast-abandon",
+            daemon=True,
+        )
+        ending.start()
+        ending.join((copying_s or 0.0) + BOOKS_S)
+        os._exit(int(Exit.DRAINED))
+
+    def _abandon(self, exit_code: int, copying_s: float | None) -> None:
+        """Leave without the training thread, which does not come to an end."""
+        try:
+            self._engine.line.close(clean=True, copying_s=copying_s)
+        finally:
+            self._books.close(exit_code)
+
+    def _tell(self, step: int, why: str) -> None:
+        """Say and write down how it ended; neither may hold up the way out."""
+
+        def tell() -> None:
+            with contextlib.suppress(Exception):
+                self.tell_loss(step, why)
+            self._books.drained(step, 0 < step == self._engine.committed_step)
+
+        telling = threading.Thread(target=tell, name="outlast-telling", daemon=True)
+        telling.start()
+        telling.join(BOOKS_S)
 
 
 class Footing:
@@ -30,6 +469,16 @@ class Footing:
         newest: gives what would be saved now.
         snapshot: has a snapshot taken; whether that was possible.
         may_move: on rank 0, whether a drain is only those machines' that leave; told the asks.
+
+    Attributes:
+        books: the attempt's, and what goes into the ledger.
+        link: the other ranks.
+        judging: of the loss.
+        snapshots, engine: the worker's part in the attempt's saves.
+        sources: where the state comes from.
+        leaving, ending: how it is left.
+        streams, afresh: random numbers, and objects, as loops begin.
+        meter: what measures this worker's steps.
 
     Raises:
         ConfigError, StorageError: the job's directory cannot be used.
@@ -48,18 +497,121 @@ class Footing:
         snapshot: Callable[[Mapping[str, Any]], bool],
         may_move: Callable[[list[dict[str, Any]]], bool],
     ) -> None:
-        hasten = lambda left_s: self.leaving.hasten(left_s)  # noqa: E731, PLW0108 - not yet there
-        self.leaving: Leaving
-        self.rig = Rig(settings, on_decision, on_written, hasten, may_move)
-        self.leaving = Leaving(self.rig, signals, where)
-        self.ending = Ending(self.rig, newest, snapshot)
-        self.streams = Streams(self.rig.link)
-        self.afresh = Afresh(objects, self.rig.link)
-        self.meter = self.rig.meter()
+        self._on_decision = on_decision
+        self._may_move = may_move
+        self.books = AttemptBooks(settings)
+        self.link = self.books.link
+        self._outlook = Outlook(settings)
+        with self.books.or_given_back():
+            self.judging = LossMonitor(settings, self.link, self.books.past)
+            self.books.open()
+            self._beat = Beat()
+            self.snapshots = Snapshots(settings, self.books, self.judging, on_written)
+        self.engine = self.snapshots.engine
+        self.sources = Sources(self.books, self.snapshots, self.judging)
+        self._step = 0
+        self._completed_s = time.monotonic()
+        self.leaving = WayOut(self.books, self.engine, self._outlook, signals, where)
+        self.ending = LoopEnding(self.snapshots, self.link, self.judging, newest, snapshot)
+        self.streams = Streams(self.link)
+        self.afresh = Afresh(objects, self.link)
+        alone, engine = self.link.world_size == 1, self.engine
+        self.meter = Meter(self._beat, alone=alone, is_saving=lambda: engine.is_saving)
+
+    @property
+    def agreement(self) -> Agreement | None:
+        """With the other ranks; None until the attempt has begun here."""
+        return self.snapshots.agreement
+
+    def start(self, step: int, *, in_step: bool = False) -> None:
+        """Begin to listen to the other ranks.
+
+        Args:
+            step: completed steps.
+            in_step: the next one is in progress: this rank comes to no boundary before its end.
+        """
+        agreement = self.snapshots.agreement = Agreement(
+            self.link,
+            step,
+            self._on_decision,
+            in_step=in_step,
+            may_save=lambda: self.engine.idle,
+            may_drain=self.plan_drain,
+            may_move=self._may_move,
+            on_hurry=self.snapshots.turns.hurry,
+            on_deadline=self.leaving.hasten,
+            on_other=self.judging.heard,
+        )
+        judge = self.engine.line.judge
+        tiers = self.sources.tiers()
+        self.judging.start(
+            *(step, self.books.attempt.number, agreement, self.books.ledger, judge),
+            find_there=lambda: find_standing(tiers),
+        )
+        agreement.start()
+        self._completed_s = time.monotonic()
+        self._step = step
+        self.books.samples.start(step)
+        self._beat.beat(step)
+        self.sources.look_away()
+
+    def completed(self, step: int, *of: int) -> None:
+        """A step is done, with this batch of this loop: beat, and about once a second sample."""
+        self.judging.completed(step, *of)
+        self._beat.beat(step)
+        self._step = step
+        self._completed_s = time.monotonic()
+        self.books.samples.completed(step)
+
+    def log(self, scalars: dict[str, Any]) -> None:
+        """Numbers of the step in progress."""
+        self.judging.log(scalars)
+        self.books.samples.log(scalars)
+
+    def plan_drain(self, info: dict[str, Any]) -> bool:
+        """On rank 0: whether there is time for a drain, and how, which is added to ``info``.
+
+        What goes wrong here must not cost the drain.
+        """
+        try:
+            return self._has_time(info)
+        except Exception:
+            logger.exception("a drain could not be planned; it is tried")
+            return True
+
+    def _has_time(self, info: dict[str, Any]) -> bool:
+        agreement = self.agreement
+        in_step = agreement is not None and agreement.in_step
+        found = self._outlook.plan(
+            info.get("left_s"),
+            in_step_s=time.monotonic() - self._completed_s if in_step else None,
+            saving=not self.engine.idle,
+        )
+        info.update(info_of(found))
+        return found.choice != "keep" or self._step == self.engine.committed_step
+
+    def stop(
+        self, timeout_s: float, exit_code: int, *, clean: bool, copying_s: float | None = None
+    ) -> None:
+        """End what was started; a save in flight has ``timeout_s`` to end.
+
+        Unless it is ``clean`` the keeper stays for the next attempt, with what it has in memory.
+        Slower tiers have ``copying_s`` to get what is due there.
+        """
+        try:
+            self.engine.stop(timeout_s, clean=clean, copying_s=copying_s)
+            self.snapshots.changed()
+            self.books.samples.write(force=True)
+            self.judging.stop()
+            if self.agreement is not None:
+                self.agreement.stop()
+        finally:  # also when somebody does not want to wait for slower tiers
+            self.books.close(exit_code)
+            self._beat.close()
 
     def leave(self) -> None:
         """The attempt is over, and nothing of it is waited for."""
         self.meter.close()
-        self.rig.stop(0.0, 0, clean=False)
-        self.rig.link.let_go()
+        self.stop(0.0, 0, clean=False)
+        self.link.let_go()
         self.leaving.left()

@@ -214,7 +214,7 @@ UNSENT_MAX: Final = 10_000
 LOOK_S: Final = 5.0  # for the places to say which checkpoints they have
 
 
-class _Known(msgspec.Struct, frozen=True, kw_only=True):
+class _KnownLosses(msgspec.Struct, frozen=True, kw_only=True):
     """What rank 0 tells the others at the beginning."""
 
     rollbacks: tuple[Rollback, ...]
@@ -222,7 +222,7 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     is_watched: bool
 
 
-class Judging:
+class LossMonitor:
     """One rank's part in it, and on rank 0 the judgement.
 
     Args:
@@ -263,16 +263,16 @@ class Judging:
         self._ledger: Ledger
         self._tell_keeper: Callable[[wire.Judged], None] = lambda _: None
 
-    def _exchange(self, past: Past | None) -> _Known:
+    def _exchange(self, past: Past | None) -> _KnownLosses:
         if past is not None:
-            known = _Known(
+            known = _KnownLosses(
                 rollbacks=tuple(past.rollbacks),
                 healthy=tuple(past.healthy),
                 is_watched=bool(past.healthy or past.rollbacks),
             )
             self._link.publish(KEY, msgspec.json.encode(known))
             return known
-        return msgspec.json.decode(self._link.fetch(KEY, FETCH_S), type=_Known)
+        return msgspec.json.decode(self._link.fetch(KEY, FETCH_S), type=_KnownLosses)
 
     def start(
         self,

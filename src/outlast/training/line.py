@@ -25,7 +25,7 @@ CONNECT_TIMEOUT_S: Final = 30.0
 GONE: Final = "the keeper is gone"
 
 
-class Line:
+class KeeperLine:
     """The connection to this machine's keeper.
 
     Attributes:

@@ -10,9 +10,9 @@ from typing import Any
 from outlast import config
 from outlast.health import pulse
 from outlast.notice.desk import checked
-from outlast.training import excepthook
-from outlast.training.initial import Initial
-from outlast.training.objects import Objects, refuse_misspelt
+from outlast.script import excepthook
+from outlast.script.initial import Initial
+from outlast.script.objects import Objects, refuse_misspelt
 from outlast.training.session import Session
 
 

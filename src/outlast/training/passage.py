@@ -4,7 +4,7 @@ At the boundary behind an interrupted step, the state is that of the step's begi
 the body has changed besides the weights: that is put back, so that the same batch can be trained on
 once more. Who was lost is replaced by a worker that has nothing, and one that did not end a step
 that another one ended lacks it: both get the state from one that has it
-(:mod:`outlast.training.regain`).
+(:mod:`outlast.inprocess.regain`).
 
 Where gradients are in the making, each process' own, all go back to the newest step's end that had
 none, drop them, and train on the batches since then once more: no weight has changed since. What a
@@ -54,24 +54,22 @@ from outlast.data import random_state
 from outlast.data.handover import record_of
 from outlast.data.trail import Noting, Others, known_to
 from outlast.errors import NotInProcess
+from outlast.inprocess import interrupted, living, parting
+from outlast.inprocess.interrupted import Doubts, StepCollectives
+from outlast.inprocess.keeping import Keeping
+from outlast.inprocess.living import Moment
+from outlast.inprocess.survivor import Survivor
 from outlast.ledger.narrator import say
 from outlast.reduce import losses
-from outlast.training import interrupted, living, parting
-from outlast.training.callsite import recount
-from outlast.training.flight import State
+from outlast.script.callsite import recount
+from outlast.script.gradients import ScriptGradients
+from outlast.script.objects import Objects
+from outlast.script.states import Hook, State
 from outlast.training.footing import Footing
-from outlast.training.gradients import Gradients
-from outlast.training.interrupted import Collectives, Doubts
-from outlast.training.keeping import Keeping
-from outlast.training.lazy import Hook
-from outlast.training.living import Moment
-from outlast.training.objects import Objects
 from outlast.training.position import Position
-from outlast.training.rig import Rig
-from outlast.training.survivor import Survivor
 
 
-class Way:
+class WayToLoop:
     """One worker's, from where its session is open.
 
     Args:
@@ -196,14 +194,14 @@ class Passage:
         way: from the session's opening to the loop.
     """
 
-    way: Way
+    way: WayToLoop
 
     def __init__(
         self,
         survivor: Survivor,
         objects: Objects,
         position: Position,
-        gradients: Gradients,
+        gradients: ScriptGradients,
         home: Home,
     ) -> None:
         self.is_in_hand = False
@@ -213,8 +211,9 @@ class Passage:
         self._gradients = gradients
         self._home = home
         self._keeping: Keeping | None = None
+        self._stalled: Callable[[float], None] = lambda _: None
         self._undo: Hook | None = None
-        self._collectives = Collectives()
+        self._collectives = StepCollectives()
         self._random: Mapping[str, Any] = {}
         self._held: Any = None
         self._sent = 0
@@ -225,21 +224,21 @@ class Passage:
         self._noting = Noting(position.record)
         self._doubts = Doubts(objects.optimizers, self._collectives)
 
-    def begin(self, rig: Rig) -> None:
+    def begin(self, on: Footing) -> None:
         """The session is open: from here on a loss elsewhere is not this process' end."""
-        self._placed = rig.link.rank, rig.link.world_size
-        self.way = Way(joins=self._survivor.joins)
+        self._placed = on.link.rank, on.link.world_size
+        self.way = WayToLoop(joins=self._survivor.joins)
         if self._noting.others is None:  # the job begins
-            self.met(rig.link, lambda _: {"data": {}}, rig.link.world_size)
+            self.met(on.link, lambda _: {"data": {}}, on.link.world_size)
         if any(isinstance(one, torch.optim.LBFGS) for one in self._objects.optimizers()):
             self._survivor.cannot(SEARCHES)
-        if rig.link.rank == 0 and not self._survivor.joins:
+        if on.link.rank == 0 and not self._survivor.joins:
             say(self._survivor.words)
         if not self._survivor.why_not:
             self._undo = interrupted.stand(
                 self._objects.optimizers, self._collectives, self._doubts.stepped
             )
-            self._keeping = self._keeping_for(rig)
+            self._keeping = self._keeping_for(on)
             losses.noting.append(self._noting)
 
     def join_again(self, error: BaseException, *, is_open: bool) -> bool:
@@ -287,10 +286,10 @@ class Passage:
             losses.noting.remove(self._noting)
         self._survivor.close()
 
-    def _keeping_for(self, rig: Rig) -> Keeping:
-        home = self._home
+    def _keeping_for(self, on: Footing) -> Keeping:
+        self._stalled, home = on.books.samples.stalled, self._home
         return Keeping(
-            rig,
+            *(on.link, on.books.timeline, on.books.basis),
             self._objects,
             newest=home.newest,
             own=home.own,
@@ -392,7 +391,7 @@ class Passage:
             self._keeping.stay(step)
         else:
             stepped = is_agreed or self._gradients.have_changed_weights
-            self._keeping.keep(step, own, stepped=stepped)
+            self._stalled(self._keeping.keep(step, own, stepped=stepped))
         self._tell(self._doubts.kept(is_there=self._keeping.moment is not None))
 
     def _tell(self, doubt: str) -> None:
@@ -452,9 +451,9 @@ class Passage:
                 own = living.kept_own() if self.is_in_hand else b""
                 self._home.arrive(step)
                 self._position.forget_ahead()
-                self._keeping = self._keeping_for(on.rig)
+                self._keeping = self._keeping_for(on)
                 self.keep(step, own, is_agreed=True)
-                on.rig.start(step, in_step=self.is_in_hand)
+                on.start(step, in_step=self.is_in_hand)
             except (AttemptOver, Exception) as error:
                 if not over.explains(error):
                     raise
@@ -480,15 +479,15 @@ class Passage:
             say(f"{parting.ALL_END}: {why_not}")
         return not why_not and over.is_held
 
-    def word(self, step: int) -> parting.Word:
+    def word(self, step: int) -> parting.PartingWord:
         """What this rank says where all are to leave the attempt together, behind ``step``."""
         moment = None
         if over.is_held and self._keeping is not None:
             self._keep_newest(step)
             moment = self._keeping.moment
         if moment is None:
-            return parting.Word(why_not=self._survivor.why_not or UNKEPT)
-        return parting.Word(
+            return parting.PartingWord(why_not=self._survivor.why_not or UNKEPT)
+        return parting.PartingWord(
             timeline=moment.timeline, step=moment.step, rest=moment.rest, own=moment.own
         )
 
@@ -523,8 +522,8 @@ class Passage:
             OSError, RuntimeError: another rank is gone.
         """
         self._is_first = self._has_gone_on = True
-        moment, link = living.kept(), on.rig.link
-        regained = on.rig.regain(lives=True, others=self._noting.others)
+        moment, link = living.kept(), on.link
+        regained = on.sources.regain(lives=True, others=self._noting.others)
         if regained is None:
             return self._resume(on)
         if regained.is_lacking or moment is None:
@@ -547,7 +546,7 @@ class Passage:
         if its_own:
             self._position.begin_again(regained.step, in_hand=self.is_in_hand)
         self.met(link, regained.own_of, regained.world_size)
-        self._position.tell(on.rig)
+        self._position.tell(on.books)
         if regained.has_new:
             on.afresh.stand_by()
         return regained.step
@@ -558,23 +557,23 @@ class Passage:
         Returns:
             Its step.
         """
-        loaded = on.rig.resume(self._objects.check).loaded
+        loaded = on.sources.resume(self._objects.check).loaded
         if loaded is None:
             raise NotInProcess(FROM_NOTHING)
         self._objects.apply(loaded)
         own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
-        self._home.resumed(own_of(on.rig.link.rank % saved_by), saved_by)
+        self._home.resumed(own_of(on.link.rank % saved_by), saved_by)
         self._move(on, own_of, saved_by)
-        self.met(on.rig.link, own_of, saved_by)
-        self._position.tell(on.rig)
+        self.met(on.link, own_of, saved_by)
+        self._position.tell(on.books)
         on.afresh.stand_by()
         return loaded.manifest.step
 
     def _move(self, on: Footing, own_of: Callable[[int], Mapping[str, Any]], saved_by: int) -> None:
-        link = on.rig.link
+        link = on.link
         own, placed = own_of(link.rank % saved_by), (link.rank, link.world_size)
         is_same = self._placed == placed and saved_by == placed[1]
-        self._position.move(own_of, saved_by, on.rig, own["step"], is_same=is_same)
+        self._position.move(own_of, saved_by, on.books, own["step"], is_same=is_same)
         self._placed = placed
         any_size = self._objects.bits.any_size
         on.streams.resumed(own["random"], saved_by, any_size=any_size)

@@ -33,12 +33,11 @@ from outlast.data.trail import Trail
 from outlast.errors import ConfigError, NotInProcess, ResumeRefused
 from outlast.ledger.narrator import say
 from outlast.policy.rollbacks import Rollback, left_out
+from outlast.script.callsite import KEY as EPOCHS
+from outlast.script.callsite import Epochs, LoopLines, Site, recount
+from outlast.script.objects import Objects
 from outlast.training.afresh import Afresh, trace
-from outlast.training.callsite import Loops, Site, recount
-from outlast.training.epochs import KEY as EPOCHS
-from outlast.training.epochs import Epochs
-from outlast.training.objects import Objects
-from outlast.training.rig import Rig
+from outlast.training.books import AttemptBooks
 
 
 class Streams:
@@ -182,7 +181,7 @@ class Position:
         self._ahead: dict[str, Any] | None = None  # the position at the end of this step
         self._is_given_back = False  # the newest batch
         self._num_had = 0  # batches of this loop in a process before, until its next one is here
-        self._loops = Loops()
+        self._loops = LoopLines()
         self._epochs = Epochs()
         self._site = Site()
         self._held = Held()
@@ -212,7 +211,7 @@ class Position:
         self._saved, self._trail = take_over(
             lambda rank: own_of(rank)["data"], saved_by, link.rank, link.world_size
         )
-        self._loops = Loops(self._saved.get("loops"))
+        self._loops = LoopLines(self._saved.get("loops"))
         self._epochs = Epochs(self._saved)
         self._acts_between = self._saved.get("between")
         self._aside = {str(line): state for line, state in self._saved.get("aside", ())}
@@ -315,7 +314,7 @@ class Position:
         loader: Iterable[Any],
         step: int,
         *,
-        rig: Rig,
+        books: AttemptBooks,
         objects: Objects,
         streams: Streams,
         afresh: Afresh,
@@ -334,7 +333,7 @@ class Position:
         """
         self._look_between()
         self._objects, was_reached = objects, self._is_reached
-        feed, aside = self._opened(loader, step, rig)
+        feed, aside = self._opened(loader, step, books)
         self._is_given_back = False
         feed.max_epochs = epochs
         objects.forget_loader(loader)
@@ -358,12 +357,12 @@ class Position:
                 )
         elif self._saved and not self._is_reached:
             doubts = self._begin_behind(feed, step, aside)
-            before = self._at_its_end(loader, feed, step, rig)
+            before = self._at_its_end(loader, feed, step, books)
             doubts += self._go_on(step, streams) + _ended(before) + self._may_count_twice(afresh)
         elif aside is not None:
             self._take_up(feed, aside)
         elif isinstance(feed, OutlastFeed) and not step and feed.loader.position:
-            _tell_of_start(feed.loader.position, rig.link.rank)
+            _tell_of_start(feed.loader.position, books.link.rank)
         if self._saved and self.loop > 1 and feed.is_hidden:
             doubts.append(
                 "the loader keeps one iterator, or its processes, for all its passes, behind "
@@ -378,7 +377,7 @@ class Position:
         if one_pass:
             feed.max_epochs = feed.epoch + 1
         for doubt in [*feed.doubts, *doubts]:
-            _say_doubt(doubt, step, rig.link.rank)
+            _say_doubt(doubt, step, books.link.rank)
         feed.doubts.clear()
         streams.forget()
         self._feed, self._left, self._end_held, self._done = feed, False, None, step
@@ -393,9 +392,9 @@ class Position:
             acted = acted or trace(self._objects) != self._end_trace
             self._acts_between = acted
 
-    def _opened(self, loader: Iterable[Any], step: int, rig: Rig) -> tuple[Feed, Any]:
+    def _opened(self, loader: Iterable[Any], step: int, books: AttemptBooks) -> tuple[Feed, Any]:
         """The loop's feed; and where its loader stood in another process, if it was put aside."""
-        before, feed = self._feed, rig.open_feed(loader, self._trail, step)
+        before, feed = self._feed, books.open_feed(loader, self._trail, step)
         if before is not None and before.loader is not loader and _may_come_again(before):
             self._put_aside[self._feed_line] = Aside(before, before.state())
         line = self._site.line
@@ -486,7 +485,7 @@ class Position:
         )
         return [doubt]
 
-    def _at_its_end(self, loader: Any, feed: Feed, step: int, rig: Rig) -> Feed | None:
+    def _at_its_end(self, loader: Any, feed: Feed, step: int, books: AttemptBooks) -> Feed | None:
         """The saved loop over this loader behind its last batch, where it had yet to see its end.
 
         A sampler may draw as it ends (torch's RandomSampler does, from a generator of the script).
@@ -497,7 +496,7 @@ class Position:
         has_seen = self._saved.get("left", True) or not self._saved.get("over", True)
         if has_seen or not is_same or feed.goes_on:
             return None
-        before = rig.open_feed(loader, Trail(), step)
+        before = books.open_feed(loader, Trail(), step)
         before.hold(self._held)
         before.restore(position)
         before.max_epochs = before.epoch + 1
@@ -549,10 +548,10 @@ class Position:
         """Whether the loader's place is one of so many workers' own."""
         return self._feed is not None and self._feed.is_tied
 
-    def tell(self, rig: Rig) -> None:
+    def tell(self, books: AttemptBooks) -> None:
         """Another attempt: what must be known there of the loader."""
         if self._feed is not None:
-            rig.tell_of(self._feed)
+            books.tell_of(self._feed)
 
     def begin_again(self, step: int, *, in_hand: bool) -> None:
         """Another attempt, in which this worker goes on where it is.
@@ -568,7 +567,7 @@ class Position:
         self,
         own_of: Callable[[int], Mapping[str, Any]],
         saved_by: int,
-        rig: Rig,
+        books: AttemptBooks,
         step: int,
         *,
         is_same: bool,
@@ -578,7 +577,7 @@ class Position:
         Args:
             own_of: rank → what it knew alone, as ``take_over`` has it.
             saved_by: how many there were.
-            rig: of the new attempt.
+            books: of the new attempt.
             step: completed steps.
             is_same: whether that place is one of this rank's own, of as many workers.
 
@@ -586,7 +585,7 @@ class Position:
             NotInProcess: the loader cannot go there, or that place is in another loop: what stands
                 between the two is to run again, or has not run.
         """
-        before, link = self._feed, rig.link
+        before, link = self._feed, books.link
         assert before is not None  # noqa: S101 - it is in a loop
         if before.is_tied and not (is_same and before.kind == "stock"):
             raise NotInProcess(CANNOT_GO)
@@ -600,7 +599,7 @@ class Position:
             )
         before.leave()  # a sampler stands where the loop has found it
         before.put_down()
-        feed = rig.open_feed(before.loader, self._trail, step)
+        feed = books.open_feed(before.loader, self._trail, step)
         feed.max_epochs = before.max_epochs
         feed.hold(self._held)
         feed.restore(saved["position"])

@@ -1,4 +1,4 @@
-"""Finding the newest checkpoint that verifies on every rank, and saying what was passed over.
+"""Going on: the newest checkpoint that verifies on every rank, or what survivors of a loss hold.
 
 Rank 0 proposes a save, newest first; every rank checks that it fits its objects, verifies its share
 of the files, reads what it needs, and reports; one rank's refusal is everybody's. A step that does
@@ -8,14 +8,11 @@ part, with verified bytes: an older step then overwrites them, or the job does n
 Never a silent start from step 0: when the ledger or a manifest says that something was committed
 and nothing verifies, the job refuses to start.
 
-The saves that a job could go on from, newest first, and why those that cannot were passed over.
-
-The newest step counts, and of its saves the newest that is whole: what saved a step again has
-superseded the save before, which is there until retention lets it go.
-
 The candidates are those of all places together: one place may have lost what another still holds.
-A place that cannot be listed is passed over in words while another works; nothing is concluded from
-its silence, though: if no other place has a step, the job does not start anew.
+The newest step counts, and of its saves the newest that is whole: what saved a step again has
+superseded the save before, which is there until retention lets it go. A place that cannot be
+listed is passed over in words while another works; nothing is concluded from its silence, though:
+if no other place has a step, the job does not start anew.
 
 What is whole in the machines' memory, and not older than what the ledger promises, is tried before
 any storage is so much as listed: storage that cannot be reached, or stalls, holds nobody up then.
@@ -26,15 +23,19 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import Link
-from outlast.checkpoint.catalog import find_saves
+from outlast.checkpoint.catalog import find_saves, standing
 from outlast.checkpoint.load import (
     Checkpoint,
     ignore,
@@ -43,10 +44,21 @@ from outlast.checkpoint.load import (
 from outlast.checkpoint.manifest import FULL, part_file
 from outlast.checkpoint.names import Place, SaveName, as_places, named
 from outlast.checkpoint.transfer import Repaired, in_words, read_manifest
+from outlast.data.trail import Others
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
+from outlast.inprocess.regain import Regained
+from outlast.inprocess.regain import find as find_survivors
+from outlast.keeper.client import Remote
+from outlast.keeper.memory import MemoryTier
 from outlast.ledger.job import FILE_NAME
-from outlast.storage import Storage
-from outlast.training.restore import Restore
+from outlast.ledger.narrator import say
+from outlast.script.initial import Origin
+from outlast.script.restore import READ_TIMEOUT_S, Restore
+from outlast.storage import Directory, Storage
+from outlast.tiers import PEER
+from outlast.training.books import AttemptBooks
+from outlast.training.judging import LossMonitor
+from outlast.training.snapshots import Snapshots
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,11 +214,10 @@ logger = logging.getLogger(__name__)
 
 OnDamaged = Callable[[int, str, Place, str], None]
 OnRepaired = Callable[[int, str, Place], None]
-READ_TIMEOUT_S: Final = 3600.0
 INEXACT: Final = "some of its tensors were stored in fewer bits: the run goes on, not bit for bit"
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ResumeOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a resume came to.
 
     Attributes:
@@ -245,7 +256,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return words
 
 
-class _Report(msgspec.Struct, frozen=True, kw_only=True):
+class _TrialReport(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's word on a proposed step; empty strings mean that it is fine.
 
     Attributes:
@@ -274,7 +285,7 @@ def find(
     *,
     on_damaged: OnDamaged = ignore,
     on_repaired: OnRepaired = ignore,
-) -> Outcome:
+) -> ResumeOutcome:
     """Verify and read the newest checkpoint that is valid for all ranks.
 
     Args:
@@ -301,7 +312,9 @@ def find(
         if not proposal.save:
             read_s = time.monotonic() - start_s
             _say(proposal.notes, link.rank)
-            return Outcome(step=0, loaded=None, skipped=[], read_s=read_s, notes=proposal.notes)
+            return ResumeOutcome(
+                step=0, loaded=None, skipped=[], read_s=read_s, notes=proposal.notes
+            )
         save = named(proposal.save)
         if trial is None or trial.save != save:
             trial = _Trial(places, save, link, check, on_damaged)
@@ -339,10 +352,10 @@ def _exchange_proposal(link: Link, number: int, search: Candidates | None) -> Pr
 def _finish(
     proposal: Proposal,
     checkpoint: Checkpoint,
-    reports: list[_Report],
+    reports: list[_TrialReport],
     rank: int,
     on_repaired: OnRepaired,
-) -> Outcome:
+) -> ResumeOutcome:
     """All ranks have read the step: what was damaged on the way is mended now, once a machine."""
     mine = reports[rank]
     others = {(one.host, *what) for one in reports[:rank] for what in one.damaged}
@@ -354,7 +367,7 @@ def _finish(
     if not checkpoint.manifest.exact:
         notes.append(f"step {checkpoint.manifest.step}: {INEXACT}")
     _say(notes, rank)
-    return Outcome(
+    return ResumeOutcome(
         step=checkpoint.manifest.step,
         loaded=checkpoint,
         committed=proposal.committed,
@@ -390,18 +403,18 @@ class _Trial:
         self._on_damaged = on_damaged
         self._restore: Restore | None = None
 
-    def run(self) -> _Report:
+    def run(self) -> _TrialReport:
         """Open, check, verify this rank's share, and read what fits; what came of it."""
         try:
             return self._run()
         except CheckpointInvalid as error:
-            return _Report(invalid=error.reason)
+            return _TrialReport(invalid=error.reason)
         except (ValueError, KeyError, TypeError) as error:
-            return _Report(invalid=f"its small state is not understood: {error!r}")
+            return _TrialReport(invalid=f"its small state is not understood: {error!r}")
         except MemoryError:
-            return _Report(storage="not enough memory to read it")
+            return _TrialReport(storage="not enough memory to read it")
         except OSError as error:
-            return _Report(storage=in_words(error))
+            return _TrialReport(storage=in_words(error))
 
     def settle(self, number: int) -> None:
         """Compare with the other ranks the names that one of them lacks: all ranks call it.
@@ -428,7 +441,7 @@ class _Trial:
             if text:
                 raise StateMismatch(text)
 
-    def _run(self) -> _Report:
+    def _run(self) -> _TrialReport:
         if self.checkpoint is None:
             self.checkpoint = open_checkpoint(
                 self._places,
@@ -438,7 +451,7 @@ class _Trial:
             )
         checkpoint = self.checkpoint
         if checkpoint.manifest.kind != FULL:
-            return _Report(kind=checkpoint.manifest.kind)
+            return _TrialReport(kind=checkpoint.manifest.kind)
         mismatch = ""
         if self._restore is None:
             try:
@@ -454,7 +467,7 @@ class _Trial:
                 restore.read(share)
             except StateMismatch as error:  # what is seen of the values alone
                 mismatch = str(error)
-        return _Report(
+        return _TrialReport(
             mismatch=mismatch,
             checksum=checkpoint.manifest.checksum,
             is_open=is_open,
@@ -470,19 +483,158 @@ def _everything(checkpoint: Checkpoint) -> Restore:
     return restore
 
 
-def _reports(link: Link, number: int) -> list[_Report]:
+def _reports(link: Link, number: int) -> list[_TrialReport]:
     return [
-        msgspec.json.decode(link.fetch(f"resume/{number}/{rank}", READ_TIMEOUT_S), type=_Report)
+        msgspec.json.decode(
+            link.fetch(f"resume/{number}/{rank}", READ_TIMEOUT_S), type=_TrialReport
+        )
         for rank in range(link.world_size)
     ]
 
 
-def _worst(reports: list[_Report]) -> _Report:
+def _worst(reports: list[_TrialReport]) -> _TrialReport:
     """The first report that is not fine, the same for every rank."""
     for field in ("invalid", "storage", "mismatch"):  # what cannot be read cannot be compared
         for report in reports:
             if getattr(report, field):
                 return report
     if len({(report.kind, report.checksum) for report in reports}) > 1:
-        return _Report(invalid="not all workers see the same save of this step")
+        return _TrialReport(invalid="not all workers see the same save of this step")
     return reports[0]
+
+
+class Sources:
+    """Where an attempt's state comes from: survivors, machines' memory, tiers.
+
+    Args:
+        books: the attempt's.
+        snapshots: the worker's part in its saves.
+        judging: knows what rollbacks have undone.
+
+    Attributes:
+        others_live: whether processes of the attempt before are here whose state is not used.
+    """
+
+    def __init__(self, books: AttemptBooks, snapshots: Snapshots, judging: LossMonitor) -> None:
+        self.others_live = False
+        self._books = books
+        self._link = books.link
+        self._engine, self._turns = snapshots.engine, snapshots.turns
+        self._judging = judging
+        self._memory: MemoryTier | None = None  # that was looked at to resume
+
+    def regain(self, *, lives: bool = False, others: Others | None = None) -> Regained | None:
+        """What survivors of the attempt before hold, if that can be gone on from; first of all.
+
+        Args:
+            lives: whether this process is one of them.
+            others: what it knows of other workers' records of samples.
+        """
+        if not self._books.under_agent:
+            return None
+        key = f"session/{self._link.rank}"
+        self._link.publish(key, str(os.getpid()).encode())  # the agent sees: it drains itself
+        found = find_survivors(
+            self._link,
+            {save.step for save in self._books.promised},
+            takes_part=LINE_VARIABLE in os.environ,
+            lives=lives,
+            others=others,
+            rollbacks=self._judging.rollbacks,
+        )
+        if isinstance(found, str):
+            self.others_live = bool(found)
+            if found and self._link.rank == 0:
+                say(f"the state of the workers that survived is not used: {found}")
+            return None
+        self._books.timeline, self._books.basis = found.timeline, (found.step, found.world_size)
+        self._engine.line.start()
+        self._engine.line.wait_until_ready()
+        self._engine.committed_step = found.committed
+        if self._link.rank == 0:
+            self._books.ledger.append("resumed", **found.fields(self._link.world_size))
+        return found
+
+    def resume(self, check: Callable[[Checkpoint], Restore]) -> ResumeOutcome:
+        """Find the newest valid checkpoint, with the other ranks, and put it into the ledger."""
+        self._engine.line.start()
+        if any(tier.kind == "object" for tier in self._books.settings.tiers):
+            self._engine.line.wait_until_ready(needed=True)  # it alone may ask an object store
+        places = self._places()
+        outcome = find(
+            places,
+            self._link,
+            self._books.promised,
+            check,
+            on_damaged=self._damaged,
+            on_repaired=self._repaired,
+        )
+        self._engine.line.wait_until_ready()
+        self._engine.line.reject(tuple(one.save for one in outcome.skipped if one.save))
+        self._engine.committed_step = outcome.committed
+        if outcome.committed < outcome.step:
+            self._turns.repeat("no storage has what was resumed from")
+        if self._link.rank == 0:
+            source = outcome.loaded.manifest.world_size if outcome.loaded else None
+            for skipped in outcome.skipped:
+                self._books.ledger.append("verify_failed", step=skipped.step, reason=skipped.reason)
+            self._books.ledger.append(
+                "resumed",
+                step=outcome.step,
+                source=outcome.origin if outcome.loaded else "",
+                places=[place.storage.describe() for place in places],
+                read_s=round(outcome.read_s, 6),
+                skipped=[msgspec.structs.asdict(skipped) for skipped in outcome.skipped],
+                from_world_size=source,
+            )
+        return outcome
+
+    def started_from(self, origins: Iterable[Origin]) -> None:
+        """The job's first state is not the script's."""
+        for origin in origins if self._link.rank == 0 else ():
+            self._books.ledger.append("initialised", **msgspec.structs.asdict(origin))
+
+    def reopen(self, save: SaveName) -> Checkpoint:
+        """Open the checkpoint that was resumed from once more, before the next save begins.
+
+        Raises:
+            CheckpointInvalid, OSError: it is in no place any more.
+        """
+        places, self._memory = self._places(), None
+        return open_checkpoint(places, save, rank=self._link.rank)
+
+    def _places(self) -> list[Place]:
+        """All tiers, as this worker may read them."""
+        memory, client = self._engine.line.memory(), self._engine.line.client
+        # A keeper that has just been started has nothing, and is no place to look for anything.
+        places = []
+        if memory is not None and memory.children():
+            places.append(Place("memory", memory, in_memory=True))
+        if memory is not None and memory.num_peers and client is not None:
+            peers = Remote(client, PEER, "other machines' memory")
+            places.append(Place(PEER, peers, in_memory=True))
+        self._memory = memory
+        return [*standing(places, self._books.job.id, self._judging.rollbacks), *self.tiers()]
+
+    def tiers(self) -> list[Place]:
+        """What outlives the machines' memory."""
+        places, client = [], self._engine.line.client
+        for tier in self._books.settings.tiers:
+            if tier.kind == "directory":
+                places.append(Place(tier.name, Directory(Path(tier.url))))
+            elif tier.kind == "object" and client is not None:
+                places.append(Place(tier.name, Remote(client, tier.name, tier.url)))
+        return standing(places, self._books.job.id, self._judging.rollbacks)
+
+    def _damaged(self, step: int, file: str, place: Place, reason: str) -> None:
+        tier = place.name
+        self._books.ledger.append("verify_failed", step=step, file=file, tier=tier, reason=reason)
+
+    def _repaired(self, step: int, file: str, place: Place) -> None:
+        self._books.ledger.append("repaired", step=step, file=file, tier=place.name)
+
+    def look_away(self) -> None:
+        """Everything is read: unmap what was looked at, behind the first step."""
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            threading.Thread(target=memory.look_away, name="outlast-unmap", daemon=True).start()

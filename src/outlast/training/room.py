@@ -37,7 +37,7 @@ def snapshots_stay(settings: Settings) -> bool:
     return STORE_VARIABLE in os.environ and is_open and is_whole
 
 
-class Room:
+class SnapshotRoom:
     """Arenas of one worker.
 
     Args:

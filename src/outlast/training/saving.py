@@ -15,17 +15,17 @@ from outlast.checkpoint.plan import OWN
 from outlast.data import random_state
 from outlast.errors import ConfigError, OutlastError, StorageError
 from outlast.ledger.narrator import say
-from outlast.training.flight import State, Written
-from outlast.training.footing import Footing
-from outlast.training.gradients import KEY as GRADIENTS
-from outlast.training.gradients import Gradients
-from outlast.training.hyper import Hyperparameters
-from outlast.training.lazy import Heard
-from outlast.training.leaving import NO_COMMIT
-from outlast.training.objects import Objects
+from outlast.script.gradients import KEY as GRADIENTS
+from outlast.script.gradients import ScriptGradients
+from outlast.script.hyper import Hyperparameters
+from outlast.script.objects import Objects
+from outlast.script.states import State, StepsHeard
+from outlast.training.flight import Written
 from outlast.training.position import Position
+from outlast.training.snapshots import Snapshots
 
 COMMIT_TIMEOUT_S: Final = 1800.0
+NO_COMMIT: Final = "nothing is committed yet"
 MAX_TRIES: Final = 4  # a snapshot that is void is taken again
 
 
@@ -36,21 +36,21 @@ class Saving:
         objects, position, hyper, gradients: the session's.
 
     Attributes:
-        on: what belongs to the attempt.
+        snapshots: the attempt's.
         optimizers: which steps optimizers have taken.
         end_random: random numbers as the loop left them; None in a loop.
         origins: of the job's first state, where that was not the script's.
     """
 
-    on: Footing
-    optimizers: Heard
+    snapshots: Snapshots
+    optimizers: StepsHeard
 
     def __init__(
         self,
         objects: Objects,
         position: Position,
         hyper: Hyperparameters,
-        gradients: Gradients,
+        gradients: ScriptGradients,
     ) -> None:
         self.end_random: Mapping[str, Any] | None = None
         self.origins: list[Any] = []
@@ -69,7 +69,7 @@ class Saving:
 
     def newest(self, step: int) -> State:
         """What would be saved now."""
-        return self.on.rig.states.of(step, self._objects.stateful, self.state(step))
+        return self.snapshots.states.of(step, self._objects.stateful, self.state(step))
 
     def own(self, step: int, data: Mapping[str, Any]) -> dict[str, Any]:
         """What this rank alone knows; ``data`` is its place in the data."""
@@ -92,7 +92,7 @@ class Saving:
             state = self.state(step)
             if self._gradients.come_and_go:
                 state[OWN].pop(GRADIENTS, None)
-            self.on.rig.prepare(step, self._objects.stateful, state)
+            self.snapshots.prepare(step, self._objects.stateful, state)
         except ConfigError as error:  # said again, and counted, when it is to be saved
             if not may_fail:
                 raise
@@ -106,25 +106,25 @@ class Saving:
         """
         start = time.monotonic()
         over.raise_if_over()
-        rig = self.on.rig
-        if not rig.engine.wait_for_room(COMMIT_TIMEOUT_S):
-            rig.skipped(step, "the save before it does not end")
+        engine = self.snapshots.engine
+        if not engine.wait_for_room(COMMIT_TIMEOUT_S):
+            self.snapshots.skipped(step, "the save before it does not end")
             return False
         try:
             state = self.state(step)
         except ConfigError as error:  # state that changed its kind must not end the training
-            rig.engine.refuse(step, str(error))
+            engine.refuse(step, str(error))
             return self._not_saved(step, error)
         if self.optimizers.is_due(step):
-            rig.engine.take_at_once()
+            engine.take_at_once()
         try:
-            rig.capture(step, self._objects.stateful, state, info, start)
+            self.snapshots.capture(step, self._objects.stateful, state, info, start)
         except (OSError, OutlastError, RuntimeError) as error:
             return self._not_saved(step, error)
         return True
 
     def _not_saved(self, step: int, error: Exception) -> bool:
-        self.on.rig.skipped(step, str(error))
+        self.snapshots.skipped(step, str(error))
         say(f"step {step} was not saved: {error}")
         return False
 
@@ -142,7 +142,7 @@ class Saving:
         With ``once_more`` also if this step is committed already.
         """
         until_s = time.monotonic() + timeout_s
-        engine = self.on.rig.engine
+        engine = self.snapshots.engine
         written = engine.wait(timeout_s)
         for _ in range(MAX_TRIES):
             if written is None or (engine.committed_step == step and not once_more):
@@ -163,7 +163,7 @@ class Saving:
             StorageError: it is not committed.
         """
         written = self.commit(step, "finished", COMMIT_TIMEOUT_S, once_more=True)
-        committed = self.on.rig.engine.committed_step
+        committed = self.snapshots.engine.committed_step
         if committed != step or written is None or written.error:
             why = f"not within {COMMIT_TIMEOUT_S:.0f} s"
             if written is not None:

@@ -42,28 +42,27 @@ from outlast.errors import (
     OutlastError,
     exit_code_of,
 )
+from outlast.inprocess import parting
+from outlast.inprocess.survivor import open_survivor
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
 from outlast.notice.desk import PlatformDesk
 from outlast.notice.platform import Chosen
 from outlast.notice.record import answer_to, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
-from outlast.training import excepthook, lazy, parting
+from outlast.script import excepthook, states
+from outlast.script.callsite import Entry, Site, entry_of, site_of
+from outlast.script.gradients import ScriptGradients
+from outlast.script.hyper import Hyperparameters
+from outlast.script.initial import Initial
+from outlast.script.objects import Objects
+from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
-from outlast.training.callsite import Entry, Site, entry_of, site_of
-from outlast.training.footing import Footing
-from outlast.training.gradients import Gradients
-from outlast.training.hyper import Hyperparameters
-from outlast.training.initial import Initial
-from outlast.training.leaving import OTHERS_S, Where
-from outlast.training.objects import Objects
+from outlast.training.flight import PendingSave, Saves
+from outlast.training.footing import OTHERS_S, Footing, Where
 from outlast.training.passage import FROM_NOTHING, Home, Passage
-from outlast.training.pending import PendingSave, Saves
 from outlast.training.position import Position, refuse_loop
 from outlast.training.saving import COMMIT_TIMEOUT_S, Saving
-from outlast.training.survivor import open_survivor
-from outlast.training.transient import Transient
-from outlast.training.unnamed import Unnamed
 
 Batch = TypeVar("Batch")
 
@@ -111,7 +110,7 @@ class Session:
         self._has_trained = self._is_rolled_back = self._was_over_at_once = False
         self._unnamed: Unnamed
         self._transient: Transient
-        self._gradients: Gradients
+        self._gradients: ScriptGradients
         self._saving: Saving
 
     # --- entering and leaving ----------------------------------------------------------------
@@ -131,7 +130,7 @@ class Session:
         with excepthook.one_line_errors():
             self._unnamed, self._transient = Unnamed(self._objects), Transient(self._objects)
             self._hyper = Hyperparameters(self._objects.stateful, self._keep_new)
-            self._gradients = Gradients(lambda: self._objects.stateful, self._unnamed.saw)
+            self._gradients = ScriptGradients(lambda: self._objects.stateful, self._unnamed.saw)
             self._saving = Saving(self._objects, self._position, self._hyper, self._gradients)
             for name, state in self._objects.capture(loaders=False).items():
                 flatten(state, name)  # what cannot be saved is said now, not in an hour
@@ -139,18 +138,18 @@ class Session:
             self._passage = self._open_passage()
             while not self._come_in():
                 pass  # the attempt was over before it began here
-        self._saving.optimizers = lazy.Heard(self.step)
-        distrust = lambda: self._on.rig.engine.distrust()  # noqa: E731, PLW0108 - of each attempt
-        self._hook = lazy.hook(self._before_optimizer, distrust, self._before_replay)
+        self._saving.optimizers = states.StepsHeard(self.step)
+        distrust = lambda: self._on.engine.distrust()  # noqa: E731, PLW0108 - of each attempt
+        self._hook = states.hook(self._before_optimizer, distrust, self._before_replay)
         self._gradients.open(self.step)
-        if self._on.rig.link.rank == 0:
+        if self._on.link.rank == 0:
             self._unnamed.open()
             self._transient.open()
         if self._passage is not None:
-            self._passage.begin(self._on.rig)
+            self._passage.begin(self._on)
         self._signals.install()
         self._cover.open()
-        if self._on.rig.listens:
+        if self._on.books.listens:
             self._desk.open()
         return self
 
@@ -161,15 +160,15 @@ class Session:
             self._open_attempt()
             is_open = True
             self._resume()
-            self._position.leave_out(self._on.rig.judging.rollbacks)
-            self._on.rig.start(self.step)
+            self._position.leave_out(self._on.judging.rollbacks)
+            self._on.start(self.step)
         except BaseException as error:
             if self._passage is not None and self._passage.join_again(error, is_open=is_open):
                 return False
             if not is_open:
                 raise
             # Refused before it began: another one can take its place in this process.
-            self._on.rig.stop(0.0, exit_code_of(error), clean=False)
+            self._on.stop(0.0, exit_code_of(error), clean=False)
             if self._passage is not None:
                 self._passage.close()
             raise
@@ -185,30 +184,30 @@ class Session:
             snapshot=lambda info: self._saving.take(self.step, info),
             may_move=self._may_move,
         )
-        self._saving.on = self._on
+        self._saving.snapshots = self._on.snapshots
         return self._on
 
     def _resume(self) -> None:
-        self._objects.bits.tell_at_start(self._on.rig.link.rank, self._on.rig.link.world_size)
-        regained = self._on.rig.regain()
+        self._objects.bits.tell_at_start(self._on.link.rank, self._on.link.world_size)
+        regained = self._on.sources.regain()
         if regained is not None:
             remarks = self._objects.put(regained.state)
             own_of, saved_by = regained.own_of, regained.world_size
             again = held(self._objects, regained.state)
         else:
-            loaded = self._on.rig.resume(self._objects.check).loaded
+            loaded = self._on.sources.resume(self._objects.check).loaded
             if loaded is None:
-                if self._on.rig.others_live:
+                if self._on.sources.others_live:
                     raise NotInProcess(FROM_NOTHING)
                 self._begin()
                 return
-            if self._initial.paths and self._on.rig.link.rank == 0:
+            if self._initial.paths and self._on.link.rank == 0:
                 where, step = ", ".join(self._initial.paths), loaded.manifest.step
                 say(f"{where} is not started from: this job goes on from its own step {step}")
             remarks = self._objects.apply(loaded)
             own_of, saved_by = functools.partial(loaded.state, OWN), loaded.manifest.world_size
-            again = read(self._objects, self._on.rig, loaded.save)
-        link, bits = self._on.rig.link, self._objects.bits
+            again = read(self._objects, self._on.sources, loaded.save)
+        link, bits = self._on.link, self._objects.bits
         self._tell(remarks)
         own = own_of(link.rank % saved_by)
         self.step, self.resumed = own["step"], True
@@ -230,13 +229,13 @@ class Session:
     def _begin(self) -> None:
         """The job has no checkpoint of its own."""
         if self._initial.paths:
-            origins = self._initial.start(self._on.rig.link)
+            origins = self._initial.start(self._on.link)
             self._saving.origins = [msgspec.to_builtins(one) for one in origins]
-            self._on.rig.started_from(origins)
+            self._on.sources.started_from(origins)
             self._tell(self._hyper.started({key for one in origins for key in one.objects}))
 
     def _tell(self, lines: Iterable[str]) -> None:
-        for line in lines if self._on.rig.link.rank == 0 else ():
+        for line in lines if self._on.link.rank == 0 else ():
             say(line)
 
     def __exit__(
@@ -278,15 +277,15 @@ class Session:
                 timeout_s, clean = 0.0, False
             copying_s = self._on.leaving.seconds_for_copying(others_wait=is_excused)
             try:
-                self._on.rig.stop(timeout_s, code, clean=clean, copying_s=copying_s)
+                self._on.stop(timeout_s, code, clean=clean, copying_s=copying_s)
             finally:
                 self._on.leaving.left()
                 self._saves.give_up(self.step)
-                if self._on.rig.listens:
+                if self._on.books.listens:
                     self._desk.close()
         if code != Exit.DRAINED:
             return
-        if self._heard is not None and self._on.rig.engine.committed_step == self.step:
+        if self._heard is not None and self._on.engine.committed_step == self.step:
             self._desk.approve(self._heard)
         if isinstance(error, Exception):
             self._on.leaving.tell_loss(self.step, f"{type(error).__name__} came first")
@@ -396,7 +395,7 @@ class Session:
                         batch = self._position.next(self.step)
                     except StopIteration:
                         break
-                    self._position.handed_out(sys._getframe(), self.step, self._on.rig.link.rank)
+                    self._position.handed_out(sys._getframe(), self.step, self._on.link.rank)
                 self._at_boundary = False
                 self._gradients.handed_out()
                 if self._passage is not None:
@@ -411,7 +410,7 @@ class Session:
 
         A tensor is read only when its step is kept, so that a GPU isn't waited for.
         """
-        self._on.rig.log(scalars)
+        self._on.log(scalars)
 
     def save(self) -> PendingSave:
         """Ask for a checkpoint at the next step boundary; returns at once.
@@ -439,7 +438,7 @@ class Session:
         self._gradients.completed(self.step)
         self._unnamed.completed()
         self._transient.completed()
-        self._on.rig.completed(self.step, *self._position.batch)
+        self._on.completed(self.step, *self._position.batch)
 
     # --- a loss elsewhere --------------------------------------------------------------------
 
@@ -509,7 +508,7 @@ class Session:
         self._is_prepared = False
 
     def _resumed(self, own: Mapping[str, Any], saved_by: int) -> None:
-        link = self._on.rig.link
+        link = self._on.link
         self._hyper.resumed(own.get("settings"))  # what there is to say was said at the beginning
         self._gradients.resumed(own, saved_by, link.world_size, link.rank)
 
@@ -518,7 +517,7 @@ class Session:
         self._at_boundary = self._passage is None or not self._passage.is_in_hand
         self._gradients.forget(step)
         self._gradients.restore()
-        self._saving.optimizers = lazy.Heard(step)
+        self._saving.optimizers = states.StepsHeard(step)
 
     def _leave_loop(self) -> None:
         """The loop has ended or was left, maybe in the midst of a step."""
@@ -533,17 +532,17 @@ class Session:
         self._in_loop = False
         self._position.leave()
         self._on.meter.close()
-        if self._on.rig.agreement is not None:  # else a loss has ended it before it began
-            self._on.rig.agreement.leave(self.step)
+        if self._on.agreement is not None:  # else a loss has ended it before it began
+            self._on.agreement.leave(self.step)
         self._saving.end_random = random_state.capture()
 
     def _had_no_step(self, error: BaseException | None) -> bool:
         """Whether ``error`` is excused: there was no step left, and so nothing that it wants."""
         if not self._was_over_at_once or self._has_trained:
             return False
-        rig, ends = self._on.rig, self._is_end(error)
+        on, ends = self._on, self._is_end(error)
         return excepthook.no_step_was_left(
-            error, rig.link, finished_t=rig.finished_t, step=self.step, ends=ends
+            error, on.link, finished_t=on.books.attempt.finished_t, step=self.step, ends=ends
         )
 
     def _is_end(self, error: BaseException | None) -> bool:
@@ -562,7 +561,7 @@ class Session:
         loop, saved_loop = self._position.loop, self._position.saved_loop
         if loop >= saved_loop:
             return False
-        if self._on.rig.link.rank == 0 and not self._told_of_loops:  # there may be a hundred
+        if self._on.link.rank == 0 and not self._told_of_loops:  # there may be a hundred
             self._told_of_loops = True
             around = ""
             if site.counted and not self._position.is_in_known_epoch:
@@ -579,7 +578,7 @@ class Session:
     def _open(self, loader: Iterable[Any], **limits: Any) -> None:
         self._position.open(
             *(loader, self.step),
-            rig=self._on.rig,
+            books=self._on.books,
             objects=self._objects,
             streams=self._on.streams,
             afresh=self._on.afresh,
@@ -587,12 +586,12 @@ class Session:
         )
 
     def _boundary(self) -> None:
-        self._on.rig.raise_if_overtaken()
+        self._on.books.raise_if_overtaken()
         while actions := self._agreement.boundary(self.step):
             self._act(actions)
         over.raise_if_over()
         # After what was due here: a save that has just begun must not hold up the one asked for.
-        due = self._on.rig.save_is_due(self.step)
+        due = self._on.snapshots.due(self.step)
         if due is not None:
             step = self.step + 1
             step = self._gradients.foreseen(step) if due["kind"] == "save" else step
@@ -625,36 +624,36 @@ class Session:
 
     def _move(self, action: Action) -> None:
         """Into the next attempt, with nobody lost; out of the job, where this machine leaves it."""
-        rig, passage = self._on.rig, self._passage
-        rig.engine.wait_for_copies(COPIED_S)  # a save in flight needs no worker from here on
+        on, passage = self._on, self._passage
+        on.engine.wait_for_copies(COPIED_S)  # a save in flight needs no worker from here on
         word = parting.UNHELD if passage is None else passage.word(self.step)
-        agreed = parting.meet(rig.link, word, lambda: self._agreement.drains, rig.plan_drain)
+        agreed = parting.meet(on.link, word, lambda: self._agreement.drains, on.plan_drain)
         info = agreed.info or action.info
         if agreed.drains:
-            if rig.link.rank == 0 and agreed.info and agreed.why_not:
+            if on.link.rank == 0 and agreed.info and agreed.why_not:
                 say(f"{parting.ALL_END}: {agreed.why_not}")
             drain = Action(kind="drain", step=self.step, info=info)
-            self._on.leaving.decided(drain)
+            on.leaving.decided(drain)
             self._drain(drain)
         if agreed.leavers:
-            rig.drain_agreed(self.step, info, agreed.leavers)
+            on.books.drain_agreed(self.step, info, agreed.leavers)
         assert passage is not None  # noqa: S101 - it has said that it can go on
-        if rig.link.rank in agreed.leavers:
+        if on.link.rank in agreed.leavers:
             self._is_draining = self._has_parted = True
-            self._on.leaving.decided(Action(kind="drain", step=self.step, info=info))
-            passage.leave(rig.link, agreed, self._on.leaving.seconds_for_saving(OTHERS_S))
+            on.leaving.decided(Action(kind="drain", step=self.step, info=info))
+            passage.leave(on.link, agreed, on.leaving.seconds_for_saving(OTHERS_S))
             self._signals.deafen()
             raise Leave(int(Exit.DRAINED))
-        passage.move(rig.link, agreed)
+        passage.move(on.link, agreed)
 
     def _may_move(self, asks: list[dict[str, Any]]) -> bool:
         """On rank 0, in the answering thread: whether only those machines end that leave."""
-        passage, link = self._passage, self._on.rig.link
+        passage, link = self._passage, self._on.link
         return passage is not None and passage.may_part(asks, link.world_size)
 
     @property
     def _agreement(self) -> Agreement:
-        agreement = self._on.rig.agreement
+        agreement = self._on.agreement
         assert agreement is not None  # noqa: S101 - there from the session's beginning
         return agreement
 
@@ -674,11 +673,11 @@ class Session:
         if over.is_void:  # it changes nothing
             return
         start_s = time.monotonic()
-        if self._on.rig.engine.is_copying:
+        if self._on.engine.is_copying:
             self._on.meter.saving()
-        self._on.rig.engine.before_optimizer()
+        self._on.engine.before_optimizer()
         stalled_s = time.monotonic() - start_s
-        self._on.rig.samples.stalled(stalled_s)
+        self._on.books.samples.stalled(stalled_s)
         self._on.meter.updating(stalled_s)
         if self._passage is not None and self._in_loop:
             self._passage.before_optimizer()
@@ -703,31 +702,31 @@ class Session:
 
     def _let_go(self) -> None:
         """In another thread: the attempt is over, and nothing is to be waited for any more."""
-        if self._on.rig.agreement is not None:  # else the attempt has not begun here
-            self._on.rig.agreement.release()
-        self._on.rig.engine.give_up()
+        if self._on.agreement is not None:  # else the attempt has not begun here
+            self._on.agreement.release()
+        self._on.engine.give_up()
         self._saves.give_up(self.step)
 
     def _roll_back(self, info: Mapping[str, Any]) -> None:
         """Leave without saving; all ranks do, and the next attempt goes on from before."""
         self._is_rolled_back = True
         unknown = str(info.get("unknown", ""))
-        raise Leave(self._on.rig.code_of_rollback(stops=bool(info["stops"]), unknown=unknown))
+        raise Leave(self._on.books.code_of_rollback(stops=bool(info["stops"]), unknown=unknown))
 
     def _drain(self, action: Action) -> None:
         """Commit this step and leave; the other ranks do the same."""
         self._is_draining = True
         if not self._on.leaving.claim():
             raise Leave(int(Exit.DRAINED))  # it was just given up
-        self._on.rig.drain_agreed(self.step, action.info)
-        self._on.rig.unsaved.is_ending = True
+        self._on.books.drain_agreed(self.step, action.info)
+        self._on.snapshots.unsaved.is_ending = True
         left_s = self._on.leaving.seconds_for_saving(COMMIT_TIMEOUT_S)
         written = None
         if action.info.get("choice") != "keep":
             tiers = action.info.get("tiers")
             written = self._saving.commit(self.step, "drain", left_s, tiers=tiers)
-        committed = self._on.rig.engine.committed_step
-        self._on.rig.drained(self.step, committed == self.step)
+        committed = self._on.engine.committed_step
+        self._on.books.drained(self.step, committed == self.step)
         if action.info.get("interrupt"):
             raise self._interrupted(committed == self.step)
         self._signals.deafen()
@@ -748,7 +747,7 @@ class Session:
             return
         with excepthook.one_line_errors():
             self._position.refuse_unreached(self.step)
-            self._on.rig.unsaved.is_ending = True
+            self._on.snapshots.unsaved.is_ending = True
             differs = lambda: self._has_trained or self._position.ends_anew(self._on.afresh)  # noqa: E731
             if self._on.ending.is_due(self.step, COMMIT_TIMEOUT_S, differs):
                 self._position.end()
@@ -756,10 +755,10 @@ class Session:
 
     def _is_patient(self) -> bool:
         """Whether Ctrl-C waits for the step's end: in the loop, where no agent sees to it."""
-        return self._in_loop and not self._on.rig.under_agent
+        return self._in_loop and not self._on.books.under_agent
 
     def _interrupted(self, is_committed: bool) -> KeyboardInterrupt:
-        if is_committed and self._on.rig.link.rank == 0:
+        if is_committed and self._on.link.rank == 0:
             say(f"stopped after step {self.step}, which is committed; the same command goes on")
         elif not is_committed:
             self._on.leaving.tell_loss(self.step, "the save failed")
@@ -767,7 +766,7 @@ class Session:
 
     def _on_signal(self, name: str) -> None:
         if name == "SIGINT":
-            if self._on.rig.link.rank == 0:
+            if self._on.link.rank == 0:
                 say("Ctrl-C: stopping once this step is complete and saved; again to stop at once")
             self._agreement.request(
                 "drain", not_before=0, reason="Ctrl-C", left_s=None, interrupt=True
@@ -782,12 +781,12 @@ class Session:
             self._agreement.request("drain", not_before=0, **info)
         elif answer_to(notice, self._settings) != "ignore":
             self._agreement.hurry(**info)
-        self._on.rig.notice(notice)  # not before: its disk may be slow
+        self._on.books.notice(notice)  # not before: its disk may be slow
 
     def _on_platform(self, chosen: Chosen) -> None:
-        if self._on.rig.link.rank == 0 and chosen.watchers:
+        if self._on.link.rank == 0 and chosen.watchers:
             say(chosen.reason)
-        self._on.rig.foresight.found(chosen)
+        self._on.books.foresight.found(chosen)
 
     def _on_decision(self, action: Action) -> None:
         if action.kind in ("drain", "leave"):
@@ -795,5 +794,5 @@ class Session:
         if action.kind in ("leave", "rollback", "move"):
             return
         self._saves.decided(action.step)
-        if action.step and action.step == self._on.rig.engine.committed_step:
+        if action.step and action.step == self._on.engine.committed_step:
             self._saves.written(action.step, "")  # asked for when it was committed already

@@ -33,7 +33,7 @@ from outlast.config import Settings
 from outlast.errors import ConfigError
 from outlast.keeper import wire
 from outlast.peer import Tls, listen
-from outlast.training.line import Line
+from outlast.training.line import KeeperLine
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _SLICE_S: Final = 1.0
 _ANYBODY: Final = "192.0.2.1"  # a documentation address; nothing is sent there
 
 
-class _Where(msgspec.Struct, frozen=True):
+class _KeeperPlace(msgspec.Struct, frozen=True):
     host: str
     port: int
     key: bytes
@@ -58,7 +58,7 @@ def local_ranks(link: Link) -> range:
     return range(first, first + count)
 
 
-class Meeting:
+class KeeperMeeting:
     """One worker's part in it.
 
     Attributes:
@@ -77,7 +77,7 @@ class Meeting:
         settings: Settings,
         link: Link,
         local: range,
-        line: Line,
+        line: KeeperLine,
         say: Callable[[str], None],
     ) -> None:
         self.is_needed = len(local) < link.world_size
@@ -113,7 +113,7 @@ class Meeting:
             listener = self._listener = listen(host)
             key = os.urandom(KEY_BYTES)
             self._line.tell_all(wire.Lead(tls=self._tls), key, (listener.fileno(),))
-            where = _Where(host, int(listener.getsockname()[1]), key)
+            where = _KeeperPlace(host, int(listener.getsockname()[1]), key)
             self._link.publish(WHERE, msgspec.msgpack.encode(where))
         except (OSError, RuntimeError, ConfigError) as error:
             self._say(
@@ -129,7 +129,7 @@ class Meeting:
                 continue
             except (OSError, RuntimeError):  # the store is gone: the attempt is over
                 return
-            where = msgspec.msgpack.decode(data, type=_Where)
+            where = msgspec.msgpack.decode(data, type=_KeeperPlace)
             follow = wire.Follow(host=where.host, port=where.port, tls=self._tls)
             self._line.tell_all(follow, where.key)
             return

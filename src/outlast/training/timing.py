@@ -61,7 +61,7 @@ import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -71,6 +71,7 @@ import torch.distributed as dist
 from outlast.attempt.beat import UNDER_WAY_S, Beat, Phase, Timing
 from outlast.ledger.file import QueuedLedger
 from outlast.reduce import losses
+from outlast.script.unnamed import in_place
 
 
 class DeviceClock:
@@ -119,7 +120,7 @@ _REDUCING, _STEPPING = int(Phase.REDUCING), int(Phase.STEPPING)
 _queue_callback: Final = torch.autograd.Variable._execution_engine.queue_callback
 
 
-class Waits:
+class ThreadWaits:
     """The waits of one thread.
 
     On the host their seconds are added up, and nothing else: what runs in each step runs with cold
@@ -138,7 +139,7 @@ class Waits:
     def __init__(self, clock: DeviceClock | None, beat: Beat) -> None:
         self.spent_s = 0.0
         self.found: list[tuple[Any, Any]] = []
-        self.unsure: list[_Probe] = []
+        self.unsure: list[_BackwardProbe] = []
         self._clock = clock
         self._beat = beat
         self._thread = 0
@@ -160,7 +161,7 @@ class Waits:
             for name in _FSDP2_WAITS:
                 self._undo.enter_context(self._patched(module.FSDPParamGroup, name))
         for model in list(models)[:MAX_MODELS]:
-            probe = _Probe(model, self._own_are_there)
+            probe = _BackwardProbe(model, self._own_are_there)
             self.unsure.append(probe)
             self._undo.callback(probe.close)
 
@@ -244,19 +245,7 @@ class Waits:
         return in_place(owner, name, watched)
 
 
-@contextlib.contextmanager
-def in_place(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """Have ``new`` in place of a class's or module's function inside."""
-    original = getattr(owner, name)
-    setattr(owner, name, new)
-    try:
-        yield
-    finally:
-        if getattr(owner, name) is new:  # else somebody wrapped it since
-            setattr(owner, name, original)
-
-
-class _Probe:
+class _BackwardProbe:
     """A hook on one parameter of a model, that says when its backward comes to an end."""
 
     def __init__(self, model: torch.nn.Module, ready: Callable[[], None]) -> None:
@@ -311,7 +300,7 @@ class Meter:
         self._is_on = beat.is_heard and not alone
         self._is_saving = is_saving
         self._in_loop = False
-        self._waits: Waits | None = None
+        self._waits: ThreadWaits | None = None
         self._device: _Device | None = None
         self._end_s = self._loading_s = self._begin_s = 0.0
         self._stall_s = 0.0
@@ -376,18 +365,18 @@ class Meter:
         on_device = device is not None and device.type == "cuda"
         clock = DeviceClock(device) if on_device else None
         self._device = None if clock is None else _Device(clock)
-        self._waits = Waits(clock, self._beat)
+        self._waits = ThreadWaits(clock, self._beat)
         self._end_s = 0.0
         self._waits.open(models)
         self._beat.kind(kind_of(models))
 
-    def _begun(self, waits: Waits) -> None:
+    def _begun(self, waits: ThreadWaits) -> None:
         waits.begin_step()
         self._stall_s = 0.0
         if self._device is not None:
             self._device.begun(waits)
 
-    def _ended(self, step: int, now_s: float, waits: Waits) -> None:
+    def _ended(self, step: int, now_s: float, waits: ThreadWaits) -> None:
         before_s, self._end_s = self._end_s, now_s
         if waits.unsure:
             waits.look()
@@ -397,7 +386,7 @@ class Meter:
         begin_s, loading_s, stall_s = self._begin_s, self._loading_s, self._stall_s
         if self._device is not None:
             self._device.ended(
-                _Step(
+                _StepMarks(
                     step=step,
                     end_s=now_s,
                     marks=(),
@@ -442,7 +431,7 @@ def _stall_said(stall_s: float, *, is_saving: bool) -> float:
     return stall_s if stall_s > STALL_LEAST_S else 0.0
 
 
-class _Step(msgspec.Struct):
+class _StepMarks(msgspec.Struct):
     """A step that is over for the host: its marks, and the host's seconds."""
 
     step: int
@@ -464,11 +453,11 @@ class _Device:
 
     def __init__(self, clock: DeviceClock) -> None:
         self._clock = clock
-        self._open: deque[_Step] = deque()
+        self._open: deque[_StepMarks] = deque()
         self._end: Any = None
         self._begin: Any = None
 
-    def begun(self, waits: Waits) -> None:
+    def begun(self, waits: ThreadWaits) -> None:
         """A step's body begins."""
         self._clock.anchor()
         self._begin = self._clock.mark()
@@ -476,7 +465,7 @@ class _Device:
         if outside:
             self._clock.give_back([mark for pair in outside for mark in pair])
 
-    def ended(self, one: _Step, beat: Beat) -> None:
+    def ended(self, one: _StepMarks, beat: Beat) -> None:
         """It is over for the host; what the device has done is written."""
         end = self._clock.mark()
         if self._end is not None and self._begin is not None and end is not None:
@@ -488,7 +477,7 @@ class _Device:
         while len(self._open) > MAX_OPEN:
             self._open.popleft()
 
-    def _timing(self, one: _Step) -> Timing:
+    def _timing(self, one: _StepMarks) -> Timing:
         between, (before, begin, end) = self._clock.between, one.marks
         gap_s = between(before, begin)
         data_s = min(one.data_s, gap_s)

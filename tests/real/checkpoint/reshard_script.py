@@ -42,9 +42,9 @@ from outlast.checkpoint.tensors import local_chunks, place
 from outlast.checkpoint.tree import flatten
 from outlast.errors import StateMismatch
 from outlast.keeper.wire import NO_NONCE
+from outlast.script.objects import Objects
 from outlast.storage import Directory
 from outlast.training import resume
-from outlast.training.objects import Objects
 
 STEP = 8
 SAVE = SaveName(STEP, 1, 1, NO_NONCE)

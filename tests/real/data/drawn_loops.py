@@ -19,10 +19,11 @@ from outlast import config
 from outlast.checkpoint.tree import flatten, unflatten
 from outlast.data import generators, open_feed, random_state, shield
 from outlast.errors import OutlastError
-from outlast.training import footing
+from outlast.script.initial import Initial
+from outlast.script.objects import Objects
 from outlast.training import session as sessions
-from outlast.training.initial import Initial
-from outlast.training.objects import Objects
+from outlast.training.afresh import Afresh
+from outlast.training.position import Streams
 
 STEPS_MAX = 26
 LOOPS_MAX = 200
@@ -358,18 +359,39 @@ class Nothing:
         return iter(())
 
 
-class Rig(Nothing):
-    """In place of ``outlast.training.rig.Rig``: one rank, whose checkpoints stay in memory."""
+class Footing(Nothing):
+    """In place of ``outlast.training.footing.Footing``: one rank, checkpoints in memory."""
 
     run = None  # the Run that is going on
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, settings, objects, *args, **kwargs):
         self.link = types.SimpleNamespace(rank=0, world_size=1)
-        self.listens = False
+        self.books = Books(self.run, self.link)
         self.engine = Engine()
         self.agreement = Agreement(self.run)
+        self.snapshots = Snapshots()
+        self.sources = Sources(self.run)
         self.judging = types.SimpleNamespace(rollbacks=(), hasten=lambda: None)
-        self.turns = types.SimpleNamespace(pays=lambda: False)
+        self.streams = Streams(self.link)
+        self.afresh = Afresh(objects, self.link)
+        self.ending = Ending()
+
+
+class Books(Nothing):
+    listens = False
+
+    def __init__(self, run, link):
+        self.run, self.link = run, link
+
+    def open_feed(self, loader, trail, step):
+        self.run.num_loops += 1
+        assert self.run.num_loops < LOOPS_MAX, "its loops give no batch, and it has no end"
+        return open_feed(loader, rank=0, world_size=1, trail=trail, step=step)
+
+
+class Sources(Nothing):
+    def __init__(self, run):
+        self.run = run
 
     def regain(self):
         return self.run.regained
@@ -377,15 +399,9 @@ class Rig(Nothing):
     def resume(self, check):
         return types.SimpleNamespace(loaded=None)
 
-    def meter(self):
-        return Nothing()
 
-    def open_feed(self, loader, trail, step):
-        self.run.num_loops += 1
-        assert self.run.num_loops < LOOPS_MAX, "its loops give no batch, and it has no end"
-        return open_feed(loader, rank=0, world_size=1, trail=trail, step=step)
-
-    def save_is_due(self, step):
+class Snapshots(Nothing):
+    def due(self, step):
         return None
 
 
@@ -453,7 +469,7 @@ class Run:
             "__name__": "__main__",
         }
         err = io.StringIO()
-        Rig.run = self
+        Footing.run = self
         with tempfile.TemporaryDirectory() as at, contextlib.redirect_stderr(err):
             self._directory = at
             try:
@@ -492,17 +508,14 @@ class Run:
 
 @contextlib.contextmanager
 def on_nothing():
-    """Sessions stand on :class:`Rig` meanwhile; random streams are put back behind."""
-    put = {"Rig": Rig, "Ending": lambda *args: Ending()}
-    before = {name: getattr(footing, name) for name in put}
+    """Sessions stand on :class:`Footing` meanwhile; random streams are put back behind."""
+    before = sessions.Footing
     state = random_state.capture()
-    for name, value in put.items():
-        setattr(footing, name, value)
+    sessions.Footing = Footing
     try:
         yield
     finally:
-        for name, value in before.items():
-            setattr(footing, name, value)
+        sessions.Footing = before
         random_state.restore(state)
 
 

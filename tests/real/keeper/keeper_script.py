@@ -24,7 +24,7 @@ import train
 import outlast
 from outlast.checkpoint.capture import Capture
 from outlast.training.engine import Engine
-from outlast.training.rig import Rig
+from outlast.training.footing import Footing
 
 AT = int(os.environ.get("HOLD_AT", "0"))
 FILE = Path(os.environ["HOLD_FILE"]) if "HOLD_FILE" in os.environ else None
@@ -33,7 +33,7 @@ held_captures = set()
 FREE = int(os.environ.get("FREE", "-9"))
 UNSETTLED = "UNSETTLED" in os.environ
 PAUSE_AT = int(os.environ.get("PAUSE_AT", "0"))
-completed = Rig.completed
+completed = Footing.completed
 begin, copy, copied, session = Engine._begin, Capture._copy, Engine._copied, outlast.session
 now = {"step": 0}
 
@@ -96,7 +96,7 @@ if __name__ == "__main__":
     if AT and os.environ.get("HOLD_RANK", RANK) == RANK:
         Engine._begin, Capture._copy = held_begin, held_copy
     if "FREE" in os.environ:
-        Rig.completed = settled_completed
+        Footing.completed = settled_completed
     if FILE is not None:
         Engine._copied = told_copied
     if "WIDE" in os.environ:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from outlast.training.bits import Bits
+from outlast.script.objects import Bits
 from same_bits import Texts, Transformer
 
 STEPS, MIDDLE = 10, 5

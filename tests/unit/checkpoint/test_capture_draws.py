@@ -29,8 +29,8 @@ from outlast.checkpoint.capture import Capture, Copiers
 from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.plan import Share, make, structure
 from outlast.checkpoint.tensors import as_bytes
+from outlast.script.objects import Objects
 from outlast.storage import Directory
-from outlast.training.objects import Objects
 
 DRAWS = 5000 if thorough.ALL else 300
 BLOCK = 4 << 10  # instead of 16 MiB: tensors of a few KiB have several parts

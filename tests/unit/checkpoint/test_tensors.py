@@ -45,8 +45,8 @@ from outlast.checkpoint.tensors import (
 )
 from outlast.checkpoint.tree import flatten, names_in_parts, tensor_names, unflatten
 from outlast.errors import ConfigError, StateMismatch
+from outlast.script.objects import Objects
 from outlast.storage import Directory
-from outlast.training.objects import Objects
 from thorough import examples
 
 ALL_DTYPES = sorted(tensors.DTYPES.items())

@@ -5,8 +5,8 @@ import torch
 
 from outlast.attempt.link import LocalLink
 from outlast.checkpoint.tree import flatten
+from outlast.script.objects import Objects
 from outlast.training.afresh import SMALL_BYTES, Afresh, held
-from outlast.training.objects import Objects
 
 LARGE = SMALL_BYTES // 4 + 64  # elements of float32
 

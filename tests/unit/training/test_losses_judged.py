@@ -17,7 +17,7 @@ from outlast.ledger.past import Past
 from outlast.ledger.reserve import ROOM_BYTES, keep, kept
 from outlast.policy.rollbacks import LossJudge, LossRules
 from outlast.training import judging as room
-from outlast.training.judging import STEPS_MAX, Bench, Judging, word_of
+from outlast.training.judging import STEPS_MAX, Bench, LossMonitor, word_of
 
 
 class Books:
@@ -63,7 +63,7 @@ class Crew:
         read = config.load({"dir": str(tmp_path / "job"), **given}, environ={})
         self.links = [hub.link(rank) for rank in range(world_size)]
         past = Past(tmp_path / "job", word).look()
-        self.ranks = [Judging(read, link, None if link.rank else past) for link in self.links]
+        self.ranks = [LossMonitor(read, link, None if link.rank else past) for link in self.links]
         self.books, self.agreement, self.keepers = (
             Books(tmp_path / "job", is_full=is_full),
             Asked(),

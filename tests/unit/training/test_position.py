@@ -12,7 +12,7 @@ from outlast.data.trail import read_record
 from outlast.training.position import Position
 
 
-def rig(rank):
+def books(rank):
     def opened(loader, trail, step):
         return open_feed(loader, rank=rank, world_size=2, trail=trail, step=step)
 
@@ -25,7 +25,7 @@ def begin(loader, step=0, rank=0):
     objects = SimpleNamespace(forget_loader=lambda loader: None, stateful={})
     streams = SimpleNamespace(forget=lambda: None, restore=lambda step: None)
     position.open(
-        loader, step, rig=rig(rank), objects=objects, streams=streams, afresh=None, epochs=1
+        loader, step, books=books(rank), objects=objects, streams=streams, afresh=None, epochs=1
     )
 
 
@@ -48,7 +48,8 @@ def stands(loader):
     position.loop = 1
     objects = SimpleNamespace(forget_loader=lambda loader: None, stateful={})
     streams = SimpleNamespace(forget=lambda: None, restore=lambda step: None)
-    position.open(loader, 0, rig=rig(0), objects=objects, streams=streams, afresh=None, epochs=None)
+    given = {"books": books(0), "objects": objects, "streams": streams, "afresh": None}
+    position.open(loader, 0, **given, epochs=None)
     position.next(0)
     return position
 

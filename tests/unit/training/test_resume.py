@@ -12,9 +12,9 @@ from unit_names import save_name
 from outlast.attempt.link import LocalLink
 from outlast.checkpoint.names import Place
 from outlast.errors import ResumeRefused, StateMismatch, StorageError
+from outlast.script.restore import Restore
 from outlast.storage import Directory
 from outlast.training import resume
-from outlast.training.restore import Restore
 
 NEXT = "; run the same command again once it can be, or start anew with another --dir"
 

@@ -9,12 +9,12 @@ from fake_cuda import Cuda
 from outlast import config
 from outlast.checkpoint import devices
 from outlast.keeper.arena import Arena
-from outlast.training.room import Room, snapshots_stay
+from outlast.training.room import SnapshotRoom, snapshots_stay
 
 
 def wanted(monkeypatch, world_size, local, arguments):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
-    return Room(config.load(arguments, environ={}), world_size)._wanted
+    return SnapshotRoom(config.load(arguments, environ={}), world_size)._wanted
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +65,7 @@ def test_where_a_snapshot_may_be_all_there_is(
     (tmp_path / "outlast.toml").write_text(toml)
     settings = config.load(arguments, environ={})
     assert snapshots_stay(settings) is expected
-    assert (Room(settings, 1)._useful == 2) is expected
+    assert (SnapshotRoom(settings, 1)._useful == 2) is expected
 
 
 # --- the driver ----------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def cuda(monkeypatch):
 
 @pytest.fixture
 def room():
-    return Room(config.load({}, environ={}), 1)
+    return SnapshotRoom(config.load({}, environ={}), 1)
 
 
 def test_arenas_are_registered_on_the_rank_s_device_for_all_of_its_devices(cuda, room):
@@ -142,7 +142,7 @@ def test_without_a_gpu_nobody_is_asked(room):
 
 
 def test_what_is_nowhere_else_is_not_written_over():
-    room, client = Room(config.load({}, environ={}), 1), Client()
+    room, client = SnapshotRoom(config.load({}, environ={}), 1), Client()
     client.alone = 1  # the newest snapshot of the attempt before
     room.reserve(client, 100)
     assert room.take(set())[0] == 0

@@ -1,0 +1,481 @@
+"""The state as of the newest step's end, in the process that has it, for the next attempt.
+
+What only optimizers change is not copied: it counts as long as it is seen not to have changed since
+that boundary, by its version counters and addresses. Everything else (buffers, schedulers, scalers,
+random numbers, the place in the data) is small and copied. So the state in the middle of an
+optimizer's step is never taken for that of a step's end.
+
+Nor is one that an optimizer has begun to change, as some write past the counters.
+
+What breaks it: writes that go past the version counter (``.data``, NumPy views) to a parameter,
+after a step's end and outside of an optimizer.
+
+All of a session's state that no optimizer changes: copied at each step's end, at little cost.
+
+The whole state of a large model takes milliseconds to be gone through, and next to all of it (the
+weights, and what the optimizers keep for them) is not copied at a step's end, but looked at: where
+it lies, and its version. So the names are worked out once. After that a step's end takes the
+tensors from where they were found, copies what is small (buffers, the optimizers' hyperparameters,
+schedulers, scalers), and leaves the rest of the work to the one step in a million that is
+interrupted.
+
+Buffers that DDP takes from rank 0 before the next forward pass (a batch norm's statistics, say) are
+what rank 0 has, for all ranks: what the others have is overwritten before anything is made of it.
+They are kept apart, and not compared.
+
+Guarantees: what ``take`` gives, completed by the state of a later moment, is what the state was
+then, or it is refused. It is used only for objects of which that was seen to hold: torch's own
+optimizers, models of torch's modules; for all others the whole state is gone through each time.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+
+from outlast.attempt.groups import groups
+from outlast.attempt.link import Link
+from outlast.checkpoint.attributes import is_stock_class
+from outlast.checkpoint.boundary import array_of
+from outlast.checkpoint.plan import OWN
+from outlast.checkpoint.tensors import as_bytes, is_spread
+from outlast.checkpoint.tree import encode_into
+from outlast.errors import ConfigError
+from outlast.script.objects import Objects
+from outlast.script.states import State
+
+BUFFERS: Final = "buffers"  # in what rank 0 knows alone
+_PREFIX: Final = f"{OWN}."
+_GROUPS: Final = "param_groups"
+_MEMBERS: Final = "params"
+_NUMBERS: Final = frozenset({int, float, bool, type(None)})
+
+
+Buffers = list[tuple[str, torch.Tensor]]  # names, one a line, and what they hold, in one piece
+
+
+class Rest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the state at a step's end, for later.
+
+    Attributes:
+        live: tensors that only optimizers change, as they are.
+        digest: of all but these, and but for what is sent.
+        sent: name → buffer that DDP takes from rank 0 before the next forward pass, live.
+    """
+
+    live: list[torch.Tensor]
+    digest: bytes
+    sent: dict[str, torch.Tensor]
+    _copies: list[_Copies]
+    _sent: list[_Copies]
+    _data: dict[str, Any]  # key → small state
+    _groups: dict[str, Any]  # key of an optimizer → its groups, without what they hold
+    _whole: Whole | None = None
+
+    def whole(self, now: Callable[[], State]) -> Whole:
+        """All of the state then.
+
+        Args:
+            now: gives the state that the objects hold, from which what has not changed is taken.
+
+        Raises:
+            ConfigError: that is a state of other parts.
+        """
+        if self._whole is not None:
+            return self._whole
+        state = now()
+        live = {name: one for name, one in state.tensors.items() if name in state.lazy}
+        others = {one for one in state.tensors if one not in live and not one.startswith(_PREFIX)}
+        copies = _apart([*self._copies, *self._sent])
+        if set(map(id, live.values())) != set(map(id, self.live)) or others != set(copies):
+            raise ConfigError("the state is made of other parts than at the step's end")
+        data = {key: value for key, value in state.data.items() if key != OWN} | self._data
+        for key, hyper in self._groups.items():
+            data[key] = _with_groups(data[key], hyper)
+        return Whole(data=data, tensors=live | copies)
+
+    @property
+    def buffers(self) -> Buffers:
+        """The copies of what is sent."""
+        return _plain(self._sent)
+
+    def buffers_now(self) -> Buffers:
+        """The same, as they are now."""
+        return _plain(_copied(self.sent.items()))
+
+
+class Whole(msgspec.Struct, frozen=True, kw_only=True):
+    """All of the state at a step's end but what is one rank's own.
+
+    Attributes:
+        data: key → small state, in which tensors are named.
+        tensors: name → tensor; those that only optimizers change are live.
+    """
+
+    data: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+
+def of_all(state: State) -> Rest:
+    """The whole of ``state`` gone through.
+
+    Raises:
+        ConfigError: this worker has a part of the state only.
+    """
+    data = {key: value for key, value in state.data.items() if key != OWN}
+    tensors = {name: one for name, one in state.tensors.items() if not name.startswith(_PREFIX)}
+    for name, tensor in tensors.items():
+        if is_spread(tensor):
+            raise ConfigError(f"{name} is spread over the workers")
+    live = {name: one for name, one in tensors.items() if name in state.lazy}
+    copies, sent, is_sent = _apart_from_sent(
+        (name, one) for name, one in tensors.items() if name not in live
+    )
+    return Rest(
+        live=list(live.values()),
+        digest=_digest([data, list(is_sent)], copies),
+        sent=is_sent,
+        _copies=copies,
+        _sent=sent,
+        _data=data,
+        _groups={},
+        _whole=Whole(data=data, tensors=live | _apart([*copies, *sent])),
+    )
+
+
+class Looks:
+    """Takes it again and again, of the same objects.
+
+    Args:
+        objects: the session's.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._small: dict[str, dict[str, int]] = {}  # model → name → where it is in the walk
+        self._large: dict[str, list[int]] = {}  # model → where that is what optimizers change
+        self._names: dict[str, list[str]] = {}  # model → of all
+        self._may = True
+        self._is_learnt = False
+
+    def take(self) -> Rest | None:
+        """As of now; None where the whole state is to be gone through, and learnt from."""
+        if not self._is_learnt:
+            return None
+        live: list[torch.Tensor] = []
+        small: list[tuple[str, torch.Tensor]] = []
+        for key in self._names:
+            walked = self._objects.walked(key)
+            if walked is None or walked[0] is not self._names[key]:
+                self._is_learnt = False
+                return None
+            values = walked[1]
+            live += [values[at] for at in self._large[key]]
+            small += [(name, values[at]) for name, at in self._small[key].items()]
+        data: dict[str, Any] = {}
+        hyper: dict[str, Any] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        for key, value in self._objects.stateful.items():
+            if key in self._names:
+                continue
+            if not isinstance(value, torch.optim.Optimizer):
+                data[key] = encode_into(value.state_dict(), key, tensors)
+                continue
+            kept = _kept_by(value)
+            if kept is None:
+                self._is_learnt = False
+                return None
+            live += kept
+            groups = [
+                {name: one for name, one in group.items() if name != _MEMBERS}
+                for group in value.param_groups
+            ]
+            hyper[key] = encode_into(groups, f"{key}.{_GROUPS}", tensors)
+        copies, sent, is_sent = _apart_from_sent([*small, *tensors.items()])
+        return Rest(
+            live=live,
+            digest=_digest([data, hyper, list(is_sent)], copies),
+            sent=is_sent,
+            _copies=copies,
+            _sent=sent,
+            _data=data,
+            _groups=hyper,
+        )
+
+    def learn(self, state: State) -> None:
+        """See what ``state`` is made of, which is that of now; and whether ``take`` gives it."""
+        if not self._may:
+            return
+        self._is_learnt = self._may = self._learn(state)
+
+    def _learn(self, state: State) -> bool:
+        for key, value in self._objects.stateful.items():
+            if isinstance(value, torch.optim.Optimizer):
+                if not is_stock_class(type(value)):
+                    return False
+            elif isinstance(value, torch.nn.Module) and not self._learn_model(key, state):
+                return False
+        self._is_learnt = True
+        try:
+            found = self.take()
+            return found is not None and found.whole(lambda: state).data == {
+                key: value for key, value in state.data.items() if key != OWN
+            }
+        except ConfigError:
+            return False
+
+    def _learn_model(self, key: str, state: State) -> bool:
+        walked = self._objects.walked(key)
+        if walked is None:
+            return False
+        names, values = walked
+        self._names[key], self._small[key], self._large[key] = names, {}, []
+        for at, (name, value) in enumerate(zip(names, values, strict=True)):
+            whole = f"{key}.{name}"
+            if state.tensors.get(whole) is not value:
+                return False
+            if whole in state.lazy:
+                self._large[key].append(at)
+            else:
+                self._small[key][whole] = at
+        return True
+
+
+def _kept_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor] | None:
+    """The tensors that it keeps for its parameters, if it keeps nothing but these and numbers."""
+    found: list[torch.Tensor] = []
+    for slots in optimizer.state.values():
+        if not isinstance(slots, dict):
+            return None
+        for value in slots.values():
+            if isinstance(value, torch.Tensor):
+                found.append(value)
+            elif type(value) not in _NUMBERS:
+                return None
+    return found
+
+
+class _Copies(NamedTuple):
+    """Of tensors of one dtype on one device, one behind the other."""
+
+    names: list[str]
+    shapes: list[torch.Size]
+    flat: torch.Tensor
+
+    def apart(self) -> dict[str, torch.Tensor]:
+        parts = self.flat.split([shape.numel() for shape in self.shapes])
+        each = zip(self.names, self.shapes, parts, strict=True)
+        return {name: part.clone().reshape(shape) for name, shape, part in each}
+
+
+def _copied(tensors: Iterable[tuple[str, torch.Tensor]]) -> list[_Copies]:
+    kinds: dict[Any, list[tuple[str, torch.Tensor]]] = {}
+    for name, one in tensors:
+        where = None if one.is_cpu else one.device
+        kinds.setdefault((one.dtype, where), []).append((name, one))
+    with torch.no_grad():
+        return [
+            _Copies(
+                [name for name, _ in kind],
+                [one.shape for _, one in kind],
+                torch.cat([one if one.dim() == 1 else one.reshape(-1) for _, one in kind]),
+            )
+            for kind in kinds.values()
+        ]
+
+
+def _apart_from_sent(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> tuple[list[_Copies], list[_Copies], dict[str, torch.Tensor]]:
+    """Copies of tensors, those of what DDP takes from rank 0, and these themselves."""
+    named = dict(tensors)
+    addresses = groups.sent_buffers() if named else set()
+    sent = {name: one for name, one in named.items() if addresses and one.data_ptr() in addresses}
+    others = ((name, one) for name, one in named.items() if name not in sent)
+    return _copied(others), _copied(sent.items()), sent
+
+
+def _apart(copies: Iterable[_Copies]) -> dict[str, torch.Tensor]:
+    return {name: copy for one in copies for name, copy in one.apart().items()}
+
+
+def _plain(copies: Iterable[_Copies]) -> Buffers:
+    return [("\n".join(one.names), one.flat) for one in copies]
+
+
+def is_equal(one: Buffers, other: Buffers) -> bool:
+    """Whether they hold the same, to the bit."""
+    return len(one) == len(other) and all(
+        mine == its and np.array_equal(_raw(a), _raw(b))
+        for (mine, a), (its, b) in zip(one, other, strict=True)
+    )
+
+
+def _raw(flat: torch.Tensor) -> Any:
+    return flat.cpu().view(torch.uint8).numpy()
+
+
+def with_buffers(tensors: dict[str, torch.Tensor], buffers: Buffers) -> dict[str, torch.Tensor]:
+    """``tensors`` with some of them as another rank has them."""
+    found = dict(tensors)
+    for joined, flat in buffers:
+        names = joined.split("\n")
+        copies = _Copies(names, [tensors[name].shape for name in names], flat)
+        found |= copies.apart()
+    return found
+
+
+def _digest(data: Any, copies: Iterable[_Copies]) -> bytes:
+    digest = xxhash.xxh3_128(msgspec.json.encode(data))
+    for one in copies:
+        digest.update(f"{one.flat.dtype} {one.flat.numel()}".encode())
+        digest.update(as_bytes(one.flat).numpy())  # a device's is waited for
+    return digest.digest()
+
+
+def _with_groups(now: Any, groups: Any) -> Any:
+    both = zip(groups, now[_GROUPS], strict=True)
+    return {**now, _GROUPS: [{**then, _MEMBERS: one[_MEMBERS]} for then, one in both]}
+
+
+_address, _version = operator.methodcaller("data_ptr"), operator.attrgetter("_version")
+
+
+class Moment:
+    """The state at the end of a step, where it lies.
+
+    Attributes:
+        timeline: number of the attempt in which this line of steps began.
+        rank, world_size: of this worker in the attempt.
+        step: completed steps.
+        own: this rank's own state.
+        rest: digest of all that optimizers do not change, but for ``own``.
+        live: what they change, as it lies there.
+        stepped: whether its step has changed weights: all ranks' gradients were there then.
+        is_spoiled: whether an optimizer has begun to change it.
+
+    Args:
+        timeline, link: of the attempt.
+        step: as above.
+        rest: the state, but for this rank's own.
+        own: that.
+        stepped: as above.
+    """
+
+    def __init__(
+        self,
+        timeline: int,
+        link: Link,
+        step: int,
+        rest: Rest,
+        own: bytes,
+        *,
+        stepped: bool = True,
+    ) -> None:
+        self.timeline = timeline
+        self.rank, self.world_size = link.rank, link.world_size
+        self.step = step
+        self.stepped = stepped
+        self.own = own
+        self.rest = rest.digest
+        self._state = rest
+        self._whole: Whole | None = None
+        self.is_spoiled = False
+        self.live = rest.live
+        self._marks = _marks_of(self.live)
+
+    def settle(self, now: Callable[[], State]) -> None:
+        """It is to stay: see what all of it is.
+
+        Args:
+            now: gives the state that the objects hold.
+
+        Raises:
+            ConfigError: they are others than at the step's end.
+        """
+        if self.is_whole:
+            self._whole = self._state.whole(now)
+
+    def take(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Have these, some of which are as rank 0 has them; of one that has settled."""
+        self._whole = Whole(data=self.data, tensors=tensors)
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """Key → small state, in which tensors are named; of one that has settled."""
+        return self._settled.data
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Name → tensor; those that only optimizers change are live. Of one that has settled."""
+        return self._settled.tensors
+
+    @property
+    def _settled(self) -> Whole:
+        assert self._whole is not None  # noqa: S101
+        return self._whole
+
+    def spoil(self) -> None:
+        """An optimizer begins: some write past the version counters."""
+        self.is_spoiled = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing has changed since the step's end."""
+        return not self.is_spoiled and _marks_of(self.live) == self._marks
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all of it is known."""
+        return self._whole is not None
+
+    def digest(self) -> str:
+        """Of all of it but this rank's own, and rank 0's; equal where ranks hold the same."""
+        found = xxhash.xxh3_128(self.rest)
+        for name, tensor in self.tensors.items():
+            if name in self._state.sent:
+                continue
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            raw = as_bytes(tensor)
+            found.update(array_of(raw).data)
+        return str(found.hexdigest())
+
+
+def _marks_of(tensors: list[torch.Tensor]) -> list[int]:
+    """Where they lie, and their versions; there may be thousands, at each step."""
+    return [*map(_address, tensors), *map(_version, tensors)]
+
+
+_kept: list[Moment] = []  # of the attempt that is over, until the next one has its own
+
+
+def deposit(moment: Moment) -> None:
+    """Leave the newest moment for the next attempt."""
+    _kept[:] = [moment]
+
+
+def kept() -> Moment | None:
+    """What was left, if it is still what it was."""
+    return next((one for one in _kept if one.is_settled and one.is_whole), None)
+
+
+def kept_own() -> bytes:
+    """What this rank knew alone at that step's end, whatever has changed since."""
+    return next((moment.own for moment in _kept), b"")
+
+
+def kept_step() -> int | None:
+    """The step that this process holds the state of."""
+    moment = kept()
+    return None if moment is None else moment.step
+
+
+def forget() -> None:
+    """It is needed no more; its memory can be given back."""
+    _kept.clear()

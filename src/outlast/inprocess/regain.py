@@ -1,0 +1,280 @@
+"""Going on from what survivors of a loss hold, and giving it to those who do not.
+
+Each rank offers what it has; rank 0 chooses (see ``policy.regain``); the chosen state goes to
+whoever lacks it by broadcasts over the new process group, as bytes in pieces of bounded size.
+Nothing is read from memory or storage, and no completed step is lost.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from outlast.attempt.link import Link, device_of_group
+from outlast.attempt.own import Record, read_own
+from outlast.checkpoint.plan import OWN
+from outlast.checkpoint.tensors import as_bytes
+from outlast.checkpoint.tree import DTYPE_OF, unflatten
+from outlast.data.handover import TRAIL
+from outlast.data.loader import KIND as LOADER
+from outlast.data.trail import Others
+from outlast.inprocess import living
+from outlast.inprocess.keeping import Packer, unpack
+from outlast.inprocess.living import BUFFERS, Buffers, Moment, with_buffers
+from outlast.policy.regain import OwnState, RegainPlan, StateOffer, decide
+from outlast.policy.rollbacks import Rollback
+
+TIMEOUT_S: Final = 600.0
+PIECE_BYTES: Final = 32 << 20
+Outline = list[tuple[str, str, tuple[int, ...]]]  # of tensors: name, dtype, shape
+
+
+class Regained(msgspec.Struct, frozen=True, kw_only=True):
+    """The state to go on from.
+
+    Attributes:
+        step: completed steps.
+        timeline: number of the attempt in which this line of steps began.
+        state: key → state.
+        own_of: rank → its own state.
+        world_size: number of workers that it is of.
+        committed: the newest step that is committed.
+        seconds: what that took.
+        num_lacking: how many ranks had to be sent the state.
+        is_lacking: whether this one had.
+        has_new: whether some ranks' processes were started for this attempt.
+    """
+
+    step: int
+    timeline: int
+    state: dict[str, Any]
+    own_of: Callable[[int], dict[str, Any]]
+    world_size: int
+    committed: int
+    seconds: float
+    num_lacking: int
+    is_lacking: bool
+    has_new: bool
+
+    def fields(self, num_workers: int) -> dict[str, Any]:
+        """Of the ledger's event; ``num_workers`` take part in the new attempt."""
+        num = num_workers - self.num_lacking
+        return {
+            "step": self.step,
+            "source": f"from {num} worker{'s'[: num > 1]} that survived",
+            "places": [],
+            "read_s": round(self.seconds, 6),
+            "skipped": [],
+            "from_world_size": self.world_size,
+        }
+
+
+def find(
+    link: Link,
+    promised: Collection[int],
+    *,
+    takes_part: bool,
+    lives: bool = False,
+    others: Others | None = None,
+    rollbacks: Sequence[Rollback] = (),
+) -> Regained | str:
+    """What survivors hold, for this rank; or why that is not used ("" where nobody holds any).
+
+    All ranks call it.
+
+    Args:
+        link: the other ranks.
+        promised: steps that the ledger says were committed (rank 0 needs them).
+        takes_part: on rank 0, whether workers recover in their processes.
+        lives: whether this one was in the attempt before.
+        others: what it knows of other workers' records of samples.
+        rollbacks: what they have undone is not gone on from.
+
+    Raises:
+        OSError, RuntimeError: another rank is gone.
+    """
+    start_s = time.monotonic()
+    if link.rank == 0:
+        link.publish("living", b"1" if takes_part else b"0")
+    if link.fetch("living", TIMEOUT_S) != b"1":
+        return ""
+    moment, records = living.kept(), read_own()
+    if others is not None:
+        records = [*_of_others(records, others), *records]  # its own word counts more
+    plan = _agree(link, promised, rollbacks, _offer(moment, records, lives=lives))
+    if plan.step is None:
+        living.forget()
+        return plan.why_not
+    at_it = moment if moment is not None and link.rank not in plan.lacking else None
+    _publish_own(link, plan, at_it, records)
+    own_of = functools.cache(lambda rank: unpack(link.fetch(_own_key(rank), TIMEOUT_S)))
+    state = _state(link, plan, at_it, own_of(0).get(BUFFERS, []) if 0 in plan.own else [])
+    return Regained(
+        step=plan.step,
+        timeline=plan.timeline,
+        state=state,
+        own_of=own_of,
+        world_size=plan.world_size,
+        committed=plan.committed,
+        seconds=time.monotonic() - start_s,
+        num_lacking=len(plan.lacking),
+        is_lacking=link.rank in plan.lacking,
+        has_new=bool(plan.new),
+    )
+
+
+def _agree(
+    link: Link,
+    promised: Collection[int],
+    rollbacks: Sequence[Rollback],
+    offer: StateOffer,
+) -> RegainPlan:
+    link.publish(f"living/{link.rank}", msgspec.json.encode(offer))
+    if link.rank == 0:
+        offers = [
+            msgspec.json.decode(link.fetch(f"living/{rank}", TIMEOUT_S), type=StateOffer)
+            for rank in range(link.world_size)
+        ]
+        link.publish("living/plan", msgspec.json.encode(decide(offers, promised, rollbacks)))
+    return msgspec.json.decode(link.fetch("living/plan", TIMEOUT_S), type=RegainPlan)
+
+
+def _offer(moment: Moment | None, records: list[Record], *, lives: bool) -> StateOffer:
+    known = [
+        OwnState(
+            timeline=one.timeline,
+            rank=one.rank,
+            world_size=one.world_size,
+            step=one.step,
+            rest=one.rest.hex(),
+            stage=one.stage,
+        )
+        for one in records
+        if one.is_certain
+    ]
+    draws = max((one.draws for one in records), default=0)
+    is_grouped = dist.is_available() and dist.is_initialized()
+    if moment is None:
+        return StateOffer(lives=lives, is_grouped=is_grouped, known=known, draws=draws)
+    mine = OwnState(
+        timeline=moment.timeline,
+        rank=moment.rank,
+        world_size=moment.world_size,
+        step=moment.step,
+        rest=moment.rest.hex(),
+    )
+    return StateOffer(
+        step=moment.step,
+        timeline=moment.timeline,
+        world_size=moment.world_size,
+        digest=moment.digest(),
+        rest=moment.rest.hex(),
+        lives=lives,
+        is_grouped=is_grouped,
+        known=[*known, mine],
+        stepped=moment.stepped,
+        draws=draws,
+    )
+
+
+def _of_others(records: Sequence[Record], others: Others) -> Iterator[Record]:
+    """What other workers knew alone, where all know the same but for their records of samples."""
+    for one in records:
+        if (one.rank, one.world_size) != (others.rank, others.world_size) or not one.is_certain:
+            continue
+        own = unpack(one.blob)
+        if own["data"].get("position", {}).get("kind") != LOADER:
+            continue  # a stream's lanes are each worker's own
+        for rank, trail in others.at(one.step, own["data"].get(TRAIL, {}).get("number", 0)).items():
+            its = {**own, "data": {**own["data"], TRAIL: trail}}
+            blob = Packer(OWN).pack(its)
+            yield msgspec.structs.replace(one, rank=rank, rest=b"", blob=blob)
+
+
+def _own_key(rank: int) -> str:
+    return f"living/own/{rank}"
+
+
+def _publish_own(
+    link: Link, plan: RegainPlan, moment: Moment | None, records: list[Record]
+) -> None:
+    """Tell the own states that others, or this rank itself, are to have from here."""
+    blobs = {
+        one.rank: one.blob
+        for one in sorted(records, key=lambda one: one.is_final)  # what was completed counts
+        if one.is_certain
+        and (one.timeline, one.step, one.world_size) == (plan.timeline, plan.step, plan.world_size)
+    }
+    if moment is not None and moment.world_size == plan.world_size:
+        blobs[moment.rank] = moment.own
+    for rank, holder in plan.own.items():
+        if holder == link.rank:
+            link.publish(_own_key(rank), blobs[rank])
+
+
+def _state(link: Link, plan: RegainPlan, moment: Moment | None, buffers: Buffers) -> dict[str, Any]:
+    """The state: from here where it is here, sent otherwise; with rank 0's buffers."""
+    if plan.lacking and link.rank == plan.source:
+        assert moment is not None  # noqa: S101 - that is what the source is
+        outline: Outline = [
+            (name, str(one.dtype).removeprefix("torch."), tuple(one.shape))
+            for name, one in moment.tensors.items()
+        ]
+        link.publish("living/outline", msgspec.msgpack.encode((moment.data, outline)))
+    data, tensors = ({}, {}) if moment is None else (moment.data, moment.tensors)
+    if plan.lacking:
+        raw = link.fetch("living/outline", TIMEOUT_S)
+        sent, outline = msgspec.msgpack.decode(raw, type=tuple[dict[str, Any], Outline])
+        found = _broadcast(outline, plan.source, moment)
+        if moment is None:
+            data, tensors = sent, found
+    tensors = with_buffers(tensors, buffers)
+    if moment is not None:
+        moment.take(tensors)
+    return {key: unflatten(value, tensors) for key, value in data.items()}
+
+
+def _broadcast(outline: Outline, source: int, moment: Moment | None) -> dict[str, torch.Tensor]:
+    """Take part in sending; what came, where this rank has nothing."""
+    device = device_of_group()
+    found: dict[str, torch.Tensor] = {}
+    for piece in _pieces(outline):
+        sizes = [_num_bytes(dtype, shape) for _, dtype, shape in piece]
+        if moment is not None and dist.get_rank() == source:
+            parts = [as_bytes(moment.tensors[name]) for name, _, _ in piece]
+            flat = torch.cat(parts).to(device)
+        else:
+            flat = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        dist.broadcast(flat, source)
+        if moment is not None:
+            continue
+        for (name, dtype, shape), part in zip(piece, flat.cpu().split(sizes), strict=True):
+            # In memory of its own, aligned as torch aligns.
+            found[name] = part.clone().view(DTYPE_OF[dtype]).reshape(shape)
+    return found
+
+
+def _pieces(outline: Outline) -> Iterator[Outline]:
+    """Tensors together, as many as fit into a piece; a larger one alone."""
+    piece: Outline = []
+    size = 0
+    for one in outline:
+        num_bytes = _num_bytes(one[1], one[2])
+        if piece and size + num_bytes > PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(one)
+        size += num_bytes
+    if piece:
+        yield piece
+
+
+def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * int(DTYPE_OF[dtype].itemsize)
