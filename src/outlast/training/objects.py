@@ -14,7 +14,6 @@ from typing import Any, Final
 import torch
 
 from outlast.checkpoint.attributes import Attributes
-from outlast.checkpoint.load import Checkpoint
 from outlast.checkpoint.optimizers import (
     load_named_state,
     named_state,
@@ -22,6 +21,7 @@ from outlast.checkpoint.optimizers import (
     parameter_names,
 )
 from outlast.checkpoint.plan import OWN
+from outlast.checkpoint.reader import Checkpoint
 from outlast.errors import ConfigError, StateMismatch
 from outlast.reduce import SameBits
 from outlast.training import modules

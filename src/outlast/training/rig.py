@@ -32,9 +32,9 @@ from outlast.attempt.link import (
     open_link,
 )
 from outlast.checkpoint.catalog import find_standing, open_job, standing
-from outlast.checkpoint.load import Checkpoint, open_checkpoint
 from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.names import Place, SaveName, parse
+from outlast.checkpoint.reader import Checkpoint, open_checkpoint
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
 from outlast.data.trail import Others, Trail

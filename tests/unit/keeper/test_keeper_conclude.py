@@ -7,8 +7,8 @@ import pytest
 from keeper_fakes import FakeKeeper, StepGate, hello
 from unit_names import committed, save_name, save_of
 
-from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import PartEntry
+from outlast.checkpoint.reader import verify
 from outlast.keeper import conclude, protocol, wire
 from outlast.keeper.fence import Fence
 from outlast.keeper.flight import RankPart

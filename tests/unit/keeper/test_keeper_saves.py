@@ -8,8 +8,8 @@ from unit_checkpoints import flat
 from unit_fakes import WatchedStorage
 from unit_names import committed, save_name, save_of
 
-from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import BLOCK_BYTES, PartEntry
+from outlast.checkpoint.reader import verify
 from outlast.checkpoint.transfer import read_manifest
 from outlast.keeper import protocol, wire
 from outlast.keeper.flight import RankPart

@@ -9,10 +9,10 @@ from typing import Any, Final
 import click
 import msgspec
 
-from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.manifest import Manifest
 from outlast.checkpoint.names import Place
 from outlast.checkpoint.plan import OWN
+from outlast.checkpoint.reader import open_checkpoint
 from outlast.data.audit import History, Verdict
 from outlast.data.handover import TRAIL
 from outlast.data.trail import Record, read_record
