@@ -19,7 +19,7 @@ import msgspec
 from outlast.checkpoint.manifest import PartEntry
 from outlast.keeper import protocol, wire
 from outlast.keeper.between import MemberKeeper, SaveLeader
-from outlast.keeper.flight import RankPart
+from outlast.keeper.flight import RankOutcome
 from outlast.keeper.memory import Books
 from outlast.keeper.persist import Pool
 from outlast.keeper.saves import SavesInFlight
@@ -106,7 +106,7 @@ class Wire:
 
 def report(rank: int, entry: PartEntry, structure: str) -> tuple[bytes, bytes]:
     """What the keeper of ``rank`` sends once its files are there."""
-    part = RankPart(entry=entry, structure=structure, num_elements=1, num_files=3)
+    part = RankOutcome(entry=entry, structure=structure, num_elements=1, num_files=3)
     head = protocol.PartReport(step=STEP, serial=SERIAL, rank=rank)
     return msgspec.json.encode(head), msgspec.json.encode(part)
 

@@ -9,7 +9,7 @@ import time
 
 from floor import LIMIT_S, TRAIN, Job, until
 
-from outlast.checkpoint.load import verify
+from outlast.checkpoint.reader import verify
 from outlast.errors import CheckpointInvalid
 
 KILLS = 50

@@ -12,8 +12,8 @@ from saved import saved, saves_in
 from state_bits import copy_of, difference, held
 
 import outlast
-from outlast.checkpoint.load import load
 from outlast.checkpoint.manifest import BLOCK_BYTES
+from outlast.checkpoint.reader import load
 from outlast.checkpoint.tensors import NAMES
 from outlast.ledger.file import read_events
 from outlast.storage import Directory

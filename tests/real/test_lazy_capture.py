@@ -12,7 +12,7 @@ from lazy_watch import PACES, _job, _watch  # noqa: F401 - fixtures
 from state_bits import copy_of, difference, held
 
 import outlast
-from outlast.checkpoint.load import load
+from outlast.checkpoint.reader import load
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
 

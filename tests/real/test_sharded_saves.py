@@ -7,8 +7,8 @@ import torch
 from floor import SCRIPTS, Job
 from state_bits import difference
 
-from outlast.checkpoint.load import load
 from outlast.checkpoint.manifest import shard_file
+from outlast.checkpoint.reader import load
 from outlast.ledger.file import read_events
 
 SHARDED = SCRIPTS / "sharded.py"

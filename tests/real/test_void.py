@@ -10,7 +10,7 @@ from state_bits import copy_of, difference, held
 
 import outlast
 from outlast.checkpoint.capture import Capture
-from outlast.checkpoint.load import load
+from outlast.checkpoint.reader import load
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
 

@@ -22,8 +22,8 @@ Reading one:
 
 ``catalog``        which saves there are, whose they are, and which may go
 ``transfer``       files in all their places: blocks read, copied, mended
-``load``           opening, verifying, all of a rank's state
-``reader``         parts of it, as they are asked for
+``destinations``   where the bytes of wanted tensors lie, and where they go in memory
+``reader``         opening, verifying, a rank's state, boxes of tensors; what is damaged, mended
 ``foreign``        weights for a new job, in whatever form somebody has written them
 ``foreign_dcp``    … a directory that ``torch.distributed.checkpoint`` wrote
 

@@ -98,7 +98,7 @@ from outlast.checkpoint.manifest import (
     write_hashed,
 )
 from outlast.checkpoint.names import NOTE, Place, SaveName, named, new_nonce, sign, signed_by
-from outlast.checkpoint.reader import CheckpointReader, MergedState, WantedBox, wanted
+from outlast.checkpoint.reader import Checkpoint, MergedState, Wanted, open_checkpoint
 from outlast.checkpoint.spreads import Box, Spread
 from outlast.checkpoint.tensors import (
     DTYPES,
@@ -144,7 +144,7 @@ def dcp_reader(
         OSError: the storage cannot be read.
     """
 
-    def open_source(other: str | None) -> CheckpointReader:
+    def open_source(other: str | None) -> Checkpoint:
         return _open(os.fspath(path) if other is None else other, step, tier)
 
     return StorageReader(open_source, rank=rank)
@@ -167,14 +167,14 @@ def dcp_writer(
     return StorageWriter(url, step, job=job_of(os.fspath(path)), overwrite=overwrite)
 
 
-def _open(path: str, step: int | None, tier: str | None) -> CheckpointReader:
+def _open(path: str, step: int | None, tier: str | None) -> Checkpoint:
     places, saves = saves_at(path, step, tier)
     if step is not None:
-        return CheckpointReader(places, step)
+        return open_checkpoint(places, step, rank=None)
     failure: CheckpointInvalid | None = None
     for newest in saves:
         try:
-            return CheckpointReader(places, newest)
+            return open_checkpoint(places, newest, rank=None)
         except CheckpointInvalid as error:
             logger.warning("%s; trying an older one", error)
             failure = failure or error
@@ -200,7 +200,7 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
     """
 
     def __init__(
-        self, open_source: Callable[[str | None], CheckpointReader], *, rank: int | None = None
+        self, open_source: Callable[[str | None], Checkpoint], *, rank: int | None = None
     ) -> None:
         self._open_source = open_source
         self._rank = rank
@@ -266,21 +266,14 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
             asked.append((item, name, target))
             boxes.setdefault(name, []).append((tuple(item.storage_offsets), tuple(item.lengths)))
         self._source.locate(self._state, boxes, self._rank_read)
-        wants: dict[int, tuple[WantedBox, int]] = {}
-        left: list[int] = []
-        for number, (item, name, target) in enumerate(asked):
-            entry = self._state.entries[name]
-            mine = list(wanted(entry, tuple(item.storage_offsets), target))
-            wants.update({id(want): (want, number) for want in mine})
-            left.append(len(mine))
-        for number, (item, _, target) in enumerate(asked):
-            if not left[number]:
-                planner.commit_tensor(item, target)
-        for want in self._source.fill([want for want, _ in wants.values()]):
-            number = wants[id(want)][1]
-            left[number] -= 1
-            if not left[number]:
-                planner.commit_tensor(asked[number][0], asked[number][2])
+        self._source.fill(
+            [
+                (name, Wanted(self._state.entries[name], tuple(item.storage_offsets), target))
+                for item, name, target in asked
+            ]
+        )
+        for item, _, target in asked:
+            planner.commit_tensor(item, target)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -301,7 +294,7 @@ class StorageReader(dcp.StorageReader):  # type: ignore[misc]
         if rank is None:
             rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
         self._rank_read = rank
-        self._state = self._source.state(rank)
+        self._state = self._source.merged(rank)
         self._metadata, self._leaves, self._names = _describe(self._state)
 
     def _as_saved(self, fqn: str) -> io.BytesIO:

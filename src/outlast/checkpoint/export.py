@@ -45,7 +45,7 @@ from torch.utils import _pytree
 
 from outlast.checkpoint.names import Place, SaveName
 from outlast.checkpoint.optimizers import OTHER, OURS, OWN_FORM
-from outlast.checkpoint.reader import CheckpointReader, MergedState
+from outlast.checkpoint.reader import Checkpoint, MergedState, open_checkpoint
 from outlast.checkpoint.tensors import bytes_of, header, place
 from outlast.checkpoint.tree import KIND, tensor_names
 from outlast.durable import sync_directory
@@ -78,7 +78,7 @@ class TensorFeed:
 
     def __init__(
         self,
-        source: CheckpointReader,
+        source: Checkpoint,
         state: MergedState,
         progress: Callable[[int, int], None] | None,
     ) -> None:
@@ -157,8 +157,8 @@ def export(
         raise ConfigError(f"{to!r} is not a format; export to {', '.join(FORMATS)}")
     target = Path(out).absolute()
     _check_free(target)
-    source = CheckpointReader(places, which)
-    state = source.state(0)
+    source = open_checkpoint(places, which, rank=None)
+    state = source.merged(0)
     source.locate_all(state, 0)
     feed = TensorFeed(source, state, progress)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -470,6 +470,7 @@ def write_dcp(feed: TensorFeed, directory: Path) -> None:
         return tensor
 
     tree = feed.state.build(stand_in)
+    ready: dict[str, torch.Tensor] = {}  # what the next file holds: neighbours are read together
     order = {name: number for number, name in enumerate(feed.by_place(feed.state.entries))}
 
     class Planner(dcp.DefaultSavePlanner):  # type: ignore[misc]
@@ -488,7 +489,10 @@ def write_dcp(feed: TensorFeed, directory: Path) -> None:
             return _pytree.tree_map_only(torch.Tensor, whole, super().lookup_object(index))
 
     def whole(tensor: torch.Tensor) -> torch.Tensor:
-        return next(feed.tensors([names[id(tensor)]])) if id(tensor) in names else tensor
+        name = names.get(id(tensor))
+        if name is None:
+            return tensor
+        return ready[name] if name in ready else next(feed.tensors([name]))
 
     class Writer(dcp.FileSystemWriter):  # type: ignore[misc]
         """Several files: DCP's writer keeps all tensors of a file until it is complete."""
@@ -498,7 +502,11 @@ def write_dcp(feed: TensorFeed, directory: Path) -> None:
             for number, items in enumerate(_in_groups(plan.items)):
                 prefix = dataclasses.replace(plan.storage_data, prefix=f"__0_{number}_")
                 part = dataclasses.replace(plan, items=items, storage_data=prefix)
+                leaves = (planner.state_dict[item.index.fqn] for item in items)
+                wanted = dict.fromkeys(names[id(leaf)] for leaf in leaves if id(leaf) in names)
+                ready.update(zip(wanted, feed.tensors(wanted), strict=True))
                 results += super().write_data(part, planner).wait()
+                ready.clear()
             done: Any = torch.futures.Future()
             done.set_result(results)
             return done

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Rea
 from torch.serialization import _get_layout
 
 from outlast.checkpoint.foreign import METADATA, Target, Weights, digest_of
-from outlast.checkpoint.load import Leaf
+from outlast.checkpoint.reader import Leaf
 from outlast.errors import ConfigError
 
 _RECORDS: Final = (

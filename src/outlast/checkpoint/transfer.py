@@ -515,19 +515,30 @@ def read_manifest(where: Storage | Sequence[Place], which: int | SaveName) -> Ma
         OSError: a place failed in another way than by a missing file.
     """
     places = as_places(where)
-
-    def read(save: SaveName) -> Manifest:
-        found: dict[str, FoundManifest] = {}
-        for place in places:
-            one = found[place.name] = look(place, save)
-            if one.manifest is not None:
-                return one.manifest
-        raise none_valid(found, save.step)
-
-    return newest(places, which, read)
+    return newest(places, which, lambda save: find_manifest(places, save)[0])
 
 
-def none_valid(found: Mapping[str, FoundManifest], step: int) -> Exception:
+def find_manifest(
+    places: Sequence[Place], save: SaveName
+) -> tuple[Manifest, dict[str, FoundManifest]]:
+    """The manifest of a save, from the first place where it verifies.
+
+    Returns:
+        The manifest; and place → what was found there, of those that were looked at. The last one
+        of them is the one that has the manifest.
+
+    Raises:
+        CheckpointInvalid, OSError: see ``read_manifest``.
+    """
+    found: dict[str, FoundManifest] = {}
+    for place in places:
+        one = found[place.name] = look(place, save)
+        if one.manifest is not None:
+            return one.manifest, found
+    raise _none_valid(found, save.step)
+
+
+def _none_valid(found: Mapping[str, FoundManifest], step: int) -> Exception:
     """What to raise when no place has a manifest that verifies."""
     several = len(found) > 1
     reason = "; ".join(

@@ -23,7 +23,16 @@ import msgspec
 import numpy as np
 
 from outlast.data.order import places_of
-from outlast.data.trail import MISSING, Finding, Record, Stretch, add, digest, expected, merged
+from outlast.data.trail import (
+    MISSING,
+    Finding,
+    SampleRecord,
+    Stretch,
+    add,
+    digest,
+    expected,
+    merged,
+)
 
 CHUNK: Final = 1 << 18
 IDS_MAX: Final = 256
@@ -31,7 +40,7 @@ _OF_BATCHES: Final = frozenset({"global_batch", "since"})  # of an order: what m
 _MASK: Final = (1 << 64) - 1
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
+class SampleFault(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was not as it should be.
 
     Attributes:
@@ -50,7 +59,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     sample: int | None = None
 
 
-class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+class SamplesLeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """Samples that were left out on purpose, after a rollback.
 
     Attributes:
@@ -64,7 +73,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     ids: list[int]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class SampleVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What an audit found.
 
     Attributes:
@@ -79,9 +88,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     samples: int
     proved: bool
-    faults: list[Fault]
+    faults: list[SampleFault]
     stretches: list[Stretch]
-    left_out: list[LeftOut] = []
+    left_out: list[SamplesLeftOut] = []
 
 
 class History:
@@ -92,7 +101,7 @@ class History:
         step: completed steps of the job at that checkpoint.
     """
 
-    def __init__(self, records: Iterable[Record], step: int) -> None:
+    def __init__(self, records: Iterable[SampleRecord], step: int) -> None:
         self._record = merged(records)
         self._step = step
 
@@ -130,7 +139,7 @@ class History:
             return [one for here in got for one in here]
         raise ValueError("no record covers it")
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> SampleVerdict:
         """Work the order out again and compare."""
         faults = [*self._gaps(), *self._explained()]
         if self._record.more:
@@ -140,7 +149,7 @@ class History:
             if fault is not None:
                 faults.append(fault)
         faults.sort(key=lambda fault: (fault.step, fault.last_step))
-        return Verdict(
+        return SampleVerdict(
             steps=sum(stretch.steps for stretch in self.stretches),
             samples=sum(stretch.samples for stretch in self.stretches),
             proved=not faults and bool(self.stretches),
@@ -154,7 +163,7 @@ class History:
 
     # --- what no worker could see ----------------------------------------------------------------
 
-    def _gaps(self) -> Iterator[Fault]:
+    def _gaps(self) -> Iterator[SampleFault]:
         """Steps without a record, and stretches that do not go on where the last one ended.
 
         An order's first one begins at sample 0.
@@ -171,7 +180,7 @@ class History:
         if reached < self._step:
             yield self._not_covered(reached, self._step)
 
-    def _jump(self, stretch: Stretch, end: int, *, is_first: bool) -> Fault:
+    def _jump(self, stretch: Stretch, end: int, *, is_first: bool) -> SampleFault:
         step, begins = stretch.step + 1, stretch.position - stretch.left_out
         text = f"step {step} goes on at sample {begins} of the job and what was before it ended "
         text += f"at {end}"
@@ -179,10 +188,10 @@ class History:
             text = f"step {step} begins at sample {begins} of the job"
         if begins > end:
             text += f": the {begins - end} before it are in no step that was completed"
-        return Fault(what="uncounted", step=step, last_step=step, text=text)
+        return SampleFault(what="uncounted", step=step, last_step=step, text=text)
 
-    def _not_covered(self, reached: int, until: int) -> Fault:
-        return Fault(
+    def _not_covered(self, reached: int, until: int) -> SampleFault:
+        return SampleFault(
             what="not covered",
             step=reached + 1,
             last_step=until,
@@ -190,9 +199,9 @@ class History:
             "older version)",
         )
 
-    def _unlisted(self) -> Fault:
+    def _unlisted(self) -> SampleFault:
         last = max(finding.step for finding in self._record.findings)
-        return Fault(
+        return SampleFault(
             what="more",
             step=last,
             last_step=self._step,
@@ -200,7 +209,7 @@ class History:
             "have",
         )
 
-    def _unexplained(self, stretch: Stretch) -> Fault | None:
+    def _unexplained(self, stretch: Stretch) -> SampleFault | None:
         first, last = stretch.step + 1, stretch.step + stretch.steps
         noted = self._within(first, last)
         num = stretch.samples_end - stretch.position
@@ -214,11 +223,11 @@ class History:
             text = f"{where}: other samples came than the order's, or in another order"
         else:
             return None
-        return Fault(what="uncounted", step=first, last_step=last, text=text)
+        return SampleFault(what="uncounted", step=first, last_step=last, text=text)
 
     # --- what workers noted ----------------------------------------------------------------------
 
-    def _explained(self) -> Iterator[Fault]:
+    def _explained(self) -> Iterator[SampleFault]:
         groups: list[list[Stretch]] = []
         for stretch in self.stretches:
             if groups and groups[-1][-1].order == stretch.order:
@@ -255,7 +264,7 @@ class _Explained:
         due = collections.Counter(turn for turn in self._turns if turn is not None)
         self._repeated, self._lost = got - due, due - got
 
-    def faults(self) -> Iterator[Fault]:
+    def faults(self) -> Iterator[SampleFault]:
         """Swaps first: their two samples are neither lost nor repeated."""
         swapped: set[int] = set()
         places = {
@@ -271,10 +280,10 @@ class _Explained:
             if index not in swapped:
                 yield from self._alone(one, turn)
 
-    def _swap(self, one: Finding, other: Finding, came: int, turn: int | None) -> Fault:
+    def _swap(self, one: Finding, other: Finding, came: int, turn: int | None) -> SampleFault:
         first, last = sorted((one.step, other.step))
         where = f"in step {first}" if first == last else f"of steps {first} and {last}"
-        return Fault(
+        return SampleFault(
             what="swap",
             step=first,
             last_step=last,
@@ -282,9 +291,9 @@ class _Explained:
             text=f"samples {turn} and {came} {where} came in each other's place",
         )
 
-    def _alone(self, one: Finding, turn: int | None) -> Iterator[Fault]:
-        def fault(what: str, sample: int, text: str) -> Fault:
-            return Fault(
+    def _alone(self, one: Finding, turn: int | None) -> Iterator[SampleFault]:
+        def fault(what: str, sample: int, text: str) -> SampleFault:
+            return SampleFault(
                 what=what,
                 step=one.step,
                 last_step=one.step,
@@ -330,11 +339,11 @@ class _Explained:
         return "later" if position >= self._stretches[-1].samples_end else "earlier"
 
 
-def _left_out(stretch: Stretch) -> LeftOut:
+def _left_out(stretch: Stretch) -> SamplesLeftOut:
     shown = min(stretch.left_out, IDS_MAX)
     first = stretch.position - stretch.left_out
     ids = expected(stretch.order, np.arange(first, first + shown, dtype=np.int64)).tolist()
-    return LeftOut(step=stretch.step + 1, samples=stretch.left_out, ids=ids)
+    return SamplesLeftOut(step=stretch.step + 1, samples=stretch.left_out, ids=ids)
 
 
 def _steps(first: int, last: int) -> str:

@@ -318,7 +318,7 @@ def _file_of(module: types.ModuleType | None) -> str:
 WRAPPERS: Final = (enumerate, zip, map, filter, itertools.islice)
 
 
-class Making(msgspec.Struct, frozen=True):
+class IteratorOrigin(msgspec.Struct, frozen=True):
     """How an iterator was made: when random numbers stood at ``start``.
 
     Of ``loader``, which is not held where a feed made the iterator.
@@ -329,16 +329,18 @@ class Making(msgspec.Struct, frozen=True):
     by_feed: bool = False
 
 
-class _Known:
+class _KnownIterators:
     """What this process knows; a DataLoader's iterators are made in the training thread."""
 
     def __init__(self) -> None:
-        self.made: weakref.WeakKeyDictionary[Any, Making | None] = weakref.WeakKeyDictionary()
+        self.made: weakref.WeakKeyDictionary[Any, IteratorOrigin | None] = (
+            weakref.WeakKeyDictionary()
+        )
         self.num_made = 0
         self.by_feed = False
 
 
-_known: Final = _Known()
+_known: Final = _KnownIterators()
 
 
 def num_made() -> int:
@@ -365,7 +367,7 @@ def noted(loader: Any, begin: Callable[[], Any]) -> Any:
     iterator = begin()
     _known.num_made += 1
     with contextlib.suppress(TypeError):  # an iterator of a kind that cannot be noted
-        making = Making(None if _known.by_feed else loader, start, _known.by_feed)
+        making = IteratorOrigin(None if _known.by_feed else loader, start, _known.by_feed)
         _known.made[iterator] = making
     return iterator
 
@@ -402,7 +404,9 @@ def starts_within(value: Any) -> list[dict[str, Any]]:
     """From which random numbers the iterators in ``enumerate(loader)`` and the like were made."""
     if isinstance(value, _BaseDataLoaderIter):
         making = _known.made.get(value)
-        _known.made[value] = msgspec.structs.replace(making or Making(None, {}), by_feed=True)
+        _known.made[value] = msgspec.structs.replace(
+            making or IteratorOrigin(None, {}), by_feed=True
+        )
         return [making.start] if making is not None and making.loader is not None else []
     if isinstance(value, WRAPPERS):
         inner = _taken_apart(value)[1]
@@ -450,7 +454,7 @@ def _taken_apart(value: Any) -> tuple[Any, ...]:
 GLOBAL: Final = "Python's, NumPy's or torch's global generator"
 
 
-class Watch:
+class GeneratorWatch:
     """Goes with a loader's processes in place of its ``collate_fn`` and ``worker_init_fn``.
 
     Args:

@@ -38,7 +38,7 @@ from outlast.data.random_state import preserved
 MARKS_KEPT: Final = 4
 
 
-class Record:
+class DrawRecord:
     """What came of an iterable, and where it drew random numbers.
 
     Attributes:
@@ -100,7 +100,7 @@ class IterableFeed(ReplayFeed):
         self._source = source_of(loader)
         # One that goes on in the next epoch where it was has one record over all of them.
         self.goes_on = hasattr(loader, "__next__") or holds_iterator(loader)
-        self._record = Record()
+        self._record = DrawRecord()
         self._starts = generators.starts_within(loader)
 
     @property
@@ -120,7 +120,7 @@ class IterableFeed(ReplayFeed):
             return
         super()._mark_start()
         self._start["within"] = self._starts
-        self._record = Record()
+        self._record = DrawRecord()
 
     def _take(self, iterator: Iterator[Any]) -> Any:
         seen, held, num_made = random_state.look(), self._held.read(), generators.num_made()
@@ -149,8 +149,8 @@ class IterableFeed(ReplayFeed):
 
     def _resume(self, state: Mapping[str, Any]) -> None:
         check_sizes(state.get("sizes", {}), sizes_of(self.loader))
-        saved = Record(state["record"]) if "record" in state else None
-        self._record = saved or Record({"total": state["batches"]})
+        saved = DrawRecord(state["record"]) if "record" in state else None
+        self._record = saved or DrawRecord({"total": state["batches"]})
         if self._source is not None and "source" in state:
             self._source.load_state_dict(state["source"])
             if self._has_started:

@@ -45,7 +45,7 @@ _SHARD_TAG, _BLOCK_TAG, _ITEM_TAG = 0x54A2D, 0xB10C, 0x17E4
 _END: Final = object()
 
 
-class Span(NamedTuple):
+class ShardSpan(NamedTuple):
     """What a lane reads of one shard: units ``first`` to ``stop``, to its end if that is None."""
 
     shard: int
@@ -79,7 +79,7 @@ class Point(msgspec.Struct, frozen=True):
     first: str | None = None
 
 
-class Source(NamedTuple):
+class LaneSource(NamedTuple):
     """What all lanes of a stream are cut from; what a loader process holds.
 
     Attributes:
@@ -113,7 +113,7 @@ class Source(NamedTuple):
         found: list[int] = numbers.tolist()
         return found
 
-    def spans(self, lane: int, epoch: int) -> list[Span]:
+    def spans(self, lane: int, epoch: int) -> list[ShardSpan]:
         """What ``lane`` reads in a pass, in order.
 
         Where sizes are known, all units of a pass in a row are cut so that sample number p of the
@@ -122,7 +122,7 @@ class Source(NamedTuple):
         """
         order = self.order(epoch)
         if self.sizes is None:
-            return [Span(shard, 0, None) for shard in order[lane :: self.lanes]]
+            return [ShardSpan(shard, 0, None) for shard in order[lane :: self.lanes]]
         total = sum(self.sizes)
         first, stop = (
             self._before(one, total * (epoch + 1)) - self._before(one, total * epoch)
@@ -133,7 +133,7 @@ class Source(NamedTuple):
             size = self.sizes[shard]
             low, high = max(first - start, 0), min(stop - start, size)
             if low < high:
-                spans.append(Span(shard, low, high))
+                spans.append(ShardSpan(shard, low, high))
             start += size
         return spans
 
@@ -153,12 +153,12 @@ class Lane:
         point: where it stands after the samples given so far.
     """
 
-    def __init__(self, source: Source, lane: int, point: Point) -> None:
+    def __init__(self, source: LaneSource, lane: int, point: Point) -> None:
         self.point = point
         self._source = source
         self._lane = lane
-        self._reader = _Reader(source, lane, point)
-        self._block = _Block(self._items(), point)
+        self._reader = _LaneReader(source, lane, point)
+        self._block = _ShuffledBlock(self._items(), point)
         if point.used and not self._block.is_empty() and point.first is not None:
             self._reader.expect(point.first)
         self._block.drop(point.used)
@@ -202,7 +202,7 @@ class Lane:
         num_empty = 0
         while True:
             point = self._reader.point()
-            block = _Block(self._items(), point)
+            block = _ShuffledBlock(self._items(), point)
             if not block.is_empty():
                 self._block = block
                 return
@@ -230,7 +230,7 @@ class Lane:
             yield from (items[turn] for turn in turns.tolist())
 
 
-class _Block:
+class _ShuffledBlock:
     """Items in the order in which they are handed out, units of them at a time."""
 
     def __init__(self, items: Iterator[Any], point: Point) -> None:
@@ -279,7 +279,7 @@ class _Item(NamedTuple):
     values: Any
 
 
-class _Reader:
+class _LaneReader:
     """The items of a lane, span by span.
 
     Attributes:
@@ -288,7 +288,7 @@ class _Reader:
         first: the fingerprint of the first item in the block that is being read.
     """
 
-    def __init__(self, source: Source, lane: int, point: Point) -> None:
+    def __init__(self, source: LaneSource, lane: int, point: Point) -> None:
         self.epoch = point.epoch
         self.block = point.block
         self.first: str | None = None
@@ -384,7 +384,7 @@ class _Reader:
         high = len(values) if span.stop is None else min(span.stop - start, len(values))
         return _Item(values[low:high]) if low < high else None
 
-    def _open(self, span: Span) -> None:
+    def _open(self, span: ShardSpan) -> None:
         """Go to the item that is next."""
         if self._source.pack is None and not self._items:
             self._items = self._units = span.first  # an item is a unit
@@ -413,13 +413,13 @@ class _Reader:
                 if next(self._iterator, _END) is _END:
                     raise self._other_size(span, f"ends after {number} items, of {rest} consumed")
 
-    def _read(self, span: Span) -> Any:
+    def _read(self, span: ShardSpan) -> Any:
         assert self._iterator is not None  # noqa: S101 - opened before
         self._seed(span, self._items)
         with self._blamed(span):
             return next(self._iterator, _END)
 
-    def _check_end(self, span: Span) -> None:
+    def _check_end(self, span: ShardSpan) -> None:
         """A shard that is read to its end has no more than its size says."""
         sizes = self._source.sizes
         if sizes is None or span.stop != sizes[span.shard] or self._iterator is None:
@@ -431,13 +431,13 @@ class _Reader:
         if not is_over:
             raise self._other_size(span, "goes on behind them")
 
-    def _seed(self, span: Span, item: int) -> None:
+    def _seed(self, span: ShardSpan, item: int) -> None:
         seed_all(mix64(_ITEM_TAG, self._source.seed, self.epoch, span.shard, item))
 
-    def _blamed(self, span: Span) -> _Blamed:
+    def _blamed(self, span: ShardSpan) -> _Blamed:
         return _Blamed(span.shard, self._items, self.epoch)
 
-    def _other_size(self, span: Span, what: str) -> ConfigError:
+    def _other_size(self, span: ShardSpan, what: str) -> ConfigError:
         sizes = self._source.sizes
         said = f"sizes says {sizes[span.shard]}" if sizes else "it had them before"
         return ConfigError(

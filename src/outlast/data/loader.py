@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from outlast.data import shield
-from outlast.data.generators import GLOBAL, Watch
+from outlast.data.generators import GLOBAL, GeneratorWatch
 from outlast.data.order import Shards, held, mix64, sample_ids, sample_seed
 from outlast.data.random_state import preserved, seed_all
 from outlast.errors import ConfigError
@@ -99,7 +99,7 @@ class Loader:
         self.handed: NDArray[np.int64] = np.empty(0, np.int64)
         self.rank = 0
         self.world_size = 1
-        self._watch: Watch | None = None
+        self._watch: GeneratorWatch | None = None
 
     def set_worker(self, rank: int, world_size: int) -> None:
         """Say which slice of each global batch is this worker's; call before iterating.
@@ -163,7 +163,7 @@ class Loader:
         )
         if self.num_workers and self._watch is None:
             parts = {"loader.dataset": self.dataset, "loader.collate_fn": self.collate_fn}
-            self._watch = Watch(loader, [*parts.items()])
+            self._watch = GeneratorWatch(loader, [*parts.items()])
         iterator = shield.start(loader)
         expected = self.position
         try:

@@ -59,10 +59,10 @@ def capture(*, cuda: bool = True) -> Mapping[str, Any]:
         ConfigError: NumPy's global generator was replaced by one that is not an MT19937.
     """
     seen = look()
-    known, state = _Seen.told
+    known, state = _LastStates.told
     if not all(map(operator.is_, known, seen)):
         state = as_data(seen)
-        _Seen.told = (seen, state)
+        _LastStates.told = (seen, state)
     return _with_devices(state) if cuda and torch.cuda.is_initialized() else state
 
 
@@ -71,7 +71,7 @@ def look() -> tuple[Any, Any, torch.Tensor]:
     return _look_at_python(), _look_at_numpy(), _look_at_torch()
 
 
-class _Seen:
+class _LastStates:
     """What was told last, and by which signs it is known; each is one value, as threads may look.
 
     Asking for a state takes 1 to 80 µs, a look at its sign in the generator's memory half of one;
@@ -98,13 +98,13 @@ def _look_at_python() -> Any:
     if type(generator) is not random.Random:
         return random.getstate()
     sign = ctypes.string_at(id(generator) + _PYTHON_AT, _SIGN_BYTES)
-    known, state = _Seen.in_python
+    known, state = _LastStates.in_python
     if sign == known and generator.gauss_next == state[2]:  # type: ignore[attr-defined]
         return state
     state = random.getstate()
     # What lies there is believed only if it is the state: an interpreter may keep it elsewhere.
     is_it = sign == _words(state[1][-1], *state[1][:4])
-    _Seen.in_python = (sign if is_it else b"", state)
+    _LastStates.in_python = (sign if is_it else b"", state)
     return state
 
 
@@ -113,19 +113,19 @@ def _look_at_numpy() -> Any:
     if type(generator) is not np.random.MT19937:
         return np.random.get_state(legacy=False)
     sign = ctypes.string_at(generator.ctypes.state_address + _NUMPY_AT, _SIGN_BYTES)
-    known, state = _Seen.in_numpy
+    known, state = _LastStates.in_numpy
     if sign == known:
         return state
     state = np.random.get_state(legacy=False)
     inner = state["state"]
     is_it = sign == _words(*inner["key"][-4:], inner["pos"]) and not state["has_gauss"]
-    _Seen.in_numpy = (sign if is_it else b"", state)
+    _LastStates.in_numpy = (sign if is_it else b"", state)
     return state
 
 
 def _look_at_torch() -> torch.Tensor:
     sign = _sign_in_torch()
-    known, before = _Seen.in_torch
+    known, before = _LastStates.in_torch
     if sign and sign == known:
         return before
     state = torch.get_rng_state()
@@ -135,17 +135,17 @@ def _look_at_torch() -> torch.Tensor:
     if np.array_equal(raw, before.numpy()):
         state = before
     wanted = _sign_of_torch(raw)
-    if _Seen.torch_at is None and wanted:
-        _Seen.torch_at = _found_in_torch(wanted)
+    if _LastStates.torch_at is None and wanted:
+        _LastStates.torch_at = _found_in_torch(wanted)
         sign = _sign_in_torch()
     is_it = bool(wanted) and sign.startswith(wanted)
-    _Seen.in_torch = (sign if is_it else b"", state)
+    _LastStates.in_torch = (sign if is_it else b"", state)
     return state
 
 
 def _sign_in_torch() -> bytes:
     """What lies in the memory of torch's generator: of its words, and of a normal that may wait."""
-    if not (at := _Seen.torch_at):
+    if not (at := _LastStates.torch_at):
         return b""
     head = ctypes.string_at(at, _TORCH_WORDS_AT + 4 * 4)
     tail = ctypes.string_at(at + _TORCH_WORDS_AT + _NUM_WORDS * 4, _TORCH_TAIL_BYTES)
@@ -201,7 +201,7 @@ def as_data(seen: tuple[Any, Any, torch.Tensor]) -> dict[str, Any]:
 
 
 def _with_devices(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    before, told = _Seen.on_devices
+    before, told = _LastStates.on_devices
     devices = _capture_devices()
     if before is state:
         known = told["devices"]
@@ -210,7 +210,7 @@ def _with_devices(state: Mapping[str, Any]) -> Mapping[str, Any]:
             return told
     told = {**state, "devices": devices}
     if not torch.is_inference_mode_enabled():
-        _Seen.on_devices = (state, told)
+        _LastStates.on_devices = (state, told)
     return told
 
 
@@ -268,8 +268,8 @@ def restore(state: Mapping[str, Any]) -> None:
     """Put back what :func:`capture` returned."""
     python, numpy_state = state["python"], state["numpy"]
     # There may be a normal number that waits now.
-    _Seen.in_python = _Seen.in_numpy = (b"", None)
-    _Seen.in_torch = (b"", _Seen.in_torch[1])
+    _LastStates.in_python = _LastStates.in_numpy = (b"", None)
+    _LastStates.in_torch = (b"", _LastStates.in_torch[1])
     words = numpy_state["words"].cpu().numpy().astype(np.uint32)
     others = numpy_state["pos"], numpy_state["has_gauss"], numpy_state["gauss"]
     _put(
@@ -310,7 +310,7 @@ def seed_all(seed: int, *, cuda: bool = False) -> None:
 def preserved(*, cuda: bool = True) -> Iterator[None]:
     """Random numbers drawn inside leave no trace outside, also when the block raises."""
     state = capture(cuda=cuda)
-    before = _Seen.told, _Seen.in_python, _Seen.in_numpy, _Seen.in_torch
+    before = _LastStates.told, _LastStates.in_python, _LastStates.in_numpy, _LastStates.in_torch
     _outside.append(state)
     try:
         yield
@@ -319,7 +319,7 @@ def preserved(*, cuda: bool = True) -> Iterator[None]:
         _put(*before[0][0])
         if "devices" in state:
             _restore_devices(state["devices"])
-        _Seen.told, _Seen.in_python, _Seen.in_numpy, _Seen.in_torch = before
+        _LastStates.told, _LastStates.in_python, _LastStates.in_numpy, _LastStates.in_torch = before
 
 
 def outside() -> Mapping[str, Any]:

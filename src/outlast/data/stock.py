@@ -28,7 +28,7 @@ import torch
 
 from outlast.data.epochs import ReplayFeed, check_kind, check_sizes, check_world_size, going_through
 from outlast.data.fingerprint import chained
-from outlast.data.generators import Held, Watch
+from outlast.data.generators import GeneratorWatch, Held
 from outlast.data.random_state import preserved
 
 
@@ -59,7 +59,7 @@ class StockFeed(ReplayFeed):
         # Past DataLoader.__setattr__, which forbids it: iterators only read the attribute.
         object.__setattr__(self._iterated, name, self._indices)
         self._iterated._iterator = None
-        self._watch: Watch | None = None
+        self._watch: GeneratorWatch | None = None
         self._drawn: list[str] = []
 
     def hold(self, held: Held) -> None:
@@ -68,7 +68,7 @@ class StockFeed(ReplayFeed):
         if self._iterated.num_workers and self._watch is None:
             parts = ("dataset", "collate_fn", "worker_init_fn")
             roots = [(f"loader.{name}", getattr(self.loader, name)) for name in parts]
-            self._watch = Watch(self._iterated, roots)
+            self._watch = GeneratorWatch(self._iterated, roots)
 
     def _take(self, iterator: Iterator[Any]) -> Any:
         batch = super()._take(iterator)

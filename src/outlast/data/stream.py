@@ -29,8 +29,8 @@ import torch
 from numpy.typing import NDArray
 
 from outlast.data import shield
-from outlast.data.generators import GLOBAL, Held, Watch
-from outlast.data.lanes import Lane, Point, Source
+from outlast.data.generators import GLOBAL, GeneratorWatch, Held
+from outlast.data.lanes import Lane, LaneSource, Point
 from outlast.data.loader import COLLATE_TAG, checked_int, identity
 from outlast.data.order import held, mix64
 from outlast.data.random_state import preserved, seed_all
@@ -98,7 +98,7 @@ class Stream:
     ) -> None:
         self.global_batch = checked_int("global_batch", global_batch, 1)
         checked_int("num_shards", num_shards, 1)
-        self.source = Source(
+        self.source = LaneSource(
             open_shard=_opener(shards, num_shards),
             num_shards=num_shards,
             lanes=_checked_lanes(lanes, global_batch, num_shards if sizes is None else None),
@@ -118,7 +118,7 @@ class Stream:
         self.rank = 0
         self.world_size = 1
         self._held = Held()
-        self._watch: Watch | None = None
+        self._watch: GeneratorWatch | None = None
         # What the order follows from: a position means nothing under another value.
         names = ("num_shards", "lanes", "seed", "shuffle", "buffer", "pack")
         self._fixed = {name: getattr(self.source, name) for name in names}
@@ -185,7 +185,7 @@ class Stream:
             generator=torch.Generator().manual_seed(self.source.seed),
         )
         if processes and self._watch is None:
-            self._watch = Watch(loader, [("loader", self.source)])
+            self._watch = GeneratorWatch(loader, [("loader", self.source)])
         self._held = self._held if processes else Held([("loader", self.source)])
         iterator = shield.start(loader)
         expected = self.position
@@ -286,7 +286,7 @@ class Portions(torch.utils.data.IterableDataset):
         per_lane: samples of each lane in a step.
     """
 
-    def __init__(self, source: Source, points: Mapping[int, Point], per_lane: int) -> None:
+    def __init__(self, source: LaneSource, points: Mapping[int, Point], per_lane: int) -> None:
         super().__init__()
         self.lanes = list(points)
         self._source = source

@@ -104,7 +104,7 @@ class Finding(msgspec.Struct, kw_only=True, frozen=True):
     is_extra: bool = False
 
 
-class Record(msgspec.Struct, kw_only=True):
+class SampleRecord(msgspec.Struct, kw_only=True):
     """What one worker's checkpoint says.
 
     Attributes:
@@ -168,7 +168,7 @@ class Trail:
     """One worker's record, as its batches are handed out."""
 
     def __init__(self) -> None:
-        self._record = Record()
+        self._record = SampleRecord()
         self._number = 0
         self._open: Stretch | None = None
         self._first = self._count = 0
@@ -253,7 +253,7 @@ class Trail:
         stretches = [*self._record.stretches]
         if self._open is not None and self._open.steps:
             stretches.append(self._open)
-        record = Record(
+        record = SampleRecord(
             stretches=_kept(stretches), findings=self._record.findings, more=self._record.more
         )
         # A stretch without a step is of this worker alone: who takes over begins the same one.
@@ -332,7 +332,7 @@ class Trail:
                     self._record.more += 1
 
 
-def read_record(state: Mapping[str, Any]) -> Record:
+def read_record(state: Mapping[str, Any]) -> SampleRecord:
     """The record in what :meth:`Trail.state` or :meth:`Trail.uncounted` gave.
 
     Raises:
@@ -340,11 +340,11 @@ def read_record(state: Mapping[str, Any]) -> Record:
     """
     lot = state.get(_LOT)
     parts = {key: value for key, value in state.items() if key not in ("number", _LOT)}
-    record = msgspec.convert(parts, Record)
+    record = msgspec.convert(parts, SampleRecord)
     return record if lot is None else _counted(record, msgspec.convert(lot, _Lot))
 
 
-def _counted(record: Record, lot: _Lot) -> Record:
+def _counted(record: SampleRecord, lot: _Lot) -> SampleRecord:
     """With the batches of the newest stretch that were not counted yet."""
     if not record.stretches:
         raise ValueError("batches without a stretch that they belong to")
@@ -356,9 +356,9 @@ def _counted(record: Record, lot: _Lot) -> Record:
     return record
 
 
-def merged(records: Iterable[Record]) -> Record:
+def merged(records: Iterable[SampleRecord]) -> SampleRecord:
     """What several workers noted, as if one had."""
-    found = Record()
+    found = SampleRecord()
     by_number: dict[int, Stretch] = {}
     for record in records:
         found.findings = [*found.findings, *record.findings]
@@ -374,15 +374,15 @@ def merged(records: Iterable[Record]) -> Record:
     return found
 
 
-def extended(record: Record, newest: Stretch) -> Record:
+def extended(record: SampleRecord, newest: Stretch) -> SampleRecord:
     """A record of earlier stretches and the newest one."""
     stretches = [one for one in record.stretches if one.number < newest.number]
     return msgspec.structs.replace(record, stretches=_kept([*stretches, newest]))
 
 
-def _without_counts(record: Record) -> Record:
+def _without_counts(record: SampleRecord) -> SampleRecord:
     """Its stretches alone: all workers keep the same list of them, or sums would not meet."""
-    return Record(
+    return SampleRecord(
         stretches=[
             msgspec.structs.replace(stretch, samples=0, digest="0" * 32)
             for stretch in record.stretches
@@ -523,8 +523,8 @@ class Others:
             for rank, record in self._at(step).items()
         }
 
-    def _at(self, step: int) -> dict[int, Record]:
-        found: dict[int, Record] = {}
+    def _at(self, step: int) -> dict[int, SampleRecord]:
+        found: dict[int, SampleRecord] = {}
         if step not in self._heard:
             return found
         mine, rows = self._heard[step]

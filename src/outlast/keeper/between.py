@@ -47,7 +47,7 @@ from outlast.checkpoint.names import SaveName
 from outlast.errors import OutlastError
 from outlast.keeper import protocol, wire
 from outlast.keeper.arrivals import Arrived, WordsHeard, WordsSaid
-from outlast.keeper.flight import RankPart, Save, SaveLimits, Side
+from outlast.keeper.flight import RankOutcome, Save, SaveLimits, Side
 from outlast.keeper.peers import Peers
 from outlast.keeper.protocol import Door, tls_of
 from outlast.keeper.saves import SavesInFlight
@@ -160,7 +160,7 @@ class SaveLeader:
 
     # --- what is said to them -------------------------------------------------------------------
 
-    def report(self, step: int, serial: int, rank: int, part: RankPart) -> None:
+    def report(self, step: int, serial: int, rank: int, part: RankOutcome) -> None:
         """Nobody but this machine's keeper needs to know of its ranks' parts."""
 
     def want(self, step: int, serial: int) -> None:
@@ -266,7 +266,7 @@ class SaveLeader:
         match message:
             case protocol.PartReport() if message.rank in member.ranks:
                 data = protocol.take_bulk(channel, PART_BYTES_MAX)
-                part = msgspec.json.decode(data, type=RankPart)
+                part = msgspec.json.decode(data, type=RankOutcome)
                 self._hears.reported(self._hello, message, part, member)
             case protocol.Digests() if message.rank in member.ranks:
                 data = protocol.take_bulk(channel, protocol.SMALL_BYTES_MAX)
@@ -384,10 +384,10 @@ class SaveFollower:
 
     # --- what is said ---------------------------------------------------------------------------
 
-    def report(self, step: int, serial: int, rank: int, part: RankPart) -> None:
+    def report(self, step: int, serial: int, rank: int, part: RankOutcome) -> None:
         """A rank of this machine has its part."""
         if part.error:
-            part = RankPart(
+            part = RankOutcome(
                 error=part.error[:ERROR_MAX], void=part.void[:VOID_MAX], by_storage=part.by_storage
             )
         message = protocol.PartReport(step=step, serial=serial, rank=rank)

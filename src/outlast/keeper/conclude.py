@@ -49,7 +49,7 @@ from outlast.keeper.flight import (
     Files,
     GatheredParts,
     PastSave,
-    RankPart,
+    RankOutcome,
     RankSide,
     Save,
     SaveTable,
@@ -224,7 +224,7 @@ class Conclusions:
 
     # --- the commit -----------------------------------------------------------------------------
 
-    def keep(self, save: Save, parts: Mapping[int, RankPart]) -> bool:
+    def keep(self, save: Save, parts: Mapping[int, RankOutcome]) -> bool:
         """Have a save read from memory, where all of it lies, before its commit; if it can be."""
         gathered = GatheredParts(save.world_size)
         for rank, part in parts.items():
@@ -234,7 +234,7 @@ class Conclusions:
         _, data = self._manifest(save, parts)
         return self._keep(save, data, "")
 
-    def _manifest(self, save: Save, parts: Mapping[int, RankPart]) -> tuple[Manifest, bytes]:
+    def _manifest(self, save: Save, parts: Mapping[int, RankOutcome]) -> tuple[Manifest, bytes]:
         manifest = merge(
             parts,
             job=self._job,

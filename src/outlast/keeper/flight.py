@@ -77,7 +77,7 @@ class Side(Protocol):
 
     leads: bool  # whether this machine has rank 0
 
-    def report(self, step: int, serial: int, rank: int, part: RankPart) -> None:
+    def report(self, step: int, serial: int, rank: int, part: RankOutcome) -> None:
         """Tell rank 0's keeper of a rank's part."""
 
     def tell(self, ended: wire.SaveEnded, manifest: bytes, to: object = None) -> None:
@@ -212,7 +212,7 @@ class Save:
         self.ranks[rank] = one
 
     @property
-    def parts(self) -> dict[int, RankPart]:
+    def parts(self) -> dict[int, RankOutcome]:
         """The parts that are known, by rank."""
         return self.gathered.parts
 
@@ -308,16 +308,16 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
 
 def part_of(
     save: Save, rank: int, one: RankSide, small: FileEntry, shard: FileEntry | None
-) -> RankPart:
+) -> RankOutcome:
     """A rank's part, once the hashes of its files are known; the file of it is in ``one.part``."""
     files = {state_file(rank): small}
     if shard is not None:
         files[shard_file(rank)] = shard
     if save.world_size == 1:
-        return RankPart(files=files, tensors=one.layout.tensors, num_files=len(files))
+        return RankOutcome(files=files, tensors=one.layout.tensors, num_files=len(files))
     contents = one.layout.contents
     one.part = encode_part(make_part(save.step, rank, files, contents))
-    return RankPart(
+    return RankOutcome(
         entry=part_entry(one.part, 0, files.values()),
         structure=contents.structure,
         num_elements=contents.num_elements,
@@ -326,7 +326,7 @@ def part_of(
     )
 
 
-class RankPart(msgspec.Struct, frozen=True, kw_only=True):
+class RankOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank wrote, or why it could not.
 
     Attributes:
@@ -379,7 +379,7 @@ def differing(digests: Iterable[Mapping[str, str]]) -> tuple[str, ...]:
 
 
 def merge(
-    parts: Mapping[int, RankPart],
+    parts: Mapping[int, RankOutcome],
     *,
     job: str,
     save: SaveName,
@@ -426,7 +426,7 @@ class GatheredParts:
     """
 
     def __init__(self, world_size: int) -> None:
-        self.parts: dict[int, RankPart] = {}
+        self.parts: dict[int, RankOutcome] = {}
         self.failed: list[int] = []
         self.void: set[str] = set()
         self.num_elements = 0
@@ -435,7 +435,7 @@ class GatheredParts:
         self._split: set[str] = set()
         self._asked: dict[int, dict[str, str] | None] | None = None
 
-    def add(self, rank: int, part: RankPart) -> bool:
+    def add(self, rank: int, part: RankOutcome) -> bool:
         """Take a rank's part; whether it had none before."""
         if rank in self.parts or not 0 <= rank < self._world_size:
             return False
@@ -523,7 +523,7 @@ class Files:
         pool: Pool,
         *,
         lock: threading.RLock,
-        on_part: Callable[[Save, int, RankPart], None],
+        on_part: Callable[[Save, int, RankOutcome], None],
         on_quiet: Callable[[Save], None],
     ) -> None:
         self._job = job
@@ -598,7 +598,7 @@ class Files:
         failures = save.ranks[rank].failures
         words = failures[-1]
         if len(failures) > len(RETRY_S) or not is_possible:
-            self._on_part(save, rank, RankPart(error=words))
+            self._on_part(save, rank, RankOutcome(error=words))
             return
         logger.warning("step %d: %s; trying again", save.step, words)
         later(RETRY_S[len(failures) - 1], act)

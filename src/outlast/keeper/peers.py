@@ -161,7 +161,7 @@ class PeerTier:
         save = self._saves().get(directory)
         if save is None:
             raise FileNotFoundError(errno.ENOENT, "no machine has it", name)
-        ask = protocol.ReadRange(
+        ask = protocol.ReplicaRead(
             save=directory,
             manifest=save.manifest,
             file=file,

@@ -98,7 +98,7 @@ class Listing(_PeerMessage):
     """What is in memory, by the names of saves: MessagePack, as bulk."""
 
 
-class ReadRange(_PeerMessage, tag="Read"):
+class ReplicaRead(_PeerMessage, tag="Read"):
     """Asks for ``size`` bytes of a file from byte ``start`` on."""
 
     save: str
@@ -127,7 +127,7 @@ class JoinAttempt(_PeerMessage, tag="Join"):
 
 
 class PartReport(_PeerMessage, tag="Report"):
-    """To rank 0's keeper: what one rank wrote; a RankPart as bulk."""
+    """To rank 0's keeper: what one rank wrote; a RankOutcome as bulk."""
 
     step: int
     serial: int
@@ -217,7 +217,7 @@ Message = (
     | List
     | Later
     | Listing
-    | ReadRange
+    | ReplicaRead
     | Data
     | JoinAttempt
     | PartReport

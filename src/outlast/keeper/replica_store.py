@@ -315,7 +315,7 @@ class ReplicaServer:
                     self._take(channel, message)
                 case protocol.List():
                     self._list(channel, message)
-                case protocol.ReadRange():
+                case protocol.ReplicaRead():
                     self._read(channel, message)
                 case _:
                     raise protocol.out_of_turn(channel, message)
@@ -392,7 +392,7 @@ class ReplicaServer:
         found = {save: listed(kept) for save, kept in self._store.inventory().items()}
         protocol.say(channel, protocol.Listing(), [msgspec.msgpack.encode(found)])
 
-    def _read(self, channel: Channel, message: protocol.ReadRange) -> None:
+    def _read(self, channel: Channel, message: protocol.ReplicaRead) -> None:
         view = self._store.view(message.save, message.manifest, message.file)
         if view is None or not 0 <= message.size <= BLOCK_BYTES or message.start < 0:
             why = f"{message.file} of {message.save} is not here"

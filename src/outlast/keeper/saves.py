@@ -33,7 +33,7 @@ from outlast.keeper.fence import Gate
 from outlast.keeper.flight import (
     Committed,
     Files,
-    RankPart,
+    RankOutcome,
     RankSide,
     Save,
     SavePatience,
@@ -102,7 +102,7 @@ class SavesInFlight:
             on_change=on_change,
         )
         self._given_up: dict[
-            tuple[int, int], tuple[int, int, int, RankPart]
+            tuple[int, int], tuple[int, int, int, RankOutcome]
         ] = {}  # as `unanswered`
         self._local: dict[int, set[int]] = {}  # attempt → ranks of this machine
         self._asked = 0  # the newest attempt that has asked for what is there
@@ -180,7 +180,7 @@ class SavesInFlight:
             if rank not in save.ranks:
                 save.absent[rank] = peer
             save.is_told = save.is_told or message.is_told
-            part = RankPart(error=message.reason, void=message.names, by_storage=False)
+            part = RankOutcome(error=message.reason, void=message.names, by_storage=False)
             self._report(save, rank, part)
 
     def ready(self, attempt: int, rank: int, message: wire.BlocksReady) -> None:
@@ -201,7 +201,7 @@ class SavesInFlight:
             save = self.table.open[attempt, message.serial]
             if one.shard is not None and one.full != set(range(one.shard.num_blocks)):
                 words = "the snapshot was called whole before all of it was copied"
-                self._report(save, rank, RankPart(error=words, by_storage=False))
+                self._report(save, rank, RankOutcome(error=words, by_storage=False))
                 return
             one.small, one.digests, one.complete_s = small, message.digests, time.monotonic()
             self._files.advance(save, rank)
@@ -211,7 +211,7 @@ class SavesInFlight:
         with self.lock:
             if self._rank(attempt, message.serial, rank) is not None:
                 save = self.table.open[attempt, message.serial]
-                part = RankPart(error=message.reason, void=message.names, by_storage=False)
+                part = RankOutcome(error=message.reason, void=message.names, by_storage=False)
                 self._report(save, rank, part)
 
     def lost(self, attempt: int, peer: WorkerPeer) -> None:
@@ -226,12 +226,12 @@ class SavesInFlight:
                     continue  # it has no part in it
                 if mine is None or (mine.peer is peer and mine.complete_s is None):
                     words = f"rank {rank} was lost during its copy"
-                    self._report(save, rank, RankPart(error=words, by_storage=False))
+                    self._report(save, rank, RankOutcome(error=words, by_storage=False))
 
     # --- what other machines' keepers say -------------------------------------------------------
 
     def reported(
-        self, hello: wire.Hello, message: protocol.PartReport, part: RankPart, source: object
+        self, hello: wire.Hello, message: protocol.PartReport, part: RankOutcome, source: object
     ) -> None:
         """Another machine's rank has reported, perhaps before our own have begun."""
         with self.lock:
@@ -260,7 +260,7 @@ class SavesInFlight:
                     if save.is_open and save.gathered.waits_for(rank):
                         self._answered(save, rank, {})
                     if save.is_open and save.gathered.add(
-                        rank, RankPart(error=words, by_storage=False)
+                        rank, RankOutcome(error=words, by_storage=False)
                     ):
                         self._conclude(save)
 
@@ -347,7 +347,7 @@ class SavesInFlight:
                     save, "its manifest is not to be had from rank 0's keeper any more"
                 )
 
-    def unanswered(self, attempt: int) -> list[tuple[int, int, int, RankPart]]:
+    def unanswered(self, attempt: int) -> list[tuple[int, int, int, RankOutcome]]:
         """(step, serial, rank, part) of everything that has been reported and still counts."""
         with self.lock:
             found = [one for key, one in self._given_up.items() if key[0] == attempt]
@@ -479,7 +479,7 @@ class SavesInFlight:
             one = save.ranks.get(rank)
             if save.attempt == attempt and one is not None and one.complete_s is None:
                 words = f"rank {rank} began another snapshot before it was whole"
-                self._report(save, rank, RankPart(error=words, by_storage=False))
+                self._report(save, rank, RankOutcome(error=words, by_storage=False))
             for side in save.ranks.values():
                 if side.begin.arena == message.arena:
                     side.is_overwritten = True
@@ -495,7 +495,7 @@ class SavesInFlight:
 
     # --- all ranks' parts -----------------------------------------------------------------------
 
-    def _report(self, save: Save, rank: int, part: RankPart) -> None:
+    def _report(self, save: Save, rank: int, part: RankOutcome) -> None:
         """A rank of this machine has its part; with several machines rank 0's keeper is told."""
         if not save.is_open or not save.gathered.add(rank, part):
             return
@@ -505,7 +505,7 @@ class SavesInFlight:
         self._pass_on(save, rank, part)
         self._conclude(save)
 
-    def _pass_on(self, save: Save, rank: int, part: RankPart) -> None:
+    def _pass_on(self, save: Save, rank: int, part: RankOutcome) -> None:
         side = self.table.sides.get(save.attempt)
         if side is not None and save.is_open:
             side.report(save.step, save.serial, rank, part)
@@ -553,7 +553,7 @@ class SavesInFlight:
 
     def _give_notice(self, save: Save, error: str) -> None:
         """Rank 0's keeper must hear of what this one gives up, also where it cannot just now."""
-        lost = RankPart(error=error, by_storage=False)
+        lost = RankOutcome(error=error, by_storage=False)
         parts = {rank: save.parts.get(rank, lost) for rank in save.local}
         rank, part = next((item for item in parts.items() if item[1].error), (min(parts), lost))
         self._given_up[save.attempt, save.serial] = (save.step, save.serial, rank, part)

@@ -16,3 +16,11 @@ fitness           ``fitness`` one machine; ``fitness_peers`` machines beside eac
 Guarantees: nothing here reads a clock, a file, a socket or chance. So the simulator runs the very
 objects of the runtime, and the same facts give the same decision on every machine.
 """
+
+from __future__ import annotations
+
+from typing import Final
+
+MAD_SIGMA: Final = (
+    1.4826  # standard deviations of normal noise, for a median absolute deviation of 1
+)

@@ -17,7 +17,7 @@ not told before it is gone); stopping in the middle of a step with its state (th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
@@ -213,6 +213,23 @@ class DrainCheck(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
+class Around(NamedTuple):
+    """What a notice must leave room for besides the save itself, in seconds.
+
+    Attributes:
+        before_s: until a save begins: it is heard, agreed upon, and a step ends.
+        out_s: kept for the way out.
+    """
+
+    before_s: float
+    out_s: float
+
+
+def around_save(notice_s: float, *, heard_s: float, step_s: float) -> Around:
+    """What a notice of ``notice_s`` seconds must leave room for besides the save itself."""
+    return Around(heard_s + AGREEMENT_S + step_s, leaving_s(notice_s))
+
+
 def check(
     notice_s: float, lanes: Sequence[DrainTier], *, heard_s: float, step_s: float, leaves: bool
 ) -> DrainCheck | None:
@@ -229,14 +246,13 @@ def check(
     if not measured:
         return None
     lane = min(measured, key=lambda one: one.slow_s or 0.0)
-    before_s = heard_s + AGREEMENT_S + step_s
-    out_s = leaving_s(notice_s)
-    needs_s = before_s + (lane.slow_s or 0.0) + out_s
+    around = around_save(notice_s, heard_s=heard_s, step_s=step_s)
+    needs_s = around.before_s + (lane.slow_s or 0.0) + around.out_s
     fits = needs_s <= notice_s
     words = f"grace {notice_s:.0f} s, save needs {_short(needs_s)} s {'✔' if fits else '✘'}"
     if not fits:
         words += f" ({_short(lane.slow_s or 0.0)} s of it to write to {lane.name}). "
-        words += _remedy(notice_s, lane, before_s)
+        words += _remedy(notice_s, lane, around)
     elif leaves and not any(one.outlasts for one in lanes):
         words += (
             f". {lane.name} is on this machine's own disk: if that goes with the machine, so does "
@@ -245,8 +261,8 @@ def check(
     return DrainCheck(fits=fits, notice_s=notice_s, needs_s=needs_s, words=words)
 
 
-def _remedy(notice_s: float, lane: DrainTier, before_s: float) -> str:
-    out_s = leaving_s(notice_s)
+def _remedy(notice_s: float, lane: DrainTier, around: Around) -> str:
+    before_s, out_s = around
     if notice_s <= before_s + out_s:
         return (
             f"To hear of it, end a step and leave takes {_short(before_s + out_s)} s alone: a "

@@ -25,7 +25,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from outlast.policy.drain import AGREEMENT_S, HTTP_S, bandwidth_needed, leaving_s
+from outlast.policy.drain import HTTP_S, around_save, bandwidth_needed
 from outlast.policy.retention import admit
 
 Status = Literal["ok", "warning", "failed", "skipped"]
@@ -611,8 +611,7 @@ def judge_notice(
     if share_bytes is None:
         seen = f"{notice_s:.0f} s of notice; how large the state is, is not known yet"
         return CheckResult(name, "skipped", seen, "say it with --state, such as 640GB")
-    before_s = heard_s + AGREEMENT_S + step_s
-    out_s = leaving_s(notice_s)
+    before_s, out_s = around_save(notice_s, heard_s=heard_s, step_s=step_s)
     needs_s = {
         one.tier: before_s + share_bytes / one.rate_bytes + one.small_s + out_s for one in flushes
     }

@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from outlast.policy import MAD_SIGMA
 from outlast.policy.exclusion import fewest_out
 from outlast.policy.fitness import CheckResult, gigabytes, seconds
 
@@ -28,7 +29,6 @@ CLOCK_WARNED_S: Final = 1.0
 CLOCK_FAILED_S: Final = 5.0  # notices say when they end by the clock
 SLOW_FACTOR: Final = 1.5
 SLOW_MADS: Final = 5.0
-MAD_SIGMA: Final = 1.4826
 JUDGED_AMONG: Final = 3
 # A difference in these is one of programs, in others of releases that work together.
 SAME: Final = ("outlast", "torch", "python", "numpy", "cuda", "nccl")

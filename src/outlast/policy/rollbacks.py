@@ -55,11 +55,12 @@ from typing import Final
 
 import msgspec
 
+from outlast.policy import MAD_SIGMA
+
 _NONE: Final = "health.rollbacks allows none"
 ACTIONS: Final = ("report", "stop", "rollback")
 WATCHED: Final = ("loss", "grad_norm")
 LEAST: Final = 20  # good values before any is called a spike
-NORMAL: Final = 1.4826  # from the median absolute deviation to a standard deviation
 RELATIVE: Final = 0.5
 ABSOLUTE: Final = 1e-6
 BEYOND: Final = 2.0
@@ -232,7 +233,7 @@ class Series:
         if len(self._good) < min(LEAST, self._good.maxlen or LEAST):
             return None
         median = statistics.median(self._good)
-        spread = NORMAL * statistics.median(abs(value - median) for value in self._good)
+        spread = MAD_SIGMA * statistics.median(abs(value - median) for value in self._good)
         furthest = max(self._good) - median
         return median + max(
             self._factor * spread, RELATIVE * abs(median), ABSOLUTE, BEYOND * furthest

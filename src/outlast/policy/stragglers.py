@@ -40,6 +40,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from outlast.policy import MAD_SIGMA
+
 WINDOW: Final = 24
 SHORT: Final = 8
 MIDDLE: Final = 13  # for bursts that are longer, and weak beside the noise
@@ -62,7 +64,6 @@ EVERY: Final = 2  # steps between two looks
 NOISE_RANKS: Final = 512  # of thousands
 NOISE_EVERY: Final = 16  # steps between two looks at what is usual
 OPEN_MAX: Final = 1024  # steps that some ranks have told
-_MAD: Final = 1.4826  # of a normal distribution, in standard deviations
 _OF_MEDIAN: Final = 1.2533  # the standard error of a median, in those of a mean
 Array = Any
 
@@ -404,7 +405,7 @@ def _sample(rows: list[_StepRow], of: str) -> Array:
 
 def _noise(excess: Array) -> float:
     """Of one rank in one step, as a standard deviation: that of the rank in the middle."""
-    return _MAD * float(np.median(_median(np.abs(excess - _median(excess)))))
+    return MAD_SIGMA * float(np.median(_median(np.abs(excess - _median(excess)))))
 
 
 def _median(values: Array) -> Array:

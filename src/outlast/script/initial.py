@@ -42,7 +42,7 @@ import torch
 
 from outlast.attempt.link import Link
 from outlast.checkpoint.foreign import Ours, Target, Weights, open_weights
-from outlast.checkpoint.load import Leaf
+from outlast.checkpoint.reader import Leaf
 from outlast.checkpoint.tensors import Parts, is_subclass, memories
 from outlast.errors import ConfigError, OutlastError, StateMismatch, StorageError
 from outlast.script import modules

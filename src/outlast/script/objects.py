@@ -21,7 +21,6 @@ from typing import Any, Final
 import torch
 
 from outlast.checkpoint.attributes import Attributes
-from outlast.checkpoint.load import Checkpoint
 from outlast.checkpoint.optimizers import (
     load_named_state,
     named_state,
@@ -29,6 +28,7 @@ from outlast.checkpoint.optimizers import (
     parameter_names,
 )
 from outlast.checkpoint.plan import OWN
+from outlast.checkpoint.reader import Checkpoint
 from outlast.errors import ConfigError, StateMismatch
 from outlast.ledger.narrator import say
 from outlast.reduce import SameBits, same_bits

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 from outlast.checkpoint.attributes import Attributes, like, parameters_of
-from outlast.checkpoint.load import Leaf, fresh
+from outlast.checkpoint.destinations import fresh
 from outlast.checkpoint.optimizers import (
     KIND,
     NOTES,
@@ -31,6 +31,7 @@ from outlast.checkpoint.optimizers import (
     load_named_state,
     memory_for,
 )
+from outlast.checkpoint.reader import Leaf
 from outlast.checkpoint.tensors import (
     Parts,
     is_spread,

@@ -13,11 +13,12 @@ what :class:`Patience` allows.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
+from outlast.errors import ConfigError
 from outlast.storage.directory import Directory
-from outlast.storage.object import ObjectStore, Patience
-from outlast.storage.places import open_storage
+from outlast.storage.object import SCHEMES, ObjectStore, Patience
 
 __all__ = ["Blob", "Directory", "ObjectStore", "Patience", "Reader", "Storage", "open_storage"]
 
@@ -103,3 +104,26 @@ class Storage(Protocol):
         What is directly below ``name`` under one of the names in ``last`` goes when all else is
         gone durably, in that order.
         """
+
+
+def open_storage(url: str, *, num_spares: int = 0) -> Storage:
+    """The storage at ``url``; nothing is read, written or connected to yet.
+
+    Args:
+        url: a directory's path, or ``s3://``, ``gs://``, ``az://`` and a bucket with a prefix.
+        num_spares: how many big files a directory keeps to be written over.
+
+    Raises:
+        ConfigError: nothing here can be used as ``url`` says.
+    """
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        if not url:
+            raise ConfigError(
+                "the place of a storage is empty; write a directory or a bucket's URL"
+            )
+        return Directory(Path(url), num_spares)
+    if scheme not in SCHEMES:
+        known = ", ".join(f"{known}://" for known in SCHEMES)
+        raise ConfigError(f"there is no storage for {scheme}://; write a directory or {known}")
+    return ObjectStore(url)

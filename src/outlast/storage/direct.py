@@ -71,7 +71,7 @@ def mostly_cached(fd: int, size: int) -> bool:
     return num_pages is None or num_pages * mmap.PAGESIZE * 2 >= size
 
 
-class _Range(ctypes.Structure):
+class _CacheRange(ctypes.Structure):
     _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
 
 
@@ -89,7 +89,7 @@ def _cachestat(fd: int) -> int | None:
     failed = libc.syscall(
         ctypes.c_long(_CACHESTAT),
         ctypes.c_uint(fd),
-        ctypes.byref(_Range(0, 0)),
+        ctypes.byref(_CacheRange(0, 0)),
         ctypes.byref(counts),
         ctypes.c_uint(0),
     )

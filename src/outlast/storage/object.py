@@ -22,8 +22,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -32,8 +33,7 @@ from urllib.parse import urlsplit
 
 from outlast.errors import ConfigError
 from outlast.storage.direct import bytes_of
-from outlast.storage.names import checked
-from outlast.storage.trouble import in_words
+from outlast.storage.directory import checked
 
 if TYPE_CHECKING:
     from obstore import WritableFile
@@ -46,6 +46,11 @@ RANGE_BYTES: Final = 8 * 2**20  # one connection seldom gives what the network c
 RANGES_IN_FLIGHT: Final = 4
 NUM_TRIES: Final = 3
 WRITER: Final = "outlast-writer"  # metadata: who wrote an object that was to be new
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
+_NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exist")
+_VARIABLES: Final = {"s3": "AWS_*", "gs": "GOOGLE_*", "az": "AZURE_*"}
 
 _process: int | None = None  # the one whose threads obstore started
 
@@ -383,3 +388,59 @@ def _connect(scheme: str, bucket: str, prefix: str, patience: Patience) -> Any:
 def _refuse_after_fork() -> None:
     if _process != os.getpid():
         raise RuntimeError("an object store cannot be used in a forked process: spawn it instead")
+
+
+# --- errors in words ------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def in_words(act: str, scheme: str, bucket: str) -> Iterator[None]:
+    """Turn what the client raises inside into an OSError that begins with ``act``.
+
+    Its messages are read for a status and a code, and never passed on.
+    """
+    from obstore.exceptions import BaseError
+
+    try:
+        yield
+    except (BaseError, OSError) as error:
+        translated = _translated(error, act, scheme, bucket)
+    else:
+        return
+    raise translated from None
+
+
+def _translated(error: Exception, act: str, scheme: str, bucket: str) -> OSError:
+    text = str(error)
+    status = _found(_STATUS, text)
+    answer = " ".join(filter(None, (status, _found(_CODE, text))))
+    if any(mark in text for mark in _NO_BUCKET):
+        return OSError(
+            errno.EIO, f"{act}: there is no bucket {bucket}; create it or correct the URL"
+        )
+    if isinstance(error, FileNotFoundError) or status == "404":
+        return FileNotFoundError(errno.ENOENT, f"{act}: there is no such object")
+    if status in {"401", "403"}:
+        variables = _VARIABLES[scheme]
+        return PermissionError(
+            errno.EACCES,
+            f"{act}: the server refuses ({answer}); check the credentials in {variables} and "
+            "what they are allowed to do",
+        )
+    return OSError(errno.EIO, f"{act}: {_reason(text, answer)}")
+
+
+def _reason(text: str, answer: str) -> str:
+    if answer:
+        again = ", also when asked again" if answer.startswith("5") else ""
+        return f"the server answers {answer}{again}"
+    if "TimedOut" in text:
+        return "the server does not answer in time"
+    if "Connect" in text:
+        return "the server cannot be reached"
+    return "the connection broke, also when tried again"
+
+
+def _found(pattern: re.Pattern[str], text: str) -> str:
+    match = pattern.search(text)
+    return match[1] if match else ""

@@ -36,13 +36,13 @@ import msgspec
 from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import Link
 from outlast.checkpoint.catalog import find_saves, standing
-from outlast.checkpoint.load import (
+from outlast.checkpoint.manifest import FULL, part_file
+from outlast.checkpoint.names import Place, SaveName, as_places, named
+from outlast.checkpoint.reader import (
     Checkpoint,
     ignore,
     open_checkpoint,
 )
-from outlast.checkpoint.manifest import FULL, part_file
-from outlast.checkpoint.names import Place, SaveName, as_places, named
 from outlast.checkpoint.transfer import Repaired, in_words, read_manifest
 from outlast.data.trail import Others
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError

@@ -10,8 +10,8 @@ import psutil
 from floor import Job, until
 from saved import is_committed, saved
 
-from outlast.checkpoint.load import verify
 from outlast.checkpoint.names import NOTE, save_of
+from outlast.checkpoint.reader import verify
 from outlast.keeper import wire
 from outlast.keeper.client import Client
 from outlast.keeper.place import RUNTIME_VARIABLE

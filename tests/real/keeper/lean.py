@@ -11,7 +11,6 @@ import threading
 from floor import until
 from saved import is_committed
 
-from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     FORMAT,
@@ -21,6 +20,7 @@ from outlast.checkpoint.manifest import (
     state_file,
 )
 from outlast.checkpoint.names import as_places, save_of
+from outlast.checkpoint.reader import verify
 from outlast.checkpoint.transfer import inventory_of
 from outlast.keeper import wire
 from outlast.keeper.client import Client

@@ -14,9 +14,9 @@ import msgspec
 from floor import until
 from lean import HEAD_BYTES, Place, Worker, shard, small
 
-from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.manifest import MANIFEST, Contents, shard_file, state_file
 from outlast.checkpoint.names import Place as ReadFrom
+from outlast.checkpoint.reader import open_checkpoint
 from outlast.keeper import wire
 from outlast.keeper.client import Client, Remote
 from outlast.keeper.place import TierSetup

@@ -7,7 +7,7 @@ from floor import Floor
 from keeper_floor import SCRIPT, KeeperJob
 from saved import saved
 
-from outlast.checkpoint.load import verify
+from outlast.checkpoint.reader import verify
 from outlast.storage import Directory
 
 RANKS = 2

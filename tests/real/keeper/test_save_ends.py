@@ -11,8 +11,8 @@ import pytest
 from floor import until
 from peer_floor import Fleet
 
-from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import state_file
+from outlast.checkpoint.reader import verify
 
 NODES = ("n0", "n1", "n2")
 

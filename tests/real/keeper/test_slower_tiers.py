@@ -9,7 +9,7 @@ import pytest
 from floor import until
 from peer_floor import Fleet
 
-from outlast.checkpoint.load import verify
+from outlast.checkpoint.reader import verify
 from outlast.storage import Directory
 
 NODES = ("n0", "n1", "n2")

@@ -26,8 +26,8 @@ from unit_fakes import bits, stand_in_for_graphs
 import thorough
 from outlast.checkpoint import boundary, capture, plan
 from outlast.checkpoint.capture import Capture, Copiers
-from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.plan import Share, make, structure
+from outlast.checkpoint.reader import open_checkpoint
 from outlast.checkpoint.tensors import as_bytes
 from outlast.script.objects import Objects
 from outlast.storage import Directory

@@ -29,8 +29,8 @@ from unit_names import save_name
 import outlast
 from outlast.checkpoint.dcp import StorageReader, StorageWriter
 from outlast.checkpoint.export import export
-from outlast.checkpoint.load import load, verify
 from outlast.checkpoint.manifest import encode, write_hashed
+from outlast.checkpoint.reader import load, verify
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid, ConfigError, StorageError
 from outlast.storage import Directory

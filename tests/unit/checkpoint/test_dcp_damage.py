@@ -16,11 +16,11 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from unit_fakes import num_descriptors, same, same_tensor
 
 import outlast
-from outlast.checkpoint import manifest, reader, transfer
+from outlast.checkpoint import destinations, manifest, transfer
 from outlast.checkpoint.dcp import StorageReader
 from outlast.checkpoint.manifest import FORMAT, Chunk, Manifest, TensorEntry, encode, write_hashed
 from outlast.checkpoint.names import Place
-from outlast.checkpoint.reader import CheckpointReader, WantedBox, bounds
+from outlast.checkpoint.reader import Wanted, open_checkpoint
 from outlast.checkpoint.tensors import DTYPES
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
@@ -44,19 +44,15 @@ def test_any_box_of_any_tensor_cut_in_any_way(tmp_path_factory, data):
     pad = data.draw(st.integers(0, 70)) * dtype.itemsize
     cuts = [sorted(data.draw(st.sets(st.integers(1, max(n - 1, 1)), max_size=2))) for n in shape]
     with pytest.MonkeyPatch.context() as patch:
-        for room in (manifest, reader, transfer):
+        for room in (manifest, transfer):
             patch.setattr(room, "BLOCK_BYTES", 64)
-        patch.setattr(reader, "SLICE_BYTES", data.draw(st.sampled_from([8, 48, 1000])))
-        patch.setattr(reader, "_CACHED_BLOCKS", data.draw(st.sampled_from([1, 2, 9])))
+        patch.setattr(destinations, "STAGE_BYTES", data.draw(st.sampled_from([8, 48, 1000])))
         storage = Directory(tmp_path_factory.mktemp("boxes"))
         entry = put_chunks(storage, whole, chunks_of(shape, cuts), pad)
-        source = CheckpointReader([Place("a", storage)], 7)
+        source = open_checkpoint([Place("a", storage)], 7, rank=None)
         assert same_tensor(next(source.tensors([entry])), whole)
         target = torch.full(shape, -1).to(dtype)
-        for _ in source.fill(
-            [want for c in entry.chunks for want in halves(data, entry, c, target)]
-        ):
-            pass
+        source.fill([("t", half) for half in halves(data, entry, target)])
         assert same_tensor(target, whole)
 
 
@@ -102,18 +98,17 @@ def put_chunks(storage, whole, boxes, pad):
     return entry
 
 
-def halves(data, entry, chunk, target):
-    """A chunk as two boxes, cut anywhere along any axis."""
-    part = target[bounds(chunk)] if chunk.shape else target
-    if not chunk.shape:
-        return [WantedBox(entry, chunk, (), part)]
-    axis = data.draw(st.integers(0, len(chunk.shape) - 1))
-    at = data.draw(st.integers(0, chunk.shape[axis]))
-    zeros = (0,) * len(chunk.shape)
+def halves(data, entry, target):
+    """A tensor as two boxes, cut anywhere along any axis, whatever chunks it was saved in."""
+    if not entry.shape:
+        return [Wanted(entry, (), target)]
+    axis = data.draw(st.integers(0, len(entry.shape) - 1))
+    at = data.draw(st.integers(0, entry.shape[axis]))
+    zeros = (0,) * len(entry.shape)
     later = (*zeros[:axis], at, *zeros[axis + 1 :])
     return [
-        WantedBox(entry, chunk, zeros, part.narrow(axis, 0, at)),
-        WantedBox(entry, chunk, later, part.narrow(axis, at, chunk.shape[axis] - at)),
+        Wanted(entry, zeros, target.narrow(axis, 0, at)),
+        Wanted(entry, later, target.narrow(axis, at, entry.shape[axis] - at)),
     ]
 
 
@@ -138,7 +133,7 @@ def test_bytes_are_not_looked_at_before_they_are_verified(tmp_path):
 
 
 def test_damage_elsewhere_does_not_stop_who_does_not_need_it(tmp_path, monkeypatch):
-    for room in (manifest, reader, transfer):
+    for room in (manifest, transfer):
         monkeypatch.setattr(room, "BLOCK_BYTES", 4096)
     state = {"a": torch.arange(2048.0), "b": torch.arange(2048.0)}
     dcp.save(state, storage_writer=outlast.dcp_writer(tmp_path, 7))
@@ -190,7 +185,7 @@ def test_no_file_and_no_thread_is_left_open(tmp_path):
         loaded_state(tmp_path)
         _load_state_dict_from_keys(storage_reader=outlast.dcp_reader(tmp_path))
         for number, _ in enumerate(
-            CheckpointReader(Directory(tmp_path), 7).tensors(entries(tmp_path))
+            open_checkpoint(Directory(tmp_path), 7, rank=None).tensors(entries(tmp_path))
         ):
             if number == 2:
                 break
@@ -212,10 +207,10 @@ def test_a_block_that_is_wrong_in_one_place_is_taken_from_the_other(tmp_path):
     flip(tmp_path / "fast" / SHARD, 5000)
     places = [Place(name, Directory(tmp_path / name)) for name in ("fast", "slow")]
     found = blank(state)
-    dcp.load(found, storage_reader=StorageReader(lambda _: CheckpointReader(places, 7)))
+    dcp.load(found, storage_reader=StorageReader(lambda _: open_checkpoint(places, 7, rank=None)))
     assert same(state, found)
     flip(tmp_path / "slow" / SHARD, 5000)
-    reader = StorageReader(lambda _: CheckpointReader(places, 7))
+    reader = StorageReader(lambda _: open_checkpoint(places, 7, rank=None))
     reason = refused(lambda: dcp.load(found, storage_reader=reader)).reason
     assert "fast: rank-00000.safetensors" in reason
     assert "slow: rank-00000.safetensors" in reason

@@ -12,8 +12,8 @@ from unit_checkpoints import grid, region
 from unit_fakes import bits
 from unit_names import save_name
 
-from outlast.checkpoint import load, transfer
-from outlast.checkpoint.load import fresh, pieces
+from outlast.checkpoint import destinations, transfer
+from outlast.checkpoint.destinations import fresh, pieces
 from outlast.checkpoint.manifest import Chunk, FileEntry, TensorEntry
 from outlast.checkpoint.names import Place
 from outlast.checkpoint.spreads import cut
@@ -38,7 +38,7 @@ def fill(entry, files, target):
     """Read ``target`` as a checkpoint would."""
     place = Place("memory", Seen({f"{STEP}/{name}": data for name, data in files.items()}))
     jobs = []
-    for name, parts in by_file(pieces("t", entry, target)).items():
+    for name, parts in by_file(pieces(entry, target)).items():
         size = transfer.BLOCK_BYTES
         starts = range(0, len(files[name]), size)
         hashes = tuple(xxhash.xxh3_128_hexdigest(bytes(files[name][s : s + size])) for s in starts)
@@ -84,18 +84,20 @@ def layouts(draw):
     num_files=st.integers(1, 3),
     block=st.sampled_from([16, 64, 4096]),
     short=st.sampled_from([0, 8, 1 << 20]),
+    stage=st.sampled_from([8, 48, 1 << 20]),
     kind=st.sampled_from(["contiguous", "transposed", "every other", "other dtype"]),
 )
-def test_any_cut_becomes_any_other(layout, dtype, num_files, block, short, kind):
+def test_any_cut_becomes_any_other(layout, dtype, num_files, block, short, stage, kind):
     shape, saved, wanted = layout
     generator = torch.Generator().manual_seed(math.prod(shape) + len(saved))
     tensor = torch.randint(0, 2**7, shape, generator=generator).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "BLOCK_BYTES", block)
-        patch.setattr(load, "SHORT_BYTES", short)
+        patch.setattr(destinations, "SHORT_BYTES", short)
+        patch.setattr(destinations, "STAGE_BYTES", stage)
         entry, files = stored(tensor, saved, num_files)
         held = [(offsets, part, memory(part, dtype, kind)) for offsets, part in wanted]
-        patch.setattr(load, "local_chunks", lambda _: held)
+        patch.setattr(destinations, "local_chunks", lambda _: held)
         fill(entry, files, tensor)
     for offsets, part, view in held:
         found = view.to(dtype)
@@ -127,23 +129,22 @@ def test_wanted_ranges_may_lie_in_each_other(monkeypatch):
     entry, files = stored(tensor, grid((0, 40)), 1)
     whole, part = torch.zeros(40), torch.zeros(3)
     inner = [((0,), (40,), whole), ((5,), (3,), part), ((1,), (3,), torch.zeros(3))]
-    monkeypatch.setattr(load, "local_chunks", lambda _: inner)
+    monkeypatch.setattr(destinations, "local_chunks", lambda _: inner)
     fill(entry, files, tensor)
     assert torch.equal(whole, tensor)
     assert torch.equal(part, tensor[5:8])
 
 
-def test_a_whole_tensor_is_one_piece_and_needs_no_planner(monkeypatch):
-    monkeypatch.setattr(load, "_as_dcp_plans", None)
+def test_a_whole_tensor_is_one_piece():
     tensor = torch.rand(50, 4)
     entry, _ = stored(tensor, grid((0, 50), (0, 4)), 1)
-    assert len(list(pieces("t", entry, torch.empty(50, 4)))) == 1
+    assert len(list(pieces(entry, torch.empty(50, 4)))) == 1
 
 
 def test_rows_that_follow_each_other_are_one_piece_a_chunk():
     tensor = torch.rand(50, 4)
     entry, _ = stored(tensor, grid((0, 20, 50), (0, 4)), 2)
-    found = [piece for _, piece in pieces("t", entry, torch.empty(50, 4))]
+    found = [piece for _, piece in pieces(entry, torch.empty(50, 4))]
     assert [piece.end - piece.start for piece in found] == [20 * 16, 30 * 16]
     assert all(piece.stage is None for piece in found)
 
@@ -151,11 +152,11 @@ def test_rows_that_follow_each_other_are_one_piece_a_chunk():
 def test_many_short_runs_go_through_one_stage(monkeypatch):
     tensor = torch.rand(50, 4)
     entry, _ = stored(tensor, grid((0, 50), (0, 2, 4)), 1)
-    found = [piece for _, piece in pieces("t", entry, torch.empty(50, 4))]
+    found = [piece for _, piece in pieces(entry, torch.empty(50, 4))]
     assert len(found) == 2
     assert all(piece.stage is not None for piece in found)
-    monkeypatch.setattr(load, "SHORT_BYTES", 8)
-    assert len(list(pieces("t", entry, torch.empty(50, 4)))) == 100
+    monkeypatch.setattr(destinations, "SHORT_BYTES", 8)
+    assert len(list(pieces(entry, torch.empty(50, 4)))) == 100
 
 
 def test_new_memory_is_aligned_as_torch_aligns():

@@ -19,9 +19,9 @@ from unit_saver import written
 
 from outlast.checkpoint import export as export_room
 from outlast.checkpoint.export import Exported, export, file_names
-from outlast.checkpoint.load import load
 from outlast.checkpoint.names import Place
 from outlast.checkpoint.optimizers import named_state, parameter_names
+from outlast.checkpoint.reader import load
 from outlast.checkpoint.tensors import DTYPES
 from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.storage import Directory

@@ -6,7 +6,7 @@ from unit_checkpoints import grid, read_flat, write
 from unit_fakes import WatchedStorage, same, same_tensor
 from unit_names import save_name
 
-from outlast.checkpoint.load import load, open_checkpoint
+from outlast.checkpoint.reader import load, open_checkpoint
 from outlast.storage import Directory
 
 STEP = save_name(7)

@@ -7,8 +7,8 @@ from unit_fakes import WatchedStorage, same, same_tensor
 from unit_names import save_name
 from unit_saver import small_blocks, written
 
-from outlast.checkpoint.load import load, verify
 from outlast.checkpoint.manifest import encode, write_hashed
+from outlast.checkpoint.reader import load, verify
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory

@@ -3,18 +3,25 @@
 import itertools
 import shutil
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_checkpoints import grid, mend_all, write
+from unit_checkpoints import grid, mend_all, rewrite, write
 from unit_fakes import same
 from unit_names import save_name, save_of
 
-from outlast.checkpoint.load import load, open_checkpoint, verify
-from outlast.checkpoint.manifest import MANIFEST, encode_part, part_file
-from outlast.checkpoint.names import NOTE, Place
-from outlast.checkpoint.reader import CheckpointReader
+from outlast.checkpoint.manifest import (
+    MANIFEST,
+    encode_part,
+    part_entry,
+    part_file,
+    state_file,
+    write_hashed,
+)
+from outlast.checkpoint.names import NOTE, Place, as_places
+from outlast.checkpoint.reader import load, open_checkpoint, verify
 from outlast.checkpoint.transfer import inventory_of, read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
@@ -143,8 +150,8 @@ def test_a_reader_that_found_a_damaged_part_mends_it(saved, fresh):
 
 def test_a_region_is_read_through_dcps_eyes(saved):
     """A box across what three ranks wrote."""
-    source = CheckpointReader(Directory(saved), save_of(7))
-    found = source.state(2)
+    source = open_checkpoint(Directory(saved), save_of(7), rank=None)
+    found = source.merged(2)
     assert found.stored["outlast.rng"] == "outlast.rng@rank-00002"
     source.locate(found, {"model.w": [((1, 10), (4, 5))]}, 2)
     assert len(found.entries["model.w"].chunks) == WORLD
@@ -165,3 +172,23 @@ def test_no_part_is_believed_that_is_not_what_was_committed(fresh, at, is_cut):
     with pytest.raises(CheckpointInvalid, match=r"rank-00001\.part\.json"):
         inventory_of(manifest, places[:1]).part(1)
     assert encode_part(inventory_of(manifest, places).part(1)) == right
+
+
+def test_the_file_that_is_named_is_the_one_that_is_damaged(tmp_path):
+    """A small state names a tensor that another rank's part knows, and that part is damaged."""
+    storage, save = Directory(tmp_path), save_of(7)
+    model = {"w": torch.ones(2)}
+    manifest = write(storage, [{"model": model}, {"model": model, "stage": {"v": torch.ones(3)}}])
+    text = (tmp_path / STEP / state_file(1)).read_bytes()
+    part = inventory_of(manifest, as_places(storage)).part(0)
+    entry = write_hashed(storage, f"{save}/{state_file(0)}", [text])
+    data = encode_part(msgspec.structs.replace(part, files=part.files | {state_file(0): entry}))
+    write_hashed(storage, f"{save}/{part_file(0)}", [data])
+    rewrite(storage, manifest, parts=(part_entry(data, 0, []), manifest.parts[1]))
+    assert open_checkpoint(storage, save).leaf("stage.v").shape == (3,)
+    harm(tmp_path, part_file(1), "flip", 0.5)
+    with pytest.raises(CheckpointInvalid) as caught:
+        open_checkpoint(storage, save)
+    assert caught.value.reason == (
+        "rank-00001.part.json does not match its checksum (block 0 of 1)"
+    )

@@ -20,7 +20,7 @@ from unit_saver import (
     written,
 )
 
-from outlast.checkpoint.load import load, verify
+from outlast.checkpoint.reader import load, verify
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import between
 from outlast.keeper import flight as files_room

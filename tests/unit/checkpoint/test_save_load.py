@@ -14,8 +14,8 @@ from unit_fakes import WatchedStorage, listing, same, same_tensor
 from unit_names import save_name, save_of
 from unit_saver import Attempt, captured, save_all, share_everything, small_blocks, written
 
-from outlast.checkpoint.load import load, verify
 from outlast.checkpoint.manifest import WEIGHTS, decode, encode
+from outlast.checkpoint.reader import load, verify
 from outlast.checkpoint.tensors import ALIGNMENT
 from outlast.storage import Directory
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from keeper_fakes import JOB, FakeKeeper
 
 from outlast.checkpoint.catalog import find_saves, prune
-from outlast.checkpoint.load import verify
+from outlast.checkpoint.reader import verify
 from outlast.storage import Directory
 from thorough import examples
 

@@ -11,7 +11,7 @@ from outlast.keeper import between as followers
 from outlast.keeper import protocol
 from outlast.keeper.arrivals import REASON_MAX
 from outlast.keeper.between import LEADER_GONE, SaveFollower
-from outlast.keeper.flight import RankPart
+from outlast.keeper.flight import RankOutcome
 from outlast.keeper.wire import Hello
 from outlast.storage import Directory
 from part_contents import contents_of
@@ -123,7 +123,7 @@ def test_the_manifest_has_a_few_bytes_for_each_rank_and_none_for_a_tensor(keeper
     sizes = {}
     for num_ranks, num_tensors in ((100, 4), (100, 2000), (3000, 2000)):
         keeper, side = keeper_of(0, num_ranks, num_tensors)
-        part = RankPart(
+        part = RankOutcome(
             entry=PartEntry(10**6, ("0123456789abcdef" * 2,), 0, 10**12),
             structure="0123456789abcdef" * 2,
             num_files=3,

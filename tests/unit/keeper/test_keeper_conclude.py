@@ -7,11 +7,11 @@ import pytest
 from keeper_fakes import FakeKeeper, StepGate, hello
 from unit_names import committed, save_name, save_of
 
-from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import PartEntry
+from outlast.checkpoint.reader import verify
 from outlast.keeper import conclude, protocol, wire
 from outlast.keeper.fence import Fence
-from outlast.keeper.flight import RankPart
+from outlast.keeper.flight import RankOutcome
 from outlast.keeper.memory import MemoryTier
 from outlast.peer.numbers import name_of
 from outlast.storage import Directory
@@ -350,7 +350,7 @@ def test_a_commit_that_hangs_is_left_too_and_used_where_all_of_it_is_here(left, 
     left.keeper.worker(0, machines).save(5, 1)
     if machines == 2:
         disk.put(f"{save_name(5)}/rank-00001.json", b"{}")
-        part = RankPart(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2)
+        part = RankOutcome(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2)
         message = protocol.PartReport(step=5, serial=1, rank=1)
         left.keeper.saves.reported(hello(1, 2), message, part, None)
     (save,) = left.keeper.saves.table.open.values()

@@ -11,7 +11,7 @@ from keeper_fakes import FakeKeeper, hello
 from unit_fakes import listing
 
 from outlast.keeper import flight, protocol
-from outlast.keeper.flight import MAX_ASKED, GatheredParts, RankPart
+from outlast.keeper.flight import MAX_ASKED, GatheredParts, RankOutcome
 from outlast.storage import Directory
 
 
@@ -31,7 +31,7 @@ def calls_of(act):
 
 
 def test_the_work_for_a_save_is_linear_in_the_ranks(monkeypatch, tmp_path):
-    part = RankPart(replicas={"all": "1"})
+    part = RankOutcome(replicas={"all": "1"})
 
     def calls(num_ranks):
         keeper = FakeKeeper(monkeypatch, {"local": Directory(tmp_path / str(num_ranks))})
@@ -53,7 +53,7 @@ def test_replicas_are_compared_within_their_group_and_one_of_each_version_is_ask
     found = GatheredParts(1000)
     for rank in range(1000):
         version = "odd" if rank == 7 else "even"
-        found.add(rank, RankPart(replicas={"all": version, f"pair-{rank // 2}": str(rank // 2)}))
+        found.add(rank, RankOutcome(replicas={"all": version, f"pair-{rank // 2}": str(rank // 2)}))
     assert found.is_whole
     assert found.differs
     assert found.ask() == {0: ("all",), 7: ("all",)}
@@ -68,15 +68,15 @@ def test_replicas_are_compared_within_their_group_and_one_of_each_version_is_ask
 def test_of_ranks_that_are_all_different_some_are_asked():
     found = GatheredParts(100)
     for rank in range(100):
-        found.add(rank, RankPart(replicas={"all": str(rank)}))
+        found.add(rank, RankOutcome(replicas={"all": str(rank)}))
     assert len(found.ask()) == MAX_ASKED
 
 
 def test_a_part_counts_once_and_ranks_that_are_not_there_do_not():
     found = GatheredParts(2)
-    assert found.add(1, RankPart(error="lost", void=("a",)))
-    assert not found.add(1, RankPart())
-    assert not found.add(2, RankPart(error="who?"))
+    assert found.add(1, RankOutcome(error="lost", void=("a",)))
+    assert not found.add(1, RankOutcome())
+    assert not found.add(2, RankOutcome(error="who?"))
     assert (found.failed, found.void, found.is_whole) == ([1], {"a"}, False)
 
 

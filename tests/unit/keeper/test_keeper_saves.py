@@ -8,11 +8,11 @@ from unit_checkpoints import flat
 from unit_fakes import WatchedStorage
 from unit_names import committed, save_name, save_of
 
-from outlast.checkpoint.load import verify
 from outlast.checkpoint.manifest import BLOCK_BYTES, PartEntry
+from outlast.checkpoint.reader import verify
 from outlast.checkpoint.transfer import read_manifest
 from outlast.keeper import protocol, wire
-from outlast.keeper.flight import RankPart
+from outlast.keeper.flight import RankOutcome
 from outlast.keeper.memory import KeptSnapshot
 from outlast.keeper.saves import LOST
 from outlast.storage import Directory
@@ -233,7 +233,7 @@ def test_a_new_attempt_does_not_wait_for_workers_of_the_old_one(keeper, disk):
 def part_of_rank_1(disk, step, serial=1, **more):
     """What another machine's keeper would report."""
     disk.put(f"{save_name(step, serial=serial)}/rank-00001.json", b"{}")
-    return RankPart(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2, **more)
+    return RankOutcome(entry=PartEntry(2, ("0" * 32,), 0, 2), num_files=2, **more)
 
 
 def report(keeper, rank, part, *, step=5, serial=1, world_size=2, source=None):
@@ -414,9 +414,9 @@ def test_only_where_replicas_differ_are_single_digests_asked_for(keeper, disk, c
     keeper.run()
     mine = one.keeper.saves.table.open[1, 1].parts[0].replicas
     assert mine.keys() == {"all", "two"}
-    report(keeper, 1, RankPart(replicas=mine), world_size=4)
-    report(keeper, 2, RankPart(replicas={"all": mine["all"], "four": "x"}), world_size=4)
-    report(keeper, 3, RankPart(replicas={"all": "another", "four": "x"}), world_size=4)
+    report(keeper, 1, RankOutcome(replicas=mine), world_size=4)
+    report(keeper, 2, RankOutcome(replicas={"all": mine["all"], "four": "x"}), world_size=4)
+    report(keeper, 3, RankOutcome(replicas={"all": "another", "four": "x"}), world_size=4)
     keeper.run()
     assert side.asked == [(3, ("all",))]
     if can_ask:
@@ -436,7 +436,7 @@ def test_a_machine_that_is_gone_is_not_waited_for_when_replicas_differ(keeper):
     one.begin(5, 1)
     one.fill(5, 1)
     one.complete(5, 1, {"a[0]": "1"})
-    report(keeper, 1, RankPart(replicas={"": "another"}))
+    report(keeper, 1, RankOutcome(replicas={"": "another"}))
     keeper.run()
     assert one.ended == []
     keeper.saves.machine_gone(1, range(1, 2), "gone")

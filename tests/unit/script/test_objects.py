@@ -7,7 +7,7 @@ import torch
 from unit_checkpoints import damage, write
 from unit_fakes import bits, same
 
-from outlast.checkpoint.load import open_checkpoint
+from outlast.checkpoint.reader import open_checkpoint
 from outlast.errors import ConfigError, StateMismatch
 from outlast.script.objects import Objects
 from outlast.storage import Directory

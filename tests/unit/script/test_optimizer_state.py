@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from unit_checkpoints import write
 from unit_fakes import bits
 
-from outlast.checkpoint.load import open_checkpoint
+from outlast.checkpoint.reader import open_checkpoint
 from outlast.errors import ConfigError, StateMismatch
 from outlast.inprocess.keeping import Packer, unpack
 from outlast.script.objects import Objects

@@ -71,7 +71,7 @@ class TestDirectRefusedLate(StorageContract):
         monkeypatch.setattr(os, "close", forgetting)
         monkeypatch.setattr(os, "pwrite", refusing(os.pwrite))
         monkeypatch.setattr(os, "preadv", refusing(os.preadv))
-        monkeypatch.setattr("outlast.storage.files.mostly_cached", lambda fd, size: False)
+        monkeypatch.setattr("outlast.storage.directory.mostly_cached", lambda fd, size: False)
         return Directory(tmp_path / "root")
 
 
@@ -105,7 +105,7 @@ class TestPartial(StorageContract):
             ),
         )
         monkeypatch.setattr(os, "write", lambda fd, view: write(fd, some(view)))
-        monkeypatch.setattr("outlast.storage.files.mostly_cached", lambda fd, size: False)
+        monkeypatch.setattr("outlast.storage.directory.mostly_cached", lambda fd, size: False)
         return Directory(tmp_path / "root")
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from storage_contract import memory
 from unit_fakes import listing, num_descriptors
 
-from outlast.storage import Directory, direct, files
+from outlast.storage import Directory, direct, directory
 from outlast.storage.direct import ALIGN
 from thorough import examples
 
@@ -323,7 +323,7 @@ def test_where_neither_works_it_is_said(storage, monkeypatch):
         return -1
 
     library = type("Libc", (), {"renameat2": staticmethod(einval)})
-    monkeypatch.setattr(files.ctypes, "CDLL", lambda *_, **__: library)
+    monkeypatch.setattr(directory.ctypes, "CDLL", lambda *_, **__: library)
     with pytest.raises(OSError, match="neither hard links nor renaming without replacing"):
         storage.put_new("f", b"1")
     assert listing(storage.root) == []

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from outlast.errors import ConfigError
-from outlast.storage import Directory, ObjectStore, Patience, open_storage, trouble
+from outlast.storage import Directory, ObjectStore, Patience, open_storage
 from outlast.storage import object as object_store
 
 SECRET = "s3cr3t"
@@ -158,7 +158,7 @@ def test_one_line_without_secrets(text, kind, what):
 
     with (
         pytest.raises(OSError, match="reading f: ") as caught,
-        trouble.in_words("reading f", "s3", "b"),
+        object_store.in_words("reading f", "s3", "b"),
     ):
         raise GenericError(text)
     assert type(caught.value) is kind

@@ -9,13 +9,13 @@ from typing import Any, Final
 import click
 import msgspec
 
-from outlast.checkpoint.load import open_checkpoint
 from outlast.checkpoint.manifest import Manifest
 from outlast.checkpoint.names import Place
 from outlast.checkpoint.plan import OWN
-from outlast.data.audit import History, Verdict
+from outlast.checkpoint.reader import open_checkpoint
+from outlast.data.audit import History, SampleVerdict
 from outlast.data.handover import TRAIL
-from outlast.data.trail import Record, read_record
+from outlast.data.trail import SampleRecord, read_record
 from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.report import humanise
 
@@ -58,7 +58,7 @@ def read(places: Sequence[Place], manifest: Manifest) -> History:
         CheckpointInvalid: a record does not verify, or is not understood.
     """
     checkpoint = open_checkpoint(places, manifest.save)
-    records: list[Record] = []
+    records: list[SampleRecord] = []
     for rank in range(manifest.world_size):
         try:
             data = (checkpoint.outline(OWN, rank) or {}).get("data") or {}
@@ -96,7 +96,7 @@ def _listed(history: History, ids: str, newest: int) -> dict[int, list[int]]:
     return listed
 
 
-def _lines(verdict: Verdict, manifest: Manifest) -> list[str]:
+def _lines(verdict: SampleVerdict, manifest: Manifest) -> list[str]:
     counts = sorted({one.world_size for one in verdict.stretches if one.world_size})
     workers = " or ".join(map(str, counts)) or "several"
     times = humanise.count(max(one.number for one in verdict.stretches), "stretch", "stretches")

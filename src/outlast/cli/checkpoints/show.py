@@ -83,10 +83,10 @@ def command(
 
 def _origins(places: Sequence[Place], save: SaveName) -> list[dict[str, Any]]:
     """Where the job's first state came from, where it was not the script's; none if unreadable."""
-    from outlast.checkpoint.reader import CheckpointReader
+    from outlast.checkpoint.reader import open_checkpoint
 
     with contextlib.suppress(OutlastError, OSError):
-        own = CheckpointReader(places, save).small(0).data.get(OWN)
+        own = open_checkpoint(places, save, rank=None).small(0).data.get(OWN)
         found = own.get("origins") if isinstance(own, dict) else None
         return [one for one in found or [] if isinstance(one, dict)]
     return []
