@@ -183,13 +183,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda:0", choices=("cuda:0", "cpu"))
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--cases", default=";".join(CASES), help="of: " + "; ".join(CASES))
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ended from outside, it ends its job
-    sizes = {case.workers for case in CASES.values()}
+    chosen = {name: CASES[name] for name in options.cases.split(";")}
+    sizes = {case.workers for case in chosen.values()}
     wanted = {size: one(Case(undisturbed, size), options.device)["hash"] for size in sorted(sizes)}
     found: dict[str, list[dict[str, Any]]] = {}
     for _ in range(options.runs):
-        for name, case in CASES.items():
+        for name, case in chosen.items():
             print(f"{name} …", file=sys.stderr, flush=True)
             found.setdefault(name, []).append(one(case, options.device))
     rows = []

@@ -121,7 +121,8 @@ class Worker:
         self, module: str, options: Mapping[str, Any], interpreter: str, log: IO[str]
     ) -> None:
         self.mark = uuid.uuid4().hex
-        environment = {**os.environ, processes.MARK: self.mark, "PYTHONPATH": str(PACKAGE)}
+        found = os.pathsep.join(filter(None, (str(PACKAGE), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, processes.MARK: self.mark, "PYTHONPATH": found}
         self.process = subprocess.Popen(
             [interpreter, "-m", module, json.dumps(options)],
             stdin=subprocess.PIPE,

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from outlast.attempt.link import Link, device_of_group
+from outlast.attempt.over import over
 from outlast.attempt.own import Record, read_own
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import as_bytes
@@ -242,7 +243,12 @@ def _state(link: Link, plan: RegainPlan, moment: Moment | None, buffers: Buffers
 
 
 def _broadcast(outline: Outline, source: int, moment: Moment | None) -> dict[str, torch.Tensor]:
-    """Take part in sending; what came, where this rank has nothing."""
+    """Take part in sending; what came, where this rank has nothing.
+
+    Raises:
+        AttemptOver: it is, and what came may be anything.
+        RuntimeError: another rank is gone.
+    """
     device = device_of_group()
     found: dict[str, torch.Tensor] = {}
     for piece in _pieces(outline):
@@ -255,7 +261,9 @@ def _broadcast(outline: Outline, source: int, moment: Moment | None) -> dict[str
         dist.broadcast(flat, source)
         if moment is not None:
             continue
-        for (name, dtype, shape), part in zip(piece, flat.cpu().split(sizes), strict=True):
+        come = flat.cpu()
+        over.raise_if_over()  # on a GPU a broadcast that was aborted ends without a word
+        for (name, dtype, shape), part in zip(piece, come.split(sizes), strict=True):
             # In memory of its own, aligned as torch aligns.
             found[name] = part.clone().view(DTYPE_OF[dtype]).reshape(shape)
     return found

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from outlast.attempt import groups
 from outlast.attempt.groups import Groups, _Asked, lacking
 from outlast.attempt.link import STORE_VARIABLE, kept_key, open_store
 from outlast.attempt.over import over
@@ -363,7 +364,28 @@ def test_communicators_of_any_kind_are_aborted(world, monkeypatch, kind, has_pie
     known = types.SimpleNamespace(pg_names=names)
     monkeypatch.setattr(dist.distributed_c10d, "_world", known)
     Groups().break_all(again=False)
+    until(lambda: len(said) == 1 + 2 * has_pieces)
     assert said == (["start", "abort", "end"] if has_pieces else ["abort"])
+
+
+def test_a_group_that_was_aborted_is_forgotten_and_not_shut_down(watched, monkeypatch):
+    """torch's watchdog may sleep for a minute, and shutting down waits for it."""
+    dist.init_process_group("gloo")
+    monkeypatch.setattr(groups, "_nccl_backends", lambda: [types.SimpleNamespace(abort=int)])
+    shut_down, calls = dist.ProcessGroup.shutdown, []
+
+    def shutdown(group):
+        calls.append(group)
+
+    monkeypatch.setattr(dist.ProcessGroup, "shutdown", shutdown)
+    watched.break_all(again=False)
+    watched.let_go()
+    assert not dist.is_initialized()
+    assert not calls
+    dist.init_process_group("gloo")
+    dist.destroy_process_group()  # by the script itself
+    assert len(calls) == 1
+    shut_down(calls[0])
 
 
 class Hashed:
