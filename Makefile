@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-slurm test-newest check format unit bench zoo gpu gpu-wheels house system-packages clean
+.PHONY: help demo test test-unit test-slurm test-newest test-oldest check format unit bench zoo gpu gpu-wheels house system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
 	@echo "make test    install with the test extras, then run every test"
 	@echo "make test-newest  the same tests but the longest with today's torch, in an environment of its own (8 GB)"
+	@echo "make test-oldest  and with torch 2.11, the oldest that is meant"
 	@echo "make check   format, lint, types, import rules, unit tests (two minutes)"
 	@echo "make format  rewrite the sources in the project's format"
 	@echo "make house   count what a reader of the source must hold in mind (a second)"
@@ -90,19 +91,27 @@ test-slurm:
 	@{ $(REAL) tests/real/slurm -n 0 $(PYTEST_ARGS) $(CHOSEN); } >$(VENV)/slurm.txt 2>&1; \
 	  code=$$?; cat $(VENV)/slurm.txt; exit $$code
 
-# With the newest torch, whose wheel brings CUDA's libraries: 6 GB are installed.
+# With other torches than the one that has a wheel for CPUs alone: theirs bring CUDA's libraries, and
+# 6 GB are installed. The newest is part of CI; the oldest (test-oldest) is for a person.
 NEWEST := .venv-newest
-NEWEST_PIP := $(NEWEST)/bin/python -m pip --disable-pip-version-check --no-input
+OLDEST := .venv-oldest
 NEWEST_TESTS ?= tests/unit tests/real/inprocess
-$(NEWEST)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(NEWEST)
-	grep -v '^torch==' constraints.txt > $(NEWEST)/constraints.txt
-	$(NEWEST_PIP) install -q -c $(NEWEST)/constraints.txt setuptools torch==2.15.0
-	$(NEWEST_PIP) install -q -c $(NEWEST)/constraints.txt --no-build-isolation -e '.[test]'
+$(NEWEST)/.installed: TORCH := torch==2.15.0
+$(OLDEST)/.installed: TORCH := torch==2.11.0
+$(NEWEST)/.installed $(OLDEST)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	grep -vE '^(torch|setuptools)==' constraints.txt > $(@D)/constraints.txt
+	echo "$(TORCH)" >> $(@D)/constraints.txt
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-input -c $(@D)/constraints.txt \
+	  'setuptools<82' $(TORCH)
+	$(@D)/bin/python -m pip install -q --disable-pip-version-check --no-input -c $(@D)/constraints.txt \
+	  --no-build-isolation -e '.[test]'
 	@touch $@
 
 test-newest: $(NEWEST)/.installed
-	$(NEWEST)/bin/python tests/second_chance.py $(NEWEST_TESTS) -n $(TEST_PROCESSES) --dist loadfile
+test-oldest: $(OLDEST)/.installed
+test-newest test-oldest:
+	$(<D)/bin/python tests/second_chance.py $(NEWEST_TESTS) -n $(TEST_PROCESSES) --dist loadfile
 
 unit: $(VENV)/.installed-test
 	$(UNIT) -q
@@ -176,4 +185,4 @@ gpu-wheels:
 	@du -sh $(WHEELS)
 
 clean:
-	rm -rf $(ZOO) $(NEWEST) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(ZOO) $(NEWEST) $(OLDEST) $(VENV) $(GPU) $(WHEELS) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -84,6 +84,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add_own(parser)
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=MAX_RESTARTS)
+    if "PET_MASTER_PORT" not in os.environ:
+        parser.set_defaults(master_port=None)  # torch 2.11 has one, the same for all jobs
 
     def fail(message: str) -> NoReturn:
         if "training_script" in message:

@@ -444,5 +444,9 @@ def _put_unsummed(held: Any, module: Any, gradient: torch.Tensor) -> None:
 def _fsdp_parameters(model: torch.nn.Module) -> Iterator[tuple[Any, Any]]:
     for module in model.modules():
         find = getattr(module, "_get_fsdp_state", None)
-        for group in getattr(find() if find is not None else None, "_fsdp_param_groups", ()):
+        state = find() if find is not None else None
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # torch 2.11 has one at most
+            groups = filter(None, [getattr(state, "_fsdp_param_group", None)])
+        for group in groups:
             yield from ((held, module) for held in group.fsdp_params)
