@@ -39,8 +39,8 @@ from bench import tables
 from bench.ports import free_port
 from outlast.drill.demo_train import Gpt
 from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.exchange import Channel, open_exchange
-from outlast.reduce.tree import Plan
+from outlast.reduce.exchange import GroupChannel, open_exchange
+from outlast.reduce.tree import ReductionPlan
 
 WIDTH, LAYERS, HEADS, CONTEXT, SAMPLES = 256, 6, 8, 64, 2
 SUM_LIMIT: Final = 1.3
@@ -105,7 +105,7 @@ def work(options: argparse.Namespace) -> None:
     """Measure, and print what rank 0 found."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    plan = Plan(options.shards[0], dist.get_rank(), dist.get_world_size())
+    plan = ReductionPlan(options.shards[0], dist.get_rank(), dist.get_world_size())
     found = {
         "workers": plan.world_size,
         "shards": plan.num_shards,
@@ -143,11 +143,11 @@ class Turns:
                     self.processor[name].append(time.process_time() - spent)
 
 
-def measure_sum(plan: Plan, turns: int) -> dict[str, Any]:
+def measure_sum(plan: ReductionPlan, turns: int) -> dict[str, Any]:
     """The exchange alone, beside an all-reduce of the same size."""
     parameters = list(gpt().parameters())
     buckets = [Bucket([parameters[i] for i in indices], plan) for indices in group(parameters)]
-    exchange = open_exchange(plan, buckets, Channel(None))
+    exchange = open_exchange(plan, buckets, GroupChannel(None))
     whole = torch.zeros(sum(parameter.numel() for parameter in parameters))
 
     def ordered() -> None:
@@ -166,7 +166,7 @@ def measure_sum(plan: Plan, turns: int) -> dict[str, Any]:
     }
 
 
-def measure_step(plan: Plan, turns: int) -> dict[str, Any]:
+def measure_step(plan: ReductionPlan, turns: int) -> dict[str, Any]:
     """The whole step, beside DDP's and beside one that exchanges nothing."""
     same, theirs = outlast.SameBits(gpt(), shards=plan.num_shards), gpt()
     ddp = nn.parallel.DistributedDataParallel(theirs)

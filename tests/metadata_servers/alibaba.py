@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 from outlast.drill.metadata_server import (
     TOKEN_PATH,
-    Answer,
-    Asked,
+    IncomingRequest,
+    MetadataAnswer,
     MetadataServer,
     Tokens,
     stamp,
@@ -61,18 +61,18 @@ class AlibabaMetadataServer(MetadataServer):
         with self._changed:
             self._tokens.expire()
 
-    def _correct(self, asked: Asked) -> Answer:
+    def _correct(self, asked: IncomingRequest) -> MetadataAnswer:
         if asked.path == TOKEN_PATH:
-            return Answer(404) if self.mode == "old" else self._tokens.answer(asked)
+            return MetadataAnswer(404) if self.mode == "old" else self._tokens.answer(asked)
         if asked.method != "GET":
-            return Answer(405, b"", (("Allow", "GET"),))
+            return MetadataAnswer(405, b"", (("Allow", "GET"),))
         token = asked.headers.get("X-aliyun-ecs-metadata-token")
         if self.mode != "old" and token is not None and not self._tokens.valid(token):
-            return Answer(401)
+            return MetadataAnswer(401)
         if self.mode == "hardened" and token is None:
-            return Answer(403)
+            return MetadataAnswer(403)
         if asked.path == ZONE_PATH:
-            return Answer(200, b"cn-hangzhou-i")
+            return MetadataAnswer(200, b"cn-hangzhou-i")
         if asked.path != RELEASE_PATH or self._release is None:
-            return Answer(404)
-        return Answer(200, self._release)
+            return MetadataAnswer(404)
+        return MetadataAnswer(200, self._release)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from typing import Any, Final
 
-from outlast.drill.metadata_server import Answer, Asked, MetadataServer
+from outlast.drill.metadata_server import IncomingRequest, MetadataAnswer, MetadataServer
 
 EVENTS_PATH: Final = "/metadata/scheduledevents"
 COMPUTE_PATH: Final = "/metadata/instance/compute"
@@ -92,30 +92,32 @@ class AzureMetadataServer(MetadataServer):
         self._events[event] |= {"EventStatus": "Started", "NotBefore": ""}
         self._incarnation = next(self._incarnations)
 
-    def _correct(self, asked: Asked) -> Answer:
+    def _correct(self, asked: IncomingRequest) -> MetadataAnswer:
         if asked.path not in _VERSIONS:
-            return Answer(404)
+            return MetadataAnswer(404)
         if asked.headers.get("Metadata", "").lower() != "true":
-            return Answer(400, b'{"error":"Bad request. Required metadata header not specified"}')
+            return MetadataAnswer(
+                400, b'{"error":"Bad request. Required metadata header not specified"}'
+            )
         if "X-Forwarded-For" in asked.headers:
-            return Answer(400)
+            return MetadataAnswer(400)
         (version,) = asked.query.get("api-version", [""])
         if version not in _VERSIONS[asked.path]:
-            return Answer(400, b'{"error":"Bad request. api-version is invalid"}')
+            return MetadataAnswer(400, b'{"error":"Bad request. api-version is invalid"}')
         if asked.path == COMPUTE_PATH:
             return self._compute(asked)
         self._switch_on()
         if asked.method == "POST":
             return self._approved(asked.body)
         if asked.method != "GET":
-            return Answer(405, b"", (("Allow", "GET, POST"),))
+            return MetadataAnswer(405, b"", (("Allow", "GET, POST"),))
         return _json(
             {"DocumentIncarnation": self._incarnation, "Events": list(self._events.values())}
         )
 
-    def _compute(self, asked: Asked) -> Answer:
+    def _compute(self, asked: IncomingRequest) -> MetadataAnswer:
         if asked.method != "GET":
-            return Answer(405, b"", (("Allow", "GET"),))
+            return MetadataAnswer(405, b"", (("Allow", "GET"),))
         return _json(
             {
                 "azEnvironment": "AzurePublicCloud",
@@ -131,17 +133,17 @@ class AzureMetadataServer(MetadataServer):
         while not self.closing and (left_s := self._on_from - time.monotonic()) > 0:
             self._changed.wait(left_s)
 
-    def _approved(self, body: bytes) -> Answer:
+    def _approved(self, body: bytes) -> MetadataAnswer:
         try:
             wanted = [str(one["EventId"]) for one in json.loads(body)["StartRequests"]]
         except (ValueError, KeyError, TypeError):
-            return Answer(400)
+            return MetadataAnswer(400)
         if not wanted or any(event not in self._events for event in wanted):
-            return Answer(400)
+            return MetadataAnswer(400)
         for event in wanted:
             self._start(event)
-        return Answer(200)
+        return MetadataAnswer(200)
 
 
-def _json(document: object) -> Answer:
-    return Answer(200, json.dumps(document).encode(), _JSON)
+def _json(document: object) -> MetadataAnswer:
+    return MetadataAnswer(200, json.dumps(document).encode(), _JSON)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from outlast.drill.metadata_server import Answer, Asked, MetadataServer
+from outlast.drill.metadata_server import IncomingRequest, MetadataAnswer, MetadataServer
 
 _ROOT: Final = "/computeMetadata/v1/instance/"
 PREEMPTED_PATH: Final = _ROOT + "preempted"
@@ -62,20 +62,20 @@ class GcpMetadataServer(MetadataServer):
         # As Google's: what it is made of is nobody's business, and it differs between values.
         return hashlib.sha256(f"{path} {self._values[path]}".encode()).hexdigest()[:16]
 
-    def _correct(self, asked: Asked) -> Answer:
+    def _correct(self, asked: IncomingRequest) -> MetadataAnswer:
         if asked.headers.get("Metadata-Flavor") != "Google" or "X-Forwarded-For" in asked.headers:
-            return Answer(403)
+            return MetadataAnswer(403)
         flavor = ("Metadata-Flavor", "Google")
         if asked.method != "GET":
-            return Answer(405, b"", (("Allow", "GET"), flavor))
+            return MetadataAnswer(405, b"", (("Allow", "GET"), flavor))
         if asked.path not in self._values:
-            return Answer(404, b"", (flavor,))
+            return MetadataAnswer(404, b"", (flavor,))
         if asked.query.get("wait_for_change") == ["true"] and self.waits:
             self._hang(asked)
         headers = (flavor, ("ETag", self._etag(asked.path)), ("Content-Type", "application/text"))
-        return Answer(200, self._values[asked.path].encode(), headers)
+        return MetadataAnswer(200, self._values[asked.path].encode(), headers)
 
-    def _hang(self, asked: Asked) -> None:
+    def _hang(self, asked: IncomingRequest) -> None:
         """Wait until there is something else to say; the lock is free meanwhile."""
         (last,) = asked.query.get("last_etag", [self._etag(asked.path)])
         (limit,) = asked.query.get("timeout_sec", ["inf"])

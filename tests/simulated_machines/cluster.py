@@ -14,7 +14,7 @@ from typing import Final
 
 from outlast.planner.job import Clock, MachineLoss
 from outlast.policy.membership import Form, MembershipRules, Order
-from outlast.policy.succession import Seeking, Silence, heirs
+from outlast.policy.succession import Seeking, Silence, successors
 from simulated_machines.coordinator import Coordinator
 from simulated_machines.losses import Place
 from simulated_machines.parts import Costs, Formed, Machine, Storage
@@ -209,8 +209,8 @@ class Cluster:
                 return
             order = self._order_of(machine.members, lost)
             waited_s = 0.0
-            for heir in order:
-                other = self._alive(heir)
+            for successor in order:
+                other = self._alive(successor)
                 if other is not None:
                     self._go_to(machine, other, lost, waited_s)
                     return
@@ -225,7 +225,7 @@ class Cluster:
         key = (members, lost)
         if self._heirs is None or self._heirs[0] != key:
             labels = {name: self._labels(name) for name in members}
-            self._heirs = (key, heirs(members, labels, lost=lost))
+            self._heirs = (key, successors(members, labels, lost=lost))
         return self._heirs[1]
 
     def _labels(self, name: str) -> dict[str, str]:
@@ -237,8 +237,8 @@ class Cluster:
         machine = self.machines[int(name.partition(".")[0])]
         return machine if machine.is_up and machine.name == name else None
 
-    def _go_to(self, machine: Machine, heir: Machine, lost: str, waited_s: float) -> None:
-        if heir is machine and machine.number not in self.coordinators:
+    def _go_to(self, machine: Machine, successor: Machine, lost: str, waited_s: float) -> None:
+        if successor is machine and machine.number not in self.coordinators:
             others = {name for name in machine.members if name != lost}
             self.coordinate(machine, None, others)
             return
@@ -247,10 +247,10 @@ class Cluster:
         def arrive() -> None:
             if machine.life != life or not machine.is_up or machine.follows is not None:
                 return
-            role = self.coordinators.get(heir.number)
+            role = self.coordinators.get(successor.number)
             if role is not None and role.is_there:
                 self.follow(machine, role)
-            elif heir.is_up:
+            elif successor.is_up:
                 self.clock.after(0.1, arrive)
             else:
                 self.seek(machine)

@@ -51,7 +51,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     info: dict[str, Any]
 
 
-class _Progress:
+class _RankProgress:
     """Where this rank's training is; shared by the training thread and the answering thread."""
 
     def __init__(self, completed: int, *, in_step: bool) -> None:
@@ -99,11 +99,11 @@ class Agreement:
     ) -> None:
         self._link = link
         self._on_other = on_other
-        self._progress = _Progress(completed, in_step=in_step)
+        self._progress = _RankProgress(completed, in_step=in_step)
         self._on_decision = on_decision
         self._on_hurry = on_hurry
         self._on_deadline = on_deadline
-        self._coordinator = None if link.rank else _Coordinator(link, may_save, may_drain, may_move)
+        self._coordinator = None if link.rank else _RoundLeader(link, may_save, may_drain, may_move)
         self._thread = threading.Thread(target=self._answer, name="outlast-agreement", daemon=True)
 
     def start(self) -> None:
@@ -281,7 +281,7 @@ class Agreement:
             self._progress.changed.notify_all()
 
 
-class _Coordinator:
+class _RoundLeader:
     """Rank 0's part: one round at a time, in the answering thread."""
 
     def __init__(

@@ -251,7 +251,7 @@ def beat_path(directory: Path, local_rank: int) -> Path:
     return directory / f"beat-{local_rank}"
 
 
-class Heard:
+class BeatReader:
     """What one worker has said; opened once for an attempt, read as often as wanted.
 
     Args:
@@ -336,7 +336,7 @@ def most_updates(directory: Path, local_ranks: Iterable[int]) -> int:
     for local_rank in local_ranks:
         with (
             contextlib.suppress(OSError, ValueError),
-            contextlib.closing(Heard(directory, local_rank)) as heard,
+            contextlib.closing(BeatReader(directory, local_rank)) as heard,
         ):
             most = max(most, heard.updates.updates if heard.updates else 0)
     return most
@@ -345,7 +345,7 @@ def most_updates(directory: Path, local_ranks: Iterable[int]) -> int:
 def read_beat(directory: Path, local_rank: int) -> BeatSeen | None:
     """What the worker last said of its steps, or None when it never did."""
     try:
-        heard = Heard(directory, local_rank)
+        heard = BeatReader(directory, local_rank)
     except (OSError, ValueError):
         return None
     try:

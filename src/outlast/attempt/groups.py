@@ -92,7 +92,7 @@ _here = threading.local()  # in the threads that make groups: for which joining
 _held: list[Any] = []  # groups of a worker that is about to end
 
 
-class _Asked(NamedTuple):
+class _GroupArguments(NamedTuple):
     """How the script has asked for its default group."""
 
     backend: str
@@ -121,7 +121,7 @@ class Groups:
         self._num_joined = 0
         self._is_there = False  # the group that is being joined: torch is about to know of it
         self._made: list[Any] = []  # also those that the script has destroyed itself
-        self._asked: _Asked | None = None
+        self._asked: _GroupArguments | None = None
         self._num_others = 0  # groups besides the default one
         self._num_defaults = 0
         self._wrappers: list[weakref.ref[Any]] = []  # DDP objects, in the order of their making
@@ -166,7 +166,7 @@ class Groups:
             if options.get("group_desc") == _DEFAULT and not joins:
                 self._num_defaults += 1
                 self._excused, self._num_others, self._wrappers = 0, 0, []
-                self._asked = _Asked(
+                self._asked = _GroupArguments(
                     str(args[3]),
                     options.get("backend_options"),
                     options.get("timeout"),
@@ -346,7 +346,7 @@ class Groups:
             number = self._num_joined
         hook = sys.excepthook  # torch puts another one around it each time
         try:
-            making = _Making(lambda: self._make_default(number))
+            making = _GroupCreation(lambda: self._make_default(number))
             if not making.wait_unless_over() and self._leave_behind():
                 raise ConnectionError(LEFT)
             making.wait()
@@ -405,7 +405,7 @@ def _forget(group: tuple[Any, Any]) -> None:
         known.pop(group[0], None)
 
 
-class _Making:
+class _GroupCreation:
     """Something that is made in a thread, which can be left behind.
 
     Args:

@@ -4,16 +4,16 @@ A socket in a directory that the agent's user alone can enter, of the kind that 
 apart (SOCK_SEQPACKET): a message comes whole or not at all. The agent knows who is at the other end
 from the kernel (SO_PEERCRED), and not from what is said.
 
-=============  =============  ===============================================================
-who says it    message        meaning
-=============  =============  ===============================================================
-agent          ``Over``       the attempt is over: break what is pending, end the step
-worker         ``Unwound``    its step has ended; what is left is to take things down. Where nobody
-                              has told it so: all have agreed on it, or it stands by
-worker         ``Prepared``   it could begin the next attempt now
-worker         ``Stays``      it cannot: what happened to it is its own
-agent          ``Go``         the next attempt, as this worker is to see it
-=============  =============  ===============================================================
+=============  ================  ===============================================================
+who says it    message           meaning
+=============  ================  ===============================================================
+agent          ``AttemptEnded``  the attempt is over: break what is pending, end the step
+worker         ``Unwound``       its step has ended; what is left is to take things down. Where
+                                 nobody has told it so: all have agreed on it, or it stands by
+worker         ``Prepared``      it could begin the next attempt now
+worker         ``Stays``         it cannot: what happened to it is its own
+agent          ``NextAttempt``   the next attempt, as this worker is to see it
+=============  ================  ===============================================================
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ MAX_BYTES: Final = 1 << 17
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
-class _Message(msgspec.Struct, kw_only=True, tag=True):
+class _LineMessage(msgspec.Struct, kw_only=True, tag=True):
     """What all messages have in common: the class's name says what they are."""
 
 
-class Over(_Message):
+class AttemptEnded(_LineMessage, tag="Over"):
     """The attempt is over."""
 
 
-class Unwound(_Message):
+class Unwound(_LineMessage):
     """The worker's step has ended."""
 
 
-class Prepared(_Message):
+class Prepared(_LineMessage):
     """The worker could begin.
 
     Attributes:
@@ -60,13 +60,13 @@ class Prepared(_Message):
     any_size: bool = False
 
 
-class Stays(_Message):
+class Stays(_LineMessage):
     """The worker cannot begin again; ``reason`` completes "because"."""
 
     reason: str
 
 
-class Go(_Message):
+class NextAttempt(_LineMessage, tag="Go"):
     """The next attempt.
 
     Attributes:
@@ -80,11 +80,11 @@ class Go(_Message):
     stderr: str = ""
 
 
-Message = Over | Unwound | Prepared | Stays | Go
+Message = AttemptEnded | Unwound | Prepared | Stays | NextAttempt
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
-class Line:
+class AgentLine:
     """One end."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -139,7 +139,7 @@ def listen(path: Path, backlog: int) -> socket.socket:
     return listener
 
 
-def dial() -> Line | None:
+def dial() -> AgentLine | None:
     """This worker's line to its agent; None where the agent does not want one."""
     path = os.environ.get(LINE_VARIABLE)
     if not path:
@@ -150,4 +150,4 @@ def dial() -> Line | None:
     except OSError:
         sock.close()
         return None
-    return Line(sock)
+    return AgentLine(sock)

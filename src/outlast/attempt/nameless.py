@@ -29,7 +29,7 @@ _RENDEZVOUS: Final = "torch.distributed.rendezvous"
 _MAKES: Final = "_create_c10d_store"
 
 
-class _State(ctypes.Structure):
+class _ResolverState(ctypes.Structure):
     """The beginning of glibc's ``struct __res_state``, which is part of its ABI."""
 
     _fields_ = (
@@ -86,15 +86,15 @@ def _is_number(host: str) -> bool:
     return True
 
 
-def _state() -> _State | None:
+def _state() -> _ResolverState | None:
     """This thread's, ready for use; None where the C library is another one."""
     try:
         library = ctypes.CDLL(None)
         find, begin = library.__res_state, library.__res_ninit
     except (OSError, AttributeError):
         return None
-    find.restype = ctypes.POINTER(_State)
-    begin.argtypes = [ctypes.POINTER(_State)]
+    find.restype = ctypes.POINTER(_ResolverState)
+    begin.argtypes = [ctypes.POINTER(_ResolverState)]
     found = find()
     is_ready = found.contents.options & _READY or not begin(found)
     return found.contents if is_ready else None

@@ -31,7 +31,7 @@ class AttemptOver(BaseException):
     """
 
 
-class Over:
+class AttemptState:
     """The state of this worker's attempt.
 
     Attributes:
@@ -137,4 +137,4 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         one = one.__cause__ or one.__context__
 
 
-over = Over()  # of this process
+over = AttemptState()  # of this process

@@ -43,10 +43,10 @@ _HEAD: Final = struct.Struct("<qqqqBB16sqQ")
 # What is known of a worker, in one byte; and whether the optimizer was about to begin.
 _FINAL, _SEASONED, _IN_BACKWARD, _LATE, _AT_OPTIMIZER = 1, 2, 4, 8, 16
 _HABITS: Final = _SEASONED | _IN_BACKWARD | _LATE
-_entrusted: list[Record] = []  # of other ranks, which have handed it over
+_entrusted: list[RankState] = []  # of other ranks, which have handed it over
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class RankState(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's own state.
 
     Attributes:
@@ -220,7 +220,7 @@ def own_path(directory: Path, local_rank: int) -> Path:
     return directory / f"own-{local_rank}"
 
 
-def read_own() -> list[Record]:
+def read_own() -> list[RankState]:
     """What the worker that had this one's place left behind, or this one itself.
 
     Where places of this machine are empty, one worker also tells of those. What others have handed
@@ -235,7 +235,7 @@ def read_own() -> list[Record]:
     return [*_entrusted, *(record for path in paths for record, _, _ in _records(path))]
 
 
-def entrust(records: Iterable[Record]) -> None:
+def entrust(records: Iterable[RankState]) -> None:
     """Keep what other ranks have handed over, for as long as an attempt may go on from it."""
     _entrusted[:] = records
 
@@ -256,9 +256,9 @@ def _other_half(path: Path, timeline: int, basis: tuple[int, int] | None) -> int
     return 0
 
 
-def _records(path: Path) -> list[tuple[Record, int, int]]:
+def _records(path: Path) -> list[tuple[RankState, int, int]]:
     """What can be believed in a file: the record, its kind, and the number of its slot."""
-    found: list[tuple[Record, int, int]] = []
+    found: list[tuple[RankState, int, int]] = []
     try:
         raw = path.read_bytes()
     except OSError:
@@ -272,7 +272,7 @@ def _records(path: Path) -> list[tuple[Record, int, int]]:
         if len(blob) != size or not size or checksum != _sum((*fields, size), blob):
             continue
         timeline, rank, world_size, step, kind, certain, rest = fields
-        record = Record(
+        record = RankState(
             timeline=timeline,
             rank=rank,
             world_size=world_size,

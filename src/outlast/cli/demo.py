@@ -12,7 +12,7 @@ from rich.text import Text
 
 from outlast.cli.paper import Paper
 from outlast.drill.corpus import Corpus
-from outlast.drill.demo import STEPS, Listener, Progress, Recovery, demo
+from outlast.drill.demo import STEPS, DemoListener, DemoProgress, Recovery, demo
 from outlast.drill.faults import Struck
 from outlast.ledger.file import read_events
 from outlast.ledger.goodput import goodput
@@ -48,7 +48,7 @@ def command(directory: str, steps: int, seed: int, as_json: bool) -> int:
     return 0 if outcome.holds else 1
 
 
-class Screen(Listener):
+class Screen(DemoListener):
     """Draws what happens: a line that moves where there is a terminal, else one line a run."""
 
     def __init__(self, console: Paper) -> None:
@@ -74,7 +74,7 @@ class Screen(Listener):
             f"{humanise.size(corpus.num_bytes)}) on 2 workers, twice"
         )
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: DemoProgress) -> None:
         """Move the line; where there is no terminal, say it at each third."""
         if progress.step and self._first is None:
             self._first = (progress.seconds, progress.step)
@@ -101,7 +101,7 @@ class Screen(Listener):
         with self._lock:
             self._live.update(line, refresh=True)
 
-    def finished(self, progress: Progress) -> None:
+    def finished(self, progress: DemoProgress) -> None:
         """Leave one line of the run behind."""
         self._first = None
         loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
@@ -122,7 +122,7 @@ class Screen(Listener):
             f"back after {humanise.seconds(recovery.back_after_s)} · {recovery.answer}"
         )
 
-    def _left(self, progress: Progress) -> str:
+    def _left(self, progress: DemoProgress) -> str:
         if self._first is None or progress.step <= self._first[1]:
             return ""
         pace = (progress.seconds - self._first[0]) / (progress.step - self._first[1])

@@ -15,7 +15,7 @@ from outlast.errors import ConfigError
 
 if TYPE_CHECKING:
     from outlast.config import Settings
-    from outlast.health.doctor.examination import Examined, Machines
+    from outlast.health.doctor.examination import Examined, WantedMachines
 
 _SIZE: Final = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kMGTP]?)i?B?\s*\Z")
 _POWERS: Final = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
@@ -96,14 +96,14 @@ def command(
         "--local-addr": local_addr,
     }
     from outlast import config
-    from outlast.health.doctor.examination import Machines, examine
+    from outlast.health.doctor.examination import WantedMachines, examine
     from outlast.notice.desk import checked
 
     try:
         settings = checked(config.load({"dir": directory}))
     except ConfigError as error:
         return _show(_unread(str(error)), as_json, again=_words("doctor", flags), start="")
-    machines = Machines(min_nodes=nodes[0], max_nodes=nodes[1], workers=nproc_per_node)
+    machines = WantedMachines(min_nodes=nodes[0], max_nodes=nodes[1], workers=nproc_per_node)
     if nodes[1] > 1:
         machines = _meeting(machines, settings, rdzv_endpoint, local_addr, wait_s)
     examined = examine(settings, machines, state_bytes=state_bytes, progress=_progress)
@@ -112,8 +112,8 @@ def command(
 
 
 def _meeting(
-    machines: Machines, settings: Settings, endpoint: str, address: str | None, wait_s: float
-) -> Machines:
+    machines: WantedMachines, settings: Settings, endpoint: str, address: str | None, wait_s: float
+) -> WantedMachines:
     import msgspec
 
     from outlast.launch.place import own_address, place_of

@@ -16,9 +16,9 @@ import msgspec
 
 from outlast import config
 from outlast.errors import ConfigError
-from outlast.notice.deliver import Command, PidFile, Process, parse_pid, parse_signal
+from outlast.notice.deliver import NotifyCommand, PidFile, Process, parse_pid, parse_signal
 from outlast.notice.desk import checked, chosen_for
-from outlast.notice.lookout import Lookout, Outcome, tell_people
+from outlast.notice.lookout import Lookout, LookoutResult, tell_people
 from outlast.notice.platform import Chosen
 
 SIGNAL = "USR1"
@@ -80,7 +80,7 @@ def command(
     if early == "signal" and not (pids or pidfiles or line is not None):
         raise ConfigError("--early signal without --pid, --pidfile or --command: nobody is told")
     ours = parse_signal(SIGNAL if number is None else number)
-    program = None if line is None else Command(line, quiet_stdout=as_json)
+    program = None if line is None else NotifyCommand(line, quiet_stdout=as_json)
     recipients: list[Process | PidFile] = []
     recipients += [Process(pid, ours) for pid in dict.fromkeys(map(parse_pid, pids))]
     if "" in pidfiles:
@@ -112,7 +112,7 @@ def _chosen(settings: config.Settings) -> Chosen:
     return chosen
 
 
-def _nobody_there(recipients: list[Process | PidFile]) -> Outcome | None:
+def _nobody_there(recipients: list[Process | PidFile]) -> LookoutResult | None:
     """What is wrong with those named, before anything is waited for.
 
     A process that is not there will not come; a pidfile may still be written.
@@ -125,7 +125,7 @@ def _nobody_there(recipients: list[Process | PidFile]) -> Outcome | None:
         tell_people(told.what)
     if not lost:
         return None
-    return Outcome(
+    return LookoutResult(
         outcome="not_told",
         exit_code=1,
         reason="",

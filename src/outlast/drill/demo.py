@@ -21,7 +21,7 @@ import msgspec
 
 from outlast.drill.corpus import Corpus, gather
 from outlast.drill.demo_train import Gpt
-from outlast.drill.faults import Fault, Job, Struck, draw
+from outlast.drill.faults import Fault, RunningJob, Struck, draw
 from outlast.drill.metadata_server import AwsMetadataServer
 from outlast.drill.trace import Trace, by_step, read_final, read_trace
 from outlast.errors import ConfigError, Exit
@@ -62,7 +62,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     what: str
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the demo found."""
 
     recoveries: list[Recovery]
@@ -76,7 +76,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.checks) and all(check.holds for check in self.checks)
 
 
-class Progress(NamedTuple):
+class DemoProgress(NamedTuple):
     """How far a run is: label, completed steps, steps in all, loss, seconds since its start."""
 
     label: str
@@ -86,16 +86,16 @@ class Progress(NamedTuple):
     seconds: float
 
 
-class Listener:
+class DemoListener:
     """Told what happens; the command draws it."""
 
     def begun(self, corpus: Corpus, num_parameters: int) -> None:
         """The text is gathered; the model has so many parameters."""
 
-    def progress(self, progress: Progress) -> None:
+    def progress(self, progress: DemoProgress) -> None:
         """A run went on."""
 
-    def finished(self, progress: Progress) -> None:
+    def finished(self, progress: DemoProgress) -> None:
         """A run is complete."""
 
     def struck(self, struck: Struck) -> None:
@@ -105,11 +105,11 @@ class Listener:
         """The job is back."""
 
 
-class Run:
+class DemoRun:
     """One run of the training under ``outlast run``, started as often as it asks for."""
 
     def __init__(
-        self, label: str, root: Path, steps: int, listener: Listener, url: str = ""
+        self, label: str, root: Path, steps: int, listener: DemoListener, url: str = ""
     ) -> None:
         self.label = label
         self.directory = root / label
@@ -137,7 +137,7 @@ class Run:
     def complete(self, faults: list[Fault], restarted: Callable[[], None]) -> None:
         """Run to the end through ``faults``; ``restarted`` is called before each new start."""
         start = time.monotonic()
-        job = Job(self.traces, self.directory / "checkpoints", RANKS)
+        job = RunningJob(self.traces, self.directory / "checkpoints", RANKS)
         over = threading.Event()
         striker = threading.Thread(
             target=self._strike, args=(faults, over), name="demo-faults", daemon=True
@@ -166,7 +166,7 @@ class Run:
         self._listener.finished(self._progress(job, start))
 
     def _strike(self, faults: list[Fault], over: threading.Event) -> None:
-        job = Job(self.traces, self.directory / "checkpoints", RANKS)
+        job = RunningJob(self.traces, self.directory / "checkpoints", RANKS)
         for fault in faults:
             struck = None
             while struck is None and not over.is_set():
@@ -185,14 +185,14 @@ class Run:
                 shown.add(index)
                 self._listener.recovered(recovery)
 
-    def _progress(self, job: Job, start: float) -> Progress:
+    def _progress(self, job: RunningJob, start: float) -> DemoProgress:
         steps = job.look()[0].steps if job.look() else []
         loss = float.fromhex(steps[-1].loss) if steps else None
         done = steps[-1].step if steps else 0
-        return Progress(self.label, done, self._steps, loss, time.monotonic() - start)
+        return DemoProgress(self.label, done, self._steps, loss, time.monotonic() - start)
 
 
-def demo(root: Path, *, steps: int, seed: int, listener: Listener) -> Outcome:
+def demo(root: Path, *, steps: int, seed: int, listener: DemoListener) -> DemoResult:
     """Run the demo in ``root``, which is emptied if an earlier demo made it.
 
     Raises:
@@ -204,13 +204,13 @@ def demo(root: Path, *, steps: int, seed: int, listener: Listener) -> Outcome:
     _prepare(root)
     text = root / TEXT
     listener.begun(gather(text), sum(p.numel() for p in Gpt().parameters()))
-    undisturbed = Run("undisturbed", root, steps, listener)
+    undisturbed = DemoRun("undisturbed", root, steps, listener)
     undisturbed.complete([], lambda: None)
     with AwsMetadataServer() as server:
-        disturbed = Run("disturbed", root, steps, listener, server.url)
+        disturbed = DemoRun("disturbed", root, steps, listener, server.url)
         disturbed.complete(draw(seed, steps, EVERY, server), server.withdraw)
     recoveries = [found for s in disturbed.struck if (found := _recovery(disturbed, s))]
-    return Outcome(
+    return DemoResult(
         recoveries=recoveries,
         checks=compare(undisturbed, disturbed, steps, len(recoveries)),
         directory=str(disturbed.directory),
@@ -232,7 +232,7 @@ def _prepare(root: Path) -> None:
         ) from None
 
 
-def _recovery(run: Run, struck: Struck) -> Recovery | None:
+def _recovery(run: DemoRun, struck: Struck) -> Recovery | None:
     """What came of a fault, once the job has completed a step after it."""
     events = [event for event in read_events(run.directory) if event.t >= struck.t - 0.05]
     noticed = _first(events, struck.event)
@@ -262,7 +262,9 @@ def _first(events: list[Event], name: str) -> Event | None:
     return next((event for event in events if event.event == name), None)
 
 
-def compare(undisturbed: Run, disturbed: Run, steps: int, num_recovered: int) -> list[Check]:
+def compare(
+    undisturbed: DemoRun, disturbed: DemoRun, steps: int, num_recovered: int
+) -> list[Check]:
     """The proof, line by line."""
     ends = Check(
         holds=undisturbed.exit_codes == [0]
@@ -298,7 +300,7 @@ def _compare_losses(ours: list[Trace], theirs: list[Trace], steps: int) -> Check
     )
 
 
-def _compare_states(undisturbed: Run, disturbed: Run) -> Check:
+def _compare_states(undisturbed: DemoRun, disturbed: DemoRun) -> Check:
     hashes = set()
     for rank in range(RANKS):
         for run in (undisturbed, disturbed):

@@ -19,14 +19,14 @@ from torch import nn
 
 import outlast
 from outlast.drill.corpus import WINDOW, Windows
-from outlast.drill.trace import Final, Recorder, Step
+from outlast.drill.trace import Final, Recorder, TracedStep
 
 WIDTH, HEADS, LAYERS = 128, 4, 5
 GLOBAL_BATCH = 8
 WARM_UP_STEPS = 20
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """A transformer block with dropout."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -54,7 +54,7 @@ class Gpt(nn.Module):
     ) -> None:
         super().__init__()
         self.bytes, self.places = nn.Embedding(256, width), nn.Embedding(window, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 256)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ def main() -> None:
             scheduler.step()
             session.log(loss=loss)
             recorder.step(
-                Step(
+                TracedStep(
                     step=session.step + 1,
                     loss=loss.item().hex(),
                     ids=ids.tolist(),

@@ -44,7 +44,7 @@ class Struck(msgspec.Struct, kw_only=True):
     event: str
 
 
-class Job:
+class RunningJob:
     """A running job as a fault sees it."""
 
     def __init__(self, traces: Path, checkpoints: Path, num_ranks: int) -> None:
@@ -78,11 +78,11 @@ class Fault(Protocol):
 
     name: str
 
-    def strike(self, job: Job, is_over: Callable[[], bool]) -> Struck | None:
+    def strike(self, job: RunningJob, is_over: Callable[[], bool]) -> Struck | None:
         """Wait for the moment and strike; None if the job ended (or the moment was missed)."""
 
 
-def wait_for_step(job: Job, step: int, is_over: Callable[[], bool]) -> bool:
+def wait_for_step(job: RunningJob, step: int, is_over: Callable[[], bool]) -> bool:
     """Wait until ``step`` is complete; False if the job ended first."""
     while job.completed() < step:
         if is_over():
@@ -101,7 +101,7 @@ class KillWorker:
         self.rank = rank
         self.fraction = fraction
 
-    def strike(self, job: Job, is_over: Callable[[], bool]) -> Struck | None:
+    def strike(self, job: RunningJob, is_over: Callable[[], bool]) -> Struck | None:
         """Kill it a fraction of a step after ``after_step``."""
         if not wait_for_step(job, self.after_step, is_over):
             return None
@@ -124,7 +124,7 @@ class KillAllDuringCheckpoint:
     def __init__(self, after_step: int) -> None:
         self.after_step = after_step
 
-    def strike(self, job: Job, is_over: Callable[[], bool]) -> Struck | None:
+    def strike(self, job: RunningJob, is_over: Callable[[], bool]) -> Struck | None:
         """Kill them as soon as a step's directory is there without its manifest."""
         if not wait_for_step(job, self.after_step, is_over):
             return None
@@ -157,7 +157,7 @@ class PreemptionNotice:
         self.server = server
         self.lead_s = lead_s
 
-    def strike(self, job: Job, is_over: Callable[[], bool]) -> Struck | None:
+    def strike(self, job: RunningJob, is_over: Callable[[], bool]) -> Struck | None:
         """Put the notice up."""
         if not wait_for_step(job, self.after_step, is_over):
             return None

@@ -40,7 +40,7 @@ TOKEN_PATH: Final = "/latest/api/token"  # noqa: S105
 _MAX_BODY_BYTES: Final = 65_536
 
 
-class Asked(NamedTuple):
+class IncomingRequest(NamedTuple):
     """One request as it came in."""
 
     method: str
@@ -50,7 +50,7 @@ class Asked(NamedTuple):
     body: bytes
 
 
-class Request(NamedTuple):
+class LoggedRequest(NamedTuple):
     """One request that was received, and the status it was answered with (0: none)."""
 
     method: str
@@ -58,7 +58,7 @@ class Request(NamedTuple):
     status: int
 
 
-class Answer(NamedTuple):
+class MetadataAnswer(NamedTuple):
     """An answer before it is written."""
 
     status: int
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class AnswerFault:
     """How an answer is spoiled. What is set combines; with nothing set, it is correct.
 
     Attributes:
@@ -94,12 +94,12 @@ class Fault:
         """Whether the right answer does not matter."""
         return bool(self.status) or self.body is not None or self.raw is not None
 
-    def spoil(self, answer: Answer) -> Answer:
+    def spoil(self, answer: MetadataAnswer) -> MetadataAnswer:
         """What is answered instead of ``answer``; its status is 0 where it is not HTTP."""
         if self.raw is not None:
-            return Answer(0, self.raw)
+            return MetadataAnswer(0, self.raw)
         if self.status or self.body is not None:
-            return Answer(self.status or 200, self.body or b"", self.headers)
+            return MetadataAnswer(self.status or 200, self.body or b"", self.headers)
         return answer
 
     def write(self, raw: bytes, file: BufferedIOBase, closing: threading.Event) -> None:
@@ -126,10 +126,10 @@ class MetadataServer:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._changed = threading.Condition()  # held for every look at what is announced
-        self._requests: deque[Request] = deque(maxlen=100_000)
-        self._fault, self._fault_method, self._fault_path = Fault(), "", ""
+        self._requests: deque[LoggedRequest] = deque(maxlen=100_000)
+        self._fault, self._fault_method, self._fault_path = AnswerFault(), "", ""
         self._fault_times = math.inf
-        self._http = _Server(self)
+        self._http = _MetadataHttpServer(self)
         self._thread = threading.Thread(
             target=self._http.serve_forever, args=(0.05,), name="outlast-metadata", daemon=True
         )
@@ -162,36 +162,36 @@ class MetadataServer:
         return self._http.closing.is_set()
 
     @property
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[LoggedRequest]:
         """What was received so far, in the order it was answered."""
         with self._changed:
             return list(self._requests)
 
     def inject(
-        self, fault: Fault, *, times: float = math.inf, method: str = "", path: str = ""
+        self, fault: AnswerFault, *, times: float = math.inf, method: str = "", path: str = ""
     ) -> None:
-        """Spoil the next ``times`` answers, of one ``method`` or ``path``; ``Fault()`` heals."""
+        """Spoil the next ``times`` answers of ``method`` or ``path``; ``AnswerFault()`` heals."""
         with self._changed:
             self._fault, self._fault_times = fault, times
             self._fault_method, self._fault_path = method, path
 
-    def answer(self, asked: Asked) -> tuple[Answer, Fault]:
+    def answer(self, asked: IncomingRequest) -> tuple[MetadataAnswer, AnswerFault]:
         """Decide and log the answer to one request, and the fault that it meets."""
         with self._changed:
             fault = self._met(asked)
             # What is answered anyway is not waited for, where the right answer would hang.
-            answer = fault.spoil(Answer(200) if fault.replaces else self._correct(asked))
-            self._requests.append(Request(asked.method, asked.path, answer.status))
+            answer = fault.spoil(MetadataAnswer(200) if fault.replaces else self._correct(asked))
+            self._requests.append(LoggedRequest(asked.method, asked.path, answer.status))
         return answer, fault
 
-    def _met(self, asked: Asked) -> Fault:
+    def _met(self, asked: IncomingRequest) -> AnswerFault:
         wanted = (self._fault_method or asked.method, self._fault_path or asked.path)
         if self._fault_times <= 0 or wanted != (asked.method, asked.path):
-            return Fault()
+            return AnswerFault()
         self._fault_times -= 1
         return self._fault
 
-    def _correct(self, asked: Asked) -> Answer:
+    def _correct(self, asked: IncomingRequest) -> MetadataAnswer:
         """The answer when nothing is spoiled; called with ``_changed`` held."""
         raise NotImplementedError
 
@@ -204,20 +204,22 @@ class Tokens:
         self._clock = clock
         self._expiries: dict[str, float] = {}  # token → when it expires
 
-    def answer(self, asked: Asked) -> Answer:
+    def answer(self, asked: IncomingRequest) -> MetadataAnswer:
         """The answer to a request for a token."""
         if asked.method != "PUT":
-            return Answer(405, b"", (("Allow", "PUT"),))
+            return MetadataAnswer(405, b"", (("Allow", "PUT"),))
         if "X-Forwarded-For" in asked.headers:
-            return Answer(403)  # a proxy stands in between: the caller may not be this machine
+            return MetadataAnswer(
+                403
+            )  # a proxy stands in between: the caller may not be this machine
         ttl = asked.headers.get(self._header, "")
         if not re.fullmatch("[0-9]{1,5}", ttl) or not 1 <= int(ttl) <= 21_600:
-            return Answer(400)
+            return MetadataAnswer(400)
         now = self._clock()
         self._expiries = {old: t for old, t in self._expiries.items() if t > now}
         token = base64.b64encode(secrets.token_bytes(40)).decode()
         self._expiries[token] = now + int(ttl)
-        return Answer(200, token.encode(), ((self._header, ttl),))
+        return MetadataAnswer(200, token.encode(), ((self._header, ttl),))
 
     def valid(self, token: str) -> bool:
         """Whether ``token`` was given out and is still good."""
@@ -233,7 +235,7 @@ def stamp(t: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t))
 
 
-class _Server(ThreadingHTTPServer):
+class _MetadataHttpServer(ThreadingHTTPServer):
     daemon_threads = False  # so that server_close joins them
     request_queue_size = 64
 
@@ -248,7 +250,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: _Server
+    server: _MetadataHttpServer
     timeout = 2.0  # for a client that connects and says nothing, or does not read
     disable_nagle_algorithm = True
 
@@ -262,7 +264,9 @@ class _Handler(BaseHTTPRequestHandler):
         size = int(length) if re.fullmatch("[0-9]{1,6}", length) else 0
         body = self.rfile.read(min(size, _MAX_BODY_BYTES))
         owner = self.server.owner
-        answer, fault = owner.answer(Asked(self.command, path, parse_qs(query), self.headers, body))
+        answer, fault = owner.answer(
+            IncomingRequest(self.command, path, parse_qs(query), self.headers, body)
+        )
         raw = _rendered(answer, fault.padding_bytes, owner.software)
         fault.write(raw, self.wfile, self.server.closing)
 
@@ -272,7 +276,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: ``requests`` is the record."""
 
 
-def _rendered(answer: Answer, padding_bytes: int, software: str) -> bytes:
+def _rendered(answer: MetadataAnswer, padding_bytes: int, software: str) -> bytes:
     if not answer.status:
         return answer.body
     head = (
@@ -332,12 +336,12 @@ class AwsMetadataServer(MetadataServer):
         with self._changed:
             self._tokens.expire()
 
-    def _correct(self, asked: Asked) -> Answer:
+    def _correct(self, asked: IncomingRequest) -> MetadataAnswer:
         if asked.path == TOKEN_PATH:
             return self._tokens.answer(asked)
         if asked.method != "GET":
-            return Answer(405, b"", (("Allow", "GET"),))
+            return MetadataAnswer(405, b"", (("Allow", "GET"),))
         if not self._tokens.valid(asked.headers.get("X-aws-ec2-metadata-token", "")):
-            return Answer(401)
+            return MetadataAnswer(401)
         document = self._documents.get(asked.path)
-        return Answer(404) if document is None else Answer(200, document)
+        return MetadataAnswer(404) if document is None else MetadataAnswer(200, document)

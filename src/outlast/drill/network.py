@@ -441,7 +441,7 @@ class BlackHole(_Rules):
         super().__init__(machine, _either_way(machine, "drop"))
 
 
-class Loss(_Rules):
+class PacketLoss(_Rules):
     """Of all packets of a machine a share is lost, in each direction.
 
     Args:

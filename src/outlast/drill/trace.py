@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class TracedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One completed step of one rank.
 
     Attributes:
@@ -46,7 +46,7 @@ class Recorder:
         self._file = (directory / f"rank-{rank}.jsonl").open("a", buffering=1)
         self._file.write(json.dumps({"pid": pid}) + "\n")
 
-    def step(self, step: Step) -> None:
+    def step(self, step: TracedStep) -> None:
         """Note a completed step."""
         self._file.write(msgspec.json.encode(step).decode() + "\n")
 
@@ -60,7 +60,7 @@ class Trace(NamedTuple):
     """One rank's record so far."""
 
     pid: int
-    steps: list[Step]
+    steps: list[TracedStep]
     num_bytes: int
 
 
@@ -79,7 +79,7 @@ def read_trace(directory: Path, rank: int, since: Trace | None = None) -> Trace:
         if "pid" in raw:
             pid = raw["pid"]
         else:
-            steps.append(msgspec.convert(raw, Step))
+            steps.append(msgspec.convert(raw, TracedStep))
     return Trace(pid, steps, offset + len(whole))
 
 
@@ -91,9 +91,9 @@ def read_final(directory: Path, rank: int) -> Final | None:
         return None
 
 
-def by_step(trace: Trace) -> dict[int, list[Step]]:
+def by_step(trace: Trace) -> dict[int, list[TracedStep]]:
     """Step → every line about it."""
-    steps: dict[int, list[Step]] = defaultdict(list)
+    steps: dict[int, list[TracedStep]] = defaultdict(list)
     for step in trace.steps:
         steps[step.step].append(step)
     return steps

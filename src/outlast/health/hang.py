@@ -36,7 +36,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outlast.attempt.beat import Heard, Phase
+from outlast.attempt.beat import BeatReader, Phase
 from outlast.health.answering import SIGNAL, stacks_path
 from outlast.health.messages import (
     Ask,
@@ -46,9 +46,9 @@ from outlast.health.messages import (
     FromWatcher,
     Learned,
     Suspicion,
-    Worker,
+    WatchedWorker,
 )
-from outlast.health.proc import Look, catches, look_at, moved, state_of, tracer_of
+from outlast.health.proc import ProcessLook, catches, look_at, moved, state_of, tracer_of
 from outlast.health.pulse import ask_path, recorder_path
 from outlast.health.watched import Watched
 from outlast.policy.blame import STOPPED_S, Frame, RankLook
@@ -209,7 +209,7 @@ class Track:
         is_session: whether it says what it does.
     """
 
-    def __init__(self, worker: Worker, now_s: float) -> None:
+    def __init__(self, worker: WatchedWorker, now_s: float) -> None:
         self.worker = worker
         self.kind = Activity.START
         self.changed_s = now_s
@@ -219,7 +219,7 @@ class Track:
         self.pulse_s: float | None = None
         self._sign: tuple[Any, ...] | None = None
 
-    def look(self, heard: Heard, now_s: float) -> tuple[Activity, float] | None:
+    def look(self, heard: BeatReader, now_s: float) -> tuple[Activity, float] | None:
         """See what it says; the kind of thing that it did, and how long, once it goes on."""
         beat, phase, updates, pulse = heard.beat, heard.phase, heard.updates, heard.pulse
         evaluates = pulse is not None and pulse.is_evaluating
@@ -383,7 +383,7 @@ class Gathering:
 
     def __init__(self, begin: Begin, number: int | None) -> None:
         self.number = number
-        self.found: dict[int, tuple[Look, Look, Stacks, tuple[str, ...]]] = {}
+        self.found: dict[int, tuple[ProcessLook, ProcessLook, Stacks, tuple[str, ...]]] = {}
         self._begin = begin
         self._beats = Path(begin.beats)
         self._thread = threading.Thread(target=self._run, name="outlast-evidence", daemon=True)
@@ -415,7 +415,7 @@ class Gathering:
                 for one, rest in zip(workers, found, strict=True)
             }
 
-    def _of_one(self, worker: Worker) -> tuple[Look, Stacks, tuple[str, ...]]:
+    def _of_one(self, worker: WatchedWorker) -> tuple[ProcessLook, Stacks, tuple[str, ...]]:
         after = look_at(worker.pid)
         is_there = after.state not in ("", "Z")
         answer = stacks_path(self._beats, worker.local_rank)

@@ -99,7 +99,7 @@ def end(
         Process ids of those that have been killed and have not gone.
     """
     until_s = time.monotonic() + limit_s
-    wanted = _Wanted(
+    wanted = _ProcessFilter(
         begin=f"{VARIABLE}={stem}.".encode(),
         spared=[f"{VARIABLE}={one}".encode() for one in spared],
         sessions=sessions,
@@ -132,7 +132,7 @@ def in_words(pid: int) -> str:
     return f"{pid} (state {state_of(pid)})"
 
 
-class _Wanted(NamedTuple):
+class _ProcessFilter(NamedTuple):
     """What is looked for.
 
     Attributes:
@@ -164,7 +164,7 @@ class _Wanted(NamedTuple):
         return int(fields[3]) in self.sessions and is_dying(pid)
 
 
-def _kill(wanted: _Wanted) -> tuple[dict[int, int], set[int]]:
+def _kill(wanted: _ProcessFilter) -> tuple[dict[int, int], set[int]]:
     """Kill those that are to end: process id → pidfd of each, and those that had ended already."""
     found: dict[int, int] = {}
     ended: set[int] = set()

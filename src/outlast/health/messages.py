@@ -41,11 +41,11 @@ SEND_BUFFER_BYTES: Final = 1 << 20
 State = dict[str, list[float]]
 
 
-class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class _WatcherMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What all messages have in common: the class's name says what they are."""
 
 
-class Worker(msgspec.Struct, frozen=True, kw_only=True):
+class WatchedWorker(msgspec.Struct, frozen=True, kw_only=True):
     """One worker of this machine."""
 
     local_rank: int
@@ -53,7 +53,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
-class Begin(_Message, frozen=True):
+class Begin(_WatcherMessage, frozen=True):
     """Workers have started.
 
     Attributes:
@@ -70,20 +70,20 @@ class Begin(_Message, frozen=True):
     node: str
     beats: str
     world_size: int
-    workers: tuple[Worker, ...]
+    workers: tuple[WatchedWorker, ...]
     hang: HangSettings | None = None
     learned: dict[str, State] = {}
 
 
-class End(_Message, frozen=True):
+class End(_WatcherMessage, frozen=True):
     """Nothing is to be watched until the next ``Begin``."""
 
 
-class Alive(_Message, frozen=True):
+class Alive(_WatcherMessage, frozen=True):
     """The watcher runs."""
 
 
-class Learned(_Message, frozen=True):
+class Learned(_WatcherMessage, frozen=True):
     """What ``symptom`` has learned so far, of the attempt with this number."""
 
     symptom: str
@@ -91,20 +91,20 @@ class Learned(_Message, frozen=True):
     state: State
 
 
-class Suspicion(_Message, frozen=True):
+class Suspicion(_WatcherMessage, frozen=True):
     """All workers of this machine, of which some have made no progress for their limit."""
 
     attempt: int
     seen: tuple[RankLook, ...]
 
 
-class Ask(_Message, frozen=True):
+class Ask(_WatcherMessage, frozen=True):
     """How do the workers look now? ``number`` comes back in the answer."""
 
     number: int
 
 
-class Evidence(_Message, frozen=True):
+class Evidence(_WatcherMessage, frozen=True):
     """All workers of this machine."""
 
     attempt: int
@@ -128,7 +128,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     seconds: bytes
 
 
-class Timings(_Message, frozen=True):
+class Timings(_WatcherMessage, frozen=True):
     """The newest steps of this machine's workers, those that were told before included.
 
     Attributes:
@@ -142,7 +142,7 @@ class Timings(_Message, frozen=True):
     ranks: tuple[Times, ...]
 
 
-class Gap(_Message, frozen=True):
+class Gap(_WatcherMessage, frozen=True):
     """For so long, up to now, nobody has looked for ``symptom``."""
 
     symptom: str
@@ -185,7 +185,7 @@ class Voice:
             self.sock.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except OSError as error:
             if error.errno in (errno.EMSGSIZE, errno.EAGAIN):
-                name, size = type(message).__name__, len(data)
+                name, size = message.__struct_config__.tag, len(data)
                 logger.warning("%s of %d bytes was lost: %s", name, size, error.strerror)
             return False
         return True

@@ -40,7 +40,7 @@ _CALLS: Final[dict[str, dict[int, str]]] = {
 _NAMES: Final = _CALLS.get(platform.machine(), {})
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessLook(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a process.
 
     Attributes:
@@ -89,16 +89,16 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
     starved: bool
 
 
-def look_at(pid: int) -> Look:
+def look_at(pid: int) -> ProcessLook:
     """See what there is to see; what the kernel does not tell is left out."""
     now_s = time.monotonic()
     place = Path(f"/proc/{pid}")
     main = place / "task" / str(pid)
     state, whole_s = _stat(place)
     if not state:
-        return Look(at_s=now_s)
+        return ProcessLook(at_s=now_s)
     below = _descendants(pid)
-    return Look(
+    return ProcessLook(
         at_s=now_s,
         state=state,
         tracer=tracer_of(pid),
@@ -115,7 +115,7 @@ def look_at(pid: int) -> Look:
     )
 
 
-def moved(before: Look, after: Look) -> Moved:
+def moved(before: ProcessLook, after: ProcessLook) -> Moved:
     """Compare two looks."""
     s = max(after.at_s - before.at_s, 0.001)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outlast.attempt.beat import Heard
-from outlast.health.messages import Begin, Worker
+from outlast.attempt.beat import BeatReader
+from outlast.health.messages import Begin, WatchedWorker
 
 
 class Watched:
@@ -21,11 +21,11 @@ class Watched:
 
     def __init__(self, begin: Begin) -> None:
         self.begin = begin
-        self.heard: dict[int, Heard] = {}
+        self.heard: dict[int, BeatReader] = {}
         self._beats = Path(begin.beats)
 
     @property
-    def workers(self) -> tuple[Worker, ...]:
+    def workers(self) -> tuple[WatchedWorker, ...]:
         """Those of this machine."""
         return self.begin.workers
 
@@ -34,7 +34,7 @@ class Watched:
         for worker in self.workers:
             if worker.rank not in self.heard:
                 try:
-                    self.heard[worker.rank] = Heard(self._beats, worker.local_rank)
+                    self.heard[worker.rank] = BeatReader(self._beats, worker.local_rank)
                 except (OSError, ValueError):
                     continue  # it has not begun to speak
 

@@ -48,7 +48,7 @@ class Symptom(Protocol):
 SYMPTOMS: Final[list[Callable[[], Symptom]]] = [HangWatch, Pace]
 
 
-class Watcher:
+class HangWatcher:
     """One process's work.
 
     Args:
@@ -134,7 +134,7 @@ def main() -> None:
     wake_when_alone()
     try:
         with socket.socket(fileno=fd) as sock:
-            Watcher(sock, [make() for make in SYMPTOMS]).run()
+            HangWatcher(sock, [make() for make in SYMPTOMS]).run()
     finally:
         _end_orphans(parent, stem)
 

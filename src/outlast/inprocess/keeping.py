@@ -27,7 +27,7 @@ from outlast.data import random_state
 from outlast.inprocess import living
 from outlast.inprocess.living import BUFFERS, Buffers, Looks, Moment, Rest, is_equal, of_all
 from outlast.script.objects import Objects
-from outlast.script.states import State
+from outlast.script.states import BoundaryState
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):
@@ -162,7 +162,7 @@ class Keeping:
         basis: tuple[int, int] | None,
         objects: Objects,
         *,
-        newest: Callable[[], State],
+        newest: Callable[[], BoundaryState],
         own: Callable[[], dict[str, Any]],
         own_end: Callable[[int], dict[str, Any]],
         let_go: Callable[[], None],

@@ -48,7 +48,7 @@ from outlast.checkpoint.tensors import as_bytes, is_spread
 from outlast.checkpoint.tree import encode_into
 from outlast.errors import ConfigError
 from outlast.script.objects import Objects
-from outlast.script.states import State
+from outlast.script.states import BoundaryState
 
 BUFFERS: Final = "buffers"  # in what rank 0 knows alone
 _PREFIX: Final = f"{OWN}."
@@ -78,7 +78,7 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
     _groups: dict[str, Any]  # key of an optimizer → its groups, without what they hold
     _whole: Whole | None = None
 
-    def whole(self, now: Callable[[], State]) -> Whole:
+    def whole(self, now: Callable[[], BoundaryState]) -> Whole:
         """All of the state then.
 
         Args:
@@ -122,7 +122,7 @@ class Whole(msgspec.Struct, frozen=True, kw_only=True):
     tensors: dict[str, torch.Tensor]
 
 
-def of_all(state: State) -> Rest:
+def of_all(state: BoundaryState) -> Rest:
     """The whole of ``state`` gone through.
 
     Raises:
@@ -208,13 +208,13 @@ class Looks:
             _groups=hyper,
         )
 
-    def learn(self, state: State) -> None:
+    def learn(self, state: BoundaryState) -> None:
         """See what ``state`` is made of, which is that of now; and whether ``take`` gives it."""
         if not self._may:
             return
         self._is_learnt = self._may = self._learn(state)
 
-    def _learn(self, state: State) -> bool:
+    def _learn(self, state: BoundaryState) -> bool:
         for key, value in self._objects.stateful.items():
             if isinstance(value, torch.optim.Optimizer):
                 if not is_stock_class(type(value)):
@@ -230,7 +230,7 @@ class Looks:
         except ConfigError:
             return False
 
-    def _learn_model(self, key: str, state: State) -> bool:
+    def _learn_model(self, key: str, state: BoundaryState) -> bool:
         walked = self._objects.walked(key)
         if walked is None:
             return False
@@ -390,7 +390,7 @@ class Moment:
         self.live = rest.live
         self._marks = _marks_of(self.live)
 
-    def settle(self, now: Callable[[], State]) -> None:
+    def settle(self, now: Callable[[], BoundaryState]) -> None:
         """It is to stay: see what all of it is.
 
         Args:

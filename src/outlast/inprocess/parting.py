@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.attempt.link import Link
-from outlast.attempt.own import Record
+from outlast.attempt.own import RankState
 
 ALL_END: Final = "the machines of the job change: all save, and start again"
 WAIT_S: Final = 600.0  # that ranks wait for each other at such a boundary
@@ -117,7 +117,7 @@ def meet(
     return parting
 
 
-def take(link: Link, parting: Parting) -> list[Record]:
+def take(link: Link, parting: Parting) -> list[RankState]:
     """Take, on a rank that goes on, what is its to keep of what others know alone.
 
     Raises:
@@ -131,7 +131,7 @@ def take(link: Link, parting: Parting) -> list[Record]:
         raw = link.fetch(f"{_KEY}/{rank}/own", WAIT_S)
         word = msgspec.msgpack.decode(raw, type=PartingWord)
         records.append(
-            Record(
+            RankState(
                 timeline=word.timeline,
                 rank=rank,
                 world_size=link.world_size,

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from outlast.attempt.link import Link, device_of_group
 from outlast.attempt.over import over
-from outlast.attempt.own import Record, read_own
+from outlast.attempt.own import RankState, read_own
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import as_bytes
 from outlast.checkpoint.tree import DTYPE_OF, unflatten
@@ -147,7 +147,7 @@ def _agree(
     return msgspec.json.decode(link.fetch("living/plan", TIMEOUT_S), type=RegainPlan)
 
 
-def _offer(moment: Moment | None, records: list[Record], *, lives: bool) -> StateOffer:
+def _offer(moment: Moment | None, records: list[RankState], *, lives: bool) -> StateOffer:
     known = [
         OwnState(
             timeline=one.timeline,
@@ -185,7 +185,7 @@ def _offer(moment: Moment | None, records: list[Record], *, lives: bool) -> Stat
     )
 
 
-def _of_others(records: Sequence[Record], others: Others) -> Iterator[Record]:
+def _of_others(records: Sequence[RankState], others: Others) -> Iterator[RankState]:
     """What other workers knew alone, where all know the same but for their records of samples."""
     for one in records:
         if (one.rank, one.world_size) != (others.rank, others.world_size) or not one.is_certain:
@@ -204,7 +204,7 @@ def _own_key(rank: int) -> str:
 
 
 def _publish_own(
-    link: Link, plan: RegainPlan, moment: Moment | None, records: list[Record]
+    link: Link, plan: RegainPlan, moment: Moment | None, records: list[RankState]
 ) -> None:
     """Tell the own states that others, or this rank itself, are to have from here."""
     blobs = {

@@ -27,9 +27,9 @@ from outlast.attempt.groups import groups
 from outlast.attempt.line import (
     LEAVES,
     STANDBY_VARIABLE,
-    Go,
-    Line,
-    Over,
+    AgentLine,
+    AttemptEnded,
+    NextAttempt,
     Prepared,
     Stays,
     Unwound,
@@ -61,13 +61,13 @@ class Survivor:
         joins: whether others were in the attempt before.
     """
 
-    def __init__(self, line: Line, why_not: str, *, joins: bool = False) -> None:
+    def __init__(self, line: AgentLine, why_not: str, *, joins: bool = False) -> None:
         self.why_not = why_not
         self.joins = joins
         self._line = line
         self._lock = threading.Lock()
         self._has_answered = threading.Event()
-        self._next: queue.SimpleQueue[Go | None] = queue.SimpleQueue()
+        self._next: queue.SimpleQueue[NextAttempt | None] = queue.SimpleQueue()
         self._given: set[str] = set()  # variables
         self._thread = devices.Thread(target=self._listen, name="outlast-line", daemon=True)
         self._thread.start()
@@ -174,9 +174,9 @@ class Survivor:
 
     def _listen(self) -> None:
         while (message := self._line.receive()) is not None:
-            if isinstance(message, Over):
+            if isinstance(message, AttemptEnded):
                 self._over()
-            elif isinstance(message, Go):
+            elif isinstance(message, NextAttempt):
                 # Here, in the order of the messages: this attempt's end may be the next one.
                 self._has_answered.clear()
                 over.begin_again()
@@ -226,7 +226,7 @@ def is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _redirect(go: Go) -> None:
+def _redirect(go: NextAttempt) -> None:
     for path, number, stream in ((go.stdout, 1, sys.stdout), (go.stderr, 2, sys.stderr)):
         if path:
             if stream is not None:

@@ -3,10 +3,10 @@
 A machine that is cut off may still hold a whole snapshot, and storage may be all that it reaches.
 By then the others have claimed a new attempt's number there; or, after storage had stalled, two
 halves of the job go on under the same number, and the claim is that of one of them. So each
-attempt comes with the reign that formed it (one agent's time as coordinator, a name that nobody
-else has), and a snapshot is committed only when the newest number is claimed by the reign of the
+attempt comes with the term that formed it (one agent's time as coordinator, a name that nobody
+else has), and a snapshot is committed only when the newest number is claimed by the term of the
 newest attempt that this machine takes part in. A number's claim is never written anew: of two
-reigns one at most passes for it.
+terms one at most passes for it.
 
 A keeper that takes part in the new attempt still brings to an end what the one before has left; its
 workers wait for that. Claims that cannot be read, or are not there yet, let nobody pass and refuse
@@ -32,7 +32,7 @@ from outlast.storage import Storage
 logger = logging.getLogger(__name__)
 
 TOLD_S: Final = 3.0  # between a claim and word of the attempt to all its keepers
-REIGNS_MAX: Final = 64  # that are remembered
+TERMS_MAX: Final = 64  # that are remembered
 AGAIN_S: Final = 0.5
 
 
@@ -73,7 +73,7 @@ class Fence:
         self._told_s = told_s
         self._clock = clock
         self._lock = threading.Lock()
-        self._reigns: dict[int, str] = {}  # of the attempts that this machine took part in
+        self._terms: dict[int, str] = {}  # of the attempts that this machine took part in
         self._ours: set[int] = set()  # numbers that were seen to be claimed by them
         self._newer: tuple[int, float] = (0, 0.0)  # a number we are not part of, and since when
 
@@ -82,12 +82,12 @@ class Fence:
         """Where the claims are, for people."""
         return self._storage.describe()
 
-    def told(self, attempt: int, reign: str) -> None:
-        """This machine takes part in ``attempt``, which ``reign`` has formed."""
+    def told(self, attempt: int, term: str) -> None:
+        """This machine takes part in ``attempt``, which ``term`` has formed."""
         with self._lock:
-            self._reigns[attempt] = reign
-            for old in sorted(self._reigns)[:-REIGNS_MAX]:
-                del self._reigns[old]
+            self._terms[attempt] = term
+            for old in sorted(self._terms)[:-TERMS_MAX]:
+                del self._terms[old]
 
     def judge(self, attempt: int) -> Judgement:
         """Whether a snapshot of ``attempt`` may be committed; takes as long as storage does.
@@ -97,7 +97,7 @@ class Fence:
         """
         newest = max(claimed_numbers(self._storage), default=0)
         with self._lock:
-            told = max(self._reigns, default=0)
+            told = max(self._terms, default=0)
         if newest > told and self._is_of_our_agent(newest):
             told = newest
         if newest > max(attempt, told):
@@ -124,9 +124,9 @@ class Fence:
         """
         claim = claimed(self._storage, number)
         with self._lock:
-            is_ours = claim.is_for_one and claim.reign in self._reigns.values()
+            is_ours = claim.is_for_one and claim.term in self._terms.values()
         if is_ours:
-            self.told(number, claim.reign)
+            self.told(number, claim.term)
         return is_ours
 
     def _behind(self, attempt: int, newest: int) -> Judgement:
@@ -145,19 +145,19 @@ class Fence:
         )
 
     def _is_ours(self, number: int, told: int) -> bool:
-        """Whether the reign that formed our attempt ``number`` has claimed it.
+        """Whether the term that formed our attempt ``number`` has claimed it.
 
-        Attempts of one reign follow each other, so the last one's claim stands for all of them.
+        Attempts of one term follow each other, so the last one's claim stands for all of them.
         """
         with self._lock:
-            reign, last = self._reigns.get(number, ""), self._reigns[told]
-            if number in self._ours or (number < told and reign == last and told in self._ours):
+            term, last = self._terms.get(number, ""), self._terms[told]
+            if number in self._ours or (number < told and term == last and told in self._ours):
                 return True
-        if not reign or claimed(self._storage, number).reign != reign:
+        if not term or claimed(self._storage, number).term != term:
             return False
         with self._lock:
             self._ours.add(number)
-            self._ours.intersection_update(self._reigns)
+            self._ours.intersection_update(self._terms)
         return True
 
 
@@ -193,9 +193,9 @@ class Gate:
         """Where the claims are, for people."""
         return self._fence.place
 
-    def told(self, attempt: int, reign: str) -> None:
-        """This machine takes part in ``attempt``, which ``reign`` has formed."""
-        self._fence.told(attempt, reign)
+    def told(self, attempt: int, term: str) -> None:
+        """This machine takes part in ``attempt``, which ``term`` has formed."""
+        self._fence.told(attempt, term)
         self._wake()
 
     def ask(self, key: Hashable, attempt: int, then: Callable[[str], None]) -> None:

@@ -269,7 +269,7 @@ class Peers:
         self._tls: Tls | None = None
         self._server: ReplicaServer | None = None
         self._replicator: Replicator | None = None
-        self._neighbours: PeerTier | None = None
+        self._tier: PeerTier | None = None
 
     @property
     def key(self) -> bytes:
@@ -279,7 +279,7 @@ class Peers:
     @property
     def num_others(self) -> int:
         """How many other machines can be asked."""
-        return len(self._neighbours.members) if self._neighbours else 0
+        return len(self._tier.members) if self._tier else 0
 
     @property
     def tier(self) -> PeerTier:
@@ -288,9 +288,9 @@ class Peers:
         Raises:
             KeyError: there are none.
         """
-        if self._neighbours is None:
+        if self._tier is None:
             raise KeyError(PEER)
-        return self._neighbours
+        return self._tier
 
     def serve(self, message: wire.Serve, key: bytes, fd: int) -> None:
         """Listen for other machines; a supervisor that comes later takes the place of this one.
@@ -330,8 +330,8 @@ class Peers:
         if self._replicator is None or self._node not in nodes:
             raise ValueError(f"{self._node or 'nobody'} is not among the members {sorted(nodes)}")
         others = [member for member in message.members if member.node != self._node]
-        before, self._neighbours = (
-            self._neighbours,
+        before, self._tier = (
+            self._tier,
             PeerTier(message.attempt, others, self._open_channel),
         )
         if before is not None:
@@ -351,14 +351,14 @@ class Peers:
 
     def stop(self) -> None:
         """End all talk with other machines."""
-        for part in (self._replicator, self._neighbours):
+        for part in (self._replicator, self._tier):
             if isinstance(part, Replicator):
                 part.stop()
             elif part is not None:
                 part.close()
         if self._server is not None:
             self._server.close()
-        self._replicator = self._neighbours = self._server = None
+        self._replicator = self._tier = self._server = None
 
     # --- inside ---------------------------------------------------------------------------------
 

@@ -184,7 +184,7 @@ class Supervisor:
         members: Sequence[wire.PeerMachine],
         timeout_s: float = 5.0,
         *,
-        reign: str = "",
+        term: str = "",
         lost: Sequence[wire.Lost] = (),
     ) -> bool:
         """Tell the keeper of an attempt that this machine takes part in.
@@ -195,7 +195,7 @@ class Supervisor:
             attempt: its number.
             members: its machines, once ``serve`` was called; none before.
             timeout_s: how long to wait for the keeper's word.
-            reign: who has formed it: what the claim of its number must say for a commit.
+            term: who has formed it: what the claim of its number must say for a commit.
             lost: machines of the attempt before it that are given up for lost.
 
         Returns:
@@ -210,7 +210,7 @@ class Supervisor:
             raise ValueError("this machine is not among the members, or does not serve them")
         with self._told:
             self._members = wire.Members(
-                attempt=attempt, reign=reign, members=tuple(members), lost=tuple(lost)
+                attempt=attempt, term=term, members=tuple(members), lost=tuple(lost)
             )
             if not self._send_quietly(self._members) and not self._is_alive():
                 return False

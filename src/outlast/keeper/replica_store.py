@@ -133,40 +133,42 @@ class ReplicaStore:
         Raises:
             Refused: it makes no sense, is older than what is here, or there is no memory.
         """
-        guest = IncomingReplica(offer, *_checked(offer, small, self._job), dict(small))
+        incoming = IncomingReplica(offer, *_checked(offer, small, self._job), dict(small))
         books = self._holdings.books
         with self._lock:
             here = books.copies.get(offer.node)
             if here is not None:
                 if here.kept.manifest == small[MANIFEST]:
                     return None
-                if when(named(here.save)) > when(guest.manifest.save):
+                if when(named(here.save)) > when(incoming.manifest.save):
                     raise ReplicaRefused(f"{here.save} is here")
             if offer.node in self._coming:
                 raise ReplicaRefused("another copy of this machine is coming in")
             numbers = self._find_room(offer)
-            guest.arenas = dict(zip(offer.files, numbers, strict=True))
-            guest.views = {
-                name: books.arenas[guest.arenas[name]].view[:size]
+            incoming.arenas = dict(zip(offer.files, numbers, strict=True))
+            incoming.views = {
+                name: books.arenas[incoming.arenas[name]].view[:size]
                 for name, size in offer.files.items()
             }
-            self._coming[offer.node] = guest
-        return guest
+            self._coming[offer.node] = incoming
+        return incoming
 
-    def adopt(self, guest: IncomingReplica) -> None:
+    def adopt(self, incoming: IncomingReplica) -> None:
         """It is whole: it takes the place of the one before."""
-        offer = guest.offer
+        offer = incoming.offer
         with self._lock:
             self._coming.pop(offer.node, None)
-            files = {name: (guest.arenas[name], size) for name, size in offer.files.items()}
-            kept = KeptSnapshot(files=files, small=guest.small, attempt=guest.manifest.attempt)
+            files = {name: (incoming.arenas[name], size) for name, size in offer.files.items()}
+            kept = KeptSnapshot(
+                files=files, small=incoming.small, attempt=incoming.manifest.attempt
+            )
             self._holdings.books.copies[offer.node] = Replica(save=offer.save, kept=kept)
             self._holdings.note()
 
-    def give_up(self, guest: IncomingReplica) -> None:
+    def give_up(self, incoming: IncomingReplica) -> None:
         """It does not come in full; its memory is used for the next."""
         with self._lock:
-            self._coming.pop(guest.offer.node, None)
+            self._coming.pop(incoming.offer.node, None)
 
     def inventory(self) -> dict[str, KeptSnapshot]:
         """By the names of saves: all that is in memory here, this machine's own and copies."""
@@ -221,7 +223,7 @@ class ReplicaStore:
         """Arenas of copies that are no copy's."""
         books = self._holdings.books
         used = {arena for copy in books.copies.values() for arena, _ in copy.kept.files.values()}
-        used.update(*(guest.arenas.values() for guest in self._coming.values()))
+        used.update(*(incoming.arenas.values() for incoming in self._coming.values()))
         return set(books.of_rank(COPIES)) - used
 
 
@@ -329,44 +331,44 @@ class ReplicaServer:
             small[name] = bytes(blob[start : start + size])
             start += size
         try:
-            guest = self._store.receive(offer, small)
+            incoming = self._store.receive(offer, small)
         except ReplicaRefused as refused:
             logger.warning("a copy of %s: %s is not taken: %s", offer.node, offer.save, refused)
             protocol.say(channel, protocol.ReplicaVerdict(verdict="refused", reason=str(refused)))
             return
-        if guest is None:
+        if incoming is None:
             protocol.say(channel, protocol.ReplicaVerdict(verdict="have"))
             return
         is_whole = False
         try:
             protocol.say(channel, protocol.ReplicaVerdict(verdict="send"))
             yield_to_training()
-            is_whole = self._fill(channel, guest)
+            is_whole = self._fill(channel, incoming)
         finally:
             if not is_whole:
-                self._store.give_up(guest)
+                self._store.give_up(incoming)
         if is_whole:
-            self._store.adopt(guest)
+            self._store.adopt(incoming)
             protocol.say(channel, protocol.ReplicaVerdict(verdict="have"))
             self._store.came(named(offer.save))
 
-    def _fill(self, channel: Channel, guest: IncomingReplica) -> bool:
+    def _fill(self, channel: Channel, incoming: IncomingReplica) -> bool:
         """Take the blocks as they come; whether the copy is whole."""
         pace = TrafficPace(math.inf, self._door.closing, Cores()) if self._gives_way else None
         while True:
             message = protocol.hear(channel, protocol.ANSWER_S)
             match message:
                 case protocol.ReplicaBlock(file=file, index=index):
-                    room = guest.room_for(file, index, channel.bulk_bytes)
+                    room = incoming.room_for(file, index, channel.bulk_bytes)
                     channel.receive_into(room, pace=pace)
-                    guest.arrived(file, index)
-                case protocol.ReplicaWhole() if guest.is_whole():
+                    incoming.arrived(file, index)
+                case protocol.ReplicaWhole() if incoming.is_whole():
                     return True
                 case protocol.ReplicaWhole():
                     host = channel.peer.rpartition(":")[0]
-                    self._door.refused(host, channel.peer, guest.problem)
-                    logger.warning("refused a copy from %s: %s", channel.peer, guest.problem)
-                    verdict = protocol.ReplicaVerdict(verdict="refused", reason=guest.problem)
+                    self._door.refused(host, channel.peer, incoming.problem)
+                    logger.warning("refused a copy from %s: %s", channel.peer, incoming.problem)
+                    verdict = protocol.ReplicaVerdict(verdict="refused", reason=incoming.problem)
                     protocol.say(channel, verdict)
                     return False
                 case protocol.Withdrawn() | None:

@@ -285,7 +285,7 @@ class Keeper:
                 self._peers.serve(message, blob, listener)
             case wire.Members():
                 if self._gate is not None:
-                    self._gate.told(message.attempt, message.reign)
+                    self._gate.told(message.attempt, message.term)
                 for lost in message.lost:
                     ranks = range(lost.first, lost.first + lost.count)
                     self._saves.machine_lost(lost.attempt, ranks)
@@ -330,8 +330,8 @@ class Keeper:
             raise ValueError(f"this is the keeper of job {self._setup.job}")
         if peer.hello is not None:
             raise ValueError("Hello twice")
-        if self._gate is not None and message.reign:
-            self._gate.told(message.attempt, message.reign)
+        if self._gate is not None and message.term:
+            self._gate.told(message.attempt, message.term)
         with self._saves.lock:
             peer.rank, peer.hello = message.rank, message
             if message.rank is not None:

@@ -43,7 +43,7 @@ class _WireMessage(msgspec.Struct, kw_only=True, tag=True):
 class Hello(_WireMessage):
     """A worker, or with ``rank`` None a supervisor that holds the memory, introduces itself.
 
-    ``nonce`` is the session's, the same on all ranks: part of the names of its saves. ``reign`` has
+    ``nonce`` is the session's, the same on all ranks: part of the names of its saves. ``term`` has
     formed the attempt, where no supervisor says so (see ``Members``). ``num_local`` ranks from
     ``first_local`` on are this machine's; None: all of them.
     """
@@ -53,7 +53,7 @@ class Hello(_WireMessage):
     nonce: str = NO_NONCE
     rank: int | None = None
     world_size: int = 1
-    reign: str = ""
+    term: str = msgspec.field(default="", name="reign")
     first_local: int = 0
     num_local: int | None = None
 
@@ -102,12 +102,12 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
 class Members(_WireMessage):
     """From a supervisor: the machines of an attempt that this one takes part in.
 
-    ``reign`` has formed it; ``members`` are empty where this keeper does not talk to others.
+    ``term`` has formed it; ``members`` are empty where this keeper does not talk to others.
     ``lost`` are machines of the attempt before it.
     """
 
     attempt: int
-    reign: str = ""
+    term: str = msgspec.field(default="", name="reign")
     members: tuple[PeerMachine, ...] = ()
     lost: tuple[Lost, ...] = ()
 

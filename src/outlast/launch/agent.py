@@ -38,12 +38,12 @@ from outlast.health.leftovers import end_group
 from outlast.health.messages import Timings
 from outlast.health.proc import catches, is_dying
 from outlast.launch.desk import Deaf, NoticeDesk
-from outlast.launch.ending import Ending, Watch
+from outlast.launch.ending import ProcessWait, WorkerShutdown
 from outlast.launch.hangs import Hangs, failure_of, hang_of
 from outlast.launch.health import Health, begin_of
-from outlast.launch.judging import Judging, worker_failure
+from outlast.launch.judging import FailureHandler, worker_failure
 from outlast.launch.machines import TROUBLE_S, Machines, Sessions
-from outlast.launch.stragglers import Judge
+from outlast.launch.stragglers import StragglerMonitor
 from outlast.launch.survivors import LOOK_S, UNHELD, Crew, Seats, StandIn, Survivors
 from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger
@@ -105,12 +105,12 @@ class Agent(LocalElasticAgent):
         super().__init__(spec=spec, logs_specs=logs_specs, **options)
         self._machines = Machines(spec.rdzv_handler)
         self._machines.write_down(ledger)
-        self._judging = Judging(policy, ledger, past, self._machines, self._must_leave)
-        self._ending = Ending(
+        self._judging = FailureHandler(policy, ledger, past, self._machines, self._must_leave)
+        self._ending = WorkerShutdown(
             *(starts.marks, self._machines, ledger, self._must_leave),
-            leave_out_s=policy.limits.leave_out_s,
+            exclude_for_s=policy.limits.exclude_for_s,
         )
-        self._watch = Watch(spec.monitor_interval, self._machines.news)
+        self._watch = ProcessWait(spec.monitor_interval, self._machines.news)
         spec.monitor_interval = 0.0  # torch's loop sleeps through a worker's death; ours does not
         self.verdict: RestartVerdict | None = None
         self.signalled = False
@@ -132,7 +132,7 @@ class Agent(LocalElasticAgent):
             chosen=hang_of(settings),
             hosts=lambda: self._machines.hosts,
         )
-        self._pace = Judge(ledger, self._machines, settings)
+        self._pace = StragglerMonitor(ledger, self._machines, settings)
         self._health.hear(Timings, self._pace.heard)
         self._health.open()
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)

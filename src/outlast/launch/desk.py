@@ -26,7 +26,7 @@ from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
 from outlast.notice.desk import PlatformDesk
-from outlast.notice.foresight import Foresight
+from outlast.notice.foresight import GraceCheck
 from outlast.notice.platform import Chosen
 from outlast.notice.record import fields_of, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
@@ -114,13 +114,13 @@ class NoticeDesk:
         impatient: whether a person has asked a second time.
     """
 
-    def __init__(self, settings: Settings, ledger: Ledger, foresight: Foresight) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger, grace_check: GraceCheck) -> None:
         self.notice: Notice | None = None
         self.early: Notice | None = None
         self.impatient = False
         self._settings = settings
         self._ledger = ledger
-        self._foresight = foresight
+        self._grace_check = grace_check
         self._is_open = False
         self._lock = threading.Lock()
         self._signals = SignalNotice(self._on_signal, interrupt=True)
@@ -143,9 +143,9 @@ class NoticeDesk:
             self._signals.remove()
         self._platform.close()
 
-    def approve(self) -> None:
+    def acknowledge(self) -> None:
         """Everything is saved: the machine may go before its time, if that was asked for."""
-        if self.notice is not None and self._platform.approve(self.notice):
+        if self.notice is not None and self._platform.acknowledge(self.notice):
             say(f"{self.notice.source} was told that this machine may go now")
 
     def request(self) -> dict[str, Any] | None:
@@ -158,7 +158,7 @@ class NoticeDesk:
 
     def saving_s(self) -> float | None:
         """How long a save takes, when it goes slowly; None before the first."""
-        return self._foresight.saving_s()
+        return self._grace_check.saving_s()
 
     @property
     def gives_notices(self) -> bool:
@@ -168,7 +168,7 @@ class NoticeDesk:
 
     def _found(self, chosen: Chosen) -> None:
         say(chosen.reason)
-        self._foresight.found(chosen)
+        self._grace_check.found(chosen)
 
     def _on_signal(self, name: str) -> None:
         if self.notice is not None and name == "SIGINT":

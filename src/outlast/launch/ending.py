@@ -33,7 +33,7 @@ from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
 
 
-class Watch:
+class ProcessWait:
     """Sleeps until a process ends.
 
     Args:
@@ -78,7 +78,7 @@ SAY_S: Final = 30.0
 LOOK_S: Final = 0.2
 
 
-class Ending:
+class WorkerShutdown:
     """The ends of one machine's attempts.
 
     Args:
@@ -86,7 +86,7 @@ class Ending:
         machines: the others.
         ledger: the job's.
         must_leave: whether this machine has had notice.
-        leave_out_s: how long this machine is left out where it cannot end its workers.
+        exclude_for_s: how long this machine is left out where it cannot end its workers.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Ending:
         machines: Machines,
         ledger: Ledger,
         must_leave: Callable[[], bool],
-        leave_out_s: float,
+        exclude_for_s: float,
     ) -> None:
         self._marks = marks
         self._machines = machines
         self._ledger = ledger
         self._must_leave = must_leave
-        self._leave_out_s = leave_out_s
+        self._exclude_for_s = exclude_for_s
         self._held: dict[int, Any] = {}  # process id → worker that was killed and has not ended
         self._killed_s = 0.0
 
@@ -157,7 +157,7 @@ class Ending:
             if not is_asked and not self._left_s(OUT_S):
                 is_asked = True
                 reason = f"it cannot end process {words}, which was killed"
-                self._machines.leave_out(reason, for_s=self._leave_out_s)
+                self._machines.exclude(reason, for_s=self._exclude_for_s)
             if not self._machines.are_many and not self._left_s(ALONE_S):
                 raise JobOver(
                     Exit.GAVE_UP,

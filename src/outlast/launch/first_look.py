@@ -20,7 +20,7 @@ from outlast import config
 from outlast.errors import OutlastError
 from outlast.ledger.command import (
     FILE_NAME,
-    Command,
+    JobCommand,
     module_command,
     program_command,
     refuse_other,
@@ -48,7 +48,7 @@ def add_own(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def command_of(parsed: argparse.Namespace) -> Command:
+def command_of(parsed: argparse.Namespace) -> JobCommand:
     """What a parsed command line runs."""
     script, arguments = parsed.training_script, parsed.training_script_args
     if parsed.no_python and not parsed.run_path:
@@ -74,13 +74,13 @@ def refuse_other_job(arguments: Sequence[str]) -> None:
         refuse_other(settings, command_of(parsed))
 
 
-class _NotUnderstoodError(Exception):
+class _NeedsTorchParserError(Exception):
     """A command line that torch's parser has to look at."""
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise _NotUnderstoodError(message)
+        raise _NeedsTorchParserError(message)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
@@ -97,7 +97,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace | None:
         for name in ("module", "no_python", "run_path"):
             word = os.environ.get(f"PET_{name.upper()}", "0")
             setattr(parsed, name, getattr(parsed, name) or bool(int(word)))
-    except (_NotUnderstoodError, argparse.ArgumentError, AttributeError, ValueError, OSError):
+    except (_NeedsTorchParserError, argparse.ArgumentError, AttributeError, ValueError, OSError):
         return None
     return None if parsed.help else parsed
 

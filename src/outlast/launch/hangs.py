@@ -31,7 +31,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outlast.attempt.beat import Heard
+from outlast.attempt.beat import BeatReader
 from outlast.attempt.link import PREFIX, connect
 from outlast.config import Settings
 from outlast.health.hang import NAME, text_path
@@ -62,7 +62,7 @@ JOIN_S: Final = 1.0
 FOLDER: Final = "hangs"
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one machine shows."""
 
     node: str
@@ -75,7 +75,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     now: dict[int, tuple[int | None, int]]
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class HangVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a suspicion: ``named`` is None where it is too soon."""
 
     named: Named | None = None
@@ -125,8 +125,8 @@ class Hangs:
         self._written = threading.Event()
         self._written.set()
         self._group: Any = None
-        self._exchange: _Exchange | None = None
-        self._last: _Exchange | None = None  # that may still wait for its store
+        self._exchange: _AgentExchange | None = None
+        self._last: _AgentExchange | None = None  # that may still wait for its store
         health.hear(Suspicion, self._suspected)
         health.hear(Evidence, self._answered)
 
@@ -146,7 +146,7 @@ class Hangs:
             self._held.clear()
             self._attempt, self._group = self._ledger.attempt, group
         if self.chosen is not None and group.group_world_size > 1:
-            self._exchange = _Exchange(self, group)
+            self._exchange = _AgentExchange(self, group)
 
     def end(self) -> None:
         """They are being ended."""
@@ -223,7 +223,7 @@ class Hangs:
         for worker in self._group.workers:
             with (
                 contextlib.suppress(OSError, ValueError),
-                contextlib.closing(Heard(self._beats, worker.local_rank)) as heard,
+                contextlib.closing(BeatReader(self._beats, worker.local_rank)) as heard,
             ):
                 step = heard.beat.step if heard.beat is not None else None
                 found[worker.global_rank] = step, heard.pulse.begun if heard.pulse else -1
@@ -331,7 +331,7 @@ def failure_of(named: Named, chosen: HangSettings | None, hosts: tuple[str, ...]
     )
 
 
-class _Exchange:
+class _AgentExchange:
     """A thread that talks with the other machines' agents, over the store of one attempt."""
 
     def __init__(self, hangs: Hangs, group: Any) -> None:
@@ -392,7 +392,7 @@ class _Exchange:
         seen = hangs.evidence(number)
         if self._stopping:
             return
-        report = Report(node=hangs._ledger.node, seen=seen)
+        report = HangReport(node=hangs._ledger.node, seen=seen)
         self._put(self._key(number, group.group_rank), report)
         self._store.delete_key(self._key(number - 2, group.group_rank))  # else it grows for weeks
         if group.group_rank == 0:
@@ -406,13 +406,13 @@ class _Exchange:
         if verdict.named is not None:
             hangs.settle(self._attempt, verdict.named, verdict.seen)
 
-    def _judge(self, number: int, wait_s: float) -> Verdict:
+    def _judge(self, number: int, wait_s: float) -> HangVerdict:
         deadline_s = time.monotonic() + wait_s
         seen: list[RankLook] = []
         blind: list[int] = []
         for rank in range(self._group.group_world_size):
             left_s = max(deadline_s - time.monotonic(), 0.01)
-            report = self._wait(self._key(number, rank), Report, left_s)
+            report = self._wait(self._key(number, rank), HangReport, left_s)
             if report is None or not report.seen:  # or its watcher is just being replaced
                 blind.append(rank)
             else:
@@ -425,7 +425,7 @@ class _Exchange:
         if named is not None and has_gone_on(seen, self._places(number, blind)):
             logger.info("somebody was late, and has gone on: %s", named.sentence)
             named = None
-        return Verdict(named=named, seen=tuple(seen) if named is not None else ())
+        return HangVerdict(named=named, seen=tuple(seen) if named is not None else ())
 
     def _places(self, number: int, blind: Sequence[int]) -> dict[int, tuple[int | None, int]]:
         """How far all ranks are that were seen, as far as their machines say so in time."""
@@ -441,7 +441,7 @@ class _Exchange:
                 now |= told.now if told is not None else {}
         return now
 
-    def _wait_for_verdict(self, number: int) -> Verdict | None:
+    def _wait_for_verdict(self, number: int) -> HangVerdict | None:
         """That of rank 0's agent; tells meanwhile how far the ranks here are, if asked."""
         deadline_s = time.monotonic() + VERDICT_S
         verdict, asked = self._key(number, "verdict"), self._key(number, "places")
@@ -454,7 +454,7 @@ class _Exchange:
                 )
                 asked = ""
             time.sleep(POLL_S)
-        return msgspec.json.decode(self._store.get(verdict), type=Verdict)
+        return msgspec.json.decode(self._store.get(verdict), type=HangVerdict)
 
     def _names(self, ranks: Sequence[int]) -> list[str]:
         hosts = self._hangs.hosts()

@@ -31,7 +31,7 @@ from outlast.health.messages import (
     Learned,
     State,
     Voice,
-    Worker,
+    WatchedWorker,
     pair,
 )
 from outlast.launch.warm.wire import readable
@@ -232,7 +232,7 @@ class Health:
         try:
             hearer(message)
         except Exception:
-            logger.exception("what the watcher said was lost: %s", type(message).__name__)
+            logger.exception("what the watcher said was lost: %s", message.__struct_config__.tag)
 
 
 def note_gap(ledger: Ledger, what: str, reason: str, seconds: float) -> None:
@@ -251,7 +251,7 @@ def begin_of(
         beats=str(beats),
         world_size=group.workers[0].world_size,
         workers=tuple(
-            Worker(local_rank=one.local_rank, rank=one.global_rank, pid=pids[one.local_rank])
+            WatchedWorker(local_rank=one.local_rank, rank=one.global_rank, pid=pids[one.local_rank])
             for one in group.workers
         ),
         hang=hang,

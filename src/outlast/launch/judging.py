@@ -51,7 +51,7 @@ from outlast.config import Settings
 from outlast.errors import StorageError
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.ledger.file import Ledger
-from outlast.ledger.glance import Glance, Seen
+from outlast.ledger.glance import Glance, GlanceResult
 from outlast.ledger.narrator import say
 from outlast.ledger.past import Past
 from outlast.policy.attribution import AgentView, Stakes
@@ -299,7 +299,7 @@ TWO: Final = 2  # machines: one alone is never left out
 SAY_S: Final = 30.0  # between two words about a long wait
 
 
-class Judging:
+class FailureHandler:
     """Of one machine's agent.
 
     Args:
@@ -445,11 +445,9 @@ class Judging:
             weighed = f"{verdict.weighed}; " if verdict.weighed else "its own failures, "
             reason = f"{weighed}the last one: {verdict.reason}"
             host = verdict.host or None
-            asked = self._machines.leave_out(reason, for_s=self._out_s(host), host=host)
+            asked = self._machines.exclude(reason, for_s=self._out_s(host), host=host)
         elif verdict.action is Remedy.ELSEWHERE:
-            asked = self._machines.leave_out(
-                verdict.reason, for_s=self._out_s(None), spare_only=True
-            )
+            asked = self._machines.exclude(verdict.reason, for_s=self._out_s(None), spare_only=True)
         else:
             return
         if not asked and verdict.action is Remedy.LEAVE_OUT:
@@ -458,9 +456,9 @@ class Judging:
     def _out_s(self, host: str | None) -> float:
         """For how long a machine is to be left out; None: this one."""
         limits, last = self._policy.limits, self._look_back().left_out.get(host or self._host)
-        return lasts_s(limits.leave_out_s, last, time.time(), limits.window_s)
+        return lasts_s(limits.exclude_for_s, last, time.time(), limits.window_s)
 
-    def _stakes(self, seen: Seen, now_t: float) -> dict[str, Stakes]:
+    def _stakes(self, seen: GlanceResult, now_t: float) -> dict[str, Stakes]:
         """What each machine of the attempt adds; nothing where the owner's number is to decide."""
         limits, hosts, workers = self._policy.limits, self._machines.hosts, self._machines.workers
         by_host: collections.Counter[str] = collections.Counter()
@@ -476,7 +474,9 @@ class Judging:
                 machines=len(by_host),
                 cost_s=seen.cost_s,
                 pause_s=seen.pause_s,
-                out_s=lasts_s(limits.leave_out_s, seen.left_out.get(host), now_t, limits.window_s),
+                out_s=lasts_s(
+                    limits.exclude_for_s, seen.left_out.get(host), now_t, limits.window_s
+                ),
                 since_t=seen.since_t,
                 away=seen.left_out.get(host, (0.0, 0.0)),
                 has_spare=self._machines.num_aside > num_out,
@@ -499,7 +499,7 @@ class Judging:
             time.sleep(min(left_s, POLL_S))
         return not self._must_leave()
 
-    def _look_back(self) -> Seen:
+    def _look_back(self) -> GlanceResult:
         with contextlib.suppress(StorageError):  # rank 0 finds out, and says so, itself
             return self._glance.look()
         return self._glance.seen
@@ -514,7 +514,7 @@ class Judging:
             and self._machines.have_trouble(TROUBLE_S)
         )
 
-    def _elsewhere(self, seen: Seen, now_t: float) -> set[str]:
+    def _elsewhere(self, seen: GlanceResult, now_t: float) -> set[str]:
         """Kinds of failures that other machines have had within the window.
 
         Also of those that did not count against them: what fails everywhere is nobody's own.
@@ -534,7 +534,7 @@ def restart_policy(max_restarts: int, settings: Settings, past: Past) -> Restart
         failures=FAILURES if settings.restart_failures is None else settings.restart_failures,
         weighs=settings.restart_failures is None,
         window_s=settings.restart_window_s,
-        leave_out_s=settings.restart_leave_out_s,
+        exclude_for_s=settings.restart_leave_out_s,
         back_off_max_s=settings.restart_back_off_s,
     )
     host = socket.gethostname()

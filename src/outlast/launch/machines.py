@@ -1,6 +1,6 @@
 """What the other machines of a job mean for the workers of this one.
 
-``leave_out`` is the one way to have a machine replaced or left out, whoever asks: this machine's
+``exclude`` is the one way to have a machine replaced or left out, whoever asks: this machine's
 own agent after a failure, or rank 0's for one that is slow. A machine that waits for a place takes
 its place; where too few others would be left it stays, and that is said. What comes of it is an
 event of the ledger (``left_out``), so that it outlives this agent.
@@ -31,7 +31,7 @@ from outlast.attempt.link import DATA_KEY, PREFIX, TIED
 from outlast.errors import Exit
 from outlast.launch.membership import Membership
 from outlast.launch.membership.handler import REASON_MAX
-from outlast.launch.membership.messages import Go, LeftOut
+from outlast.launch.membership.messages import Excluded, Go
 from outlast.launch.stores import OneMachine
 from outlast.ledger.file import Ledger
 from outlast.policy.exclusion import Exclusion
@@ -134,8 +134,8 @@ class Machines:
     @property
     def ends_now(self) -> RestartVerdict | None:
         """How the job has ended elsewhere, if it has; its workers have been told, or are lost."""
-        if self._alone is not None and self._alone.reign.overtaken:
-            reason = self._alone.reign.overtaken
+        if self._alone is not None and self._alone.term.overtaken:
+            reason = self._alone.term.overtaken
             return RestartVerdict(restart=False, exit_code=int(Exit.STORAGE), reason=reason)
         over = self._membership.over if self._membership is not None else None
         if over is None:
@@ -198,7 +198,7 @@ class Machines:
             rank -= member.workers
         return None
 
-    def leave_out(
+    def exclude(
         self,
         reason: str,
         *,
@@ -230,7 +230,7 @@ class Machines:
             spare_only=spare_only,
             asker=me.node,
         )
-        membership.leave_out(out, gentle=gentle)
+        membership.exclude(out, gentle=gentle)
         return True
 
     def write_down(self, ledger: Ledger) -> None:
@@ -240,7 +240,7 @@ class Machines:
             return
         me = membership.me.node
 
-        def told(word: LeftOut) -> None:
+        def told(word: Excluded) -> None:
             out = word.out
             if out.asker == me:
                 ledger.append(

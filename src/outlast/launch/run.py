@@ -39,8 +39,8 @@ from outlast.launch.place import BACKEND
 from outlast.launch.quiet import quieten_loggers
 from outlast.launch.requeue import requeue
 from outlast.launch.stores import FreshStore, OneMachine
-from outlast.launch.together import introduce, let_in, membership, preflight, record
-from outlast.launch.warm.client import Server
+from outlast.launch.together import introduce, membership, preflight, readmit, record
+from outlast.launch.warm.client import WarmServer
 from outlast.launch.warm.starts import Starts
 from outlast.ledger import planned
 from outlast.ledger.command import refuse_other, settle, without_secrets
@@ -51,8 +51,8 @@ from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.desk import checked
-from outlast.notice.foresight import Foresight, standing
-from outlast.peer.reign import reign_over
+from outlast.notice.foresight import GraceCheck, standing
+from outlast.peer.reign import term_over
 from outlast.policy.restart import RestartVerdict
 from outlast.values import GRACE_MAX_S
 
@@ -106,7 +106,7 @@ EXIT_BARRIER_S: Final = 300.0
 LEAVING_S: Final = 1.0  # of the time that a notice leaves, kept for our own exit
 
 
-def run(arguments: list[str], server: Server | None = None) -> int:
+def run(arguments: list[str], server: WarmServer | None = None) -> int:
     """Run a script under outlast.
 
     Args:
@@ -142,22 +142,22 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         record(examined, ledger)
     starts = Starts(launch, settings.workers_warm, say, server)
     starts.open()
-    foresight = Foresight(settings, say)
-    narrator = Narrator(settings.dir, also=foresight.take)
+    grace_check = GraceCheck(settings, say)
+    narrator = Narrator(settings.dir, also=grace_check.take)
     keeper = _start_keeper(settings, job, rendezvous, ledger)
     if isinstance(rendezvous, Membership):
         introduce(rendezvous, keeper, settings)
     elif isinstance(rendezvous, OneMachine):
-        name = rendezvous.reign.name
-        rendezvous.reign.on_claimed = lambda number: keeper.tell_members(number, [], 0, reign=name)
+        name = rendezvous.term.name
+        rendezvous.term.on_claimed = lambda number: keeper.tell_members(number, [], 0, term=name)
     if settings.restart_let_in:
-        let_in(rendezvous, ledger)
+        readmit(rendezvous, ledger)
     workers = launch.config.nproc_per_node
     say(f"job {job.id} in {place(settings.dir)}; {workers} worker{'s'[: workers > 1]} here")
     for word in unread(os.environ):
         say(word)
     narrator.start()
-    desk = NoticeDesk(settings, ledger, foresight)
+    desk = NoticeDesk(settings, ledger, grace_check)
     try:
         verdict = _attempts(launch, desk, ledger, rendezvous, starts, past=past, settings=settings)
     finally:
@@ -166,9 +166,9 @@ def run(arguments: list[str], server: Server | None = None) -> int:
         narrator.stop()
         is_all_there = keeper.close(_time_left_s(desk), hurry=lambda: _time_left_s(desk))
         desk.close()  # not before: a signal while copies are made must not hide how the job ended
-    reign = rendezvous.reign if isinstance(rendezvous, OneMachine) else None
+    term = rendezvous.term if isinstance(rendezvous, OneMachine) else None
     others_go_on = (isinstance(rendezvous, Membership) and rendezvous.others_go_on) or (
-        reign is not None and bool(reign.overtaken)
+        term is not None and bool(term.overtaken)
     )
     if not others_go_on:
         ledger.append(
@@ -178,12 +178,12 @@ def run(arguments: list[str], server: Server | None = None) -> int:
             kind=verdict.kind.value if verdict.kind else None,
         )
     ledger.close()
-    if reign is not None:
-        reign.close(verdict.exit_code, verdict.reason)
+    if term is not None:
+        term.close(verdict.exit_code, verdict.reason)
     lock.release()
     _say_behind(settings, is_due=verdict.exit_code == Exit.DRAINED or not is_all_there)
     if verdict.exit_code == Exit.DRAINED:
-        desk.approve()
+        desk.acknowledge()
     _conclude(verdict, job, settings.dir, shlex.join(["outlast", "run", *arguments]))
     if settings.notice_requeue and verdict.exit_code == Exit.DRAINED and not others_go_on:
         requeue(os.environ)
@@ -323,10 +323,10 @@ def _alone(launch: Launch, settings: config.Settings, past: Past, *, is_locked: 
     Raises:
         ConfigError, StorageError: the job runs already, here or elsewhere.
     """
-    reign = reign_over(settings.dir, say, is_locked=is_locked)
-    reign.open(past.attempt)
+    term = term_over(settings.dir, say, is_locked=is_locked)
+    term.open(past.attempt)
     past.look()  # whoever was waited for may have written meanwhile
-    return OneMachine(launch.config.run_id, reign)
+    return OneMachine(launch.config.run_id, term)
 
 
 def _rendezvous(

@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from outlast.attempt.link import connect, open_store
-from outlast.peer.reign import Reign
+from outlast.peer.reign import Term
 
 _TIMEOUT = timedelta(minutes=5)
 
@@ -24,15 +24,15 @@ class OneMachine(RendezvousHandler):
 
     Args:
         run_id: the job's id.
-        reign: claims the attempts.
+        term: claims the attempts.
 
     Attributes:
         attempt: the number of the newest; 0 before the first.
     """
 
-    def __init__(self, run_id: str, reign: Reign) -> None:
+    def __init__(self, run_id: str, term: Term) -> None:
         self._run_id = run_id
-        self.reign = reign
+        self.term = term
         self.attempt = 0
         self._server: Any = None
         self._closed = False
@@ -48,7 +48,7 @@ class OneMachine(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """An attempt of this machine alone, with a fresh store."""
-        self.attempt = self.reign.begin()
+        self.attempt = self.term.begin()
         self._server, port = open_store("127.0.0.1")
         return _info("127.0.0.1", port, rank=0, world_size=1)
 

@@ -50,7 +50,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Timings)
 
 
-class Judge:
+class StragglerMonitor:
     """Slow ranks of one attempt after the other, as one machine's agent deals with them.
 
     Args:
@@ -63,8 +63,8 @@ class Judge:
         self._ledger = ledger
         self._machines = machines
         self._settings = settings
-        self._round: _Round | None = None
-        self._last: _Round | None = None
+        self._round: _AttemptThread | None = None
+        self._last: _AttemptThread | None = None
         self._notifying: list[threading.Thread] = []
         self._replaced_s: dict[str, float] = {}  # machine → when that was asked for
         self._has_failed = False  # the command, which is said once
@@ -75,7 +75,7 @@ class Judge:
         world_size = group.workers[0].world_size
         if world_size < 2:
             return
-        self._round = _Round(group, self._ledger.attempt, self._found)
+        self._round = _AttemptThread(group, self._ledger.attempt, self._found)
         self._round.start()
 
     def heard(self, timings: Timings) -> None:
@@ -160,7 +160,7 @@ class Judge:
             return
         self._replaced_s[host] = now_s
         reason = f"rank {found.rank} is slow: its {found.of} takes {found.factor:.2f} times a step"
-        asked = self._machines.leave_out(
+        asked = self._machines.exclude(
             reason, for_s=REPLACED_S, host=host, gentle=True, spare_only=spare_only
         )
         if not asked:
@@ -178,7 +178,7 @@ def _why(error: Exception) -> str:
     return str(error)
 
 
-class _Round:
+class _AttemptThread:
     """One attempt's thread."""
 
     def __init__(

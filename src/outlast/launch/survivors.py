@@ -35,7 +35,15 @@ from typing import Any, Final, NamedTuple
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from outlast.attempt import line
-from outlast.attempt.line import STANDBY_VARIABLE, Go, Line, Over, Prepared, Stays, Unwound
+from outlast.attempt.line import (
+    STANDBY_VARIABLE,
+    AgentLine,
+    AttemptEnded,
+    NextAttempt,
+    Prepared,
+    Stays,
+    Unwound,
+)
 from outlast.attempt.own import EMPTY_VARIABLE
 from outlast.health.leftovers import end_group
 from outlast.launch.warm.wire import readable
@@ -60,7 +68,7 @@ class Kept:
         any_size: whether it is the same run with any other number of workers.
     """
 
-    def __init__(self, handler: Any, end: Line, step: int | None, *, any_size: bool) -> None:
+    def __init__(self, handler: Any, end: AgentLine, step: int | None, *, any_size: bool) -> None:
         self.handler = handler
         self.step = step
         self.any_size = any_size
@@ -75,7 +83,9 @@ class Kept:
         if self._is_told:  # the others are started in another way than was tried first
             return
         self._is_told = True
-        if not self._line.send(Go(environ=environ, stdout=stdout or "", stderr=stderr or "")):
+        if not self._line.send(
+            NextAttempt(environ=environ, stdout=stdout or "", stderr=stderr or "")
+        ):
             self.end()
 
     def end(self) -> None:
@@ -98,7 +108,7 @@ class Survivors:
         self._say = say
         self._said_unheld = self._has_called = False
         self._stay = False
-        self._lines: dict[int, Line] = {}  # by process id
+        self._lines: dict[int, AgentLine] = {}  # by process id
         self._standing: dict[int, Any] = {}  # local rank → torch's handler of one that stands by
         self._slow_from_s: dict[int, float] = {}  # by process id, of those; inf once it is told
         self._unwound: set[int] = set()  # process ids of those that have said so unasked
@@ -204,12 +214,12 @@ class Survivors:
         self.reasons = {}
         self._accept()
         self._forget({handler.proc.pid for handler in running.values()})
-        asked: dict[int, Line] = {}
+        asked: dict[int, AgentLine] = {}
         unwound: set[int] = set()
         for rank, handler in running.items():
             pid = handler.proc.pid
             end = self._lines.get(pid)
-            if end is None or not end.send(Over()):
+            if end is None or not end.send(AttemptEnded()):
                 self.reasons[rank] = UNHELD
             elif pid in self._prepared:
                 self._keep(rank, handler, end, self._prepared.pop(pid))
@@ -232,7 +242,9 @@ class Survivors:
                     self._not_kept(rank, asked, LATE if rank in unwound else STUCK)
         self._tell_if_unheld()
 
-    def _hear(self, rank: int, handler: Any, asked: dict[int, Line], unwound: set[int]) -> None:
+    def _hear(
+        self, rank: int, handler: Any, asked: dict[int, AgentLine], unwound: set[int]
+    ) -> None:
         match asked[rank].receive():
             case Unwound():
                 unwound.add(rank)
@@ -243,10 +255,10 @@ class Survivors:
             case _:
                 self._not_kept(rank, asked, "its session has ended")
 
-    def _keep(self, rank: int, handler: Any, end: Line, message: Prepared) -> None:
+    def _keep(self, rank: int, handler: Any, end: AgentLine, message: Prepared) -> None:
         self.kept[rank] = Kept(handler, end, message.step, any_size=message.any_size)
 
-    def _not_kept(self, rank: int, asked: dict[int, Line], reason: str) -> None:
+    def _not_kept(self, rank: int, asked: dict[int, AgentLine], reason: str) -> None:
         self.reasons[rank] = reason
         asked.pop(rank, None)
 
@@ -267,7 +279,7 @@ class Survivors:
             while True:
                 sock, _ = listener.accept()
                 sock.setblocking(True)
-                end = Line(sock)
+                end = AgentLine(sock)
                 self._replace(end.peer_pid, end)
 
     def _forget(self, running: set[int]) -> None:
@@ -279,7 +291,7 @@ class Survivors:
         for pid in self._prepared.keys() - running - standing:
             del self._prepared[pid]
 
-    def _replace(self, pid: int, end: Line) -> None:
+    def _replace(self, pid: int, end: AgentLine) -> None:
         self._has_called = True
         before = self._lines.pop(pid, None)
         if before is not None:
@@ -363,13 +375,13 @@ class StandIn:
 
     def __init__(self, handler: Any) -> None:
         self.local_rank_id = handler.local_rank_id
-        self.proc = _Ended(handler.proc.pid)
+        self.proc = _EndedProcess(handler.proc.pid)
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Nothing is to be ended."""
 
 
-class _Ended:
+class _EndedProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode = 0

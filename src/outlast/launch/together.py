@@ -28,7 +28,7 @@ from outlast import config
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError, StorageError
 from outlast.health.doctor import page
-from outlast.health.doctor.examination import JOB, Examined, Machines, examine
+from outlast.health.doctor.examination import JOB, Examined, WantedMachines, examine
 from outlast.keeper import wire
 from outlast.keeper.process import Supervisor
 from outlast.launch.arguments import Launch
@@ -118,12 +118,12 @@ def left_out(past: Past, now_t: float) -> list[Exclusion]:
     return found
 
 
-def let_in(rendezvous: RendezvousHandler, ledger: Ledger) -> None:
+def readmit(rendezvous: RendezvousHandler, ledger: Ledger) -> None:
     """The owner's word: this machine takes part again, whatever was before."""
     host = socket.gethostname()
     ledger.append("let_in", node=host)
     if isinstance(rendezvous, Membership):
-        rendezvous.let_in(host)
+        rendezvous.readmit(host)
 
 
 def introduce(member: Membership, keeper: Supervisor, settings: config.Settings) -> None:
@@ -158,7 +158,7 @@ def introduce(member: Membership, keeper: Supervisor, settings: config.Settings)
             for one in go.members
             if one.keeper is not None and not is_alone
         ]
-        if not keeper.tell_members(go.attempt, members, reign=go.reign, lost=lost):
+        if not keeper.tell_members(go.attempt, members, term=go.term, lost=lost):
             logger.warning("the keeper has not heard of attempt %d in time", go.attempt)
 
     member.on_attempt = tell
@@ -185,11 +185,11 @@ def preflight(launch: Launch, settings: Settings) -> Examined:
         ConfigError: an address, or a file for TLS, cannot be used.
     """
     conf = launch.config
-    machines = Machines(
+    machines = WantedMachines(
         min_nodes=conf.min_nodes, max_nodes=conf.max_nodes, workers=conf.nproc_per_node
     )
     if not launch.one_machine and conf.rdzv_backend == BACKEND:
-        machines = Machines(
+        machines = WantedMachines(
             min_nodes=conf.min_nodes,
             max_nodes=conf.max_nodes,
             workers=conf.nproc_per_node,

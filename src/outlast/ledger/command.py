@@ -55,7 +55,7 @@ _IN_SCRIPT: Final = (
 _COMMIT: Final = b'"event":"commit"'
 
 
-class Command(msgspec.Struct, frozen=True):
+class JobCommand(msgspec.Struct, frozen=True):
     """A script and its arguments.
 
     Attributes:
@@ -69,11 +69,11 @@ class Command(msgspec.Struct, frozen=True):
     arguments: list[str]
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True):
+class _CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A command as it is written down.
 
     Attributes:
-        kind, what: as in :class:`Command`.
+        kind, what: as in :class:`JobCommand`.
         arguments: with secrets as ``HIDDEN``.
         salt: of ``digests``.
         digests: place among the arguments → digest of what is hidden there.
@@ -86,20 +86,20 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
     digests: dict[int, str] = {}
 
 
-def script_command(path: str, arguments: Sequence[str]) -> Command:
+def script_command(path: str, arguments: Sequence[str]) -> JobCommand:
     """The command of a script that lies at ``path``, from the working directory."""
-    return Command("script", os.path.realpath(path), _without_launchers(arguments))
+    return JobCommand("script", os.path.realpath(path), _without_launchers(arguments))
 
 
-def module_command(name: str, arguments: Sequence[str]) -> Command:
+def module_command(name: str, arguments: Sequence[str]) -> JobCommand:
     """The command of ``python -m NAME``."""
-    return Command("module", name.removesuffix(".__main__"), _without_launchers(arguments))
+    return JobCommand("module", name.removesuffix(".__main__"), _without_launchers(arguments))
 
 
-def program_command(name: str, arguments: Sequence[str]) -> Command:
+def program_command(name: str, arguments: Sequence[str]) -> JobCommand:
     """The command of a program that is no Python."""
     what = os.path.realpath(name) if "/" in name else name
-    return Command("program", what, _without_launchers(arguments))
+    return JobCommand("program", what, _without_launchers(arguments))
 
 
 def _without_launchers(arguments: Sequence[str]) -> list[str]:
@@ -134,7 +134,7 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 # --- comparing -----------------------------------------------------------------------------------
 
 
-def refuse_other(settings: Settings, command: Command) -> None:
+def refuse_other(settings: Settings, command: JobCommand) -> None:
     """Refuse another command than the job was begun with, if there is something to go on from.
 
     Writes nothing: it is called before anything is started.
@@ -153,7 +153,7 @@ def refuse_other(settings: Settings, command: Command) -> None:
 
 def settle(
     settings: Settings,
-    command: Command,
+    command: JobCommand,
     *,
     is_alone: Callable[[], bool],
     in_script: bool = False,
@@ -207,7 +207,7 @@ def _refusal(settings: Settings, difference: str, *, in_script: bool = False) ->
     )
 
 
-def _difference(record: _Record, now: Command) -> str:
+def _difference(record: _CommandRecord, now: JobCommand) -> str:
     """What is another one, in words; "" where it is the same command."""
     if not _is_same_script(record, now):
         was, here = record.what, now.what
@@ -231,7 +231,7 @@ def _in_words(kind: str, what: str) -> str:
     return f"-m {what}" if kind == "module" else what
 
 
-def _is_same_script(record: _Record, now: Command) -> bool:
+def _is_same_script(record: _CommandRecord, now: JobCommand) -> bool:
     """By its place; one that has moved by its name, and by its content where both are there."""
     if (record.kind, record.what) == (now.kind, now.what):
         return True
@@ -267,21 +267,21 @@ def _in_short(
 # --- reading and writing -------------------------------------------------------------------------
 
 
-def _read(directory: Path) -> _Record | None:
+def _read(directory: Path) -> _CommandRecord | None:
     """The record; None where there is none that can be understood."""
     path = directory / FILE_NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Record)
+        return msgspec.json.decode(path.read_bytes(), type=_CommandRecord)
     except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error.strerror}; {remedy(error)}") from None
 
 
-def _write(directory: Path, command: Command, *, anew: bool) -> bool:
+def _write(directory: Path, command: JobCommand, *, anew: bool) -> bool:
     shown = without_secrets(command.arguments)
     salt = secrets.token_hex(16) if shown != command.arguments else ""
-    record = _Record(
+    record = _CommandRecord(
         kind=command.kind,
         what=command.what,
         arguments=shown,
@@ -297,7 +297,7 @@ def _write(directory: Path, command: Command, *, anew: bool) -> bool:
         raise unusable(f"{directory} cannot be written", error) from None
 
 
-def _encoded(record: _Record) -> bytes:
+def _encoded(record: _CommandRecord) -> bytes:
     fields: Mapping[str, Any] = msgspec.to_builtins(record)
     return msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n"
 

@@ -25,7 +25,7 @@ from outlast.policy.rollbacks import Rollback
 WAIT_S: Final = 1.0
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class GlanceResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a look has found; the fields are those of :class:`Past`, and of its ``tolls``."""
 
     attempt: int = 0
@@ -53,7 +53,7 @@ class Glance:
         self._error: StorageError | None = None
         self._seen = _seen(past)
 
-    def look(self) -> Seen:
+    def look(self) -> GlanceResult:
         """What is known now, and what is new where that can be read in time.
 
         Raises:
@@ -69,7 +69,7 @@ class Glance:
         return self._seen
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> GlanceResult:
         """What the last look has found."""
         return self._seen
 
@@ -82,8 +82,8 @@ class Glance:
             self._seen = _seen(self._past)
 
 
-def _seen(past: Past) -> Seen:
-    return Seen(
+def _seen(past: Past) -> GlanceResult:
+    return GlanceResult(
         attempt=past.attempt,
         word=past.word,
         rollbacks=tuple(past.rollbacks),

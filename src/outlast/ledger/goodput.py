@@ -114,7 +114,7 @@ def goodput(
     if not ordered:
         return Goodput()
     widths = (_width(event, count) for event in ordered if event.event == "attempt_formed")
-    line = _Line(ordered[0].t, next((width for width in widths if width), 1), count)
+    line = _OpenTimeline(ordered[0].t, next((width for width in widths if width), 1), count)
     for event in ordered:
         line.see(event)
     # What comes after the end is no time of the job: a repair months later, a worker's late word.
@@ -165,7 +165,7 @@ def _width(event: Event, count: str) -> int | None:
     return whole(event, "nodes" if count == "machines" else "world_size") or None
 
 
-class _Line:
+class _OpenTimeline:
     """The time line while it is being cut.
 
     ``at_t`` is where the last piece ended. While ``training``, the piece that is open is given
@@ -355,17 +355,17 @@ class _Line:
         self.over = self.stopped = self.finished = True
 
 
-_ACTS: Final[dict[str, Callable[[_Line, Event], None]]] = {
-    "job_started": _Line._job_started,
-    "attempt_formed": _Line._attempt_formed,
-    "resumed": _Line._resumed,
-    "step": _Line._sampled,
-    "worker_lost": _Line._lost,
-    "node_lost": _Line._lost,
-    "hang": _Line._lost,
-    "restart": _Line._lost,
-    "rollback": _Line._rolled_back,
-    "drain_agreed": _Line._drain_agreed,
-    "drained": _Line._drained,
-    "job_finished": _Line._job_finished,
+_ACTS: Final[dict[str, Callable[[_OpenTimeline, Event], None]]] = {
+    "job_started": _OpenTimeline._job_started,
+    "attempt_formed": _OpenTimeline._attempt_formed,
+    "resumed": _OpenTimeline._resumed,
+    "step": _OpenTimeline._sampled,
+    "worker_lost": _OpenTimeline._lost,
+    "node_lost": _OpenTimeline._lost,
+    "hang": _OpenTimeline._lost,
+    "restart": _OpenTimeline._lost,
+    "rollback": _OpenTimeline._rolled_back,
+    "drain_agreed": _OpenTimeline._drain_agreed,
+    "drained": _OpenTimeline._drained,
+    "job_finished": _OpenTimeline._job_finished,
 }

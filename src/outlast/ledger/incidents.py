@@ -87,13 +87,13 @@ def incidents(events: Iterable[Event]) -> list[Incident]:
     Args:
         events: the ledger, in any order.
     """
-    watch = _Watch()
+    watch = _IncidentTracker()
     for event in in_order(events):
         watch.see(event)
     return [incident.told() for incident in watch.incidents]
 
 
-class _Loss(msgspec.Struct, frozen=True):
+class _LostWorker(msgspec.Struct, frozen=True):
     """Who was lost (``who``, where it has no rank), and how, in the singular and the plural."""
 
     attempt: int
@@ -112,7 +112,7 @@ class _Open(msgspec.Struct):
     last_attempt: int  # the newest attempt that it has undone
     from_step: int | None = None
     notice: Event | None = None
-    losses: list[_Loss] = []
+    losses: list[_LostWorker] = []
     stop: str = ""
     judged: str = ""
     standing_step: int | None = None
@@ -136,7 +136,7 @@ class _Open(msgspec.Struct):
 _TOLD_AS_IS: Final = set(Incident.__struct_fields__) & set(_Open.__struct_fields__)
 
 
-class _Watch:
+class _IncidentTracker:
     """Opens, fills and closes incidents, at most one at a time."""
 
     def __init__(self) -> None:
@@ -318,23 +318,23 @@ class _Watch:
             self._close()
 
 
-_ACTS: Final[dict[str, Callable[[_Watch, Event], None]]] = {
-    "job_started": _Watch._job_started,
-    "attempt_formed": _Watch._follow,
-    "resumed": _Watch._resumed,
-    "step": _Watch._sampled,
-    "survived": _Watch._survived,
-    "worker_lost": _Watch._lost,
-    "node_lost": _Watch._lost,
-    "hang": _Watch._lost,
-    "restart": _Watch._restart,
-    "anomaly": _Watch._anomaly,
-    "rollback": _Watch._rollback,
-    "notice": _Watch._notice,
-    "drain_agreed": _Watch._drain_agreed,
-    "drained": _Watch._drained,
-    "commit": _Watch._commit,
-    "job_finished": _Watch._job_finished,
+_ACTS: Final[dict[str, Callable[[_IncidentTracker, Event], None]]] = {
+    "job_started": _IncidentTracker._job_started,
+    "attempt_formed": _IncidentTracker._follow,
+    "resumed": _IncidentTracker._resumed,
+    "step": _IncidentTracker._sampled,
+    "survived": _IncidentTracker._survived,
+    "worker_lost": _IncidentTracker._lost,
+    "node_lost": _IncidentTracker._lost,
+    "hang": _IncidentTracker._lost,
+    "restart": _IncidentTracker._restart,
+    "anomaly": _IncidentTracker._anomaly,
+    "rollback": _IncidentTracker._rollback,
+    "notice": _IncidentTracker._notice,
+    "drain_agreed": _IncidentTracker._drain_agreed,
+    "drained": _IncidentTracker._drained,
+    "commit": _IncidentTracker._commit,
+    "job_finished": _IncidentTracker._job_finished,
 }
 
 
@@ -358,15 +358,15 @@ def _notice_words(notice: Event) -> str:
     return words if deadline_t is None else f"{words} in {max(0.0, deadline_t - notice.t):.0f} s"
 
 
-def _loss(event: Event) -> _Loss:
+def _loss(event: Event) -> _LostWorker:
     if event.event == "node_lost":  # read from disk, the field has taken the head's place
-        return _Loss(event.attempt, None, f"machine {event.get('node') or event.node}", _LOST)
+        return _LostWorker(event.attempt, None, f"machine {event.get('node') or event.node}", _LOST)
     if event.event != "hang":
-        return _Loss(event.attempt, event.rank, "a worker", _cause(event))
+        return _LostWorker(event.attempt, event.rank, "a worker", _cause(event))
     place = f", in {event.get('place')}" if event.get("place") else ""
     nobody = event.get("ranks") == [] and not event.get("nodes")
     who = "every worker" if nobody else "a worker"
-    return _Loss(event.attempt, event.rank, who, (f"made no more progress{place}",) * 2)
+    return _LostWorker(event.attempt, event.rank, who, (f"made no more progress{place}",) * 2)
 
 
 _LOST: Final = ("was lost", "were lost")
@@ -386,7 +386,7 @@ def _cause(event: Event) -> tuple[str, str]:
     return _LOST
 
 
-def _aftermath(loss: _Loss) -> tuple[int, int]:
+def _aftermath(loss: _LostWorker) -> tuple[int, int]:
     """Orders causes before consequences: agents tell survivors' broken connections first."""
     if "SIGTERM" in loss.how[0]:  # how agents stop survivors
         return loss.attempt, 2
@@ -395,7 +395,7 @@ def _aftermath(loss: _Loss) -> tuple[int, int]:
 
 def _clauses(incident: _Open) -> list[str]:
     clauses = [] if incident.notice is None else [_notice_words(incident.notice)]
-    alike: dict[tuple[int, bool, tuple[str, str]], list[_Loss]] = {}
+    alike: dict[tuple[int, bool, tuple[str, str]], list[_LostWorker]] = {}
     for loss in sorted(incident.losses, key=_aftermath):
         alike.setdefault((loss.attempt, loss.rank is None, loss.how), []).append(loss)
     told: int | None = None  # the attempt that the sentence speaks of
@@ -412,7 +412,7 @@ def _clauses(incident: _Open) -> list[str]:
     return clauses + [words for words in (incident.stop, incident.judged) if words]
 
 
-def _subject(losses: list[_Loss]) -> str:
+def _subject(losses: list[_LostWorker]) -> str:
     ranks = sorted({loss.rank for loss in losses if loss.rank is not None})
     names = [str(rank) for rank in ranks] or sorted({loss.who for loss in losses})
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

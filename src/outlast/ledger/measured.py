@@ -29,7 +29,7 @@ NEWEST_STEPS: Final = 50
 SLOW: Final = 0.9
 
 
-class Range(NamedTuple):
+class SecondsRange(NamedTuple):
     """Seconds, when it goes slowly and when it goes well."""
 
     slow_s: float
@@ -70,12 +70,12 @@ class Measured:
             self.missed = None  # what was lost before is known, and made again
             self._step = (event.attempt, step if isinstance(step, int) else 0)
 
-    def save(self, tier: str) -> Range | None:
+    def save(self, tier: str) -> SecondsRange | None:
         """Seconds until a save is in ``tier``; None when there was none yet."""
         return _range(self._saves.get(tier, ()))
 
     @property
-    def step(self) -> Range | None:
+    def step(self) -> SecondsRange | None:
         """Seconds that a step takes; None before the first."""
         return _range(self._steps)
 
@@ -107,11 +107,11 @@ class Measured:
         self._step = (event.attempt, step)
 
 
-def _range(values: Iterable[float]) -> Range | None:
+def _range(values: Iterable[float]) -> SecondsRange | None:
     ordered = sorted(values)
     if not ordered:
         return None
-    return Range(ordered[min(int(SLOW * len(ordered)), len(ordered) - 1)], ordered[0])
+    return SecondsRange(ordered[min(int(SLOW * len(ordered)), len(ordered) - 1)], ordered[0])
 
 
 NEWEST_SAMPLES: Final = 200
@@ -121,11 +121,11 @@ MOST: Final = 1.0
 _HALF: Final = 0.5
 
 
-class _Span(NamedTuple):
+class _TimeSpan(NamedTuple):
     begin_t: float
     end_t: float
 
-    def shared(self, other: _Span) -> float:
+    def shared(self, other: _TimeSpan) -> float:
         """The share of this one that lies in the other."""
         both = min(self.end_t, other.end_t) - max(self.begin_t, other.begin_t)
         return max(both, 0.0) / max(self.end_t - self.begin_t, 1e-9)
@@ -135,10 +135,10 @@ class Interference:
     """Take events in the order they were written; ask at any time."""
 
     def __init__(self) -> None:
-        self._samples: collections.deque[tuple[_Span, float]]
+        self._samples: collections.deque[tuple[_TimeSpan, float]]
         self._samples = collections.deque(maxlen=NEWEST_SAMPLES)
-        self._saves: collections.deque[_Span] = collections.deque(maxlen=NEWEST_COPIES)
-        self._copies: collections.deque[tuple[str, _Span]]
+        self._saves: collections.deque[_TimeSpan] = collections.deque(maxlen=NEWEST_COPIES)
+        self._copies: collections.deque[tuple[str, _TimeSpan]]
         self._copies = collections.deque(maxlen=NEWEST_COPIES)
         self._newest: tuple[int, int] | None = None  # attempt and step
 
@@ -174,7 +174,7 @@ class Interference:
     def _took(self, event: Event, seconds: object) -> None:
         if not isinstance(seconds, int | float) or seconds < 0:
             return
-        span = _Span(event.t - seconds, event.t)
+        span = _TimeSpan(event.t - seconds, event.t)
         if event.event == "commit":
             self._saves.append(span)
         else:
@@ -187,5 +187,5 @@ class Interference:
         last, self._newest = self._newest, (event.attempt, step)
         if last is None or last[0] != event.attempt or step <= last[1] or event.get("stalled_s"):
             return
-        span = _Span(event.t - seconds, event.t)
+        span = _TimeSpan(event.t - seconds, event.t)
         self._samples.append((span, seconds / (step - last[1])))

@@ -58,7 +58,7 @@ _FAILURES_MAX: Final = 100  # of a machine
 REMEMBERED: Final = 64  # of the newest commits, and of those that were seen to be healthy
 
 
-class _Known(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class _PastState(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What was found so far; see :class:`Past`."""
 
     offset: int
@@ -208,7 +208,7 @@ class Past:
         self._kept: list[Event] = []
         self._forget()
         with contextlib.suppress(msgspec.MsgspecError):
-            self._known = known = msgspec.json.decode(word, type=_Known)
+            self._known = known = msgspec.json.decode(word, type=_PastState)
             seen = Posterior(num_seen=known.num_failures, seen_h=known.ran_h)
             self.failures = Failures(
                 seen,
@@ -221,7 +221,7 @@ class Past:
 
     def _forget(self) -> None:
         """Begin anew, with what was kept beside the ledger: it counts for whatever comes."""
-        self._known = _Known(offset=0)
+        self._known = _PastState(offset=0)
         self.failures = Failures()
         self.left_out: dict[str, Event] = {}
         self.own_failures: dict[str, list[tuple[float, str]]] = {}

@@ -25,7 +25,7 @@ from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
-__all__ = ["UNKNOWN_GRACE_S", "Approver", "Notice", "Watcher"]
+__all__ = ["UNKNOWN_GRACE_S", "Acknowledger", "Notice", "Watcher"]
 
 # How long a machine is thought to stay where nobody says so, for what can wait until then.
 UNKNOWN_GRACE_S: Final = 20.0
@@ -76,10 +76,10 @@ class Watcher(Protocol):
 
 
 @runtime_checkable
-class Approver(Protocol):
+class Acknowledger(Protocol):
     """A watcher whose platform goes ahead sooner when told that nobody needs the machine."""
 
-    def approve(self, notice: Notice) -> bool:
+    def acknowledge(self, notice: Notice) -> bool:
         """Tell the platform that it need not wait for the deadline; whether it agreed.
 
         Never raises, and returns in a bounded time. It may be called from any thread.

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Final
 
 from outlast.notice import Notice
-from outlast.notice.exchange import Answer
+from outlast.notice.exchange import HttpResponse
 from outlast.notice.metadata import (
     TokenHeaders,
     TokenRefusedError,
@@ -75,7 +75,7 @@ class AlibabaWatcher(TokenWatcher):
             detail=f"ECS: released at {iso_utc(due_t)}",
         )
 
-    def _get(self, path: str) -> Answer:
+    def _get(self, path: str) -> HttpResponse:
         answer = self._request("GET", path, self._header())
         if answer.status in (401, 403):
             self._token.forget()

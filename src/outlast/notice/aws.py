@@ -33,7 +33,7 @@ from typing import Final, Literal
 import msgspec
 
 from outlast.notice import Notice
-from outlast.notice.exchange import Answer
+from outlast.notice.exchange import HttpResponse
 from outlast.notice.metadata import (
     Moment,
     TokenHeaders,
@@ -55,7 +55,7 @@ _LEFT_OUT_S: Final = 10.0
 _REBALANCE_PAST_S: Final = 30 * 86_400.0  # a recommendation stands until the machine goes
 
 
-class _Action(msgspec.Struct, frozen=True):
+class _InstanceAction(msgspec.Struct, frozen=True):
     """The document at ``spot/instance-action``."""
 
     action: Literal["terminate", "stop", "hibernate"]
@@ -85,7 +85,7 @@ class AwsWatcher(TokenWatcher):
     def _ask(self) -> Notice | None:
         answer = self._get(_ACTION_PATH)
         if answer.status != 404:
-            return self._planned(understood(answer, _Action))
+            return self._planned(understood(answer, _InstanceAction))
         if not self._is_softer_due():
             return self._softer_said
         until = time.monotonic() + _SOFTER_S
@@ -105,20 +105,20 @@ class AwsWatcher(TokenWatcher):
         self._softer_from = time.monotonic() + wait_s
         self._softer_poll = self.polls + polls
 
-    def _get(self, path: str) -> Answer:
+    def _get(self, path: str) -> HttpResponse:
         answer = self._request("GET", path, self._token.header())
         if answer.status == 401:
             self._token.renew()
             answer = self._request("GET", path, self._token.header())
         return answer
 
-    def _softer(self, path: str, until: float) -> Answer | None:
+    def _softer(self, path: str, until: float) -> HttpResponse | None:
         # 1 ms: what is over is asked, and fails, in the words of every other answer that is late.
         left_s = min(max(0.001, until - time.monotonic()), self._timeout_s)
         answer = self._request("GET", path, self._token.header(), timeout_s=left_s)
         return None if answer.status == 404 else answer
 
-    def _planned(self, found: _Action) -> Notice:
+    def _planned(self, found: _InstanceAction) -> Notice:
         due_t = self._plausible(found.time.timestamp())
         return self._once(
             found,

@@ -11,8 +11,8 @@ API 2020-07-01.
 
 Guarantees: ``poll`` never raises and makes at most two requests. An event for other machines, or of
 a type that we do not know, is no notice; one that cannot be read does not hide the next. Of
-several, the one that is due first is told. ``approve`` never raises, is over in one request, and
-speaks for no machine but this one.
+several, the one that is due first is told. ``acknowledge`` never raises, is over in one request,
+and speaks for no machine but this one.
 
 What can go wrong: the first question switches the service on and may be answered after two
 minutes. We do not wait for it: each question is given up after its time, and asked again.
@@ -32,7 +32,7 @@ from typing import Final
 import msgspec
 
 from outlast.notice import Notice
-from outlast.notice.exchange import Request, request
+from outlast.notice.exchange import RequestFunction, request
 from outlast.notice.metadata import MetadataWatcher, understood
 from outlast.notice.source import NotUnderstoodError, iso_utc
 
@@ -46,7 +46,7 @@ _HARD_FROM_S: Final = 1200.0  # above the longest that a planned event is announ
 _PLAUSIBLE_S: Final = 30 * 86_400.0
 
 
-class _Event(msgspec.Struct, frozen=True):
+class _ScheduledEvent(msgspec.Struct, frozen=True):
     """One scheduled event; what else is in it does not matter here."""
 
     id: str = msgspec.field(name="EventId")
@@ -60,7 +60,7 @@ class _Events(msgspec.Struct, frozen=True):
     """The document at ``scheduledevents``."""
 
     incarnation: int = msgspec.field(name="DocumentIncarnation")
-    events: tuple[_Event, ...] = msgspec.field(name="Events")
+    events: tuple[_ScheduledEvent, ...] = msgspec.field(name="Events")
 
 
 class _Compute(msgspec.Struct, frozen=True):
@@ -80,14 +80,14 @@ class AzureWatcher(MetadataWatcher):
         timeout_s: float = 1.0,
         clock: Callable[[], float] = time.time,
         max_body_bytes: int = 262_144,  # an event may name each machine of a large scale set
-        send: Request = request,
+        send: RequestFunction = request,
     ) -> None:
         super().__init__(base_url, timeout_s, clock, max_body_bytes, send)
         self._own_name = ""
         self._only_ours: set[str] = set()  # events that name no other machine
 
-    def approve(self, notice: Notice) -> bool:
-        """Tell Azure that it need not wait; see :class:`outlast.notice.Approver`.
+    def acknowledge(self, notice: Notice) -> bool:
+        """Tell Azure that it need not wait; see :class:`outlast.notice.Acknowledger`.
 
         Not for an event that names other machines too: approved by one, it begins on all of them.
         """
@@ -128,7 +128,7 @@ class AzureWatcher(MetadataWatcher):
             raise NotUnderstoodError("it does not say what this machine is called")
         self._own_name = name
 
-    def _meant(self, event: _Event) -> Notice | None:
+    def _meant(self, event: _ScheduledEvent) -> Notice | None:
         now = self._clock()
         if event.status not in ("Scheduled", "Started"):
             return None
@@ -144,7 +144,7 @@ class AzureWatcher(MetadataWatcher):
         early = event.type != "Preempt" and due_t - now > _HARD_FROM_S
         return self._tell(event, due_t, early=early)
 
-    def _tell(self, event: _Event, due_t: float | None, *, early: bool) -> Notice:
+    def _tell(self, event: _ScheduledEvent, due_t: float | None, *, early: bool) -> Notice:
         return self._once(
             (event, early),
             action=event.type.lower(),

@@ -170,7 +170,7 @@ class PidFile:
         return held.decode("ascii", errors="replace"), found.st_uid
 
 
-class Command:
+class NotifyCommand:
     """A program with its arguments, started once for each notice.
 
     Args:
@@ -193,7 +193,7 @@ class Command:
         self._who = shlex.join(self._words)
         self._stdout = sys.stderr if quiet_stdout else None
 
-    def start(self, notice: Notice) -> Run | Told:
+    def start(self, notice: Notice) -> StartedCommand | Told:
         """Start it; what went wrong if it cannot be started."""
         try:
             process = subprocess.Popen(
@@ -206,10 +206,10 @@ class Command:
         except OSError as error:
             what = f"{self._who} could not be started: {error.strerror}"
             return Told(who=self._who, pid=None, told=False, what=what)
-        return Run(process, self._who, early=notice.early)
+        return StartedCommand(process, self._who, early=notice.early)
 
 
-class Run:
+class StartedCommand:
     """A command that was started.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import Final
 
 from outlast.config import Settings
 from outlast.errors import ConfigError
-from outlast.notice import Approver, Notice
+from outlast.notice import Acknowledger, Notice
 from outlast.notice.platform import Chosen, choose
 from outlast.notice.source import WatchThread
 
@@ -86,7 +86,7 @@ class PlatformDesk:
         for watch in self._watches:
             watch.stop()
 
-    def approve(self, notice: Notice) -> bool:
+    def acknowledge(self, notice: Notice) -> bool:
         """Everything is saved: tell the platform that it need not wait, if that was asked for.
 
         Returns:
@@ -95,9 +95,9 @@ class PlatformDesk:
         if not self._settings.notice_approve or self.chosen is None:
             return False
         return any(
-            watcher.approve(notice)
+            watcher.acknowledge(notice)
             for watcher in self.chosen.watchers
-            if watcher.name == notice.source and isinstance(watcher, Approver)
+            if watcher.name == notice.source and isinstance(watcher, Acknowledger)
         )
 
     def grace_s(self) -> float | None:

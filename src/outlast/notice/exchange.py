@@ -39,7 +39,7 @@ _LENGTH: Final = re.compile(r"[0-9]{1,18}")
 _CHUNK: Final = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;|\r|\Z)")
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What the service answered; the names of the headers are in lower case."""
 
     status: int
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     headers: Mapping[str, str] = MappingProxyType({})
 
 
-class Request(Protocol):
+class RequestFunction(Protocol):
     """The shape of :func:`request`, for fakes."""
 
     def __call__(
@@ -59,7 +59,7 @@ class Request(Protocol):
         timeout_s: float,
         max_body_bytes: int,
         body: bytes = b"",
-    ) -> Answer:
+    ) -> HttpResponse:
         """Send one request."""
 
 
@@ -71,7 +71,7 @@ def request(
     timeout_s: float,
     max_body_bytes: int,
     body: bytes = b"",
-) -> Answer:
+) -> HttpResponse:
     """Send one request on a fresh connection and read the whole answer.
 
     Args:
@@ -98,12 +98,12 @@ def request(
     try:
         with contextlib.closing(_connect(host, port, deadline)) as sock:
             sock.sendall(sent)
-            return _Reader(sock, max_body_bytes).answer()
+            return _ResponseReader(sock, max_body_bytes).answer()
     except TimeoutError:
         raise TimeoutError(f"no whole answer within {timeout_s:g} s") from None
 
 
-class _Reader:
+class _ResponseReader:
     """Reads one answer; it quotes nothing of it."""
 
     def __init__(self, sock: _BoundedSocket, max_body_bytes: int) -> None:
@@ -111,20 +111,20 @@ class _Reader:
         self._limit = max_body_bytes
         self._held = b""
 
-    def answer(self) -> Answer:
+    def answer(self) -> HttpResponse:
         status, told = self._head()
         while 100 <= status < 200:  # "go on": the answer follows
             status, told = self._head()
         if status in (204, 304):
-            return Answer(status, b"", told)
+            return HttpResponse(status, b"", told)
         if told.get("transfer-encoding", "").lower() == "chunked":
-            return Answer(status, self._chunks(), told)
+            return HttpResponse(status, self._chunks(), told)
         length = told.get("content-length")
         if length is None:
-            return Answer(status, self._rest(), told)
+            return HttpResponse(status, self._rest(), told)
         if not _LENGTH.fullmatch(length):
             raise ConnectionError("the answer is not HTTP (its length is no number)")
-        return Answer(status, self._exactly(int(length)), told)
+        return HttpResponse(status, self._exactly(int(length)), told)
 
     def _head(self) -> tuple[int, dict[str, str]]:
         while (end := _HEAD_END.search(self._held)) is None:

@@ -54,7 +54,7 @@ def standing(tiers: tuple[Tier, ...], measured: Measured) -> str:
     return f"step {newest} is in {where} alone: {older}"
 
 
-class Foresight:
+class GraceCheck:
     """Follows the ledger and says whether a notice is long enough.
 
     Args:

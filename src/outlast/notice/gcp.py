@@ -31,7 +31,7 @@ from typing import Final
 from urllib.parse import quote
 
 from outlast.notice import Notice
-from outlast.notice.exchange import Answer, Request, request
+from outlast.notice.exchange import HttpResponse, RequestFunction, request
 from outlast.notice.metadata import MetadataWatcher
 from outlast.notice.source import NotUnderstoodError, iso_utc
 
@@ -68,7 +68,7 @@ class GcpWatcher(MetadataWatcher):
         hang_s: int = HANG_S,
         timeout_s: float = 1.0,
         clock: Callable[[], float] = time.time,
-        send: Request = request,
+        send: RequestFunction = request,
     ) -> None:
         super().__init__(base_url, timeout_s, clock, send=send)
         self._lead_s = self.usual_lead_s if lead_s is None else lead_s
@@ -94,11 +94,11 @@ class GcpWatcher(MetadataWatcher):
         """How long the next question may hang; less where we have to speak before."""
         return self._hang_s
 
-    def _get(self, query: str, timeout_s: float | None = None) -> Answer:
+    def _get(self, query: str, timeout_s: float | None = None) -> HttpResponse:
         target = f"/computeMetadata/v1/instance/{self.key}{query}"
         return self._request("GET", target, {"Metadata-Flavor": "Google"}, timeout_s=timeout_s)
 
-    def _value(self, answer: Answer) -> str:
+    def _value(self, answer: HttpResponse) -> str:
         if answer.status != 200:
             raise NotUnderstoodError(f"asked for a notice, it answered status {answer.status}")
         if answer.headers.get("metadata-flavor") != "Google":

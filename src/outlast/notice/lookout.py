@@ -26,7 +26,7 @@ import msgspec
 
 from outlast.ledger.narrator import say
 from outlast.notice import Notice, Watcher
-from outlast.notice.deliver import Command, PidFile, Process, Run, Told, one_line
+from outlast.notice.deliver import NotifyCommand, PidFile, Process, StartedCommand, Told, one_line
 from outlast.notice.source import WatchThread
 
 # Each source is asked by itself; the slowest documented answer that is worth it takes seconds.
@@ -35,7 +35,7 @@ ONCE_LIMIT_S: Final = 10.0
 _Word = Literal["told", "heard", "not_told", "nothing", "unanswered", "ended", "stopped"]
 
 
-class _Asked(NamedTuple):
+class _WatcherAsked(NamedTuple):
     """With ``once``: this one has said what it had to say."""
 
     watcher: Watcher
@@ -44,14 +44,14 @@ class _Asked(NamedTuple):
 class _Finished(NamedTuple):
     """A command has ended."""
 
-    run: Run
+    run: StartedCommand
     told: Told
 
 
-_Message = Notice | _Asked | _Finished
+_Message = Notice | _WatcherAsked | _Finished
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class LookoutResult(msgspec.Struct, frozen=True, kw_only=True):
     """How it ended; with ``--json`` this is what is printed.
 
     Attributes:
@@ -87,7 +87,7 @@ class Lookout:
     def __init__(
         self,
         recipients: Sequence[Process | PidFile],
-        command: Command | None = None,
+        command: NotifyCommand | None = None,
         *,
         pass_early: bool = False,
     ) -> None:
@@ -108,7 +108,7 @@ class Lookout:
         self._told_early: list[Told] = []
         self._to_ask: list[Watcher] = []  # with `once`: who has not answered
         self._to_end = [one for one in recipients if isinstance(one, Process) and one.fd >= 0]
-        self._running: list[Run] = []
+        self._running: list[StartedCommand] = []
 
     def __enter__(self) -> Self:
         for one in (self._awake, self._wake):
@@ -136,7 +136,7 @@ class Lookout:
 
     def run(
         self, watchers: Sequence[Watcher], reason: str, *, interval_s: float, once: bool = False
-    ) -> Outcome:
+    ) -> LookoutResult:
         """Wait until it is over.
 
         Args:
@@ -169,9 +169,9 @@ class Lookout:
 
     def _ask_once(self, watcher: Watcher, watch: WatchThread) -> None:
         watch.check()
-        self._put(_Asked(watcher))
+        self._put(_WatcherAsked(watcher))
 
-    def _wait_for(self, run: Run) -> None:
+    def _wait_for(self, run: StartedCommand) -> None:
         self._put(_Finished(run, run.wait()))
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -197,7 +197,7 @@ class Lookout:
             tell_people(f"process {process.pid} has ended")
 
     def _take(self, message: _Message) -> None:
-        if isinstance(message, _Asked):
+        if isinstance(message, _WatcherAsked):
             self._to_ask.remove(message.watcher)
         elif isinstance(message, _Finished):
             self._running.remove(message.run)
@@ -226,7 +226,7 @@ class Lookout:
         for one in found:
             tell_people(one.what)
 
-    def _verdict(self, watchers: Sequence[Watcher], deadline: float | None) -> Outcome | None:
+    def _verdict(self, watchers: Sequence[Watcher], deadline: float | None) -> LookoutResult | None:
         """How it ended, or None while it has not."""
         if self._stopped_by:
             return self._over("stopped", self._stopped_code())
@@ -247,7 +247,7 @@ class Lookout:
         # With nobody named 0 is the notice, on which `outlast watch && ./save.sh` goes on.
         return 0 if named and self._stopped_by == signal.SIGTERM else 128 + self._stopped_by
 
-    def _asked(self, watchers: Sequence[Watcher]) -> Outcome:
+    def _asked(self, watchers: Sequence[Watcher]) -> LookoutResult:
         """What asking once has come to, when no hard notice was heard."""
         if self._early and self._pass_early:
             return self._all_told(self._told_early)
@@ -263,13 +263,13 @@ class Lookout:
             tell_people("no notice is announced")
         return self._over("nothing", 3)
 
-    def _all_told(self, told: list[Told]) -> Outcome:
+    def _all_told(self, told: list[Told]) -> LookoutResult:
         if not all(one.told for one in told):
             return self._over("not_told", 1)
         return self._over("told" if told else "heard", 0)
 
-    def _over(self, outcome: _Word, exit_code: int) -> Outcome:
-        return Outcome(
+    def _over(self, outcome: _Word, exit_code: int) -> LookoutResult:
+        return LookoutResult(
             outcome=outcome,
             exit_code=exit_code,
             reason=self._reason,

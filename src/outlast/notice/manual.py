@@ -28,7 +28,7 @@ import msgspec
 from outlast.config import in_short
 from outlast.notice import Notice
 from outlast.notice.process import run
-from outlast.notice.source import NotUnderstoodError, Source
+from outlast.notice.source import NoticeSource, NotUnderstoodError
 from outlast.values import GRACE_MAX_S
 
 LIMIT_S: Final = 2.0
@@ -50,7 +50,7 @@ class _Meant(NamedTuple):
     deadline_t: float | None
 
 
-class FileWatcher(Source):
+class FileWatcher(NoticeSource):
     """Looks whether a file is there.
 
     Args:
@@ -85,7 +85,7 @@ class FileWatcher(Source):
         )
 
 
-class CommandWatcher(Source):
+class CommandWatcher(NoticeSource):
     """Runs a command and takes its exit code for the answer.
 
     Args:

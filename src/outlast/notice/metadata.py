@@ -19,8 +19,8 @@ from typing import Annotated, ClassVar, Final, NamedTuple, TypeVar
 import msgspec
 
 from outlast.errors import ConfigError
-from outlast.notice.exchange import Answer, Request, request
-from outlast.notice.source import NotUnderstoodError, Source
+from outlast.notice.exchange import HttpResponse, RequestFunction, request
+from outlast.notice.source import NoticeSource, NotUnderstoodError
 from outlast.values import parse_address
 
 LONGEST_TIMEOUT_S: Final = 2.0
@@ -35,7 +35,7 @@ _DOCUMENT = TypeVar("_DOCUMENT")
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-class MetadataWatcher(Source):
+class MetadataWatcher(NoticeSource):
     """Asks a metadata service over HTTP.
 
     Args:
@@ -55,7 +55,7 @@ class MetadataWatcher(Source):
         timeout_s: float = 1.0,
         clock: Callable[[], float] = time.time,
         max_body_bytes: int = 16_384,
-        send: Request = request,
+        send: RequestFunction = request,
     ) -> None:
         if not 0 < timeout_s <= LONGEST_TIMEOUT_S:
             raise ConfigError(f"a timeout of {timeout_s:g} s cannot be used; write up to 2 s")
@@ -86,7 +86,7 @@ class MetadataWatcher(Source):
         *,
         timeout_s: float | None = None,
         body: bytes = b"",
-    ) -> Answer:
+    ) -> HttpResponse:
         return self._send(
             method,
             self.base_url + target,
@@ -123,7 +123,7 @@ class SessionToken:
 
     def __init__(
         self,
-        ask: Callable[[str, str, dict[str, str]], Answer],
+        ask: Callable[[str, str, dict[str, str]], HttpResponse],
         path: str,
         headers: TokenHeaders,
         clock: Callable[[], float],
@@ -189,7 +189,7 @@ class TokenWatcher(MetadataWatcher):
         timeout_s: float = 1.0,
         clock: Callable[[], float] = time.time,
         max_body_bytes: int = 16_384,
-        send: Request = request,
+        send: RequestFunction = request,
     ) -> None:
         super().__init__(
             self.address if base_url is None else base_url, timeout_s, clock, max_body_bytes, send
@@ -197,7 +197,7 @@ class TokenWatcher(MetadataWatcher):
         self._token = SessionToken(self._request, "/latest/api/token", self.token_headers, clock)
 
 
-def understood(answer: Answer, kind: type[_DOCUMENT]) -> _DOCUMENT:
+def understood(answer: HttpResponse, kind: type[_DOCUMENT]) -> _DOCUMENT:
     """The JSON document in an answer.
 
     Raises:

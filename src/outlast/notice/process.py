@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, NamedTuple, cast
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """How a command ended; a negative code is the signal that ended it."""
 
     code: int
@@ -30,7 +30,7 @@ def run(
     limit_s: float,
     max_bytes: int = 16_384,
     environ: Mapping[str, str] | None = None,
-) -> Ended:
+) -> CommandResult:
     """Run ``command`` to its end.
 
     Args:
@@ -59,7 +59,7 @@ def run(
             # Not reaped yet, so the number is still its own and not another process's.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        return Ended(process.wait(), output)
+        return CommandResult(process.wait(), output)
 
 
 def _output(pid: int, pipe: int, until: float, max_bytes: int) -> bytes:

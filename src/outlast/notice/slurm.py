@@ -27,8 +27,8 @@ from datetime import datetime
 from typing import Final, NamedTuple, Protocol
 
 from outlast.notice import Notice
-from outlast.notice.process import Ended, run
-from outlast.notice.source import NotUnderstoodError, Source, iso_utc
+from outlast.notice.process import CommandResult, run
+from outlast.notice.source import NoticeSource, NotUnderstoodError, iso_utc
 
 EARLY_S: Final = 600.0
 HARD_S: Final = 120.0
@@ -44,23 +44,23 @@ _KILL_WAIT: Final = re.compile(r"^KillWait\s*=\s*([0-9]+) sec", re.MULTILINE)
 _UNKNOWN: Final = ("Unknown", "None", "N/A", "NONE")
 
 
-class Run(Protocol):
+class CommandRunner(Protocol):
     """The shape of :func:`outlast.notice.process.run`, for recorded answers."""
 
     def __call__(
         self, command: list[str], *, limit_s: float, max_bytes: int, environ: Mapping[str, str]
-    ) -> Ended:
+    ) -> CommandResult:
         """Run one command."""
 
 
-class _Span(NamedTuple):
+class _JobTimes(NamedTuple):
     """When the job began and when its time is over, None where that is not known."""
 
     begin_t: float | None
     end_t: float | None
 
 
-class SlurmWatcher(Source):
+class SlurmWatcher(NoticeSource):
     """Knows when this job's time is over.
 
     Args:
@@ -75,13 +75,13 @@ class SlurmWatcher(Source):
         self,
         environ: Mapping[str, str] = os.environ,
         clock: Callable[[], float] = time.time,
-        run: Run = run,
+        run: CommandRunner = run,
     ) -> None:
         self._job = environ.get("SLURM_JOB_ID", "")
         super().__init__(f"Slurm's job {self._job or '(SLURM_JOB_ID is not set)'}", clock)
         self._environ = environ
         self._run = run
-        self._span = _Span(
+        self._span = _JobTimes(
             _epoch(environ.get("SLURM_JOB_START_TIME", "")),
             _epoch(environ.get("SLURM_JOB_END_TIME", "")),
         )
@@ -106,7 +106,7 @@ class SlurmWatcher(Source):
                 self._count(error)  # what was known before is still the best that is known
         return self._told(now)
 
-    def _asked(self) -> _Span:
+    def _asked(self) -> _JobTimes:
         if not _JOB_ID.fullmatch(self._job):
             raise NotUnderstoodError("SLURM_JOB_ID is not a job's number")
         array, task = (self._environ.get(f"SLURM_ARRAY_{part}_ID", "") for part in ("JOB", "TASK"))
@@ -117,7 +117,7 @@ class SlurmWatcher(Source):
         found = _SPAN.search(ours[0]) if ours else None
         if found is None:
             raise NotUnderstoodError("scontrol does not say when the job ends")
-        return _Span(_moment(found[1]), _moment(found[2]))
+        return _JobTimes(_moment(found[1]), _moment(found[2]))
 
     def _told(self, now: float) -> Notice | None:
         begin_t, end_t = self._span
@@ -138,7 +138,7 @@ class SlurmWatcher(Source):
         )
 
 
-def kill_wait_s(environ: Mapping[str, str], run: Run = run) -> float:
+def kill_wait_s(environ: Mapping[str, str], run: CommandRunner = run) -> float:
     """Seconds from Slurm's SIGTERM to its SIGKILL; the default where the site's is not known."""
     try:
         found = _KILL_WAIT.search(scontrol(["show", "config"], environ, run))
@@ -147,7 +147,7 @@ def kill_wait_s(environ: Mapping[str, str], run: Run = run) -> float:
     return float(found[1]) if found else KILL_WAIT_S
 
 
-def scontrol(arguments: list[str], environ: Mapping[str, str], run: Run) -> str:
+def scontrol(arguments: list[str], environ: Mapping[str, str], run: CommandRunner) -> str:
     """What ``scontrol`` prints, with times as seconds since the epoch where it can do that.
 
     Raises:

@@ -36,7 +36,7 @@ class NotUnderstoodError(Exception):
     """The source answered, but not with what it documents."""
 
 
-class Source:
+class NoticeSource:
     """One source of notices; a platform's own says in ``_ask`` how it is asked.
 
     Args:

@@ -139,7 +139,7 @@ def _opened(sock: socket.socket, handshake: Handshake, until_s: float, terms: _T
         set_options(sock, terms.silence_s)
         if terms.tls is not None:
             sock = _wrapped(sock, terms.tls, handshake, until_s)
-        stream = _Stream(sock)
+        stream = _SocketStream(sock)
         with stream.until(until_s):
             _shake_hands(stream, handshake)
     except SealError as error:
@@ -162,7 +162,7 @@ def _wrapped(sock: socket.socket, tls: Tls, handshake: Handshake, until_s: float
     return wrapped
 
 
-def _shake_hands(stream: _Stream, handshake: Handshake) -> None:
+def _shake_hands(stream: _SocketStream, handshake: Handshake) -> None:
     is_told = handshake.connects
     if handshake.connects:
         stream.write(handshake.hello)
@@ -204,7 +204,9 @@ class Channel:
         bulk_bytes: how much bulk the message that was received last has, still to be taken.
     """
 
-    def __init__(self, stream: _Stream, peer: str, sealer: Sealer, unsealer: Unsealer) -> None:
+    def __init__(
+        self, stream: _SocketStream, peer: str, sealer: Sealer, unsealer: Unsealer
+    ) -> None:
         self.peer = peer
         self.bulk_bytes = 0
         self._stream = stream
@@ -364,7 +366,7 @@ def _refused(peer: str, error: SealError) -> SealError:
     return told
 
 
-class _Stream:
+class _SocketStream:
     """A socket, plain or wrapped, on which one thread reads while another writes.
 
     Nothing blocks inside a call, so that OpenSSL's state, which two threads must not touch at once,

@@ -42,7 +42,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         attempt: its number.
         node: the agent's own name.
-        reign: one time of its being coordinator, a name that nobody else has.
+        term: one time of its being coordinator, a name that nobody else has.
         host: its machine's name.
         address: where its hub listens, host:port; "" for one that runs the job alone.
         members: of the attempt, the coordinator first; empty while they gather.
@@ -53,12 +53,12 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     host: str
     address: str
-    reign: str = ""
+    term: str = msgspec.field(default="", name="reign")
     members: tuple[str, ...] = ()
     process: str = ""
 
 
-class Alive(msgspec.Struct, frozen=True, kw_only=True):
+class SignOfLife(msgspec.Struct, frozen=True, kw_only=True):
     """The coordinator's sign of life: ``count`` goes on while it lives; ``over``: the job is."""
 
     attempt: int
@@ -76,7 +76,7 @@ class _Looked(msgspec.Struct, frozen=True):
     words: str = ""
 
 
-def new_reign() -> str:
+def new_term() -> str:
     """A word that no other coordinator's claims have."""
     return uuid.uuid4().hex[:12]
 
@@ -163,22 +163,22 @@ class Claims:
         return is_new or self._is_there(claim, claim.attempt)
 
     def _is_there(self, claim: Claim, number: int) -> bool:
-        """Whether ``number`` is claimed by the reign of ``claim``."""
-        return bool(claim.reign) and claimed(self._storage, number).reign == claim.reign
+        """Whether ``number`` is claimed by the term of ``claim``."""
+        return bool(claim.term) and claimed(self._storage, number).term == claim.term
 
     def forget_old(self) -> None:
         """Remove all but the newest claims."""
         for number in self._numbers()[:-KEPT]:
             self._storage.remove(name_of(number))
 
-    def say_alive(self, alive: Alive) -> None:
+    def say_alive(self, alive: SignOfLife) -> None:
         """Leave a sign of life."""
         self._storage.put(_ALIVE, msgspec.json.encode(alive))
 
-    def alive(self) -> Alive | None:
+    def alive(self) -> SignOfLife | None:
         """The last sign of life."""
         with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
-            return msgspec.json.decode(self._storage.read(_ALIVE), type=Alive)
+            return msgspec.json.decode(self._storage.read(_ALIVE), type=SignOfLife)
         return None
 
     def _numbers(self) -> list[int]:

@@ -16,15 +16,15 @@ _NAME: Final = re.compile(r"attempt-(\d{12})\.json")
 
 
 class Claimed(msgspec.Struct, frozen=True):
-    """As much of a claim as says whose it is; ``reign`` is "" where nobody can tell."""
+    """As much of a claim as says whose it is; ``term`` is "" where nobody can tell."""
 
-    reign: str = ""
+    term: str = msgspec.field(default="", name="reign")
     members: tuple[str, ...] = ()
 
     @property
     def is_for_one(self) -> bool:
         """Whether it is of an agent that runs the job by itself: it names nobody else."""
-        return bool(self.reign) and self.members == (self.reign,)
+        return bool(self.term) and self.members == (self.term,)
 
 
 def claimed_numbers(storage: Storage) -> list[int]:

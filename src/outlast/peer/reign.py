@@ -11,12 +11,12 @@ otherwise when its sign of life has stood still as long as one machine of severa
 (:mod:`outlast.policy.succession`). One that lives is waited for, and then ours is refused: a new
 start never ends an old one that is alive. Whoever finds itself passed over (``overtaken``) ends.
 
-Storage is asked in a thread of its own, for as long as the reign lasts. Where it does not answer,
+Storage is asked in a thread of its own, for as long as the term lasts. Where it does not answer,
 the launcher begins without a claim after a second, as a majority of machines does; what it saves is
-held by its keeper until the claim is there. Later attempts of one reign wait for nothing.
+held by its keeper until the claim is there. Later attempts of one term wait for nothing.
 
 What can go wrong: a predecessor that has claimed and died before it wrote anything, while storage
-fails at the start of the next one: the number that was begun with is taken, and this reign ends.
+fails at the start of the next one: the number that was begun with is taken, and this term ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from outlast.errors import ConfigError, StorageError, remedy
-from outlast.peer.claims import Alive, Claim, Claims, new_reign
+from outlast.peer.claims import Claim, Claims, SignOfLife, new_term
 from outlast.peer.processes import is_alive, pid_of, this_process
 from outlast.policy.succession import AGAIN_S, STRANGER_S, CounterWatch
 from outlast.storage import Directory, Storage
@@ -46,8 +46,8 @@ CLOSE_S: Final = 2.0
 _LOOK_S: Final = 0.05
 
 
-def reign_over(directory: Path, say: Callable[[str], None], *, is_locked: bool) -> Reign:
-    """The reign of this process over the job in ``directory``; ``open`` begins it.
+def term_over(directory: Path, say: Callable[[str], None], *, is_locked: bool) -> Term:
+    """The term of this process over the job in ``directory``; ``open`` begins it.
 
     Args:
         directory: the job's.
@@ -55,10 +55,10 @@ def reign_over(directory: Path, say: Callable[[str], None], *, is_locked: bool) 
         is_locked: whether this process holds the job's lock.
     """
     alone = is_locked and is_local(str(directory))
-    return Reign(Directory(directory), str(directory), alone=alone, say=say)
+    return Term(Directory(directory), str(directory), alone=alone, say=say)
 
 
-class Reign:
+class Term:
     """Of one launcher over a job.
 
     Args:
@@ -71,7 +71,7 @@ class Reign:
         name: what its claims carry; nobody else has it.
         attempt: the newest number that it has asked for.
         overtaken: why it must end, in words; "" while it need not.
-        on_claimed: told of each attempt that has begun and is claimed, in the reign's thread: a
+        on_claimed: told of each attempt that has begun and is claimed, in the term's thread: a
             keeper that heard of it before would hold what the attempt before has left.
     """
 
@@ -83,7 +83,7 @@ class Reign:
         alone: bool,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.name = new_reign()
+        self.name = new_term()
         self.attempt = 0
         self.overtaken = ""
         self.on_claimed: Callable[[int], object] = lambda _: None
@@ -201,9 +201,9 @@ class Reign:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_over, AGAIN_S)
 
-    def _is_over_for(self, claim: Claim, alive: Alive | None) -> bool:
+    def _is_over_for(self, claim: Claim, alive: SignOfLife | None) -> bool:
         """Whether the one before is known to be over, without a look at how long it is silent."""
-        if claim.reign == self.name or (claim.process and claim.process == this_process()):
+        if claim.term == self.name or (claim.process and claim.process == this_process()):
             return True  # the answer to our claim was lost; or it is this process's last session
         if alive is not None and alive.over and alive.attempt >= claim.attempt:
             return True
@@ -259,7 +259,7 @@ class Reign:
             node=self.name,
             host=self._host,
             address="",
-            reign=self.name,
+            term=self.name,
             members=(self.name,),
             process=this_process(),
         )
@@ -292,13 +292,13 @@ class Reign:
 
     def _sign_of_life(self, number: int) -> None:
         self._count += 1
-        self._claims.say_alive(Alive(attempt=number, node=self.name, count=self._count))
+        self._claims.say_alive(SignOfLife(attempt=number, node=self.name, count=self._count))
 
     def _say_over(self) -> None:
         exit_code, reason = self._end
         with contextlib.suppress(OSError):
             if self._claims.newest_number() <= self._held:
-                over = Alive(
+                over = SignOfLife(
                     attempt=self._held,
                     node=self.name,
                     count=self._count + 1,
@@ -316,12 +316,12 @@ class _Before:
         self.sign = CounterWatch()
         self.claim = Claim(attempt=0, node="", host="", address="")
         self._place = place
-        self._alive: Alive | None = None
+        self._alive: SignOfLife | None = None
         self._begun_s = time.monotonic()
         self._moved_s = 0.0  # when its counter was seen to go on; 0 before
         self._said: object = None
 
-    def seen(self, claim: Claim, alive: Alive | None, asked_s: float) -> None:
+    def seen(self, claim: Claim, alive: SignOfLife | None, asked_s: float) -> None:
         """Storage was asked then, and has answered now."""
         now_s = time.monotonic()
         self.sign.seen((claim, alive), asked_s=asked_s, answered_s=now_s)
@@ -342,7 +342,7 @@ class _Before:
     @property
     def has_news(self) -> bool:
         """Whether there is something to say that was not said yet; once for each answer."""
-        now = (self.claim.reign, bool(self._moved_s))
+        now = (self.claim.term, bool(self._moved_s))
         is_news, self._said = now != self._said, now
         return is_news
 

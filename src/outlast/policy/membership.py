@@ -425,7 +425,7 @@ class Roster:
             return orders + self._stop(reason, now_s, limit_s, gentle=gentle)
         return orders + self._decide(now_s)
 
-    def let_in(self, host: str, now_s: float) -> list[Order]:
+    def readmit(self, host: str, now_s: float) -> list[Order]:
         """A machine that was left out may take part again."""
         self.out.bring_back(host)
         return self._decide(now_s)

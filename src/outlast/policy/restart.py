@@ -124,7 +124,7 @@ class RestartLimits(msgspec.Struct, frozen=True, kw_only=True):
         failures: of a machine's own, within the window, before it is left out.
         weighs: whether it then is only where that is better for the job.
         window_s: how long they count.
-        leave_out_s: how long a machine is left out.
+        exclude_for_s: how long a machine is left out.
         back_off_max_s: the longest wait before an attempt.
     """
 
@@ -132,7 +132,7 @@ class RestartLimits(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = FAILURES
     weighs: bool = False
     window_s: float = 3600.0
-    leave_out_s: float = 3600.0
+    exclude_for_s: float = 3600.0
     back_off_max_s: float = 300.0
 
 

@@ -96,7 +96,7 @@ class Silence:
 # --- who is next ---------------------------------------------------------------------------------
 
 
-def heirs(
+def successors(
     members: Sequence[str],
     labels: Mapping[str, Mapping[str, str]],
     *,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from outlast.reduce.tree import Fold, Plan
+from outlast.reduce.tree import Fold, ReductionPlan
 
 BUCKET_BYTES: Final = 25 << 20
 FIRST_BYTES: Final = 1 << 20  # the first to be complete: the network has something to do early
@@ -61,7 +61,7 @@ class Bucket:
             one whose ``.data`` is set is no view any more.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], plan: Plan) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], plan: ReductionPlan) -> None:
         self._plan = plan
         dtype, device = tensors[0].dtype, tensors[0].device
         step = max(_ALIGNED // tensors[0].element_size(), 1)

@@ -27,9 +27,9 @@ import torch
 
 from outlast.errors import ConfigError
 from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.exchange import Channel, open_exchange
+from outlast.reduce.exchange import GroupChannel, open_exchange
 from outlast.reduce.summary import Summary
-from outlast.reduce.tree import Plan
+from outlast.reduce.tree import ReductionPlan
 
 # Elements: a larger buffer is compared in the first step, and later if it had changed there past
 # its version counter.
@@ -159,7 +159,7 @@ class Buffers:
         ]
 
     def settle(
-        self, plan: Plan, changed: Sequence[bool], summary: Summary, channel: Channel
+        self, plan: ReductionPlan, changed: Sequence[bool], summary: Summary, channel: GroupChannel
     ) -> None:
         """Give the model the step's buffers; all workers call it.
 
@@ -220,7 +220,9 @@ def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
 class _Averages:
     """Means of some tensors over all shards, in the tree's order."""
 
-    def __init__(self, plan: Plan, tensors: Sequence[torch.Tensor], channel: Channel) -> None:
+    def __init__(
+        self, plan: ReductionPlan, tensors: Sequence[torch.Tensor], channel: GroupChannel
+    ) -> None:
         self._num_tensors = len(tensors)
         self._order = group(tensors)
         self._buckets = [Bucket([tensors[i] for i in indices], plan) for indices in self._order]

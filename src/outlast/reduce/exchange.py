@@ -5,8 +5,8 @@ added in the order of the tree. Two ways, the same bits:
 
 - :class:`Messages`, in the host's memory (gloo): each chunk goes from one worker to another without
   a copy, and a thread that lives for one step adds up and answers while backward goes on.
-- :class:`Collectives`, on a GPU (NCCL): all-to-all and all-gather on a stream of their own. Nothing
-  waits on the host.
+- :class:`CollectiveExchange`, on a GPU (NCCL): all-to-all and all-gather on a stream of their own.
+  Nothing waits on the host.
 
 What can go wrong: a worker dies or stays away; the wait for its messages ends with an error, at the
 latest after the process group's time-out, and the error is raised where the training waits.
@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from outlast.checkpoint import devices
 from outlast.reduce.buckets import Bucket
-from outlast.reduce.tree import Plan
+from outlast.reduce.tree import ReductionPlan
 
 _TAG: Final = 0x5B00000  # of our messages, apart from those that a script sends
 _CHANNEL_TAGS: Final = 1 << 22  # one for each segment and node: a TiB of gradients has some 2^20
@@ -50,7 +50,7 @@ def gather(into: torch.Tensor, own: torch.Tensor, group: Any) -> None:
 _opened: Final[weakref.WeakKeyDictionary[Any, int]] = weakref.WeakKeyDictionary()  # by group
 
 
-class Channel:
+class GroupChannel:
     """Tags of one model's messages, apart from those of others that are under way in its group.
 
     A message goes to whoever waits for its tag, and two models' loops may be open at once.
@@ -65,7 +65,7 @@ class Channel:
         self._opened_in: Callable[[], Any] = lambda: None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Channel, (self.group,)  # a model that is loaded has taken none
+        return GroupChannel, (self.group,)  # a model that is loaded has taken none
 
     def open(self) -> bool:
         """Take the next free tags of the group, unless some are taken there already.
@@ -106,7 +106,9 @@ class Exchange(Protocol):
         """Give up the step: it will not be finished."""
 
 
-def open_exchange(plan: Plan, buckets: Sequence[Bucket], channel: Channel) -> Exchange:
+def open_exchange(
+    plan: ReductionPlan, buckets: Sequence[Bucket], channel: GroupChannel
+) -> Exchange:
     """The exchange that suits the place where the buckets are.
 
     Args:
@@ -118,13 +120,13 @@ def open_exchange(plan: Plan, buckets: Sequence[Bucket], channel: Channel) -> Ex
         return Alone(plan, buckets)
     if buckets and buckets[0].result.device.type == "cpu":
         return Messages(plan, buckets, channel)
-    return Collectives(plan, buckets, channel)
+    return CollectiveExchange(plan, buckets, channel)
 
 
 class Alone:
     """One worker has all."""
 
-    def __init__(self, plan: Plan, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, plan: ReductionPlan, buckets: Sequence[Bucket]) -> None:
         self._buckets = buckets
 
     def begin(self) -> None:
@@ -151,7 +153,9 @@ class Messages:
         channel: the model's; its exchanges follow each other.
     """
 
-    def __init__(self, plan: Plan, buckets: Sequence[Bucket], channel: Channel) -> None:
+    def __init__(
+        self, plan: ReductionPlan, buckets: Sequence[Bucket], channel: GroupChannel
+    ) -> None:
         self._plan = plan
         self._buckets = buckets
         self._channel = channel
@@ -280,7 +284,7 @@ def _segments(bucket: Bucket) -> list[slice]:
     return [slice(*edge) for edge in itertools.pairwise(edges)]
 
 
-class Collectives:
+class CollectiveExchange:
     """All-to-all and all-gather; on a GPU on a stream of their own.
 
     Args:
@@ -289,7 +293,9 @@ class Collectives:
         channel: the model's; only the group is of interest, collectives go by their order.
     """
 
-    def __init__(self, plan: Plan, buckets: Sequence[Bucket], channel: Channel) -> None:
+    def __init__(
+        self, plan: ReductionPlan, buckets: Sequence[Bucket], channel: GroupChannel
+    ) -> None:
         self._plan = plan
         self._buckets = buckets
         self._group = channel.group

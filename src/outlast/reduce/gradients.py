@@ -16,12 +16,12 @@ import torch
 
 from outlast.errors import ConfigError
 from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.exchange import Channel, open_exchange
+from outlast.reduce.exchange import GroupChannel, open_exchange
 from outlast.reduce.losses import waiting
-from outlast.reduce.tree import Plan
+from outlast.reduce.tree import ReductionPlan
 
 
-class Gradients:
+class ModelGradients:
     """The trained parameters of one model.
 
     Args:
@@ -31,7 +31,10 @@ class Gradients:
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.nn.Parameter], plan: Plan, channel: Channel
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        plan: ReductionPlan,
+        channel: GroupChannel,
     ) -> None:
         self._names = list(parameters)
         self._parameters = list(parameters.values())

@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from outlast.data.trail import NOTHING, Noting, Rows
 
 
-class Listener(Protocol):
+class WaitListener(Protocol):
     """Whoever measures waiting."""
 
     def begin(self) -> object:
@@ -27,7 +27,7 @@ class Listener(Protocol):
         """It has what it waited for."""
 
 
-listeners: Final[list[Listener]] = []
+listeners: Final[list[WaitListener]] = []
 
 
 @contextlib.contextmanager

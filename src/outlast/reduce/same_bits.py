@@ -43,12 +43,12 @@ from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
 from outlast.reduce import losses
 from outlast.reduce.buffers import Buffers
-from outlast.reduce.exchange import Channel, gather
+from outlast.reduce.exchange import GroupChannel, gather
 from outlast.reduce.facts import NOT_DETERMINISTIC, Facts, among, facts_of
-from outlast.reduce.gradients import Gradients
+from outlast.reduce.gradients import ModelGradients
 from outlast.reduce.losses import at_the_beginning, sent
 from outlast.reduce.summary import Summary
-from outlast.reduce.tree import Plan
+from outlast.reduce.tree import ReductionPlan
 
 living: Final[weakref.WeakSet[SameBits]] = weakref.WeakSet()  # in this process
 _TAG: Final = 0x5A4D
@@ -120,16 +120,16 @@ class SameBits(torch.nn.Module):
         self._named = dict(self.module.named_parameters())
         self._known = {id(each): each for owner in _parts(self.module) for each in _own(owner)}
         self._held = Buffers(self.module)
-        self._channel = Channel(self._group)
-        self._plan: Plan | None = None
+        self._channel = GroupChannel(self._group)
+        self._plan: ReductionPlan | None = None
         self._layout: Any = None  # what the gradients were laid out for
         self._layout_word = 0  # of it, but for the devices: the same on all workers
         self._is_compared = False  # whether it was found to be
-        self._gradients: Gradients
+        self._gradients: ModelGradients
         self._is_open = False  # whether a step has begun and its sums are not there yet
         self._number: int | None = None  # which of this worker's shards is being computed
         self._losses: list[torch.Tensor] = []
-        self._compared: Plan | None = None  # the workers whose facts were compared
+        self._compared: ReductionPlan | None = None  # the workers whose facts were compared
         _guard(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -303,7 +303,7 @@ class SameBits(torch.nn.Module):
             )
         self._check_complete()
         rank, world_size = _place(self._group)
-        plan = Plan(self.num_shards, rank, world_size)
+        plan = ReductionPlan(self.num_shards, rank, world_size)
         layout = [
             (p.device, p.requires_grad, p.dtype, p.shape, p.stride()) for p in self._named.values()
         ]
@@ -315,7 +315,7 @@ class SameBits(torch.nn.Module):
         self._device = _checked(self.module)
         self._plan, self._layout = plan, layout
         self._layout_word, self._is_compared = _word([each[1:] for each in layout]), False
-        self._gradients = Gradients(trained, plan, self._channel)
+        self._gradients = ModelGradients(trained, plan, self._channel)
         self._held.forget()
 
     def _check_complete(self) -> None:

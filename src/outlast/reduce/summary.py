@@ -14,7 +14,7 @@ import torch
 
 from outlast.data.order import held
 from outlast.reduce.exchange import gather
-from outlast.reduce.tree import Fold, Plan
+from outlast.reduce.tree import Fold, ReductionPlan
 
 _DTYPE = torch.float64  # holds losses of any dtype, and whole numbers up to 2^53
 
@@ -35,7 +35,7 @@ class Summary:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ReductionPlan,
         device: torch.device,
         group: Any,
         *,

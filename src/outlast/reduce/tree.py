@@ -109,7 +109,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReductionPlan:
     """The tree of ``num_shards``, divided among ``world_size`` workers, as ``rank`` sees it.
 
     Attributes:

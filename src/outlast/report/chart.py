@@ -64,7 +64,7 @@ class Tick(NamedTuple):
     words: str
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A curve in pixels."""
 
     name: str
@@ -138,9 +138,9 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
         share = (value - self.y_low) / (self.y_high - self.y_low)
         return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[ChartLine]:
         """Each curve as far as it is in the picture."""
-        return [Line(curve.name, self._path(curve), curve.style) for curve in self.curves]
+        return [ChartLine(curve.name, self._path(curve), curve.style) for curve in self.curves]
 
     def _path(self, curve: Curve) -> str:
         shown = [

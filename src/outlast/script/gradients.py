@@ -207,7 +207,7 @@ class ScriptGradients:
                 found = max(found, step + (one.period - left if left else 0))
         return found if found - step <= WAIT_STEPS_MAX else step
 
-    def in_the_making(
+    def accumulated(
         self, tensors: Collection[torch.Tensor] | None = None
     ) -> dict[str, torch.Tensor]:
         """Name of parameter → its gradient, of those that no optimizer has used yet.

@@ -317,7 +317,7 @@ def home_of(model: torch.nn.Module) -> torch.device:
 # --- loading --------------------------------------------------------------------------------------
 
 
-class Given(NamedTuple):
+class ModuleInput(NamedTuple):
     """What a module is given.
 
     Attributes:
@@ -331,7 +331,7 @@ class Given(NamedTuple):
     versions: Mapping[str, Any] | None
 
 
-def load(module: torch.nn.Module, given: Given, *, own: bool) -> list[str]:
+def load(module: torch.nn.Module, given: ModuleInput, *, own: bool) -> list[str]:
     """Give a module its state by its ``load_state_dict``.
 
     Args:
@@ -431,7 +431,7 @@ def put(key: str, model: torch.nn.Module, state: Mapping[str, Any]) -> list[str]
     owners, live = owners_of(model), model.state_dict()
     plain = {name: one for name, one in live.items() if owner_in(owners, name) is None}
     if not lies_in(model, plain):
-        return load(model, Given(key, state, versions_in(live)), own=False)
+        return load(model, ModuleInput(key, state, versions_in(live)), own=False)
     home = home_of(model)
     for name, value in state.items():
         if owner_in(owners, name) is not None:
@@ -448,7 +448,7 @@ def put(key: str, model: torch.nn.Module, state: Mapping[str, Any]) -> list[str]
     said = []
     for prefix, module in owners.items():
         part, versions = part_of(state, prefix), versions_in(live, prefix)
-        said += load(module, Given(name_of(key, prefix), part, versions), own=True)
+        said += load(module, ModuleInput(name_of(key, prefix), part, versions), own=True)
     return said
 
 

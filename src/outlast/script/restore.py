@@ -49,7 +49,7 @@ READ_TIMEOUT_S: Final = 3600.0  # for a rank to read its part
 ANEW: Final = "start a new job with another --dir"
 
 
-class Saved(Protocol):
+class RestoreSource(Protocol):
     """What a restore draws from: a checkpoint, or what is made to look like one."""
 
     @property
@@ -86,7 +86,7 @@ class Restore:
         remarks: what to say once the state is applied.
     """
 
-    def __init__(self, checkpoint: Saved, what: str, way_on: str = ANEW) -> None:
+    def __init__(self, checkpoint: RestoreSource, what: str, way_on: str = ANEW) -> None:
         self.checkpoint = checkpoint
         self._what = what
         self._way_on = way_on
@@ -203,10 +203,10 @@ class Restore:
                 parts[prefix][name.removeprefix(prefix)] = filled
         for prefix, module in owners.items():
             where, part = modules.name_of(key, prefix), parts[prefix]
-            given = modules.Given(where, part, modules.versions_in(one.live, prefix))
+            given = modules.ModuleInput(where, part, modules.versions_in(one.live, prefix))
             self._acts.append((where, functools.partial(self._load, module, given, fills)))
 
-    def _load(self, module: torch.nn.Module, given: modules.Given, is_own: bool) -> None:
+    def _load(self, module: torch.nn.Module, given: modules.ModuleInput, is_own: bool) -> None:
         whole = given._replace(state=_whole(dict(given.state)))
         self.remarks += modules.load(module, whole, own=is_own)
 

@@ -107,7 +107,7 @@ class Lazy:
                     self.moments.add(name)
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class BoundaryState(msgspec.Struct, frozen=True, kw_only=True):
     """What is saved at a boundary.
 
     Attributes:
@@ -143,7 +143,7 @@ class States:
 
     def of(
         self, step: int, objects: Mapping[str, Any], state: dict[str, Any], kind: str = FULL
-    ) -> State:
+    ) -> BoundaryState:
         """What is saved of ``state``, which ``objects`` gave, after ``step``."""
         data: dict[str, Any] = {}
         tensors: dict[str, torch.Tensor] = {}
@@ -158,7 +158,7 @@ class States:
         if self._settings.checkpoint_moments == "bf16" and kind == FULL:
             narrow = frozenset(self._lazy.moments)
             mark_narrow(data, narrow, "float32")
-        return State(
+        return BoundaryState(
             step=step,
             data=data,
             tensors=tensors,

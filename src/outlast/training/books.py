@@ -42,17 +42,17 @@ from outlast.data.generators import is_users
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, Exit, StorageError
 from outlast.ledger import planned
-from outlast.ledger.command import Command, module_command, script_command, settle
+from outlast.ledger.command import JobCommand, module_command, script_command, settle
 from outlast.ledger.file import PATIENCE_S, QueuedLedger
 from outlast.ledger.job import JobLock, versions
 from outlast.ledger.narrator import Narrator, say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
-from outlast.notice.foresight import Foresight
+from outlast.notice.foresight import GraceCheck
 from outlast.notice.record import fields_of
 from outlast.peer.claims import FORMED_VARIABLE
-from outlast.peer.reign import Reign, reign_over
+from outlast.peer.reign import Term, term_over
 from outlast.script import excepthook
 from outlast.script.restore import READ_TIMEOUT_S
 from outlast.training.timing import Samples
@@ -61,7 +61,7 @@ from outlast.training.timing import Samples
 _RUNNERS: Final = frozenset({"cProfile", "profile", "trace"})
 
 
-def own_command() -> Command | None:
+def own_command() -> JobCommand | None:
     """The script of this process and its arguments; None where it has none."""
     main = sys.modules.get("__main__")
     file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
@@ -97,14 +97,14 @@ class Attempt(msgspec.Struct, frozen=True):
 
     Attributes:
         number: of it.
-        reign: what its claim carries; "" where the agent tells the keeper, or nobody has claimed.
+        term: what its claim carries; "" where the agent tells the keeper, or nobody has claimed.
         claims: where it is claimed, a directory or URL; "" likewise.
         nonce: drawn anew by each session, the same on all ranks: no other one's saves have it in
             their names, whatever its number is.
     """
 
     number: int
-    reign: str = ""
+    term: str = msgspec.field(default="", name="reign")
     claims: str = ""
     nonce: str = ""
     finished_t: float = 0.0
@@ -116,7 +116,7 @@ def look_back(link: Link, directory: Path) -> Past | None:
 
 
 def agree_on_attempt(
-    link: Link, past: Past | None, directory: Path, begin: Callable[[], Reign]
+    link: Link, past: Past | None, directory: Path, begin: Callable[[], Term]
 ) -> Attempt:
     """The attempt that all ranks are in: the agent's, or without one the next.
 
@@ -124,7 +124,7 @@ def agree_on_attempt(
         link: the other ranks.
         past: on rank 0.
         directory: the job's.
-        begin: has this process begin a reign; called on rank 0 where nobody else has claimed.
+        begin: has this process begin a term; called on rank 0 where nobody else has claimed.
 
     Raises:
         ConfigError, StorageError: the job runs already, here or elsewhere.
@@ -133,11 +133,11 @@ def agree_on_attempt(
         given = os.environ.get(ATTEMPT_VARIABLE)
         attempt = Attempt(int(given)) if given else _formed(directory, past.attempt)
         if attempt is None:
-            reign = begin()
-            number = reign.open(past.attempt)
-            reign.begin()
+            term = begin()
+            number = term.open(past.attempt)
+            term.begin()
             past.look()  # whoever was waited for may have written meanwhile
-            attempt = Attempt(number, reign.name, str(directory))
+            attempt = Attempt(number, term.name, str(directory))
         attempt = msgspec.structs.replace(attempt, nonce=new_nonce(), finished_t=past.finished_t)
         link.publish("session/attempt", msgspec.json.encode(attempt))
     return msgspec.json.decode(link.fetch("session/attempt", READ_TIMEOUT_S), type=Attempt)
@@ -185,7 +185,7 @@ class AttemptBooks:
         self.under_agent = STORE_VARIABLE in os.environ
         self._is_closed = False
         self._lock: JobLock | None = None
-        self._reign: Reign | None = None  # where there is no agent, on rank 0
+        self._term: Term | None = None  # where there is no agent, on rank 0
         given = os.environ.get("OUTLAST_DIR")
         if self.under_agent and given and settings.dir != Path(given):
             raise ConfigError(
@@ -196,7 +196,7 @@ class AttemptBooks:
         trackers.export(self.job.id, settings.dir, self.link.rank)
         self._keeps = self.link.rank == 0 and not self.under_agent
         self._narrator: Narrator | None = None
-        self.foresight = Foresight(settings, say)
+        self.grace_check = GraceCheck(settings, say)
         self.basis: tuple[int, int] | None = None
         self.promised = set[SaveName]()
         self.ledger: QueuedLedger
@@ -229,12 +229,12 @@ class AttemptBooks:
             self.promised = {parse(self.past.promised_save) or SaveName(self.past.promised)}
         self.timeline = self.attempt.number  # a line that goes on in the next one keeps its number
 
-    def _begin(self) -> Reign:
+    def _begin(self) -> Term:
         """This process has the job, once ``open`` has returned."""
         is_locked = self._lock is not None and self._lock.is_held
-        self._reign = reign_over(self.settings.dir, say, is_locked=is_locked)
-        self._undo.callback(self._reign.close, int(Exit.USAGE))
-        return self._reign
+        self._term = term_over(self.settings.dir, say, is_locked=is_locked)
+        self._undo.callback(self._term.close, int(Exit.USAGE))
+        return self._term
 
     def open(self) -> None:
         """The attempt begins."""
@@ -255,7 +255,7 @@ class AttemptBooks:
             planned.enter(self.ledger, settings.dir, say)
             self.ledger.append("attempt_formed", world_size=self.link.world_size, nodes=1)
             # Where there is an agent, it has its own.
-            self._narrator = Narrator(settings.dir, also=self.foresight.take)
+            self._narrator = Narrator(settings.dir, also=self.grace_check.take)
             self._narrator.start()
             self._undo.callback(self._narrator.stop)
 
@@ -264,12 +264,12 @@ class AttemptBooks:
         if self._is_closed:  # by the thread that leaves for one that does not end
             return
         self._is_closed = True
-        reign = self._reign
-        if self._keeps and not (reign is not None and reign.overtaken):
+        term = self._term
+        if self._keeps and not (term is not None and term.overtaken):
             self.ledger.append("job_finished", exit_code=exit_code, reason="")
         self.ledger.close()
-        if reign is not None:
-            reign.close(exit_code)
+        if term is not None:
+            term.close(exit_code)
         if self._narrator is not None:
             self._narrator.stop()
         if self._lock is not None:
@@ -281,9 +281,9 @@ class AttemptBooks:
         Raises:
             StorageError: says which.
         """
-        if self._reign is not None and self._reign.overtaken:
+        if self._term is not None and self._term.overtaken:
             with excepthook.one_line_errors():
-                raise StorageError(self._reign.overtaken)
+                raise StorageError(self._term.overtaken)
 
     @property
     def listens(self) -> bool:

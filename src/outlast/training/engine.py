@@ -39,7 +39,7 @@ from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
 from outlast.keeper.place import setup_of
-from outlast.script.states import State
+from outlast.script.states import BoundaryState
 from outlast.training.books import Attempt
 from outlast.training.flight import Flight, SnapshotCopy, Written, is_copy_of
 from outlast.training.line import GONE, KeeperLine
@@ -112,7 +112,7 @@ class Engine:
                 nonce=attempt.nonce or wire.NO_NONCE,
                 rank=link.rank,
                 world_size=link.world_size,
-                reign=attempt.reign,
+                term=attempt.term,
                 first_local=local.start,
                 num_local=len(local),
             ),
@@ -214,7 +214,7 @@ class Engine:
         with self._changed:
             return self._why_not()
 
-    def prepare(self, state: State) -> None:
+    def prepare(self, state: BoundaryState) -> None:
         """After the first step: agree with the other ranks, and have memory made ready."""
         pieces = self._pieces(state)
         self._sharing.offer(pieces, self._own)
@@ -222,7 +222,7 @@ class Engine:
             target=self._reserve_ahead, args=(pieces,), name="outlast-reserve", daemon=True
         ).start()
 
-    def capture(self, state: State, tiers: tuple[str, ...] | None, started_s: float) -> int:
+    def capture(self, state: BoundaryState, tiers: tuple[str, ...] | None, started_s: float) -> int:
         """Take a snapshot; returns its size in bytes once training may go on.
 
         Args:
@@ -272,7 +272,7 @@ class Engine:
                 return self._last
             return None
 
-    def holds(self, state: State) -> bool:
+    def holds(self, state: BoundaryState) -> bool:
         """Whether ``state`` is, to the bit, the newest commit; False where that is not certain."""
         copy, reserved = self._committed_copy, self._room.reserved
         if copy is None or reserved is None or reserved.ring_bytes or copy.step != state.step:
@@ -321,7 +321,7 @@ class Engine:
         return flight
 
     def _begin(
-        self, flight: Flight, state: State, tiers: tuple[str, ...] | None, started_s: float
+        self, flight: Flight, state: BoundaryState, tiers: tuple[str, ...] | None, started_s: float
     ) -> int:
         at_once = self._at_once or self._always_at_once
         lazy = frozenset() if at_once else self._may_be_late(state.lazy)
@@ -392,7 +392,7 @@ class Engine:
     def _may_be_late(self, lazy: frozenset[str]) -> frozenset[str]:
         return lazy - self._eager if self._eager else lazy
 
-    def _pieces(self, state: State) -> Sequence[Held]:
+    def _pieces(self, state: BoundaryState) -> Sequence[Held]:
         # Names, shapes and dtypes are compared, not worked out anew, while they stay the same.
         key = state.narrow, list(state.tensors), outline(state.tensors)
         known = self._structures.get(state.kind)
@@ -402,7 +402,9 @@ class Engine:
         self._structures[state.kind] = (key, pieces)
         return pieces
 
-    def _plan(self, state: State, pieces: Sequence[Held], share: Share) -> tuple[int, WritePlan]:
+    def _plan(
+        self, state: BoundaryState, pieces: Sequence[Held], share: Share
+    ) -> tuple[int, WritePlan]:
         known = self._plans.get(state.kind)
         if known is not None and known.pieces is pieces and known.share is share:
             return known.number, known.plan

@@ -27,7 +27,7 @@ from outlast.checkpoint.capture import Capture, digest_of
 from outlast.checkpoint.manifest import BLOCK_BYTES, FULL
 from outlast.checkpoint.plan import DigestCheck, Write, WritePlan
 from outlast.errors import ConfigError
-from outlast.script.states import State
+from outlast.script.states import BoundaryState
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,7 @@ class Flight:
         self.written_blocks: set[int] = set()
         self.over = False
         self.capture: Capture | None = None
-        self.state: State | None = None
+        self.state: BoundaryState | None = None
         self.plan: WritePlan | None = None
 
     def free_block(self, block: int) -> None:
@@ -115,7 +115,7 @@ class SnapshotCopy(NamedTuple):
     narrow: Collection[str]
 
 
-def is_copy_of(copy: SnapshotCopy, state: State, buffer: torch.Tensor) -> bool:
+def is_copy_of(copy: SnapshotCopy, state: BoundaryState, buffer: torch.Tensor) -> bool:
     """Whether ``buffer`` holds ``state``, bit for bit, as far as this rank has a part in it."""
     plan = copy.plan
     if buffer.numel() < plan.size or set(copy.narrow) != set(state.narrow):

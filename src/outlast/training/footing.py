@@ -57,7 +57,7 @@ from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.signals import SignalNotice
 from outlast.policy.drain import LEAVING_S, leaving_s
 from outlast.script.objects import Objects
-from outlast.script.states import State
+from outlast.script.states import BoundaryState
 from outlast.training.afresh import Afresh
 from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine
@@ -104,7 +104,7 @@ class LoopEnding:
         snapshots: Snapshots,
         link: Link,
         judging: LossMonitor,
-        state: Callable[[], State],
+        state: Callable[[], BoundaryState],
         snapshot: Callable[[dict[str, Any]], bool],
     ) -> None:
         self._engine, self._turns = snapshots.engine, snapshots.turns
@@ -274,7 +274,7 @@ LOOK_S: Final = 0.05
 OTHERS_S: Final = 5.0  # for what is in flight when an exception or a drain ends the session
 
 
-class Where(NamedTuple):
+class LoopPosition(NamedTuple):
     """Where the training thread is.
 
     Attributes:
@@ -308,7 +308,7 @@ class WayOut:
         engine: Engine,
         outlook: Outlook,
         signals: SignalNotice,
-        where: Callable[[], Where],
+        where: Callable[[], LoopPosition],
     ) -> None:
         self.is_known = False
         self._books = books
@@ -492,8 +492,8 @@ class Footing:
         *,
         on_decision: Callable[[Action], None],
         on_written: Callable[[int, str], None],
-        where: Callable[[], Where],
-        newest: Callable[[], State],
+        where: Callable[[], LoopPosition],
+        newest: Callable[[], BoundaryState],
         snapshot: Callable[[Mapping[str, Any]], bool],
         may_move: Callable[[list[dict[str, Any]]], bool],
     ) -> None:

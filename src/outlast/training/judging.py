@@ -96,7 +96,7 @@ def word_of(rank: int, until: int, values: Sequence[tuple[int, str, float]]) -> 
     return {"kind": "values", "rank": rank, "until": until, "of": of}
 
 
-class Bench:
+class LossTable:
     """The table.
 
     Args:
@@ -253,7 +253,7 @@ class LossMonitor:
         self._completed = self._told = self._next = 0
         self._batches: dict[int, tuple[int, int]] = {}  # step → loop, number of its batch
         self._heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self._bench: Bench | None = None
+        self._bench: LossTable | None = None
         self._decided: dict[str, Any] | None = None
         self._wake = threading.Event()
         self._changed = threading.Condition()
@@ -301,7 +301,7 @@ class LossMonitor:
         self._completed = self._told = step
         if self._link.rank == 0:
             self._commits.add(step)
-            self._bench = Bench(
+            self._bench = LossTable(
                 LossJudge(self._rules, step, self._windows), step, self._link.world_size
             )
             for committed in self._commits - {0}:
@@ -454,7 +454,7 @@ class LossMonitor:
         if self._bench is not None:
             self._judge(self._bench)
 
-    def _judge(self, bench: Bench) -> None:
+    def _judge(self, bench: LossTable) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 bench.take(self._heard.get_nowait())
@@ -468,7 +468,7 @@ class LossMonitor:
             self._next = bench.next  # not before: what is decided of a step's sign takes a while
             self._changed.notify_all()
 
-    def _mark(self, bench: Bench) -> None:
+    def _mark(self, bench: LossTable) -> None:
         """Say which checkpoints have turned out to be healthy."""
         for step in bench.judge.healthy():
             self._ledger.append("healthy", step=step, windows=bench.judge.windows(step))
@@ -476,7 +476,7 @@ class LossMonitor:
             self._tell()
             self._send_all({"kind": "healthy", "step": step})
 
-    def _act(self, sign: Sign, bench: Bench) -> None:
+    def _act(self, sign: Sign, bench: LossTable) -> None:
         """The first sign of trouble: write it down, decide, and have all ranks act."""
         decision = decide(
             self._rules,

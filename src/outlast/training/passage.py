@@ -64,7 +64,7 @@ from outlast.reduce import losses
 from outlast.script.callsite import recount
 from outlast.script.gradients import ScriptGradients
 from outlast.script.objects import Objects
-from outlast.script.states import Hook, State
+from outlast.script.states import BoundaryState, Hook
 from outlast.training.footing import Footing
 from outlast.training.position import Position
 
@@ -169,7 +169,7 @@ class Home(NamedTuple):
         arrive: told the step that all go on from, where the session is then.
     """
 
-    newest: Callable[[], State]
+    newest: Callable[[], BoundaryState]
     own: Callable[[], dict[str, Any]]
     own_end: Callable[[int], dict[str, Any]]
     let_go: Callable[[], None]
@@ -581,7 +581,7 @@ class Passage:
         on.streams.forget()
         self.is_in_hand = False
 
-    def _put_back(self, moment: Moment, now: State) -> None:
+    def _put_back(self, moment: Moment, now: BoundaryState) -> None:
         """What was changed since ``moment`` is what it was then.
 
         Args:

@@ -216,7 +216,7 @@ class Position:
         self._acts_between = self._saved.get("between")
         self._aside = {str(line): state for line, state in self._saved.get("aside", ())}
 
-    def leave_out(self, rollbacks: Iterable[Rollback]) -> None:
+    def skip(self, rollbacks: Iterable[Rollback]) -> None:
         """What these have left out is passed over."""
         self._skipping = Skipping(left_out(list(rollbacks)))
 

@@ -19,7 +19,7 @@ from outlast.script.gradients import KEY as GRADIENTS
 from outlast.script.gradients import ScriptGradients
 from outlast.script.hyper import Hyperparameters
 from outlast.script.objects import Objects
-from outlast.script.states import State, StepsHeard
+from outlast.script.states import BoundaryState, StepsHeard
 from outlast.training.flight import Written
 from outlast.training.position import Position
 from outlast.training.snapshots import Snapshots
@@ -63,11 +63,11 @@ class Saving:
         """Key → state at the end of ``step``."""
         state = self._objects.capture()
         state[OWN] = self.own(step, self._position.state())
-        if gradients := self._gradients.in_the_making(self._objects.gone_through(state)):
+        if gradients := self._gradients.accumulated(self._objects.gone_through(state)):
             state[OWN][GRADIENTS] = gradients
         return state
 
-    def newest(self, step: int) -> State:
+    def newest(self, step: int) -> BoundaryState:
         """What would be saved now."""
         return self.snapshots.states.of(step, self._objects.stateful, self.state(step))
 

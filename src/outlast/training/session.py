@@ -59,7 +59,7 @@ from outlast.script.objects import Objects
 from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
 from outlast.training.flight import PendingSave, Saves
-from outlast.training.footing import OTHERS_S, Footing, Where
+from outlast.training.footing import OTHERS_S, Footing, LoopPosition
 from outlast.training.passage import FROM_NOTHING, Home, Passage
 from outlast.training.position import Position, refuse_loop
 from outlast.training.saving import COMMIT_TIMEOUT_S, Saving
@@ -160,7 +160,7 @@ class Session:
             self._open_attempt()
             is_open = True
             self._resume()
-            self._position.leave_out(self._on.judging.rollbacks)
+            self._position.skip(self._on.judging.rollbacks)
             self._on.start(self.step)
         except BaseException as error:
             if self._passage is not None and self._passage.join_again(error, is_open=is_open):
@@ -179,7 +179,9 @@ class Session:
             *(self._settings, self._objects, self._signals),
             on_decision=self._on_decision,
             on_written=self._saves.written,
-            where=lambda: Where(self.step, self._in_loop, self._is_draining or self._is_over),
+            where=lambda: LoopPosition(
+                self.step, self._in_loop, self._is_draining or self._is_over
+            ),
             newest=lambda: self._saving.newest(self.step),
             snapshot=lambda info: self._saving.take(self.step, info),
             may_move=self._may_move,
@@ -286,7 +288,7 @@ class Session:
         if code != Exit.DRAINED:
             return
         if self._heard is not None and self._on.engine.committed_step == self.step:
-            self._desk.approve(self._heard)
+            self._desk.acknowledge(self._heard)
         if isinstance(error, Exception):
             self._on.leaving.tell_loss(self.step, f"{type(error).__name__} came first")
             raise Leave(code) from error
@@ -786,7 +788,7 @@ class Session:
     def _on_platform(self, chosen: Chosen) -> None:
         if self._on.link.rank == 0 and chosen.watchers:
             say(chosen.reason)
-        self._on.books.foresight.found(chosen)
+        self._on.books.grace_check.found(chosen)
 
     def _on_decision(self, action: Action) -> None:
         if action.kind in ("drain", "leave"):

@@ -20,13 +20,13 @@ NUMBER = 1
 class Half(Place):
     """Machines that go on together: their keeper commits, to a tier that is elsewhere."""
 
-    def __init__(self, floor, directory, reign, claims):
-        super().__init__(floor, directory / reign)
-        self.reign, self.claims = reign, Claims(claims)
+    def __init__(self, floor, directory, term, claims):
+        super().__init__(floor, directory / term)
+        self.term, self.claims = term, Claims(claims)
         self.setup = msgspec.structs.replace(self.setup, claims=str(claims.root))
         self.supervisor = Supervisor(self.setup)
         self.supervisor.start()
-        assert self.supervisor.tell_members(NUMBER, [], 60, reign=reign)
+        assert self.supervisor.tell_members(NUMBER, [], 60, term=term)
         self.workers = []
 
     def worker(self, **options):
@@ -34,7 +34,7 @@ class Half(Place):
         return self.workers[-1]
 
     def claim(self, number=NUMBER):
-        made = Claim(attempt=number, node=self.reign, host="", address="", reign=self.reign)
+        made = Claim(attempt=number, node=self.term, host="", address="", term=self.term)
         return self.claims.take(made, number - 1)
 
     def held(self):
@@ -47,7 +47,7 @@ def halves(floor, tmp_path, monkeypatch):
     for name, value in floor.environ.items():  # keepers that are started here are the floor's
         monkeypatch.setenv(name, value)
     claims = Directory(tmp_path / "claims")
-    both = [Half(floor, tmp_path, reign, claims) for reign in HALVES]
+    both = [Half(floor, tmp_path, term, claims) for term in HALVES]
     yield both
     for half in both:
         for worker in half.workers:

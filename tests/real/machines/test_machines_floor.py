@@ -15,7 +15,7 @@ from outlast.drill.network import (
     Cut,
     FreezeMachine,
     KillMachine,
-    Loss,
+    PacketLoss,
     Partition,
     Reset,
 )
@@ -150,14 +150,14 @@ def test_a_share_of_packets_is_lost(machines):
         return int(spray.out)
 
     assert said(one, other, PATIENCE_S) == "hello"  # and they know each other's hardware address
-    fault = Loss(one.machine, 30)
+    fault = PacketLoss(one.machine, 30)
     fault.inject()
     assert 1 < answered() < 100  # half of them: 0.7 squared
     assert said(one, other, PATIENCE_S) == "hello"  # TCP sends again
     fault.heal()
     until(lambda: answered() == 100, "no loss")
     with pytest.raises(ValueError, match="percent 0"):
-        Loss(one.machine, 0)
+        PacketLoss(one.machine, 0)
 
 
 def test_faults_of_one_machine_are_healed_one_by_one(machines):

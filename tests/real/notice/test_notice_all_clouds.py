@@ -21,8 +21,8 @@ from metadata_servers.gcp import (
     PREEMPTED_PATH,
     GcpMetadataServer,
 )
-from outlast.drill.metadata_server import ACTION_PATH, AwsMetadataServer, Fault
-from outlast.notice import Approver, aws, source
+from outlast.drill.metadata_server import ACTION_PATH, AnswerFault, AwsMetadataServer
+from outlast.notice import Acknowledger, aws, source
 from outlast.notice.alibaba import AlibabaWatcher
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.azure import AzureWatcher
@@ -89,21 +89,21 @@ def heard(watcher, within_s=WITHIN_S):
 
 # What is spoiled, and what the last error then says; with the rows of the table for people.
 SPOILED = {
-    "401 or 403": [(Fault(status=401), "401"), (Fault(status=403), "403")],
-    "5xx": [(Fault(status=500), "500"), (Fault(status=503), "503")],
+    "401 or 403": [(AnswerFault(status=401), "401"), (AnswerFault(status=403), "403")],
+    "5xx": [(AnswerFault(status=500), "500"), (AnswerFault(status=503), "503")],
     "garbage": [
-        (Fault(body=b"<html>terminate TRUE Preempt</html>"), ""),
-        (Fault(body=b"\xff" * 100), ""),
-        (Fault(body=b'{"action": "terminate", "time": "soon"}'), ""),
-        (Fault(raw=b"220 smtp.example.com ESMTP\r\n"), "not HTTP"),
-        (Fault(raw=b""), "not HTTP"),
-        (Fault(padding_bytes=1 << 20), "larger than"),
-        (Fault(status=302, headers=(("Location", "/"),)), "302"),
+        (AnswerFault(body=b"<html>terminate TRUE Preempt</html>"), ""),
+        (AnswerFault(body=b"\xff" * 100), ""),
+        (AnswerFault(body=b'{"action": "terminate", "time": "soon"}'), ""),
+        (AnswerFault(raw=b"220 smtp.example.com ESMTP\r\n"), "not HTTP"),
+        (AnswerFault(raw=b""), "not HTTP"),
+        (AnswerFault(padding_bytes=1 << 20), "larger than"),
+        (AnswerFault(status=302, headers=(("Location", "/"),)), "302"),
     ],
 }
 LATE = {
-    "slow": [Fault(delay_s=3.0)],
-    "dripping": [Fault(drip_s=0.03), Fault(drip_s=0.1, drip_after_bytes=60)],
+    "slow": [AnswerFault(delay_s=3.0)],
+    "dripping": [AnswerFault(drip_s=0.03), AnswerFault(drip_s=0.1, drip_after_bytes=60)],
 }
 
 
@@ -137,7 +137,7 @@ def test_spoiled_answers_are_errors_and_the_notice_is_heard_after_them(cloud, se
         assert watcher.poll() is None, fault
         assert watcher.errors == 1
         assert said in watcher.last_error
-        server.inject(Fault())
+        server.inject(AnswerFault())
         assert watcher.poll() is not None
         assert watcher.errors == 1
         server.withdraw()
@@ -145,9 +145,9 @@ def test_spoiled_answers_are_errors_and_the_notice_is_heard_after_them(cloud, se
 
 def test_404(cloud, server, watcher):
     server.preempt()
-    server.inject(Fault(status=404), path=cloud.path)
+    server.inject(AnswerFault(status=404), path=cloud.path)
     if cloud.name == "aws":  # the older form of the notice is still there
-        server.inject(Fault(status=404), method="GET")
+        server.inject(AnswerFault(status=404), method="GET")
     assert watcher.poll() is None
     assert watcher.errors == (1 if cloud.name in ("gcp", "azure") else 0)
 
@@ -163,7 +163,7 @@ def test_late_answers_are_given_up(cloud, server, row):
         assert watcher.poll() is None
         assert watcher.errors == 1
         assert "no whole answer within" in watcher.last_error
-        server.inject(Fault())
+        server.inject(AnswerFault())
         assert heard(watcher) is not None
         server.withdraw()
 
@@ -196,9 +196,9 @@ def test_ten_thousand_spoiled_polls_without_a_false_alarm(cloud, server, monkeyp
     watcher = cloud.watch(server.url, 0.5)
     monkeypatch.setattr(aws, "_LEFT_OUT_S", 0.0)  # the softer questions go through it all too
     for turn in range(POLLS):
-        fault = choices.choice([Fault(), *quick])
+        fault = choices.choice([AnswerFault(), *quick])
         if turn % 5000 == 0:
-            fault = choices.choice([Fault(delay_s=3.0), Fault(drip_s=0.03)])
+            fault = choices.choice([AnswerFault(delay_s=3.0), AnswerFault(drip_s=0.03)])
         server.inject(fault, method=choices.choice(["", "GET", "PUT"]))
         if cloud.name in ("aws", "alibaba") and choices.random() < 0.1:
             server.expire_tokens()
@@ -209,7 +209,7 @@ def test_ten_thousand_spoiled_polls_without_a_false_alarm(cloud, server, monkeyp
         assert watcher.poll() is None, (first, turn, fault)
     assert watcher.polls == POLLS
     assert watcher.errors > POLLS // 4
-    server.inject(Fault())
+    server.inject(AnswerFault())
     server.preempt()
     assert heard(watcher).source == cloud.name
 
@@ -300,16 +300,16 @@ def test_azure_s_slow_first_answer_is_waited_for_by_asking_again():
 def test_azure_s_event_is_approved():
     with AzureMetadataServer() as server:
         watcher = AzureWatcher(server.url, timeout_s=PATIENT_S)
-        assert isinstance(watcher, Approver)
+        assert isinstance(watcher, Acknowledger)
         deadline_t = server.preempt(in_s=60.0)
         notice = watcher.poll()
         assert notice.deadline_t == deadline_t
-        server.inject(Fault(status=500), method="POST")
-        assert not watcher.approve(notice)
-        server.inject(Fault(raw=b""), method="POST")
-        assert not watcher.approve(notice)
-        server.inject(Fault())
-        assert watcher.approve(notice)
+        server.inject(AnswerFault(status=500), method="POST")
+        assert not watcher.acknowledge(notice)
+        server.inject(AnswerFault(raw=b""), method="POST")
+        assert not watcher.acknowledge(notice)
+        server.inject(AnswerFault())
+        assert watcher.acknowledge(notice)
         begun = watcher.poll()
         assert begun.event == notice.event
         assert begun.deadline_t < deadline_t
@@ -350,7 +350,7 @@ def test_auto_takes_whoever_answers_as_it_should(cloud, server, tmp_path):
 
 def test_auto_takes_nobody_at_a_web_server(tmp_path):
     with AwsMetadataServer() as server:
-        server.inject(Fault(body=b"<html>it works</html>"))
+        server.inject(AnswerFault(body=b"<html>it works</html>"))
         chosen = choose("auto", server.url, root=tmp_path, environ={})
         assert chosen.watchers == ()
         assert all(f"{name}: " in chosen.reason for name in CLOUDS)
@@ -404,15 +404,15 @@ SCENES = {
     "a notice": lambda cloud, server: server.preempt(),
     "softer word": announce_softly,
     "a notice, and takes it back": withdraw,
-    "401": announce_and_spoil(Fault(status=401)),
-    "403": announce_and_spoil(Fault(status=403)),
-    "404": announce_and_spoil(Fault(status=404)),
-    "5xx": announce_and_spoil(Fault(status=503)),
-    "a redirect": announce_and_spoil(Fault(status=302, headers=(("Location", "/"),))),
-    "nothing in time": announce_and_spoil(Fault(delay_s=30.0)),
-    "a byte now and then": announce_and_spoil(Fault(drip_s=0.1)),
-    "garbage": announce_and_spoil(Fault(body=b"<html>TRUE</html>")),
-    "an empty answer": announce_and_spoil(Fault(body=b"")),
+    "401": announce_and_spoil(AnswerFault(status=401)),
+    "403": announce_and_spoil(AnswerFault(status=403)),
+    "404": announce_and_spoil(AnswerFault(status=404)),
+    "5xx": announce_and_spoil(AnswerFault(status=503)),
+    "a redirect": announce_and_spoil(AnswerFault(status=302, headers=(("Location", "/"),))),
+    "nothing in time": announce_and_spoil(AnswerFault(delay_s=30.0)),
+    "a byte now and then": announce_and_spoil(AnswerFault(drip_s=0.1)),
+    "garbage": announce_and_spoil(AnswerFault(body=b"<html>TRUE</html>")),
+    "an empty answer": announce_and_spoil(AnswerFault(body=b"")),
     "another machine's event": lambda cloud, server: server.preempt(resources=["set_1"]),
 }
 

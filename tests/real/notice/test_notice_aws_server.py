@@ -10,8 +10,8 @@ from outlast.drill.metadata_server import (
     REBALANCE_PATH,
     TIME_PATH,
     TOKEN_PATH,
+    AnswerFault,
     AwsMetadataServer,
-    Fault,
 )
 from outlast.notice import aws, exchange
 from outlast.notice.aws import AwsWatcher
@@ -80,7 +80,9 @@ def test_termination_time_alone_is_heard(server, watcher):
 
 
 @pytest.mark.parametrize("path", [TIME_PATH, REBALANCE_PATH])
-@pytest.mark.parametrize("fault", [Fault(status=500), Fault(delay_s=3.0), Fault(drip_s=0.05)])
+@pytest.mark.parametrize(
+    "fault", [AnswerFault(status=500), AnswerFault(delay_s=3.0), AnswerFault(drip_s=0.05)]
+)
 def test_softer_questions_that_fail_do_not_hold_up_the_notice(server, path, fault):
     watcher = AwsWatcher(server.url, timeout_s=PATIENT_S)
     server.inject(fault, path=path)
@@ -128,7 +130,7 @@ def test_proxies_are_bypassed(server, watcher, monkeypatch):
 def test_redirects_are_not_followed(server, watcher):
     watcher.poll()
     server.preempt()
-    moved = Fault(status=302, headers=(("Location", server.url + ACTION_PATH),))
+    moved = AnswerFault(status=302, headers=(("Location", server.url + ACTION_PATH),))
     server.inject(moved, times=1)
     assert watcher.poll() is None
     assert methods(server)[2:] == [("G", 302)]
@@ -137,15 +139,15 @@ def test_redirects_are_not_followed(server, watcher):
 
 
 SPOILED = {
-    "500": (Fault(status=500), "status 500"),
-    "503": (Fault(status=503), "status 503"),
-    "garbage": (Fault(body=b"<html>\xff\x00</html>"), "cannot be read"),
-    "empty": (Fault(body=b""), "cannot be read"),
-    "not http": (Fault(raw=b"SSH-2.0-OpenSSH_9.2\r\n"), "not HTTP"),
-    "noise": (Fault(raw=bytes(range(256)) * 64), "not HTTP"),
-    "endless head": (Fault(raw=b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 100_000), "not HTTP"),
-    "closed": (Fault(raw=b""), "not HTTP"),
-    "huge": (Fault(padding_bytes=8 << 20), "larger than 16384 bytes"),
+    "500": (AnswerFault(status=500), "status 500"),
+    "503": (AnswerFault(status=503), "status 503"),
+    "garbage": (AnswerFault(body=b"<html>\xff\x00</html>"), "cannot be read"),
+    "empty": (AnswerFault(body=b""), "cannot be read"),
+    "not http": (AnswerFault(raw=b"SSH-2.0-OpenSSH_9.2\r\n"), "not HTTP"),
+    "noise": (AnswerFault(raw=bytes(range(256)) * 64), "not HTTP"),
+    "endless head": (AnswerFault(raw=b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 100_000), "not HTTP"),
+    "closed": (AnswerFault(raw=b""), "not HTTP"),
+    "huge": (AnswerFault(padding_bytes=8 << 20), "larger than 16384 bytes"),
 }
 
 
@@ -158,7 +160,7 @@ def test_a_spoiled_notice_is_none(server, watcher, name):
     assert watcher.poll() is None
     assert watcher.errors == 1
     assert said in watcher.last_error
-    server.inject(Fault())
+    server.inject(AnswerFault())
     assert watcher.poll() is not None
     assert watcher.errors == 1
 
@@ -166,9 +168,9 @@ def test_a_spoiled_notice_is_none(server, watcher, name):
 # Read to their end these answers are correct, so only a limit on the whole exchange, not one on
 # the silence between two bytes, makes them errors.
 LATE = {
-    "slow": Fault(delay_s=3.0),
-    "drips": Fault(drip_s=0.03),
-    "drips in the body": Fault(drip_s=0.1, drip_after_bytes=100),
+    "slow": AnswerFault(delay_s=3.0),
+    "drips": AnswerFault(drip_s=0.03),
+    "drips in the body": AnswerFault(drip_s=0.1, drip_after_bytes=100),
 }
 
 
@@ -182,14 +184,14 @@ def test_a_late_notice_is_given_up_and_heard_once_it_is_quick(server, name):
     assert watcher.poll() is None
     assert watcher.errors == 1
     assert watcher.last_error == f"{server.url}: no whole answer within 0.3 s"
-    server.inject(Fault())
+    server.inject(AnswerFault())
     assert heard(watcher) is not None
 
 
 @pytest.mark.parametrize("sent", [b"", b"2015-01-05"])
 def test_an_answer_that_is_cut_short_is_none(server, sent):
     """Part of an answer may read like another one: an empty one means "nothing is planned"."""
-    server.inject(Fault(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n" + sent))
+    server.inject(AnswerFault(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n" + sent))
     with pytest.raises(ConnectionError, match="cut short"):
         exchange.request(
             "GET", f"{server.url}/x", headers={}, timeout_s=PATIENT_S, max_body_bytes=1000
@@ -197,7 +199,7 @@ def test_an_answer_that_is_cut_short_is_none(server, sent):
 
 
 def test_a_token_that_drips_is_given_up(server):
-    server.inject(Fault(drip_s=0.03), method="PUT")
+    server.inject(AnswerFault(drip_s=0.03), method="PUT")
     watcher = AwsWatcher(server.url, timeout_s=IMPATIENT_S)
     assert watcher.poll() is None
     assert "no whole answer within" in watcher.last_error
@@ -251,10 +253,10 @@ def test_auto_takes_an_address_that_answers_as_ec2_does(server, tmp_path):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (Fault(status=404), "it answered status 404"),
-        (Fault(body=b"<html>it works</html>"), "it answered something else"),
-        (Fault(raw=b""), "not HTTP"),
-        (Fault(drip_s=0.05), "no whole answer within 2 s"),
+        (AnswerFault(status=404), "it answered status 404"),
+        (AnswerFault(body=b"<html>it works</html>"), "it answered something else"),
+        (AnswerFault(raw=b""), "not HTTP"),
+        (AnswerFault(drip_s=0.05), "no whole answer within 2 s"),
     ],
 )
 def test_auto_leaves_an_address_that_does_not(server, tmp_path, fault, said):

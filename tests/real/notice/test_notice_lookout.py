@@ -9,7 +9,7 @@ import time
 import pytest
 
 from outlast.notice import Notice, lookout
-from outlast.notice.deliver import Command, Process
+from outlast.notice.deliver import NotifyCommand, Process
 from outlast.notice.lookout import Lookout
 
 INTERVAL_S = 0.01
@@ -125,7 +125,7 @@ def test_a_hard_notice_does_not_wait_for_what_runs_for_an_early_one(tmp_path):
     )
     pid, done = tmp_path / "script.pid", tmp_path / "script.done"
     source = Script(notice(early=True), notice(), until=pid.exists)
-    outcome = look_out((), [source], Command(f"sh {script}"), pass_early=True)
+    outcome = look_out((), [source], NotifyCommand(f"sh {script}"), pass_early=True)
     os.kill(int(pid.read_text()), signal.SIGKILL)  # it was still running
     assert outcome.outcome == "told"
     assert done.read_text() == "hard\n"
@@ -152,8 +152,8 @@ def test_once_with_an_early_notice(tmp_path):
     outcome = look_out((), [early], once=True)
     assert (outcome.outcome, outcome.exit_code, outcome.early) == ("nothing", 3, early.said)
     trace = tmp_path / "trace"
-    outcome = look_out((), [early], Command(f"touch {trace}"), pass_early=True, once=True)
+    outcome = look_out((), [early], NotifyCommand(f"touch {trace}"), pass_early=True, once=True)
     assert (outcome.outcome, outcome.exit_code, len(outcome.told_early)) == ("told", 0, 1)
     assert trace.exists()
-    outcome = look_out((), [early], Command("false"), pass_early=True, once=True)
+    outcome = look_out((), [early], NotifyCommand("false"), pass_early=True, once=True)
     assert (outcome.outcome, outcome.exit_code) == ("not_told", 1)

@@ -15,8 +15,8 @@ from outlast.drill.metadata_server import (
     REBALANCE_PATH,
     TIME_PATH,
     TOKEN_PATH,
+    AnswerFault,
     AwsMetadataServer,
-    Fault,
 )
 
 TTL = "X-aws-ec2-metadata-token-ttl-seconds"
@@ -144,7 +144,7 @@ def test_requests_are_recorded_without_tokens(ask):
 
 
 def test_a_fault_holds_for_so_many_requests_of_its_method(ask):
-    ask.server.inject(Fault(status=503), times=2, method="GET")
+    ask.server.inject(AnswerFault(status=503), times=2, method="GET")
     token = ask.token()
     statuses = [ask.get(ACTION_PATH, token)[0] for _ in range(4)]
     assert statuses == [503, 503, 404, 404]
@@ -154,9 +154,9 @@ def test_a_late_answer_is_whole_in_the_end(ask):
     token = ask.token()
     ask.server.preempt()
     right = ask.get(ACTION_PATH, token)
-    ask.server.inject(Fault(delay_s=0.05, drip_s=0.0005))
+    ask.server.inject(AnswerFault(delay_s=0.05, drip_s=0.0005))
     assert ask.get(ACTION_PATH, token) == right
-    ask.server.inject(Fault(padding_bytes=1 << 20))
+    ask.server.inject(AnswerFault(padding_bytes=1 << 20))
     status, body = ask.get(ACTION_PATH, token)
     assert (status, body.strip()) == right
     assert len(body) == len(right[1]) + (1 << 20)
@@ -168,13 +168,15 @@ def test_it_listens_on_the_loopback_only(ask):
     assert ask.server.url == f"http://127.0.0.1:{port}"
 
 
-class LastWord(Fault):
+class LastWord(AnswerFault):
     def write(self, raw, file, closing):
         closing.wait(30)
         time.sleep(0.3)  # the thread is still there when the server's own has ended
 
 
-@pytest.mark.parametrize("fault", [Fault(delay_s=3600.0), Fault(drip_s=3600.0), LastWord()])
+@pytest.mark.parametrize(
+    "fault", [AnswerFault(delay_s=3600.0), AnswerFault(drip_s=3600.0), LastWord()]
+)
 def test_leaving_cuts_faults_short_and_joins_every_thread(fault):
     before = set(threading.enumerate())
     with AwsMetadataServer() as server:

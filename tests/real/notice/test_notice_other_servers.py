@@ -13,7 +13,7 @@ from metadata_servers.gcp import (
     PREEMPTED_PATH,
     GcpMetadataServer,
 )
-from outlast.drill.metadata_server import TOKEN_PATH, Fault
+from outlast.drill.metadata_server import TOKEN_PATH, AnswerFault
 
 GOOGLE = {"Metadata-Flavor": "Google"}
 AZURE = {"Metadata": "true"}
@@ -204,6 +204,6 @@ def test_alibaba_s_notice_is_a_bare_time():
 
 def test_a_fault_holds_for_its_path_and_is_answered_without_hanging():
     with GcpMetadataServer() as server:
-        server.inject(Fault(status=503), path=PREEMPTED_PATH)
+        server.inject(AnswerFault(status=503), path=PREEMPTED_PATH)
         assert ask(server, "GET", PREEMPTED_PATH + "?wait_for_change=true", GOOGLE)[0] == 503
         assert ask(server, "GET", MAINTENANCE_PATH, GOOGLE)[0] == 200

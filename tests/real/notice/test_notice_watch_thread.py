@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from outlast.drill.metadata_server import AwsMetadataServer, Fault
+from outlast.drill.metadata_server import AnswerFault, AwsMetadataServer
 from outlast.notice import Notice
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.source import WatchThread
@@ -65,10 +65,10 @@ def test_a_notice_reaches_the_receiver_once_through_faults(started):
         thread = started(watcher, heard.put, interval_s=0.01)
         (running,) = named("outlast-notice-aws")
         assert running.daemon
-        server.inject(Fault(status=503))
+        server.inject(AnswerFault(status=503))
         wait_until(lambda: watcher.errors >= 10)
         assert heard.empty()
-        server.inject(Fault())
+        server.inject(AnswerFault())
         deadline_t = server.preempt()
         assert heard.get(timeout=WITHIN_S).deadline_t == deadline_t
         polls = watcher.polls

@@ -117,7 +117,9 @@ def main():
         wrong.append((rank, "two models"))
     for way in ("messages", "collectives"):
         if way == "collectives":
-            exchange.Messages = exchange.Collectives  # what a GPU takes, in the host's memory
+            exchange.Messages = (
+                exchange.CollectiveExchange
+            )  # what a GPU takes, in the host's memory
         for dtype in (torch.float32, torch.bfloat16):
             for num_shards in (1, 2, 3, 5, 8, 12):
                 ours, theirs = (train(num_shards, group, dtype) for group in (None, alone))

@@ -9,16 +9,16 @@ import sys
 import torch  # noqa: F401 - as in the server
 
 from outlast.launch.warm import probe as probing
-from outlast.launch.warm.imports import Wanted
+from outlast.launch.warm.imports import WantedImport
 from outlast.launch.warm.wire import readable
 
 sys.path.insert(0, sys.argv[1])
 wanted = []
 for one in sys.argv[3:]:
     module, _, name = one.partition(":")
-    wanted.append(Wanted(module, (name,) if name else ()))
+    wanted.append(WantedImport(module, (name,) if name else ()))
 probing.PROBE_TIMEOUT_S = float(sys.argv[2])
-probe = probing.Probe(wanted)
+probe = probing.ImportProbe(wanted)
 while not probe.is_over:
     readable([probe.fd], probe.left_s)
     probe.look()

@@ -12,7 +12,7 @@ import pytest
 from floor import LIMIT_S, until
 from watch_floor import FAULTS, NO_PID, asked, lines, watching
 
-from outlast.drill.metadata_server import ACTION_PATH, Fault
+from outlast.drill.metadata_server import ACTION_PATH, AnswerFault
 
 # --- what is no notice ---------------------------------------------------------------------------
 
@@ -25,7 +25,7 @@ def test_what_is_not_understood_signals_nobody(listen, server, watch, name):
     until(lambda: asked(server, 5), "it is asked again", running=process)
     assert job.heard == []
     assert len([line for line in lines(process) if "no notice can be heard" in line]) == 1
-    server.inject(Fault())
+    server.inject(AnswerFault())
     server.preempt()
     assert process.wait() == 0, process.text
     until(lambda: job.heard, "the real one is passed on")

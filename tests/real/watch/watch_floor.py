@@ -2,19 +2,19 @@
 
 from floor import SCRIPTS, until
 
-from outlast.drill.metadata_server import ACTION_PATH, Fault
+from outlast.drill.metadata_server import ACTION_PATH, AnswerFault
 
 LISTENER = SCRIPTS / "listener.py"
 NO_PID = 2**22 + 1  # above the kernel's largest
 
 FAULTS = {
-    "500": Fault(status=500),
-    "503 to the question": Fault(status=503),
-    "garbage": Fault(body=b"<html>terminate</html>"),
-    "another action": Fault(body=b'{"action":"noop","time":"2030-01-01T00:00:00Z"}'),
-    "another year": Fault(body=b'{"action":"terminate","time":"2001-01-01T00:00:00Z"}'),
-    "not HTTP": Fault(raw=b"terminate\r\n\r\n"),
-    "hangs up": Fault(raw=b""),
+    "500": AnswerFault(status=500),
+    "503 to the question": AnswerFault(status=503),
+    "garbage": AnswerFault(body=b"<html>terminate</html>"),
+    "another action": AnswerFault(body=b'{"action":"noop","time":"2030-01-01T00:00:00Z"}'),
+    "another year": AnswerFault(body=b'{"action":"terminate","time":"2001-01-01T00:00:00Z"}'),
+    "not HTTP": AnswerFault(raw=b"terminate\r\n\r\n"),
+    "hangs up": AnswerFault(raw=b""),
 }
 
 

@@ -9,8 +9,8 @@ from outlast.attempt.beat import (
     NUM_TIMINGS,
     VARIABLE,
     Beat,
+    BeatReader,
     BeatsDirectory,
-    Heard,
     Phase,
     Timing,
     beat_path,
@@ -75,7 +75,7 @@ def test_what_dead_agents_left_is_reclaimed_and_a_living_one_s_is_not(tmp_path):
 def spoken(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
-    return Beat(), Heard(tmp_path, 0)
+    return Beat(), BeatReader(tmp_path, 0)
 
 
 def test_each_part_says_its_own(spoken):

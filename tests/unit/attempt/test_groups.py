@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from outlast.attempt import groups
-from outlast.attempt.groups import Groups, _Asked, lacking
+from outlast.attempt.groups import Groups, _GroupArguments, lacking
 from outlast.attempt.link import STORE_VARIABLE, kept_key, open_store
 from outlast.attempt.over import over
 
@@ -275,7 +275,7 @@ def test_who_joins_others_rehearses(watched, monkeypatch):
 def _asked(monkeypatch):
     """Groups whose default one is made by ``asked.make``, in place of torch."""
     groups = Groups()
-    groups._asked = _Asked("gloo", None, None, None)
+    groups._asked = _GroupArguments("gloo", None, None, None)
     here = types.SimpleNamespace(groups=groups, make=lambda: None, made=[])
 
     def init(*_, **__):

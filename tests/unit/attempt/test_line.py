@@ -8,9 +8,9 @@ import pytest
 from outlast.attempt.line import (
     LINE_VARIABLE,
     MAX_BYTES,
-    Go,
-    Line,
-    Over,
+    AgentLine,
+    AttemptEnded,
+    NextAttempt,
     Prepared,
     Stays,
     Unwound,
@@ -21,7 +21,7 @@ from outlast.attempt.line import (
 
 @pytest.fixture(name="ends")
 def _ends():
-    pair = [Line(one) for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)]
+    pair = [AgentLine(one) for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)]
     yield pair
     for one in pair:
         one.close()
@@ -30,11 +30,11 @@ def _ends():
 @pytest.mark.parametrize(
     "message",
     [
-        Over(),
+        AttemptEnded(),
         Unwound(),
         Prepared(step=7),
         Stays(reason="so it is"),
-        Go(environ={"RANK": "1"}, stdout="/a", stderr=""),
+        NextAttempt(environ={"RANK": "1"}, stdout="/a", stderr=""),
     ],
     ids=lambda message: type(message).__name__,
 )
@@ -52,14 +52,14 @@ def test_messages_do_not_run_together(ends):
 def test_an_end_that_is_gone_is_none_and_false(ends):
     ends[0].close()
     assert ends[1].receive() is None
-    assert not ends[1].send(Over())
+    assert not ends[1].send(AttemptEnded())
 
 
 def test_what_could_not_be_heard_whole_is_not_said(ends):
     ours, theirs = ends
-    assert not ours.send(Go(environ={"A": "x" * MAX_BYTES}))
-    assert ours.send(Over())
-    assert theirs.receive() == Over()
+    assert not ours.send(NextAttempt(environ={"A": "x" * MAX_BYTES}))
+    assert ours.send(AttemptEnded())
+    assert theirs.receive() == AttemptEnded()
 
 
 def test_what_is_not_understood_is_an_end(ends):
@@ -71,7 +71,7 @@ def test_the_agent_knows_who_has_called(tmp_path, monkeypatch):
     listener = listen(tmp_path / "line", 4)
     monkeypatch.setenv(LINE_VARIABLE, str(tmp_path / "line"))
     mine = dial()
-    theirs = Line(listener.accept()[0])
+    theirs = AgentLine(listener.accept()[0])
     assert theirs.peer_pid == os.getpid()
     assert (tmp_path / "line").stat().st_mode & 0o77 == 0
     for one in (mine, theirs, listener):

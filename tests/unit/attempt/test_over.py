@@ -5,14 +5,14 @@ import threading
 import pytest
 
 from outlast.attempt import over as module
-from outlast.attempt.over import AttemptOver, Over
+from outlast.attempt.over import AttemptOver, AttemptState
 
 
 @pytest.fixture(name="over")
 def _over(monkeypatch):
     monkeypatch.setattr(module, "ECHO_S", 30.0)
     monkeypatch.setattr(module, "OWN_S", 0.0)
-    made = Over()
+    made = AttemptState()
     made.is_held = True
     return made
 

@@ -4,7 +4,7 @@ import pytest
 
 from outlast.attempt import own as module
 from outlast.attempt.beat import VARIABLE
-from outlast.attempt.own import SLOT_BYTES, Own, Record, entrust, own_path, read_own
+from outlast.attempt.own import SLOT_BYTES, Own, RankState, entrust, own_path, read_own
 
 
 @pytest.fixture(name="place")
@@ -192,7 +192,7 @@ def test_what_an_attempt_has_gone_on_from_stays(place):
 def test_what_others_have_handed_over_is_told_as_long_as_it_may_be_gone_on_from(place):
     def of(rank, step=7, world_size=3):
         known = {"timeline": 5, "rank": rank, "step": step, "world_size": world_size}
-        return Record(
+        return RankState(
             **known, is_final=True, is_certain=True, stage=2, draws=0, rest=b"", blob=b"b"
         )
 

@@ -6,11 +6,11 @@ import pytest
 
 from outlast.attempt.beat import Beat, BeatSeen, Phase, PhaseSeen, PulseSeen, UpdatesSeen
 from outlast.health.hang import HangWatch, Track
-from outlast.health.messages import Ask, Begin, Learned, Worker
+from outlast.health.messages import Ask, Begin, Learned, WatchedWorker
 from outlast.health.watched import Watched
 from outlast.policy.hang import Activity, HangSettings
 
-WORKER = Worker(local_rank=0, rank=5, pid=1)
+WORKER = WatchedWorker(local_rank=0, rank=5, pid=1)
 
 
 def said(step=None, phase=None, since=1.0, updates=None, begun=-1, evaluates=False, began=10):
@@ -96,7 +96,7 @@ class Clock:
         self.now_s = 1000.0
         monkeypatch.setattr("outlast.health.hang.time.monotonic", lambda: self.now_s)
         self.beat = Beat()
-        worker = Worker(local_rank=0, rank=0, pid=pid)
+        worker = WatchedWorker(local_rank=0, rank=0, pid=pid)
         self.watched = Watched(
             Begin(
                 attempt=1,

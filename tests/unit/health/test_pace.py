@@ -5,8 +5,8 @@ from array import array
 
 import pytest
 
-from outlast.attempt.beat import VARIABLE, Beat, Heard, Timing
-from outlast.health.messages import Begin, Worker
+from outlast.attempt.beat import VARIABLE, Beat, BeatReader, Timing
+from outlast.health.messages import Begin, WatchedWorker
 from outlast.health.pace import EVERY_S, KEPT, LEAST, OVERLAP, Pace, interval_s, stride, told
 
 
@@ -25,9 +25,9 @@ def ranks(tmp_path, monkeypatch):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         beats.append(Beat())
         beats[-1].kind(40 + rank)
-    workers = tuple(Worker(local_rank=rank, rank=8 + rank, pid=1) for rank in range(2))
+    workers = tuple(WatchedWorker(local_rank=rank, rank=8 + rank, pid=1) for rank in range(2))
     begin = Begin(attempt=3, node="b", beats=str(tmp_path), world_size=10, workers=workers)
-    heard = {8 + rank: Heard(tmp_path, rank) for rank in range(2)}
+    heard = {8 + rank: BeatReader(tmp_path, rank) for rank in range(2)}
     return beats, Watched(begin=begin, heard=heard)
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from outlast.attempt.beat import Heard
+from outlast.attempt.beat import BeatReader
 from outlast.health import pulse
 
 
@@ -18,7 +18,7 @@ def beating(tmp_path, monkeypatch):
 
     def once():
         one._once()
-        heard = Heard(tmp_path, 0)
+        heard = BeatReader(tmp_path, 0)
         try:
             return heard.pulse
         finally:

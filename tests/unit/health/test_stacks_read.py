@@ -9,7 +9,7 @@ import time
 
 from outlast.health import hang
 from outlast.health.hang import _parsed
-from outlast.health.proc import Look, look_at, moved
+from outlast.health.proc import ProcessLook, look_at, moved
 
 
 def test_faulthandlers_words(tmp_path):
@@ -28,24 +28,24 @@ def test_faulthandlers_words(tmp_path):
 
 
 def test_a_process_that_waits_does_not_move_and_one_that_computes_does():
-    before = Look(at_s=10.0, state="S", main_s=1.0, whole_s=2.0)
-    still = Look(at_s=10.5, state="S", main_s=1.01, whole_s=2.01)
-    busy = Look(at_s=10.5, state="R", main_s=1.4, whole_s=2.5)
+    before = ProcessLook(at_s=10.0, state="S", main_s=1.0, whole_s=2.0)
+    still = ProcessLook(at_s=10.5, state="S", main_s=1.01, whole_s=2.01)
+    busy = ProcessLook(at_s=10.5, state="R", main_s=1.4, whole_s=2.5)
     assert not moved(before, still).main
     assert moved(before, busy).main
     assert moved(before, busy).whole
 
 
 def test_who_gets_no_core_is_starved_and_who_gets_half_of_one_is_not():
-    before = Look(at_s=10.0)
-    assert moved(before, Look(at_s=11.0, delayed_s=0.8, main_s=0.2)).starved
-    assert not moved(before, Look(at_s=11.0, delayed_s=0.4, main_s=0.6)).starved
+    before = ProcessLook(at_s=10.0)
+    assert moved(before, ProcessLook(at_s=11.0, delayed_s=0.8, main_s=0.2)).starved
+    assert not moved(before, ProcessLook(at_s=11.0, delayed_s=0.4, main_s=0.6)).starved
 
 
 def test_bytes_that_move_are_movement():
-    before = Look(at_s=10.0)
-    assert moved(before, Look(at_s=11.0, main_bytes=1 << 20)).main
-    assert moved(before, Look(at_s=11.0, below_bytes=1 << 20)).below
+    before = ProcessLook(at_s=10.0)
+    assert moved(before, ProcessLook(at_s=11.0, main_bytes=1 << 20)).main
+    assert moved(before, ProcessLook(at_s=11.0, below_bytes=1 << 20)).below
 
 
 def test_this_process_is_seen():
@@ -64,11 +64,11 @@ def test_a_process_that_does_not_answer_signals_is_not_sent_one(tmp_path, monkey
 
 
 def test_who_is_let_run_often_moves_and_its_pulse_does_not_count():
-    before = Look(at_s=10.0, pid=7, runs={7: 10, 8: 100}, below_runs={9: 0})
-    pulse = Look(at_s=10.4, pid=7, runs={7: 10, 8: 103, 30: 500}, below_runs={9: 1})
-    sends = Look(at_s=10.4, pid=7, runs={7: 30, 8: 103}, below_runs={9: 0})
-    other = Look(at_s=10.4, pid=7, runs={7: 10, 8: 130}, below_runs={9: 0})
-    below = Look(at_s=10.4, pid=7, runs={7: 10, 8: 103}, below_runs={9: 40})
+    before = ProcessLook(at_s=10.0, pid=7, runs={7: 10, 8: 100}, below_runs={9: 0})
+    pulse = ProcessLook(at_s=10.4, pid=7, runs={7: 10, 8: 103, 30: 500}, below_runs={9: 1})
+    sends = ProcessLook(at_s=10.4, pid=7, runs={7: 30, 8: 103}, below_runs={9: 0})
+    other = ProcessLook(at_s=10.4, pid=7, runs={7: 10, 8: 130}, below_runs={9: 0})
+    below = ProcessLook(at_s=10.4, pid=7, runs={7: 10, 8: 103}, below_runs={9: 40})
     assert (moved(before, pulse).main, moved(before, pulse).still) == (False, True)
     assert (moved(before, sends).main, moved(before, sends).still) == (True, False)
     assert (moved(before, other).main, moved(before, other).still) == (False, False)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from outlast.health import watcher as rooms
-from outlast.health.messages import Begin, FromWatcher, Gap, Suspicion, Voice, Worker, pair
-from outlast.health.watcher import Watcher
+from outlast.health.messages import Begin, FromWatcher, Gap, Suspicion, Voice, WatchedWorker, pair
+from outlast.health.watcher import HangWatcher
 from outlast.policy.blame import Frame, RankLook
 from outlast.policy.hang import Activity
 
@@ -67,7 +67,7 @@ def test_a_symptom_that_fails_begins_anew_and_the_agent_is_told(ends, monkeypatc
     monkeypatch.setattr(rooms.time, "monotonic", lambda: now.s)
     one, other = Failing(), Failing()
     other.fails = False
-    watcher = Watcher(theirs, [one, other])
+    watcher = HangWatcher(theirs, [one, other])
     watcher._heard(BEGIN)
     watcher._look()
     one.fails = False
@@ -92,7 +92,7 @@ def test_evidence_that_cannot_be_taken_is_tried_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(hang, "take", fails)
     monkeypatch.setattr(hang, "BETWEEN_S", 0.0)
-    worker = Worker(local_rank=0, rank=0, pid=1)
+    worker = WatchedWorker(local_rank=0, rank=0, pid=1)
     begin = Begin(attempt=1, node="a", beats=str(tmp_path), world_size=1, workers=(worker,))
     gathering = hang.Gathering(begin, None)
     gathering._thread.join(10)

@@ -13,7 +13,7 @@ from outlast.inprocess import keeping as module
 from outlast.inprocess import living
 from outlast.inprocess.keeping import Keeping
 from outlast.script.objects import Objects
-from outlast.script.states import State
+from outlast.script.states import BoundaryState
 
 
 class Loop:
@@ -37,7 +37,7 @@ class Loop:
         return {"step": step, "random": {"words": self.drawn}, "data": None}
 
     def newest(self):
-        return State(
+        return BoundaryState(
             step=self.step,
             data={"m": {"weight": {"$": "tensor", "name": "m.weight"}}, OWN: self.own(self.step)},
             tensors={"m.weight": self.model.weight},

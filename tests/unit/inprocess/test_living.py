@@ -11,7 +11,7 @@ from outlast.checkpoint.tree import flatten
 from outlast.inprocess import living
 from outlast.inprocess.living import Moment, of_all
 from outlast.script.objects import Objects
-from outlast.script.states import Lazy, State
+from outlast.script.states import BoundaryState, Lazy
 
 LINK = SimpleNamespace(rank=1, world_size=4)
 
@@ -34,7 +34,9 @@ class Setup:
             data[key], found = flatten(value, key)
             tensors |= found
         lazy = Lazy(self.objects.stateful, tensors)
-        return State(step=step, data=data, tensors=tensors, lazy=lazy.names, order=lazy.order)
+        return BoundaryState(
+            step=step, data=data, tensors=tensors, lazy=lazy.names, order=lazy.order
+        )
 
     def moment(self, step=1):
         return self.settled(Moment(3, LINK, step, of_all(self.state(step)), b""))

@@ -10,7 +10,7 @@ from outlast.errors import ConfigError
 from outlast.inprocess import living as module
 from outlast.inprocess.living import Looks, is_equal, of_all, with_buffers
 from outlast.script.objects import Objects
-from outlast.script.states import Lazy, State
+from outlast.script.states import BoundaryState, Lazy
 
 
 class Counter:
@@ -66,7 +66,7 @@ class Job:
             data[key], found = flatten(value, key)
             tensors |= found
         lazy = Lazy(self.objects.stateful, tensors)
-        return State(step=1, data=data, tensors=tensors, lazy=lazy.names, order=lazy.order)
+        return BoundaryState(step=1, data=data, tensors=tensors, lazy=lazy.names, order=lazy.order)
 
     def looks(self):
         found = Looks(self.objects)

@@ -76,8 +76,8 @@ class StepGate:
         self.asked = {}
         self.words = {}
 
-    def told(self, attempt, reign):
-        self.fence.told(attempt, reign)
+    def told(self, attempt, term):
+        self.fence.told(attempt, term)
 
     def ask(self, key, attempt, then):
         self.asked[key] = (attempt, then)

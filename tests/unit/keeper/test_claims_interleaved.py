@@ -89,22 +89,22 @@ class Asked:
         return lambda *arguments: self._ask(operation, *arguments)
 
 
-def claim(reign, storage, known):
-    made = Claim(attempt=NUMBER, node=reign, host="", address="", reign=reign)
+def claim(term, storage, known):
+    made = Claim(attempt=NUMBER, node=term, host="", address="", term=term)
     return Claims(storage).take(made, known)
 
 
-def look(reign, storage):
+def look(term, storage):
     fence = Fence(storage, told_s=0.0)
-    fence.told(NUMBER, reign)
+    fence.told(NUMBER, term)
     return fence.judge(NUMBER).verdict
 
 
 def actors(storage):
     """(who claims), (whose keepers look), each in the order of REIGNS."""
     return (
-        [Actor(storage, lambda one, r=reign: claim(r, one, NUMBER - 1)) for reign in REIGNS],
-        [Actor(storage, lambda one, r=reign: look(r, one)) for reign in REIGNS],
+        [Actor(storage, lambda one, r=term: claim(r, one, NUMBER - 1)) for term in REIGNS],
+        [Actor(storage, lambda one, r=term: look(r, one)) for term in REIGNS],
     )
 
 
@@ -117,7 +117,7 @@ def run(schedule):
         if not everybody[place].is_done:
             everybody[place].step()
     assert all(one.is_done for one in everybody)
-    winner = claimed(storage, NUMBER).reign
+    winner = claimed(storage, NUMBER).term
     return [one.result for one in claiming], [one.result for one in looking], winner
 
 
@@ -135,10 +135,10 @@ def test_one_has_the_number_and_only_its_keeper_commits(first):
     seen = set()
     for schedule in schedules(first):
         won, told, winner = run(schedule)
-        assert won == [reign == winner for reign in REIGNS], schedule
-        for reign, verdict in zip(REIGNS, told, strict=True):
-            assert verdict is not FenceVerdict.COMMIT or reign == winner, schedule
-            assert verdict is not FenceVerdict.REFUSE or reign != winner, schedule
+        assert won == [term == winner for term in REIGNS], schedule
+        for term, verdict in zip(REIGNS, told, strict=True):
+            assert verdict is not FenceVerdict.COMMIT or term == winner, schedule
+            assert verdict is not FenceVerdict.REFUSE or term != winner, schedule
         seen.add((winner, *told))
     assert len(seen) > 3  # both have won, and keepers have looked too early
 
@@ -152,7 +152,7 @@ def test_a_claim_whose_operations_stall_is_refused_when_it_comes_late(stalls):
         late.step()
     was_first = late.is_done
     for number, known in ((NUMBER, NUMBER - 1), (NUMBER + 1, NUMBER)):
-        made = Claim(attempt=number, node="m", host="", address="", reign="minority")
+        made = Claim(attempt=number, node="m", host="", address="", term="minority")
         assert Claims(storage).take(made, known) != was_first
         if was_first:
             break

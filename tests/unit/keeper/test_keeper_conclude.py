@@ -35,8 +35,8 @@ class Held:
         self.saves = self.keeper.saves
         self.gate.told(1, "ours")
 
-    def claim(self, number=1, reign="ours"):
-        data = msgspec.json.encode({"reign": reign})
+    def claim(self, number=1, term="ours"):
+        data = msgspec.json.encode({"reign": term})
         assert self.claims.put_new(name_of(number), data)
 
     def later(self, seconds):
@@ -77,7 +77,7 @@ def test_it_is_committed_once_the_claim_is_there(held):
 def test_one_that_others_have_claimed_is_refused_and_it_is_not_called_storages_fault(held):
     worker = held.keeper.worker()
     worker.save(5, 1)
-    held.claim(reign="theirs")
+    held.claim(term="theirs")
     held.later(0.1)
     assert not held.is_committed(5)
     assert worker.ended[0].error.startswith("attempt 1 was claimed by other machines")

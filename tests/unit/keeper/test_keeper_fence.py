@@ -1,4 +1,4 @@
-"""Only the newest attempt commits, by its own reign; and the gate that asks until this is known."""
+"""Only the newest attempt commits, by its own term; and the gate that asks until this is known."""
 
 import queue
 import threading
@@ -6,7 +6,7 @@ import threading
 import msgspec
 import pytest
 
-from outlast.keeper.fence import PASSES, REIGNS_MAX, Fence, FenceVerdict, Gate, Judgement
+from outlast.keeper.fence import PASSES, TERMS_MAX, Fence, FenceVerdict, Gate, Judgement
 from outlast.peer.numbers import name_of
 from outlast.storage import Directory
 
@@ -33,8 +33,8 @@ def _fence(storage, clock):
     return Fence(storage, told_s=3.0, clock=clock)
 
 
-def claim(storage, number, reign, members=()):
-    data = msgspec.json.encode({"attempt": number, "node": "n", "reign": reign, "members": members})
+def claim(storage, number, term, members=()):
+    data = msgspec.json.encode({"attempt": number, "node": "n", "reign": term, "members": members})
     assert storage.put_new(name_of(number), data)
 
 
@@ -70,11 +70,11 @@ def test_an_agent_that_runs_the_job_alone_need_not_have_told_of_its_last_attempt
 
 @pytest.mark.parametrize(("reign", "members"), [("ours", ["a"]), ("b", ["b"]), ("ours", [])])
 def test_one_that_others_take_part_in_may_have_begun_without_us(
-    storage, fence, clock, reign, members
+    storage, fence, clock, term, members
 ):
     fence.told(4, "ours")
     claim(storage, 4, "ours", ["a", "b"])
-    claim(storage, 5, reign, members)
+    claim(storage, 5, term, members)
     assert fence.judge(4).verdict is FenceVerdict.WAIT
     clock.now_s += 4.0
     assert fence.judge(4).verdict is FenceVerdict.REFUSE
@@ -174,12 +174,12 @@ def test_a_claim_is_read_once(storage, fence, monkeypatch):
 
 
 def test_only_so_many_reigns_are_remembered(storage, fence):
-    for number in range(1, 3 * REIGNS_MAX):
+    for number in range(1, 3 * TERMS_MAX):
         fence.told(number, "ours")
         claim(storage, number, "ours")
         assert fence.judge(number) == PASSES
-    assert len(fence._reigns) == REIGNS_MAX
-    assert len(fence._ours) <= REIGNS_MAX
+    assert len(fence._terms) == TERMS_MAX
+    assert len(fence._ours) <= TERMS_MAX
 
 
 # --- the gate asks until there is an answer, and storage that hangs holds nobody but its thread ---
@@ -196,10 +196,10 @@ class FakeFence:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.asked = queue.SimpleQueue()
-        self.reigns = []
+        self.terms = []
 
-    def told(self, attempt, reign):
-        self.reigns.append((attempt, reign))
+    def told(self, attempt, term):
+        self.terms.append((attempt, term))
 
     def judge(self, attempt):
         self.asked.put(attempt)
@@ -286,4 +286,4 @@ def test_word_of_a_new_attempt_makes_it_ask_at_once(make):
     fence.asked.get(timeout=LIMIT_S)
     gate.told(5, "ours")
     assert answers.get(timeout=LIMIT_S / 2) == ""
-    assert fence.reigns == [(5, "ours")]
+    assert fence.terms == [(5, "ours")]

@@ -67,15 +67,15 @@ def test_a_successor_finds_what_is_whole(held):
     for _ in range(4):
         held.note()
     fds = {number: os.dup(fd) for number, fd in held.all().items() if number != two}
-    heir = Holdings(fds, lambda *_: None)
-    assert heir.books.kept.keys() == {save_name(3)}  # the other one's memory has not come
-    memory = MemoryTier(heir.books.arenas, heir.books.kept)
+    successor = Holdings(fds, lambda *_: None)
+    assert successor.books.kept.keys() == {save_name(3)}  # the other one's memory has not come
+    memory = MemoryTier(successor.books.arenas, successor.books.kept)
     assert memory.read(f"{save_name(3)}/a") == b"state"
-    heir.books.kept.clear()
-    heir.note()  # its pages go on where its predecessor's ended
-    fds = {number: os.dup(fd) for number, fd in heir.all().items()}
+    successor.books.kept.clear()
+    successor.note()  # its pages go on where its predecessor's ended
+    fds = {number: os.dup(fd) for number, fd in successor.all().items()}
     assert Holdings(fds, lambda *_: None).books.kept == {}
-    assert reserve(heir, MIB, rank=0).arenas == (one,)
+    assert reserve(successor, MIB, rank=0).arenas == (one,)
 
 
 def test_books_that_are_no_books_are_empty():

@@ -98,9 +98,9 @@ def take(guests, *args, **options):
 
 def test_a_copy_is_there_when_it_is_whole_and_survives_the_keeper(guests, held):
     take(guests, step=3)
-    heir = Books()
-    heir.take_over(held.books.encode(), held.books.arenas)
-    for books in (held.books, heir):
+    successor = Books()
+    successor.take_over(held.books.encode(), held.books.arenas)
+    for books in (held.books, successor):
         memory = MemoryTier(books.arenas, books.everything())
         assert memory.children() == [save_name(3)]
         assert memory.read(f"{save_name(3)}/{shard_file(0)}") == data_of(3)

@@ -120,7 +120,7 @@ class Side:
             Member(node=nodes[0], host=nodes[0], address=f"{name}:1"),
             roster,
             store_host=name,
-            reign=f"reign-of-{name}",
+            term=f"reign-of-{name}",
             held=held,
             deliver=lambda message: self.told(nodes[0], message),
             on_overtaken=self.overtaken,
@@ -163,7 +163,7 @@ class Side:
         if isinstance(message, Go):
             self.go = message
             self.ran_s[message.attempt] = self.world.now_s
-            self.gate.told(message.attempt, message.reign)
+            self.gate.told(message.attempt, message.term)
             self.worker = self.keeper.worker(attempt=message.attempt)
             self.arenas = [self.worker.arena, self.keeper.books.make(0, 1064)]
             self.serial = 0
@@ -214,7 +214,7 @@ def fall_apart(world, stall):
     assert many.committed() == {1}
     world.stall = stall
     many.lose("c")
-    # The third has lost its coordinator, reaches nobody of its heirs, and takes the role.
+    # The third has lost its coordinator, reaches nobody of its successors, and takes the role.
     roster = Roster(RULES, world.now_s, first="c", attempt=1, members=("a", "b", "c"))
     few = Side(world, "few", ["c"], roster, held=None)
     few.step = 1000
@@ -238,7 +238,7 @@ def judge(world, many, few):
     alive = [side for side in alive if not side.is_over]
     assert len(alive) == 1, "nobody goes on, or both do"
     assert alive[0].commits[-1][2] > END_S - 2.0
-    assert world.claims.newest().reign == f"reign-of-{alive[0].name}"
+    assert world.claims.newest().term == f"reign-of-{alive[0].name}"
 
 
 SINCE_S = [-1.0, 0.0, 0.3, 1.0]  # after the cut

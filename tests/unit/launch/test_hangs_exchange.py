@@ -9,7 +9,7 @@ import pytest
 
 from outlast.health.messages import Suspicion
 from outlast.launch import hangs as rooms
-from outlast.launch.hangs import Hangs, Places, Report, Verdict, failure_of
+from outlast.launch.hangs import HangReport, Hangs, HangVerdict, Places, failure_of
 from outlast.ledger.file import Ledger, read_events
 from outlast.policy.blame import Frame, Named, RankLook
 from outlast.policy.hang import Activity, HangSettings
@@ -135,7 +135,7 @@ def until(what):
 
 def verdicts(store):
     found = [key for key in store.values if key.endswith("verdict")]
-    return [msgspec.json.decode(store.values[key], type=Verdict) for key in sorted(found)]
+    return [msgspec.json.decode(store.values[key], type=HangVerdict) for key in sorted(found)]
 
 
 def test_a_machine_is_silent_when_it_has_not_answered_twice(ours, monkeypatch):
@@ -155,7 +155,7 @@ def test_a_machine_that_says_that_it_is_there_is_not_silent(ours, monkeypatch):
     monkeypatch.setattr(rooms, "connect", store)
     for number in range(3):
         store.set(f"outlast/hang/{number}/1/here", "")
-    store.set("outlast/hang/1/1", msgspec.json.encode(Report(node="b", seen=())))
+    store.set("outlast/hang/1/1", msgspec.json.encode(HangReport(node="b", seen=())))
     ours.begin(group(2))
     for number in range(3):
         ours._suspected(Suspicion(attempt=5, seen=(waits(0),)))
@@ -235,7 +235,7 @@ def test_nobody_is_named_where_one_that_was_late_has_gone_on(ours, monkeypatch, 
     monkeypatch.setattr(rooms, "PLACES_S", 0.05)
     here, there = waits(0, step=7), waits(1, step=7, frames=LOCK, node="b")
     store.set("outlast/hang/0/1/here", "")
-    store.set("outlast/hang/0/1", msgspec.json.encode(Report(node="b", seen=(there,))))
+    store.set("outlast/hang/0/1", msgspec.json.encode(HangReport(node="b", seen=(there,))))
     now = {0: (7 + (goes_on and where == "here"), -1)}
     monkeypatch.setattr(ours, "places", lambda: Places(now=now))
     told = Places(now={1: (7 + (goes_on and where == "elsewhere"), -1)})
@@ -261,5 +261,5 @@ def test_another_machine_tells_how_far_its_ranks_are_and_one_that_says_nothing_i
     until(lambda: "outlast/hang/0/1/places" in store.values)
     told = msgspec.json.decode(store.values["outlast/hang/0/1/places"], type=Places)
     assert told.now == {}  # its worker has said nothing yet
-    store.set("outlast/hang/0/verdict", msgspec.json.encode(Verdict(named=NAMED)))
+    store.set("outlast/hang/0/verdict", msgspec.json.encode(HangVerdict(named=NAMED)))
     until(lambda: ours.named)

@@ -8,7 +8,7 @@ import pytest
 from outlast.config import load
 from outlast.errors import StorageError
 from outlast.launch import judging
-from outlast.launch.judging import Judging, restart_policy, worker_failure
+from outlast.launch.judging import FailureHandler, restart_policy, worker_failure
 from outlast.launch.together import left_out
 from outlast.ledger import glance
 from outlast.ledger.events import Event
@@ -52,7 +52,7 @@ class Others:
         self.waits.append(wait_s)
         return self.trouble
 
-    def leave_out(self, reason, **more):
+    def exclude(self, reason, **more):
         self.asks.append((reason, more))
         return self.asked
 
@@ -91,7 +91,7 @@ def said(monkeypatch):
 
 def made(others, past=None, policy=None, notice=lambda: False):
     ledger = types.SimpleNamespace(append=lambda *_, **__: None, attempt=5)
-    return Judging(policy or RestartPolicy(9), ledger, past or Past(), others, notice)
+    return FailureHandler(policy or RestartPolicy(9), ledger, past or Past(), others, notice)
 
 
 def verdict(action, wait_s=0.0):

@@ -6,7 +6,7 @@ import pytest
 
 from outlast.launch.machines import Machines
 from outlast.launch.membership.handler import Mailbox
-from outlast.launch.membership.messages import Departs, Go, Halt, LeftOut, Member, Over
+from outlast.launch.membership.messages import Departs, Excluded, Go, Halt, JobEnded, Member
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.failures import Failure
 
@@ -55,7 +55,7 @@ def test_a_crash_of_one_whose_peers_have_drained_does_not_end_the_job(machines, 
 
 
 def test_one_that_is_done_ends_as_the_job_does(machines, others):
-    others.over = Over(exit_code=76, reason="a bug")
+    others.over = JobEnded(exit_code=76, reason="a bug")
     assert machines.wait_for_others(lambda: False).exit_code == 76
     assert others.is_done
 
@@ -117,12 +117,12 @@ def test_whoever_asks_for_a_machine_to_be_left_out(machines, others):
     others.attempt = Go(attempt=1, members=members, store="")
     hosts = [machines.host_of(rank) for rank in range(6)]
     assert hosts == ["A", "A", "B", "C", "C", None]
-    assert machines.leave_out("it is slow", for_s=9.0, host="B", gentle=True, spare_only=True)
-    assert machines.leave_out("it failed", for_s=5.0)
+    assert machines.exclude("it is slow", for_s=9.0, host="B", gentle=True, spare_only=True)
+    assert machines.exclude("it failed", for_s=5.0)
     b = Exclusion(host="B", reason="it is slow", for_s=9.0, spare_only=True, asker="a")
     a = Exclusion(host="A", reason="it failed", for_s=5.0, asker="a")
     assert asked == [(b, True), (a, False)]
-    assert not Machines(None).leave_out("it failed", for_s=5.0)
+    assert not Machines(None).exclude("it failed", for_s=5.0)
     assert Machines(None).host_of(0) is None
 
 
@@ -133,7 +133,7 @@ def test_what_comes_of_asking_is_written_down_by_who_asked(machines, others):
     machines.write_down(types.SimpleNamespace(append=lambda name, **more: written.append(more)))
     for asker in "ab":
         out = Exclusion(host="B", reason="it failed", for_s=5.0, asker=asker)
-        others.told(LeftOut(out=out, goes=False))
+        others.told(Excluded(out=out, goes=False))
     (event,) = written
     assert (event["node"], event["goes"], event["for_s"]) == ("B", False, 5.0)
     assert not event["durable"]

@@ -1,4 +1,4 @@
-"""An heir without a majority calls those that stand before it in line, while nothing has begun."""
+"""A successor without a majority calls those before it in line, while nothing has begun."""
 
 from dataclasses import dataclass
 

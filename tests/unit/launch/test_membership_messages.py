@@ -12,9 +12,9 @@ from outlast.launch.membership.messages import (
     Departs,
     Fixed,
     Go,
+    JobEnded,
     Join,
     Member,
-    Over,
     Ready,
     Welcome,
     changed,
@@ -32,7 +32,7 @@ def member(number):
 
 def go_of(attempt, numbers):
     members = tuple(member(number) for number in numbers)
-    return Go(attempt=attempt, members=members, store="10.0.0.1:9", reign=f"r{attempt}")
+    return Go(attempt=attempt, members=members, store="10.0.0.1:9", term=f"r{attempt}")
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def go_of(attempt, numbers):
         Fixed(machines=3),
         Welcome(node="a", min_nodes=2, max_nodes=4),
         Departs(node="a", host="h", goes_on=False),
-        Over(exit_code=75, reason="drained"),
+        JobEnded(exit_code=75, reason="drained"),
         go_of(3, range(4)),
     ],
 )

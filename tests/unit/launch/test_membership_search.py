@@ -15,8 +15,8 @@ from outlast.launch.membership import search as searching
 from outlast.launch.membership.coordinator import ALIVE_S
 from outlast.launch.membership.hub import HANGS, REFUSED
 from outlast.launch.membership.messages import Go, Member, Waits
-from outlast.launch.membership.search import Known, Means, Search
-from outlast.peer.claims import Alive, Claim, Claims
+from outlast.launch.membership.search import Means, Search, SearchState
+from outlast.peer.claims import Claim, Claims, SignOfLife
 from outlast.policy.membership import MembershipRules
 from outlast.policy.succession import REFUSED_S, STRANGER_S, UNREACHED_S
 
@@ -83,7 +83,7 @@ class World:
                 node="a",
                 host="host-a",
                 address=a.address,
-                reign="r",
+                term="r",
                 members=members,
             ),
             0,
@@ -96,7 +96,7 @@ class World:
             dial=self._dial,
             later=self.later,
             is_settled=lambda: self.won is not None,
-            known=lambda: Known(
+            known=lambda: SearchState(
                 attempt=0,
                 go=self.go,
                 ended=self.ended,
@@ -146,7 +146,7 @@ class World:
 
         def wrote():
             if self.is_alive:
-                self.claims.say_alive(Alive(attempt=1, node="a", count=count))
+                self.claims.say_alive(SignOfLife(attempt=1, node="a", count=count))
                 self.later(max(ALIVE_S - takes_s % ALIVE_S, 0.0), lambda: self._count(count + 1))
 
         if self.is_alive:

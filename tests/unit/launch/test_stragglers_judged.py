@@ -10,7 +10,7 @@ import pytest
 
 from outlast.health.messages import Times, Timings
 from outlast.launch import stragglers as room
-from outlast.launch.stragglers import Judge
+from outlast.launch.stragglers import StragglerMonitor
 
 ONSET = 40
 
@@ -56,7 +56,7 @@ class Machines:
     def __init__(self, asked=True):
         self.calls, self.asked = [], asked
 
-    def leave_out(self, reason, **options):
+    def exclude(self, reason, **options):
         self.calls.append((reason, options))
         return self.asked
 
@@ -81,7 +81,7 @@ def judges():
 
     def make(rank=0, machines=2, ranks=4, straggler="report", notify=(), others=None):
         settings = types.SimpleNamespace(health_straggler=straggler, health_notify=tuple(notify))
-        judge = Judge(Ledger(), others or Machines(), settings)
+        judge = StragglerMonitor(Ledger(), others or Machines(), settings)
         workers = [types.SimpleNamespace(world_size=ranks)]
         judge.begin(
             types.SimpleNamespace(

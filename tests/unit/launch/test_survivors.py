@@ -8,7 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from outlast.attempt.line import LINE_VARIABLE, Go, Over, Prepared, Stays, Unwound, dial
+from outlast.attempt.line import (
+    LINE_VARIABLE,
+    AttemptEnded,
+    NextAttempt,
+    Prepared,
+    Stays,
+    Unwound,
+    dial,
+)
 from outlast.launch import survivors as module
 from outlast.launch.survivors import LATE, STUCK, UNHELD, Kept, StandIn, Survivors
 
@@ -61,14 +69,14 @@ def _worker(agent):
 def test_a_worker_that_unwinds_is_kept_and_told_to_go_on(agent, worker):
     heard = worker.says(Unwound(), Prepared(step=7))
     agent.gather({2: handler()})
-    assert heard == [Over()]
+    assert heard == [AttemptEnded()]
     assert not agent.reasons
     kept = agent.take([2])[2]
     assert kept.step == 7
     assert not agent.kept
     kept.go({"RANK": "5"}, "", "/a")
     kept.go({"RANK": "5"}, "", "/a")  # others were started in another way
-    assert worker.line.receive() == Go(environ={"RANK": "5"}, stderr="/a")
+    assert worker.line.receive() == NextAttempt(environ={"RANK": "5"}, stderr="/a")
     worker.line.sock.setblocking(False)
     with pytest.raises(BlockingIOError):
         worker.line.receive()
@@ -221,7 +229,7 @@ def test_workers_that_leave_an_attempt_together_are_kept(agent, worker):
     worker.line.send(Prepared(step=9, any_size=True))
     agent.gather({2: handler()})
     assert (agent.kept[2].step, agent.are_moving) == (9, False)
-    assert worker.line.receive() == Over()
+    assert worker.line.receive() == AttemptEnded()
 
 
 def test_one_that_takes_long_to_come_is_said_once(agent, worker, monkeypatch):

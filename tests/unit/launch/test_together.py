@@ -22,8 +22,8 @@ class Keeper:
             raise StorageError(self.problem)
         return host, 7
 
-    def tell_members(self, attempt, members, *, reign, lost):
-        self.told.append((attempt, [one.node for one in members], reign))
+    def tell_members(self, attempt, members, *, term, lost):
+        self.told.append((attempt, [one.node for one in members], term))
         self.lost = lost
         return True
 
@@ -43,7 +43,7 @@ def test_a_keeper_is_told_of_attempts(problem, members, tmp_path, monkeypatch):
     keeper = Keeper(problem)
     introduce(member, keeper, config.load(environ={}))
     both = tuple(Member(node=n, host=n, address="", keeper=("10.0.0.1", 7)) for n in "ab")
-    member.on_attempt(Go(attempt=3, members=both, store="", reign="r"))
+    member.on_attempt(Go(attempt=3, members=both, store="", term="r"))
     assert keeper.told == [(3, members, "r")]
     assert keepers == ([] if problem else [("10.0.0.1", 7)])
 

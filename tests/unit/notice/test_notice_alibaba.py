@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outlast.notice import alibaba
 from outlast.notice.alibaba import AlibabaWatcher
-from outlast.notice.exchange import Answer
+from outlast.notice.exchange import HttpResponse
 from thorough import examples
 
 NOW = 1_420_480_620.0  # 2015-01-05T17:57:00Z
@@ -22,8 +22,8 @@ class Service:
     """The service as a function; P is a request for a token, T a question with it, G without."""
 
     def __init__(self, released=None):
-        self.released = released or Answer(404, b"")
-        self.token = Answer(200, TOKEN.encode())
+        self.released = released or HttpResponse(404, b"")
+        self.token = HttpResponse(200, TOKEN.encode())
         self.with_token = self.without_token = None
         self.asked = ""
 
@@ -38,7 +38,7 @@ class Service:
         self.asked += "T" if headers else "G"
         assert headers in ({}, {"X-aliyun-ecs-metadata-token": TOKEN})
         refusal = self.with_token if headers else self.without_token
-        return given_(refusal or (Answer(200, b"cn-hangzhou-i") if zone else self.released))
+        return given_(refusal or (HttpResponse(200, b"cn-hangzhou-i") if zone else self.released))
 
 
 def given_(answer):
@@ -57,7 +57,9 @@ def watcher(service):
     return AlibabaWatcher("http://service", clock=lambda: NOW, send=service)
 
 
-@pytest.mark.parametrize("answer", [Answer(404, b""), Answer(200, b""), Answer(200, b"\n")])
+@pytest.mark.parametrize(
+    "answer", [HttpResponse(404, b""), HttpResponse(200, b""), HttpResponse(200, b"\n")]
+)
 def test_nothing_is_announced(watcher, service, answer):
     service.released = answer
     assert watcher.poll() is None
@@ -66,7 +68,7 @@ def test_nothing_is_announced(watcher, service, answer):
 
 
 def test_a_time_is_the_notice(watcher, service):
-    service.released = Answer(200, DUE_TEXT + b"\n")
+    service.released = HttpResponse(200, DUE_TEXT + b"\n")
     notice = watcher.poll()
     assert (notice.source, notice.action, notice.early) == ("alibaba", "terminate", False)
     assert (notice.deadline_t, notice.heard_t) == (DUE, NOW)
@@ -77,8 +79,8 @@ def test_a_time_is_the_notice(watcher, service):
 @pytest.mark.parametrize(
     "refusal",
     [
-        Answer(404, b""),
-        Answer(403, b""),
+        HttpResponse(404, b""),
+        HttpResponse(403, b""),
         ConnectionRefusedError("refused"),
         TimeoutError("slow"),  # a hop limit of 1, in a container
     ],
@@ -89,42 +91,44 @@ def test_a_service_without_tokens_is_asked_without_and_for_one_again_later(
     now = [1000.0]
     monkeypatch.setattr(alibaba.time, "monotonic", lambda: now[0])
     service.token = refusal
-    service.released = Answer(200, DUE_TEXT)
+    service.released = HttpResponse(200, DUE_TEXT)
     assert watcher.poll() is not None
     assert watcher.poll() is not None
     assert (service.asked, watcher.errors) == ("PGG", 0)
     now[0] += 600
-    service.token = Answer(200, TOKEN.encode())
+    service.token = HttpResponse(200, TOKEN.encode())
     assert watcher.poll() is not None
     assert service.asked == "PGGPT"
 
 
 def test_a_token_that_is_refused_is_renewed_in_the_same_poll(watcher, service):
     watcher.poll()
-    service.with_token = Answer(401, b"")
+    service.with_token = HttpResponse(401, b"")
     assert watcher.poll() is None
     assert (service.asked, watcher.errors) == ("PT" + "TPT", 1)
 
 
 def test_a_service_that_now_wants_tokens_gets_one_in_the_same_poll(watcher, service):
-    service.token = Answer(404, b"")
+    service.token = HttpResponse(404, b"")
     watcher.poll()
-    service.token = Answer(200, TOKEN.encode())
-    service.without_token = Answer(403, b"")
-    service.released = Answer(200, DUE_TEXT)
+    service.token = HttpResponse(200, TOKEN.encode())
+    service.without_token = HttpResponse(403, b"")
+    service.released = HttpResponse(200, DUE_TEXT)
     assert watcher.poll() is not None
     assert (service.asked, watcher.errors) == ("PG" + "GPT", 0)
 
 
-@pytest.mark.parametrize("answer", [Answer(403, b""), Answer(401, b"")])
+@pytest.mark.parametrize("answer", [HttpResponse(403, b""), HttpResponse(401, b"")])
 def test_a_service_that_refuses_both_is_an_error_not_a_loop(watcher, service, answer):
-    service.token = Answer(403, b"")
+    service.token = HttpResponse(403, b"")
     service.without_token = answer
     assert watcher.poll() is None
     assert (len(service.asked), watcher.errors) == (4, 1)
 
 
-@pytest.mark.parametrize("answer", [Answer(500, b""), Answer(200, b""), Answer(200, b"a\r\nb: c")])
+@pytest.mark.parametrize(
+    "answer", [HttpResponse(500, b""), HttpResponse(200, b""), HttpResponse(200, b"a\r\nb: c")]
+)
 def test_a_token_service_that_is_ill_is_an_error(watcher, service, answer):
     service.token = answer
     assert watcher.poll() is None
@@ -135,25 +139,25 @@ def test_a_token_service_that_is_ill_is_an_error(watcher, service, answer):
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(200, b"soon"),
-        Answer(200, b"2015-01-05T18:02:00"),
-        Answer(200, b"2015-01-05T18:02:00+08:00"),
-        Answer(200, b"2015-13-05T18:02:00Z"),
-        Answer(200, b"2015-01-05T18:02:00Z 2015"),
-        Answer(200, b"2016-01-05T18:02:00Z"),
-        Answer(200, b"0001-01-01T00:00:00Z"),
-        Answer(200, b"\xff\xfe"),
-        Answer(200, b"<html>2015-01-05T18:02:00Z</html>"),
-        Answer(302, DUE_TEXT),
-        Answer(500, DUE_TEXT),
-        Answer(503, b""),
+        HttpResponse(200, b"soon"),
+        HttpResponse(200, b"2015-01-05T18:02:00"),
+        HttpResponse(200, b"2015-01-05T18:02:00+08:00"),
+        HttpResponse(200, b"2015-13-05T18:02:00Z"),
+        HttpResponse(200, b"2015-01-05T18:02:00Z 2015"),
+        HttpResponse(200, b"2016-01-05T18:02:00Z"),
+        HttpResponse(200, b"0001-01-01T00:00:00Z"),
+        HttpResponse(200, b"\xff\xfe"),
+        HttpResponse(200, b"<html>2015-01-05T18:02:00Z</html>"),
+        HttpResponse(302, DUE_TEXT),
+        HttpResponse(500, DUE_TEXT),
+        HttpResponse(503, b""),
     ],
 )
 def test_what_is_not_a_notice(watcher, service, answer):
     service.released = answer
     assert watcher.poll() is None
     assert watcher.errors == 1
-    service.released = Answer(200, DUE_TEXT)
+    service.released = HttpResponse(200, DUE_TEXT)
     assert watcher.poll() is not None
 
 
@@ -177,17 +181,19 @@ def test_poll_never_raises(watcher, service, error, what):
 @given(
     status=st.sampled_from([200, 200, 200, 201, 301, 401, 403, 404, 500]),
     body=st.binary(),
-    token=st.sampled_from([Answer(200, TOKEN.encode()), Answer(404, b""), Answer(500, b"")]),
+    token=st.sampled_from(
+        [HttpResponse(200, TOKEN.encode()), HttpResponse(404, b""), HttpResponse(500, b"")]
+    ),
 )
 def test_no_bytes_are_a_notice_or_raise(status, body, token):
-    service = Service(Answer(status, body))
+    service = Service(HttpResponse(status, body))
     service.token = token
     assert AlibabaWatcher("http://service", clock=lambda: NOW, send=service).poll() is None
 
 
 def test_the_token_is_in_no_log_and_no_error(watcher, service, caplog):
     caplog.set_level(logging.DEBUG)
-    for answer in (Answer(200, b"soon"), Answer(503, b""), TimeoutError()):
+    for answer in (HttpResponse(200, b"soon"), HttpResponse(503, b""), TimeoutError()):
         service.released = answer
         watcher.poll()
         assert "secret" not in watcher.last_error

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from outlast.notice import Notice
 from outlast.notice.aws import AwsWatcher
-from outlast.notice.exchange import Answer
+from outlast.notice.exchange import HttpResponse
 from outlast.notice.source import WatchThread
 from thorough import examples
 
@@ -36,10 +36,10 @@ class Service:
     def __init__(self) -> None:
         self.token = ""
         self.asked: list[tuple[str, str]] = []
-        self.put: Answer | Exception | None = None
-        self.get: Answer | Exception = Answer(404, b"")
-        self.time: Answer | Exception = Answer(404, b"")
-        self.rebalance: Answer | Exception = Answer(404, b"")
+        self.put: HttpResponse | Exception | None = None
+        self.get: HttpResponse | Exception = HttpResponse(404, b"")
+        self.time: HttpResponse | Exception = HttpResponse(404, b"")
+        self.rebalance: HttpResponse | Exception = HttpResponse(404, b"")
         self.accepts_tokens = True
         self.limits: set[tuple[float, int]] = set()
         self._numbers = itertools.count(10_000_000)
@@ -56,10 +56,10 @@ class Service:
             assert path == "/latest/api/token"
             assert headers == {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
             self.token = f"secret{next(self._numbers)}=="
-            return _given(self.put or Answer(200, self.token.encode()))
+            return _given(self.put or HttpResponse(200, self.token.encode()))
         assert path == "/latest/meta-data/spot/instance-action"
         if headers != {"X-aws-ec2-metadata-token": self.token} or not self.accepts_tokens:
-            return Answer(401, b"")
+            return HttpResponse(401, b"")
         return _given(self.get)
 
     def methods(self) -> str:
@@ -75,8 +75,8 @@ def _given(answer):
     return answer
 
 
-def announced(action: object = "terminate", time: object = DUE_TEXT) -> Answer:
-    return Answer(200, json.dumps({"action": action, "time": time}).encode())
+def announced(action: object = "terminate", time: object = DUE_TEXT) -> HttpResponse:
+    return HttpResponse(200, json.dumps({"action": action, "time": time}).encode())
 
 
 @pytest.fixture
@@ -157,20 +157,20 @@ def test_forms_of_one_time(watcher, service, time):
         announced("terminate", "9999-12-31T23:59:59Z"),
         announced("terminate", "2018-09-18T08:22:00Z"),
         announced("terminate", DUE),
-        Answer(200, b""),
-        Answer(200, b"null"),
-        Answer(200, b"{}"),
-        Answer(200, b"[1]"),
-        Answer(200, b'{"action":"terminate"}'),
-        Answer(200, b'{"action":"terminate","time":"2017-09-18T08:2'),
-        Answer(200, b"<html>terminate</html>"),
-        Answer(200, b'{"action":"\xff\xfe","time":"2017-09-18T08:22:00Z"}'),
-        Answer(200, b"[" * 10_000),
-        Answer(204, b""),
-        Answer(302, announced().body),
-        Answer(403, announced().body),
-        Answer(500, announced().body),
-        Answer(503, b""),
+        HttpResponse(200, b""),
+        HttpResponse(200, b"null"),
+        HttpResponse(200, b"{}"),
+        HttpResponse(200, b"[1]"),
+        HttpResponse(200, b'{"action":"terminate"}'),
+        HttpResponse(200, b'{"action":"terminate","time":"2017-09-18T08:2'),
+        HttpResponse(200, b"<html>terminate</html>"),
+        HttpResponse(200, b'{"action":"\xff\xfe","time":"2017-09-18T08:22:00Z"}'),
+        HttpResponse(200, b"[" * 10_000),
+        HttpResponse(204, b""),
+        HttpResponse(302, announced().body),
+        HttpResponse(403, announced().body),
+        HttpResponse(500, announced().body),
+        HttpResponse(503, b""),
     ],
 )
 def test_what_is_not_a_notice(watcher, service, answer):
@@ -199,7 +199,7 @@ def test_poll_never_raises(watcher, service, error, method):
 @given(status=st.sampled_from([200, 200, 200, 201, 301, 401, 404, 500]), body=st.binary())
 def test_no_bytes_are_a_notice_or_raise(status, body):
     service = Service()
-    service.get = Answer(status, body)
+    service.get = HttpResponse(status, body)
     assert AwsWatcher("http://service", clock=Clock(), send=service).poll() is None
 
 
@@ -219,12 +219,12 @@ def test_every_documented_notice_is_heard(action, due):
 @given(status=st.sampled_from([200, 200, 201, 301, 401, 404, 500]), body=st.binary())
 def test_no_bytes_of_the_softer_questions_are_a_notice_or_raise(status, body):
     service = Service()
-    service.time = service.rebalance = Answer(status, body)
+    service.time = service.rebalance = HttpResponse(status, body)
     assert AwsWatcher("http://service", clock=Clock(), send=service).poll() is None
 
 
 def test_the_older_form_alone_is_a_hard_notice(watcher, service):
-    service.time = Answer(200, DUE_TEXT.encode() + b"\n")
+    service.time = HttpResponse(200, DUE_TEXT.encode() + b"\n")
     notice = watcher.poll()
     assert (notice.action, notice.deadline_t, notice.early) == ("terminate", DUE, False)
     assert notice.detail == "EC2 spot: terminate at 2017-09-18T08:22:00+00:00"
@@ -232,7 +232,7 @@ def test_the_older_form_alone_is_a_hard_notice(watcher, service):
 
 @pytest.mark.parametrize("body", [b"", b"none", b"soon", b"\xff", b"1505722920"])
 def test_what_is_not_a_time_there_is_documented_as_none(watcher, service, body):
-    service.time = Answer(200, body)
+    service.time = HttpResponse(200, body)
     assert watcher.poll() is None
     assert watcher.errors == 0
 
@@ -241,13 +241,13 @@ def test_what_is_not_a_time_there_is_documented_as_none(watcher, service, body):
     "body", [b"2017-09-18T08:22:00", b"2018-09-18T08:22:00Z", b"0001-01-01T00:00:00Z"]
 )
 def test_a_time_that_cannot_be_meant_is_an_error(watcher, service, body):
-    service.time = Answer(200, body)
+    service.time = HttpResponse(200, body)
     assert watcher.poll() is None
     assert watcher.errors == 1
 
 
 def recommended(time=DUE_TEXT):
-    return Answer(200, json.dumps({"noticeTime": time}).encode())
+    return HttpResponse(200, json.dumps({"noticeTime": time}).encode())
 
 
 def test_a_rebalance_recommendation_is_an_early_notice(watcher, service, clock):
@@ -282,8 +282,10 @@ def test_softer_questions_that_fail_do_not_touch_the_notice_and_are_left_out(
     service.get = announced()
     assert watcher.poll().deadline_t == DUE
     assert watcher.errors == 1
-    service.get = Answer(404, b"")
-    setattr(service, soft, Answer(200, DUE_TEXT.encode()) if soft == "time" else recommended())
+    service.get = HttpResponse(404, b"")
+    setattr(
+        service, soft, HttpResponse(200, DUE_TEXT.encode()) if soft == "time" else recommended()
+    )
     now[0] += 10
     assert watcher.poll() is not None
 
@@ -311,10 +313,12 @@ def test_the_softer_questions_are_put_in_every_fifth_poll_and_5_s_later_at_most(
 
 @pytest.mark.parametrize("soft", ["time", "rebalance"])
 def test_softer_word_stands_until_it_is_asked_for_again(watcher, service, soft):
-    setattr(service, soft, Answer(200, DUE_TEXT.encode()) if soft == "time" else recommended())
+    setattr(
+        service, soft, HttpResponse(200, DUE_TEXT.encode()) if soft == "time" else recommended()
+    )
     heard = watcher.poll()
     assert heard is not None
-    setattr(service, soft, Answer(404, b""))
+    setattr(service, soft, HttpResponse(404, b""))
     assert [watcher.poll() for _ in range(5)] == [heard] * 4 + [None]
     service.get = announced()
     assert watcher.poll().deadline_t == DUE
@@ -324,7 +328,7 @@ def test_two_recommendations_are_two(service, clock):
     heard = []
     watch = WatchThread(AwsWatcher("http://service", clock=clock, send=service), heard.append)
     for time in ("2017-09-18T08:20:00Z", "2017-09-18T08:20:00Z", "2017-09-19T08:20:00Z"):
-        service.rebalance = Answer(200, json.dumps({"noticeTime": time}).encode())
+        service.rebalance = HttpResponse(200, json.dumps({"noticeTime": time}).encode())
         for _ in range(5):
             watch.check()
         clock.t += 43_200
@@ -393,13 +397,13 @@ def test_401_again_is_an_error_not_a_loop(watcher, service):
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(200, b""),
-        Answer(200, b"<html>please log in</html>"),
-        Answer(200, b"token\r\nX-Injected: 1"),
-        Answer(200, b"A" * 2000),
-        Answer(400, b"AQAEAtoken=="),
-        Answer(403, b""),
-        Answer(503, b"AQAEAtoken=="),
+        HttpResponse(200, b""),
+        HttpResponse(200, b"<html>please log in</html>"),
+        HttpResponse(200, b"token\r\nX-Injected: 1"),
+        HttpResponse(200, b"A" * 2000),
+        HttpResponse(400, b"AQAEAtoken=="),
+        HttpResponse(403, b""),
+        HttpResponse(503, b"AQAEAtoken=="),
     ],
 )
 def test_what_is_not_a_token_is_not_sent_back(watcher, service, answer):
@@ -414,7 +418,12 @@ def test_what_is_not_a_token_is_not_sent_back(watcher, service, answer):
 def test_the_token_is_in_no_log_and_no_error(watcher, service, caplog):
     caplog.set_level(logging.DEBUG)
     assert watcher.answers()
-    for answer in (announced("reboot"), Answer(503, b""), TimeoutError(), Answer(401, b"")):
+    for answer in (
+        announced("reboot"),
+        HttpResponse(503, b""),
+        TimeoutError(),
+        HttpResponse(401, b""),
+    ):
         service.get = answer
         watcher.poll()
         assert "secret" not in watcher.last_error

@@ -4,7 +4,7 @@ import pytest
 
 from outlast.errors import ConfigError
 from outlast.notice.aws import AwsWatcher
-from outlast.notice.exchange import Answer
+from outlast.notice.exchange import HttpResponse
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_slash_at_the_end_and_a_path_before_are_kept_apart():
 
     def send(method, url, **_):
         urls.append(url)
-        return Answer(404, b"")
+        return HttpResponse(404, b"")
 
     AwsWatcher("http://127.0.0.1:80/imds/", send=send).poll()
     assert urls == ["http://127.0.0.1:80/imds/latest/api/token"]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.notice import Approver, Notice
+from outlast.notice import Acknowledger, Notice
 from outlast.notice.azure import AzureWatcher
-from outlast.notice.exchange import Answer
+from outlast.notice.exchange import HttpResponse
 from thorough import examples
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z, a Monday
@@ -30,9 +30,9 @@ class Service:
 
     def __init__(self):
         self.asked = []
-        self.compute = Answer(200, b'{"name":"set_3","location":"westeurope"}')
-        self.events = Answer(200, b'{"DocumentIncarnation":1,"Events":[]}')
-        self.post = Answer(200, b"")
+        self.compute = HttpResponse(200, b'{"name":"set_3","location":"westeurope"}')
+        self.events = HttpResponse(200, b'{"DocumentIncarnation":1,"Events":[]}')
+        self.post = HttpResponse(200, b"")
         self.sent = []
 
     def __call__(self, method, url, *, headers, timeout_s, max_body_bytes, body=b""):
@@ -68,7 +68,7 @@ def event(kind="Preempt", in_s=30.0, **changes):
 
 def listed(*events):
     document = {"DocumentIncarnation": next(NUMBERS), "Events": list(events)}
-    return Answer(200, json.dumps(document).encode())
+    return HttpResponse(200, json.dumps(document).encode())
 
 
 @pytest.fixture
@@ -165,24 +165,24 @@ def test_of_several_the_one_due_first_is_told_and_none_moves(watcher, service, c
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(200, b""),
-        Answer(200, b"null"),
-        Answer(200, b"{}"),
-        Answer(200, b'{"Events":[]}'),
-        Answer(200, b'{"DocumentIncarnation":"1","Events":[]}'),
-        Answer(200, b'{"DocumentIncarnation":1,"Events":{}}'),
-        Answer(200, b"<html>Preempt set_3</html>"),
+        HttpResponse(200, b""),
+        HttpResponse(200, b"null"),
+        HttpResponse(200, b"{}"),
+        HttpResponse(200, b'{"Events":[]}'),
+        HttpResponse(200, b'{"DocumentIncarnation":"1","Events":[]}'),
+        HttpResponse(200, b'{"DocumentIncarnation":1,"Events":{}}'),
+        HttpResponse(200, b"<html>Preempt set_3</html>"),
         listed({"EventType": "Preempt", "Resources": ["set_3"]}),
         listed(event(Resources="set_3")),
         listed(event(NotBefore="soon")),
         listed(event(NotBefore="Mon, 99 Sep 2017 08:22:00 GMT")),
         listed(event(NotBefore="Mon, 01 Jan 0001 00:00:00 GMT")),
         listed(event(in_s=-40 * 86_400)),
-        Answer(400, listed(event()).body),
-        Answer(403, listed(event()).body),
-        Answer(404, b""),
-        Answer(429, b""),
-        Answer(500, listed(event()).body),
+        HttpResponse(400, listed(event()).body),
+        HttpResponse(403, listed(event()).body),
+        HttpResponse(404, b""),
+        HttpResponse(429, b""),
+        HttpResponse(500, listed(event()).body),
     ],
 )
 def test_what_is_not_a_notice(watcher, service, answer):
@@ -196,7 +196,12 @@ def test_what_is_not_a_notice(watcher, service, answer):
 
 @pytest.mark.parametrize(
     "answer",
-    [Answer(200, b"{}"), Answer(200, b'{"name":""}'), Answer(500, b""), TimeoutError("slow")],
+    [
+        HttpResponse(200, b"{}"),
+        HttpResponse(200, b'{"name":""}'),
+        HttpResponse(500, b""),
+        TimeoutError("slow"),
+    ],
 )
 def test_without_its_own_name_nothing_is_heard_and_it_is_asked_again(watcher, service, answer):
     service.events = listed(event())
@@ -218,20 +223,25 @@ def test_while_the_service_is_switched_on_it_is_asked_again(watcher, service):
 
 
 def test_approval(watcher, service):
-    assert isinstance(watcher, Approver)
+    assert isinstance(watcher, Acknowledger)
     service.events = listed(event(Resources=["SET_3"]))
     notice = watcher.poll()
-    assert watcher.approve(notice) is True
+    assert watcher.acknowledge(notice) is True
     assert service.sent == [{"StartRequests": [{"EventId": "id of Preempt"}]}]
-    for answer in (Answer(400, b""), Answer(500, b""), TimeoutError("slow"), ValueError()):
+    for answer in (
+        HttpResponse(400, b""),
+        HttpResponse(500, b""),
+        TimeoutError("slow"),
+        ValueError(),
+    ):
         service.post = answer
-        assert watcher.approve(notice) is False
+        assert watcher.acknowledge(notice) is False
 
 
 def test_an_event_of_other_machines_too_is_not_approved(watcher, service):
     """Approved by one, it begins on all that it names, and they may not have saved."""
     service.events = listed(event(Resources=["set_2", "set_3"]))
-    assert watcher.approve(watcher.poll()) is False
+    assert watcher.acknowledge(watcher.poll()) is False
     assert service.sent == []
 
 
@@ -247,7 +257,7 @@ def test_only_its_own_events_are_approved(watcher, service, source, name):
     notice = Notice(
         source=source, action="preempt", deadline_t=1.0, heard_t=0.0, detail="", event=name
     )
-    assert watcher.approve(notice) is False
+    assert watcher.acknowledge(notice) is False
     assert service.asked == []
 
 
@@ -255,7 +265,7 @@ def test_only_its_own_events_are_approved(watcher, service, source, name):
 @given(status=st.sampled_from([200, 200, 200, 201, 400, 404, 500]), body=st.binary())
 def test_no_bytes_are_a_notice_or_raise(status, body):
     service = Service()
-    service.events = Answer(status, body)
+    service.events = HttpResponse(status, body)
     assert AzureWatcher("http://service", clock=Clock(), send=service).poll() is None
 
 
@@ -276,5 +286,5 @@ def test_no_bytes_are_a_notice_or_raise(status, body):
 )
 def test_no_document_that_is_nearly_right_is_a_notice_or_raises(document):
     service = Service()
-    service.events = Answer(200, json.dumps(document).encode())
+    service.events = HttpResponse(200, json.dumps(document).encode())
     assert AzureWatcher("http://service", clock=Clock(), send=service).poll() is None

@@ -9,7 +9,7 @@ from outlast import config
 from outlast.errors import ConfigError
 from outlast.notice import Notice
 from outlast.notice.deliver import (
-    Command,
+    NotifyCommand,
     PidFile,
     environment,
     parse_pid,
@@ -151,7 +151,7 @@ def test_a_pidfile_is_a_plain_file_that_is_there(tmp_path):
 )
 def test_a_command_that_cannot_be_run_is_refused_at_once(line, why):
     with pytest.raises(ConfigError, match="--command") as caught:
-        Command(line)
+        NotifyCommand(line)
     assert why in str(caught.value)
 
 

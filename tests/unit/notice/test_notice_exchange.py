@@ -22,7 +22,7 @@ def read(raw, cuts=(), limit=LIMIT):
         def receive(self):
             return pieces.pop(0) if pieces else b""
 
-    return exchange._Reader(Sock(), limit).answer()
+    return exchange._ResponseReader(Sock(), limit).answer()
 
 
 WHOLE = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.notice.exchange import Answer
+from outlast.notice.exchange import HttpResponse
 from outlast.notice.gcp import MaintenanceWatcher, PreemptedWatcher
 from thorough import examples
 
@@ -35,10 +35,10 @@ class Service:
         self.asked.append((parts.path, parse_qs(parts.query), timeout_s))
         if isinstance(self.said, Exception):
             raise self.said
-        if isinstance(self.said, Answer):
+        if isinstance(self.said, HttpResponse):
             return self.said
         etag = {"etag": f"a/{next(self.etags)}&"}
-        return Answer(200, self.said.encode(), FLAVOR | etag)
+        return HttpResponse(200, self.said.encode(), FLAVOR | etag)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_after_an_error_the_value_is_asked_for_at_once(preempted, service):
 
 
 def test_a_server_without_etags_is_asked_without_hanging(preempted, service):
-    service.said = Answer(200, b"FALSE", FLAVOR)
+    service.said = HttpResponse(200, b"FALSE", FLAVOR)
     preempted.poll()
     preempted.poll()
     assert service.asked[-1][1] == {}
@@ -149,19 +149,19 @@ def test_an_hour_s_word_is_early_until_two_minutes_are_left(service, clock):
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer(200, b"TRUE"),
-        Answer(200, b"TRUE", {"metadata-flavor": "google"}),
-        Answer(200, b"TERMINATE_ON_HOST_MAINTENANCE", {"server": "Google"}),
-        Answer(200, b"", FLAVOR),
-        Answer(200, b"true", FLAVOR),
-        Answer(200, b"TRUE TRUE", FLAVOR),
-        Answer(200, b"\xff", FLAVOR),
-        Answer(200, b"<html>TRUE</html>", FLAVOR),
-        Answer(302, b"TRUE", FLAVOR),
-        Answer(401, b"TRUE", FLAVOR),
-        Answer(403, b"TRUE", FLAVOR),
-        Answer(404, b"TRUE", FLAVOR),
-        Answer(503, b"TERMINATE_ON_HOST_MAINTENANCE", FLAVOR),
+        HttpResponse(200, b"TRUE"),
+        HttpResponse(200, b"TRUE", {"metadata-flavor": "google"}),
+        HttpResponse(200, b"TERMINATE_ON_HOST_MAINTENANCE", {"server": "Google"}),
+        HttpResponse(200, b"", FLAVOR),
+        HttpResponse(200, b"true", FLAVOR),
+        HttpResponse(200, b"TRUE TRUE", FLAVOR),
+        HttpResponse(200, b"\xff", FLAVOR),
+        HttpResponse(200, b"<html>TRUE</html>", FLAVOR),
+        HttpResponse(302, b"TRUE", FLAVOR),
+        HttpResponse(401, b"TRUE", FLAVOR),
+        HttpResponse(403, b"TRUE", FLAVOR),
+        HttpResponse(404, b"TRUE", FLAVOR),
+        HttpResponse(503, b"TERMINATE_ON_HOST_MAINTENANCE", FLAVOR),
     ],
 )
 def test_what_is_not_a_notice(kind, answer, service):
@@ -187,6 +187,6 @@ def test_poll_never_raises(preempted, service, error):
     headers=st.sampled_from([{}, FLAVOR, FLAVOR | {"etag": "x\r\ny"}]),
 )
 def test_no_bytes_are_a_notice_or_raise(status, body, headers):
-    service = Service(Answer(status, body, headers))
+    service = Service(HttpResponse(status, body, headers))
     for kind in (PreemptedWatcher, MaintenanceWatcher):
         assert kind("http://service", clock=Clock(), send=service).poll() is None

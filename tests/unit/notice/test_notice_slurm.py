@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.notice.process import Ended
+from outlast.notice.process import CommandResult
 from outlast.notice.slurm import SlurmWatcher, kill_wait_s
 from thorough import examples
 
@@ -53,7 +53,11 @@ class Scontrol:
         self.asked.append(" ".join(command[1:]))
         if isinstance(self.said, Exception):
             raise self.said
-        return self.said if isinstance(self.said, Ended) else Ended(0, self.said.encode())
+        return (
+            self.said
+            if isinstance(self.said, CommandResult)
+            else CommandResult(0, self.said.encode())
+        )
 
 
 @pytest.fixture
@@ -152,7 +156,7 @@ def test_the_environment_s_end_counts_until_scontrol_answers(clock, scontrol):
     scontrol.said = JOB.replace(f"EndTime={END}", f"EndTime={END + 7200}")
     clock.t += 60
     assert watcher.poll() is None
-    scontrol.said = Ended(1, b"")
+    scontrol.said = CommandResult(1, b"")
     clock.t += 660
     assert watcher.poll() is None  # what scontrol said last still holds
 
@@ -195,8 +199,8 @@ def test_a_job_of_an_array_is_asked_for_by_its_place(clock, scontrol):
         (FileNotFoundError(), "there is no scontrol here"),
         (TimeoutError(), "scontrol took over 2 s"),
         (PermissionError("not allowed"), "not allowed"),
-        (Ended(1, JOB.encode()), "scontrol exited with 1"),
-        (Ended(-9, JOB.encode()), "scontrol exited with -9"),
+        (CommandResult(1, JOB.encode()), "scontrol exited with 1"),
+        (CommandResult(-9, JOB.encode()), "scontrol exited with -9"),
         ("", "does not say when the job ends"),
         (JOB.replace("EndTime", "Ended"), "does not say when the job ends"),
         (JOB.replace(f"EndTime={END}", "EndTime=soon"), "times cannot be read"),
@@ -226,7 +230,13 @@ def test_a_job_s_number_is_a_number(clock, scontrol, job):
 def test_kill_wait(scontrol):
     scontrol.said = CONFIG
     assert kill_wait_s({}, scontrol) == 45
-    for said in (OSError(), TimeoutError(), Ended(1, CONFIG.encode()), "", "KillWait = ? sec"):
+    for said in (
+        OSError(),
+        TimeoutError(),
+        CommandResult(1, CONFIG.encode()),
+        "",
+        "KillWait = ? sec",
+    ):
         scontrol.said = said
         assert kill_wait_s({}, scontrol) == 30
 
@@ -236,5 +246,5 @@ def test_kill_wait(scontrol):
 def test_no_bytes_are_a_notice_or_raise(output):
     clock = Clock()
     clock.t = END - 60.0
-    assert watching(clock, Scontrol(Ended(0, output))).poll() is None
-    assert kill_wait_s(os.environ, Scontrol(Ended(0, output))) == 30
+    assert watching(clock, Scontrol(CommandResult(0, output))).poll() is None
+    assert kill_wait_s(os.environ, Scontrol(CommandResult(0, output))) == 30

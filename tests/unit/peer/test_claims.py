@@ -5,13 +5,13 @@ import threading
 import pytest
 from unit_fakes import at_once
 
-from outlast.peer.claims import KEPT, Alive, Claim, Claims, Clerk
+from outlast.peer.claims import KEPT, Claim, Claims, Clerk, SignOfLife
 from outlast.storage import Directory
 
 
 def claim_of(number, node="a"):
     return Claim(
-        attempt=number, node=node, host="h", address="10.0.0.1:1", reign=node, members=(node,)
+        attempt=number, node=node, host="h", address="10.0.0.1:1", term=node, members=(node,)
     )
 
 
@@ -83,7 +83,7 @@ def test_old_claims_go_and_the_newest_stay(claims):
 
 def test_signs_of_life(claims):
     assert claims.alive() is None
-    sign = Alive(attempt=3, node="a", count=7, over=True, exit_code=76, reason="gave up")
+    sign = SignOfLife(attempt=3, node="a", count=7, over=True, exit_code=76, reason="gave up")
     claims.say_alive(sign)
     assert claims.alive() == sign
 

@@ -1,4 +1,4 @@
-"""One launcher's reign over a job: numbers, who is passed over, who is waited for, who ends."""
+"""One launcher's term over a job: numbers, who is passed over, who is waited for, who ends."""
 
 import os
 import socket
@@ -12,10 +12,10 @@ import pytest
 from unit_fakes import at_once
 
 from outlast.errors import ConfigError, StorageError
-from outlast.peer import reign as room
-from outlast.peer.claims import Alive, Claim, Claims
+from outlast.peer import term as room
+from outlast.peer.claims import Claim, Claims, SignOfLife
 from outlast.peer.processes import is_alive, pid_of, this_process
-from outlast.peer.reign import Reign
+from outlast.peer.reign import Term
 from outlast.storage import Directory
 
 
@@ -33,12 +33,12 @@ def _make(tmp_path):
 
     def make(storage=None, *, alone=False, said=None):
         say = (lambda _: None) if said is None else said.append
-        made.append(Reign(storage or Directory(tmp_path), "JOB", alone=alone, say=say))
+        made.append(Term(storage or Directory(tmp_path), "JOB", alone=alone, say=say))
         return made[-1]
 
     yield make
-    for reign in made:
-        reign.close(0)
+    for term in made:
+        term.close(0)
 
 
 def soon(condition):
@@ -55,23 +55,23 @@ def newest(tmp_path):
 def from_afar(tmp_path, number=4, **fields):
     """A claim of a process that this kernel knows nothing of."""
     claim = Claim(
-        attempt=number, node="x", host="far", address="", reign="x", process="b/1/7/9", **fields
+        attempt=number, node="x", host="far", address="", term="x", process="b/1/7/9", **fields
     )
     assert Claims(Directory(tmp_path)).take(claim, number - 1)
     return claim
 
 
 def test_the_first_attempt_is_claimed_before_anything_and_those_after_it_meanwhile(make, tmp_path):
-    reign = make()
-    assert reign.open(0) == 1
+    term = make()
+    assert term.open(0) == 1
     claim = newest(tmp_path)
-    assert (claim.attempt, claim.reign, claim.host) == (1, reign.name, socket.gethostname())
+    assert (claim.attempt, claim.term, claim.host) == (1, term.name, socket.gethostname())
     assert is_alive(claim.process)
-    assert reign.begin() == 1
-    assert reign.begin() == 2
+    assert term.begin() == 1
+    assert term.begin() == 2
     soon(lambda: newest(tmp_path).attempt == 2)
-    assert newest(tmp_path).reign == reign.name
-    assert not reign.overtaken
+    assert newest(tmp_path).term == term.name
+    assert not term.overtaken
 
 
 def test_the_number_is_larger_than_the_ledgers_and_than_any_that_was_claimed(make, tmp_path):
@@ -101,7 +101,7 @@ def test_one_whose_process_has_ended_here_is_followed_at_once(make, tmp_path, mo
     word = "/".join([*ours[:2], str(process.pid), stat[19]])
     assert is_alive(word)
     assert pid_of(word) == process.pid
-    claim = Claim(attempt=1, node="x", host="h", address="", reign="x", process=word)
+    claim = Claim(attempt=1, node="x", host="h", address="", term="x", process=word)
     assert Claims(Directory(tmp_path)).take(claim, 0)
     with pytest.raises(ConfigError, match=rf"JOB is running already \(process {process.pid}\)"):
         make().open(1)
@@ -144,7 +144,7 @@ def test_one_that_lives_elsewhere_is_waited_for_and_then_ours_is_refused(
         count = 0
         while not is_over.wait(0.01):
             count += 1
-            claims.say_alive(Alive(attempt=4, node="x", count=count))
+            claims.say_alive(SignOfLife(attempt=4, node="x", count=count))
 
     thread = threading.Thread(target=live)
     thread.start()
@@ -154,39 +154,39 @@ def test_one_that_lives_elsewhere_is_waited_for_and_then_ours_is_refused(
     finally:
         is_over.set()
         thread.join()
-    assert newest(tmp_path).reign == "x"
+    assert newest(tmp_path).term == "x"
     assert "is running on far" in said[-1]
     assert len(said) <= 2
 
 
 def test_one_that_is_passed_over_ends_and_commits_nothing_more(make, tmp_path):
-    reign = make(alone=True)
-    reign.open(0)
-    reign.begin()
+    term = make(alone=True)
+    term.open(0)
+    term.begin()
     from_afar(tmp_path, 2)
-    soon(lambda: reign.overtaken)
-    assert reign.overtaken.startswith("attempt 2 of this job was begun on far meanwhile: this one")
-    reign.begin()
-    reign.close(77)
+    soon(lambda: term.overtaken)
+    assert term.overtaken.startswith("attempt 2 of this job was begun on far meanwhile: this one")
+    term.begin()
+    term.close(77)
     claims = Claims(Directory(tmp_path))
-    assert claims.newest().reign == "x"
+    assert claims.newest().term == "x"
     assert claims.alive() is None  # it does not say of the other one that it is over
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_signs_of_life_are_left_only_where_the_lock_does_not_tell(make, tmp_path, alone):
-    reign = make(alone=alone)
-    reign.open(0)
-    reign.begin()
-    reign.begin()
-    soon(lambda: not reign._is_due)
+    term = make(alone=alone)
+    term.open(0)
+    term.begin()
+    term.begin()
+    soon(lambda: not term._is_due)
     claims = Claims(Directory(tmp_path))
     if alone:
         assert claims.alive() is None
     else:
         count = claims.alive().count
         soon(lambda: claims.alive().count > count + 2)
-    reign.close(0)
+    term.close(0)
     assert claims.alive().over
 
 
@@ -212,13 +212,13 @@ class Failing:
 def test_a_claim_that_fails_is_said_once_and_that_it_is_there(make, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(room, "CLAIM_S", 0.1)
     storage = Failing(tmp_path, "fails")
-    reign = make(storage)
+    term = make(storage)
     num_tries = []
     failed = room.CounterWatch.failed
     monkeypatch.setattr(
         room.CounterWatch, "failed", lambda sign: (num_tries.append(1), failed(sign))
     )
-    reign.open(6)
+    term.open(6)
     soon(lambda: len(num_tries) > 2)
     storage.mended.set()
     soon(lambda: len(caplog.records) > 1)
@@ -232,14 +232,14 @@ def test_a_claim_that_fails_is_said_once_and_that_it_is_there(make, tmp_path, mo
 def test_storage_that_does_not_answer_is_waited_for_a_second(make, tmp_path, how, monkeypatch):
     monkeypatch.setattr(room, "CLAIM_S", 0.1)
     storage = Failing(tmp_path, how)
-    reign = make(storage)
-    assert reign.open(6) == 7
-    assert reign.begin() == 7
-    assert reign.begin() == 8
+    term = make(storage)
+    assert term.open(6) == 7
+    assert term.begin() == 7
+    assert term.begin() == 8
     assert newest(tmp_path) is None
     storage.mended.set()
     soon(lambda: (found := newest(tmp_path)) is not None and found.attempt == 8)
-    assert not reign.overtaken
+    assert not term.overtaken
 
 
 def test_a_number_that_another_has_meanwhile_ends_the_one_without_a_claim(
@@ -247,18 +247,18 @@ def test_a_number_that_another_has_meanwhile_ends_the_one_without_a_claim(
 ):
     monkeypatch.setattr(room, "CLAIM_S", 0.1)
     storage = Failing(tmp_path, "fails")
-    reign = make(storage, alone=True)
-    reign.open(3)
-    reign.begin()
+    term = make(storage, alone=True)
+    term.open(3)
+    term.begin()
     from_afar(tmp_path, 4)
     storage.mended.set()
-    soon(lambda: reign.overtaken)
+    soon(lambda: term.overtaken)
 
 
 def test_of_many_at_once_each_has_a_number_of_its_own(make):
     """Those that come second find the first alive, in this process: so each counts as another's."""
-    reigns = [make(alone=True) for _ in range(4)]
-    numbers = at_once(4, lambda number: reigns[number].open(0))
+    terms = [make(alone=True) for _ in range(4)]
+    numbers = at_once(4, lambda number: terms[number].open(0))
     assert sorted(numbers) == [1, 2, 3, 4]
 
 
@@ -269,12 +269,12 @@ def test_a_claim_of_an_older_outlast_is_read(tmp_path):
 
 
 def test_a_keeper_is_told_of_each_attempt_once_it_is_claimed(make, tmp_path):
-    reign, told = make(alone=True), []
-    reign.on_claimed = lambda number: told.append((number, newest(tmp_path).attempt))
-    reign.open(3)
+    term, told = make(alone=True), []
+    term.on_claimed = lambda number: told.append((number, newest(tmp_path).attempt))
+    term.open(3)
     time.sleep(0.1)
     assert told == []  # it has not begun
     for number in (4, 5, 6):
-        assert reign.begin() == number
+        assert term.begin() == number
         soon(lambda number=number: told and told[-1][0] == number)
     assert told == [(4, 4), (5, 5), (6, 6)]

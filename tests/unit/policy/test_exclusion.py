@@ -42,7 +42,7 @@ def test_it_is_taken_in_again(when):
     roster = roster_of("abc")
     roster.left_out(out(), 110.0)
     assert roster.claimed(formed(all_ready(roster, "abc", 110.1)), 110.2)
-    orders = roster.let_in("b", 300.0) if when == "its owner says so" else roster.tick(710.0)
+    orders = roster.readmit("b", 300.0) if when == "its owner says so" else roster.tick(710.0)
     (stop,) = stops(orders)
     assert stop.gentle
     assert set(formed(all_ready(roster, "ac", 711.0)).members) == set("abc")
@@ -209,12 +209,12 @@ def test_what_is_handed_on_to_the_next_coordinator_holds_as_long(outs):
     exclusions = Exclusions()
     for host, for_s, now_s in sorted(outs, key=lambda one: one[2]):
         exclusions.put(out(host, for_s=for_s), now_s)
-    heir = Exclusions()
+    successor = Exclusions()
     for one in exclusions.left(50.0):
-        heir.put(one, 50.0)
+        successor.put(one, 50.0)
     for t in range(50, 160):
         assert all(
-            exclusions.holds(host, t + 1e-6) == heir.holds(host, t + 1e-6)
+            exclusions.holds(host, t + 1e-6) == successor.holds(host, t + 1e-6)
             or exclusions.holds(host, t - 1e-6) != exclusions.holds(host, t + 2e-6)
             for host in "abcdef"
         )

@@ -53,7 +53,7 @@ def test_one_that_is_silent_has_no_majority_where_another_has_ended(order):
 
 
 def test_an_heir_does_not_wait_for_members_that_have_ended():
-    heir = Roster(
+    successor = Roster(
         MembershipRules(min_nodes=1, max_nodes=3),
         100.0,
         first="b",
@@ -62,9 +62,9 @@ def test_an_heir_does_not_wait_for_members_that_have_ended():
         ended="a",
         awaited="bc",
     )
-    heir.joined("b", 100.0)
-    assert not heir.ready("b", 100.0)
-    assert formed(heir.has_ended("c", 100.1)).required
+    successor.joined("b", 100.0)
+    assert not successor.ready("b", 100.0)
+    assert formed(successor.has_ended("c", 100.1)).required
 
 
 def test_what_is_heard_of_the_end_of_one_that_is_here_is_not_believed():

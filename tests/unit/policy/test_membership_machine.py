@@ -331,7 +331,7 @@ class Membership(RuleBasedStateMachine):
 
     @rule(name=names, seeks=st.booleans())
     def takes_the_role(self, name, seeks):
-        """As an heir without a claim, or by the next number on storage when nobody lives there."""
+        """As a successor without a claim, or by storage's next number when nobody lives there."""
         machine = self.moving(name)
         if machine is None or machine.at is not None or len(self.seats) == 2 or machine.leaves:
             return

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from outlast.policy.succession import ASKS_PER_S, GROWTH_MAX, Seeking, Silence, heirs
+from outlast.policy.succession import ASKS_PER_S, GROWTH_MAX, Seeking, Silence, successors
 
 # --- a connection --------------------------------------------------------------------------------
 
@@ -106,11 +106,11 @@ def test_those_who_share_little_with_the_lost_one_come_first():
         "c": {"zone": "1", "rack": "2"},
         "d": {"zone": "2", "rack": "3"},
     }
-    assert heirs("abcd", labels, lost="a") == ["d", "c", "b"]
-    assert heirs("abcd", {}, lost="a") == ["b", "c", "d"]
-    assert heirs("abcd", labels, lost="a", ended={"d"}, departing={"c"}) == ["b"]
-    assert heirs("abcd", labels, lost="a", departing={"b", "c", "d"}) == ["d", "c", "b"]
-    assert heirs("ab", labels, lost="a", ended={"b"}) == []
+    assert successors("abcd", labels, lost="a") == ["d", "c", "b"]
+    assert successors("abcd", {}, lost="a") == ["b", "c", "d"]
+    assert successors("abcd", labels, lost="a", ended={"d"}, departing={"c"}) == ["b"]
+    assert successors("abcd", labels, lost="a", departing={"b", "c", "d"}) == ["d", "c", "b"]
+    assert successors("ab", labels, lost="a", ended={"b"}) == []
 
 
 def asked_in(machines, seconds):

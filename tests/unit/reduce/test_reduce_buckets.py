@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from unit_fakes import bits
 
 from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.tree import Plan, cut
+from outlast.reduce.tree import ReductionPlan, cut
 from thorough import examples
 
 SHAPES = [(3, 4), (5,), (), (2, 3, 4, 4)]
@@ -46,7 +46,7 @@ def expected(shards, wide=torch.float32):
 def together(shards, world_size):
     """What the workers come to; chunks are handed over by hand."""
     tensors = [tensor.clone() for tensor in shards[0]]
-    plans = [Plan(len(shards), rank, world_size) for rank in range(world_size)]
+    plans = [ReductionPlan(len(shards), rank, world_size) for rank in range(world_size)]
     buckets = [Bucket(tensors, plan) for plan in plans]
     for plan, bucket in zip(plans, buckets, strict=True):
         for number, shard in enumerate(plan.held):
@@ -90,7 +90,7 @@ def test_half_precision_is_summed_in_single_and_rounded_once(num_shards, world_s
 def test_a_missing_gradient_counts_as_zeros_wherever_it_is_missing():
     shards = values(4)
     shards[1][0] = torch.full(SHAPES[0], -0.0)
-    plan = Plan(4, 0, 1)
+    plan = ReductionPlan(4, 0, 1)
     bucket = Bucket([tensor.clone() for tensor in shards[0]], plan)
     for number, shard in enumerate(shards):
         bucket.take(
@@ -104,7 +104,7 @@ def test_a_missing_gradient_counts_as_zeros_wherever_it_is_missing():
 def test_results_are_laid_out_like_their_tensors():
     last = torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     expanded = torch.randn(3, 1).expand(3, 5)
-    bucket = Bucket([last, expanded], Plan(2, 0, 1))
+    bucket = Bucket([last, expanded], ReductionPlan(2, 0, 1))
     assert bucket.results[0].stride() == last.stride()
     assert bucket.results[1].is_contiguous()
     bucket.take([last.clone(), torch.ones(3, 5)], 0)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from outlast import SameBits
 from outlast.data import Shards
-from outlast.reduce.exchange import Channel
+from outlast.reduce.exchange import GroupChannel
 
 
 @pytest.fixture(autouse=True)
@@ -29,29 +29,29 @@ def tags(channel):
 
 
 def test_each_model_has_its_own_and_keeps_it():
-    one, other = Channel(None), Channel(None)
+    one, other = GroupChannel(None), GroupChannel(None)
     first, second = tags(one), tags(other)
     assert abs(first - second) >= 1 << 20
     assert (tags(one), tags(other)) == (first, second)
 
 
 def test_the_group_by_name_and_by_default_is_one_group(group):
-    assert tags(Channel(None)) != tags(Channel(group))
+    assert tags(GroupChannel(None)) != tags(GroupChannel(group))
 
 
 def test_another_group_counts_anew(group):
     """A worker that is new there has opened none before."""
-    one, other = Channel(None), Channel(None)
+    one, other = GroupChannel(None), GroupChannel(None)
     found = tags(one), tags(other)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     assert dist.group.WORLD is not group
     assert (tags(one), tags(other)) == found
-    assert tags(Channel(dist.new_group([0]))) == found[0]
+    assert tags(GroupChannel(dist.new_group([0]))) == found[0]
 
 
 def test_tags_fit_into_gloos_numbers():
-    assert max(tags(Channel(None)) for _ in range(1000)) + (1 << 22) < 2**31
+    assert max(tags(GroupChannel(None)) for _ in range(1000)) + (1 << 22) < 2**31
 
 
 def test_a_copy_takes_none_until_it_is_trained():

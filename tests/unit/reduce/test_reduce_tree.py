@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.data.order import held
-from outlast.reduce.tree import Fold, Plan, cover, cut, folds
+from outlast.reduce.tree import Fold, ReductionPlan, cover, cut, folds
 
 SHARDS = range(1, 17)
 
@@ -81,7 +81,7 @@ def test_uneven_shares_by_hand():
 
 
 def test_the_nodes_of_uneven_workers_by_hand():
-    plan = Plan(8, 1, 3)
+    plan = ReductionPlan(8, 1, 3)
     assert plan.nodes == [[(0, 2)], [(2, 4), (4, 5)], [(5, 6), (6, 8)]]
     assert plan.mine == [(2, 4), (4, 5)]
     assert [(turn.merges, turn.node) for turn in plan.turns] == [(0, None), (1, 0), (0, 1)]
@@ -90,7 +90,7 @@ def test_the_nodes_of_uneven_workers_by_hand():
 
 @given(st.integers(1, 64), st.integers(0, 4))
 def test_the_volume_is_that_of_a_ring_for_any_workers_times_a_power_of_two(world_size, power):
-    plan = Plan(world_size * 2**power, 0, world_size)
+    plan = ReductionPlan(world_size * 2**power, 0, world_size)
     assert {len(nodes) for nodes in plan.nodes} == {1}
     assert plan.sent(0) == 2 * Fraction(world_size - 1, world_size)
 
@@ -100,14 +100,14 @@ def test_the_volume_is_that_of_a_ring_for_any_workers_times_a_power_of_two(world
     [(8, 3, [1, 2, 2]), (12, 2, [2, 2]), (12, 4, [2, 2, 2, 2]), (4, 3, [1, 1, 1])],
 )
 def test_the_volume_elsewhere_by_hand(num_shards, world_size, nodes):
-    plan = Plan(num_shards, 0, world_size)
+    plan = ReductionPlan(num_shards, 0, world_size)
     assert [len(found) for found in plan.nodes] == nodes
     assert plan.sent(0) == (nodes[0] + 1) * Fraction(world_size - 1, world_size)
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.data())
 def test_few_sums_are_held_at_a_time(num_shards, world_size, data):
-    plan = Plan(num_shards, data.draw(st.integers(0, world_size - 1)), world_size)
+    plan = ReductionPlan(num_shards, data.draw(st.integers(0, world_size - 1)), world_size)
     held_now = most = 0
     for turn in plan.turns:
         held_now += 1

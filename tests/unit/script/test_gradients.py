@@ -92,9 +92,9 @@ class Loop:
             assert self.gradients.have_moved
             self.gradients.completed(step + 1)
             state = {name: one.state_dict() for name, one in self.named.items()}
-            found = self.gradients.in_the_making()
+            found = self.gradients.accumulated()
             held = [p for model in self.models for p in model.parameters()]
-            quickly = self.gradients.in_the_making(held)
+            quickly = self.gradients.accumulated(held)
             assert quickly.keys() == found.keys()
             assert self.gradients.are_unused or not found
             taken.append(copy.deepcopy((state, found)))
@@ -229,7 +229,7 @@ def test_what_fsdp2_has_not_summed_yet():
         calm = build()
         run(*calm, 0, 6)
         state = copy.deepcopy(calm[0].state_dict())
-        found = copy.deepcopy(calm[2].in_the_making(list(calm[0].parameters())))
+        found = copy.deepcopy(calm[2].accumulated(list(calm[0].parameters())))
         run(*calm, 6, 8)
         again = build()
         again[0].load_state_dict(state)

@@ -64,7 +64,7 @@ def test_what_cannot_be_relied_on_is_named(tmp_path, kind, words):
 
 
 def claim_of(number):
-    return Claim(attempt=number, node="n", host="h", address="", reign="r")
+    return Claim(attempt=number, node="n", host="h", address="", term="r")
 
 
 @pytest.mark.parametrize(("kind", "words"), KINDS[:1] + KINDS[2:])

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import outlast
-from outlast.attempt.beat import Heard, Phase
+from outlast.attempt.beat import BeatReader, Phase
 from outlast.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ def test_what_comes_after_a_loop_that_is_still_held_is_no_step(tmp_path, monkeyp
         held = session.steps(range(9))  # as a progress bar holds it
         for _ in held:
             break
-        heard = Heard(beats, 0)
+        heard = BeatReader(beats, 0)
         assert heard.phase.phase is Phase.STEPPING
     assert heard.phase.phase is Phase.OUTSIDE
     heard.close()

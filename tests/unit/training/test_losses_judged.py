@@ -17,7 +17,7 @@ from outlast.ledger.past import Past
 from outlast.ledger.reserve import ROOM_BYTES, keep, kept
 from outlast.policy.rollbacks import LossJudge, LossRules
 from outlast.training import judging as room
-from outlast.training.judging import STEPS_MAX, Bench, LossMonitor, word_of
+from outlast.training.judging import STEPS_MAX, LossMonitor, LossTable, word_of
 
 
 class Books:
@@ -201,7 +201,7 @@ class Seen:
 def told(*values, world_size=3, until=1):
     """What is shown of steps that these are of: (rank, step, what, value)."""
     seen = Seen()
-    bench = Bench(seen, 0, world_size)
+    bench = LossTable(seen, 0, world_size)
     for rank in range(world_size):
         words = [(step, what, value) for one, step, what, value in values if one == rank]
         bench.take(word_of(rank, until, words))
@@ -235,7 +235,7 @@ def test_steps_are_kept_apart_and_a_place_is_used_again():
     }
     assert seen[3]["loss"].value == 3.0
     judge = Seen()
-    bench = Bench(judge, 0, 1)
+    bench = LossTable(judge, 0, 1)
     for step in (1, 1 + STEPS_MAX):
         bench.take(word_of(0, step, [(step, "loss", float(step))]))
         while bench.judge_next():
@@ -244,7 +244,7 @@ def test_steps_are_kept_apart_and_a_place_is_used_again():
 
 
 def test_what_a_silent_rank_holds_up_is_bounded():
-    bench = Bench(LossJudge(LossRules(), 0), 0, 2)
+    bench = LossTable(LossJudge(LossRules(), 0), 0, 2)
     for step in range(1, 3 * STEPS_MAX, 100):
         bench.take(word_of(0, step, [(step, "loss", math.nan)]))
     assert len(bench._columns["loss"]._wrong) <= STEPS_MAX // 100 + 1
@@ -391,7 +391,7 @@ def test_the_window_outlives_the_attempt(crew):
 
 def test_a_thousand_ranks_cost_rank_0_little():
     """How much is printed; it is no matter of taste only where it is a list per value again."""
-    bench, steps = Bench(LossJudge(LossRules(), 0), 0, 1000), range(1, 41)
+    bench, steps = LossTable(LossJudge(LossRules(), 0), 0, 1000), range(1, 41)
     words = [
         msgspec.json.encode(
             word_of(rank, 40, [(step, what, 2.0) for step in steps for what in room.WATCHED])

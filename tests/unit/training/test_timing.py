@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from outlast.attempt.beat import UNDER_WAY_S, VARIABLE, Beat, Heard, Phase
+from outlast.attempt.beat import UNDER_WAY_S, VARIABLE, Beat, BeatReader, Phase
 from outlast.reduce.losses import listeners, waiting
 from outlast.training import timing
 from outlast.training.timing import Meter, kind_of
@@ -27,7 +27,7 @@ def loop(tmp_path, monkeypatch, now):
     monkeypatch.setenv("LOCAL_RANK", "0")
     state = types.SimpleNamespace(saving=False)
     meter = Meter(Beat(), alone=False, is_saving=lambda: state.saving)
-    state.meter, state.heard, state.step = meter, Heard(tmp_path, 0), 0
+    state.meter, state.heard, state.step = meter, BeatReader(tmp_path, 0), 0
 
     def step(boundary=0.0, data=0.0, body=lambda: None):
         now.s += boundary

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from outlast.checkpoint.names import SaveName
-from outlast.cli.checkpoints.survey import Copy, Survey, size_of, survey
+from outlast.cli.checkpoints.survey import SaveCopy, Survey, size_of, survey
 from outlast.cli.checkpoints.where import DIRECTORY, JSON, find_job, when
 from outlast.report import humanise
 
@@ -87,7 +87,7 @@ def _print_others(found: Survey) -> None:
         )
 
 
-def _others_row(save: SaveName, copies: dict[str, Copy]) -> dict[str, Any]:
+def _others_row(save: SaveName, copies: dict[str, SaveCopy]) -> dict[str, Any]:
     """One of another job's saves as ``list --json`` gives it."""
     return {
         "step": save.step,

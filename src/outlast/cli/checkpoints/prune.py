@@ -53,7 +53,7 @@ class Going(NamedTuple):
     num_bytes: int
 
 
-class Plan(NamedTuple):
+class PrunePlan(NamedTuple):
     """What may go from one tier, and which save that stays there was verified for it."""
 
     tier: str
@@ -152,7 +152,7 @@ def _silent_s(at: JobAt) -> float | None:
     return max(time.time() - last.t, 0.0)
 
 
-def _plan(at: JobAt, found: Survey, tier: str, keep: int | None) -> Plan:
+def _plan(at: JobAt, found: Survey, tier: str, keep: int | None) -> PrunePlan:
     """What may go from ``tier``, after the newest that stays has been verified."""
     own = next(one.keep for one in at.settings.tiers if one.name == tier)
     keep = own if keep is None else keep
@@ -166,7 +166,7 @@ def _plan(at: JobAt, found: Survey, tier: str, keep: int | None) -> Plan:
         rollbacks=tuple(past.rollbacks),
     )
     if not expendable(storage, at.job.id, keep=keep, invalid=invalid, health=health).saves:
-        return Plan(tier, keep, [], None)
+        return PrunePlan(tier, keep, [], None)
     verified = None
     for save in reversed(full):
         with bar(copies[save].num_bytes) as shown:
@@ -176,7 +176,7 @@ def _plan(at: JobAt, found: Survey, tier: str, keep: int | None) -> Plan:
                 break
         invalid.add(save)
     if full and verified is None:
-        return Plan(tier, keep, [], None)
+        return PrunePlan(tier, keep, [], None)
     going = []
     for save in expendable(storage, at.job.id, keep=keep, invalid=invalid, health=health).saves:
         copy = copies.get(save)
@@ -185,7 +185,7 @@ def _plan(at: JobAt, found: Survey, tier: str, keep: int | None) -> Plan:
             state = "weights only"
         num_bytes = copy.num_bytes if copy else 0
         going.append(Going(tier, save, state, num_bytes or _size_of(storage, save)))
-    return Plan(tier, keep, going, verified)
+    return PrunePlan(tier, keep, going, verified)
 
 
 def _size_of(storage: Storage, save: SaveName) -> int:
@@ -197,7 +197,7 @@ def _size_of(storage: Storage, save: SaveName) -> int:
     return total
 
 
-def _print(plans: list[Plan]) -> None:
+def _print(plans: list[PrunePlan]) -> None:
     for plan in plans:
         if not plan.going:
             click.echo(f"tier {plan.tier}: nothing may go (keep {plan.keep})")
@@ -246,7 +246,7 @@ def _remove(found: Survey, going: list[Going]) -> dict[tuple[str, SaveName], str
 
 
 def _as_json(
-    plans: list[Plan], failures: dict[tuple[str, SaveName], str], dry_run: bool
+    plans: list[PrunePlan], failures: dict[tuple[str, SaveName], str], dry_run: bool
 ) -> dict[str, Any]:
     tiers = [
         {

@@ -29,7 +29,7 @@ def size_of(manifest: Manifest) -> int:
     return num_bytes(manifest)
 
 
-class Copy(NamedTuple):
+class SaveCopy(NamedTuple):
     """One save in one tier.
 
     Attributes:
@@ -70,8 +70,8 @@ class Survey(NamedTuple):
     tiers: tuple[str, ...]
     places: dict[str, Place]
     unreadable: dict[str, str]
-    copies: dict[SaveName, dict[str, Copy]]
-    others: dict[SaveName, dict[str, Copy]]
+    copies: dict[SaveName, dict[str, SaveCopy]]
+    others: dict[SaveName, dict[str, SaveCopy]]
     past: Past
 
     def manifests(self, save: SaveName) -> dict[str, Manifest]:
@@ -79,7 +79,7 @@ class Survey(NamedTuple):
         here = self.copies.get(save, {})
         return {tier: copy.manifest for tier, copy in here.items() if copy.manifest}
 
-    def at(self, tier: str) -> dict[SaveName, Copy]:
+    def at(self, tier: str) -> dict[SaveName, SaveCopy]:
         """Save → what is in ``tier``, oldest first."""
         return {save: here[tier] for save, here in self.copies.items() if tier in here}
 
@@ -128,8 +128,8 @@ def survey(at: JobAt, only: str | None = None) -> Survey:
         StorageError: no tier can be listed.
     """
     places, unreadable = places_of(at.settings, only)
-    ours: dict[SaveName, dict[str, Copy]] = {}
-    others: dict[SaveName, dict[str, Copy]] = {}
+    ours: dict[SaveName, dict[str, SaveCopy]] = {}
+    others: dict[SaveName, dict[str, SaveCopy]] = {}
     for tier, place in list(places.items()):
         try:
             for save, copy in _copies(place.storage):
@@ -147,7 +147,7 @@ def survey(at: JobAt, only: str | None = None) -> Survey:
     return Survey(names, places, unreadable, in_order, theirs, past)
 
 
-def _copies(storage: Storage) -> Iterator[tuple[SaveName, Copy]]:
+def _copies(storage: Storage) -> Iterator[tuple[SaveName, SaveCopy]]:
     found = find_saves(storage)
     for save in found.committed:
         yield save, look(storage, save)
@@ -155,24 +155,24 @@ def _copies(storage: Storage) -> Iterator[tuple[SaveName, Copy]]:
         yield save, _unfinished(storage, save)
 
 
-def look(storage: Storage, save: SaveName) -> Copy:
+def look(storage: Storage, save: SaveName) -> SaveCopy:
     """One save in one place, its manifest read."""
     try:
         data = storage.read(f"{save}/{MANIFEST}")
         if data == ABANDONED:
             return _unfinished(storage, save)
         manifest = decode(data, save)
-        return Copy("committed", manifest, job=manifest.job)
+        return SaveCopy("committed", manifest, job=manifest.job)
     except CheckpointInvalid as error:
-        return Copy("invalid", reason=error.reason, job=_job_of(storage, save))
+        return SaveCopy("invalid", reason=error.reason, job=_job_of(storage, save))
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return _unfinished(storage, save)
     except OSError as error:
-        return Copy("invalid", reason=f"{MANIFEST} cannot be read: {in_words(error)}")
+        return SaveCopy("invalid", reason=f"{MANIFEST} cannot be read: {in_words(error)}")
 
 
-def _unfinished(storage: Storage, save: SaveName) -> Copy:
-    return Copy("unfinished", reason=f"{MANIFEST} is missing", job=_job_of(storage, save))
+def _unfinished(storage: Storage, save: SaveName) -> SaveCopy:
+    return SaveCopy("unfinished", reason=f"{MANIFEST} is missing", job=_job_of(storage, save))
 
 
 def _job_of(storage: Storage, save: SaveName) -> str:

@@ -21,7 +21,7 @@ from outlast.checkpoint.names import SaveName
 from outlast.checkpoint.transfer import FileCopies, inventory_of, job_for, read
 from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import (
-    Copy,
+    SaveCopy,
     Survey,
     known,
     nothing_there,
@@ -41,7 +41,7 @@ from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.report import humanise
 
 NONE = SaveName(0)
-ABSENT = Copy("unfinished", reason=f"{MANIFEST} is missing")
+ABSENT = SaveCopy("unfinished", reason=f"{MANIFEST} is missing")
 
 
 class Target(NamedTuple):
@@ -49,7 +49,7 @@ class Target(NamedTuple):
 
     save: SaveName
     tier: str
-    copy: Copy
+    copy: SaveCopy
     making: bool = False
 
     @property

@@ -25,7 +25,7 @@ from outlast.health.doctor import meeting, memory
 from outlast.health.doctor.child import Child
 from outlast.health.doctor.compute import Computed
 from outlast.health.doctor.meeting import Met
-from outlast.health.doctor.past import Past
+from outlast.health.doctor.past import PriorRun
 from outlast.ledger.narrator import place
 from outlast.peer import Tls
 from outlast.policy import fitness as judge
@@ -57,7 +57,7 @@ AGAIN_MAX_S: Final = 30.0
 JOB: Final = "job directory"
 
 
-class Machines(msgspec.Struct, frozen=True, kw_only=True):
+class WantedMachines(msgspec.Struct, frozen=True, kw_only=True):
     """The machines that the job wants.
 
     Attributes:
@@ -107,7 +107,7 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True):
 
 def examine(
     settings: Settings,
-    machines: Machines,
+    machines: WantedMachines,
     *,
     state_bytes: int | None = None,
     progress: Callable[[str], None] = lambda _: None,
@@ -141,7 +141,7 @@ class _Examination:
     def __init__(
         self,
         settings: Settings,
-        machines: Machines,
+        machines: WantedMachines,
         state_bytes: int | None,
         progress: Callable[[str], None],
         heard: Callable[[], str],
@@ -167,7 +167,7 @@ class _Examination:
         places = self._places(first.values())
         self._wait(first.values())
         computing = self._child("compute", workers=machines.workers)
-        past = first["past"].answer(Past) or Past(problem=first["past"].problem())
+        past = first["past"].answer(PriorRun) or PriorRun(problem=first["past"].problem())
         findings = self._of_places(places, past, first["platform"])
         self._wait([computing])
         computed = computing.answer(Computed) or Computed(error=computing.problem())
@@ -233,7 +233,7 @@ class _Examination:
         return found
 
     def _of_places(
-        self, places: dict[str, tuple[str, Child]], past: Past, platform_child: Child
+        self, places: dict[str, tuple[str, Child]], past: PriorRun, platform_child: Child
     ) -> list[CheckResult]:
         settings, machines = self._settings, self._machines
         state_bytes = self._state_bytes or past.state_bytes
@@ -274,7 +274,7 @@ class _Examination:
         self,
         facts: dict[str, PlaceFacts | None],
         heard: PlatformFacts,
-        past: Past,
+        past: PriorRun,
         share_bytes: int | None,
     ) -> CheckResult:
         flushes = [

@@ -61,7 +61,7 @@ class Here(msgspec.Struct, kw_only=True):
     count: int = 0
 
 
-class Round(msgspec.Struct, frozen=True, kw_only=True):
+class MeetingRound(msgspec.Struct, frozen=True, kw_only=True):
     """Who takes part."""
 
     members: list[Here]
@@ -108,7 +108,7 @@ def probe(
     """
     meeting = None
     try:
-        meeting = Meeting(place, node, machine, host, _tls(tls))
+        meeting = DoctorMeeting(place, node, machine, host, _tls(tls))
         say(meeting.meet(nodes, wait_s, lambda words: say({"waits": words})))
     except (OutlastError, OSError) as error:
         words = getattr(error, "strerror", None) or str(error)
@@ -130,7 +130,7 @@ def _tls(files: list[str] | None) -> peer.Tls | None:
     return peer.Tls(cert=cert, key=key, ca=ca)
 
 
-class Meeting:
+class DoctorMeeting:
     """One machine at the meeting."""
 
     def __init__(
@@ -223,7 +223,7 @@ class Meeting:
                 return "joins"  # the coordinator's sign of life goes on
             proposed = company.proposal(now_s)
             if proposed and all(node in here for node in proposed):
-                wanted = Round(members=[here[node] for node in proposed])
+                wanted = MeetingRound(members=[here[node] for node in proposed])
                 name = f"{PLACE}/{round_name(known + 1)}/members.json"
                 self._storage.put_new(name, msgspec.json.encode(wanted))
                 self._forget_old(known + 1)
@@ -253,7 +253,7 @@ class Meeting:
     def _members(self, number: int) -> list[Here]:
         name = f"{PLACE}/{round_name(number)}/members.json"
         with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-            return msgspec.json.decode(self._storage.read(name), type=Round).members
+            return msgspec.json.decode(self._storage.read(name), type=MeetingRound).members
         return []
 
     def _alive(self) -> bytes | None:

@@ -12,7 +12,7 @@ from outlast.ledger.job import read_job
 from outlast.ledger.measured import Measured
 
 
-class Past(msgspec.Struct, frozen=True, kw_only=True):
+class PriorRun(msgspec.Struct, frozen=True, kw_only=True):
     """What is known from before; None where nothing is.
 
     Attributes:
@@ -28,18 +28,18 @@ class Past(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-def probe(directory: str) -> Past:
+def probe(directory: str) -> PriorRun:
     """Read the record of the job in ``directory``; an empty answer where there is no job yet."""
     path = Path(directory)
     if not (path / "job.json").exists():
-        return Past()
+        return PriorRun()
     try:
         job = read_job(path)
         measured = Measured(read_events(path))
     except OutlastError as error:
-        return Past(problem=str(error))
+        return PriorRun(problem=str(error))
     step = measured.step
-    return Past(
+    return PriorRun(
         state_bytes=max(measured.sizes.values(), default=None),
         step_s=step.slow_s if step else None,
         versions=job.versions,

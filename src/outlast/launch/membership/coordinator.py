@@ -19,20 +19,19 @@ from outlast.launch.membership.messages import (
     Bye,
     Departs,
     Done,
-    Ended,
+    Exclude,
+    Excluded,
     Fill,
     Finish,
     Fixed,
     Go,
     Halt,
+    JobEnded,
     Join,
-    LeaveOut,
     Leaving,
-    LeftOut,
-    LetIn,
     Member,
     Needs,
-    Over,
+    Readmit,
     Ready,
     Refused,
     Remains,
@@ -40,12 +39,13 @@ from outlast.launch.membership.messages import (
     Together,
     Waits,
     Welcome,
+    WorkersEnded,
     changes,
     decode,
     encode,
     fingerprint,
 )
-from outlast.peer.claims import Alive, Claim, Claims, Clerk
+from outlast.peer.claims import Claim, Claims, Clerk, SignOfLife
 from outlast.policy.membership import (
     EndJob,
     Excludes,
@@ -68,7 +68,7 @@ WORDS_MACHINES: Final = 100
 IDLE: Final = (RosterPhase.GATHERING, RosterPhase.STOPPING)
 
 
-class _Guest(msgspec.Struct):
+class _AdmittedMember(msgspec.Struct):
     """A machine that has joined; ``peer`` is None for the coordinator's own."""
 
     member: Member
@@ -85,7 +85,7 @@ class Coordinator:
         me: its own machine.
         roster: decides.
         store_host: address that a worker store is served at.
-        reign: the name of this time of coordinating, which its claims carry.
+        term: the name of this time of coordinating, which its claims carry.
         held: a number that is claimed already, or None.
         deliver: takes what is said to its own machine.
         on_overtaken: told that somebody else coordinates.
@@ -102,7 +102,7 @@ class Coordinator:
         roster: Roster,
         *,
         store_host: str,
-        reign: str,
+        term: str,
         held: int | None,
         deliver: Callable[[Any], None],
         on_overtaken: Callable[[], None],
@@ -115,17 +115,17 @@ class Coordinator:
         self._claims = claims
         self._me = me
         self._store_host = store_host
-        self._reign = reign
+        self._term = term
         self._deliver = deliver
         self._on_overtaken = on_overtaken
-        self._guests: dict[str, _Guest] = {}
+        self._admitted: dict[str, _AdmittedMember] = {}
         self._stores: list[Any] = []
         self._unclaimed: Claim | None = None  # of a running attempt
         # The largest number that was claimed by us, or by one whose members we go on with.
         self._known = held if held is not None else roster.attempt
         self._count = 0
         self._words, self._words_s = "", 0.0
-        self._over: Over | None = None
+        self._over: JobEnded | None = None
         self._last_go = last_go
         self._script = script
         self._fingerprint = "" if last_go is None else fingerprint(last_go)
@@ -146,7 +146,7 @@ class Coordinator:
             self._refuse(peer, join)
             return
         self._script = self._script or join.script
-        known = self._guests.get(join.node)
+        known = self._admitted.get(join.node)
         if known is not None and known.peer is not None:
             known.peer.close()  # it has connected anew
         member = Member(
@@ -157,7 +157,7 @@ class Coordinator:
             keeper=join.keeper,
             labels=join.labels,
         )
-        self._guests[join.node] = _Guest(member, peer)
+        self._admitted[join.node] = _AdmittedMember(member, peer)
         peer.on_message = lambda data: self._from_peer(join.node, peer, data)
         peer.on_closed = lambda why, certain: self._lost(join.node, peer, why, certain=certain)
         peer.on_hung = lambda is_hung: self._hung(join.node, peer, is_hung=is_hung)
@@ -172,7 +172,7 @@ class Coordinator:
 
     def join_own(self, join: Join) -> None:
         """The coordinator's own machine takes part."""
-        self._guests[join.node] = _Guest(self._me, None)
+        self._admitted[join.node] = _AdmittedMember(self._me, None)
         self._joined(join)
 
     def hear(self, node: str, message: Any) -> None:
@@ -186,16 +186,16 @@ class Coordinator:
                 orders = self._leaving_or_not(node, message)
             case Done():
                 orders = roster.done(node, now_s)
-            case Ended(attempt=attempt):
+            case WorkersEnded(attempt=attempt):
                 orders = roster.ended(node, now_s, attempt=attempt)
-            case LeaveOut() | LetIn():
-                orders = self._leave_out_or_let_in(message)
+            case Exclude() | Readmit():
+                orders = self._exclude_or_readmit(message)
             case Fixed(machines=machines):
                 orders = self._fix(machines)
             case Needs(seconds=seconds):
                 orders = roster.needs(seconds, now_s)
             case Apart(other=other):
-                orders = roster.apart(node, other, now_s) if other in self._guests else []
+                orders = roster.apart(node, other, now_s) if other in self._admitted else []
             case Together(other=other):
                 orders = roster.together(node, other, now_s)
             case Finish(exit_code=code, reason=reason):
@@ -204,7 +204,7 @@ class Coordinator:
                 self._gone(node)
                 orders = roster.lost(node, now_s, reason, certain=True, left=True, broke=broke)
             case _:
-                raise ValueError(f"{type(message).__name__} is not for a coordinator")
+                raise ValueError(f"{message.__struct_config__.tag} is not for a coordinator")
         self._obey(orders)
 
     def _leaving_or_not(self, node: str, message: Leaving | Remains) -> list[Order]:
@@ -218,14 +218,14 @@ class Coordinator:
         now_s = time.monotonic()
         if isinstance(message, Fill):
             return self.roster.fill(node, now_s)
-        guest = self._guests.get(node)
-        if guest is not None and message.workers:
-            guest.member = msgspec.structs.replace(guest.member, workers=message.workers)
+        admitted = self._admitted.get(node)
+        if admitted is not None and message.workers:
+            admitted.member = msgspec.structs.replace(admitted.member, workers=message.workers)
         return self.roster.ready(node, now_s, attempt=message.attempt)
 
     def has_ended(self, node: str) -> None:
         """A member's process has ended, as a machine's connection to it says."""
-        if node not in self._guests and not self._is_closed:
+        if node not in self._admitted and not self._is_closed:
             self._obey(self.roster.has_ended(node, time.monotonic()))
 
     @property
@@ -240,16 +240,18 @@ class Coordinator:
 
     def give_way(self) -> None:
         """Stop coordinating: those who are here are to look for another, as we do."""
-        self._tell([node for node, guest in self._guests.items() if guest.peer], Superseded())
+        self._tell(
+            [node for node, admitted in self._admitted.items() if admitted.peer], Superseded()
+        )
         self.close()
 
     def close(self) -> None:
         """Stop coordinating, without a word: others see the connections end."""
         self._is_closed = True
-        for guest in self._guests.values():
-            if guest.peer is not None:
-                guest.peer.close()
-        self._guests = {}
+        for admitted in self._admitted.values():
+            if admitted.peer is not None:
+                admitted.peer.close()
+        self._admitted = {}
 
     def _refuse(self, peer: Peer, join: Join) -> None:
         """Two jobs in one directory: machines of the second must not take part in the first."""
@@ -261,12 +263,12 @@ class Coordinator:
         logger.warning("%s was refused: it runs %s", join.host, join.script)
         peer.send(encode(Refused(reason=reason)))  # and it goes: a reset could overtake the word
 
-    def _leave_out_or_let_in(self, message: LeaveOut | LetIn) -> list[Order]:
+    def _exclude_or_readmit(self, message: Exclude | Readmit) -> list[Order]:
         now_s = time.monotonic()
-        if isinstance(message, LeaveOut):
+        if isinstance(message, Exclude):
             return self.roster.left_out(message.out, now_s, gentle=message.gentle)
         self._tell_all(message)
-        return self.roster.let_in(message.host, now_s)
+        return self.roster.readmit(message.host, now_s)
 
     def _fix(self, machines: int) -> list[Order]:
         """The workers say whether their data are tied to the number of machines."""
@@ -277,12 +279,19 @@ class Coordinator:
         return self.roster.tick(time.monotonic())
 
     def _hung(self, node: str, peer: Peer, *, is_hung: bool) -> None:
-        guest = self._guests.get(node)
-        if guest is None or guest.peer is not peer or self._is_closed or self._over is not None:
+        admitted = self._admitted.get(node)
+        if (
+            admitted is None
+            or admitted.peer is not peer
+            or self._is_closed
+            or self._over is not None
+        ):
             return
         now_s = time.monotonic()
         if is_hung:
-            logger.warning("the agent of %s does not move; its kernel answers", guest.member.host)
+            logger.warning(
+                "the agent of %s does not move; its kernel answers", admitted.member.host
+            )
             self._obey(self.roster.hung(node, now_s, heard_s=peer.heard_s))
         else:
             self._obey(self.roster.moves(node, now_s))
@@ -315,17 +324,17 @@ class Coordinator:
             self._lost(node, peer, "says what is not understood", certain=False)
 
     def _lost(self, node: str, peer: Peer, why: str, *, certain: bool) -> None:
-        guest = self._guests.get(node)
-        if guest is None or guest.peer is not peer or self._is_closed:
+        admitted = self._admitted.get(node)
+        if admitted is None or admitted.peer is not peer or self._is_closed:
             return  # it has another connection by now
         self._gone(node)
         self._obey(self.roster.lost(node, time.monotonic(), why, certain=certain))
 
     def _gone(self, node: str) -> None:
         self._knows.discard(node)
-        guest = self._guests.pop(node, None)
-        if guest is not None and guest.peer is not None:
-            guest.peer.close()
+        admitted = self._admitted.pop(node, None)
+        if admitted is not None and admitted.peer is not None:
+            admitted.peer.close()
 
     # --- orders ----------------------------------------------------------------------------------
 
@@ -337,12 +346,12 @@ class Coordinator:
                 case Form():
                     self._claim(order)
                 case Excludes(out=out, goes=goes):
-                    self._tell_all(LeftOut(out=out, goes=goes))
+                    self._tell_all(Excluded(out=out, goes=goes))
                 case Leaves(node=node, goes_on=goes_on):
-                    host = self._guests[node].member.host
+                    host = self._admitted[node].member.host
                     self._tell_all(Departs(node=node, host=host, goes_on=goes_on))
                 case EndJob(exit_code=code, reason=reason):
-                    self._end(Over(exit_code=code, reason=reason))
+                    self._end(JobEnded(exit_code=code, reason=reason))
 
     def _claim(self, form: Form) -> None:
         self._has_asked = True
@@ -351,7 +360,7 @@ class Coordinator:
             node=self._me.node,
             host=self._me.host,
             address=self._hub.address,
-            reign=self._reign,
+            term=self._term,
             members=form.members,
         )
         # A number that is held is asked for again: others may have given us up meanwhile.
@@ -416,16 +425,16 @@ class Coordinator:
         store, port = open_store(self._store_host)
         self._stores = [*self._stores[-1:], store]  # workers of the last one may still be ending
         host = f"[{self._store_host}]" if ":" in self._store_host else self._store_host
-        members = tuple(self._guests[node].member for node in form.members)
+        members = tuple(self._admitted[node].member for node in form.members)
         inside = set(form.members)
-        aside = tuple(node for node in self._guests if node not in inside)
+        aside = tuple(node for node in self._admitted if node not in inside)
         go = Go(
             attempt=form.attempt,
             members=members,
             store=f"{host}:{port}",
             aside=aside,
             fixed=self.roster.fixed,
-            reign=self._reign,
+            term=self._term,
         )
         short = changes(self._last_go, go)
         knows = self._knows & set(form.members) if short is not None else set()
@@ -439,7 +448,7 @@ class Coordinator:
 
     def _no_place(self, node: str) -> Waits:
         """To those who come while an attempt runs, or wait aside."""
-        if out := self.roster.out.words(self._guests[node].member.host, time.monotonic()):
+        if out := self.roster.out.words(self._admitted[node].member.host, time.monotonic()):
             return Waits(words=out, runs=True)
         count, most = len(self.roster.members), self.roster.rules.max_nodes
         words = f"a place: {count} of at most {most} machines train"
@@ -447,10 +456,10 @@ class Coordinator:
             words += f", and the job's loader is tied to {most}"
         return Waits(words=words, runs=True)
 
-    def _end(self, over: Over) -> None:
+    def _end(self, over: JobEnded) -> None:
         self._over = over
         self._count += 1
-        alive = Alive(
+        alive = SignOfLife(
             attempt=max(self.roster.number, self._known),
             node=self._me.node,
             count=self._count,
@@ -465,18 +474,18 @@ class Coordinator:
         self._tell(self.roster.members, message)
 
     def _tell_all(self, message: Any) -> None:
-        self._tell(list(self._guests), message)
+        self._tell(list(self._admitted), message)
 
     def _tell(self, nodes: Iterable[str], message: Any) -> None:
         data = encode(message)  # once: a list of ten thousand machines is large
         for node in nodes:
-            guest = self._guests.get(node)
-            if guest is None:
+            admitted = self._admitted.get(node)
+            if admitted is None:
                 continue
-            if guest.peer is None:
+            if admitted.peer is None:
                 self._deliver(message)
             else:
-                guest.peer.send(data)
+                admitted.peer.send(data)
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -493,14 +502,14 @@ class Coordinator:
             return
         if not self._clerk.is_busy:  # storage that hangs is not asked twice
             self._count += 1
-            alive = Alive(attempt=self.roster.attempt, node=self._me.node, count=self._count)
+            alive = SignOfLife(attempt=self.roster.attempt, node=self._me.node, count=self._count)
             missing, known = self._unclaimed, self._known
             self._clerk.ask(lambda: self._look(alive, missing, known), self._looked)
         self._hub.later(ALIVE_S, self._live)
 
     def _look(
-        self, alive: Alive, missing: Claim | None, known: int
-    ) -> tuple[Claim | None, Alive | None]:
+        self, alive: SignOfLife, missing: Claim | None, known: int
+    ) -> tuple[Claim | None, SignOfLife | None]:
         """In the clerk's thread: the newest claim, and the last sign of life of another's."""
         if missing is not None:
             self._claims.take(missing, known)
@@ -513,7 +522,7 @@ class Coordinator:
         return newest, self._claims.alive()
 
     def _looked(
-        self, found: tuple[Claim | None, Alive | None] | None, problem: OSError | None
+        self, found: tuple[Claim | None, SignOfLife | None] | None, problem: OSError | None
     ) -> None:
         if problem is not None or found is None or found[0] is None or self._is_closed:
             return
@@ -543,6 +552,6 @@ class Coordinator:
             words = "storage, for the claim of the next attempt"
         if words != self._words:
             self._words = words
-            self._words_s = now_s + WORDS_S * max(1.0, len(self._guests) / WORDS_MACHINES)
+            self._words_s = now_s + WORDS_S * max(1.0, len(self._admitted) / WORDS_MACHINES)
             if words:
                 self._tell_all(Waits(words=words))

@@ -39,19 +39,19 @@ from outlast.launch.membership.mailbox import JobOver, Mailbox
 from outlast.launch.membership.messages import (
     Bye,
     Done,
-    Ended,
+    Exclude,
+    Excluded,
     Fill,
     Finish,
     Fixed,
     Go,
     Halt,
-    LeaveOut,
+    JobEnded,
     Leaving,
-    LeftOut,
-    LetIn,
     Member,
     Needs,
-    Over,
+    Readmit,
+    WorkersEnded,
 )
 from outlast.launch.membership.node import Node
 from outlast.launch.place import BACKEND, place_of, reached_at
@@ -192,7 +192,7 @@ class Membership(RendezvousHandler):
         return self._mail.halted
 
     @property
-    def over(self) -> Over | None:
+    def over(self) -> JobEnded | None:
         """How the job has ended everywhere, or None."""
         return self._mail.over
 
@@ -250,18 +250,18 @@ class Membership(RendezvousHandler):
     def ended(self) -> None:
         """The workers here have ended, and this machine will be ready in a while."""
         number = self.attempt.attempt if self.attempt is not None else 0
-        self._hub.call(lambda: self._node.say(Ended(attempt=number)))
+        self._hub.call(lambda: self._node.say(WorkersEnded(attempt=number)))
 
-    def leave_out(self, out: Exclusion, *, gentle: bool) -> None:
+    def exclude(self, out: Exclusion, *, gentle: bool) -> None:
         """Ask for a machine to be left out, ``gentle``: from a step's end on."""
-        self._hub.call(lambda: self._node.say(LeaveOut(out=out, gentle=gentle)))
+        self._hub.call(lambda: self._node.say(Exclude(out=out, gentle=gentle)))
 
-    def let_in(self, host: str) -> None:
+    def readmit(self, host: str) -> None:
         """A machine that was left out may take part again."""
         self._node.out.bring_back(host)  # before ``start``: nobody else looks at it
-        self._hub.call(lambda: self._node.say(LetIn(host=host)))
+        self._hub.call(lambda: self._node.say(Readmit(host=host)))
 
-    def hear_of_left_out(self, told: Callable[[LeftOut], None]) -> None:
+    def hear_of_left_out(self, told: Callable[[Excluded], None]) -> None:
         """Have ``told`` called, in the hub's thread, for each machine that is left out."""
         self._mail.on_left_out = told
 
@@ -341,7 +341,7 @@ class Membership(RendezvousHandler):
                 continue
             rank = [member.node for member in go.members].index(self.me.node)
             self._ranks_from(go)
-            formed = {"number": go.attempt, "reign": go.reign, "claims": self.place}
+            formed = {"number": go.attempt, "reign": go.term, "claims": self.place}
             os.environ[FORMED_VARIABLE] = msgspec.json.encode(formed).decode()
             self.on_attempt(go)
             return RendezvousInfo(

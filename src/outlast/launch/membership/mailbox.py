@@ -12,10 +12,10 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError
 
 from outlast.launch.membership.messages import (
     Departs,
+    Excluded,
     Go,
     Halt,
-    LeftOut,
-    Over,
+    JobEnded,
     Refused,
     Remains,
     Waits,
@@ -45,14 +45,14 @@ class Mailbox:
         self.go: Go | None = None
         self.halt: Halt | None = None
         self.halted = ""  # why the last attempt that ended here did
-        self.over: Over | None = None
+        self.over: JobEnded | None = None
         self.departs: dict[str, Departs] = {}
         self.members: set[str] = set()  # of the last attempt
         self.words = ""
         self.runs = False  # an attempt, without this machine
         self.refused = ""  # why this machine may not take part
         self.rules: MembershipRules | None = None  # of the job, where they are not ours
-        self.on_left_out: Callable[[LeftOut], None] = lambda _: None
+        self.on_left_out: Callable[[Excluded], None] = lambda _: None
         self.failed: Exception | None = None
         self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
@@ -70,7 +70,7 @@ class Mailbox:
                     self.members = here
                 case Halt():
                     self.halt, self.halted, self.runs = message, message.reason, False
-                case Over():
+                case JobEnded():
                     self.over = message
                 case Departs():
                     self.departs[message.node] = message
@@ -78,7 +78,7 @@ class Mailbox:
                     self.departs.pop(message.node, None)
                 case Waits():
                     self.words, self.runs = message.words, message.runs
-                case LeftOut():
+                case Excluded():
                     self.on_left_out(message)
                 case Refused():
                     self.refused = message.reason

@@ -15,11 +15,11 @@ PACK_BYTES: Final = 1 << 16
 UNPACKED_BYTES_MAX: Final = 1 << 26
 
 
-class _Message(msgspec.Struct, kw_only=True, tag=True):
+class _MembershipMessage(msgspec.Struct, kw_only=True, tag=True):
     """The class's name says what it is."""
 
 
-class Join(_Message):
+class Join(_MembershipMessage):
     """To the coordinator: here is a machine.
 
     Attributes:
@@ -51,13 +51,13 @@ class Join(_Message):
     labels: dict[str, str] = {}
 
 
-class Watch(_Message):
+class Watch(_MembershipMessage):
     """To another machine of the attempt: this connection only shows that both can be reached."""
 
     node: str
 
 
-class Ready(_Message):
+class Ready(_MembershipMessage):
     """Its workers up to those of ``attempt`` have ended, or it never had any: it waits for Go.
 
     ``workers``: how many of it begin; 0: as many as it has joined with.
@@ -67,15 +67,15 @@ class Ready(_Message):
     workers: int = 0
 
 
-class Fill(_Message):
+class Fill(_MembershipMessage):
     """More of its workers could begin now than train: a place was empty, and it could be taken."""
 
 
-class Leaving(_Message):
+class Leaving(_MembershipMessage):
     """It has had notice."""
 
 
-class Remains(_Message):
+class Remains(_MembershipMessage):
     """It leaves later: its workers, which have yet to hand over, go into the next attempt.
 
     From the coordinator, to all: ``node`` does.
@@ -84,13 +84,13 @@ class Remains(_Message):
     node: str = ""
 
 
-class Ended(_Message):
+class WorkersEnded(_MembershipMessage, tag="Ended"):
     """Its workers up to those of ``attempt`` have ended; it will be ready in a while."""
 
     attempt: int
 
 
-class LeaveOut(_Message):
+class Exclude(_MembershipMessage, tag="LeaveOut"):
     """A machine is to be left out, see :class:`outlast.policy.exclusion.Exclusion`.
 
     Attributes:
@@ -102,36 +102,36 @@ class LeaveOut(_Message):
     gentle: bool
 
 
-class LetIn(_Message):
+class Readmit(_MembershipMessage, tag="LetIn"):
     """A machine that was left out may take part again. Both ways."""
 
     host: str
 
 
-class LeftOut(_Message):
+class Excluded(_MembershipMessage, tag="LeftOut"):
     """From the coordinator: so it is; ``goes``: enough others stay, so that it really goes."""
 
     out: Exclusion
     goes: bool
 
 
-class Done(_Message):
+class Done(_MembershipMessage):
     """All its workers have finished their work."""
 
 
-class Fixed(_Message):
+class Fixed(_MembershipMessage):
     """The job's data are tied to so many machines; 0: to no number any more. Both ways."""
 
     machines: int
 
 
-class Needs(_Message):
+class Needs(_MembershipMessage):
     """Workers that are asked to stop at a step's end were seen to need so many seconds for it."""
 
     seconds: float
 
 
-class Bye(_Message):
+class Bye(_MembershipMessage):
     """It goes, on purpose: its workers have ended.
 
     ``broke``: in the midst of a step, which the others' cannot end without them.
@@ -141,26 +141,26 @@ class Bye(_Message):
     broke: bool = False
 
 
-class Apart(_Message):
+class Apart(_MembershipMessage):
     """It cannot reach ``other``."""
 
     other: str
 
 
-class Together(_Message):
+class Together(_MembershipMessage):
     """It reaches ``other`` again."""
 
     other: str
 
 
-class Finish(_Message):
+class Finish(_MembershipMessage):
     """The job is to end everywhere."""
 
     exit_code: int
     reason: str
 
 
-class Welcome(_Message):
+class Welcome(_MembershipMessage):
     """From the coordinator: you are in; wait for Go. The job has ``min_nodes`` to ``max_nodes``."""
 
     node: str
@@ -168,20 +168,20 @@ class Welcome(_Message):
     max_nodes: int
 
 
-class Refused(_Message):
+class Refused(_MembershipMessage):
     """From the coordinator: this machine was started for something else."""
 
     reason: str
 
 
-class Referral(_Message):
+class Referral(_MembershipMessage):
     """From one that does not coordinate: ``node`` does, at ``address``."""
 
     node: str
     address: str
 
 
-class Halt(_Message):
+class Halt(_MembershipMessage):
     """End your workers (``gentle``: at a step's end) and get ready."""
 
     reason: str
@@ -199,11 +199,11 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
-class Go(_Message):
+class Go(_MembershipMessage):
     """The attempt starts: your place is your place among ``members``; ``aside`` wait meanwhile.
 
     ``fixed``: the number of machines that the job's data are tied to, or 0.
-    ``reign`` is the coordinator's: what the attempt's claim must say for its keepers to commit.
+    ``term`` is the coordinator's: what the attempt's claim must say for its keepers to commit.
     """
 
     attempt: int
@@ -211,10 +211,10 @@ class Go(_Message):
     store: str
     aside: tuple[str, ...] = ()
     fixed: int = 0
-    reign: str = ""
+    term: str = msgspec.field(default="", name="reign")
 
 
-class GoOn(_Message):
+class GoOn(_MembershipMessage):
     """As Go, to those who have a list already: that list without ``gone``, then ``added``.
 
     ``before`` is that list's fingerprint: two attempts that never met may have the same number.
@@ -228,10 +228,10 @@ class GoOn(_Message):
     store: str
     aside: tuple[str, ...] = ()
     fixed: int = 0
-    reign: str = ""
+    term: str = msgspec.field(default="", name="reign")
 
 
-class Departs(_Message):
+class Departs(_MembershipMessage):
     """``node`` has had notice; ``goes_on``: enough others stay."""
 
     node: str
@@ -239,18 +239,18 @@ class Departs(_Message):
     goes_on: bool
 
 
-class Over(_Message):
+class JobEnded(_MembershipMessage, tag="Over"):
     """The job is over."""
 
     exit_code: int
     reason: str
 
 
-class Superseded(_Message):
+class Superseded(_MembershipMessage):
     """This coordinator has been overtaken: look up who is it now."""
 
 
-class Waits(_Message):
+class Waits(_MembershipMessage):
     """What the coordinator waits for, in words; ``runs``: others train, and that goes on."""
 
     words: str
@@ -264,10 +264,10 @@ Message = (
     | Fill
     | Leaving
     | Remains
-    | Ended
-    | LeaveOut
-    | LeftOut
-    | LetIn
+    | WorkersEnded
+    | Exclude
+    | Excluded
+    | Readmit
     | Done
     | Fixed
     | Needs
@@ -282,11 +282,15 @@ Message = (
     | Go
     | GoOn
     | Departs
-    | Over
+    | JobEnded
     | Superseded
     | Waits
 )
-OF_WORKERS: Final = (Ready, Ended, Done)  # what is outdated once their machine is ready again
+OF_WORKERS: Final = (
+    Ready,
+    WorkersEnded,
+    Done,
+)  # what is outdated once their machine is ready again
 _decoder = msgspec.json.Decoder(Message)
 
 
@@ -312,7 +316,7 @@ def changes(before: Go | None, go: Go) -> GoOn | None:
         store=go.store,
         aside=go.aside,
         fixed=go.fixed,
-        reign=go.reign,
+        term=go.term,
     )
     return message if changed(before, message) == go else None
 
@@ -327,7 +331,7 @@ def changed(before: Go, message: GoOn) -> Go:
         store=message.store,
         aside=message.aside,
         fixed=message.fixed,
-        reign=message.reign,
+        term=message.term,
     )
 
 

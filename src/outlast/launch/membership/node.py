@@ -36,18 +36,18 @@ from outlast.launch.membership.messages import (
     OF_WORKERS,
     Apart,
     Departs,
+    Exclude,
+    Excluded,
     Finish,
     Fixed,
     Go,
     GoOn,
     Halt,
+    JobEnded,
     Join,
-    LeaveOut,
     Leaving,
-    LeftOut,
-    LetIn,
     Member,
-    Over,
+    Readmit,
     Ready,
     Referral,
     Refused,
@@ -65,13 +65,13 @@ from outlast.launch.membership.messages import (
 from outlast.launch.membership.search import (
     Failed,
     Inheritance,
-    Known,
     Means,
     Search,
+    SearchState,
     WayBack,
     Ways,
 )
-from outlast.peer.claims import Claim, Claims, Clerk, new_reign
+from outlast.peer.claims import Claim, Claims, Clerk, new_term
 from outlast.policy.exclusion import Exclusions
 from outlast.policy.membership import MembershipRules, Roster
 
@@ -238,9 +238,9 @@ class Node:
         self._departing: set[str] = set()
         self._said: list[Any] = []  # what a new coordinator has to know, too
         self._warming = self._is_over = False
-        self._over: Over | None = None
+        self._over: JobEnded | None = None
         self._ways = Ways(
-            dial=lambda heir, failed: self._dial(heir.node, heir.address, failed),
+            dial=lambda successor, failed: self._dial(successor.node, successor.address, failed),
             later=hub.later,
             is_settled=lambda: self._is_settled,
             coordinate=self._take_over,
@@ -251,7 +251,7 @@ class Node:
                 dial=self._dial_claimed,
                 later=hub.later,
                 is_settled=lambda: self._is_settled,
-                known=lambda: Known(
+                known=lambda: SearchState(
                     attempt=self.attempt,
                     go=self._go,
                     ended=self._ended,
@@ -334,7 +334,7 @@ class Node:
 
     def _coordinate_claimed(self, claim: Claim) -> None:
         members = self._go.members if self._go is not None else ()
-        self._coordinate(claim.attempt, [one.node for one in members], set(), claim.reign)
+        self._coordinate(claim.attempt, [one.node for one in members], set(), claim.term)
 
     # --- following -------------------------------------------------------------------------------
 
@@ -381,7 +381,7 @@ class Node:
                 peer.close()
                 self._is_over = True
                 self._tell(message)
-            case Over(exit_code=code, reason=reason):
+            case JobEnded(exit_code=code, reason=reason):
                 peer.close()
                 if self._coordinator is None:
                     self._end(message)
@@ -465,22 +465,22 @@ class Node:
                 self._tell(message)
             case Fixed(machines=machines):
                 self._fixed = machines
-            case Over():
+            case JobEnded():
                 self._end(message)
             case Superseded():
                 self._superseded()
-            case LeftOut(out=out, goes=goes):
+            case Excluded(out=out, goes=goes):
                 self.out.hear(out, time.monotonic(), goes=goes)
-                self._said = [one for one in self._said if not isinstance(one, LeaveOut)]
+                self._said = [one for one in self._said if not isinstance(one, Exclude)]
                 self._tell(message)
-            case LetIn(host=host):
+            case Readmit(host=host):
                 self.out.bring_back(host)
             case Halt() | Waits():
                 self._tell(message)
             case _:
-                logger.warning("a coordinator says %s", type(message).__name__)
+                logger.warning("a coordinator says %s", message.__struct_config__.tag)
 
-    def _end(self, over: Over) -> None:
+    def _end(self, over: JobEnded) -> None:
         self._is_over, self._over = True, over
         self._mesh.close()
         self._tell(over)
@@ -524,15 +524,15 @@ class Node:
         way.begin(lost, self._departing)
 
     def _take_over(self, awaited: set[str], before: list[Member]) -> None:
-        """As the heir of the one that coordinated the attempt that we are in."""
-        assert self._go is not None  # noqa: S101 - heirs are its members
+        """As the successor of the one that coordinated the attempt that we are in."""
+        assert self._go is not None  # noqa: S101 - successors are its members
         members = [member.node for member in self._go.members]
-        self._coordinate(None, members, awaited, new_reign())
+        self._coordinate(None, members, awaited, new_term())
         if self._coordinator is not None:
             WayBack(self._ways, self._coordinator, before).look()
 
     def _coordinate(
-        self, held: int | None, members: list[str], awaited: set[str], reign: str
+        self, held: int | None, members: list[str], awaited: set[str], term: str
     ) -> None:
         """Take the role."""
         roster = Roster(
@@ -553,7 +553,7 @@ class Node:
             self.me,
             roster,
             store_host=self._store_host,
-            reign=reign,
+            term=term,
             held=held,
             deliver=self._hear,
             on_overtaken=self._superseded,

@@ -7,14 +7,15 @@ stands still, it is believed gone, and the next number is claimed. What that tak
 What can go wrong: a claim that cannot be read (a disk that was full, a torn write) counts by its
 number. Nobody can be called there, so that its counter alone decides.
 
-When the coordinator is gone: from one heir to the next, until one is reached; perhaps it is us.
+When the coordinator is gone: from one successor to the next, until one is reached; perhaps it is
+us.
 
-An heir that has not noticed yet refers to the one that is gone: it is called again for a while.
+A successor that has not noticed yet refers to the one that is gone: it is called again for a while.
 Who reaches nobody seeks anew, which needs storage.
 
-An heir without a majority waits for the others' turn. Those that stand before it in line are called
-meanwhile: the network may have healed, and each of them may wait as it does. All go back to the one
-that stands first, and none of them goes on alone.
+A successor without a majority waits for the others' turn. Those that stand before it in line are
+called meanwhile: the network may have healed, and each of them may wait as it does. All go back to
+the one that stands first, and none of them goes on alone.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ import msgspec
 
 from outlast.launch.membership.coordinator import Coordinator
 from outlast.launch.membership.hub import HANGS, REFUSED
-from outlast.launch.membership.messages import Go, Member, Over, Waits
-from outlast.peer.claims import Alive, Claim, Claims, Clerk, new_reign
+from outlast.launch.membership.messages import Go, JobEnded, Member, Waits
+from outlast.peer.claims import Claim, Claims, Clerk, SignOfLife, new_term
 from outlast.peer.processes import is_alive
 from outlast.policy.membership import MembershipRules
-from outlast.policy.succession import CounterWatch, Seeking, gone_after_s, heirs
+from outlast.policy.succession import CounterWatch, Seeking, gone_after_s, successors
 
-AGAIN_S: Final = 0.1  # between two calls at an heir that has not noticed yet
-BACK_S: Final = 0.3  # between two rounds of calls at those that stand before an heir
+AGAIN_S: Final = 0.1  # between two calls at a successor that has not noticed yet
+BACK_S: Final = 0.3  # between two rounds of calls at those that stand before a successor
 
 Failed = Callable[[str, bool], None]
 
@@ -66,7 +67,7 @@ class Inheritance:
         me: this machine.
         go: the attempt that has lost its coordinator.
         ended: of its machines, those whose processes are known to have ended; added to.
-        patience_s: how long an heir may still refer to the one that is gone.
+        patience_s: how long a successor may still refer to the one that is gone.
     """
 
     def __init__(self, ways: Ways, me: str, go: Go, *, ended: set[str], patience_s: float) -> None:
@@ -75,12 +76,12 @@ class Inheritance:
         self._go = go
         self._ended = ended
         self._patience_s = patience_s
-        self._before: list[Member] = []  # of us in line: the one that is lost, and heirs
+        self._before: list[Member] = []  # of us in line: the one that is lost, and successors
 
     def begin(self, lost: str, departing: Collection[str]) -> None:
-        """Go to the first heir of ``lost`` that can be reached."""
+        """Go to the first successor of ``lost`` that can be reached."""
         members = {member.node: member for member in self._go.members}
-        order = heirs(
+        order = successors(
             list(members),
             {node: member.labels for node, member in members.items()},
             lost=lost,
@@ -101,8 +102,8 @@ class Inheritance:
         if not left:
             ways.seek()
             return
-        heir = left[0]
-        if heir.node == self._me:
+        successor = left[0]
+        if successor.node == self._me:
             before = [member for member in self._before if member.node not in self._ended]
             ways.coordinate({member.node for member in left}, before)
             return
@@ -115,11 +116,11 @@ class Inheritance:
                 ways.seek()
             else:
                 if certain or why == REFUSED:
-                    self._ended.add(heir.node)
-                self._before.append(heir)
+                    self._ended.add(successor.node)
+                self._before.append(successor)
                 self._go_to(left[1:], self._patient_until_s())
 
-        ways.dial(heir, failed)
+        ways.dial(successor, failed)
 
 
 class WayBack:
@@ -148,7 +149,7 @@ class WayBack:
         self._ways.dial(left[0], lambda why, certain: self._call(left[1:]))
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class SearchState(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine knows.
 
     Attributes:
@@ -182,9 +183,9 @@ class Means(msgspec.Struct, frozen=True, kw_only=True):
     dial: Callable[[Claim, Failed], None]
     later: Callable[[float, Callable[[], None]], None]
     is_settled: Callable[[], bool]
-    known: Callable[[], Known]
+    known: Callable[[], SearchState]
     coordinate: Callable[[Claim], None]
-    end: Callable[[Over], None]
+    end: Callable[[JobEnded], None]
     tell: Callable[[Any], None]
 
 
@@ -235,7 +236,7 @@ class Search:
         def ask() -> None:
             asked_s = time.monotonic()
 
-            def found(what: tuple[Claim | None, Alive | None] | None, problem: Any) -> None:
+            def found(what: tuple[Claim | None, SignOfLife | None] | None, problem: Any) -> None:
                 if not self._is_outdated(number):
                     self._found(what, problem, asked_s)
 
@@ -248,7 +249,7 @@ class Search:
         return self._means.is_settled() or number != self._round
 
     def _found(
-        self, found: tuple[Claim | None, Alive | None] | None, problem: Any, asked_s: float
+        self, found: tuple[Claim | None, SignOfLife | None] | None, problem: Any, asked_s: float
     ) -> None:
         if problem is not None or found is None:
             self._means.tell(Waits(words=f"storage to answer ({problem})"))
@@ -261,7 +262,7 @@ class Search:
         elif alive is not None and alive.over and alive.attempt >= claim.attempt:
             go = self._means.known().go
             if go is not None and go.attempt <= alive.attempt:  # we were not told
-                self._means.end(Over(exit_code=alive.exit_code, reason=alive.reason))
+                self._means.end(JobEnded(exit_code=alive.exit_code, reason=alive.reason))
             else:
                 number = max(claim.attempt, alive.attempt) + 1
                 self._claim(number, claim.attempt)  # it is started again
@@ -318,7 +319,7 @@ class Search:
             node=self._me.node,
             host=self._me.host,
             address=self._me.address,
-            reign=new_reign(),
+            term=new_term(),
         )
 
         def answered(taken: bool | None, problem: OSError | None) -> None:

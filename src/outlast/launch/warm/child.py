@@ -25,7 +25,7 @@ import msgspec
 
 from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.launch import worker
-from outlast.launch.warm.wire import Worker
+from outlast.launch.warm.wire import ForkedWorker
 
 _PR_SET_MM: Final = 35
 _PR_SET_MM_MAP: Final = 14
@@ -84,7 +84,7 @@ def _show(command: Sequence[bytes], environ: Mapping[bytes, bytes]) -> None:
         _shown.append(memory)
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a fork is to be.
 
     Attributes:
@@ -96,14 +96,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         environ_made: what imports have set in, or (None) taken out of the environment.
     """
 
-    worker: Worker
+    worker: ForkedWorker
     fds: list[int]
     server: int
     say: int
     environ_made: dict[bytes, bytes | None]
 
 
-def become(job: Job, held: Sequence[int]) -> NoReturn:
+def become(job: ForkRequest, held: Sequence[int]) -> NoReturn:
     """Run the worker's script; whatever happens, nothing of the server runs on in here.
 
     Args:
@@ -120,7 +120,7 @@ def become(job: Job, held: Sequence[int]) -> NoReturn:
         os._exit(1)
 
 
-def _become(job: Job) -> None:
+def _become(job: ForkRequest) -> None:
     os.setsid()
     os.write(job.say, b"x")
     os.close(job.say)
@@ -135,7 +135,7 @@ def _become(job: Job) -> None:
     importlib.invalidate_caches()  # the server has seen directories as they were
 
 
-def _set_environment(job: Job) -> None:
+def _set_environment(job: ForkRequest) -> None:
     environ = dict(job.worker.environ)
     for name, value in job.environ_made.items():
         if value is not None:

@@ -24,16 +24,16 @@ from typing import Final
 from outlast.health.leftovers import end_group
 from outlast.launch.warm.wire import (
     Exited,
+    ForkedWorker,
+    ForkRefused,
     Message,
     Preloaded,
-    Ready,
     Reaped,
-    Refused,
     Script,
+    ServerReady,
     Start,
     Started,
     Wire,
-    Worker,
     readable,
 )
 
@@ -61,7 +61,7 @@ class StartRefused(Exception):
     """The server must not be forked from; the text completes "because"."""
 
 
-class Server:
+class WarmServer:
     """A running server.
 
     To be made in the agent's main thread, which outlives it: the kernel ends it with that thread.
@@ -78,7 +78,7 @@ class Server:
         self.is_lost = False
         self.preloaded: Preloaded | None = None
         self._is_ready = False
-        self._answer: Started | Refused | None = None
+        self._answer: Started | ForkRefused | None = None
         self._workers: dict[int, WarmProcess] = {}
         self._started: list[WarmProcess] = []
         self._owed: set[int] = set()  # workers that have ended, as we know without its word
@@ -113,7 +113,7 @@ class Server:
         """Have it import what the script will import; it says so in ``preloaded``, in its time."""
         self._send(Script(arguments=[os.fsencode(one) for one in arguments]))
 
-    def start(self, workers: list[Worker], fds: list[int]) -> list[WarmProcess]:
+    def start(self, workers: list[ForkedWorker], fds: list[int]) -> list[WarmProcess]:
         """Fork workers.
 
         Raises:
@@ -125,7 +125,7 @@ class Server:
         self._send(Start(workers=workers), fds)
         self._wait(lambda: self._answer is not None, START_TIMEOUT_S)
         answer = self._answer
-        if isinstance(answer, Refused):
+        if isinstance(answer, ForkRefused):
             raise StartRefused(answer.reason)
         return list(self._started)
 
@@ -161,14 +161,14 @@ class Server:
         self._lose()
 
     def _heard(self, message: Message) -> None:
-        if isinstance(message, Ready):
+        if isinstance(message, ServerReady):
             self._is_ready = True
         elif isinstance(message, Started):
             # At once: the next message may be that one of them has ended.
             self._started = [WarmProcess(pid, self) for pid in message.pids]
             self._workers |= {process.pid: process for process in self._started}
             self._answer = message
-        elif isinstance(message, Refused):
+        elif isinstance(message, ForkRefused):
             self._answer = message
         elif isinstance(message, Preloaded):
             self.preloaded = message
@@ -254,7 +254,7 @@ class WarmProcess:
         returncode: its exit code (negative: the signal), or None.
     """
 
-    def __init__(self, pid: int, server: Server) -> None:
+    def __init__(self, pid: int, server: WarmServer) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._server = server

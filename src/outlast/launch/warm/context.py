@@ -22,9 +22,9 @@ from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.health.leftovers import VARIABLE as MARK_VARIABLE
 from outlast.health.leftovers import Marks, end_group
 from outlast.launch.survivors import Crew
-from outlast.launch.warm.client import Server, WarmProcess
+from outlast.launch.warm.client import WarmProcess, WarmServer
 from outlast.launch.warm.variables import is_per_worker
-from outlast.launch.warm.wire import Worker, readable
+from outlast.launch.warm.wire import ForkedWorker, readable
 
 
 class ColdContext(SubprocessContext):
@@ -150,13 +150,15 @@ class WarmContext(ColdContext):
         asked: what torch's ``start_processes`` was asked for.
     """
 
-    def __init__(self, server: Server, script: int, marks: Marks, crew: Crew, **asked: Any) -> None:
+    def __init__(
+        self, server: WarmServer, script: int, marks: Marks, crew: Crew, **asked: Any
+    ) -> None:
         super().__init__(marks, crew, **asked)
         self._server = server
         self._script = script
 
     def _start_new(self, ranks: Sequence[int]) -> dict[int, Any]:
-        workers: list[Worker] = []
+        workers: list[ForkedWorker] = []
         opened: list[int] = []
         try:
             for rank in ranks:
@@ -174,10 +176,10 @@ class WarmContext(ColdContext):
             rank: WarmHandler(rank, process) for rank, process in zip(ranks, started, strict=True)
         }
 
-    def _worker(self, rank: int, redirected: list[int]) -> Worker:
+    def _worker(self, rank: int, redirected: list[int]) -> ForkedWorker:
         arguments = [os.fsencode(str(one)) for one in self.args[rank]]
         given = {name.encode(): os.fsencode(value) for name, value in self.envs[rank].items()}
-        return Worker(
+        return ForkedWorker(
             arguments=arguments[self._script :],
             command=[os.fsencode(self.entrypoint), *arguments],
             environ=dict(os.environb) | given,

@@ -13,12 +13,12 @@ from collections.abc import Mapping, Sequence
 from outlast import config
 from outlast.errors import OutlastError
 from outlast.launch.threads import threads_to_set
-from outlast.launch.warm.client import Server
+from outlast.launch.warm.client import WarmServer
 
 _NPROC = "--nproc-per-node"
 
 
-def begin(arguments: Sequence[str]) -> Server | None:
+def begin(arguments: Sequence[str]) -> WarmServer | None:
     """A server that has begun to import, or None where it would not be used.
 
     Args:
@@ -32,7 +32,7 @@ def begin(arguments: Sequence[str]) -> Server | None:
         return None  # it will be said
     if not wanted:
         return None
-    return Server(os.environ | threads_to_set(os.environ, _num_workers(arguments, os.environ)))
+    return WarmServer(os.environ | threads_to_set(os.environ, _num_workers(arguments, os.environ)))
 
 
 def is_possible() -> bool:

@@ -29,7 +29,7 @@ _IMPORTING: Final = ("import_module", "__import__", "exec", "run_path", "run_mod
 _SUFFIXES: Final = tuple(importlib.machinery.all_suffixes())
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedImport(msgspec.Struct, frozen=True):
     """An import statement: of ``module``, and ``names`` from it."""
 
     module: str
@@ -50,7 +50,7 @@ def script_of(arguments: Sequence[str]) -> tuple[Path | None, Path]:
     return (main if main.is_file() else found[-1] if found else None), Path.cwd()
 
 
-class Setting(msgspec.Struct, frozen=True):
+class VariableAssignment(msgspec.Struct, frozen=True):
     """A place that sets (or unsets) a variable.
 
     Attributes:
@@ -75,8 +75,8 @@ class Reading(msgspec.Struct, frozen=True):
             takes no time.
     """
 
-    wanted: list[Wanted]
-    settings: list[Setting]
+    wanted: list[WantedImport]
+    settings: list[VariableAssignment]
     files: dict[Path, int]
     is_light: bool
 
@@ -94,8 +94,8 @@ def read(arguments: Sequence[str]) -> Reading:
     """
     script, directory = script_of(arguments)
     installed = _installed_directories()
-    wanted: dict[Wanted, None] = {}
-    settings: list[Setting] = []
+    wanted: dict[WantedImport, None] = {}
+    settings: list[VariableAssignment] = []
     queue = [script] if script is not None else []
     files = {path: _changed_ns(path) for path in queue}
     is_light = script is not None
@@ -151,15 +151,15 @@ def _parsed(path: Path) -> ast.Module:
     return ast.Module([], [])
 
 
-def _statements(tree: ast.Module, path: Path, directory: Path) -> Iterator[Wanted]:
+def _statements(tree: ast.Module, path: Path, directory: Path) -> Iterator[WantedImport]:
     for node in _at_top(tree.body):
         if isinstance(node, ast.Import):
-            yield from (Wanted(one.name) for one in node.names)
+            yield from (WantedImport(one.name) for one in node.names)
         elif isinstance(node, ast.ImportFrom):
             module = _absolute(node, path, directory)
             if module:
                 names = tuple(one.name for one in node.names if one.name != "*")
-                yield Wanted(module, names)
+                yield WantedImport(module, names)
 
 
 def _is_heavy(node: ast.AST, directory: Path) -> bool:
@@ -193,7 +193,7 @@ def _absolute(node: ast.ImportFrom, path: Path, directory: Path) -> str:
     return ".".join(part for part in parts if part)
 
 
-def _settings(tree: ast.Module, path: Path) -> Iterator[Setting]:
+def _settings(tree: ast.Module, path: Path) -> Iterator[VariableAssignment]:
     torch_line = min(
         (
             node.lineno
@@ -213,7 +213,7 @@ def _settings(tree: ast.Module, path: Path) -> Iterator[Setting]:
         for name in _set_by(node):
             if name is not None or id(node) not in later:
                 line = getattr(node, "lineno", 0)
-                yield Setting(name, f"{path.name}:{line}", line > torch_line)
+                yield VariableAssignment(name, f"{path.name}:{line}", line > torch_line)
 
 
 def _is_torch(module: str) -> bool:
@@ -259,7 +259,7 @@ def _text(node: ast.AST | None) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _own_files(directory: Path, wanted: Wanted) -> Iterator[Path]:
+def _own_files(directory: Path, wanted: WantedImport) -> Iterator[Path]:
     yield from _files_of(directory, wanted.module)
     for name in wanted.names:
         yield from list(_files_of(directory, f"{wanted.module}.{name}"))

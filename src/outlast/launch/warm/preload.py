@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
-from outlast.launch.warm.imports import Reading, Setting
+from outlast.launch.warm.imports import Reading, VariableAssignment
 
 # Read by the loader, the allocator, OpenMP, BLAS and torch's own libraries.
 _NATIVE: Final = (
@@ -27,7 +27,7 @@ _NATIVE: Final = (
 _LATE: Final = ("TORCH_NCCL_", "TORCH_GLOO_", "TORCH_FR_")
 
 
-class Foresight:
+class EnvReads:
     """What has been read so far: by torch itself, and by what is imported after it."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Foresight:
                 return f"{one.place} sets {name}, which imports that are done already have read"
         return ""
 
-    def _matters(self, one: Setting) -> bool:
+    def _matters(self, one: VariableAssignment) -> bool:
         if one.is_after_torch:
             return one.name in self.after_torch
         return one.name is None or self._is_read(one.name)
@@ -86,10 +86,10 @@ STACK: Final = (
 )
 
 
-def import_stack(foresight: Foresight) -> None:
+def import_stack(env_reads: EnvReads) -> None:
     """Import what every worker needs; what this installation does not have is left out."""
     for name in STACK:
-        with contextlib.suppress(ImportError), foresight.noting(after_torch="torch" in sys.modules):
+        with contextlib.suppress(ImportError), env_reads.noting(after_torch="torch" in sys.modules):
             importlib.import_module(name)
     with contextlib.suppress(ImportError):
         importlib.import_module("outlast.keeper.wire").version()  # which each worker asks for

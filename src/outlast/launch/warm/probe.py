@@ -30,7 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.attempt.bound import die_with
-from outlast.launch.warm.imports import Wanted
+from outlast.launch.warm.imports import WantedImport
 from outlast.launch.warm.variables import is_per_worker
 
 _TASKS: Final = Path("/proc/self/task")
@@ -121,14 +121,14 @@ PROBE_TIMEOUT_S: Final = 60.0  # of all imports of a script
 _NICENESS: Final = 10  # training goes on meanwhile
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class ImportVerdict(msgspec.Struct, frozen=True):
     """One import's: ``problem`` is empty if it is safe."""
 
-    wanted: Wanted
+    wanted: WantedImport
     problem: str
 
 
-def load(wanted: Wanted) -> None:
+def load(wanted: WantedImport) -> None:
     """Do what the import statement would do."""
     if wanted.names:
         __import__(wanted.module, fromlist=wanted.names)
@@ -136,13 +136,13 @@ def load(wanted: Wanted) -> None:
         importlib.import_module(wanted.module)
 
 
-def is_loaded(wanted: Wanted) -> bool:
+def is_loaded(wanted: WantedImport) -> bool:
     """Whether there is nothing left to import; without looking, where looking imports."""
     module = sys.modules.get(wanted.module)
     return module is not None and all(name in vars(module) for name in wanted.names)
 
 
-class Probe:
+class ImportProbe:
     """A fork that tries imports, one after the other.
 
     Attributes:
@@ -152,8 +152,8 @@ class Probe:
         is_over: whether all is known.
     """
 
-    def __init__(self, wanted: list[Wanted]) -> None:
-        self.safe: list[Wanted] = []
+    def __init__(self, wanted: list[WantedImport]) -> None:
+        self.safe: list[WantedImport] = []
         self.declined: dict[str, str] = {}
         self.is_over = not wanted
         self.fd = -1
@@ -180,7 +180,7 @@ class Probe:
         self._text += data
         *lines, self._text = self._text.split(b"\n")
         for line in lines:
-            self._take(msgspec.json.decode(line, type=Verdict))
+            self._take(msgspec.json.decode(line, type=ImportVerdict))
         if not data:
             self._ended("it ends the process")
         if not self._left:
@@ -188,7 +188,7 @@ class Probe:
         elif self.fd < 0:
             self._fork()  # for those after the one that failed
 
-    def _take(self, verdict: Verdict) -> None:
+    def _take(self, verdict: ImportVerdict) -> None:
         self._left.remove(verdict.wanted)
         if verdict.problem:
             self.declined[verdict.wanted.module] = verdict.problem
@@ -238,7 +238,7 @@ def _let_go_of_all_but(said: int) -> None:
                 os.close(int(name))
 
 
-def _try(wanted: list[Wanted], said: int) -> None:
+def _try(wanted: list[WantedImport], said: int) -> None:
     """In the fork: import, compare, tell; ends with the first problem."""
     os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
     nowhere = os.open(os.devnull, os.O_RDWR)
@@ -247,12 +247,12 @@ def _try(wanted: list[Wanted], said: int) -> None:
     os.close(nowhere)
     for one in wanted:
         problem = _problem(one)
-        os.write(said, msgspec.json.encode(Verdict(one, problem)) + b"\n")
+        os.write(said, msgspec.json.encode(ImportVerdict(one, problem)) + b"\n")
         if problem:
             return
 
 
-def _problem(one: Wanted) -> str:
+def _problem(one: WantedImport) -> str:
     before = visible()
     with _taps() as looked_at:
         try:

@@ -20,29 +20,29 @@ import time
 from typing import Any, Final
 
 from outlast.attempt.bound import die_with
-from outlast.launch.warm.child import Job
-from outlast.launch.warm.imports import Reading, Wanted, is_at, own_modules, read, script_of
-from outlast.launch.warm.preload import Foresight, import_stack
-from outlast.launch.warm.probe import Probe, is_loaded, load, unfit
+from outlast.launch.warm.child import ForkRequest
+from outlast.launch.warm.imports import Reading, WantedImport, is_at, own_modules, read, script_of
+from outlast.launch.warm.preload import EnvReads, import_stack
+from outlast.launch.warm.probe import ImportProbe, is_loaded, load, unfit
 from outlast.launch.warm.wire import (
     Exited,
+    ForkedWorker,
+    ForkRefused,
     Message,
     Preloaded,
-    Ready,
     Reaped,
-    Refused,
     Script,
+    ServerReady,
     Start,
     Started,
     Wire,
-    Worker,
     readable,
 )
 
 SESSION_TIMEOUT_S: Final = 5.0
 
 
-def serve(fd: int, agent: int, baseline: frozenset[str]) -> Job:
+def serve(fd: int, agent: int, baseline: frozenset[str]) -> ForkRequest:
     """Serve until the agent has gone; returns in a worker only, with what it is to be.
 
     Args:
@@ -52,8 +52,8 @@ def serve(fd: int, agent: int, baseline: frozenset[str]) -> Job:
     """
     die_with(agent)
     here = sys.path.pop(0)  # what lies in the working directory is not what is to be imported
-    server = _Server(Wire(socket.socket(fileno=fd)), baseline)
-    import_stack(server.foresight)
+    server = _ForkServer(Wire(socket.socket(fileno=fd)), baseline)
+    import_stack(server.env_reads)
     gc.collect()
     gc.freeze()  # a worker's collections then touch, and so copy, none of what it shares
     job = server.run()
@@ -61,20 +61,20 @@ def serve(fd: int, agent: int, baseline: frozenset[str]) -> Job:
     return job
 
 
-class _Server:
+class _ForkServer:
     def __init__(self, wire: Wire, baseline: frozenset[str]) -> None:
         self._wire = wire
         self._baseline = baseline
         self._before = dict(os.environb)  # as it was started: imports may add to it
         self._children: dict[int, int] = {}  # pidfd → pid
-        self.foresight = Foresight()
+        self.env_reads = EnvReads()
         self._reading: Reading | None = None
-        self._probe = Probe([])
-        self._wanted: list[Wanted] = []  # still to be imported
+        self._probe = ImportProbe([])
+        self._wanted: list[WantedImport] = []  # still to be imported
 
-    def run(self) -> Job:
+    def run(self) -> ForkRequest:
         """Serve; returns in a worker only."""
-        self._tell(Ready())
+        self._tell(ServerReady())
         while True:
             ready = self._wait()
             self._report_ended()
@@ -100,7 +100,7 @@ class _Server:
     def _is_probing(self) -> bool:
         return not self._probe.is_over
 
-    def _answer(self) -> Job | None:
+    def _answer(self) -> ForkRequest | None:
         """Do what the agent asks for; a job in a worker."""
         while (found := self._hear()) is not None:
             message, fds = found
@@ -130,13 +130,13 @@ class _Server:
 
     # --- workers -----------------------------------------------------------------------------
 
-    def _start(self, message: Start, fds: list[int]) -> Job | None:
+    def _start(self, message: Start, fds: list[int]) -> ForkRequest | None:
         """Fork; a job in a worker, None in the server."""
         reason = unfit() or self._objection(message.workers[0])
         if reason:
             for fd in fds:
                 os.close(fd)
-            self._tell(Refused(reason=reason))
+            self._tell(ForkRefused(reason=reason))
             return None
         made = self._made_by_imports()
         said, say = os.pipe()
@@ -152,7 +152,7 @@ class _Server:
                 probe = [self._probe.fd] if self._is_probing else []
                 for fd in (*theirs, *self._children, *probe):
                     os.close(fd)
-                return Job(worker=one, fds=mine, server=me, say=say, environ_made=made)
+                return ForkRequest(worker=one, fds=mine, server=me, say=say, environ_made=made)
             pids.append(pid)
         os.close(say)
         for fd in fds:
@@ -194,10 +194,10 @@ class _Server:
         }
         return made | {name: None for name in self._before if name not in now}
 
-    def _objection(self, one: Worker) -> str:
+    def _objection(self, one: ForkedWorker) -> str:
         """What in the script asks for a fresh interpreter; empty if nothing does."""
         arguments = [os.fsdecode(argument) for argument in one.arguments]
-        return self._shadowed(arguments) or self.foresight.objection(self._read(arguments))
+        return self._shadowed(arguments) or self.env_reads.objection(self._read(arguments))
 
     def _read(self, arguments: list[str]) -> Reading:
         if self._reading is None or not self._reading.is_current:
@@ -226,7 +226,7 @@ class _Server:
         wanted = [one for one in reading.wanted if not is_loaded(one)]
         # What a script sets, native code of other packages may read when it is loaded.
         if wanted and not reading.settings:
-            self._probe = Probe(wanted)
+            self._probe = ImportProbe(wanted)
 
     def _probed(self) -> None:
         self._probe.look()
@@ -239,7 +239,7 @@ class _Server:
         # It may take seconds, and a worker's end is not to wait for it.
         before = signal.signal(signal.SIGCHLD, lambda *_: self._report_ended())
         try:
-            with contextlib.suppress(Exception), self.foresight.noting(after_torch=True):
+            with contextlib.suppress(Exception), self.env_reads.noting(after_torch=True):
                 load(self._wanted.pop(0))
         finally:
             signal.signal(signal.SIGCHLD, before)

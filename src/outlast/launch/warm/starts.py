@@ -17,7 +17,7 @@ from outlast.health.leftovers import Marks
 from outlast.launch.arguments import Launch
 from outlast.launch.membership.mailbox import JobOver
 from outlast.launch.survivors import Crew
-from outlast.launch.warm.client import NotWaitedFor, Server, ServerLost, StartRefused
+from outlast.launch.warm.client import NotWaitedFor, ServerLost, StartRefused, WarmServer
 from outlast.launch.warm.context import ColdContext, WarmContext
 from outlast.launch.warm.early import is_possible
 from outlast.launch.warm.imports import read
@@ -49,7 +49,7 @@ class Starts:
         launch: Launch,
         wanted: bool,
         say: Callable[[str], None],
-        server: Server | None = None,
+        server: WarmServer | None = None,
     ) -> None:
         self._launch = launch
         self._say = say
@@ -165,7 +165,7 @@ class Starts:
         _start(context)
         return context
 
-    def _wait_for(self, server: Server) -> None:
+    def _wait_for(self, server: WarmServer) -> None:
         """Nothing runs meanwhile that a notice's time could be used for."""
         try:
             server.wait_until_ready(self.has_notice)
@@ -187,7 +187,7 @@ class Starts:
     def _new_server(self) -> None:
         self._num_servers += 1
         self._has_looked_ahead = False
-        self._server = Server(os.environ)
+        self._server = WarmServer(os.environ)
 
     def _stay_cold(self, reason: str) -> None:
         self._is_cold = True  # the server stays: workers that are kept die with it

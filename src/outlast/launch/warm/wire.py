@@ -25,11 +25,11 @@ MAX_FDS: Final = 4096  # two for each of more workers than a machine has
 SEND_TIMEOUT_S: Final = 20
 
 
-class _Message(msgspec.Struct, kw_only=True, tag=True):
+class _WarmMessage(msgspec.Struct, kw_only=True, tag=True):
     """What all messages have in common: the class's name says what they are."""
 
 
-class Worker(msgspec.Struct, frozen=True, kw_only=True):
+class ForkedWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker that is to be forked.
 
     Attributes:
@@ -45,55 +45,55 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     redirected: list[int]
 
 
-class Start(_Message):
+class Start(_WarmMessage):
     """To the server: fork these, with the descriptors of all of them in order."""
 
-    workers: list[Worker]
+    workers: list[ForkedWorker]
 
 
-class Script(_Message):
+class Script(_WarmMessage):
     """To the server: import ahead what this script will import, as far as that is safe."""
 
     arguments: list[bytes]
 
 
-class Reaped(_Message):
+class Reaped(_WarmMessage):
     """To the server: the agent knows how these ended; their ids may be given out again."""
 
     pids: list[int]
 
 
-class Ready(_Message):
+class ServerReady(_WarmMessage, tag="Ready"):
     """To the agent: everything is imported."""
 
 
-class Started(_Message):
+class Started(_WarmMessage):
     """To the agent: the workers' process ids, in the order they were asked for."""
 
     pids: list[int]
 
 
-class Refused(_Message):
+class ForkRefused(_WarmMessage, tag="Refused"):
     """To the agent: a fork would not be a fresh start; ``reason`` completes "because"."""
 
     reason: str
 
 
-class Exited(_Message):
+class Exited(_WarmMessage):
     """To the agent: a worker has ended, with a code as subprocess has it (negative: a signal)."""
 
     pid: int
     code: int
 
 
-class Preloaded(_Message):
+class Preloaded(_WarmMessage):
     """To the agent: which of the script's imports are done, and why others are not."""
 
     modules: list[str]
     declined: dict[str, str]
 
 
-Message = Start | Script | Reaped | Ready | Started | Refused | Exited | Preloaded
+Message = Start | Script | Reaped | ServerReady | Started | ForkRefused | Exited | Preloaded
 _decoder = msgspec.msgpack.Decoder(Message)
 
 

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from outlast.launch.warm import imports
-from outlast.launch.warm.imports import Wanted, own_modules, read, script_of
-from outlast.launch.warm.preload import Foresight
+from outlast.launch.warm.imports import WantedImport, own_modules, read, script_of
+from outlast.launch.warm.preload import EnvReads
 
 
 @pytest.fixture
@@ -190,25 +190,25 @@ def test_places_that_do_not(tmp_path, text):
     ],
 )
 def test_which_of_them_ask_for_a_fresh_interpreter(tmp_path, text, objects):
-    foresight = Foresight()
-    foresight.by_torch.add("BY_TORCH")
-    foresight.after_torch.add("LATER")
+    env_reads = EnvReads()
+    env_reads.by_torch.add("BY_TORCH")
+    env_reads.after_torch.add("LATER")
     script = write(tmp_path / "train.py", text + "\n")
-    assert bool(foresight.objection(read([str(script)]))) is objects
+    assert bool(env_reads.objection(read([str(script)]))) is objects
 
 
 def test_what_is_read_is_noted(monkeypatch):
     import os
 
-    foresight = Foresight()
-    with foresight.noting(after_torch=False):
+    env_reads = EnvReads()
+    with env_reads.noting(after_torch=False):
         os.environ.get("ONE_THAT_IS_NOT_SET")
-    with foresight.noting(after_torch=True):
+    with env_reads.noting(after_torch=True):
         assert "ANOTHER" not in os.environ
     os.environ.get("NOT_NOTED")
-    assert "ONE_THAT_IS_NOT_SET" in foresight.by_torch
-    assert foresight.after_torch == {"ANOTHER"}
+    assert "ONE_THAT_IS_NOT_SET" in env_reads.by_torch
+    assert env_reads.after_torch == {"ANOTHER"}
 
 
 def test_a_wanted_import_is_a_value():
-    assert Wanted("a", ("b",)) == Wanted("a", ("b",))
+    assert WantedImport("a", ("b",)) == WantedImport("a", ("b",))

@@ -60,7 +60,7 @@ def clock(monkeypatch, tmp_path):
     (tmp_path / "train.py").write_text("import torch\n")
     now = SimpleNamespace(s=100.0)
     monkeypatch.setattr(starts.time, "monotonic", lambda: now.s)
-    monkeypatch.setattr(starts, "Server", FakeServer)
+    monkeypatch.setattr(starts, "WarmServer", FakeServer)
     monkeypatch.setattr(starts, "WarmContext", FakeContext)
     monkeypatch.setattr(starts, "ColdContext", FakeCold)
     FakeServer.made, FakeServer.outcomes = [], []
@@ -248,12 +248,12 @@ def test_the_guess_at_the_number_of_workers(arguments, environ, found):
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--no-python", "x"]])
 def test_no_server_for_what_has_no_script(arguments, monkeypatch):
-    monkeypatch.setattr(early, "Server", None)
+    monkeypatch.setattr(early, "WarmServer", None)
     assert early.begin(arguments) is None
 
 
 def test_no_server_where_the_setting_says_so(monkeypatch):
-    monkeypatch.setattr(early, "Server", None)
+    monkeypatch.setattr(early, "WarmServer", None)
     monkeypatch.setenv("OUTLAST_WORKERS_WARM", "false")
     assert early.begin(["train.py"]) is None
     monkeypatch.setenv("OUTLAST_WORKERS_WARM", "perhaps")

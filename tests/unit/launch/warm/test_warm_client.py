@@ -10,8 +10,8 @@ import types
 import pytest
 
 from outlast.launch.warm import client
-from outlast.launch.warm.client import NotWaitedFor, Server, ServerLost, StartRefused
-from outlast.launch.warm.wire import Exited, Ready, Reaped, Refused, Start, Started, Wire
+from outlast.launch.warm.client import NotWaitedFor, ServerLost, StartRefused, WarmServer
+from outlast.launch.warm.wire import Exited, ForkRefused, Reaped, ServerReady, Start, Started, Wire
 
 
 class Played:
@@ -35,7 +35,7 @@ class Played:
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(client.subprocess, "Popen", Played)
-    found = Server({"A": "1"})
+    found = WarmServer({"A": "1"})
     yield found
     found.close()
     Played.newest.wire.close()
@@ -72,7 +72,7 @@ def test_a_worker_that_has_ended_before_its_start_was_heard_of(server, pid):
 
 def test_started_and_ended_in_one_breath(server, pid):
     wire = Played.newest.wire
-    wire.send(Ready())
+    wire.send(ServerReady())
     wire.send(Started(pids=[pid]))
     wire.send(Exited(pid=pid, code=7))
     server.wait_until_ready()  # hears all of it
@@ -81,7 +81,7 @@ def test_started_and_ended_in_one_breath(server, pid):
 
 
 def test_a_refusal(server):
-    thread = answer(Refused(reason="it snows"))
+    thread = answer(ForkRefused(reason="it snows"))
     with pytest.raises(StartRefused, match="it snows"):
         server.start([], [])
     thread.join()

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from outlast.launch.warm.wire import MAX_FRAME, Exited, Script, Start, Wire, Worker, readable
+from outlast.launch.warm.wire import MAX_FRAME, Exited, ForkedWorker, Script, Start, Wire, readable
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def worker(**changes):
         "environ": {b"N\xfe": b"v\xff\n"},
         "redirected": [1],
     }
-    return Worker(**(given | changes))
+    return ForkedWorker(**(given | changes))
 
 
 def test_bytes_of_any_kind_and_descriptors(ends):
