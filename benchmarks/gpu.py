@@ -1,9 +1,10 @@
 """All that wants a GPU, in one command and under nine minutes: ``make gpu``.
 
 For a machine with one GPU, torch 2.11 or newer with CUDA, and no network. In turn, each within its
-own limit: the tests that want a GPU; a kill and a hang of a worker with NCCL; saves of 10 GB, and
-their restores, beside DCP. What was found is printed, and written to ``--out`` as Markdown. What
-cannot be run here is one line that says why; the exit code is 0 unless what was run has failed.
+own limit: the tests that want a GPU; lost workers of four that share it; kills and a hang of
+workers with NCCL; saves of 10 GB, and their restores, beside DCP. What was found is printed, and
+written to ``--out`` as Markdown. What cannot be run here is one line that says why; the exit code
+is 0 unless what was run has failed.
 
 What is missing besides torch is installed by ``make gpu`` from wheels that ``make gpu-wheels`` has
 fetched on a machine with a network. This file needs nothing but Python.
@@ -30,6 +31,7 @@ LIMIT_S: Final = 520.0
 BEAT_S: Final = 15.0
 END_S: Final = 10.0
 MARK: Final = "pytest.mark.gpu"
+IN_PROCESS: Final = "inprocess"  # the directory of tests in which others go on after a loss
 SIZES_MB: Final = (10_000, 4_000, 1_000)
 # Module → the distribution that has it, of what is needed besides torch and what comes with that.
 NEEDED: Final = {
@@ -173,16 +175,21 @@ def parts_for(machine: Machine, place: Path) -> list[Part]:
     saving = [python, f"{here}/saving_gpu.py", "--mb", str(size), "--rotations", "1"]
     saving += ["--saves", "1", "--dir", str(place)]
     saves = ["--parts", "saves", "--modes", "outlast;dcp.async_save pinned"]
-    files = [str(file) for file in (ROOT / "tests").rglob("test_*.py") if MARK in file.read_text()]
-    tests = [python, "-m", "pytest", *sorted(files), "-m", "gpu", "-q"]
+    files = [file for file in (ROOT / "tests").rglob("test_*.py") if MARK in file.read_text()]
+    alone, shared = (
+        sorted(str(file) for file in files if (file.parent.name == IN_PROCESS) == is_shared)
+        for is_shared in (False, True)
+    )
+    tests = [python, "-m", "pytest", "-m", "gpu", "-q"]
     return [
-        Part("tests that want a GPU", tests, 150.0, machine.problem),
-        Part("a kill and a hang with NCCL", [python, f"{here}/gpu_recovery.py"], 100.0, no_nccl),
-        Part(f"saves of {what} beside DCP", [*saving, *saves], 150.0, too_small),
+        Part("tests that want a GPU", [*tests, *alone], 80.0, machine.problem),
+        Part("lost workers of four that share it, with NCCL", [*tests, *shared], 140.0, no_nccl),
+        Part("kills and a hang with NCCL", [python, f"{here}/gpu_recovery.py"], 115.0, no_nccl),
+        Part(f"saves of {what} beside DCP", [*saving, *saves], 110.0, too_small),
         Part(
             f"restores of {what} beside DCP",
             [*saving, "--parts", "restores", "--restores", "outlast;dcp.load"],
-            120.0,
+            75.0,
             too_small,
         ),
     ]

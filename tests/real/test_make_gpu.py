@@ -47,7 +47,7 @@ def test_without_a_gpu_it_runs_to_its_end_with_one_line_for_each_part(tmp_path, 
     assert found.returncode == 0, found.stderr
     parts = gpu.parts_for(gpu.Machine("none"), tmp_path)
     lines = [line for line in found.stdout.splitlines() if ": not run: " in line]
-    assert len(lines) == len(parts) == 4
+    assert len(lines) == len(parts) == 5
     for part, line in zip(parts, lines, strict=True):
         assert part.name in line
         assert why in line

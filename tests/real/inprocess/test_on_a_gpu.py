@@ -12,6 +12,8 @@ import torch
 from floor import SCRIPTS, Floor, Job
 from losses import WORKERS, compare, ends
 
+from thorough import ALL
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
@@ -75,7 +77,7 @@ def test_the_others_train_on_while_a_place_is_empty(floor, tmp_path):
     assert {final["hash"] for final in job.finals()} == {calm.final(0)["hash"]}, running.text
 
 
-@pytest.mark.parametrize("kind", ["all", "own", "hook", "compiled"])
+@pytest.mark.parametrize("kind", ["all", "own", "hook", *(["compiled"] if ALL else [])])
 def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
     calm, _ = run(floor, tmp_path / "calm", kind)
     job, running = run(floor, tmp_path / "job", kind, *DEATHS)
