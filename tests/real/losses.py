@@ -1,6 +1,10 @@
 """Jobs of scripts that die where they are told (``scripts/dying.py``), and go on in the process."""
 
-from floor import Job
+import functools
+import tempfile
+from pathlib import Path
+
+from floor import Floor, Job
 
 WORKERS, STEPS = 4, 20
 IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
@@ -28,3 +32,13 @@ def run(script, floor, place, kind, *deaths, **options):
 def ends(job):
     """What each rank has in the end."""
     return [final["hash"] for final in job.finals()]
+
+
+@functools.cache
+def undisturbed(script, kind, **options):
+    """The ends of a job that nothing happens to, which is run once for all tests of a process."""
+    with tempfile.TemporaryDirectory() as place:
+        floor = Floor(Path(place))
+        job, _ = run(script, floor, Path(place, "job"), kind, **options)
+        floor.close()
+        return ends(job)

@@ -47,9 +47,11 @@ def without_the_volatile(found, out):
     return same
 
 
-@pytest.mark.parametrize("way", ["script", "module"])
-def test_everything_is_as_in_a_cold_worker(afresh, tmp_path, way):
+# What torch makes of the number of threads is one of the things compared.
+@pytest.mark.parametrize(("way", "threads"), [("script", "1"), ("module", "3")])
+def test_everything_is_as_in_a_cold_worker(afresh, tmp_path, way, threads):
     (tmp_path / "elsewhere").mkdir()
+    env = {"OMP_NUM_THREADS": threads}
     odd = "a b\tc=d"
     if way == "module":
         arguments, cwd = ("-m", "looks", "OUT", odd), SCRIPTS
@@ -58,8 +60,9 @@ def test_everything_is_as_in_a_cold_worker(afresh, tmp_path, way):
             (os.path.relpath(LOOKS, tmp_path / "elsewhere"), "OUT", odd),
             tmp_path / "elsewhere",
         )
-    warm, warm_out, _ = looks(afresh, tmp_path, *arguments, warm=True, cwd=cwd, unusual=True)
-    cold, cold_out, _ = looks(afresh, tmp_path, *arguments, warm=False, cwd=cwd, unusual=True)
+    around = {"cwd": cwd, "env": env, "unusual": True}
+    warm, warm_out, _ = looks(afresh, tmp_path, *arguments, warm=True, **around)
+    cold, cold_out, _ = looks(afresh, tmp_path, *arguments, warm=False, **around)
     for rank in range(RANKS):
         ours = without_the_volatile(warm[rank], warm_out)
         theirs = without_the_volatile(cold[rank], cold_out)
@@ -72,16 +75,6 @@ def test_everything_is_as_in_a_cold_worker(afresh, tmp_path, way):
     # Nobody has asked for a seed: each worker has one of its own, as fresh interpreters do.
     for position in range(3):
         assert len({one["seeds"][position] for one in warm + cold}) == 2 * RANKS
-
-
-@pytest.mark.parametrize("threads", ["3"])
-def test_threads_follow_the_environment(afresh, tmp_path, threads):
-    found = {
-        warm: looks(afresh, tmp_path, LOOKS, "OUT", warm=warm, env={"OMP_NUM_THREADS": threads})[0]
-        for warm in (True, False)
-    }
-    ours, theirs = ([one["same"]["torch"] for one in found[warm]] for warm in (True, False))
-    assert ours == theirs
 
 
 def test_without_a_hash_seed_the_workers_agree(afresh, tmp_path):

@@ -121,7 +121,7 @@ def test_a_process_that_is_not_there_is_said_at_once(listen, server, watch):
 def test_one_worker_of_a_torchrun_job_is_told_and_all_drain(floor, server, watch, tmp_path):
     job = Job(tmp_path / "job", 2)
     options = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 0)
-    script = (TRAIN, job.records, 100_000, "--pause", "0.02")
+    script = (TRAIN, job.records, 100_000, "--light", "--pause", "0.02")
     torchrun = floor.torchrun(*options, *script, env=job.env)
     pidfile = tmp_path / "rank-0.pid"
     process = watch("--pidfile", pidfile)
