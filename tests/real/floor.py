@@ -333,6 +333,14 @@ def free_port():
         return listener.getsockname()[1]
 
 
+def _record_in(line):
+    """What a line records; a kill may have torn it, and the next process have gone on in it."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return json.loads(line[line.rindex('{"') :])
+
+
 class Steps(NamedTuple):
     committed: list[int]
     unfinished: list[int]
@@ -392,7 +400,7 @@ class Job:
             text = (self.records / f"steps-{rank}.jsonl").read_text()
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        return [_record_in(line) for line in text.splitlines() if line.endswith("}")]
 
     def begun(self, pid=None):
         """The newest step that some rank has begun, in process ``pid`` if given."""

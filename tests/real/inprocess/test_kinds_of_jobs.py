@@ -76,7 +76,7 @@ WORDS = tuple(f"word{number}" for number in range(10))
 KINDS = ("all", "hook", "static", "several", "own", "compiled", "compiled_inside", "compiled_step")
 
 
-@pytest.mark.parametrize("kind", some(KINDS, 4))
+@pytest.mark.parametrize("kind", some(KINDS, 3))
 def test_kinds_at_drawn_places(floor, tmp_path, rng, kind):
     """Two workers: a model that is laid out anew sums in another order, which two do not see."""
     rng.seed(f"{kind} {rng.random()}")
