@@ -7,11 +7,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-slurm test-newest test-oldest check format unit bench zoo gpu gpu-wheels house system-packages clean
+.PHONY: help demo test test-all test-unit test-slurm test-newest test-oldest check format unit bench zoo gpu gpu-wheels house system-packages clean
 
 help:
 	@echo "make demo    install into $(VENV), then train through a kill and a notice and prove it"
 	@echo "make test    install with the test extras, then run every test"
+	@echo "make test-all  the same with all examples, seeds and costly cases, drawn anew (hours)"
 	@echo "make test-newest  the same tests but the longest with today's torch, in an environment of its own (8 GB)"
 	@echo "make test-oldest  and with torch 2.11, the oldest that is meant"
 	@echo "make check   format, lint, types, import rules, unit tests (two minutes)"
@@ -77,12 +78,15 @@ REAL_PROCESSES ?= 3
 REAL := $(BIN)/python tests/second_chance.py
 UNIT := $(BIN)/python -m pytest tests/unit -n $(TEST_PROCESSES) --dist loadfile
 CHOSEN := $(if $(strip $(PYTEST_ARGS)),|| [ $$? -eq 5 ])
-test test-unit test-slurm unit check: export PYTHONDONTWRITEBYTECODE =
+test test-all test-unit test-slurm unit check: export PYTHONDONTWRITEBYTECODE =
 test:
 	+$(MAKE) --no-print-directory -j 2 $(VENV)/.installed-test system-packages
 	+$(MAKE) --no-print-directory -j 2 test-unit test-slurm
 	$(REAL) tests/real -m alone -n 0 $(PYTEST_ARGS) $(CHOSEN)
 	$(REAL) tests/real -m "not alone" --ignore tests/real/slurm -n $(REAL_PROCESSES) --dist worksteal $(PYTEST_ARGS) $(CHOSEN)
+
+test-all: export OUTLAST_TEST_ALL = 1
+test-all: test
 
 test-unit:
 	$(UNIT) $(PYTEST_ARGS) $(CHOSEN)

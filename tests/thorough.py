@@ -1,8 +1,9 @@
-"""How much the tests check: a share of examples, seeds and cases, and all with OUTLAST_TEST_ALL=1.
+"""How much the tests check: a share of examples, seeds and cases; all of them in ``make test-all``.
 
 What is drawn is the same in every run, so that a change is judged by what it changed. Others are
 drawn where OUTLAST_TEST_SEED is a number (the same one, the same draws), and always new ones where
-everything is tried: what is found there is a fault of ours, and becomes a test of its own.
+everything is tried (OUTLAST_TEST_ALL): what is found there is a fault of ours, and becomes a test
+of its own.
 """
 
 import os

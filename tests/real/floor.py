@@ -2,13 +2,14 @@
 
 A process is started *cold* (a fresh interpreter, as people start it; importing torch costs it
 seconds) or *warm* (forked from a server that has torch imported already; 50 ms). Both get a clean
-environment, a session of their own, and files for their output. Nothing is mocked in either. The
-server of a warm agent's workers is a fork too (see ``floor_server``).
+environment, a session of their own, and files for their output. Nothing is mocked in either. What a
+warm one starts is a fork too: an agent's server and watcher, and the keeper (see ``floor_server``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import multiprocessing
@@ -129,7 +130,7 @@ class Floor:
 
     Args:
         directory: the test's own.
-        starts_afresh: have a warm agent's server import all by itself, as a cold one's does.
+        starts_afresh: have what a warm process starts import all by itself, as a cold one's does.
     """
 
     def __init__(self, directory, *, starts_afresh=False):
@@ -169,7 +170,7 @@ class Floor:
         return self._keep(process, out, err)
 
     def warm(self, *arguments, env=None, cwd=None, enter=None):
-        """``python SCRIPT ARGUMENTS`` (or ``-m outlast ARGUMENTS``), forked with torch loaded.
+        """``python SCRIPT ARGUMENTS`` (or ``-m MODULE ARGUMENTS``), forked with torch loaded.
 
         ``enter`` is called first, in the new process: to move it to another machine, say.
         """
@@ -189,9 +190,10 @@ class Floor:
         """``python -m outlast ARGUMENTS``; its workers are always fresh interpreters."""
         return (self.cold if cold else self.warm)("-m", "outlast", *arguments, **options)
 
-    def torchrun(self, *arguments, **options):
-        """Stock ``torchrun ARGUMENTS``."""
-        return self.cold("-m", "torch.distributed.run", *arguments, **options)
+    def torchrun(self, *arguments, cold=False, **options):
+        """Stock ``torchrun ARGUMENTS``; its workers are always fresh interpreters."""
+        start = self.cold if cold else self.warm
+        return start("-m", "torch.distributed.run", *arguments, **options)
 
     def ranks(self, count, *arguments, env=None, **options):
         """``count`` warm processes with the environment that torchrun gives its workers."""
@@ -277,6 +279,9 @@ class Floor:
 
 def _run_warm(arguments, environ, cwd, out, err, enter, starts_afresh):
     """What a warm process does: become one that looks freshly started, and run the script."""
+    # A look for garbage, or for what refers to an optimizer, would pass over all of torch's objects
+    # and so copy their pages: half of the time that a short job takes.
+    gc.freeze()
     os.setsid()
     if enter is not None:
         enter()
@@ -296,9 +301,15 @@ def _run_warm(arguments, environ, cwd, out, err, enter, starts_afresh):
             from outlast.cli import main
 
             if arguments[2:3] == ["run"] and not starts_afresh:
-                floor_server.have_ready()
+                floor_server.have_ready(is_agent=True)
             sys.argv = ["outlast", *arguments[2:]]
             main(arguments[2:])
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+            return
+        if not starts_afresh and "OUTLAST_KEEPER" not in environ:
+            floor_server.have_ready(is_agent=False)
         sys.argv = arguments
         sys.path.insert(0, str(Path(arguments[0]).parent))
         runpy.run_path(arguments[0], run_name="__main__")
@@ -320,6 +331,14 @@ def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def _record_in(line):
+    """What a line records; a kill may have torn it, and the next process have gone on in it."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return json.loads(line[line.rindex('{"') :])
 
 
 class Steps(NamedTuple):
@@ -381,7 +400,7 @@ class Job:
             text = (self.records / f"steps-{rank}.jsonl").read_text()
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        return [_record_in(line) for line in text.splitlines() if line.endswith("}")]
 
     def begun(self, pid=None):
         """The newest step that some rank has begun, in process ``pid`` if given."""

@@ -1,6 +1,10 @@
 """Jobs of scripts that die where they are told (``scripts/dying.py``), and go on in the process."""
 
-from floor import Job
+import functools
+import tempfile
+from pathlib import Path
+
+from floor import Floor, Job
 
 WORKERS, STEPS = 4, 20
 IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
@@ -40,3 +44,13 @@ def compare(job, undisturbed):
         assert job.final(rank)["hash"] == undisturbed.final(rank)["hash"], rank
     audit = job.audit()
     assert audit["proved"], audit["faults"]
+
+
+@functools.cache
+def undisturbed(script, kind, **options):
+    """The ends of a job that nothing happens to, which is run once for all tests of a process."""
+    with tempfile.TemporaryDirectory() as place:
+        floor = Floor(Path(place))
+        job, _ = run(script, floor, Path(place, "job"), kind, **options)
+        floor.close()
+        return ends(job)

@@ -56,19 +56,18 @@ def test_what_is_done_in_front_of_the_first_loop(floor, tmp_path, at):
     assert again.err.count(PUT_BACK) == 1
 
 
-def test_two_ranks_under_torchrun(floor, tmp_path):
+def test_two_ranks(floor, tmp_path):
     changes = ",".join(CHANGES)
     calm, job = Job(tmp_path / "calm", 2), Job(tmp_path / "job", 2)
-    two = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 0, BETWEEN, changes)
     lines = []
     for one in (calm, job):
         if one is job:
-            assert floor.torchrun(*two, 6, env=one.env).wait() != 0
-        started = floor.torchrun(*two, env=one.env)
-        assert started.wait() == 0, started.text
-        lines.append(sorted(line for line in started.out.splitlines() if "ended" in line))
+            killed = floor.ranks(2, BETWEEN, changes, 6, env=one.env)
+            assert -9 in [rank.wait() for rank in killed], killed[0].text
+        ranks = floor.ranks(2, BETWEEN, changes, env=one.env)
+        lines.append([ended(rank) for rank in ranks])
     assert lines[0] == lines[1]
-    assert started.err.count(PUT_BACK) == 1
+    assert sum(rank.err.count(PUT_BACK) for rank in ranks) == 1
     assert job.events("resumed")[-1]["step"] > 4
 
 

@@ -74,3 +74,13 @@ def test_a_quick_command_does_not_import_torch(floor, name):
     assert not {"torch", "numpy", "scipy", "jinja2", "resvg_py"} & imported
     if name == "config as JSON":
         assert json.loads(process.out)["checkpoint.keep"] == {"value": "3", "from": "default"}
+
+
+@pytest.mark.parametrize("name", ["outlast.keeper.server", "outlast.health.watcher"])
+def test_what_runs_beside_training_starts_without_libraries_of_numbers(floor, name):
+    """Each job waits for its keeper, and a keeper that has died is missed until the next one."""
+    process = floor.cold("-X", "importtime", "-P", "-c", f"import {name}")
+    assert process.wait() == 0, process.text
+    imported = {line.rpartition("|")[2].strip() for line in process.err.splitlines()}
+    assert name in imported
+    assert not {"torch", "numpy"} & imported

@@ -11,9 +11,10 @@ from floor import LIMIT_S, TRAIN, Job, until
 
 from outlast.checkpoint.reader import verify
 from outlast.errors import CheckpointInvalid
+from thorough import ALL
 
-KILLS = 50
-KILLS_IN_SAVES_MIN = 5
+KILLS = 50 if ALL else 20
+KILLS_IN_SAVES_MIN = KILLS // 10
 STEPS = 2500
 LIFE_S = 0.45
 

@@ -14,7 +14,7 @@ QUANTIZED = SCRIPTS / "quantized.py"
 @pytest.mark.parametrize("wrapper", ["plain", "ddp"])
 def test_quantization_aware_training_goes_on_where_it_was_killed(floor, tmp_path, wrapper):
     def run(name, killed_in):
-        one = floor.cold(QUANTIZED, tmp_path / name, str(killed_in), wrapper)
+        one = floor.warm(QUANTIZED, tmp_path / name, str(killed_in), wrapper)
         assert one.wait() == (-9 if killed_in else 0), one.text
         return one
 

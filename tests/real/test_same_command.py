@@ -1,10 +1,13 @@
 """The same command is the same job: it goes on, or is finished; another one is refused."""
 
+import itertools
 import json
 
 import pytest
 from floor import SCRIPTS
 from test_bad_input import only_line
+
+from thorough import ALL
 
 SWEEP, RANKS = SCRIPTS / "sweep.py", SCRIPTS / "behind_ranks.py"
 WAYS = ("run", "python", "torchrun")
@@ -140,8 +143,11 @@ def test_a_finished_job_is_finished(floor, way, where):
     assert "end of the script" in more.out
 
 
-@pytest.mark.parametrize("way", ["run", "python"])
-@pytest.mark.parametrize("where", ["bug", "file"])
+# Under our agent a failure is tried once more in a fresh interpreter: one case shows its exit code.
+@pytest.mark.parametrize(
+    ("way", "where"),
+    [("run", "bug"), ("python", "bug"), ("python", "file"), *([("run", "file")] if ALL else [])],
+)
 def test_what_fails_for_another_reason_is_a_failure(floor, way, where):
     assert start(floor, way, SWEEP, "0.1").poll() == 0
     failed = start(floor, way, SWEEP, "0.1", where, OUTLAST_RESUME="1")
@@ -150,7 +156,7 @@ def test_what_fails_for_another_reason_is_a_failure(floor, way, where):
     assert "has not set" not in failed.err
 
 
-@pytest.mark.parametrize("way", ["run", "python"])
+@pytest.mark.parametrize("way", ["python", *(["run"] if ALL else [])])
 def test_what_was_added_since_it_finished_is_no_part_of_what_is_done(floor, tmp_path, way):
     script = tmp_path / "sweep.py"
     script.write_bytes(SWEEP.read_bytes())
@@ -162,30 +168,47 @@ def test_what_was_added_since_it_finished_is_no_part_of_what_is_done(floor, tmp_
     assert "has not set" not in failed.err
 
 
-@pytest.mark.parametrize("where", ["BEHIND", "INSIDE"])
-@pytest.mark.parametrize("who", [0, 1])
-@pytest.mark.parametrize("way", ["run", "torchrun"])
+def start_two(floor, way, *arguments, **env):
+    """Two ranks of the script that meet behind their loop, and what they say together.
+
+    "ranks" are what torchrun starts, without torchrun, which imports torch for each of them anew.
+    """
+    flags = ("--nproc-per-node", 2, RANKS, *arguments)
+    if way == "ranks":
+        processes = floor.ranks(2, RANKS, *arguments, env=env)
+    elif way == "run":
+        processes = [floor.outlast("run", *flags, env=env)]
+    else:
+        processes = [floor.torchrun(*flags, env=env)]
+    codes = [process.wait() for process in processes]
+    return codes, "".join(one.out for one in processes), "".join(one.err for one in processes)
+
+
+@pytest.mark.parametrize(
+    ("way", "who", "where"),
+    [
+        *itertools.product(["run", "ranks"], [0, 1], ["BEHIND", "INSIDE"]),
+        *(itertools.product(["torchrun"], [0, 1], ["BEHIND", "INSIDE"]) if ALL else ()),
+    ],
+)
 def test_one_ranks_excuse_is_all_ranks(floor, way, who, where):
-    flags = ("--nproc-per-node", 2, RANKS, who, where)
     for times in range(2):
-        process = floor.outlast("run", *flags) if way == "run" else floor.torchrun(*flags)
-        assert process.wait() == 0, process.text
-        assert process.out.count("past the barrier") == (0 if times else 2)
-        assert "Traceback" not in process.err
-    assert process.err.count("the loop has not set loss") == 1
-    assert process.err.count("another rank had no step left") == 1
+        codes, out, err = start_two(floor, way, who, where)
+        assert set(codes) == {0}, out + err
+        assert out.count("past the barrier") == (0 if times else 2)
+        assert "Traceback" not in err
+    assert err.count("the loop has not set loss") == 1
+    assert err.count("another rank had no step left") == 1
 
 
-@pytest.mark.parametrize("way", ["run", "torchrun"])
+@pytest.mark.parametrize("way", ["run", "ranks", *(["torchrun"] if ALL else [])])
 def test_one_ranks_mistake_is_no_excuse_for_another(floor, way):
     first = floor.outlast("run", "--nproc-per-node", 2, RANKS, 1)
     assert first.wait() == 0, first.text
-    flags = ("--nproc-per-node", 2, RANKS, 1, "WRONG")
-    start_it = floor.outlast if way == "run" else floor.torchrun
-    process = start_it(*(("run", *flags) if way == "run" else flags), env={"OUTLAST_RESUME": "1"})
-    assert process.wait() == {"run": 76, "torchrun": 1}[way], process.text
-    assert "KeyError: 'lsos'" in process.err
-    assert "another rank had no step left" not in process.err
+    codes, out, err = start_two(floor, way, 1, "WRONG", OUTLAST_RESUME="1")
+    assert set(codes) == {76 if way == "run" else 1}, out + err
+    assert "KeyError: 'lsos'" in err
+    assert "another rank had no step left" not in err
 
 
 @pytest.mark.parametrize(

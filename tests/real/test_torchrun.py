@@ -26,7 +26,8 @@ PLAN = planned.Prediction(
 
 def torchrun(floor, job):
     arguments = ("--standalone", "--nproc-per-node", RANKS, "--max-restarts", 0)
-    return floor.torchrun(*arguments, TRAIN, job.records, STEPS, "--pause", "0.02", env=job.env)
+    script = (TRAIN, job.records, STEPS, "--light", "--pause", "0.02")
+    return floor.torchrun(*arguments, *script, env=job.env)
 
 
 # Without restarts by torchrun itself: it reuses one store for all attempts, and the second often
@@ -54,7 +55,7 @@ def test_drained_and_killed_it_resumes_under_stock_torchrun(floor, rng, tmp_path
     again = torchrun(floor, job)
     assert again.wait() == 0, again.text
     assert [event["step"] for event in job.events("resumed")] == [0, drained["step"], newest]
-    ranks = floor.ranks(RANKS, TRAIN, calm.records, STEPS, env=calm.env)
+    ranks = floor.ranks(RANKS, TRAIN, calm.records, STEPS, "--light", env=calm.env)
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].text
     # What was planned at each start, and the newest of that beside what came.
     shares = [event["productive_fraction"] for event in job.events("planned")]

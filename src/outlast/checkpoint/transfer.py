@@ -35,7 +35,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-import numpy as np
 import xxhash
 
 from outlast.checkpoint.catalog import newest
@@ -51,6 +50,7 @@ from outlast.checkpoint.manifest import (
 from outlast.checkpoint.names import Place, SaveName, as_places, save_of, sign
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Reader, Storage
+from outlast.storage.direct import address_of
 
 # --- one file in all its places -------------------------------------------------------------------
 
@@ -75,11 +75,6 @@ class Bounce:
                 memory.madvise(mmap.MADV_HUGEPAGE)
         start = -address_of(memoryview(memory)) % (spare or 1)
         self.view = memoryview(memory)[start : start + wanted]
-
-
-def address_of(view: memoryview) -> int:
-    """Where ``view``, which may be read-only and must not be empty, lies in memory."""
-    return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
 def copy_bytes(target: int, source: int, num_bytes: int) -> None:

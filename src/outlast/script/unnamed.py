@@ -266,18 +266,21 @@ def _holds(one: Any, other: Any) -> bool:
 def _schedulers(optimizer: torch.optim.Optimizer) -> list[Any]:
     """What refers to the optimizer and steps and has state, and is no optimizer or model."""
     found: dict[int, Any] = {}
-    for referrer in gc.get_referrers(optimizer):
-        owners = [referrer]
-        if type(referrer) is dict:  # an object's attributes
-            owners = [
-                o for o in gc.get_referrers(referrer) if getattr(o, "__dict__", 0) is referrer
-            ]
-        for one in owners:
-            if isinstance(one, torch.optim.Optimizer | torch.nn.Module | type | dict | list):
-                continue
-            with contextlib.suppress(Exception):
-                if one.optimizer is optimizer and callable(one.step) and callable(one.state_dict):
-                    found[id(one)] = one
+    referrers = gc.get_referrers(optimizer)
+    attributes = {id(one): one for one in referrers if type(one) is dict}
+    owners = [one for one in referrers if id(one) not in attributes]
+    if attributes:  # each search passes over all objects of the process: all dicts share one
+        owners += [
+            one
+            for one in gc.get_referrers(*attributes.values())
+            if id(getattr(one, "__dict__", None)) in attributes
+        ]
+    for one in owners:
+        if isinstance(one, torch.optim.Optimizer | torch.nn.Module | type | dict | list):
+            continue
+        with contextlib.suppress(Exception):
+            if one.optimizer is optimizer and callable(one.step) and callable(one.state_dict):
+                found[id(one)] = one
     return list(found.values())
 
 

@@ -51,11 +51,27 @@ def aligned_bytes(view: memoryview, offset: int) -> int:
     return length
 
 
-def address_of(view: memoryview) -> int:
-    """Where a non-empty ``view`` lies in memory; read-only ones too."""
-    import numpy as np
+class _Buffer(ctypes.Structure):
+    """Python's ``Py_buffer``."""
 
-    return int(np.frombuffer(view, np.uint8).ctypes.data)
+    _fields_ = (
+        *(("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("len", ctypes.c_ssize_t)),
+        *(("itemsize", ctypes.c_ssize_t), ("readonly", ctypes.c_int), ("ndim", ctypes.c_int)),
+        *((name, ctypes.c_void_p) for name in ("format", "shape", "strides", "suboffsets", "more")),
+    )
+
+
+def address_of(view: memoryview) -> int:
+    """Where a non-empty ``view`` lies in memory; read-only ones too.
+
+    NumPy would say it as well; importing it is half of what a keeper needs for its start.
+    """
+    found = _Buffer()
+    python = ctypes.pythonapi
+    python.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(found), ctypes.c_int(0))
+    address = int(found.buf)
+    python.PyBuffer_Release(ctypes.byref(found))
+    return address
 
 
 def mostly_cached(fd: int, size: int) -> bool:

@@ -1,10 +1,11 @@
-"""A training process with loader workers, to be signalled: METHOD KIND."""
+"""A training process with loader workers, to be signalled: METHOD KIND ORDERS (a pipe)."""
 
 import ctypes
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -73,17 +74,18 @@ def main():
     while len(workers) < (1 if kind in DATA else 2):
         workers |= set(next(feed)[1].tolist())
     print("workers", *sorted(workers), flush=True)
-    for line in sys.stdin:
-        if line == "leave\n":
-            return
-        if line == "close\n":
-            began = time.monotonic()
-            shut_down(feed) if plain else feed.close()
-            print("closed", time.monotonic() - began, flush=True)
-            return
-        for _ in range(10):  # more than was loaded ahead
-            next(feed)
-        print("received", *sorted({int(number) for number in received}), flush=True)
+    with Path(sys.argv[3]).open() as orders:
+        for line in orders:
+            if line == "leave\n":
+                return
+            if line == "close\n":
+                began = time.monotonic()
+                shut_down(feed) if plain else feed.close()
+                print("closed", time.monotonic() - began, flush=True)
+                return
+            for _ in range(10):  # more than was loaded ahead
+                next(feed)
+            print("received", *sorted({int(number) for number in received}), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 Not only the steps: what the code around the loops sees and does, too.
 """
 
+import itertools
+
 import drawn_loops
 import pytest
 
@@ -79,9 +81,17 @@ def behind(notes, *begin):
     return notes[notes.index(begin) :]
 
 
-@pytest.mark.parametrize("save_at", [1, 3, 4, 6, 8, 9])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("loader", thorough.some(LOADERS, 2))
+SAVED_AT = [(1, 3), (4, 6), (8, 9)]  # in the midst of an epoch or at its end, of most forms
+CASES = list(itertools.product(LOADERS, FORMS, itertools.chain(*SAVED_AT)))
+# Each form in three epochs, both kinds of moments among them, each with another loader.
+FEW = [
+    (list(LOADERS)[(number + epoch) % len(LOADERS)], form, moments[(number + epoch) % 2])
+    for number, form in enumerate(FORMS)
+    for epoch, moments in enumerate(SAVED_AT)
+]
+
+
+@pytest.mark.parametrize(("loader", "form", "save_at"), CASES if thorough.ALL else FEW)
 def test_the_rest_is_that_of_the_undisturbed_run(loader, form, save_at):
     made = program(loader, FORMS[form], save_at=save_at)
     with drawn_loops.on_nothing():

@@ -5,7 +5,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from floor import Floor, until
 
 from outlast.data import open_feed
 from outlast.data.shield import ShieldedInit, signals_held
@@ -23,16 +23,24 @@ WEDGE_S = 0.7  # until the workers of the script are wedged
 PATIENCE_S = 50.0  # as in the script
 
 
+@pytest.fixture(name="floor")
+def _floor(tmp_path):
+    """Whose processes have no children but the loader's."""
+    started = Floor(tmp_path, starts_afresh=True)
+    yield started
+    started.close()
+
+
 class Training:
-    def __init__(self, *arguments):
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    """The script; cold where its workers are no forks of it, or where it ends by itself."""
+
+    def __init__(self, floor, method, kind, is_cold):
+        orders = floor.directory / "orders"
+        os.mkfifo(orders)
+        self.orders = os.open(orders, os.O_RDWR)  # waits for no reader
+        start = floor.cold if is_cold or method != "fork" else floor.warm
+        self.process = start(SCRIPT, method, kind, orders)
+        self.num_read = 0
         self.workers = []
 
     def wait_for_workers(self):
@@ -44,30 +52,32 @@ class Training:
         return workers
 
     def read(self, word):
-        line = self.process.stdout.readline().split()
-        if not line:
-            raise AssertionError(self.process.stderr.read())
+        def whole_lines():
+            return self.process.out.rpartition("\n")[0].splitlines()[self.num_read :]
+
+        line = until(whole_lines, word, running=self.process)[0].split()
+        self.num_read += 1
         assert line[0] == word
         return [float(item) if "." in item else int(item) for item in line[1:]]
 
     def tell(self, line):
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
+        os.write(self.orders, f"{line}\n".encode())
 
     def signal_group(self, number):
         os.killpg(self.process.pid, number)
 
 
 @contextlib.contextmanager
-def training(*arguments):
-    run = Training(*arguments)
+def training(floor, method, kind, *, is_cold=False):
+    run = Training(floor, method, kind, is_cold)
     try:
         run.wait_for_workers()
         yield run
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(run.process.pid, signal.SIGKILL)
-        run.process.communicate()
+        run.process.wait()
+        os.close(run.orders)
 
 
 def gone(workers, limit_s):
@@ -86,8 +96,8 @@ def gone(workers, limit_s):
         ("fork", "covered"),
     ],
 )
-def test_batches_go_on_through_signals_to_the_group(method, kind):
-    with training(method, kind) as run:
+def test_batches_go_on_through_signals_to_the_group(floor, method, kind):
+    with training(floor, method, kind) as run:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
             run.signal_group(number)
             time.sleep(0.2)  # real time for a worker to die of it
@@ -100,8 +110,8 @@ def test_batches_go_on_through_signals_to_the_group(method, kind):
         assert gone(run.workers, LIMIT_S)
 
 
-def test_without_the_shield_workers_die():
-    with training("fork", "unshielded") as run:
+def test_without_the_shield_workers_die(floor):
+    with training(floor, "fork", "unshielded") as run:
         run.signal_group(signal.SIGTERM)
         run.tell("go on")
         # It ends by whatever meets the dead worker first: the loader that looks at its workers, or
@@ -114,8 +124,8 @@ def test_without_the_shield_workers_die():
 
 @pytest.mark.parametrize("kind", ["stock", "wedged"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_end_with_their_training_process(method, kind):
-    with training(method, kind) as run:
+def test_workers_end_with_their_training_process(floor, method, kind):
+    with training(floor, method, kind) as run:
         workers = run.children()
         time.sleep(WEDGE_S if kind == "wedged" else 0)
         run.process.kill()
@@ -124,8 +134,8 @@ def test_workers_end_with_their_training_process(method, kind):
 
 
 @pytest.mark.parametrize("kind", ["stuck", "wedged"])
-def test_a_worker_that_does_not_end_is_ended(kind):
-    with training("fork", kind) as run:
+def test_a_worker_that_does_not_end_is_ended(floor, kind):
+    with training(floor, "fork", kind) as run:
         workers = run.children()
         time.sleep(WEDGE_S if kind == "wedged" else 0)
         run.tell("close")
@@ -134,8 +144,8 @@ def test_a_worker_that_does_not_end_is_ended(kind):
         assert run.process.wait(LIMIT_S) == 0
 
 
-def test_a_process_that_leaves_without_closing_ends_its_stuck_workers():
-    with training("fork", "stuck") as run:
+def test_a_process_that_leaves_without_closing_ends_its_stuck_workers(floor):
+    with training(floor, "fork", "stuck", is_cold=True) as run:
         workers = run.children()
         run.tell("leave")
         assert run.process.wait(30) == 0

@@ -15,6 +15,7 @@ from thorough import some
 
 SCRIPT = SCRIPTS / "accumulating.py"
 run = functools.partial(losses.run, SCRIPT)
+calm = functools.partial(losses.undisturbed, SCRIPT)
 start = functools.partial(losses.start, SCRIPT)
 
 KILLS, LONG = 4, 80
@@ -42,9 +43,8 @@ def each_sample_came_once(job):
 @pytest.mark.parametrize("deaths", some(OF_ANY, 1), ids=" ".join)
 def test_batch_norms_statistics_are_those_of_rank_0(floor, tmp_path, deaths):
     """DDP gives them to all at each forward pass; what others have made of them is nothing."""
-    calm, _ = run(floor, tmp_path / "calm", "norm")
     job, running = run(floor, tmp_path / "job", "norm", *deaths)
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm("norm"), running.text
     resumed = job.events("resumed")[1:]
     assert len(resumed) > 1, running.text
     assert all(event["source"].endswith("that survived") for event in resumed), running.text
@@ -53,13 +53,12 @@ def test_batch_norms_statistics_are_those_of_rank_0(floor, tmp_path, deaths):
 
 @pytest.mark.parametrize(
     ("kind", "deaths"),
-    some(itertools.product(["no_sync", "sums", "sums_stock", "norm_no_sync"], IN_WINDOWS), 4),
+    some(itertools.product(["no_sync", "sums", "sums_stock", "norm_no_sync"], IN_WINDOWS), 2),
 )
 def test_accumulated_gradients_are_made_again(floor, tmp_path, kind, deaths):
     """An optimizer steps after each fourth batch; what was complete then is not lost."""
-    calm, _ = run(floor, tmp_path / "calm", kind)
     job, running = run(floor, tmp_path / "job", kind, *deaths)
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm(kind), running.text
     resumed = job.events("resumed")[1:]
     assert all(event["source"].endswith("that survived") for event in resumed), running.text
     told = [death.split(":") for death in deaths]
@@ -80,7 +79,6 @@ def test_accumulated_gradients_are_made_again(floor, tmp_path, kind, deaths):
 @pytest.mark.parametrize("kind", some(["saved", "norm_no_sync", "norm"], 1))
 def test_kills_at_any_moment(floor, tmp_path, kind, rng):
     """Of any rank, one or two at once."""
-    calm, _ = run(floor, tmp_path / "calm", kind, steps=LONG)
     job, running = start(floor, tmp_path / "job", kind, "--pause", 0.004, steps=LONG)
     for number in range(KILLS):
         until(lambda n=number: len(job.events("resumed")) > n, "it trains", running=running)
@@ -89,16 +87,15 @@ def test_kills_at_any_moment(floor, tmp_path, kind, rng):
         for victim in rng.sample(workers, min(len(workers), rng.choice((1, 1, 2)))):
             os.kill(victim, signal.SIGKILL)
     assert running.wait() == 0, running.text
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm(kind, steps=LONG), running.text
     each_sample_came_once(job)
     assert "Traceback" not in running.err, running.text
 
 
 def test_gradients_that_come_and_go_do_not_keep_the_end_from_being_saved(floor, tmp_path):
     """Whoever has just been started does not know yet at which steps there are none."""
-    calm, _ = run(floor, tmp_path / "calm", "saved")
     job, running = run(floor, tmp_path / "job", "saved", *IN_WINDOWS[0][:2])
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm("saved"), running.text
 
 
 def test_who_counts_batches_itself_starts_again(floor, tmp_path):

@@ -11,15 +11,15 @@ from thorough import some
 
 SCRIPT = SCRIPTS / "many_kinds.py"
 run = functools.partial(losses.run, SCRIPT)
+calm = functools.partial(losses.undisturbed, SCRIPT)
 
 DEATHS = ("2:3:backward", "1:9:summed", "0:14:forward")
 
 
 @pytest.mark.parametrize("kind", ["all", "stock", "own"])
 def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
-    calm, _ = run(floor, tmp_path / "calm", kind)
     job, running = run(floor, tmp_path / "job", kind, *DEATHS)
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm(kind), running.text
     sources = [event["source"] for event in job.events("resumed")][1:]
     # From fewer than three where some had not come to the end of a step that others had completed.
     assert len(sources) == len(DEATHS), running.text
@@ -32,9 +32,8 @@ def test_no_step_is_lost_and_no_bit_differs(floor, tmp_path, kind):
 
 
 def test_who_takes_a_lost_ones_place_is_lost_too(floor, tmp_path):
-    calm, _ = run(floor, tmp_path / "calm", "all")
     job, running = run(floor, tmp_path / "job", "all", "2:3:backward", "2:0:joining")
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm("all"), running.text
     assert job.events("resumed")[-1]["source"].endswith("that survived"), running.text
     assert len(job.events("worker_lost")) == 2
 
@@ -42,9 +41,8 @@ def test_who_takes_a_lost_ones_place_is_lost_too(floor, tmp_path):
 @pytest.mark.parametrize("kind", ["buffers", "outside"])
 def test_what_cannot_be_gone_on_from_comes_back_from_memory(floor, tmp_path, kind):
     """Each rank has statistics of its own; it has a sum of its own outside of the loop."""
-    calm, _ = run(floor, tmp_path / "calm", kind)
     job, running = run(floor, tmp_path / "job", kind, "2:8:backward", "0:14:forward")
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm(kind), running.text
     _, first, second = [event["step"] for event in job.events("resumed")]
     # Or of a step later, where the keeper was still writing the one before.
     assert 5 <= first < 8, running.text
@@ -61,9 +59,8 @@ def test_what_cannot_be_gone_on_from_comes_back_from_memory(floor, tmp_path, kin
     ],
 )
 def test_a_sum_that_leaves_no_state_costs_steps_and_no_process(floor, tmp_path, kind, deaths):
-    calm, _ = run(floor, tmp_path / "calm", kind)
     job, running = run(floor, tmp_path / "job", kind, *deaths)
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm(kind), running.text
     _, first, second = [event["step"] for event in job.events("resumed")]
     assert 5 <= first < 8, running.text
     assert 10 <= second < 14, running.text
@@ -79,16 +76,15 @@ WORDS = tuple(f"word{number}" for number in range(10))
 KINDS = ("all", "hook", "static", "several", "own", "compiled", "compiled_inside", "compiled_step")
 
 
-@pytest.mark.parametrize("kind", some(KINDS, 4))
+@pytest.mark.parametrize("kind", some(KINDS, 3))
 def test_kinds_at_drawn_places(floor, tmp_path, rng, kind):
     """Two workers: a model that is laid out anew sums in another order, which two do not see."""
     rng.seed(f"{kind} {rng.random()}")
     places = PLACES + WORDS * (kind == "own")
     deaths = [f"{rng.randrange(2)}:{step}:{rng.choice(places)}" for step in (3, 8, 13, 17)]
     print(kind, *deaths)
-    calm, _ = run(floor, tmp_path / "calm", kind, workers=2)
     job, running = run(floor, tmp_path / "job", kind, *deaths, workers=2)
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm(kind, workers=2), running.text
     sources = [event["source"] for event in job.events("resumed")][1:]
     assert sources == ["from 1 worker that survived"] * len(deaths), running.text
     assert "Traceback" not in running.err, running.text
@@ -97,9 +93,8 @@ def test_kinds_at_drawn_places(floor, tmp_path, rng, kind):
 def test_what_is_said_between_epochs_is_on_nobodys_way(floor, tmp_path):
     """In the midst of an epoch's loop, in its first step, and in its last one."""
     deaths = ("2:4:backward", "1:6:forward", "0:10:bucket", "3:13:step", "1:16:summed")
-    calm, _ = run(floor, tmp_path / "calm", "epochs")
     job, running = run(floor, tmp_path / "job", "epochs", *deaths)
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm("epochs"), running.text
     sources = [event["source"] for event in job.events("resumed")][1:]
     assert len(sources) == len(deaths), running.text
     assert all(source.endswith("that survived") for source in sources), running.text
@@ -109,16 +104,14 @@ def test_what_is_said_between_epochs_is_on_nobodys_way(floor, tmp_path):
 @pytest.mark.parametrize("place", some(["before", "between", "behind"], 1))
 def test_a_loss_between_epochs_is_none_of_a_step(floor, tmp_path, place):
     """The others do not go on without it in the loop that follows."""
-    calm, _ = run(floor, tmp_path / "calm", "epochs_plain")
     job, running = run(floor, tmp_path / "job", "epochs_plain", f"2:100:{place}", f"0:102:{place}")
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm("epochs_plain"), running.text
 
 
 def test_who_is_in_a_later_epoch_than_a_checkpoint_starts_anew(floor, tmp_path):
     """What stands between the epochs is to run again."""
-    calm, _ = run(floor, tmp_path / "calm", "epochs_late")
     job, running = run(floor, tmp_path / "job", "epochs_late", "2:11:stepped", "1:16:stepped")
-    assert ends(job) == ends(calm), running.text
+    assert ends(job) == calm("epochs_late"), running.text
 
 
 def test_a_static_graph_is_still_summed(floor, tmp_path):

@@ -38,6 +38,7 @@ def test_a_machine_that_waits_for_a_place_ends_in_one_line_as_the_job_does(floor
             *("--nnodes", "1", "--nproc-per-node", 1, "--local-addr", "127.0.0.1"),
             *("--rdzv-backend", "outlast", "--rdzv-endpoint", tmp_path / "job"),
             *(script, tmp_path),
+            cold=True,  # it looks for entry points as it is imported
             env=env,
         )
 

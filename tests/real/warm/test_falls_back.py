@@ -27,10 +27,10 @@ def run(floor, job, script, *launch, env=None):
     return {path.name: path.read_text() == "True" for path in told.iterdir()}, lines
 
 
-def test_it_starts_warm_and_says_nothing(floor, tmp_path):
+def test_it_starts_warm_and_says_nothing(afresh, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SAYS + TELL)
-    warm, lines = run(floor, Job(tmp_path / "job", RANKS), script)
+    warm, lines = run(afresh, Job(tmp_path / "job", RANKS), script)
     assert warm == {"10": True, "11": True}
     assert not lines
 
@@ -69,27 +69,27 @@ def test_a_program_and_another_interpreter(floor, tmp_path):
     assert line.endswith("(--no-python)")
 
 
-def test_a_module_that_a_cold_worker_would_find_beside_the_script(floor, tmp_path):
+def test_a_module_that_a_cold_worker_would_find_beside_the_script(afresh, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SAYS + "import sympy\nassert sympy.OURS\n" + TELL)
     (tmp_path / "sympy.py").write_text("OURS = True\n")
-    warm, (line,) = run(floor, Job(tmp_path / "job", RANKS), script)
+    warm, (line,) = run(afresh, Job(tmp_path / "job", RANKS), script)
     assert warm == {"10": False, "11": False}
     assert "sympy.py beside the script has the name of a module that is loaded already" in line
 
 
-def test_a_variable_that_torch_has_read_already(floor, tmp_path):
+def test_a_variable_that_torch_has_read_already(afresh, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SAYS + TELL + "os.environ['OMP_NUM_THREADS'] = '3'\nimport torch\n")
-    warm, (line,) = run(floor, Job(tmp_path / "job", RANKS), script)
+    warm, (line,) = run(afresh, Job(tmp_path / "job", RANKS), script)
     assert warm == {"10": False, "11": False}
     assert "script.py:6 sets OMP_NUM_THREADS, which imports that are done already have read" in line
 
 
-def test_a_variable_that_nobody_has_read_yet(floor, tmp_path):
+def test_a_variable_that_nobody_has_read_yet(afresh, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SAYS + TELL + "os.environ['NCCL_DEBUG'] = 'INFO'\nimport torch\n")
-    warm, lines = run(floor, Job(tmp_path / "job", RANKS), script)
+    warm, lines = run(afresh, Job(tmp_path / "job", RANKS), script)
     assert (warm, lines) == ({"10": True, "11": True}, [])
 
 
@@ -134,7 +134,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def test_it_takes_no_privileges(floor, tmp_path):
+def test_it_takes_no_privileges(afresh, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         f"{SAYS}{TELL}status = Path('/proc/self/status').read_text()\n"
@@ -145,7 +145,7 @@ def test_it_takes_no_privileges(floor, tmp_path):
     drop, told = tmp_path / "drop.py", tmp_path / "told"
     drop.write_text(DROP)
     told.mkdir()
-    started = floor.cold(
+    started = afresh.cold(
         *(drop, sys.executable, "-m", "outlast", "run", "--nproc-per-node", RANKS, script),
         env={"TOLD": told, "OUTLAST_DIR": tmp_path / "job"},
     )

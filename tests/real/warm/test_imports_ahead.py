@@ -53,10 +53,10 @@ PROBLEMS = {
 }
 
 
-def test_what_is_safe_and_what_is_not(floor, tmp_path):
+def test_what_is_safe_and_what_is_not(afresh, tmp_path):
     for name, text in MODULES.items():
         (tmp_path / f"{name}.py").write_text(text)
-    run = floor.cold(SCRIPTS / "try_imports.py", tmp_path, 120, *MODULES, "quiet:X", "none")
+    run = afresh.cold(SCRIPTS / "try_imports.py", tmp_path, 120, *MODULES, "quiet:X", "none")
     assert run.wait() == 0, run.text
     found = json.loads(run.out)
     assert found["safe"] == ["quiet", "sets_a_variable", "quiet"]
@@ -64,10 +64,10 @@ def test_what_is_safe_and_what_is_not(floor, tmp_path):
     assert found["here"] == []  # nothing of it happened in the process itself
 
 
-def test_there_is_an_end_to_trying(floor, tmp_path):
+def test_there_is_an_end_to_trying(afresh, tmp_path):
     (tmp_path / "first.py").write_text("X = 1\n")
     (tmp_path / "hangs.py").write_text("import time\ntime.sleep(1000)\n")
-    run = floor.cold(SCRIPTS / "try_imports.py", tmp_path, 5, "first", "hangs", "first:X")
+    run = afresh.cold(SCRIPTS / "try_imports.py", tmp_path, 5, "first", "hangs", "first:X")
     assert run.wait() == 0, run.text
     found = json.loads(run.out)
     assert found["safe"] == ["first"]
@@ -83,7 +83,7 @@ AHEAD = (
 )
 
 
-def test_an_attempt_finds_them_done(floor, tmp_path):
+def test_an_attempt_finds_them_done(afresh, tmp_path):
     """They are imported behind the first attempt, which is killed once they are."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -92,7 +92,7 @@ def test_an_attempt_finds_them_done(floor, tmp_path):
         "while attempt == '1': time.sleep(0.1)\n"
     )
     job = Job(tmp_path / "job")
-    run = floor.outlast("run", "--nproc-per-node", 1, script, env=job.env | {"TOLD": tmp_path})
+    run = afresh.outlast("run", "--nproc-per-node", 1, script, env=job.env | {"TOLD": tmp_path})
     first = tmp_path / "1"
     pid, ahead = json.loads(
         until(lambda: first.exists() and first.read_text(), "an attempt", running=run)
@@ -106,7 +106,7 @@ def test_an_attempt_finds_them_done(floor, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["beside", "elsewhere"])
-def test_own_modules_are_imported_by_the_worker_alone(floor, tmp_path, where):
+def test_own_modules_are_imported_by_the_worker_alone(afresh, tmp_path, where):
     (tmp_path / "own.py").write_text(
         "import os\n"
         "with open(os.environ['TOLD'] + '/imports', 'a') as f:\n"
@@ -121,7 +121,7 @@ def test_own_modules_are_imported_by_the_worker_alone(floor, tmp_path, where):
     )
     env = {"TOLD": tmp_path, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     job = Job(tmp_path / "job")
-    run = floor.outlast(
+    run = afresh.outlast(
         *("run", "--nproc-per-node", 1, script),
         env=job.env | (env if where == "elsewhere" else {"TOLD": tmp_path}),
     )

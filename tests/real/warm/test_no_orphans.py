@@ -57,10 +57,10 @@ def test_an_agent_killed_alone_takes_programs_that_are_not_python_with_it(floor,
         until(lambda pid=pid: not _runs(pid), f"the end of {pid}")
 
 
-def test_an_agent_killed_while_the_server_imports(floor, tmp_path):
+def test_an_agent_killed_while_the_server_imports(afresh, tmp_path):
     job = Job(tmp_path / "job", RANKS)
-    run = start(floor, job)
-    (server,) = until(lambda: servers(floor), "a server", running=run)
+    run = start(afresh, job)
+    (server,) = until(lambda: servers(afresh), "a server", running=run)
     run.kill()
     until(lambda: not _runs(server), "the server's end")
 

@@ -118,18 +118,17 @@ def test_a_process_that_is_not_there_is_said_at_once(listen, server, watch):
     assert not server.requests
 
 
-def test_one_worker_of_a_torchrun_job_is_told_and_all_drain(floor, server, watch, tmp_path):
+def test_one_worker_is_told_and_all_drain(floor, server, watch, tmp_path):
     job = Job(tmp_path / "job", 2)
-    options = ("--standalone", "--nproc-per-node", 2, "--max-restarts", 0)
-    script = (TRAIN, job.records, 100_000, "--pause", "0.02")
-    torchrun = floor.torchrun(*options, *script, env=job.env)
+    script = (TRAIN, job.records, 100_000, "--light", "--pause", "0.02")
+    ranks = floor.ranks(2, *script, env=job.env)
     pidfile = tmp_path / "rank-0.pid"
     process = watch("--pidfile", pidfile)
-    until(lambda: job.begun() >= 5, "steps", running=torchrun)
+    until(lambda: job.begun() >= 5, "steps", running=ranks[0])
     pidfile.write_text(str(job.lines(0)[-1]["pid"]))
     server.preempt()
     assert process.wait() == 0, process.text
-    assert torchrun.wait() == 1, torchrun.text  # torchrun's own: it has no 75
+    assert [rank.wait() for rank in ranks] == [75, 75], ranks[0].text
     drained = job.events("drained")[-1]
     assert (drained["step"], drained["committed"]) == (job.newest(), True)
     assert [max(job.consumed(rank)) for rank in range(2)] == [job.newest()] * 2

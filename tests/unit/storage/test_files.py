@@ -9,6 +9,7 @@ import random
 import threading
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from storage_contract import memory
@@ -357,3 +358,27 @@ def test_a_new_file_that_fails_is_not_there(storage, monkeypatch, call):
             storage.put_new("f", b"1")
     assert caught.value is error
     assert listing(storage.root) == []
+
+
+# --- addresses -----------------------------------------------------------------------------------
+
+WRITABLE = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+MEMORY = {
+    "bytes": b"some",
+    "a part": memoryview(bytearray(8))[3:],
+    "mapped": memoryview(WRITABLE)[mmap.PAGESIZE :],
+    "mapped to be read": mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_an_address_is_where_numpy_finds_it(name):
+    view = memoryview(MEMORY[name])
+    assert direct.address_of(view) == np.frombuffer(view, np.uint8).ctypes.data
+
+
+def test_what_was_looked_at_may_be_resized():
+    memory = bytearray(4)
+    with memoryview(memory) as view:
+        direct.address_of(view)
+    memory.append(1)
