@@ -52,7 +52,7 @@ from outlast.ledger.past import Past
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.desk import checked
 from outlast.notice.foresight import GraceCheck, standing
-from outlast.peer.reign import term_over
+from outlast.peer.term import term_over
 from outlast.policy.restart import RestartVerdict
 from outlast.values import GRACE_MAX_S
 

@@ -14,7 +14,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from outlast.attempt.link import connect, open_store
-from outlast.peer.reign import Term
+from outlast.peer.term import Term
 
 _TIMEOUT = timedelta(minutes=5)
 

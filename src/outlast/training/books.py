@@ -1,7 +1,7 @@
 """Which attempt a session is in, and its books: what goes into the ledger, what the agent can see.
 
 Under our agent the attempt is the agent's. A session that no agent has started claims a number of
-its own (:mod:`outlast.peer.reign`), or goes by the claim of the machines where torch's own launcher
+its own (:mod:`outlast.peer.term`), or goes by the claim of the machines where torch's own launcher
 has formed them through our rendezvous. Then its first rank keeps the job's books too: the lock on
 the directory, the events of its beginning and end, and what people hear.
 
@@ -52,7 +52,7 @@ from outlast.notice import Notice
 from outlast.notice.foresight import GraceCheck
 from outlast.notice.record import fields_of
 from outlast.peer.claims import FORMED_VARIABLE
-from outlast.peer.reign import Term, term_over
+from outlast.peer.term import Term, term_over
 from outlast.script import excepthook
 from outlast.script.restore import READ_TIMEOUT_S
 from outlast.training.timing import Samples

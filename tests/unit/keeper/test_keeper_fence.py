@@ -68,7 +68,7 @@ def test_an_agent_that_runs_the_job_alone_need_not_have_told_of_its_last_attempt
     assert fence.judge(4) == PASSES
 
 
-@pytest.mark.parametrize(("reign", "members"), [("ours", ["a"]), ("b", ["b"]), ("ours", [])])
+@pytest.mark.parametrize(("term", "members"), [("ours", ["a"]), ("b", ["b"]), ("ours", [])])
 def test_one_that_others_take_part_in_may_have_begun_without_us(
     storage, fence, clock, term, members
 ):
@@ -138,7 +138,7 @@ def test_what_is_left_of_the_half_that_lost_the_number_is_refused(storage, fence
     assert fence.judge(5) == PASSES
 
 
-def test_one_reigns_attempts_stand_for_each_other(storage, fence):
+def test_one_terms_attempts_stand_for_each_other(storage, fence):
     """A claim that was made up for may skip a number."""
     fence.told(4, "ours")
     fence.told(5, "ours")
@@ -173,7 +173,7 @@ def test_a_claim_is_read_once(storage, fence, monkeypatch):
     assert fence.judge(4) == PASSES
 
 
-def test_only_so_many_reigns_are_remembered(storage, fence):
+def test_only_so_many_terms_are_remembered(storage, fence):
     for number in range(1, 3 * TERMS_MAX):
         fence.told(number, "ours")
         claim(storage, number, "ours")

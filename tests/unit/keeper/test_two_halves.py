@@ -120,7 +120,7 @@ class Side:
             Member(node=nodes[0], host=nodes[0], address=f"{name}:1"),
             roster,
             store_host=name,
-            term=f"reign-of-{name}",
+            term=f"term-of-{name}",
             held=held,
             deliver=lambda message: self.told(nodes[0], message),
             on_overtaken=self.overtaken,
@@ -238,7 +238,7 @@ def judge(world, many, few):
     alive = [side for side in alive if not side.is_over]
     assert len(alive) == 1, "nobody goes on, or both do"
     assert alive[0].commits[-1][2] > END_S - 2.0
-    assert world.claims.newest().term == f"reign-of-{alive[0].name}"
+    assert world.claims.newest().term == f"term-of-{alive[0].name}"
 
 
 SINCE_S = [-1.0, 0.0, 0.3, 1.0]  # after the cut

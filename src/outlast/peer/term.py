@@ -103,7 +103,7 @@ class Term:
         self._end = (0, "")
         self._changed = threading.Condition()
         self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="outlast-reign", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="outlast-term", daemon=True)
 
     def open(self, known: int) -> int:
         """Claim the first attempt; waits for a predecessor, and a second for storage.
