@@ -78,6 +78,7 @@ SLICE_S: Final = 5.0  # a link serves one waiting thread at a time
 TELL_S: Final = 10.0  # until it is said for whom the session's end waits
 _GONE: Final = b"gone "
 _EXCUSED: Final = b"excused"
+_DIFFER: Final = b"differ"
 
 
 class _LoopEndWord(msgspec.Struct, frozen=True):
@@ -204,9 +205,13 @@ class LoopEnding:
             if link.rank:
                 link.publish(f"end/at/{link.rank}", b"%d" % step)
                 word = link.fetch("end/at", timeout_s + HEARD_S)
+                link.publish(f"end/at/{link.rank}/heard", b"")
             else:
                 word = self._who_differs(step, timeout_s).encode()
                 link.publish("end/at", word)
+                if word.startswith(_DIFFER):  # a rank that does not hear it would save alone
+                    with contextlib.suppress(OSError, RuntimeError):
+                        self._wait_until_heard("end/at")
         except (OSError, RuntimeError) as error:  # the store is gone, and with it the attempt
             logger.warning("the ranks do not meet at the session's end: %s", error)
             return True
@@ -215,7 +220,7 @@ class LoopEnding:
         committed = self._engine.committed_step
         stands = f"step {committed}, the newest commit, stands" if committed else "none stands"
         kind, _, why = word.decode().partition(" ")
-        if kind == "differ":
+        if kind == _DIFFER.decode():
             raise ConfigError(
                 f"the ranks left their loops at different steps ({why}), and a checkpoint is of "
                 f"one step: the end is in none, and {stands}. Have all ranks decide alike, by "
@@ -244,7 +249,7 @@ class LoopEnding:
             if word.startswith(_GONE):
                 return f"gone rank {rank} was ended by {word.removeprefix(_GONE).decode()}"
             if int(word) != step:
-                return f"differ rank 0 at {step}, rank {rank} at {int(word)}"
+                return f"{_DIFFER.decode()} rank 0 at {step}, rank {rank} at {int(word)}"
         return ""
 
     def _anybody(self, what: str, says: bool, timeout_s: float) -> bool:
@@ -259,12 +264,17 @@ class LoopEnding:
             others = [f"{what}/{rank}" for rank in range(1, link.world_size)]
             says = any([says, *[link.fetch(key, timeout_s) == b"1" for key in others]])
             link.publish(what, b"1" if says else b"0")
-            # Where there is no agent the store is in this process: it is not to end before that.
-            for key in others:
-                link.fetch(f"{key}/heard", HEARD_S)
+            self._wait_until_heard(what)
         except (OSError, RuntimeError) as error:  # the store is gone, and with it the attempt
             logger.warning("the ranks do not agree (%s): %s", what, error)
         return says
+
+    def _wait_until_heard(self, what: str) -> None:
+        """On rank 0: where there is no agent the store is in this process, and ends with it."""
+        until_s = time.monotonic() + HEARD_S
+        for rank in range(1, self._link.world_size):
+            left_s = max(until_s - time.monotonic(), 0.01)
+            self._link.fetch(f"{what}/{rank}/heard", left_s)
 
 
 UNWIND_S: Final = 3.0  # for the training thread to leave by itself
