@@ -31,7 +31,7 @@ def test_a_lost_machine_costs_the_others_no_process(machines, tmp_path):
     for host in others:
         after = job.on(host, after_attempt=attempt)
         assert {line["pid"] for line in after} == {before[host.name]["pid"]}
-        lines = sorted(job.on(host), key=lambda line: line["attempt"])
+        lines = sorted(job.on(host), key=lambda line: (line["attempt"], line["step"]))
         steps = [line["step"] for line in lines]
         assert steps == sorted(set(steps)), job.agents[host.name].text  # none was made again
     job.finish(*others)
