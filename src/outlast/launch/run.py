@@ -27,18 +27,17 @@ from outlast import config
 from outlast.attempt.trackers import JOB_VARIABLE
 from outlast.checkpoint.catalog import open_job
 from outlast.errors import ConfigError, Exit
-from outlast.keeper.place import setup_of
-from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, TierWaits
+from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, TierWaits, setup_of
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
 from outlast.launch.desk import NoticeDesk
+from outlast.launch.first_look import quieten_loggers
 from outlast.launch.health import note_gap
 from outlast.launch.judging import restart_policy
+from outlast.launch.machines import FreshStore, OneMachine
 from outlast.launch.membership import JobOver, Membership
 from outlast.launch.place import BACKEND
-from outlast.launch.quiet import quieten_loggers
 from outlast.launch.requeue import requeue
-from outlast.launch.stores import FreshStore, OneMachine
 from outlast.launch.together import introduce, membership, preflight, readmit, record
 from outlast.launch.warm.client import WarmServer
 from outlast.launch.warm.starts import Starts

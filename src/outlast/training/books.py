@@ -35,7 +35,7 @@ from outlast.attempt.link import (
     open_link,
 )
 from outlast.checkpoint.catalog import open_job
-from outlast.checkpoint.names import SaveName, new_nonce, parse
+from outlast.checkpoint.manifest import SaveName, new_nonce, parse
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
 from outlast.data.generators import is_users

@@ -13,8 +13,7 @@ from typing import Any
 import click
 import msgspec
 
-from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, PART_NAME, Manifest
-from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, PART_NAME, Manifest, SaveName
 from outlast.checkpoint.transfer import NotMended, Repaired, mend_copy
 from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import Survey, size_of, survey

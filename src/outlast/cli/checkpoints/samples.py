@@ -9,8 +9,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from outlast.checkpoint.manifest import Manifest
-from outlast.checkpoint.names import Place
+from outlast.checkpoint.manifest import Manifest, Place
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.reader import open_checkpoint
 from outlast.data.audit import History, SampleVerdict

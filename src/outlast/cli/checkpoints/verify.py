@@ -16,8 +16,7 @@ import click
 import msgspec
 
 from outlast.checkpoint.inventory import check_parts
-from outlast.checkpoint.manifest import MANIFEST
-from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.manifest import MANIFEST, SaveName
 from outlast.checkpoint.transfer import FileCopies, inventory_of, job_for, read
 from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import (

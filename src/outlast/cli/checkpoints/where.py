@@ -11,7 +11,7 @@ import msgspec
 
 from outlast import config
 from outlast.checkpoint.catalog import made_with
-from outlast.checkpoint.names import Place
+from outlast.checkpoint.manifest import Place
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.ledger.job import Job, read_job

@@ -14,7 +14,7 @@ from typing import Final
 
 import psutil
 
-from outlast.keeper.arena import available_bytes
+from outlast.keeper.memory import available_bytes
 from outlast.policy.fitness import MemoryFacts
 
 SHM: Final = "/dev/shm"  # noqa: S108 - looked at, not written

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from outlast.checkpoint.names import parse
+from outlast.checkpoint.manifest import parse
 from outlast.errors import OutlastError
 from outlast.policy.fitness import PlaceFacts
 from outlast.storage import Directory, ObjectStore, Patience, Storage, open_storage

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from outlast import config
 from outlast.errors import OutlastError
-from outlast.launch.threads import threads_to_set
+from outlast.launch.first_look import threads_to_set
 from outlast.launch.warm.client import WarmServer
 
 _NPROC = "--nproc-per-node"
