@@ -21,7 +21,7 @@ def command(arguments: tuple[str, ...]) -> int:
 
     early = EarlySignals()
     from outlast.launch.first_look import level_to_set, refuse_other_job
-    from outlast.launch.warm.early import begin
+    from outlast.launch.warm.client import begin
 
     refuse_other_job(arguments)
     os.environ.update(level_to_set(os.environ))

@@ -19,8 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.errors import ConfigError, Exit
-from outlast.init import quoting
-from outlast.init.render import render
+from outlast.init.render import bash, check, render
 
 NODES_MAX: Final = 10_000
 NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -73,7 +72,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         if not self.script or self.script.startswith("-"):
             raise ConfigError(f"{self.script!r} is no script; name one with --script train.py")
         for argument in (self.script, *self.arguments):
-            quoting.check(argument)
+            check(argument)
         check_number("--nodes", self.nodes, 1, NODES_MAX)
         if self.fewest is not None:
             check_number(f"--nodes {self.fewest}:{self.nodes}:", self.fewest, 1, self.nodes)
@@ -149,7 +148,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{self.partition!r} is not a partition; sinfo lists them")
         if not self.directory:
             raise ConfigError("--dir '' names no directory; leave it out, or name one")
-        quoting.check(self.directory)
+        check(self.directory)
         check_number("--grace", self.grace_s, 5, 65_535)
         limit_s = _limit_s(self.time)
         if limit_s is not None and limit_s <= self.grace_s:
@@ -167,7 +166,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
 
     def next_command(self, file: str) -> str:
         """What to type next."""
-        return f"sbatch {quoting.bash(file)}"
+        return f"sbatch {bash(file)}"
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +232,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 
     def next_command(self, file: str) -> str:
         """What to type next."""
-        return f"kubectl apply -f {quoting.bash(file)}"
+        return f"kubectl apply -f {bash(file)}"
 
 
 class Sky(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,7 +288,7 @@ class Sky(msgspec.Struct, frozen=True, kw_only=True):
 
     def next_command(self, file: str) -> str:
         """What to type next."""
-        return f"sky jobs launch {quoting.bash(file)}"
+        return f"sky jobs launch {bash(file)}"
 
 
 def _codes() -> dict[str, Any]:

@@ -49,8 +49,7 @@ from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
 from outlast.notice import UNKNOWN_GRACE_S
-from outlast.notice.desk import checked
-from outlast.notice.foresight import GraceCheck, standing
+from outlast.notice.desk import GraceCheck, checked, standing
 from outlast.peer.reign import term_over
 from outlast.policy.restart import RestartVerdict
 from outlast.values import GRACE_MAX_S

@@ -26,9 +26,8 @@ from typing import Final
 import msgspec
 
 from outlast.errors import Exit
-from outlast.ledger.events import Event
+from outlast.ledger.events import Event, back, left, wrong
 from outlast.ledger.goodput import in_order, number, whole
-from outlast.ledger.losses import back, left, wrong
 from outlast.ledger.past import Failures
 from outlast.policy.failures import title_of
 from outlast.policy.hazard import Posterior

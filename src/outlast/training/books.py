@@ -49,8 +49,7 @@ from outlast.ledger.narrator import Narrator, say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
-from outlast.notice.foresight import GraceCheck
-from outlast.notice.record import fields_of
+from outlast.notice.desk import GraceCheck, fields_of
 from outlast.peer.claims import FORMED_VARIABLE
 from outlast.peer.reign import Term, term_over
 from outlast.script import excepthook

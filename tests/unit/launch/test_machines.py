@@ -109,7 +109,7 @@ def test_trouble_elsewhere_is_waited_for(machines, others):
 def test_whoever_asks_for_a_machine_to_be_left_out(machines, others):
     asked = []
     others.me = types.SimpleNamespace(host="A", node="a")
-    others.leave_out = lambda out, gentle: asked.append((out, gentle))
+    others.exclude = lambda out, gentle: asked.append((out, gentle))
     members = tuple(
         Member(node=name, host=name.upper(), address="", workers=workers)
         for name, workers in [("a", 2), ("b", 1), ("c", 2)]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import click
 
-from outlast.cli.group import LazyGroup
+from outlast.cli import LazyGroup
 
 _COMMANDS = {
     "list": ("listing", "every step, and which tier has it"),

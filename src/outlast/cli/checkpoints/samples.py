@@ -13,7 +13,7 @@ from outlast.checkpoint.manifest import Manifest, Place
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.reader import open_checkpoint
 from outlast.data.audit import History, SampleVerdict
-from outlast.data.handover import TRAIL
+from outlast.data.feed import TRAIL
 from outlast.data.trail import SampleRecord, read_record
 from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.report import humanise

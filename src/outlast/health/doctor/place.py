@@ -22,8 +22,7 @@ from outlast.checkpoint.manifest import parse
 from outlast.errors import OutlastError
 from outlast.policy.fitness import PlaceFacts
 from outlast.storage import Directory, ObjectStore, Patience, Storage, open_storage
-from outlast.storage.mounts import is_network
-from outlast.storage.trust import distrust, doubt_of_mount
+from outlast.storage.trust import distrust, doubt_of_mount, is_network
 
 BLOCK_BYTES: Final = 16 << 20
 ROUND_BYTES: Final = 1 << 20

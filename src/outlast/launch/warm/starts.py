@@ -15,11 +15,16 @@ from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
 from outlast.errors import Exit
 from outlast.health.leftovers import Marks
 from outlast.launch.arguments import Launch
-from outlast.launch.membership.mailbox import JobOver
+from outlast.launch.membership.handler import JobOver
 from outlast.launch.survivors import Crew
-from outlast.launch.warm.client import NotWaitedFor, ServerLost, StartRefused, WarmServer
+from outlast.launch.warm.client import (
+    NotWaitedFor,
+    ServerLost,
+    StartRefused,
+    WarmServer,
+    is_possible,
+)
 from outlast.launch.warm.context import ColdContext, WarmContext
-from outlast.launch.warm.early import is_possible
 from outlast.launch.warm.imports import read
 from outlast.launch.warm.variables import lasting
 
