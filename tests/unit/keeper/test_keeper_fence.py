@@ -68,7 +68,7 @@ def test_an_agent_that_runs_the_job_alone_need_not_have_told_of_its_last_attempt
     assert fence.judge(4) == PASSES
 
 
-@pytest.mark.parametrize(("reign", "members"), [("ours", ["a"]), ("b", ["b"]), ("ours", [])])
+@pytest.mark.parametrize(("term", "members"), [("ours", ["a"]), ("b", ["b"]), ("ours", [])])
 def test_one_that_others_take_part_in_may_have_begun_without_us(
     storage, fence, clock, term, members
 ):
