@@ -15,7 +15,6 @@ import msgspec
 
 from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, PART_NAME, Manifest, SaveName
 from outlast.checkpoint.transfer import NotMended, Repaired, mend_copy
-from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import Survey, size_of, survey
 from outlast.cli.checkpoints.verify import (
     ABSENT,
@@ -29,6 +28,7 @@ from outlast.cli.checkpoints.where import (
     DIRECTORY,
     JSON,
     JobAt,
+    bar,
     find_job,
     in_words,
 )
