@@ -39,16 +39,14 @@ from outlast.checkpoint.manifest import (
     FULL,
     MANIFEST,
     Manifest,
+    SaveName,
     encode,
     hashed,
 )
-from outlast.checkpoint.names import SaveName
 from outlast.keeper import protocol
-from outlast.keeper.arena import Arena
-from outlast.keeper.memory import KeptSnapshot
-from outlast.keeper.place import Setup
-from outlast.keeper.process import Supervisor
-from outlast.keeper.replicate import Replicator
+from outlast.keeper.memory import Arena, KeptSnapshot
+from outlast.keeper.process import Setup, Supervisor
+from outlast.keeper.replicas import Replicator
 from outlast.keeper.wire import NO_NONCE, PeerMachine
 from outlast.peer import connect
 

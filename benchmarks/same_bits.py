@@ -38,8 +38,7 @@ import outlast
 from bench import tables
 from bench.ports import free_port
 from outlast.drill.demo_train import Gpt
-from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.exchange import GroupChannel, open_exchange
+from outlast.reduce.exchange import Bucket, GroupChannel, group, open_exchange
 from outlast.reduce.tree import ReductionPlan
 
 WIDTH, LAYERS, HEADS, CONTEXT, SAMPLES = 256, 6, 8, 64, 2

@@ -28,6 +28,7 @@ from outlast.checkpoint.manifest import (
     FileEntry,
     Manifest,
     PartEntry,
+    SaveName,
     decode,
     encode,
     encode_part,
@@ -37,7 +38,6 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
-from outlast.checkpoint.names import SaveName
 from outlast.checkpoint.plan import (
     Held,
     HeldPiece,

@@ -29,7 +29,7 @@ import psutil
 from saved import is_committed, saved, saves_in
 
 from outlast.attempt import nameless
-from outlast.launch import quiet
+from outlast.launch import first_look
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
 
@@ -42,12 +42,12 @@ _DROPPED = ("OUTLAST_", "PET_", "TORCHELASTIC_", "TORCH_NCCL", "GROUP_")
 _DROPPED_NAMES = {
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PYTHON_EXEC", "LOGLEVEL"),
     "PYTHONUNBUFFERED",  # streams have buffers where people start us
-    quiet.VARIABLE,
+    first_look.LEVEL_VARIABLE,
 }
 
 _warm = multiprocessing.get_context("forkserver")
 # What all warm processes are forked from imports torch before our agent could tell it to be quiet.
-os.environ[quiet.VARIABLE] = "ERROR"
+os.environ[first_look.LEVEL_VARIABLE] = "ERROR"
 # The main module of a test run is pytest: a child that imports it finds it imported.
 _warm.set_forkserver_preload(
     [

@@ -2,8 +2,7 @@
 
 import contextlib
 
-from outlast.checkpoint.manifest import ABANDONED, MANIFEST
-from outlast.checkpoint.names import SaveName, parse
+from outlast.checkpoint.manifest import ABANDONED, MANIFEST, SaveName, parse
 
 
 def saves_in(directory):

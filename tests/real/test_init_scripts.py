@@ -18,7 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outlast.errors import Exit
-from outlast.init import quoting
+from outlast.init import recipes
 from outlast.init.recipes import Sky, Slurm, Training
 from thorough import examples
 
@@ -85,7 +85,7 @@ def test_shellcheck_finds_nothing():
 )
 @examples(60)
 def test_arguments_come_back_from_bash_and_from_a_task(arguments):
-    told = under_bash(f"printf '%s\\0' first {quoting.bash_line(arguments)}")
+    told = under_bash(f"printf '%s\\0' first {recipes.bash_line(arguments)}")
     assert told == ["first", *arguments]
     task = Sky(training=training(*arguments), accelerator="H100", bucket="s3://b").render()
     show = "outlast() { printf '%s\\0' \"$@\"; }\n"

@@ -31,7 +31,7 @@ def torchrun(floor, job):
 
 
 # Without restarts by torchrun itself: it reuses one store for all attempts, and the second often
-# reads the addresses of the first (see launch/stores.py).
+# reads the addresses of the first (see launch/machines.py).
 def test_drained_and_killed_it_resumes_under_stock_torchrun(floor, rng, tmp_path):
     job, calm = (Job(tmp_path / name, RANKS) for name in ("job", "calm"))
     planned.save(PLAN, job.directory)

@@ -18,6 +18,7 @@ from outlast.checkpoint.manifest import (
     Manifest,
     Slab,
     TensorEntry,
+    as_places,
     decode,
     encode,
     encode_part,
@@ -27,10 +28,10 @@ from outlast.checkpoint.manifest import (
     part_entry,
     part_file,
     shard_file,
+    sign,
     state_file,
     write_hashed,
 )
-from outlast.checkpoint.names import as_places, sign
 from outlast.checkpoint.plan import PieceLocation, World, describe, share
 from outlast.checkpoint.tensors import NAMES
 from outlast.checkpoint.transfer import NotMended, inventory_of, look, mend_copy, read_manifest

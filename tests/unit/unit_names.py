@@ -1,7 +1,7 @@
 """Names of saves, as the helpers here give them: the first save of the first attempt."""
 
 from outlast.checkpoint.catalog import find_saves
-from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.manifest import SaveName
 from outlast.keeper.wire import NO_NONCE
 
 

@@ -2,7 +2,6 @@
 
 What a checkpoint is:
 
-``names``          a save's name, and the places it may lie in
 ``manifest``       what it consists of, as the manifest and the ranks' parts say; the commit
 ``spreads``        how a tensor is spread over ranks, in few words
 ``inventory``      the manifest and the parts, looked up and checked

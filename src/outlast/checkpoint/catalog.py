@@ -3,8 +3,8 @@
 A job sees a place without what rollbacks have undone and without other jobs' saves (``standing``).
 Both follow from the manifest (see ``policy.rollbacks``), so they hold for every tier, and for what
 is copied there late. A manifest that cannot be understood is another job's if its directory says so
-(see ``names``). Where nothing says so, it is taken for this job's: a job that has lost what it had
-must not begin anew in silence.
+(see ``manifest``). Where nothing says so, it is taken for this job's: a job that has lost what it
+had must not begin anew in silence.
 
 Guarantees of removal (``prune``): the manifest of a save that goes is removed durably before any
 file that it names; an unfinished save is never taken for a checkpoint; one whose manifest does not
@@ -51,8 +51,19 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from outlast import config
-from outlast.checkpoint.manifest import ABANDONED, FULL, MANIFEST, LaterFormat, Manifest, decode
-from outlast.checkpoint.names import NOTE, Place, SaveName, parse, signed_by
+from outlast.checkpoint.manifest import (
+    ABANDONED,
+    FULL,
+    MANIFEST,
+    NOTE,
+    LaterFormat,
+    Manifest,
+    Place,
+    SaveName,
+    decode,
+    parse,
+    signed_by,
+)
 from outlast.config import Settings
 from outlast.errors import (
     CheckpointInvalid,

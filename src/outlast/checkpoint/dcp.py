@@ -22,7 +22,7 @@ all; reading gives each rank its own back.
 What can go wrong: a value that is not data, a step that is committed already (ConfigError, in a
 line); a storage that fails on any rank (OSError there; DCP raises its CheckpointException on all).
 In each case nothing is committed and the older checkpoint stays in force. Each save has a directory
-of its own (see ``names``): one that replaces a step's checkpoint leaves that alone until its own
+of its own (see ``manifest``): one that replaces a step's checkpoint leaves that alone until its own
 manifest is there.
 
 Rejected: DCP's own ``.metadata`` beside ours (pickle, and two truths); letting each rank commit its
@@ -74,6 +74,7 @@ from outlast.checkpoint.catalog import find_saves, job_of, remove_save, saves_at
 from outlast.checkpoint.manifest import (
     FORMAT,
     MANIFEST,
+    NOTE,
     PLAIN,
     Chunk,
     Contents,
@@ -81,6 +82,8 @@ from outlast.checkpoint.manifest import (
     Holding,
     Manifest,
     PartEntry,
+    Place,
+    SaveName,
     Slab,
     TensorEntry,
     check_part,
@@ -88,16 +91,19 @@ from outlast.checkpoint.manifest import (
     encode,
     encode_part,
     make_part,
+    named,
+    new_nonce,
     num_elements,
     own_name,
     part_entry,
     part_file,
     shard_file,
+    sign,
+    signed_by,
     small_state,
     state_file,
     write_hashed,
 )
-from outlast.checkpoint.names import NOTE, Place, SaveName, named, new_nonce, sign, signed_by
 from outlast.checkpoint.reader import Checkpoint, MergedState, Wanted, open_checkpoint
 from outlast.checkpoint.spreads import Box, Spread
 from outlast.checkpoint.tensors import (

@@ -43,7 +43,7 @@ import torch
 import xxhash
 from torch.utils import _pytree
 
-from outlast.checkpoint.names import Place, SaveName
+from outlast.checkpoint.manifest import Place, SaveName
 from outlast.checkpoint.optimizers import OTHER, OURS, OWN_FORM
 from outlast.checkpoint.reader import Checkpoint, MergedState, open_checkpoint
 from outlast.checkpoint.tensors import bytes_of, header, place

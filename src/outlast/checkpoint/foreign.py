@@ -29,8 +29,7 @@ import xxhash
 
 from outlast.checkpoint.catalog import saves_at
 from outlast.checkpoint.destinations import FillTargets
-from outlast.checkpoint.manifest import BLOCK_BYTES, MANIFEST
-from outlast.checkpoint.names import Place, SaveName, named, parse
+from outlast.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Place, SaveName, named, parse
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.reader import Checkpoint, Leaf, open_checkpoint
 from outlast.checkpoint.tensors import DTYPES, local_chunks, why_not

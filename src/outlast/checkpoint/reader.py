@@ -47,14 +47,16 @@ from outlast.checkpoint.manifest import (
     MANIFEST,
     FileEntry,
     Manifest,
+    Place,
+    SaveName,
     SmallState,
     TensorEntry,
+    as_places,
     own_name,
     read_small_state,
     state_file,
     without_owner,
 )
-from outlast.checkpoint.names import Place, SaveName, as_places
 from outlast.checkpoint.spreads import Box
 from outlast.checkpoint.tensors import DTYPES, Parts, local_chunks, put_together
 from outlast.checkpoint.transfer import (

@@ -45,9 +45,13 @@ from outlast.checkpoint.manifest import (
     FileEntry,
     LaterFormat,
     Manifest,
+    Place,
+    SaveName,
+    as_places,
     decode,
+    save_of,
+    sign,
 )
-from outlast.checkpoint.names import Place, SaveName, as_places, save_of, sign
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Reader, Storage
 from outlast.storage.direct import address_of

@@ -20,9 +20,8 @@ def command(arguments: tuple[str, ...]) -> int:
     from outlast.notice.signals import EarlySignals
 
     early = EarlySignals()
-    from outlast.launch.first_look import refuse_other_job
-    from outlast.launch.quiet import level_to_set
-    from outlast.launch.warm.early import begin
+    from outlast.launch.first_look import level_to_set, refuse_other_job
+    from outlast.launch.warm.client import begin
 
     refuse_other_job(arguments)
     os.environ.update(level_to_set(os.environ))

@@ -2,8 +2,8 @@
 
 ``messages``  what an agent and its watcher say to each other
 ``watcher``   the watcher: a process of each machine, which looks about ten times a second
-``watched``   the workers of one attempt, as a watcher sees them
-``pace``      a symptom: what steps were spent on, for ``policy.stragglers``
+``watched``   the workers of one attempt; a symptom: what steps were spent on, for
+              ``policy.stragglers``
 ``doctor``    before a job: whether this machine, and those it works with, are fit (see there)
 
 A symptom is a small module with a class that has the three methods of ``watcher.Symptom``: it reads

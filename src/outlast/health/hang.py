@@ -37,7 +37,6 @@ from typing import Any, Final
 import msgspec
 
 from outlast.attempt.beat import BeatReader, Phase
-from outlast.health.answering import SIGNAL, stacks_path
 from outlast.health.messages import (
     Ask,
     Begin,
@@ -49,7 +48,7 @@ from outlast.health.messages import (
     WatchedWorker,
 )
 from outlast.health.proc import ProcessLook, catches, look_at, moved, state_of, tracer_of
-from outlast.health.pulse import ask_path, recorder_path
+from outlast.health.pulse import SIGNAL, ask_path, recorder_path, stacks_path
 from outlast.health.watched import Watched
 from outlast.policy.blame import STOPPED_S, Frame, RankLook
 from outlast.policy.hang import FRESH_STEPS, Activity, HangLimits, HangSettings

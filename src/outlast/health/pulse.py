@@ -1,21 +1,30 @@
-"""A worker's pulse: a thread beside the training that says five times a second that Python runs.
+"""Say five times a second that Python runs, and have the stack shown to those who ask for it.
 
-It runs in each worker of our agent, also of scripts that know nothing of outlast, and says what the
-training thread does not: how many collectives were begun, how many times an optimizer has updated
-weights, whether the session's model is in evaluation mode. A pulse that does not come from a living
-process is evidence in itself: it is stopped, or one thread keeps the interpreter for itself.
+The pulse is a thread beside the training. It runs in each worker of our agent, also of scripts that
+know nothing of outlast, and says what the training thread does not: how many collectives were
+begun, how many times an optimizer has updated weights, whether the session's model is in evaluation
+mode. A pulse that does not come from a living process is evidence in itself: it is stopped, or one
+thread keeps the interpreter for itself.
 
 It never imports anything that the script has not imported, and never keeps a process alive. Where
 the agent asks for it, it writes down what torch's flight recorder has (as JSON, never as a pickle).
 
 What can go wrong: for the microseconds of a look it holds a process group that is just being
 destroyed. Whoever takes groups down in a running process does so ``held_back``.
+
+``be_ready`` is called once, before the script. From then on a signal is answered by
+``faulthandler``, from C: also while another thread keeps the interpreter. Where the kernel only
+lets a process be looked into by those that it has named (Yama), the agent is named, and with it
+what the agent starts.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import faulthandler
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,6 +35,30 @@ from pathlib import Path
 from typing import Any, Final
 
 from outlast.attempt.beat import VARIABLE, Beat, beat_path
+
+SIGNAL: Final = signal.SIGRTMAX - 3  # nobody else is known to use it
+TRACER_VARIABLE: Final = "OUTLAST_TRACER"  # process id of the agent, set by it
+_PR_SET_PTRACER: Final = 0x59616D61
+
+
+def stacks_path(directory: Path, local_rank: int) -> Path:
+    """Where faulthandler answers."""
+    return directory / f"stacks-{local_rank}"
+
+
+def be_ready() -> None:
+    """Answer from now on, where an agent listens."""
+    directory = os.environ.get(VARIABLE)
+    if not directory:
+        return
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # it is then not answered
+        path = stacks_path(Path(directory), int(os.environ.get("LOCAL_RANK", "0")))
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=False)
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        tracer = int(os.environ.get(TRACER_VARIABLE, "0"))
+        ctypes.CDLL(None).prctl(_PR_SET_PTRACER, ctypes.c_ulong(tracer), 0, 0, 0)
+
 
 EVERY_S: Final = 0.2
 TIMEOUT_VARIABLE: Final = "OUTLAST_COLLECTIVE_TIMEOUT_S"  # set by our agent

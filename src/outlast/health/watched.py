@@ -1,11 +1,25 @@
-"""The workers of one attempt, as a watcher sees them."""
+"""Hold the workers of one attempt as a watcher sees them, and say what their steps were spent on.
+
+``Pace`` reads what the steps were spent on from the workers' memory, and tells the agent. It says
+the newest steps each time, ``KEPT`` at most, also those that it has said before: whoever passes
+them on overwrites what was there, and nothing is lost if a word is. In a job of many machines it
+speaks less often, so that all of them together say no more than ``WORDS_S`` a second; where so many
+steps go by in between that ``KEPT`` would not overlap with those of the other machines, it tells
+every second, fourth, eighth … step, by their numbers: machines that choose different strides still
+have steps in common.
+"""
 
 from __future__ import annotations
 
+import math
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
-from outlast.attempt.beat import BeatReader
-from outlast.health.messages import Begin, WatchedWorker
+from outlast.attempt.beat import BeatReader, Timing
+from outlast.health.messages import Begin, FromAgent, FromWatcher, Times, Timings, WatchedWorker
 
 
 class Watched:
@@ -43,3 +57,98 @@ class Watched:
         for heard in self.heard.values():
             heard.close()
         self.heard.clear()
+
+
+KEPT: Final = 64
+LEAST: Final = 16  # steps in a word, if there were so many
+EVERY_S: Final = 0.25
+WORDS_S: Final = 200.0  # of all machines
+READ: Final = 4096  # steps that are remembered
+OVERLAP: Final = 3  # words that have a step in common
+
+
+def interval_s(machines: float) -> float:
+    """Seconds between two words of each of so many machines."""
+    return max(EVERY_S, machines / WORDS_S)
+
+
+class Pace:
+    """Tells the agent what steps were spent on."""
+
+    def __init__(self) -> None:
+        self._watched: Watched | None = None
+        self._interval_s = EVERY_S
+        self._read_s = self._say_s = 0.0  # when it is time again
+        self._read: dict[int, deque[Timing]] = {}
+        self._has_news = False
+
+    def begin(self, watched: Watched) -> Iterable[FromWatcher]:
+        """An attempt begins."""
+        self._watched, self._read, self._has_news = watched, {}, False
+        self._interval_s = interval_s(watched.begin.world_size / max(len(watched.workers), 1))
+        self._read_s = self._say_s = 0.0
+        return ()
+
+    def hear(self, message: FromAgent) -> Iterable[FromWatcher]:
+        """Nothing is asked."""
+        return ()
+
+    def look(self, now_s: float) -> Iterable[FromWatcher]:
+        """The newest steps, if there are any that were not told and it is time."""
+        watched = self._watched
+        if watched is None or watched.begin.world_size < 2 or now_s < self._read_s:
+            return ()
+        self._read_s = now_s + EVERY_S
+        for rank, heard in watched.heard.items():
+            read = self._read.setdefault(rank, deque(maxlen=READ))
+            news = heard.timings(read[-1].step if read else -1)
+            read.extend(news)
+            self._has_news |= bool(news)
+        if not self._has_news or now_s < self._say_s:
+            return ()
+        self._say_s, self._has_news = now_s + self._interval_s, False
+        kinds = {rank: watched.heard[rank].kind for rank, read in self._read.items() if read}
+        ranks = tuple(times_of(self._read, kinds, self._interval_s))
+        return (Timings(attempt=watched.begin.attempt, node=watched.begin.node, ranks=ranks),)
+
+
+def times_of(
+    read: Mapping[int, Sequence[Timing]], kinds: Mapping[int, int], word_s: float
+) -> Iterable[Times]:
+    """What is said of workers' newest steps: together of those that tell the same ones."""
+    alike: dict[bytes, list[tuple[int, bytes]]] = {}
+    for rank in sorted(kinds):
+        kept = told(read[rank], word_s)
+        steps = array("q", [one.step for one in kept]).tobytes()
+        seconds = array(
+            "f",
+            [x for one in kept for x in (one.compute_s, one.wait_s, one.data_s, one.stall_s)],
+        ).tobytes()
+        alike.setdefault(steps, []).append((rank, seconds))
+    for steps, said in alike.items():
+        yield Times(
+            ranks=tuple(rank for rank, _ in said),
+            kinds=tuple(kinds[rank] for rank, _ in said),
+            steps=steps,
+            seconds=b"".join(seconds for _, seconds in said),
+        )
+
+
+def told(read: Sequence[Timing], word_s: float) -> list[Timing]:
+    """Those that are told: of the time of ``OVERLAP`` words."""
+    step_s = _step_s(read)
+    each = stride(step_s, word_s)
+    count = min(max(math.ceil(OVERLAP * word_s / (step_s * each)), LEAST), KEPT)
+    return [one for one in read if one.step % each == 0][-count:]
+
+
+def _step_s(read: Sequence[Timing]) -> float:
+    return max(sum(one.whole_s for one in read) / len(read), 1e-6)
+
+
+def stride(step_s: float, word_s: float) -> int:
+    """Every how many steps one is told, a power of two."""
+    each = 1
+    while OVERLAP * word_s / step_s > KEPT * each:
+        each *= 2
+    return each

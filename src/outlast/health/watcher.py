@@ -20,8 +20,7 @@ from outlast.attempt.bound import wake_when_alone
 from outlast.health import leftovers
 from outlast.health.hang import HangWatch
 from outlast.health.messages import Alive, Begin, End, FromAgent, FromWatcher, Gap, Voice
-from outlast.health.pace import Pace
-from outlast.health.watched import Watched
+from outlast.health.watched import Pace, Watched
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""What is to be run and where, checked once; each recipe renders one file.
+"""Check once what is to be run and where, and render each recipe into one file.
 
 Which exit code of ``outlast run`` is answered how is decided here, for all schedulers:
 
@@ -9,18 +9,100 @@ Which exit code of ``outlast run`` is answered how is decided here, for all sche
   works. Slurm and SkyPilot hand it to a person: queueing for, or renting, machines to meet the
   same full disk costs more than it can win.
 - anything else (a killed process, a lost machine): start again; each file bounds how often.
+
+A template is one file, in ``templates/``, that reads like its result. An argument is written so
+that the reader of the file gets it back as it was. Three readers: bash, YAML, and Kubernetes, which
+replaces ``$(NAME)`` in what YAML has given it.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+import shlex
+from collections.abc import Iterable
 from typing import Any, Final
 
+import jinja2
 import msgspec
 
 from outlast.errors import ConfigError, Exit
-from outlast.init import quoting
-from outlast.init.render import render
+
+
+def check(argument: str) -> str:
+    """An argument that a process can be given; raises ConfigError for any other."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{argument!r} is not UTF-8; no manifest can hold it") from None
+    if "\0" in argument:
+        raise ConfigError(f"{argument!r} holds a zero byte; no process can be given that")
+    return argument
+
+
+def bash(argument: str) -> str:
+    """The argument as one word of bash, on one line.
+
+    A line break in single quotes would be right in a script, and wrong in a script within YAML.
+    """
+    if argument.isprintable():
+        return shlex.quote(argument)
+    return "$'" + "".join(map(_in_dollar_quotes, argument)) + "'"
+
+
+def _in_dollar_quotes(character: str) -> str:
+    if character in "\\'":
+        return "\\" + character
+    if character.isprintable():
+        return character
+    return "".join(f"\\{byte:03o}" for byte in character.encode())
+
+
+def yaml(text: object) -> str:
+    """The text as a YAML string, on one line: never a number, a date or a truth value."""
+    return '"' + "".join(map(_in_double_quotes, str(text))) + '"'
+
+
+def _in_double_quotes(character: str) -> str:
+    if character in '\\"':
+        return "\\" + character
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def kubernetes(argument: str) -> str:
+    """The argument as an item of a container's ``args``."""
+    return yaml(argument.replace("$", "$$"))
+
+
+def bash_line(arguments: Iterable[str]) -> str:
+    """Several arguments as one line of bash."""
+    return " ".join(map(bash, arguments))
+
+
+def render(template: str, **values: Any) -> str:
+    """Render a template; a value that it names and nobody gave is an error."""
+    return _environment().get_template(template).render(**values)
+
+
+@functools.cache  # it keeps the templates that it has compiled
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("outlast.init"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - shell and YAML, each value quoted by its filter
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["bash"] = bash
+    environment.filters["bash_line"] = bash_line
+    environment.filters["yaml"] = yaml
+    environment.filters["kubernetes"] = kubernetes
+    return environment
+
 
 NODES_MAX: Final = 10_000
 NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
@@ -73,7 +155,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         if not self.script or self.script.startswith("-"):
             raise ConfigError(f"{self.script!r} is no script; name one with --script train.py")
         for argument in (self.script, *self.arguments):
-            quoting.check(argument)
+            check(argument)
         check_number("--nodes", self.nodes, 1, NODES_MAX)
         if self.fewest is not None:
             check_number(f"--nodes {self.fewest}:{self.nodes}:", self.fewest, 1, self.nodes)
@@ -149,7 +231,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"{self.partition!r} is not a partition; sinfo lists them")
         if not self.directory:
             raise ConfigError("--dir '' names no directory; leave it out, or name one")
-        quoting.check(self.directory)
+        check(self.directory)
         check_number("--grace", self.grace_s, 5, 65_535)
         limit_s = _limit_s(self.time)
         if limit_s is not None and limit_s <= self.grace_s:
@@ -167,7 +249,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
 
     def next_command(self, file: str) -> str:
         """What to type next."""
-        return f"sbatch {quoting.bash(file)}"
+        return f"sbatch {bash(file)}"
 
 
 class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +315,7 @@ class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
 
     def next_command(self, file: str) -> str:
         """What to type next."""
-        return f"kubectl apply -f {quoting.bash(file)}"
+        return f"kubectl apply -f {bash(file)}"
 
 
 class Sky(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,7 +371,7 @@ class Sky(msgspec.Struct, frozen=True, kw_only=True):
 
     def next_command(self, file: str) -> str:
         """What to type next."""
-        return f"sky jobs launch {quoting.bash(file)}"
+        return f"sky jobs launch {bash(file)}"
 
 
 def _codes() -> dict[str, Any]:

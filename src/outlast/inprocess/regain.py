@@ -23,7 +23,7 @@ from outlast.attempt.own import RankState, read_own
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import as_bytes
 from outlast.checkpoint.tree import DTYPE_OF, unflatten
-from outlast.data.handover import TRAIL
+from outlast.data.feed import TRAIL
 from outlast.data.loader import KIND as LOADER
 from outlast.data.trail import Others
 from outlast.inprocess import living

@@ -4,15 +4,14 @@ Socket and process:
 
 ``wire``       what is said over its socket
 ``descriptors``  bytes and descriptors through a socket
-``place``      where its socket lies, who may open it, and what a keeper is told when it starts
-``process``    finding it, starting it, holding its memory through its death
+``process``    where its socket lies; finding it, starting it, holding its memory through its death
 ``client``     a worker's end of the socket, and tiers read through it
 ``server``     the process itself: connections in, orders out
 
 Memory:
 
-``arena``      shared memory for snapshots, and how much of it this machine can give
-``memory``     the arenas that it holds, its books, and snapshots as a tier that can be read
+``memory``     shared memory, the arenas that it holds, its books, and snapshots as a tier
+read
 
 A save:
 
@@ -29,8 +28,7 @@ Copies on other machines:
 
 ``protocol``   what keepers say to each other, and the door that they come in by
 ``peers``      which machines there are, and their memory as a tier that can be read
-``replicate``  this machine's newest snapshot to theirs, paced
-``replica_store``  their newest snapshots here
+``replicas``   this machine's newest snapshot to theirs, paced; their newest snapshots here
 
 Guarantees: a worker that dies in the middle of a copy leaves every committed snapshot as it was;
 one that dies after it has lost nothing. A keeper that dies is started again and finds the memory

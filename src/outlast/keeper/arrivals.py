@@ -20,8 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from outlast.checkpoint.inventory import rank_of
-from outlast.checkpoint.manifest import Manifest, part_file
-from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.manifest import Manifest, SaveName, part_file
 from outlast.keeper import protocol
 from outlast.storage import Storage
 

@@ -43,7 +43,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.manifest import SaveName
 from outlast.errors import OutlastError
 from outlast.keeper import protocol, wire
 from outlast.keeper.arrivals import Arrived, WordsHeard, WordsSaid

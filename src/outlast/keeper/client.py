@@ -24,9 +24,8 @@ from typing import Any, Final
 import msgspec
 
 from outlast.keeper import wire
-from outlast.keeper.arena import Arena
-from outlast.keeper.memory import KeptSnapshot, MemoryTier, ReadOnlyTier
-from outlast.keeper.place import connect
+from outlast.keeper.memory import Arena, KeptSnapshot, MemoryTier, ReadOnlyTier
+from outlast.keeper.process import connect
 
 logger = logging.getLogger(__name__)
 

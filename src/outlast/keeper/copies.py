@@ -22,8 +22,7 @@ from typing import Any, Final, Literal
 
 from outlast.checkpoint.catalog import KnownHealth, prune
 from outlast.checkpoint.inventory import num_bytes as num_bytes_of
-from outlast.checkpoint.manifest import FULL, MANIFEST, decode
-from outlast.checkpoint.names import NOTE, Place, SaveName, named, sign
+from outlast.checkpoint.manifest import FULL, MANIFEST, NOTE, Place, SaveName, decode, named, sign
 from outlast.checkpoint.transfer import copy_file, inventory_of
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import flight, protocol

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Hashable
 from typing import Final, NamedTuple
 
-from outlast.peer.numbers import claimed, claimed_numbers
+from outlast.peer.claims import claimed, claimed_numbers
 from outlast.storage import Storage
 
 logger = logging.getLogger(__name__)

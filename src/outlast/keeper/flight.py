@@ -34,6 +34,7 @@ from outlast.checkpoint.manifest import (
     FileEntry,
     Manifest,
     PartEntry,
+    SaveName,
     TensorEntry,
     encode_part,
     hashed,
@@ -41,10 +42,10 @@ from outlast.checkpoint.manifest import (
     part_entry,
     part_file,
     shard_file,
+    sign,
     state_file,
     write_hashed,
 )
-from outlast.checkpoint.names import SaveName, sign
 from outlast.errors import FULL as NO_ROOM
 from outlast.errors import remedy
 from outlast.keeper import wire

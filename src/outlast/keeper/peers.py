@@ -1,7 +1,7 @@
 """This machine's keeper among those of other machines, and their memory as a tier.
 
-Copies of this machine's newest snapshot go to others (``replicate``), those of others are kept
-here (``replica_store``), and at a resume everybody's memory can be read (``PeerTier``). None of it
+Copies of this machine's newest snapshot go to others (``replicas``), those of others are kept
+here too, and at a resume everybody's memory can be read (``PeerTier``). None of it
 begins before a supervisor has handed over the job's key and a listening socket.
 
 The tier asks all machines at once what they have when it is listed; one that says nothing for some
@@ -22,15 +22,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from outlast.checkpoint.manifest import BLOCK_BYTES, FULL, decode
-from outlast.checkpoint.names import SaveName, named
+from outlast.checkpoint.manifest import BLOCK_BYTES, FULL, SaveName, decode, named
 from outlast.errors import CheckpointInvalid, OutlastError
 from outlast.keeper import protocol, wire
 from outlast.keeper.memory import Holdings, KeptSnapshot, MemoryTier
-from outlast.keeper.place import Setup
+from outlast.keeper.process import Setup
 from outlast.keeper.protocol import tls_of
-from outlast.keeper.replica_store import ReplicaServer, ReplicaStore, when
-from outlast.keeper.replicate import Replicator
+from outlast.keeper.replicas import ReplicaServer, ReplicaStore, Replicator, when
 from outlast.keeper.wire import PeerMachine
 from outlast.peer import Channel, Tls, connect
 from outlast.policy.retention import PlacedMachine, holders, num_replicas

@@ -21,7 +21,7 @@ from typing import Final
 import xxhash
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, FileEntry
-from outlast.keeper.arena import Arena
+from outlast.keeper.memory import Arena
 from outlast.storage import Blob, Storage
 
 logger = logging.getLogger(__name__)

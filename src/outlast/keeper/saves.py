@@ -26,7 +26,7 @@ from typing import Final
 
 import xxhash
 
-from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.manifest import SaveName
 from outlast.keeper import protocol, wire
 from outlast.keeper.conclude import ENDED, Conclusions, Earlier
 from outlast.keeper.fence import Gate

@@ -24,8 +24,7 @@ import msgspec
 
 from outlast.checkpoint.catalog import KnownHealth, stands
 from outlast.checkpoint.inventory import rank_of
-from outlast.checkpoint.manifest import FULL, Manifest, decode
-from outlast.checkpoint.names import named
+from outlast.checkpoint.manifest import FULL, Manifest, decode, named
 from outlast.keeper import wire
 from outlast.keeper.between import Between
 from outlast.keeper.copies import DurableTier, TierCopies
@@ -34,7 +33,7 @@ from outlast.keeper.flight import Committed
 from outlast.keeper.memory import Due, Holdings, KeptSnapshot, MemoryTier
 from outlast.keeper.peers import Peers, PeerTier
 from outlast.keeper.persist import Pool
-from outlast.keeper.place import KeeperListener, Setup, decode_setup, is_foreign, is_ours, sweep
+from outlast.keeper.process import KeeperListener, Setup, decode_setup, is_foreign, is_ours, sweep
 from outlast.keeper.saves import SavesInFlight
 from outlast.ledger.file import PATIENCE_S, QueuedLedger
 from outlast.storage import Directory, Storage, open_storage

@@ -32,11 +32,11 @@ from outlast.attempt.line import LEAVES, LINE_VARIABLE
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, kept_key, post
 from outlast.config import Settings
 from outlast.errors import Exit
-from outlast.health.answering import TRACER_VARIABLE
 from outlast.health.leftovers import end as end_leftovers
 from outlast.health.leftovers import end_group
 from outlast.health.messages import Timings
 from outlast.health.proc import catches, is_dying
+from outlast.health.pulse import TRACER_VARIABLE
 from outlast.launch.desk import Deaf, NoticeDesk
 from outlast.launch.ending import ProcessWait, WorkerShutdown
 from outlast.launch.hangs import Hangs, failure_of, hang_of

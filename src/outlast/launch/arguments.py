@@ -18,9 +18,8 @@ from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import LaunchConfig
 
 from outlast.errors import ConfigError
-from outlast.launch.first_look import add_own, command_of
+from outlast.launch.first_look import add_own, command_of, threads_to_set
 from outlast.launch.place import BACKEND
-from outlast.launch.threads import threads_to_set
 
 MAX_RESTARTS: Final = 1000
 

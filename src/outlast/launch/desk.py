@@ -25,10 +25,8 @@ from outlast.config import Settings
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
-from outlast.notice.desk import PlatformDesk
-from outlast.notice.foresight import GraceCheck
+from outlast.notice.desk import GraceCheck, PlatformDesk, fields_of, request_of
 from outlast.notice.platform import Chosen
-from outlast.notice.record import fields_of, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
 
 START_S: Final = 30.0

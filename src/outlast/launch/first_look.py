@@ -1,9 +1,23 @@
-"""What a command line is about, known before torch is imported: another job's is refused at once.
+"""Do what ``outlast run`` must do before torch is imported.
 
-torch's parser is part of torch, and importing that takes seconds. Its options are read from the
-source it is in, so they are those of the torch that is installed. Where they cannot be, or a
-command line does not parse, nothing is said here: ``outlast run`` looks again with torch's own
-parser.
+Refuse a command line whose directory has another job. torch's parser is part of torch, and
+importing that takes seconds. Its options are read from the source it is in, so they are those of
+the torch that is installed. Where they cannot be, or a command line does not parse, nothing is said
+here: ``outlast run`` looks again with torch's own parser.
+
+Keep out of the log what torch logs and people cannot use. torch's agent logs every failure that the
+narrator tells in fewer words. torch's C++ warns, in the agent and in the workers: of each
+connection to a store where addresses have no names ("The hostname of the client socket cannot be
+retrieved", up to ten lines an attempt), and of each store whose server has ended before its
+clients, with thirty frames of a C++ stack. Both happen at every loss.
+
+Errors of C++ stay. So do the warnings that torch raises for the code that calls it (TORCH_WARN, in
+the backward pass too): Python shows them, and this level does not concern them. What the owner has
+chosen stands.
+
+Rejected: reading the workers' output line by line (it is theirs, and not always a pipe).
+
+Set the number of threads that a worker computes with, unless the environment has it.
 """
 
 from __future__ import annotations
@@ -11,12 +25,15 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from outlast import config
+from outlast.attempt import nameless
 from outlast.errors import OutlastError
 from outlast.ledger.command import (
     FILE_NAME,
@@ -118,3 +135,42 @@ def _options() -> Iterator[tuple[list[str], bool]]:
 
 def _name(node: Any) -> str:
     return str(node.value if isinstance(node, ast.Constant) else getattr(node, "id", ""))
+
+
+LEVEL_VARIABLE: Final = "TORCH_CPP_LOG_LEVEL"
+_CHOSEN: Final = (LEVEL_VARIABLE, "TORCH_DISTRIBUTED_DEBUG")
+_PYTHON: Final = "LOGLEVEL"
+
+
+def level_to_set(environ: Mapping[str, str]) -> dict[str, str]:
+    """What has to be in the environment before torch is imported; workers inherit it.
+
+    Args:
+        environ: the environment; what is set there stands.
+    """
+    if any(name in environ for name in _CHOSEN):
+        return {}
+    counts = "torch" not in sys.modules  # which reads it once
+    return {LEVEL_VARIABLE: "ERROR"} | ({nameless.VARIABLE: "1"} if counts else {})
+
+
+def quieten_loggers(environ: Mapping[str, str]) -> None:
+    """Keep what torch's agent logs about failures to itself; torch is imported already."""
+    if _PYTHON in environ:
+        return
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
+
+
+def threads_to_set(environ: Mapping[str, str], num_workers: str) -> dict[str, str]:
+    """What torchrun sets, without its banner: several workers get one thread each.
+
+    Args:
+        environ: the environment; what is set there stands.
+        num_workers: the value of --nproc-per-node.
+    """
+    return {} if THREADS_VARIABLE in environ or num_workers == "1" else {THREADS_VARIABLE: "1"}

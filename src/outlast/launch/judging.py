@@ -51,9 +51,8 @@ from outlast.config import Settings
 from outlast.errors import StorageError
 from outlast.launch.machines import TROUBLE_S, Machines
 from outlast.ledger.file import Ledger
-from outlast.ledger.glance import Glance, GlanceResult
 from outlast.ledger.narrator import say
-from outlast.ledger.past import Past
+from outlast.ledger.past import Glance, GlanceResult, Past
 from outlast.policy.attribution import AgentView, Stakes
 from outlast.policy.exclusion import lasts_s
 from outlast.policy.failures import (

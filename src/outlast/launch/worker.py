@@ -28,7 +28,7 @@ from outlast.attempt import first_group, trackers
 from outlast.attempt.bound import die_with_agent
 from outlast.attempt.nameless import spare_torch
 from outlast.errors import Exit, Leave, OutlastError
-from outlast.health import answering, pulse
+from outlast.health import pulse
 
 # A script that leaves with one of these by itself has failed, whatever it means by it.
 OURS: Final = (Exit.GAVE_UP, Exit.STORAGE, Exit.REFUSED)
@@ -45,7 +45,7 @@ def main() -> NoReturn:
     spare_torch()
     first_group.await_it()
     trackers.export_here()
-    answering.be_ready()
+    pulse.be_ready()
     pulse.start()
     code = 1
     try:

@@ -7,21 +7,33 @@ on a fresh line.
 
 What can go wrong: a full disk or a vanished directory. The ledger then counts the lost events and
 says so once in the log, and once more when it works again; it never raises into training. A
-rollback is kept beside it then (:mod:`outlast.ledger.reserve`).
+rollback is kept beside it then (``JOB/rollbacks``).
 
 Rejected: a database (one more thing to be torn), one file per process (a reader at 3 a.m. wants
 one file).
 
-A ledger whose writer does not wait for the disk.
-
-An agent that writes down a worker's loss before it restarts the workers would wait for storage that
-hangs, and for an fsync where it does not. Here a thread writes; times are those of the call. A
-keeper or a session waits for what it promises to others, but not for longer than ``patience_s``.
+``QueuedLedger``'s writer does not wait for the disk. An agent that writes down a worker's loss
+before it restarts the workers would wait for storage that hangs, and for an fsync where it does
+not. Here a thread writes; times are those of the call. A keeper or a session waits for what it
+promises to others, but not for longer than ``patience_s``.
 
 Guarantees: events of this process keep their order; ``close`` waits for what is due, as long as
 storage does not hang.
 What can go wrong: a machine that dies in these milliseconds takes its last words along; storage
 that hangs for long fills the queue, whose newest events are then counted as lost.
+
+``JOB/rollbacks`` is room on disk for rollbacks that a full disk keeps out of the ledger. An attempt
+that does not know of a rollback goes on from behind the sign. So room for some is made when a job
+starts that may roll back, and written over in place when it is needed: blocks that are there
+already take no more of a disk, nor of a quota. The lines are the ledger's own; whoever reads the
+past reads them too, and the next attempt writes them into the ledger once that can be.
+
+What can go wrong: a file system that never writes in place (btrfs, ZFS) may have no room all the
+same; one that is read-only, or fails, takes nothing. Then the rollback is not known, and that is
+said.
+
+Rejected: a file for it in each tier (a tier that cannot be reached when the job starts would be
+believed to have none); room in the ledger itself (other events would use it up).
 """
 
 from __future__ import annotations
@@ -40,7 +52,64 @@ from typing import Any, Final
 
 from outlast.errors import remedy
 from outlast.ledger.events import Event, EventName, decode, encode
-from outlast.ledger.reserve import keep
+
+ROLLBACKS: Final = "rollbacks"
+ROOM_BYTES: Final = 64 << 10  # for ten and more; each has up to 200 values of its window
+_BLANK: Final = b"\n"
+
+
+def make_room(directory: Path, *, forget: bool = False) -> None:
+    """Have the file there, in full size.
+
+    Args:
+        directory: the job's.
+        forget: whether all that is in it is in the ledger.
+
+    Raises:
+        OSError: the disk does not take it.
+    """
+    fd = os.open(directory / ROLLBACKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        size = 0 if forget else os.fstat(fd).st_size
+        if size < ROOM_BYTES:
+            _write(fd, _BLANK * (ROOM_BYTES - size), size)
+    finally:
+        os.close(fd)
+
+
+def keep(directory: Path, line: bytes) -> bool:
+    """Write a line of the ledger there; whether it is on disk."""
+    try:
+        fd = os.open(directory / ROLLBACKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError:
+        return False
+    try:
+        before = os.pread(fd, os.fstat(fd).st_size, 0).rstrip(_BLANK)
+        if line.rstrip(_BLANK) not in before.split(_BLANK):
+            _write(fd, line, len(before) + len(_BLANK) if before else 0)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def kept(directory: Path) -> list[Event]:
+    """What was kept there, oldest first; what cannot be read is left out."""
+    try:
+        lines = (directory / ROLLBACKS).read_bytes().split(_BLANK)
+    except OSError:
+        return []
+    events = (decode(line) for line in lines if line)
+    return [event for event in events if event is not None]
+
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written
+    os.fsync(fd)
+
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from outlast.errors import Exit
-from outlast.ledger.events import Event
+from outlast.ledger.events import Event, back, left, wrong
 from outlast.ledger.file import Follower
-from outlast.ledger.losses import back, left, wrong
-from outlast.ledger.slow import sentence as slow_sentence
+from outlast.ledger.incidents import sentence as slow_sentence
 from outlast.policy.failures import Remedy, title_of
 from outlast.policy.restart import ROLLED_BACK
 

@@ -14,7 +14,7 @@ throttled and restarted on healthy machines).
 
 Rooms within: ``source`` (what all watchers share, and the
 thread), ``metadata`` (what the clouds' services share),
-``exchange`` (one HTTP request, over in a bounded time), ``process`` (one command, likewise);
+``exchange`` (one HTTP request or one command, over in a bounded time);
 ``aws``, ``gcp``, ``azure``, ``alibaba``, ``slurm``, ``manual`` (a file, a command: whoever runs the
 machine says so) and ``signals``; ``platform`` (which of them this machine is on).
 """

@@ -1,6 +1,12 @@
-"""Hearing the platform: which one it is, found out behind the training's back, and its watchers.
+"""Hear the platform: find out which one it is, behind the training's back, and start its watchers.
 
 Used by the agent of each machine, and by the first worker of a machine where there is no agent.
+
+A notice becomes the fields of the ledger's event ``notice``, and what workers are told.
+
+Before any notice comes, ``Foresight`` says whether the seconds that this platform gives are enough
+for this job. It is told once it is known (the platform is found out, and a save was seen, in this
+run or one before), and again whenever the answer changes: ``grace 120 s, save needs 38 s ✔``.
 """
 
 from __future__ import annotations
@@ -10,13 +16,149 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from outlast.config import Settings
 from outlast.errors import ConfigError
+from outlast.ledger.events import Event
+from outlast.ledger.measured import Measured
 from outlast.notice import Acknowledger, Notice
 from outlast.notice.platform import Chosen, choose
 from outlast.notice.source import WatchThread
+from outlast.policy.drain import HTTP_S, DrainTier, check, on_early
+from outlast.storage.trust import is_network
+from outlast.tiers import Tier
+
+LEAST_S: Final = 1.0
+
+
+def fields_of(notice: Notice, settings: Settings) -> dict[str, Any]:
+    """What the ledger keeps; of an early one also what is done about it."""
+    fields: dict[str, Any] = {
+        "source": notice.source,
+        "action": notice.action,
+        "deadline_t": notice.deadline_t,
+        "detail": notice.detail,
+    }
+    if notice.early:
+        fields["early"] = True
+        fields["answer"] = answer_to(notice, settings)
+    return fields
+
+
+def answer_to(notice: Notice, settings: Settings) -> str:
+    """What is done about an early notice: "leave", "save" or "ignore"."""
+    return on_early(settings.notice_early, has_deadline=notice.deadline_t is not None)
+
+
+def request_of(notice: Notice, settings: Settings) -> dict[str, Any]:
+    """What the ranks are told: seconds instead of a time, since their clocks may differ."""
+    left_s = notice.seconds_left(time.time())
+    info: dict[str, Any] = {
+        "reason": f"notice from {notice.source}",
+        # A deadline that is past is tried: nothing is lost by it, and no platform is that exact.
+        "left_s": None if left_s is None else max(left_s, LEAST_S),
+    }
+    if notice.early:
+        info["answer"] = answer_to(notice, settings)
+    return info
+
+
+def lanes(tiers: tuple[Tier, ...], measured: Measured) -> list[DrainTier]:
+    """The durable tiers as a drain sees them, with what they have shown."""
+    found = []
+    for tier in tiers:
+        if tier.kind == "memory":
+            continue
+        seen = measured.save(tier.name)
+        lane = DrainTier(
+            name=tier.name,
+            outlasts=tier.kind == "object" or is_network(tier.url),
+            slow_s=seen.slow_s if seen else None,
+            fast_s=seen.fast_s if seen else None,
+            size=measured.sizes.get(tier.name, 0),
+        )
+        found.append(lane)
+    return found
+
+
+def standing(tiers: tuple[Tier, ...], measured: Measured) -> str:
+    """Which tiers do not have the newest checkpoint, in words; "" when all have it."""
+    durable = [tier.name for tier in tiers if tier.kind != "memory"]
+    newest = max((measured.newest.get(name, 0) for name in durable), default=0)
+    if measured.missed is not None and measured.missed[0] > newest:
+        step, why = measured.missed
+        return f"step {step} was in memory alone, and is lost: {why}; step {newest} stands"
+    behind = [name for name in durable if measured.newest.get(name, 0) < newest]
+    if not behind:
+        return ""
+    where = ", ".join(name for name in durable if name not in behind)
+    older = ", ".join(
+        f"{name} has {f'step {step}' if (step := measured.newest.get(name, 0)) else 'nothing'}"
+        for name in behind
+    )
+    return f"step {newest} is in {where} alone: {older}"
+
+
+class GraceCheck:
+    """Follows the ledger and says whether a notice is long enough.
+
+    Args:
+        settings: the job's.
+        say: tells people.
+    """
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._say = say
+        self._measured = Measured()
+        self._chosen: Chosen | None = None
+        self._told: bool | None = None
+        self._is_leaving = False
+        self._lock = threading.Lock()
+
+    def found(self, chosen: Chosen) -> None:
+        """The platform is known."""
+        with self._lock:
+            self._chosen = chosen
+            self._tell()
+
+    def saving_s(self) -> float | None:
+        """Seconds until a save is in the fastest durable tier, slowly; None before the first."""
+        with self._lock:
+            found = [lane.slow_s for lane in lanes(self._settings.tiers, self._measured)]
+        return min((seconds for seconds in found if seconds is not None), default=None)
+
+    def take(self, event: Event) -> None:
+        """One more event of the ledger."""
+        with self._lock:
+            self._measured.take(event)
+            if event.event == "attempt_formed":
+                self._is_leaving = False
+            elif event.event == "notice" and not event.get("early"):
+                self._is_leaving = True  # now it will be seen, not foreseen
+            elif event.event in ("commit", "tier_copied"):
+                self._tell()
+
+    def _tell(self) -> None:
+        chosen, settings = self._chosen, self._settings
+        if chosen is None or self._is_leaving:
+            return
+        notice_s = settings.notice_grace_s or chosen.lead_s or chosen.grace_s
+        if notice_s is None:
+            return
+        step = self._measured.step
+        found = check(
+            notice_s,
+            lanes(settings.tiers, self._measured),
+            heard_s=settings.notice_poll_s + HTTP_S if chosen.watchers else 0.0,
+            step_s=step.slow_s if step else 0.0,
+            leaves=bool(chosen.lead_s),
+        )
+        if found is not None and found.fits != self._told:
+            self._told = found.fits
+            self._say(found.words)
+
 
 LIMIT_WARNED_S: Final = 180.0  # ahead of a time limit: two minutes, and Slurm may be one early
 

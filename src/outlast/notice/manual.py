@@ -27,7 +27,7 @@ import msgspec
 
 from outlast.config import in_short
 from outlast.notice import Notice
-from outlast.notice.process import run
+from outlast.notice.exchange import run
 from outlast.notice.source import NoticeSource, NotUnderstoodError
 from outlast.values import GRACE_MAX_S
 

@@ -27,7 +27,7 @@ from datetime import datetime
 from typing import Final, NamedTuple, Protocol
 
 from outlast.notice import Notice
-from outlast.notice.process import CommandResult, run
+from outlast.notice.exchange import CommandResult, run
 from outlast.notice.source import NoticeSource, NotUnderstoodError, iso_utc
 
 EARLY_S: Final = 600.0
@@ -45,7 +45,7 @@ _UNKNOWN: Final = ("Unknown", "None", "N/A", "NONE")
 
 
 class CommandRunner(Protocol):
-    """The shape of :func:`outlast.notice.process.run`, for recorded answers."""
+    """The shape of :func:`outlast.notice.exchange.run`, for recorded answers."""
 
     def __call__(
         self, command: list[str], *, limit_s: float, max_bytes: int, environ: Mapping[str, str]

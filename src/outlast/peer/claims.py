@@ -9,6 +9,8 @@ that goes on or does not.
 
 What can go wrong: storage answers with errors or not at all. Both are an OSError or silence here;
 :class:`Clerk` does the asking in a thread of its own, so that nobody waits for it.
+
+``claimed`` and ``claimed_numbers`` only read what is there.
 """
 
 from __future__ import annotations
@@ -17,16 +19,61 @@ import contextlib
 import functools
 import logging
 import queue
+import re
 import threading
 import uuid
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from outlast.peer.numbers import FOLDER, claimed, claimed_numbers, name_of
 from outlast.storage import Storage
 from outlast.storage.trust import distrust, doubt_of_mount
+
+if TYPE_CHECKING:
+    from outlast.storage import Storage
+
+FOLDER: Final = "membership"
+_NAME: Final = re.compile(r"attempt-(\d{12})\.json")
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """As much of a claim as says whose it is; ``term`` is "" where nobody can tell."""
+
+    term: str = msgspec.field(default="", name="reign")
+    members: tuple[str, ...] = ()
+
+    @property
+    def is_for_one(self) -> bool:
+        """Whether it is of an agent that runs the job by itself: it names nobody else."""
+        return bool(self.term) and self.members == (self.term,)
+
+
+def claimed_numbers(storage: Storage) -> list[int]:
+    """The numbers that are claimed and not forgotten yet, the newest last.
+
+    Raises:
+        OSError: storage cannot be asked.
+    """
+    found = (_NAME.fullmatch(name) for name in storage.children(FOLDER))
+    return sorted(int(match[1]) for match in found if match)
+
+
+def claimed(storage: Storage, number: int) -> Claimed:
+    """Who has claimed ``number``, as far as it can be told.
+
+    Raises:
+        OSError: storage cannot be asked.
+    """
+    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
+        return msgspec.json.decode(storage.read(name_of(number)), type=Claimed)
+    return Claimed()
+
+
+def name_of(number: int) -> str:
+    """The file that claims ``number``."""
+    return f"{FOLDER}/attempt-{number:012d}.json"
+
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +93,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         host: its machine's name.
         address: where its hub listens, host:port; "" for one that runs the job alone.
         members: of the attempt, the coordinator first; empty while they gather.
-        process: the one that runs the job alone (see ``processes``); "" for several machines.
+        process: the one that runs the job alone (see ``reign``); "" for several machines.
     """
 
     attempt: int

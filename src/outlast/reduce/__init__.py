@@ -2,9 +2,8 @@
 
 Guarantees and limits: :mod:`outlast.reduce.same_bits`, which is what a training script sees.
 
-Rooms within: ``tree`` (who adds up what: pure), ``buckets`` (tensors laid out flat), ``exchange``
-(how sums cross the network), ``gradients``, ``buffers`` and ``summary`` (what a step is made of),
-``facts`` (what else bits depend on).
+Rooms within: ``tree`` (who adds up what: pure), ``exchange`` (how sums cross the
+network, in flat buckets), ``gradients``, ``buffers`` and ``summary`` (what a step is made of).
 """
 
 from __future__ import annotations

@@ -26,8 +26,7 @@ from typing import Final
 import torch
 
 from outlast.errors import ConfigError
-from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.exchange import GroupChannel, open_exchange
+from outlast.reduce.exchange import Bucket, GroupChannel, group, open_exchange
 from outlast.reduce.summary import Summary
 from outlast.reduce.tree import ReductionPlan
 

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from outlast.errors import ConfigError
-from outlast.reduce.buckets import Bucket, group
-from outlast.reduce.exchange import GroupChannel, open_exchange
+from outlast.reduce.exchange import Bucket, GroupChannel, group, open_exchange
 from outlast.reduce.losses import waiting
 from outlast.reduce.tree import ReductionPlan
 

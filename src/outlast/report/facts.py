@@ -17,10 +17,8 @@ import msgspec
 from outlast.errors import Exit
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, goodput, in_order, whole
-from outlast.ledger.incidents import Incident, incidents
-from outlast.ledger.slow import Slow, lost_to_waiting_s, slow_ranks
-from outlast.report.forecast import Forecast, forecast
-from outlast.report.storms import Storm, storms
+from outlast.ledger.incidents import Incident, Slow, incidents, lost_to_waiting_s, slow_ranks
+from outlast.report.forecast import Forecast, Storm, forecast, storms
 
 State = Literal[
     "not started",

@@ -13,12 +13,10 @@ from rich.text import Text
 
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, Part
-from outlast.ledger.incidents import Incident
-from outlast.ledger.slow import Slow
+from outlast.ledger.incidents import Incident, Slow
 from outlast.report import humanise
 from outlast.report.facts import Facts, facts
-from outlast.report.forecast import Forecast
-from outlast.report.storms import Storm
+from outlast.report.forecast import Forecast, Storm
 
 _PARTS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),

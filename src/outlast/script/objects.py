@@ -32,7 +32,7 @@ from outlast.checkpoint.reader import Checkpoint
 from outlast.errors import ConfigError, StateMismatch
 from outlast.ledger.narrator import say
 from outlast.reduce import SameBits, same_bits
-from outlast.reduce.facts import difference
+from outlast.reduce.same_bits import difference
 from outlast.script import modules
 from outlast.script.modules import ModelState, is_stock
 from outlast.script.restore import Restore

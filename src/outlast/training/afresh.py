@@ -34,7 +34,7 @@ import torch
 
 from outlast.attempt.link import Link
 from outlast.checkpoint.capture import digest_of
-from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.manifest import SaveName
 from outlast.checkpoint.tensors import memories
 from outlast.checkpoint.tree import flatten, unflatten
 from outlast.data import random_state

@@ -35,7 +35,7 @@ from outlast.attempt.link import (
     open_link,
 )
 from outlast.checkpoint.catalog import open_job
-from outlast.checkpoint.names import SaveName, new_nonce, parse
+from outlast.checkpoint.manifest import SaveName, new_nonce, parse
 from outlast.config import Settings
 from outlast.data import Feed, open_feed
 from outlast.data.generators import is_users
@@ -49,8 +49,7 @@ from outlast.ledger.narrator import Narrator, say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
-from outlast.notice.foresight import GraceCheck
-from outlast.notice.record import fields_of
+from outlast.notice.desk import GraceCheck, fields_of
 from outlast.peer.claims import FORMED_VARIABLE
 from outlast.peer.term import Term, term_over
 from outlast.script import excepthook

@@ -38,7 +38,7 @@ from outlast.checkpoint.plan import (
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
-from outlast.keeper.place import setup_of
+from outlast.keeper.process import setup_of
 from outlast.script.states import BoundaryState
 from outlast.training.books import Attempt
 from outlast.training.flight import Flight, SnapshotCopy, Written, is_copy_of

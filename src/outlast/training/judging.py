@@ -16,7 +16,7 @@ What can go wrong: a rank that tells nothing (it hangs, or its GPU does) leaves 
 waiting, never the loop; who sees to hangs ends that. A word that cannot be sent now is sent later.
 A sign at the very end of a loop is waited for there, for at most ``END_S``, and not at each further
 one where that was in vain. A rollback that cannot be written down, nor kept in the room that was
-made for it (``ledger.reserve``), is none: the next attempt would not know of it, and go on from
+made for it (``ledger.file``), is none: the next attempt would not know of it, and go on from
 behind the sign. All leave with 77 then, in words.
 
 Rejected: an all-reduce of the loss a step later (a process group of our own, which recovery in the
@@ -60,9 +60,8 @@ from outlast.attempt.over import over
 from outlast.checkpoint import devices
 from outlast.config import Settings
 from outlast.keeper import wire
-from outlast.ledger.file import Ledger
+from outlast.ledger.file import Ledger, make_room
 from outlast.ledger.past import Past
-from outlast.ledger.reserve import make_room
 from outlast.policy.rollbacks import (
     WATCHED,
     Batches,

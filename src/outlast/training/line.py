@@ -16,8 +16,7 @@ from outlast.errors import OutlastError, StorageError
 from outlast.keeper import wire
 from outlast.keeper.client import Client
 from outlast.keeper.memory import MemoryTier
-from outlast.keeper.place import Setup, is_foreign
-from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, TierWaits
+from outlast.keeper.process import SOCKET_VARIABLE, Setup, Supervisor, TierWaits, is_foreign
 
 logger = logging.getLogger(__name__)
 

@@ -51,7 +51,7 @@ from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import as_bytes
 from outlast.checkpoint.tree import unflatten
 from outlast.data import random_state
-from outlast.data.handover import record_of
+from outlast.data.feed import record_of
 from outlast.data.trail import Noting, Others, known_to
 from outlast.errors import NotInProcess
 from outlast.inprocess import interrupted, living, parting

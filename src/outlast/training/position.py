@@ -25,9 +25,8 @@ import torch
 
 from outlast.attempt.link import Link
 from outlast.data import Feed, generators, random_state
-from outlast.data.feed import OutlastFeed, Skipping
+from outlast.data.feed import BATCH, TRAIL, OutlastFeed, Skipping, given_back, place, take_over
 from outlast.data.generators import Held, same
-from outlast.data.handover import BATCH, TRAIL, given_back, place, take_over
 from outlast.data.order import mix64
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, NotInProcess, ResumeRefused

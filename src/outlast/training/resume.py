@@ -36,8 +36,7 @@ import msgspec
 from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import Link
 from outlast.checkpoint.catalog import find_saves, standing
-from outlast.checkpoint.manifest import FULL, part_file
-from outlast.checkpoint.names import Place, SaveName, as_places, named
+from outlast.checkpoint.manifest import FULL, Place, SaveName, as_places, named, part_file
 from outlast.checkpoint.reader import (
     Checkpoint,
     ignore,

@@ -13,8 +13,8 @@ from outlast.attempt.link import STORE_VARIABLE
 from outlast.checkpoint import devices
 from outlast.config import Settings
 from outlast.keeper import wire
-from outlast.keeper.arena import Arena
 from outlast.keeper.client import Client
+from outlast.keeper.memory import Arena
 from outlast.policy.retention import num_replicas
 
 logger = logging.getLogger(__name__)

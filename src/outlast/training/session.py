@@ -46,9 +46,8 @@ from outlast.inprocess import parting
 from outlast.inprocess.survivor import open_survivor
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
-from outlast.notice.desk import PlatformDesk
+from outlast.notice.desk import PlatformDesk, answer_to, request_of
 from outlast.notice.platform import Chosen
-from outlast.notice.record import answer_to, request_of
 from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.script import excepthook, states
 from outlast.script.callsite import Entry, Site, entry_of, site_of

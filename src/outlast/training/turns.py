@@ -28,13 +28,13 @@ from outlast.ledger.events import Event
 from outlast.ledger.file import Follower
 from outlast.ledger.measured import Interference, Measured
 from outlast.ledger.narrator import say
-from outlast.notice.foresight import lanes
+from outlast.notice.desk import lanes
 from outlast.policy.cadence import BURDEN, HOUR_S, Auto, Cadence, Change, Hurried, cadence, cost_of
 from outlast.policy.drain import DrainPlan, plan
 from outlast.policy.hazard import Hazard
 from outlast.policy.retention import num_replicas
 from outlast.policy.tier_cadence import Beyond, Cost, Scope, TierCadence, TierStop
-from outlast.storage.mounts import is_network
+from outlast.storage.trust import is_network
 from outlast.tiers import Tier
 from outlast.training.engine import NOT_KEPT, Engine
 from outlast.training.room import snapshots_stay

@@ -30,6 +30,8 @@ from outlast.checkpoint.manifest import (
     Chunk,
     FileEntry,
     Manifest,
+    Place,
+    SaveName,
     TensorEntry,
     encode,
     own_name,
@@ -37,7 +39,6 @@ from outlast.checkpoint.manifest import (
     state_file,
     write_hashed,
 )
-from outlast.checkpoint.names import Place, SaveName
 from outlast.checkpoint.tensors import local_chunks, place
 from outlast.checkpoint.tree import flatten
 from outlast.errors import StateMismatch

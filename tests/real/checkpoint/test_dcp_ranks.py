@@ -12,7 +12,7 @@ from saved import saved
 
 import outlast
 from outlast.checkpoint.export import export
-from outlast.checkpoint.names import as_places
+from outlast.checkpoint.manifest import as_places
 from outlast.checkpoint.reader import load, verify
 from outlast.checkpoint.transfer import inventory_of, read_manifest
 from outlast.storage import Directory

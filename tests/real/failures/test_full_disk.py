@@ -5,9 +5,8 @@ import contextlib
 import pytest
 from failure_limits import mounted
 
-from outlast.ledger.file import Ledger
+from outlast.ledger.file import Ledger, make_room
 from outlast.ledger.past import Past
-from outlast.ledger.reserve import make_room
 
 
 def fill(path):

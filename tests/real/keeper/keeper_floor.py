@@ -10,11 +10,11 @@ import psutil
 from floor import Job, until
 from saved import is_committed, saved
 
-from outlast.checkpoint.names import NOTE, save_of
+from outlast.checkpoint.manifest import NOTE, save_of
 from outlast.checkpoint.reader import verify
 from outlast.keeper import wire
 from outlast.keeper.client import Client
-from outlast.keeper.place import RUNTIME_VARIABLE
+from outlast.keeper.process import RUNTIME_VARIABLE
 from outlast.ledger.job import read_job
 from outlast.storage import Directory
 

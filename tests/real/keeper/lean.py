@@ -16,15 +16,16 @@ from outlast.checkpoint.manifest import (
     FORMAT,
     Chunk,
     TensorEntry,
+    as_places,
+    save_of,
     shard_file,
     state_file,
 )
-from outlast.checkpoint.names import as_places, save_of
 from outlast.checkpoint.reader import verify
 from outlast.checkpoint.transfer import inventory_of
 from outlast.keeper import wire
 from outlast.keeper.client import Client
-from outlast.keeper.place import Setup, TierSetup, encode_setup
+from outlast.keeper.process import Setup, TierSetup, encode_setup
 from outlast.storage import Directory
 from part_contents import contents_of
 

@@ -15,12 +15,11 @@ from floor import until
 from lean import HEAD_BYTES, Place, Worker, shard, small
 
 from outlast.checkpoint.manifest import MANIFEST, Contents, shard_file, state_file
-from outlast.checkpoint.names import Place as ReadFrom
+from outlast.checkpoint.manifest import Place as ReadFrom
 from outlast.checkpoint.reader import open_checkpoint
 from outlast.keeper import wire
 from outlast.keeper.client import Client, Remote
-from outlast.keeper.place import TierSetup
-from outlast.keeper.process import Supervisor
+from outlast.keeper.process import Supervisor, TierSetup
 from outlast.ledger.file import read_events
 from outlast.peer import listen
 from outlast.storage import Directory

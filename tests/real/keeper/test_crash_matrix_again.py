@@ -31,8 +31,7 @@ from lean import JOB, Place, Worker, shard, small
 from saved import saves_in
 from test_crash_matrix import HARMLESS, is_dead
 
-from outlast.checkpoint.manifest import ABANDONED, MANIFEST, shard_file, state_file
-from outlast.checkpoint.names import NOTE, SaveName
+from outlast.checkpoint.manifest import ABANDONED, MANIFEST, NOTE, SaveName, shard_file, state_file
 from outlast.checkpoint.reader import verify
 from outlast.errors import OutlastError
 from outlast.keeper import wire

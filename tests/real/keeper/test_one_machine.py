@@ -18,7 +18,7 @@ from floor import until
 from keeper_floor import SCRIPT, KeeperJob
 
 from outlast.checkpoint.manifest import MANIFEST
-from outlast.keeper.place import RUNTIME_VARIABLE
+from outlast.keeper.process import RUNTIME_VARIABLE
 from outlast.ledger.file import FILE_NAME, read_events
 from thorough import some
 

@@ -12,8 +12,7 @@ from lean import shard
 from peer_floor import HEAD_BYTES, MANIFEST, Fleet, Relay, whole
 from saved import name_in
 
-from outlast.checkpoint.manifest import BLOCK_BYTES, part_file
-from outlast.checkpoint.names import save_of
+from outlast.checkpoint.manifest import BLOCK_BYTES, part_file, save_of
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import protocol
 from outlast.peer import connect

@@ -17,8 +17,7 @@ import thorough
 from outlast.errors import StorageError
 from outlast.keeper import wire
 from outlast.keeper.memory import MemoryTier
-from outlast.keeper.place import connect
-from outlast.keeper.process import Supervisor
+from outlast.keeper.process import Supervisor, connect
 
 MOMENTS = 200 if thorough.ALL else 10
 

@@ -11,7 +11,7 @@ import pytest
 from floor import TRAIN, Job, free_port, until
 from keeper_floor import SCRIPT, KeeperJob, keepers
 
-from outlast.keeper.place import RUNTIME_VARIABLE
+from outlast.keeper.process import RUNTIME_VARIABLE
 
 RANKS = 2
 STEPS = 18

@@ -22,8 +22,7 @@ from outlast.checkpoint.catalog import (
     remove_save,
     standing,
 )
-from outlast.checkpoint.manifest import FORMAT, Manifest, encode
-from outlast.checkpoint.names import Place, sign
+from outlast.checkpoint.manifest import FORMAT, Manifest, Place, encode, sign
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.keeper.wire import NO_NONCE

@@ -18,8 +18,15 @@ from unit_fakes import num_descriptors, same, same_tensor
 import outlast
 from outlast.checkpoint import destinations, manifest, transfer
 from outlast.checkpoint.dcp import StorageReader
-from outlast.checkpoint.manifest import FORMAT, Chunk, Manifest, TensorEntry, encode, write_hashed
-from outlast.checkpoint.names import Place
+from outlast.checkpoint.manifest import (
+    FORMAT,
+    Chunk,
+    Manifest,
+    Place,
+    TensorEntry,
+    encode,
+    write_hashed,
+)
 from outlast.checkpoint.reader import Wanted, open_checkpoint
 from outlast.checkpoint.tensors import DTYPES
 from outlast.checkpoint.transfer import read_manifest

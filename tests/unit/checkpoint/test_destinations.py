@@ -14,8 +14,7 @@ from unit_names import save_name
 
 from outlast.checkpoint import destinations, transfer
 from outlast.checkpoint.destinations import fresh, pieces
-from outlast.checkpoint.manifest import Chunk, FileEntry, TensorEntry
-from outlast.checkpoint.names import Place
+from outlast.checkpoint.manifest import Chunk, FileEntry, Place, TensorEntry
 from outlast.checkpoint.spreads import cut
 from outlast.checkpoint.tensors import NAMES, local_chunks
 from outlast.checkpoint.transfer import FileCopies, by_file, job_for, read

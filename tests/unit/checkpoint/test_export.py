@@ -19,7 +19,7 @@ from unit_saver import written
 
 from outlast.checkpoint import export as export_room
 from outlast.checkpoint.export import Exported, export, file_names
-from outlast.checkpoint.names import Place
+from outlast.checkpoint.manifest import Place
 from outlast.checkpoint.optimizers import named_state, parameter_names
 from outlast.checkpoint.reader import load
 from outlast.checkpoint.tensors import DTYPES

@@ -9,7 +9,7 @@ from unit_fakes import at_once
 
 from outlast import config
 from outlast.checkpoint.catalog import open_job
-from outlast.checkpoint.names import SaveName, sign
+from outlast.checkpoint.manifest import SaveName, sign
 from outlast.errors import ConfigError, ResumeRefused, StorageError
 from outlast.ledger.file import Ledger
 from outlast.ledger.job import FILE_NAME, read_job

@@ -13,6 +13,7 @@ from outlast.checkpoint.manifest import (
     Holding,
     Manifest,
     PartEntry,
+    SaveName,
     Slab,
     TensorEntry,
     decode,
@@ -27,7 +28,6 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
-from outlast.checkpoint.names import SaveName
 from outlast.checkpoint.spreads import Spread
 from outlast.errors import CheckpointInvalid
 from part_contents import contents_of

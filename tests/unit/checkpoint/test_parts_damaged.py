@@ -14,13 +14,15 @@ from unit_names import save_name, save_of
 
 from outlast.checkpoint.manifest import (
     MANIFEST,
+    NOTE,
+    Place,
+    as_places,
     encode_part,
     part_entry,
     part_file,
     state_file,
     write_hashed,
 )
-from outlast.checkpoint.names import NOTE, Place, as_places
 from outlast.checkpoint.reader import load, open_checkpoint, verify
 from outlast.checkpoint.transfer import inventory_of, read_manifest
 from outlast.errors import CheckpointInvalid

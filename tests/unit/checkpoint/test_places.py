@@ -11,7 +11,7 @@ from unit_fakes import WatchedStorage, bits, num_descriptors, same
 from unit_names import save_name
 
 from outlast.checkpoint import manifest, transfer
-from outlast.checkpoint.names import Place
+from outlast.checkpoint.manifest import Place
 from outlast.checkpoint.reader import load, open_checkpoint
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid

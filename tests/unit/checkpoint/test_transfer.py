@@ -11,8 +11,7 @@ from unit_fakes import WatchedStorage, listing
 from unit_names import save_name, save_of
 
 from outlast.checkpoint import manifest, transfer
-from outlast.checkpoint.manifest import MANIFEST
-from outlast.checkpoint.names import NOTE, Place
+from outlast.checkpoint.manifest import MANIFEST, NOTE, Place
 from outlast.checkpoint.reader import verify
 from outlast.checkpoint.transfer import Repaired, copy_file
 from outlast.errors import CheckpointInvalid

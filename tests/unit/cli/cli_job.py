@@ -11,10 +11,10 @@ from outlast.checkpoint.manifest import (
     TensorEntry,
     encode,
     shard_file,
+    sign,
     state_file,
     write_hashed,
 )
-from outlast.checkpoint.names import sign
 from outlast.ledger.file import Ledger, read_events
 from outlast.ledger.job import Job
 from outlast.storage import Directory

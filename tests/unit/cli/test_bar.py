@@ -2,8 +2,8 @@
 
 import pytest
 
-from outlast.cli.checkpoints import bar as room
-from outlast.cli.checkpoints.bar import bar
+from outlast.cli.checkpoints import where as room
+from outlast.cli.checkpoints.where import bar
 
 
 @pytest.fixture(name="clock")

@@ -7,7 +7,7 @@ import torch
 from unit_checkpoints import write
 
 from outlast.data import Loader, open_feed
-from outlast.data.handover import TRAIL
+from outlast.data.feed import TRAIL
 from outlast.data.trail import Trail
 from outlast.storage import Directory
 

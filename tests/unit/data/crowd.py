@@ -8,7 +8,7 @@ import feed_gate
 
 from outlast.data import open_feed
 from outlast.data.audit import History
-from outlast.data.handover import TRAIL, take_over
+from outlast.data.feed import TRAIL, take_over
 from outlast.data.trail import Trail, read_record
 
 

@@ -9,8 +9,7 @@ from torch.utils.data import DataLoader
 
 from outlast.data import Loader, Stream, open_feed, random_state
 from outlast.data.audit import History
-from outlast.data.feed import Skipping
-from outlast.data.handover import place, take_over
+from outlast.data.feed import Skipping, place, take_over
 from outlast.data.trail import Trail, read_record
 from outlast.policy.rollbacks import Batches
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outlast.data import Loader, Stream, open_feed
 from outlast.data.audit import History
-from outlast.data.handover import TRAIL, take_over
+from outlast.data.feed import TRAIL, take_over
 from outlast.data.loader import Slices
 from outlast.data.order import ids_at, permute, places_of, sample_ids
 from outlast.data.stream import Portions

@@ -7,7 +7,7 @@ import pytest
 
 from outlast.attempt.beat import VARIABLE, Beat, BeatReader, Timing
 from outlast.health.messages import Begin, WatchedWorker
-from outlast.health.pace import EVERY_S, KEPT, LEAST, OVERLAP, Pace, interval_s, stride, told
+from outlast.health.watched import EVERY_S, KEPT, LEAST, OVERLAP, Pace, interval_s, stride, told
 
 
 class Watched(types.SimpleNamespace):

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from outlast.errors import ConfigError
-from outlast.init import quoting
+from outlast.init import recipes
 from outlast.init.recipes import Kubernetes, Sky, Training
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
@@ -34,7 +34,7 @@ def kubernetes_expands(text):
 @example("no")
 @example("1e3")
 def test_an_argument_comes_back_from_a_manifest(argument):
-    text = f"args:\n  - {quoting.kubernetes(argument)}\n"
+    text = f"args:\n  - {recipes.kubernetes(argument)}\n"
     (found,) = yaml.safe_load(text)["args"]
     assert kubernetes_expands(found) == argument
     assert text.count("\n") == 2
@@ -42,7 +42,7 @@ def test_an_argument_comes_back_from_a_manifest(argument):
 
 @pytest.mark.parametrize("argument", NASTY)
 def test_nasty_arguments_come_back_from_a_manifest(argument):
-    assert kubernetes_expands(yaml.safe_load(quoting.kubernetes(argument))) == argument
+    assert kubernetes_expands(yaml.safe_load(recipes.kubernetes(argument))) == argument
 
 
 @given(st.lists(WORDS, max_size=4))
@@ -70,7 +70,7 @@ def test_bash_in_a_task_is_one_line_of_yaml(argument):
     run = yaml.safe_load(Sky(training=training, accelerator="H100", bucket="s3://b").render())[
         "run"
     ]
-    assert run.endswith(f"train.py {quoting.bash(argument)}\n")
+    assert run.endswith(f"train.py {recipes.bash(argument)}\n")
 
 
 @pytest.mark.parametrize(("argument", "why"), [("a\0b", "zero byte"), ("\udcff", "not UTF-8")])

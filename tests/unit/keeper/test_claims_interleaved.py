@@ -9,8 +9,7 @@ import itertools
 import pytest
 
 from outlast.keeper.fence import Fence, FenceVerdict
-from outlast.peer.claims import Claim, Claims
-from outlast.peer.numbers import claimed, claimed_numbers, name_of
+from outlast.peer.claims import Claim, Claims, claimed, claimed_numbers, name_of
 
 NUMBER = 5
 REIGNS = ("majority", "minority")

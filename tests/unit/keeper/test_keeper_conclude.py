@@ -13,7 +13,7 @@ from outlast.keeper import conclude, protocol, wire
 from outlast.keeper.fence import Fence
 from outlast.keeper.flight import RankOutcome
 from outlast.keeper.memory import MemoryTier
-from outlast.peer.numbers import name_of
+from outlast.peer.claims import name_of
 from outlast.storage import Directory
 
 

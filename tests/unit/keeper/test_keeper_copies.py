@@ -9,8 +9,7 @@ from keeper_fakes import JOB, FakeKeeper
 from unit_fakes import WatchedStorage
 from unit_names import committed, save_name, save_of
 
-from outlast.checkpoint.manifest import MANIFEST, shard_file, state_file
-from outlast.checkpoint.names import signed_by
+from outlast.checkpoint.manifest import MANIFEST, shard_file, signed_by, state_file
 from outlast.checkpoint.reader import verify
 from outlast.keeper import copies as room
 from outlast.keeper.copies import DurableTier, TierCopies

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from outlast.keeper.fence import PASSES, TERMS_MAX, Fence, FenceVerdict, Gate, Judgement
-from outlast.peer.numbers import name_of
+from outlast.peer.claims import name_of
 from outlast.storage import Directory
 
 

@@ -5,12 +5,12 @@ import os
 import pytest
 from unit_names import save_name
 
-from outlast.keeper import arena as limited
+from outlast.keeper import memory as limited
 from outlast.keeper import memory as room
 from outlast.keeper import wire
-from outlast.keeper.arena import Arena
 from outlast.keeper.memory import (
     BOOKS,
+    Arena,
     Books,
     Holdings,
     KeptSnapshot,

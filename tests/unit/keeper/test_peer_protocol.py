@@ -9,7 +9,7 @@ import pytest
 
 from outlast.keeper import peers, protocol
 from outlast.keeper.peers import PeerTier
-from outlast.keeper.replica_store import ReplicaServer
+from outlast.keeper.replicas import ReplicaServer
 from outlast.keeper.wire import PeerMachine
 
 MEMBER = PeerMachine(node="n1", host="127.0.0.1", port=1)

@@ -18,10 +18,9 @@ from outlast.checkpoint.manifest import (
     state_file,
 )
 from outlast.keeper import memory as room
-from outlast.keeper.arena import Arena
-from outlast.keeper.memory import COPIES, Books, Holdings, KeptSnapshot, MemoryTier, Replica
+from outlast.keeper.memory import COPIES, Arena, Books, Holdings, KeptSnapshot, MemoryTier, Replica
 from outlast.keeper.protocol import ReplicaOffer
-from outlast.keeper.replica_store import ReplicaRefused, ReplicaStore
+from outlast.keeper.replicas import ReplicaRefused, ReplicaStore
 
 GIB = 1 << 30
 SIZE = BLOCK_BYTES + 5000

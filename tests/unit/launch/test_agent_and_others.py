@@ -15,7 +15,7 @@ from outlast.health.proc import catches
 from outlast.launch.agent import Agent
 from outlast.launch.desk import Deaf
 from outlast.launch.survivors import Seats
-from outlast.launch.warm.context import ColdContext
+from outlast.launch.warm.starts import ColdContext
 from outlast.notice import Notice
 from outlast.policy.failures import Failure
 

@@ -10,7 +10,6 @@ from outlast.errors import StorageError
 from outlast.launch import judging
 from outlast.launch.judging import FailureHandler, restart_policy, worker_failure
 from outlast.launch.together import left_out
-from outlast.ledger import glance
 from outlast.ledger.events import Event
 from outlast.policy.attribution import Tolls
 from outlast.policy.exclusion import Exclusion
@@ -190,7 +189,7 @@ def test_survivors_of_a_loss_elsewhere_are_not_blamed(clock):
 
 def test_a_ledger_that_hangs_is_not_waited_for(clock, monkeypatch):
     """The agent hears notices and keeps deadlines meanwhile: it is not in the read."""
-    monkeypatch.setattr(glance, "WAIT_S", 0.01)
+    monkeypatch.setattr("outlast.ledger.past.WAIT_S", 0.01)
     goes_on = threading.Event()
     past = Past({"b": [(clock.now_s, "killed")]})
     past.look = goes_on.wait

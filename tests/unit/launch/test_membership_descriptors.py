@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
-from outlast.launch.membership import descriptors
-from outlast.launch.membership.descriptors import lack, make_room, wanted_for
+from outlast.launch.membership import hub
+from outlast.launch.membership.hub import lack, make_room, wanted_for
 
 
 @pytest.fixture
@@ -53,6 +53,6 @@ def test_one_that_may_not_be_raised_is_left(limits, monkeypatch):
     def refused(*_):
         raise ValueError("not allowed to raise maximum limit")
 
-    monkeypatch.setattr(descriptors.resource, "setrlimit", refused)
+    monkeypatch.setattr(hub.resource, "setrlimit", refused)
     assert not make_room()
     assert lack(1024, 2)

@@ -1,6 +1,6 @@
 """What the agent's main thread finds in its mailbox."""
 
-from outlast.launch.membership.mailbox import Mailbox
+from outlast.launch.membership.handler import Mailbox
 from outlast.launch.membership.messages import Departs, Go, Halt, Member, Refused, Remains
 from outlast.policy.membership import MembershipRules
 

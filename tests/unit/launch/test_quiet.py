@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from outlast.attempt.nameless import VARIABLE
-from outlast.launch.quiet import level_to_set, quieten_loggers
+from outlast.launch.first_look import level_to_set, quieten_loggers
 
 
 def test_torchs_warnings_of_its_own_are_off_unless_chosen():

@@ -4,7 +4,7 @@ import pytest
 
 from outlast.ledger.events import Event
 from outlast.ledger.measured import NEWEST_SAVES, Measured
-from outlast.notice.foresight import standing
+from outlast.notice.desk import standing
 from outlast.tiers import Tier
 
 

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 
 from outlast.errors import StorageError
-from outlast.ledger import glance
 from outlast.ledger.events import EVENT_NAMES, encode
-from outlast.ledger.file import FILE_NAME, Follower, Ledger, read_events
-from outlast.ledger.past import Past
-from outlast.ledger.reserve import keep, kept, make_room
+from outlast.ledger.file import FILE_NAME, Follower, Ledger, keep, kept, make_room, read_events
+from outlast.ledger.past import Glance, Past
 from outlast.policy.cadence import COSTS_KEPT, Auto, cost_of
 from outlast.policy.hazard import of_a_new_job
 from outlast.policy.rollbacks import Batches
@@ -421,5 +419,5 @@ def test_what_failures_have_cost(tmp_path):
             file.write(json.dumps({**head, "event": event, **fields}).encode() + b"\n")
     known = Past(tmp_path).look().tolls
     assert (known.since_t, known.cost_s, known.pause_s) == (90.0, 26.0, 6.0)
-    told = glance.Glance(Past(tmp_path)).look()
+    told = Glance(Past(tmp_path)).look()
     assert (told.since_t, told.cost_s, told.pause_s) == (90.0, 26.0, 6.0)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.ledger.events import Event
+from outlast.ledger.incidents import lost_to_waiting_s, slow_ranks
 from outlast.ledger.narrator import sentence
-from outlast.ledger.slow import lost_to_waiting_s, slow_ranks
 
 
 def straggler(t=1.0, attempt=1, **fields):

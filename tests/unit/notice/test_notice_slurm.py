@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.notice.process import CommandResult
+from outlast.notice.exchange import CommandResult
 from outlast.notice.slurm import SlurmWatcher, kill_wait_s
 from thorough import examples
 

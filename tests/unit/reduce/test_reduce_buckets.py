@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_fakes import bits
 
-from outlast.reduce.buckets import Bucket, group
+from outlast.reduce.exchange import Bucket, group
 from outlast.reduce.tree import ReductionPlan, cut
 from thorough import examples
 
@@ -122,7 +122,7 @@ def test_tensors_are_grouped_from_the_last_by_kind():
 
 
 def test_the_first_bucket_is_small(monkeypatch):
-    monkeypatch.setattr("outlast.reduce.buckets.FIRST_BYTES", 8)
-    monkeypatch.setattr("outlast.reduce.buckets.BUCKET_BYTES", 16)
+    monkeypatch.setattr("outlast.reduce.exchange.FIRST_BYTES", 8)
+    monkeypatch.setattr("outlast.reduce.exchange.BUCKET_BYTES", 16)
     tensors = [torch.zeros(2) for _ in range(6)]
     assert group(tensors) == [[5], [4, 3], [2, 1], [0]]

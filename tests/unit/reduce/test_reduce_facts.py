@@ -2,7 +2,7 @@
 
 import torch
 
-from outlast.reduce.facts import among, difference, facts_of
+from outlast.reduce.same_bits import among, difference, facts_of
 
 
 def test_a_process_is_like_itself():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from storage_contract import StorageContract
 
-from outlast.storage import Directory, direct, open_storage, spares
+from outlast.storage import Directory, direct, directory, open_storage
 
 
 class TestDirectory(StorageContract):
@@ -114,7 +114,7 @@ class TestWithSpares(StorageContract):
 
     @pytest.fixture
     def storage(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(spares, "MIN_BYTES", 0)
+        monkeypatch.setattr(directory, "MIN_BYTES", 0)
         place = tmp_path / "root" / ".spare"
         place.mkdir(parents=True)
         for num in range(20):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outlast.storage.mounts import is_network
+from outlast.storage.trust import is_network
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

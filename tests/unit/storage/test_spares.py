@@ -8,7 +8,7 @@ import pytest
 from storage_contract import memory
 from unit_fakes import listing, num_descriptors
 
-from outlast.storage import Directory, spares
+from outlast.storage import Directory, directory
 from outlast.storage.direct import ALIGN
 
 BIG = 16 * ALIGN
@@ -17,7 +17,7 @@ SHARD = "rank-00000.safetensors"
 
 @pytest.fixture
 def storage(tmp_path, monkeypatch):
-    monkeypatch.setattr(spares, "MIN_BYTES", BIG)
+    monkeypatch.setattr(directory, "MIN_BYTES", BIG)
     return Directory(tmp_path / "root", 2)
 
 
@@ -70,7 +70,7 @@ def test_only_big_tensor_files_are_kept(storage, name, size):
 
 
 def test_without_spares_nothing_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(spares, "MIN_BYTES", BIG)
+    monkeypatch.setattr(directory, "MIN_BYTES", BIG)
     storage = Directory(tmp_path)
     write(storage, f"a/{SHARD}", BIG)
     storage.remove_tree("a")

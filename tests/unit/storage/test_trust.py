@@ -5,8 +5,7 @@ import pytest
 from outlast.peer.claims import Claim, Claims
 from outlast.storage import Directory
 from outlast.storage import trust as room
-from outlast.storage.mounts import Mount, is_local, mount_of
-from outlast.storage.trust import distrust, doubt_of_mount, kept_for_s
+from outlast.storage.trust import Mount, distrust, doubt_of_mount, is_local, kept_for_s, mount_of
 
 
 class Ignoring(Directory):

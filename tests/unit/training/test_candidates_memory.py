@@ -6,7 +6,7 @@ from unit_checkpoints import write
 from unit_fakes import Hub, WatchedStorage, on_ranks
 from unit_names import names, save_name, save_of
 
-from outlast.checkpoint.names import Place
+from outlast.checkpoint.manifest import Place
 from outlast.errors import StorageError
 from outlast.storage import Directory
 from outlast.training import resume

@@ -12,9 +12,8 @@ from unit_fakes import Hub
 
 from outlast import config
 from outlast.ledger.events import encode
-from outlast.ledger.file import Ledger
+from outlast.ledger.file import ROOM_BYTES, Ledger, keep, kept
 from outlast.ledger.past import Past
-from outlast.ledger.reserve import ROOM_BYTES, keep, kept
 from outlast.policy.rollbacks import LossJudge, LossRules
 from outlast.training import judging as room
 from outlast.training.judging import STEPS_MAX, LossMonitor, LossTable, word_of

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outlast.data import Loader, open_feed
+from outlast.data.feed import TRAIL
 from outlast.data.generators import same
-from outlast.data.handover import TRAIL
 from outlast.data.trail import read_record
 from outlast.training.position import Position
 

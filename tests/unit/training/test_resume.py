@@ -10,7 +10,7 @@ from unit_names import names as saves
 from unit_names import save_name
 
 from outlast.attempt.link import LocalLink
-from outlast.checkpoint.names import Place
+from outlast.checkpoint.manifest import Place
 from outlast.errors import ResumeRefused, StateMismatch, StorageError
 from outlast.script.restore import Restore
 from outlast.storage import Directory

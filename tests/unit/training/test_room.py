@@ -8,7 +8,7 @@ import pytest
 from fake_cuda import Cuda
 from outlast import config
 from outlast.checkpoint import devices
-from outlast.keeper.arena import Arena
+from outlast.keeper.memory import Arena
 from outlast.training.room import SnapshotRoom, snapshots_stay
 
 

@@ -1,6 +1,6 @@
 """``outlast checkpoints``: what there is, whether it can be believed, and what to do about it.
 
-``where``   a job and its tiers, as the command line names them
+``where``   a job and its tiers, as the command line names them; how far a command is
 ``survey``  which step is in which tier
 ``listing`` one row a step
 ``show``    what one checkpoint holds
@@ -8,7 +8,6 @@
 ``repair``  from one tier into another
 ``prune``   what retention allows
 ``export``  as files for others
-``bar``     how far it is
 
 A tier that cannot be read is said in one line and the others are gone on with; only when none can
 be read is that an error. Memory is not reached from here: it belongs to a job that runs.
@@ -18,7 +17,7 @@ from __future__ import annotations
 
 import click
 
-from outlast.cli.group import LazyGroup
+from outlast.cli import LazyGroup
 
 _COMMANDS = {
     "list": ("listing", "every step, and which tier has it"),

@@ -8,9 +8,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import pick, size_of, survey
-from outlast.cli.checkpoints.where import DIRECTORY, JSON, TIER, find_job, in_words
+from outlast.cli.checkpoints.where import DIRECTORY, JSON, TIER, bar, find_job, in_words
 from outlast.errors import ConfigError, StorageError
 from outlast.report import humanise
 from outlast.tiers import nearest

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.manifest import SaveName
 from outlast.cli.checkpoints.survey import SaveCopy, Survey, size_of, survey
 from outlast.cli.checkpoints.where import DIRECTORY, JSON, find_job, when
 from outlast.report import humanise

@@ -22,8 +22,7 @@ import click
 import msgspec
 
 from outlast.checkpoint.catalog import KnownHealth, expendable, remove_save
-from outlast.checkpoint.names import SaveName
-from outlast.cli.checkpoints.bar import bar
+from outlast.checkpoint.manifest import SaveName
 from outlast.cli.checkpoints.survey import Survey, survey
 from outlast.cli.checkpoints.verify import Target, problem_of
 from outlast.cli.checkpoints.where import (
@@ -31,6 +30,7 @@ from outlast.cli.checkpoints.where import (
     JSON,
     TIER,
     JobAt,
+    bar,
     find_job,
     in_words,
 )

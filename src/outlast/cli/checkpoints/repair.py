@@ -13,10 +13,8 @@ from typing import Any
 import click
 import msgspec
 
-from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, PART_NAME, Manifest
-from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, PART_NAME, Manifest, SaveName
 from outlast.checkpoint.transfer import NotMended, Repaired, mend_copy
-from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import Survey, size_of, survey
 from outlast.cli.checkpoints.verify import (
     ABSENT,
@@ -30,6 +28,7 @@ from outlast.cli.checkpoints.where import (
     DIRECTORY,
     JSON,
     JobAt,
+    bar,
     find_job,
     in_words,
 )

@@ -9,12 +9,11 @@ from typing import Any, Final
 import click
 import msgspec
 
-from outlast.checkpoint.manifest import Manifest
-from outlast.checkpoint.names import Place
+from outlast.checkpoint.manifest import Manifest, Place
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.reader import open_checkpoint
 from outlast.data.audit import History, SampleVerdict
-from outlast.data.handover import TRAIL
+from outlast.data.feed import TRAIL
 from outlast.data.trail import SampleRecord, read_record
 from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.report import humanise

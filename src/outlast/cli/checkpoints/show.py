@@ -10,8 +10,7 @@ import click
 import msgspec
 
 from outlast.checkpoint.inventory import Inventory
-from outlast.checkpoint.manifest import FULL
-from outlast.checkpoint.names import Place, SaveName
+from outlast.checkpoint.manifest import FULL, Place, SaveName
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.transfer import inventory_of
 from outlast.cli.checkpoints.survey import pick, size_of, survey

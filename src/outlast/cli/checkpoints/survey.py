@@ -13,8 +13,17 @@ import click
 
 from outlast.checkpoint.catalog import find_saves, stands
 from outlast.checkpoint.inventory import num_bytes
-from outlast.checkpoint.manifest import ABANDONED, FULL, MANIFEST, Manifest, decode
-from outlast.checkpoint.names import Place, SaveName, parse, signed_by
+from outlast.checkpoint.manifest import (
+    ABANDONED,
+    FULL,
+    MANIFEST,
+    Manifest,
+    Place,
+    SaveName,
+    decode,
+    parse,
+    signed_by,
+)
 from outlast.cli.checkpoints.where import JobAt, in_words, places_of, tiers_of
 from outlast.config import Settings
 from outlast.errors import CheckpointInvalid, ConfigError, StorageError

@@ -16,10 +16,8 @@ import click
 import msgspec
 
 from outlast.checkpoint.inventory import check_parts
-from outlast.checkpoint.manifest import MANIFEST
-from outlast.checkpoint.names import SaveName
+from outlast.checkpoint.manifest import MANIFEST, SaveName
 from outlast.checkpoint.transfer import FileCopies, inventory_of, job_for, read
-from outlast.cli.checkpoints.bar import bar
 from outlast.cli.checkpoints.survey import (
     SaveCopy,
     Survey,
@@ -33,6 +31,7 @@ from outlast.cli.checkpoints.where import (
     JSON,
     TIER,
     JobAt,
+    bar,
     find_job,
     in_words,
     tiers_of,

@@ -1,22 +1,33 @@
-"""A job and its tiers as the command line names them, and words that all commands share."""
+"""Find a job and its tiers as the command line names them; hold what all commands share.
+
+``bar`` says how far a long command is: a line on standard error, where a person is looking at it.
+It appears after two seconds, so that what is quick says nothing; it goes when the work is done.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import shlex
-from typing import NamedTuple
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 import msgspec
 
 from outlast import config
 from outlast.checkpoint.catalog import made_with
-from outlast.checkpoint.names import Place
+from outlast.checkpoint.manifest import Place
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.ledger.job import Job, read_job
 from outlast.storage import open_storage
 from outlast.tiers import Tier, nearest
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 DIRECTORY = click.argument("directory", required=False)
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
@@ -126,3 +137,75 @@ def in_words(error: Exception) -> str:
     """What an error says, in one line."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return " ".join(str(text).split()) or type(error).__name__
+
+
+APPEARS_AFTER_S: Final = 2.0
+
+
+class Bar:
+    """Bytes done of bytes in all, over several parts of the work.
+
+    Args:
+        total: bytes in all.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._before = self._done = 0
+        self._label = ""
+        self._began_s = time.monotonic()
+        self._progress: Progress | None = None
+        self._terminal = sys.stderr.isatty()
+
+    def begin(self, label: str) -> None:
+        """The next part starts; its bytes are counted on top of what was done before."""
+        self._label, self._before = label, self._done
+
+    def part(self, done: int, _total: int) -> None:
+        """``done`` bytes of this part are done."""
+        self.advance(self._before + done - self._done)
+
+    def advance(self, num_bytes: int) -> None:
+        """So many more bytes are done; may be called from any one thread at a time."""
+        self._done += max(num_bytes, 0)
+        if not self._terminal or time.monotonic() - self._began_s < APPEARS_AFTER_S:
+            return
+        if self._progress is None:
+            self._progress = _line()
+            self._progress.add_task(self._label, total=self._total)
+            self._progress.start()
+        self._progress.update(
+            self._progress.task_ids[0],
+            description=self._label,
+            completed=min(self._done, self._total),
+        )
+
+    def close(self) -> None:
+        """Take the line away."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _line() -> Progress:
+    from rich.console import Console  # only where somebody waits so long
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
+@contextlib.contextmanager
+def bar(total: int) -> Iterator[Bar]:
+    """A bar for ``total`` bytes that goes away with the block."""
+    shown = Bar(total)
+    try:
+        yield shown
+    finally:
+        shown.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from outlast.cli.group import LazyGroup
+from outlast.cli import LazyGroup
 from outlast.cli.plan.answer import output_flags
 from outlast.cli.plan.facts import COST_FLAGS, RATE_FLAGS
 from outlast.cli.plan.questions import QUESTIONS

@@ -3,9 +3,8 @@
 ``examination``  one machine: which checks there are, in what order, and what came of them
 ``meeting``      several machines find each other on the job's storage and compare themselves
 ``page``         what people read
-``child``        a probe in a process of its own, with a deadline
-``probe``        that process; the probes are ``place``, ``past``, ``platform``, ``compute``,
-                 ``stacks``, ``gpus``
+``child``        a probe in a process of its own, with a deadline; the probes are ``place``,
+                 ``past``, ``platform``, ``compute``, ``stacks``, ``gpus``
 
 Guarantees: everything ends. Whatever can hang (a mount whose server is gone, a driver, a metadata
 service) is done in a spawned process, which is left behind at its deadline: a process that hangs in

@@ -1,8 +1,14 @@
-"""A probe in a process of its own: started, looked at, and left behind at its deadline."""
+"""Run a probe in a process of its own, and leave it behind at its deadline.
+
+The probe's process (``main``) reads one line of JSON and writes one line of JSON. It ends with
+the process that started it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import importlib
 import json
 import os
 import signal
@@ -25,7 +31,7 @@ class Child:
     """One probe.
 
     Args:
-        name: of the probe, see :mod:`outlast.health.doctor.probe`.
+        name: of the probe, see ``PROBES``.
         request: its arguments, as JSON can hold them.
         limit_s: after which it is given up.
         environ: more variables for it.
@@ -47,7 +53,7 @@ class Child:
         self._out = os.memfd_create("outlast-doctor-out", os.MFD_CLOEXEC)
         self._err = os.memfd_create("outlast-doctor-err", os.MFD_CLOEXEC)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "outlast.health.doctor.probe", name],
+            [sys.executable, "-P", "-m", "outlast.health.doctor.child", name],
             stdin=subprocess.PIPE,
             stdout=self._out,
             stderr=self._err,
@@ -125,3 +131,36 @@ class Child:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+
+
+PROBES: Final = ("place", "past", "platform", "compute", "stacks", "gpus", "meeting")
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def main() -> None:
+    """Run the probe that the command line names."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was written is removed
+    name = sys.argv[1]
+    if name not in PROBES:
+        raise SystemExit(f"there is no probe {name}")
+    request = json.loads(sys.stdin.readline() or "null")
+    if request is None:
+        raise SystemExit("nobody says what to look at")
+    # What libraries print must not stand between our lines.
+    out = os.dup(1)
+    os.dup2(2, 1)
+    module = importlib.import_module(f"outlast.health.doctor.{name}")
+
+    def say(answer: object) -> None:
+        os.write(out, msgspec.json.encode(answer) + b"\n")
+
+    if name == "meeting":
+        module.probe(say=say, **request)
+    else:
+        say(module.probe(**request))
+    os._exit(0)  # threads of clients and of torch need not be waited for
+
+
+if __name__ == "__main__":
+    main()

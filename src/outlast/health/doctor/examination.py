@@ -3,12 +3,21 @@
 First everything that waits for something else than the processor, side by side (but one place after
 the other: they may share a disk or a network); then the processor itself, undisturbed; then the
 ways to the other machines and the comparison.
+
+The machine's memory is looked at here: what can be had, and whether shared memory of a size is
+given at all. Nothing is filled: a file in memory takes pages when it is written. What is seen this
+way is a limit on sizes (RLIMIT_FSIZE, RLIMIT_AS), which would otherwise be met at the first
+snapshot.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
+import mmap
+import os
 import platform
+import resource
 import socket
 import time
 import uuid
@@ -17,15 +26,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import psutil
 
 from outlast._version import __version__
 from outlast.config import Settings
 from outlast.errors import ConfigError, Exit
-from outlast.health.doctor import meeting, memory
+from outlast.health.doctor import meeting
 from outlast.health.doctor.child import Child
 from outlast.health.doctor.compute import Computed
 from outlast.health.doctor.meeting import Met
 from outlast.health.doctor.past import PriorRun
+from outlast.keeper.memory import available_bytes
 from outlast.ledger.narrator import place
 from outlast.peer import Tls
 from outlast.policy import fitness as judge
@@ -34,12 +45,51 @@ from outlast.policy.fitness import (
     CheckResult,
     Flush,
     GpusFacts,
+    MemoryFacts,
     PlaceFacts,
     PlatformFacts,
     StackFacts,
     failures,
 )
 from outlast.policy.fitness_peers import MachineReport, compare, judge_clock
+
+SHM: Final = "/dev/shm"  # noqa: S108 - looked at, not written
+
+
+def look(wanted_bytes: int) -> MemoryFacts:
+    """What can be had.
+
+    Args:
+        wanted_bytes: the size of one snapshot, 0 where that is not known.
+    """
+    facts = MemoryFacts(
+        available_bytes=available_bytes(), total_bytes=int(psutil.virtual_memory().total)
+    )
+    with contextlib.suppress(OSError):
+        found = os.statvfs(SHM)
+        facts.shm_bytes = found.f_bavail * found.f_frsize
+    facts.refused = _refused(wanted_bytes) if wanted_bytes else ""
+    return facts
+
+
+def open_files() -> tuple[int, int]:
+    """How many files may be open: now, and at most."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 1 << 20
+    return (most if soft < 0 else soft), (most if hard < 0 else hard)
+
+
+def _refused(num_bytes: int) -> str:
+    fd = os.memfd_create("outlast-doctor", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, num_bytes)
+        mmap.mmap(fd, num_bytes, prot=mmap.PROT_READ).close()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    finally:
+        os.close(fd)
+    return ""
+
 
 LIMITS_S: Final = {
     "past": 15.0,
@@ -180,7 +230,7 @@ class _Examination:
             error=f"the GPUs' health cannot be asked for: {first['gpus'].problem()}"
         )
         findings += [
-            judge.judge_files(*memory.open_files()),
+            judge.judge_files(*open_files()),
             judge.judge_stacks(
                 stacks or StackFacts(installed=True, error=first["stacks"].problem())
             ),
@@ -315,7 +365,7 @@ class _Examination:
         settings, machines = self._settings, self._machines
         many = machines.max_nodes > 1
         replicas = (1 if settings.peer_replicas is None else settings.peer_replicas) * many
-        facts = memory.look(share_bytes or 0)
+        facts = look(share_bytes or 0)
         found = [
             judge.judge_memory(
                 facts,

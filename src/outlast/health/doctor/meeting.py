@@ -34,7 +34,7 @@ import msgspec
 
 from outlast import peer
 from outlast.errors import OutlastError, SealError
-from outlast.peer.numbers import FOLDER
+from outlast.peer.claims import FOLDER
 from outlast.policy.fitness_peers import Company, MachineReport, PeerLink
 from outlast.storage import Directory, Storage, open_storage
 

@@ -18,12 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from outlast.checkpoint.names import parse
+from outlast.checkpoint.manifest import parse
 from outlast.errors import OutlastError
 from outlast.policy.fitness import PlaceFacts
 from outlast.storage import Directory, ObjectStore, Patience, Storage, open_storage
-from outlast.storage.mounts import is_network
-from outlast.storage.trust import distrust, doubt_of_mount
+from outlast.storage.trust import distrust, doubt_of_mount, is_network
 
 BLOCK_BYTES: Final = 16 << 20
 ROUND_BYTES: Final = 1 << 20

@@ -5,14 +5,18 @@
 
 ``next_rendezvous`` says that this machine's workers have ended and waits for the next attempt;
 ``num_nodes_waiting`` says that the running one is over. All else happens in the hub's thread.
+
+``Mailbox`` is what the hub's thread tells the agent's main thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -26,6 +30,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
 )
 from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
     RendezvousError,
     RendezvousStoreInfo,
 )
@@ -33,11 +38,10 @@ from torch.distributed.elastic.rendezvous.api import (
 from outlast.attempt.link import connect
 from outlast.config import load
 from outlast.errors import ConfigError, Exit
-from outlast.launch.membership.descriptors import lack
-from outlast.launch.membership.hub import Hub
-from outlast.launch.membership.mailbox import JobOver, Mailbox
+from outlast.launch.membership.hub import Hub, lack
 from outlast.launch.membership.messages import (
     Bye,
+    Departs,
     Done,
     Exclude,
     Excluded,
@@ -51,6 +55,9 @@ from outlast.launch.membership.messages import (
     Member,
     Needs,
     Readmit,
+    Refused,
+    Remains,
+    Waits,
     WorkersEnded,
 )
 from outlast.launch.membership.node import Node
@@ -62,6 +69,86 @@ from outlast.peer.tls import Tls
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.membership import MembershipRules
 from outlast.storage import open_storage
+
+
+class JobOver(RendezvousClosedError):
+    """The job has ended on all machines.
+
+    Attributes:
+        exit_code: what ``outlast run`` is to leave with.
+        reason: why, in words.
+    """
+
+    def __init__(self, exit_code: int, reason: str) -> None:
+        super().__init__(reason or "the job is over")
+        self.exit_code = exit_code
+        self.reason = reason
+
+
+class Mailbox:
+    """What the hub's thread tells the agent's main thread."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.go: Go | None = None
+        self.halt: Halt | None = None
+        self.halted = ""  # why the last attempt that ended here did
+        self.over: JobEnded | None = None
+        self.departs: dict[str, Departs] = {}
+        self.members: set[str] = set()  # of the last attempt
+        self.words = ""
+        self.runs = False  # an attempt, without this machine
+        self.refused = ""  # why this machine may not take part
+        self.rules: MembershipRules | None = None  # of the job, where they are not ours
+        self.on_left_out: Callable[[Excluded], None] = lambda _: None
+        self.failed: Exception | None = None
+        self.news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def tell(self, message: Any) -> None:
+        """Take a message; from the hub's thread."""
+        with self.changed:
+            match message:
+                case Go():
+                    self.go, self.halt, self.words, self.runs = message, None, "", False
+                    here = {member.node for member in message.members}
+                    # One attempt longer: who is not in this one has left, and was not lost. Who is
+                    # in it has said so too soon, and says it again.
+                    left = self.members - here
+                    self.departs = {n: word for n, word in self.departs.items() if n in left}
+                    self.members = here
+                case Halt():
+                    self.halt, self.halted, self.runs = message, message.reason, False
+                case JobEnded():
+                    self.over = message
+                case Departs():
+                    self.departs[message.node] = message
+                case Remains():
+                    self.departs.pop(message.node, None)
+                case Waits():
+                    self.words, self.runs = message.words, message.runs
+                case Excluded():
+                    self.on_left_out(message)
+                case Refused():
+                    self.refused = message.reason
+                case MembershipRules():
+                    self.rules = message
+            self._notify()
+
+    def fail(self, error: Exception) -> None:
+        """The hub's thread has ended."""
+        with self.changed:
+            self.failed = error
+            self._notify()
+
+    def look(self) -> None:
+        """There is no news until something is told."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.news)
+
+    def _notify(self) -> None:
+        self.changed.notify_all()
+        os.eventfd_write(self.news, 1)
+
 
 SILENCE_S: Final = 3.0
 WORDS_S: Final = 3.0  # before it is said what is waited for

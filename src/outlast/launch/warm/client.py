@@ -1,4 +1,4 @@
-"""The agent's end: the server's process, and workers that are its children and not ours.
+"""Start the server from the agent, and follow workers that are its children and not ours.
 
 How a worker has ended is the server's to say. Where it says nothing though the kernel does (it is
 stopped, or an import holds it), the agent reads it where the kernel keeps it for the parent; a
@@ -6,6 +6,10 @@ server that owes its word when the next workers are to be forked is replaced.
 
 What can go wrong: a code of 0 that is read so may be one that we are not allowed to see. It is not
 believed, and the server that does not say it is given up after a while.
+
+``begin`` starts a server before the agent itself has imported torch: both import at once. What the
+command line means is known only later. A guess that proves wrong costs nothing but the
+work: the server is ended, or another one takes its place.
 """
 
 from __future__ import annotations
@@ -21,7 +25,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from outlast import config
+from outlast.errors import OutlastError
 from outlast.health.leftovers import end_group
+from outlast.launch.first_look import threads_to_set
 from outlast.launch.warm.wire import (
     Exited,
     ForkedWorker,
@@ -327,3 +334,43 @@ def code_of(pid: int) -> int | None:
         return os.waitstatus_to_exitcode(int(fields[49])) if fields[0] == b"Z" else None
     except (OSError, ValueError, IndexError):
         return None
+
+
+_NPROC = "--nproc-per-node"
+
+
+def begin(arguments: Sequence[str]) -> WarmServer | None:
+    """A server that has begun to import, or None where it would not be used.
+
+    Args:
+        arguments: the command line after ``outlast run``.
+    """
+    if not is_possible() or "PYTHON_EXEC" in os.environ or not _has_script(arguments):
+        return None
+    try:
+        wanted = config.load().workers_warm
+    except OutlastError:
+        return None  # it will be said
+    if not wanted:
+        return None
+    return WarmServer(os.environ | threads_to_set(os.environ, _num_workers(arguments, os.environ)))
+
+
+def is_possible() -> bool:
+    """Whether this system has what it takes."""
+    return sys.platform == "linux" and hasattr(os, "pidfd_open")
+
+
+def _has_script(arguments: Sequence[str]) -> bool:
+    return bool(arguments) and not {"-h", "--help", "--no-python", "--no_python"} & set(arguments)
+
+
+def _num_workers(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    found = environ.get("PET_NPROC_PER_NODE", "1")
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = argument.replace("_", "-").partition("=")
+        if name == _NPROC:
+            return value if equals else following
+        if argument.endswith(".py"):
+            break
+    return found

@@ -7,7 +7,7 @@ imported: what they do when they are imported is part of the run. Whether a cand
 for ``probe`` to find out.
 
 A script that sets a variable ahead of an import means that import to read it. So the names that a
-script sets, in its own files, are compared with those that were read (see ``foresight``).
+script sets, in its own files, are compared with those that were read (see ``server.EnvReads``).
 """
 
 from __future__ import annotations

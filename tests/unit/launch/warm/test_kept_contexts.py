@@ -7,7 +7,7 @@ import pytest
 from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.health.leftovers import VARIABLE, Marks
 from outlast.launch.survivors import Crew
-from outlast.launch.warm.context import ColdContext
+from outlast.launch.warm.starts import ColdContext
 
 NEW = SimpleNamespace(proc=SimpleNamespace(pid=78))
 

@@ -6,7 +6,7 @@ import pytest
 
 from outlast.launch.warm import imports
 from outlast.launch.warm.imports import WantedImport, own_modules, read, script_of
-from outlast.launch.warm.preload import EnvReads
+from outlast.launch.warm.server import EnvReads
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from outlast.errors import Exit
 from outlast.launch.membership import JobOver
 from outlast.launch.survivors import Crew
-from outlast.launch.warm import early, starts
+from outlast.launch.warm import client, starts
 from outlast.launch.warm.client import NotWaitedFor, ServerLost, StartRefused
 from outlast.launch.warm.starts import COLD_FIRST_S, FIRST_S, MAX_SERVERS, Starts
 from outlast.launch.warm.variables import is_per_worker, lasting
@@ -243,21 +243,21 @@ def test_variables_of_a_worker_and_of_the_job():
     ],
 )
 def test_the_guess_at_the_number_of_workers(arguments, environ, found):
-    assert early._num_workers(arguments, environ) == found
+    assert client._num_workers(arguments, environ) == found
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--no-python", "x"]])
 def test_no_server_for_what_has_no_script(arguments, monkeypatch):
-    monkeypatch.setattr(early, "WarmServer", None)
-    assert early.begin(arguments) is None
+    monkeypatch.setattr(client, "WarmServer", None)
+    assert client.begin(arguments) is None
 
 
 def test_no_server_where_the_setting_says_so(monkeypatch):
-    monkeypatch.setattr(early, "WarmServer", None)
+    monkeypatch.setattr(client, "WarmServer", None)
     monkeypatch.setenv("OUTLAST_WORKERS_WARM", "false")
-    assert early.begin(["train.py"]) is None
+    assert client.begin(["train.py"]) is None
     monkeypatch.setenv("OUTLAST_WORKERS_WARM", "perhaps")
-    assert early.begin(["train.py"]) is None  # which the agent will say
+    assert client.begin(["train.py"]) is None  # which the agent will say
 
 
 @pytest.mark.parametrize("cold", [False, True], ids=["warm", "cold"])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import ConfigError, StorageError
-from outlast.keeper import place, wire
-from outlast.keeper.place import (
+from outlast.keeper import process, wire
+from outlast.keeper.process import (
     RUNTIME_VARIABLE,
     KeeperListener,
     Setup,
@@ -37,7 +37,7 @@ def names(path):
 
 
 def test_the_directory_is_ours_alone(runtime):
-    assert place.runtime_directory() == runtime
+    assert process.runtime_directory() == runtime
     assert runtime.stat().st_mode & 0o777 == 0o700
 
 
@@ -51,7 +51,7 @@ def test_a_directory_that_others_could_enter_is_refused(runtime, tmp_path, how):
     else:
         runtime.touch()
     with pytest.raises((ConfigError, FileExistsError)):
-        place.runtime_directory()
+        process.runtime_directory()
 
 
 def test_another_users_directory_is_refused(runtime):
@@ -60,26 +60,26 @@ def test_another_users_directory_is_refused(runtime):
     runtime.mkdir(mode=0o700)
     os.chown(runtime, 12345, -1)
     with pytest.raises(ConfigError, match="must be a directory of yours"):
-        place.runtime_directory()
+        process.runtime_directory()
 
 
 def test_any_path_of_a_job_has_a_socket_of_its_own(runtime, tmp_path):
     odd = [tmp_path / "a b", tmp_path / "ü\n'\"", tmp_path / os.fsdecode(b"\xff\xfe")]
-    sockets = {place.socket_path("job", path) for path in odd}
+    sockets = {process.socket_path("job", path) for path in odd}
     assert len(sockets) == len(odd)
-    assert place.socket_path("job", odd[0]) != place.socket_path("other", odd[0])
+    assert process.socket_path("job", odd[0]) != process.socket_path("other", odd[0])
 
 
 def test_the_name_says_which_version_is_spoken(runtime, tmp_path, monkeypatch):
-    mine = place.socket_path("job", tmp_path)
-    assert mine == place.socket_path("job", tmp_path)
+    mine = process.socket_path("job", tmp_path)
+    assert mine == process.socket_path("job", tmp_path)
     assert mine.stem.endswith(f"-{wire.version()}")
     assert not is_foreign(mine)
     old = mine.with_name(f"{mine.stem.partition('-')[0]}.sock")  # before names said so
     assert is_foreign(old)
     assert not is_foreign(tmp_path / "k.sock")  # somebody has chosen it
     monkeypatch.setattr(wire, "version", lambda: "00000000")
-    assert place.socket_path("job", tmp_path) != mine
+    assert process.socket_path("job", tmp_path) != mine
     assert is_foreign(mine)
 
 
@@ -87,7 +87,7 @@ def test_a_directory_that_cannot_be_made_is_the_storages_fault(monkeypatch):
     monkeypatch.setenv(RUNTIME_VARIABLE, "/proc/nothing/here")
     words = f"/proc/nothing/here, .* cannot be made: .*set {RUNTIME_VARIABLE} to a directory"
     with pytest.raises(StorageError, match=words):
-        place.runtime_directory()
+        process.runtime_directory()
 
 
 def test_a_setup_keeps_any_path():
@@ -145,7 +145,7 @@ def test_whoever_waits_for_the_lock_gets_one_that_counts(tmp_path):
             thread.start()
             while not waits_for_a_lock():
                 pass
-            place.remove(path)  # as a keeper does that leaves
+            process.remove(path)  # as a keeper does that leaves
             assert inner.enter_context(only_one(path, wait=False))
         thread.join(0.2)  # what it waited for is free now, and counts for nothing
         order.append("first")
