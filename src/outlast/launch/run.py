@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from outlast import config
 from outlast.attempt.trackers import JOB_VARIABLE
 from outlast.checkpoint.catalog import open_job
+from outlast.config import GRACE_MAX_S
 from outlast.errors import ConfigError, Exit
 from outlast.keeper.place import setup_of
 from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, TierWaits
@@ -54,7 +55,6 @@ from outlast.notice.desk import checked
 from outlast.notice.foresight import GraceCheck, standing
 from outlast.peer.reign import term_over
 from outlast.policy.restart import RestartVerdict
-from outlast.values import GRACE_MAX_S
 
 _NEWER: Final = ("shutdown_timeout",)  # settings of torch's agent that torch 2.11 does not have
 _INIT: Final = "torch.distributed.init_process_group(timeout=...)"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import shlex
 from typing import NamedTuple
 
@@ -13,10 +12,10 @@ from outlast import config
 from outlast.checkpoint.catalog import made_with
 from outlast.checkpoint.names import Place
 from outlast.config import Settings
-from outlast.errors import ConfigError, OutlastError
+from outlast.errors import ConfigError, OutlastError, nearest
 from outlast.ledger.job import Job, read_job
 from outlast.storage import open_storage
-from outlast.tiers import Tier, nearest
+from outlast.tiers import Tier
 
 DIRECTORY = click.argument("directory", required=False)
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
@@ -111,15 +110,6 @@ def places_of(
         except (OutlastError, OSError) as error:
             unreadable[tier.name] = f"it cannot be opened: {in_words(error)}"
     return places, unreadable
-
-
-def when(t: float) -> str:
-    """A time since the epoch, to the second."""
-    try:
-        moment = datetime.datetime.fromtimestamp(t, datetime.UTC)
-    except (OverflowError, ValueError, OSError):
-        return "at no time"
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def in_words(error: Exception) -> str:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.report import humanise
+from outlast import units
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from outlast.report import humanise
     ],
 )
 def test_seconds(value, words):
-    assert humanise.seconds(value) == words
+    assert units.seconds(value) == words
 
 
 @pytest.mark.parametrize(
@@ -46,31 +46,31 @@ def test_seconds(value, words):
     ],
 )
 def test_size(value, words):
-    assert humanise.size(value) == words
+    assert units.size(value) == words
 
 
 def test_count():
-    assert humanise.count(0, "step") == "no steps"
-    assert humanise.count(1, "step") == "1 step"
-    assert humanise.count(12_000, "step") == "12,000 steps"
-    assert humanise.count(2, "loss", "losses") == "2 losses"
+    assert units.count(0, "step") == "no steps"
+    assert units.count(1, "step") == "1 step"
+    assert units.count(12_000, "step") == "12,000 steps"
+    assert units.count(2, "loss", "losses") == "2 losses"
 
 
 def test_clock():
-    assert humanise.clock(3 * 3600 + 12 * 60 + 44.9) == "03:12:44 UTC"
-    assert humanise.clock(1e12) == "--:--:-- UTC"
+    assert units.clock(3 * 3600 + 12 * 60 + 44.9) == "03:12:44 UTC"
+    assert units.clock(1e12) == "--:--:-- UTC"
 
 
 def test_percents_add_up_as_shown():
-    assert humanise.percents([1, 1, 1]) == [33.4, 33.3, 33.3]
-    assert humanise.percents([2, 0, 1]) == [66.7, 0.0, 33.3]
-    assert humanise.percents([0, 0]) == [0.0, 0.0]
-    assert humanise.percents([]) == []
+    assert units.percents([1, 1, 1]) == [33.4, 33.3, 33.3]
+    assert units.percents([2, 0, 1]) == [66.7, 0.0, 33.3]
+    assert units.percents([0, 0]) == [0.0, 0.0]
+    assert units.percents([]) == []
 
 
 @given(st.lists(st.floats(0, 1e12), min_size=1, max_size=7))
 def test_percents_always_add_up(values):
-    shown = humanise.percents(values)
+    shown = units.percents(values)
     assert round(sum(shown), 6) == (100.0 if sum(values) else 0.0)
     if sum(values):
         exact = [value / sum(values) * 100 for value in values]
