@@ -1,4 +1,4 @@
-"""Numbers in words, at the edges where rounding moves them into the next unit."""
+"""Numbers with units: what is read, and words at the edges where rounding moves them."""
 
 import pytest
 from hypothesis import given
@@ -75,3 +75,51 @@ def test_percents_always_add_up(values):
     if sum(values):
         exact = [value / sum(values) * 100 for value in values]
         assert all(abs(a - b) <= 0.1 + 1e-9 for a, b in zip(shown, exact, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1.5 min", 90.0),
+        (" .5min ", 30.0),
+        ("2", None),
+        ("2 h", None),
+        ("-2 min", None),
+        ("1e3 min", None),
+        ("1,5 min", None),
+        ("min", None),
+        ("1 min 2", None),
+    ],
+)
+def test_a_plain_number_with_a_unit_that_is_known(text, value):
+    assert units.measure(text, {"min": 60.0}) == value
+
+
+def test_a_number_alone_is_read_where_no_unit_is_one():
+    assert units.measure("2.5", {"": 1.0}) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "number"),
+    [("2.5", 1, 2.5), (1, 1, 1.0), (0.9, 1, None), ("inf", 0, None), ("nan", 0, None)]
+    + [(value, 0, None) for value in (True, None, "x", [])],
+)
+def test_a_number_from_a_least_one_on(value, least, number):
+    assert units.read_number(value, least=least) == number
+
+
+@pytest.mark.parametrize(
+    ("value", "words", "with_a_digit"),
+    [(0.123, "0.12 s", "0.1 s"), (9.94, "9.9 s", "9.9 s"), (10, "10 s", "10 s")],
+)
+def test_short_spans(value, words, with_a_digit):
+    assert units.short_seconds(value) == words
+    assert units.short_seconds(value, ".1f") == with_a_digit
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(512, "0.512 kB"), (12e6, "12 MB"), (1.5e9, "1.5 GB"), (6.4e11, "640 GB"), (2e12, "2 TB")],
+)
+def test_short_sizes(value, words):
+    assert units.gigabytes(value) == words
