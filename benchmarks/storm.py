@@ -37,9 +37,9 @@ from bench.launchers import SCRIPTS, Turn
 from bench.machine_jobs import MachineJob, OutlastMachines
 from bench.rotation import directory
 from bench.tables import Requirements, emit, machine, markdown
+from outlast.config import parse_span
 from outlast.drill import network
 from outlast.drill.network import Cut, FreezeMachine, KillMachine, Machine, Partition
-from outlast.values import parse_span
 
 ELASTIC: Final = SCRIPTS / "elastic.py"
 SAME_BITS: Final = SCRIPTS / "elastic_same_bits.py"  # whose sums are torch's

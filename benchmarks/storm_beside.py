@@ -58,7 +58,7 @@ from bench.launchers import (
 )
 from bench.recovery_records import Line, Records
 from bench.tables import Requirements, emit, machine, markdown
-from outlast.values import parse_span
+from outlast.config import parse_span
 from recovery import NotStarted, chosen, find_peers, job, wait_for
 
 TRAIN: Final = Path(__file__).with_name("bench") / "storm_train.py"

@@ -33,6 +33,7 @@ LIMITS = {
     "files": 230,
     "largest room": 20,
     "class names twice": 0,
+    "settings declared more than once": 0,
     "circles": 0,
 }
 

@@ -1,9 +1,13 @@
-"""Settings: where they come from, and what happens to one that is not known.
+"""Settings: one table of them, how each is read, and where their values come from.
 
-Precedence: argument > ``OUTLAST_*`` variable > ``outlast.toml`` > default. Settings are frozen,
-reject unknown keys with the nearest known one, and are checked once, here. Each remembers where
-it came from; ``outlast config --explain`` prints that. How each is read is in
-:mod:`outlast.values`.
+Precedence: argument > ``OUTLAST_*`` variable > ``outlast.toml`` > default. Settings are frozen and
+checked once, here. An unknown key is refused, with the nearest known one. Each setting remembers
+where it came from; ``outlast config --explain`` prints that.
+
+The table is the class :class:`Settings`: each of its fields that has a :class:`Setting` is a
+setting. The field's name gives the key in the file (``notice_poll_s``: ``notice.poll``, without the
+unit) and the variable (``OUTLAST_NOTICE_POLL``). Every setting may be given by each of the sources.
+``[[tier]]`` is given in the file alone (:mod:`outlast.tiers`).
 
 The file is ``outlast.toml`` in the working directory, or the one that ``OUTLAST_CONFIG`` names.
 """
@@ -12,19 +16,39 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 
-from outlast import values
-from outlast.errors import ConfigError
-from outlast.tiers import Tier, nearest, parse_keep, parse_tiers
-from outlast.values import Every, Hang
+from outlast import units
+from outlast.errors import ConfigError, nearest
+from outlast.tiers import Tier, parse_directory, parse_keep, parse_tiers
+from outlast.units import reader
 
-FILE_NAME: Final = values.FILE_NAME
+FILE_NAME: Final = "outlast.toml"
+BUFFERS_MAX: Final = 8
+PLATFORMS: Final = (
+    "auto",
+    "aws",
+    "gcp",
+    "azure",
+    "alibaba",
+    "slurm",
+    "kubernetes",
+    "signal",
+    "file",
+    "command",
+    "none",
+)
+LABELS: Final = ("zone", "rack", "pool")  # what machines fail together by, the widest first
+GRACE_MAX_S: Final = 86_400.0  # an end that is further away is none
+REPLICAS_MAX: Final = 2
 
 # Keys of the documented file that this version does not act on yet. They are refused in words:
 # a setting that silently does nothing is worse than an error.
@@ -41,165 +65,382 @@ NOTICE_VARIABLES: Final = (
     "OUTLAST_NOTICE_EARLY",
 )
 
+# --- the table ------------------------------------------------------------------------------------
+
+Reader: TypeAlias = Callable[[object], Any]
+
+
+class Setting(NamedTuple):
+    """What belongs to a setting besides its name and its type.
+
+    Attributes:
+        default: it is read like a value that somebody wrote; None stays None.
+        read: makes the value of what was written, or raises a ConfigError.
+    """
+
+    default: object
+    read: Reader
+
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that can be set.
 
-    Attributes:
-        dir: the job's directory.
-        resume: whether the job there is gone on with although this is another command than its own.
-        checkpoint_every: how often a checkpoint is taken.
-        checkpoint_keep: how many committed checkpoints are kept, at least 1.
-        checkpoint_buffers: how many snapshots are held in memory at once, which is also the most
-            saves in flight; 0 writes directly while training waits; None decides by itself.
-        checkpoint_overhead: share of the time that saving takes at most before the job has failed
-            or run for an hour.
-        checkpoint_optimizer_every: the optimizer's state is in every Nth checkpoint; those in
-            between hold the weights and cannot be resumed from.
-        checkpoint_moments: "exact", or "bf16": the optimizer's moments at half their size, after
-            which a resume is not bit-exact.
-        tiers: where checkpoints go, in order of speed; one local tier unless set.
-        checkpoints_dir: the first tier that is a directory; ``<dir>/checkpoints`` if none is.
-        notice_platform: who gives notice, one of ``PLATFORMS``. Signals are always heard.
-        notice_base_url: another address for the metadata service.
-        notice_poll_s: seconds between two questions to the platform.
-        notice_grace_s: seconds between a signal and the end, or None for the platform's own.
-        notice_early: what an early notice leads to: auto, leave, save, ignore.
-        notice_requeue: whether ``outlast run`` asks Slurm to run its job again after a drain.
-        notice_file: a file whose being there is a notice, or None.
-        notice_command: a command that exits with 0 when there is a notice; empty for none.
-        notice_approve: whether the platform is told that it need not wait, once all is saved.
-        membership_labels: what this machine may fail together with: zone, rack, pool → name.
-        membership_silence_s: how long a machine may be silent before it is taken for lost.
-        peer_replicas: how many machines keep a copy of another's snapshot; None: one if there are.
-        peer_rate_bytes: how fast such copies are sent at most, per second; None: after the cores.
-        peer_tls_cert, peer_tls_key, peer_tls_ca: files for TLS between machines; all or none.
-        health_hang: after how long without progress a worker is taken for hung.
-        health_hang_floor_s: no learned limit is below it.
-        health_hang_ceiling_s: the limit of what has not been seen often enough to learn one.
-        health_anomaly: what is done about a loss that goes wrong: report, stop, rollback.
-        health_window: how many good losses a new one is compared with.
-        health_factor: how many times their spread a loss may lie above them.
-        health_settle: steps without a sign after which a checkpoint counts as healthy.
-        health_skip: batches that the first rollback of a stretch leaves out.
-        health_rollbacks: how many rollbacks there may be in a stretch.
-        health_stretch: steps of a stretch.
-        price_spot: price of a spot machine per hour, or None.
-        price_on_demand: price of an on-demand machine per hour, or None.
-        health_straggler: what is done about a slow rank: report, notify, replace, leave out.
-        health_notify: a command that is told of it; empty for none.
-        workers_warm: whether workers are forked from a process that has imported everything.
-        workers_in_process: whether workers live through the loss of others, where the script lets.
-        restart_without_progress: attempts in a row that may end without progress.
-        restart_failures: of a machine's own, within the window, before it is left out; 0: never;
-            None: three, where they cost more than the machine adds.
-        restart_window_s: how long such failures count.
-        restart_leave_out_s: how long a machine is left out.
-        restart_back_off_s: the longest wait before an attempt.
-        restart_let_in: whether this machine takes part again although it was left out.
-        origin: setting → where its value came from.
+    The readers are below; their names are looked up when the table is complete.
     """
 
-    dir: Path
-    resume: bool
-    checkpoint_every: Every
-    checkpoint_keep: int
-    checkpoint_buffers: int | None
-    checkpoint_overhead: float
-    checkpoint_optimizer_every: int
-    checkpoint_moments: str
-    tiers: tuple[Tier, ...]
-    checkpoints_dir: Path
-    notice_platform: str
-    notice_base_url: str
-    notice_poll_s: float
-    notice_grace_s: float | None
-    notice_early: str
-    notice_requeue: bool
-    notice_file: Path | None
-    notice_command: tuple[str, ...]
-    notice_approve: bool
-    membership_labels: dict[str, str]
-    membership_silence_s: float
-    peer_replicas: int | None
-    peer_rate_bytes: float | None
-    peer_tls_cert: Path | None
-    peer_tls_key: Path | None
-    peer_tls_ca: Path | None
-    health_hang: Hang
-    health_hang_floor_s: float
-    health_hang_ceiling_s: float
-    health_anomaly: str
-    health_window: int
-    health_factor: float
-    health_settle: int
-    health_skip: int
-    health_rollbacks: int
-    health_stretch: int
-    price_spot: float | None
-    price_on_demand: float | None
-    health_straggler: str
-    health_notify: tuple[str, ...]
-    workers_warm: bool
-    workers_in_process: bool
-    restart_without_progress: int
-    restart_failures: int | None
-    restart_window_s: float
-    restart_leave_out_s: float
-    restart_back_off_s: float
-    restart_let_in: bool
+    dir: Annotated[Path, Setting("./outlast-job", parse_job_directory)]
+    """The job's directory."""
+    resume: Annotated[bool, Setting(False, parse_bool)]
+    """Whether the job there is continued although this is another command than its own."""
+
+    checkpoint_every: Annotated[Every, Setting("auto", parse_every)]
+    """How often a checkpoint is taken."""
+    checkpoint_keep: Annotated[int, Setting(3, parse_keep)]
+    """How many committed checkpoints are kept, at least 1."""
+    checkpoint_buffers: Annotated[int | None, Setting("auto", parse_buffers)]
+    """How many snapshots are held in memory at once, which is also the most saves in flight.
+
+    0 writes directly while training waits; None decides by itself.
+    """
+    checkpoint_overhead: Annotated[float, Setting("1%", parse_overhead)]
+    """Share of the time for saving, at most, before the job has failed or run for an hour."""
+    checkpoint_optimizer_every: Annotated[int, Setting(1, parse_optimizer_every)]
+    """The optimizer's state is in every Nth checkpoint.
+
+    Those in between hold the weights and cannot be resumed from.
+    """
+    checkpoint_moments: Annotated[str, Setting("exact", parse_moments)]
+    """exact, or bf16: the optimizer's moments at half their size.
+
+    After that a resume is not bit-exact.
+    """
+
+    notice_platform: Annotated[str, Setting("auto", parse_platform)]
+    """The platform that gives notice, one of ``PLATFORMS``. Signals are always heard."""
+    notice_base_url: Annotated[str, Setting("", parse_url)]
+    """Another address for the metadata service."""
+    notice_poll_s: Annotated[float, Setting("1 s", parse_poll)]
+    """Time between two questions to the platform."""
+    notice_grace_s: Annotated[float | None, Setting("auto", parse_grace)]
+    """Time between a signal and the end, or None for the platform's own."""
+    notice_early: Annotated[str, Setting("auto", parse_early)]
+    """The answer to an early notice: auto, leave, save, ignore."""
+    notice_requeue: Annotated[bool, Setting(False, parse_bool)]
+    """Whether ``outlast run`` asks Slurm to run its job again after a drain."""
+    notice_file: Annotated[Path | None, Setting("", parse_file)]
+    """A file; there is a notice when it exists. None for no file."""
+    notice_command: Annotated[tuple[str, ...], Setting("", parse_command)]
+    """A command that exits with 0 when there is a notice; empty for none."""
+    notice_approve: Annotated[bool, Setting(False, parse_bool)]
+    """Whether the platform is told that it need not wait, once all is saved."""
+
+    membership_labels: Annotated[dict[str, str], Setting("", parse_labels)]
+    """The places that this machine may fail together with: zone, rack, pool → name."""
+    membership_silence_s: Annotated[float, Setting("3 s", parse_silence)]
+    """How long a machine may be silent before it is taken for lost."""
+
+    peer_replicas: Annotated[int | None, Setting("auto", parse_replicas)]
+    """How many machines keep a copy of another's snapshot; None: one if there are others."""
+    peer_rate_bytes: Annotated[float | None, Setting("auto", parse_rate)]
+    """How fast such copies are sent at most, per second; None: after the number of cores."""
+    peer_tls_cert: Annotated[Path | None, Setting("", parse_file)]
+    """Certificate for TLS between machines; it, the key and the authority, or none of them."""
+    peer_tls_key: Annotated[Path | None, Setting("", parse_file)]
+    """Its key."""
+    peer_tls_ca: Annotated[Path | None, Setting("", parse_file)]
+    """The authority that signed the certificates."""
+
+    health_hang: Annotated[Hang, Setting("auto", parse_hang)]
+    """After how long without progress a worker is taken for hung."""
+    health_hang_floor_s: Annotated[float, Setting("1.5 s", parse_hang_limit)]
+    """No learned limit is below it."""
+    health_hang_ceiling_s: Annotated[float, Setting("10 min", parse_hang_limit)]
+    """The limit where too little has been seen to learn one."""
+    health_anomaly: Annotated[str, Setting("report", parse_anomaly)]
+    """The answer to a loss that goes wrong: report, stop, rollback."""
+    health_window: Annotated[int, Setting(100, parse_window)]
+    """How many good losses a new one is compared with."""
+    health_factor: Annotated[float, Setting(20.0, parse_factor)]
+    """How many times their spread a loss may lie above them."""
+    health_settle: Annotated[int, Setting(10, parse_from_1)]
+    """Steps without a sign after which a checkpoint counts as healthy."""
+    health_skip: Annotated[int, Setting(1, parse_from_1)]
+    """Batches that the first rollback of a stretch leaves out."""
+    health_rollbacks: Annotated[int, Setting(3, parse_from_0)]
+    """How many rollbacks there may be in a stretch."""
+    health_stretch: Annotated[int, Setting(1000, parse_from_1)]
+    """Steps of a stretch."""
+
+    price_spot: Annotated[float | None, Setting(None, parse_price)]
+    """Price of a spot machine per hour, or None."""
+    price_on_demand: Annotated[float | None, Setting(None, parse_price)]
+    """Price of an on-demand machine per hour, or None."""
+
+    health_straggler: Annotated[str, Setting("report", parse_straggler)]
+    """The answer to a slow rank: report, notify, replace, leave out."""
+    health_notify: Annotated[tuple[str, ...], Setting("", parse_command)]
+    """A command that is told of it; empty for none."""
+
+    workers_warm: Annotated[bool, Setting(True, parse_bool)]
+    """Whether workers are forked from a process that has imported everything."""
+    workers_in_process: Annotated[bool, Setting(False, parse_bool)]
+    """Whether workers live through the loss of others, where the script lets them."""
+
+    restart_without_progress: Annotated[int, Setting(5, parse_attempts)]
+    """Attempts in a row that may end without progress."""
+    restart_failures: Annotated[int | None, Setting("auto", parse_failures)]
+    """A machine's own failures, within the window, before it is left out.
+
+    0: it never is; None: three, where they cost more than the machine adds.
+    """
+    restart_window_s: Annotated[float, Setting("1 h", parse_span)]
+    """How long such failures count."""
+    restart_leave_out_s: Annotated[float, Setting("1 h", parse_span)]
+    """How long a machine is left out."""
+    restart_back_off_s: Annotated[float, Setting("5 min", parse_span)]
+    """The longest wait before an attempt."""
+    restart_let_in: Annotated[bool, Setting(False, parse_bool)]
+    """Whether this machine takes part again although it was left out."""
+
+    tiers: tuple[Tier, ...] = ()
+    """The places that checkpoints go to, in order of speed; one local tier unless set."""
     origin: dict[str, str]
+    """Key of a setting → where its value came from."""
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """The first tier that is a directory; ``<dir>/checkpoints`` if none is."""
+        directories = (Path(tier.url) for tier in self.tiers if tier.kind == "directory")
+        return next(directories, self.dir / "checkpoints")
 
 
-# key in the file → (attribute, default, parser). OUTLAST_CHECKPOINT_EVERY sets checkpoint.every.
-_KEYS: Final[dict[str, tuple[str, object, Callable[[object], Any]]]] = {
-    "dir": ("dir", "./outlast-job", values.parse_job_directory),
-    "resume": ("resume", False, values.parse_bool),
-    "checkpoint.every": ("checkpoint_every", "auto", values.parse_every),
-    "checkpoint.keep": ("checkpoint_keep", 3, parse_keep),
-    "checkpoint.buffers": ("checkpoint_buffers", "auto", values.parse_buffers),
-    "checkpoint.overhead": ("checkpoint_overhead", "1%", values.parse_overhead),
-    "checkpoint.optimizer_every": ("checkpoint_optimizer_every", 1, values.parse_optimizer_every),
-    "checkpoint.moments": ("checkpoint_moments", "exact", values.parse_moments),
-    "notice.platform": ("notice_platform", "auto", values.parse_platform),
-    "notice.base_url": ("notice_base_url", "", values.parse_url),
-    "notice.poll": ("notice_poll_s", "1 s", values.parse_poll),
-    "notice.grace": ("notice_grace_s", "auto", values.parse_grace),
-    "notice.early": ("notice_early", "auto", values.parse_early),
-    "notice.requeue": ("notice_requeue", False, values.parse_bool),
-    "notice.file": ("notice_file", "", values.parse_file),
-    "notice.command": ("notice_command", "", values.parse_command),
-    "notice.approve": ("notice_approve", False, values.parse_bool),
-    "membership.labels": ("membership_labels", "", values.parse_labels),
-    "membership.silence": ("membership_silence_s", "3 s", values.parse_silence),
-    "peer.replicas": ("peer_replicas", "auto", values.parse_replicas),
-    "peer.rate": ("peer_rate_bytes", "auto", values.parse_rate),
-    "peer.tls_cert": ("peer_tls_cert", "", values.parse_file),
-    "peer.tls_key": ("peer_tls_key", "", values.parse_file),
-    "peer.tls_ca": ("peer_tls_ca", "", values.parse_file),
-    "health.hang": ("health_hang", "auto", values.parse_hang),
-    "health.hang_floor": ("health_hang_floor_s", "1.5 s", values.parse_hang_limit),
-    "health.hang_ceiling": ("health_hang_ceiling_s", "10 min", values.parse_hang_limit),
-    "health.anomaly": ("health_anomaly", "report", values.parse_anomaly),
-    "health.window": ("health_window", 100, values.whole_from(10, 10_000)),
-    "health.factor": ("health_factor", 20.0, values.parse_factor),
-    "health.settle": ("health_settle", 10, values.whole_from(1)),
-    "health.skip": ("health_skip", 1, values.whole_from(1)),
-    "health.rollbacks": ("health_rollbacks", 3, values.whole_from(0)),
-    "health.stretch": ("health_stretch", 1000, values.whole_from(1)),
-    "price.spot": ("price_spot", None, values.parse_price),
-    "price.on_demand": ("price_on_demand", None, values.parse_price),
-    "health.straggler": ("health_straggler", "report", values.parse_straggler),
-    "health.notify": ("health_notify", "", values.parse_command),
-    "workers.warm": ("workers_warm", True, values.parse_bool),
-    "workers.in_process": ("workers_in_process", False, values.parse_bool),
-    "restart.without_progress": ("restart_without_progress", 5, values.parse_attempts),
-    "restart.failures": ("restart_failures", "auto", values.parse_failures),
-    "restart.window": ("restart_window_s", "1 h", values.parse_span),
-    "restart.leave_out": ("restart_leave_out_s", "1 h", values.parse_span),
-    "restart.back_off": ("restart_back_off_s", "5 min", values.parse_span),
-    "restart.let_in": ("restart_let_in", False, values.parse_bool),
-}
+# --- how each is read -----------------------------------------------------------------------------
+
+
+class Every(msgspec.Struct, frozen=True):
+    """How often to save: by steps, by seconds, or (both None) as the policy finds best."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    def __str__(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps} steps"
+        return "auto" if self.seconds is None else f"{self.seconds:g} s"
+
+
+def parse_every(value: object) -> Every:
+    """Read ``"auto"``, ``"200 steps"``, ``200`` (steps) or ``"5 min"``.
+
+    Raises:
+        ConfigError: the value is none of these, or not positive.
+    """
+    if isinstance(value, str) and value.strip() == "auto":
+        return Every()
+    is_text = isinstance(value, str | int) and not isinstance(value, bool)
+    number, unit = (units.split(str(value).lower()) if is_text else None) or ("0", "")
+    if float(number) > 0:
+        if unit in ("", "step", "steps") and number.isdigit():
+            return Every(steps=int(number))
+        if unit in units.SECONDS:
+            return Every(seconds=float(number) * units.SECONDS[unit])
+    raise ConfigError(f'{value!r} is not a cadence; write "auto", "200 steps" or "5 min"')
+
+
+class Hang(msgspec.Struct, frozen=True):
+    """After how long without progress a worker hangs: as learned (None), or so many seconds."""
+
+    seconds: float | None = None
+    is_off: bool = False
+
+    def __str__(self) -> str:
+        if self.is_off:
+            return "off"
+        return "auto" if self.seconds is None else f"{self.seconds:g} s"
+
+
+def parse_hang(value: object) -> Hang:
+    """Read ``"auto"``, ``"off"`` or ``"30 s"``."""
+    if value == "auto":
+        return Hang()
+    if value == "off" or value is False:
+        return Hang(is_off=True)
+    return Hang(seconds=_parse_fixed_hang(value))
+
+
+def parse_file(value: object) -> Path | None:
+    """Read a file's path; None for an empty one."""
+    if not isinstance(value, str | Path) or "\0" in str(value):
+        raise ConfigError(f"{value!r} is not a file's path")
+    return Path(value).expanduser().absolute() if str(value) else None
+
+
+def parse_job_directory(value: object) -> Path:
+    """Read the job's directory."""
+    if "://" in str(value):
+        raise ConfigError(
+            f"{str(value).partition('://')[0]}://… is not a directory; the job's directory is one "
+            "that every machine sees. Checkpoints go to an object store through a [[tier]] in "
+            f"{FILE_NAME}"
+        )
+    return parse_directory(value)
+
+
+def parse_url(value: object) -> str:
+    """Read a metadata service's address, or ""."""
+    text = str(value)
+    if "@" in text:  # not repeated: what stands before it is a password
+        raise ConfigError("an address with a password in it; write it as http://HOST[:PORT]")
+    return parse_address(text) if text else ""
+
+
+def parse_address(text: str) -> str:
+    """Read the address of a metadata service.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme == "http" and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username or " " in text:
+        raise ConfigError(
+            f"{text!r} is not a metadata service's address; write it as http://HOST[:PORT] "
+            "(the service does not speak https)"
+        )
+    return text.rstrip("/")
+
+
+def _words(value: object) -> tuple[str, ...] | None:
+    """Part a command into words; None where that cannot be."""
+    try:
+        words = tuple(shlex.split(value)) if isinstance(value, str) else None
+    except ValueError:
+        return None
+    return None if words is None or any("\0" in word for word in words) else words
+
+
+def _labels(value: object) -> dict[str, str] | None:
+    words = [word.strip() for word in str(value).split(",") if word.strip()]
+    labels = dict(word.split("=", 1) for word in words if "=" in word)
+    is_whole = len(labels) == len(words) and all(labels.values())
+    return labels if is_whole and set(labels) <= set(LABELS) else None
+
+
+def _truth(value: object) -> bool | None:
+    truths = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    return truths.get(str(value).lower())
+
+
+def _or_auto(read: Reader) -> Reader:
+    """Make a reader that takes "auto" too, as None."""
+    return lambda value: None if value == "auto" else read(value)
+
+
+def _one_of(*known: str, problem: str) -> Callable[[object], str]:
+    """Make a reader of one of several words."""
+
+    def read(value: object) -> str:
+        if value not in known:
+            raise ConfigError(f"{value!r} {problem};{nearest(str(value), known)}")
+        return str(value)
+
+    return read
+
+
+def _whole(least: int, problem: str, most: int = 10**9) -> Callable[[object], int]:
+    return reader(partial(units.read_whole, least=least, most=most), problem)
+
+
+def _seconds(least_s: float, most_s: float, problem: str) -> Callable[[object], float]:
+    return reader(partial(units.read_seconds, least_s=least_s, most_s=most_s), problem)
+
+
+def _at_least(least: float, problem: str) -> Callable[[object], float]:
+    return reader(partial(units.read_number, least=least), problem)
+
+
+parse_bool: Final = reader(_truth, "is neither true nor false; write one of them")
+parse_buffers: Final = _or_auto(
+    _whole(0, f'is not a number of snapshots; write "auto", or 0 to {BUFFERS_MAX}', BUFFERS_MAX)
+)
+parse_overhead: Final = reader(units.read_share, "is not a share of the time; write 1% or 0.01")
+parse_optimizer_every: Final = _whole(
+    1,
+    "is not a whole number from 1; 1 puts the optimizer's state into each checkpoint, 3 into every "
+    "third",
+)
+parse_moments: Final = _one_of(
+    "exact", "bf16", problem="is not a way to keep the optimizer's moments"
+)
+parse_platform: Final = _one_of(*PLATFORMS, problem="is not a platform")
+parse_poll: Final = _seconds(0.1, 60.0, 'is not a polling period; write "1 s", from 100 ms to 60 s')
+parse_grace: Final = _or_auto(
+    _seconds(0.0, GRACE_MAX_S, 'is not a grace period; write "auto" or "30 s", up to a day')
+)
+parse_early: Final = _one_of(
+    "auto", "leave", "save", "ignore", problem="is no answer to early notices"
+)
+parse_command: Final = reader(
+    _words, "is not a command; write a program and its arguments, quoted as for a shell"
+)
+parse_labels: Final = reader(
+    _labels,
+    'does not say where a machine stands; write "zone=a, rack=12, pool=x", or some of them',
+)
+parse_silence: Final = _seconds(
+    0.2, 300.0, 'is not how long a machine may be silent; write "3 s", from 200 ms to 5 min'
+)
+parse_replicas: Final = _or_auto(
+    _whole(0, f'is not a number of replicas; write "auto", or 0 to {REPLICAS_MAX}', REPLICAS_MAX)
+)
+parse_rate: Final = _or_auto(
+    reader(units.read_rate, 'is not a rate; write "auto", "200 MB/s" or "1.5 GB/s"')
+)
+_HANG_S: Final = (1.0, 86_400.0)
+_parse_fixed_hang: Final = _seconds(
+    *_HANG_S,
+    'is not how long a worker may be without progress; write "auto", "off" or "30 s", from 1 s to '
+    "a day",
+)
+parse_hang_limit: Final = _seconds(*_HANG_S, 'is not a limit; write "10 min", from 1 s to a day')
+parse_anomaly: Final = _one_of(
+    "report", "stop", "rollback", problem="is no answer to a loss that goes wrong"
+)
+parse_window: Final = _whole(10, "is not a whole number from 10 to 10000", 10_000)
+parse_factor: Final = _at_least(1, "is not a factor from 1 on; write a number like 20")
+parse_from_0: Final = _whole(0, "is not a whole number from 0 to 1000000000")
+parse_from_1: Final = _whole(1, "is not a whole number from 1 to 1000000000")
+parse_price: Final = _at_least(0, "is not a price per machine and hour; write a number like 0.70")
+parse_straggler: Final = _one_of(
+    "report",
+    "notify",
+    "replace",
+    "leave out",
+    problem="is nothing that could be done about a slow rank",
+)
+parse_attempts: Final = _whole(1, "is not a number of attempts; write a whole number from 1")
+parse_failures: Final = _or_auto(
+    _whole(0, "is not a number of failures; write auto or a whole number, 0 for any number")
+)
+parse_span: Final = _seconds(
+    1.0, 30 * 86_400.0, 'is not a stretch of time; write "5 min", from 1 s to 720 h'
+)
+
+
+# --- where values come from -----------------------------------------------------------------------
+
+
+def _rows() -> Iterator[tuple[str, tuple[str, Setting]]]:
+    for attribute, hint in get_type_hints(Settings, include_extras=True).items():
+        for setting in getattr(hint, "__metadata__", ()):
+            key = attribute.removesuffix("_s").removesuffix("_bytes").replace("_", ".", 1)
+            yield key, (attribute, setting)
+
+
+SETTINGS: Final = dict(_rows())  # key in the file → attribute, and what belongs to it
 
 
 def in_short(command: Sequence[str]) -> str:
@@ -238,65 +479,66 @@ def load(
         path = path or Path(FILE_NAME)
         sources.append((str(path), _from_file(path)))
     chosen: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for key, (attribute, default, parse) in _KEYS.items():
-        name, found = next(((n, s[key]) for n, s in sources if key in s), ("default", default))
+    came_from: dict[str, str] = {}
+    for key, (attribute, setting) in SETTINGS.items():
+        name, found = next(
+            ((n, s[key]) for n, s in sources if key in s), ("default", setting.default)
+        )
         if name == "environment":
             name = variable_name(key)
         try:
-            chosen[attribute] = None if found is None else parse(found)
+            chosen[attribute] = None if found is None else setting.read(found)
         except ConfigError as error:
             raise ConfigError(f"{key} (from {name}): {error}") from None
-        origin[key] = name
+        came_from[key] = name
     for name, found_in in sources:
-        unknown = [key for key in found_in if key not in _KEYS and key != "tier"]
+        unknown = [key for key in found_in if key not in SETTINGS and key != "tier"]
         if unknown:
             raise ConfigError(_unknown(unknown[0], name))
-    _require_source(chosen)
-    if chosen["health_straggler"] == "notify" and not chosen["health_notify"]:
-        raise ConfigError(
-            'health.straggler is "notify", and health.notify is not set: nobody would be told; '
-            'write health.notify = "mail-us", a command that reads the event from its input'
-        )
-    chosen["tiers"], origin["tier"] = _tiers(sources, chosen)
-    directories = [Path(tier.url) for tier in chosen["tiers"] if tier.kind == "directory"]
-    chosen["checkpoints_dir"] = next(iter(directories), chosen["dir"] / "checkpoints")
-    return Settings(**chosen, origin=origin)
+    settings = Settings(**chosen, origin=came_from)
+    _require_command(settings)
+    tiers, where = _tiers(sources, settings)
+    return msgspec.structs.replace(settings, tiers=tiers, origin=came_from | {"tier": where})
 
 
-def _require_source(chosen: Mapping[str, Any]) -> None:
-    platform = chosen["notice_platform"]
-    if platform in ("file", "command") and not chosen[f"notice_{platform}"]:
+def _require_command(settings: Settings) -> None:
+    platform = settings.notice_platform
+    needed = {"file": settings.notice_file, "command": settings.notice_command}
+    if not needed.get(platform, True):
         example = {"file": "/run/leave", "command": "site-says-leave --host"}[platform]
         raise ConfigError(
             f'notice.platform is "{platform}", and notice.{platform} is not set: nothing would be '
             f'heard; write notice.{platform} = "{example}", or another platform'
         )
+    if settings.health_straggler == "notify" and not settings.health_notify:
+        raise ConfigError(
+            'health.straggler is "notify", and health.notify is not set: nobody would be told; '
+            'write health.notify = "mail-us", a command that reads the event from its input'
+        )
 
 
 def _tiers(
-    sources: list[tuple[str, dict[str, object]]], chosen: Mapping[str, Any]
+    sources: list[tuple[str, dict[str, object]]], settings: Settings
 ) -> tuple[tuple[Tier, ...], str]:
     """The tiers and where they were set; without any, one below the job's directory."""
-    keep: int = chosen["checkpoint_keep"]
     for name, found_in in sources:
         if "tier" in found_in:
             try:
                 tiers = parse_tiers(
                     found_in["tier"],
-                    keep=keep,
-                    buffers=chosen["checkpoint_buffers"],
-                    every=None if chosen["checkpoint_every"] == values.Every() else 1,
+                    keep=settings.checkpoint_keep,
+                    buffers=settings.checkpoint_buffers,
+                    every=None if settings.checkpoint_every == Every() else 1,
                 )
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from None
             return tiers, name
-    local = Tier(name="local", url=str(chosen["dir"] / "checkpoints"), keep=keep)
-    return (local,), "default"
+    url = str(settings.dir / "checkpoints")
+    return (Tier(name="local", url=url, keep=settings.checkpoint_keep),), "default"
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
-    known = [variable_name(key) for key in _KEYS]
+    known = [variable_name(key) for key in SETTINGS]
     ours = {*known, *NOTICE_VARIABLES}
     for name in environ:
         # A variable of somebody else's may start like ours; one that is nearly ours is a slip.
@@ -304,7 +546,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
             if close:
                 raise ConfigError(f"{name} is not a setting; did you mean {close[0]}?")
-    return {key: environ[variable_name(key)] for key in _KEYS if environ.get(variable_name(key))}
+    return {key: environ[variable_name(key)] for key in SETTINGS if environ.get(variable_name(key))}
 
 
 def _from_file(path: Path) -> dict[str, object]:
@@ -328,15 +570,15 @@ def _from_file(path: Path) -> dict[str, object]:
 def _unknown(key: str, source: str) -> str:
     if key in NOT_YET:
         return f"{source}: {key}: {NOT_YET[key]} is not there yet; remove the setting"
-    return f"{source}: {key} is not a setting;{nearest(key, tuple(_KEYS))}"
+    return f"{source}: {key} is not a setting;{nearest(key, tuple(SETTINGS))}"
 
 
 def as_rows(settings: Settings) -> list[tuple[str, str, str]]:
     """Each setting as (key, value, where it came from), for ``outlast config --explain``."""
     rows = []
-    for key, (attribute, default, _) in _KEYS.items():
+    for key, (attribute, setting) in SETTINGS.items():
         value = getattr(settings, attribute)
-        shown = "auto" if value is None and default == "auto" else value
+        shown = "auto" if value is None and setting.default == "auto" else value
         shown = str(shown).lower() if isinstance(shown, bool) else shown
         if isinstance(shown, tuple):
             shown = in_short(shown)

@@ -19,8 +19,10 @@ and what to do next, and never derives from BaseException. The exit codes are th
 
 from __future__ import annotations
 
+import difflib
 import enum
 import errno
+from collections.abc import Sequence
 from typing import Final
 
 
@@ -166,3 +168,9 @@ def exit_code_of(error: BaseException | None) -> int:
         return 0
     code = error.code if isinstance(error, SystemExit) else getattr(error, "exit_code", 1)
     return int(code) if isinstance(code, int) else int(code is not None)
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The end of a message that refuses ``word``: the nearest of ``known``, or all of them."""
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f" did you mean {close[0]}?" if close else f" known: {', '.join(known)}"

@@ -13,24 +13,26 @@ in the ledger and on screens.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from types import SimpleNamespace
+from typing import Final, Literal
 
 import msgspec
+from msgspec import UNSET
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
+from outlast.units import read_number, read_whole, reader
 
 Kind = Literal["memory", "directory", "object"]
 
 MEMORY: Final = "memory:"
 PEER: Final = "peer"  # what other machines' memory is called
 OBJECT_SCHEMES: Final = ("s3", "gs", "az")
-KEYS: Final = ("name", "url", "every", "keep", "gb_price")
 _NAME: Final = re.compile(r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\Z")
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._=-]+)*\Z")
@@ -68,33 +70,9 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.url}, every {every}, keep {self.keep}{price}"
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
-    """The end of a message that refuses ``word``: the nearest of ``known``, or all of them."""
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f" did you mean {close[0]}?" if close else f" known: {', '.join(known)}"
-
-
-def parse_whole(value: object, *, least: int, most: int | None = None) -> int | None:
-    """A whole number from a file or a variable; None when ``value`` is not one in the range."""
-    text = str(value).strip()
-    if isinstance(value, bool) or not isinstance(value, int | str) or not text.isascii():
-        return None
-    if not text.isdigit() or len(text) > 9:
-        return None
-    number = int(text)
-    return number if least <= number and (most is None or number <= most) else None
-
-
-def parse_keep(value: object) -> int:
-    """How many checkpoints stay.
-
-    Raises:
-        ConfigError: it is not a whole number from 1.
-    """
-    keep = parse_whole(value, least=1)
-    if keep is None:
-        raise ConfigError(f"{value!r} checkpoints cannot be kept; write a whole number from 1")
-    return keep
+parse_keep: Final = reader(
+    partial(read_whole, least=1), "checkpoints cannot be kept; write a whole number from 1"
+)
 
 
 def parse_directory(value: object) -> Path:
@@ -128,31 +106,35 @@ def parse_tiers(
     """
     if not isinstance(value, list) or not value or not all(isinstance(t, dict) for t in value):
         raise ConfigError("a tier is written as [[tier]] with name and url")
+    unset = dict.fromkeys(Tier.__struct_fields__, UNSET)
+    given = [SimpleNamespace(**(unset | table)) for table in value]
     tiers = tuple(
-        _parse(table, position, keep, every if position > 1 else 1)
-        for position, table in enumerate(value, 1)
+        _parse(one, position, keep, every if position > 1 else 1)
+        for position, one in enumerate(given, 1)
     )
     for position, tier in enumerate(tiers):
         _check_alone(tier, tiers[:position])
-    _check_memory(tiers, value[0], buffers)
+    _check_memory(tiers, given[0], buffers)
     _check_cadence(tiers)
-    if tiers[0].kind == "memory" and "keep" not in value[0] and buffers is not None:
+    if tiers[0].kind == "memory" and given[0].keep is UNSET and buffers is not None:
         first = msgspec.structs.replace(tiers[0], keep=min(keep, buffers))
         tiers = (first, *tiers[1:])
     return tiers
 
 
-def _parse(table: Mapping[str, Any], position: int, keep: int, usual: int | None) -> Tier:
-    for key in table:
-        if key not in KEYS:
-            raise ConfigError(f"tier.{key} is not a setting;{nearest(key, KEYS)}")
-    if "url" not in table:
-        which = table.get("name", f"number {position}")
+def _parse(given: SimpleNamespace, position: int, keep: int, usual: int | None) -> Tier:
+    known = Tier.__struct_fields__
+    for key in vars(given):
+        if key not in known:
+            raise ConfigError(f"tier.{key} is not a setting;{nearest(key, known)}")
+    number = f"number {position}"
+    if given.url is UNSET:
+        which = number if given.name is UNSET else given.name
         raise ConfigError(f"tier {which}: it needs a url, {_EXAMPLE}")
-    name = table.get("name", "")
-    if "name" in table and not (isinstance(name, str) and _NAME.match(name)):
+    name = "" if given.name is UNSET else given.name
+    if given.name is not UNSET and not (isinstance(name, str) and _NAME.match(name)):
         raise ConfigError(
-            f"tier number {position}: {name!r} is not a name; write lower-case letters, digits "
+            f"tier {number}: {name!r} is not a name; write lower-case letters, digits "
             "and hyphens, at most 32"
         )
     if name == PEER:
@@ -161,36 +143,30 @@ def _parse(table: Mapping[str, Any], position: int, keep: int, usual: int | None
             "tier another name"
         )
     try:
-        url = _parse_url(table["url"])
-        found = Tier(name=name, url=url, keep=keep)
-        if "keep" in table:
-            found = msgspec.structs.replace(found, keep=parse_keep(table["keep"]))
-        every = parse_whole(table.get("every", 1), least=1)
-        found = msgspec.structs.replace(found, gb_price=_parse_gb_price(table.get("gb_price", 0)))
+        url = _parse_url(given.url)
+        keep = keep if given.keep is UNSET else parse_keep(given.keep)
+        price = 0.0 if given.gb_price is UNSET else _parse_gb_price(given.gb_price)
     except ConfigError as error:
-        raise ConfigError(f"tier {name or f'number {position}'}: {error}") from None
+        raise ConfigError(f"tier {name or number}: {error}") from None
+    found = Tier(name=name, url=url, every=usual, keep=keep, gb_price=price)
     # Without a name a tier is called after what it is: enough where there is one of each.
     name = name or {"memory": "memory", "directory": "local", "object": "object"}[found.kind]
-    if table.get("every") == "auto" and position > 1:
+    if given.every == "auto" and position > 1:
         usual = None
-    elif every is None:
-        raise ConfigError(
-            f"tier {name}: every = {table['every']!r} is not a whole number from 1; 1 takes each "
-            'checkpoint, 5 every fifth (how often there is one is checkpoint.every), "auto" as '
-            "many as its failures ask for"
-        )
-    elif "every" in table:
-        usual = every
+    elif given.every is not UNSET:
+        usual = read_whole(given.every, least=1)
+        if usual is None:
+            raise ConfigError(
+                f"tier {name}: every = {given.every!r} is not a whole number from 1; 1 takes each "
+                'checkpoint, 5 every fifth (how often there is one is checkpoint.every), "auto" as '
+                "many as its failures ask for"
+            )
     return msgspec.structs.replace(found, name=name, every=usual)
 
 
 def _parse_gb_price(value: object) -> float:
-    """A price that is not negative."""
-    try:
-        price = -1.0 if isinstance(value, bool) else float(str(value))
-    except ValueError:
-        price = -1.0
-    if not 0 <= price < float("inf"):
+    price = read_number(value, least=0)
+    if price is None:
         raise ConfigError(f"gb_price = {value!r} is not a price of 10^9 bytes; write 0.02")
     return price
 
@@ -248,7 +224,7 @@ def _same_place(url: str) -> str:
     return os.path.normpath(url) if "://" not in url else url
 
 
-def _check_memory(tiers: Sequence[Tier], first: Mapping[str, Any], buffers: int | None) -> None:
+def _check_memory(tiers: Sequence[Tier], first: SimpleNamespace, buffers: int | None) -> None:
     for tier in tiers[1:]:
         if tier.kind == "memory":
             raise ConfigError(
@@ -265,7 +241,7 @@ def _check_memory(tiers: Sequence[Tier], first: Mapping[str, Any], buffers: int 
         raise ConfigError(
             "checkpoint.buffers = 0 leaves no memory for the memory tier; remove one of the two"
         )
-    if buffers is not None and "keep" in first and tiers[0].keep > buffers:
+    if buffers is not None and first.keep is not UNSET and tiers[0].keep > buffers:
         raise ConfigError(
             f"tier {tiers[0].name}: {tiers[0].keep} snapshots do not fit checkpoint.buffers = "
             f"{buffers}; set keep to {buffers} or less, or buffers to {tiers[0].keep}"

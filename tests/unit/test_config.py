@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given
 
 from outlast import config
-from outlast.config import load
+from outlast.config import Every, load, parse_every
 from outlast.errors import ConfigError
 from outlast.tiers import Tier
-from outlast.values import Every, parse_every
 
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for key in config._KEYS:
+    for key in config.SETTINGS:
         monkeypatch.delenv(config.variable_name(key), raising=False)
     monkeypatch.delenv("OUTLAST_CONFIG", raising=False)
 
@@ -52,7 +51,7 @@ def test_defaults():
     assert settings.notice_requeue is False
     assert (settings.price_spot, settings.price_on_demand) == (None, None)
     assert set(settings.origin.values()) == {"default"}
-    assert set(settings.origin) == {*config._KEYS, "tier"}
+    assert set(settings.origin) == {*config.SETTINGS, "tier"}
 
 
 def rate(num_bytes):
@@ -115,7 +114,7 @@ CASES = {
 
 
 def test_every_setting_is_tried():
-    assert set(CASES) == set(config._KEYS)
+    assert set(CASES) == set(config.SETTINGS)
 
 
 @pytest.mark.parametrize("key", CASES)
@@ -181,6 +180,18 @@ def test_the_documented_file_is_read_but_for_what_is_not_there_yet():
     settings = load(environ={})
     assert settings.checkpoints_dir == Path("/mnt/nvme/job")
     assert (settings.price_spot, settings.price_on_demand) == (0.70, 1.00)
+
+
+def test_the_page_of_settings_shows_each_with_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    block = page.partition("```toml\n")[2].partition("```")[0]
+    shown = load(environ={}, file=write(block))
+    assert {key for key, name in shown.origin.items() if name == "default"} == set()
+    for key, (attribute, setting) in config.SETTINGS.items():
+        assert f"`{key}`" in page
+        if setting.default is not None:
+            default = getattr(load(environ={}, file=write("")), attribute)
+            assert (key, getattr(shown, attribute)) == (key, default)
 
 
 def test_settings_are_frozen():

@@ -62,7 +62,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but for what is said when there is none of that name."""
         if args and args[0] not in self._modules:
-            from outlast.tiers import nearest
+            from outlast.errors import nearest
 
             close = nearest(args[0], tuple(self._listed))
             raise click.UsageError(

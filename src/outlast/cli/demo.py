@@ -10,6 +10,7 @@ import msgspec
 from rich.live import Live
 from rich.text import Text
 
+from outlast import units
 from outlast.cli.paper import Paper
 from outlast.drill.corpus import Corpus
 from outlast.drill.demo import STEPS, DemoListener, DemoProgress, Recovery, demo
@@ -17,7 +18,6 @@ from outlast.drill.faults import Struck
 from outlast.ledger.file import read_events
 from outlast.ledger.goodput import goodput
 from outlast.ledger.narrator import place
-from outlast.report import humanise
 from outlast.report.text import where_time_went
 
 
@@ -71,7 +71,7 @@ class Screen(DemoListener):
         self._say(
             f"[bold]outlast demo[/]: a byte-level GPT of {num_parameters / 1e6:.2f} M parameters "
             f"learns Python's own source ({corpus.num_files:,} files, "
-            f"{humanise.size(corpus.num_bytes)}) on 2 workers, twice"
+            f"{units.size(corpus.num_bytes)}) on 2 workers, twice"
         )
 
     def progress(self, progress: DemoProgress) -> None:
@@ -107,7 +107,7 @@ class Screen(DemoListener):
         loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
         self._say(
             f"[bold]{progress.label}[/]: step {progress.step} of {progress.steps}{loss}, "
-            f"{humanise.seconds(progress.seconds)}"
+            f"{units.seconds(progress.seconds)}"
         )
 
     def struck(self, struck: Struck) -> None:
@@ -116,17 +116,17 @@ class Screen(DemoListener):
 
     def recovered(self, recovery: Recovery) -> None:
         """Say what it cost."""
-        steps = humanise.count(recovery.lost_steps, "step")
+        steps = units.count(recovery.lost_steps, "step")
         self._say(
-            f"    detected after {humanise.seconds(recovery.detected_after_s)} · {steps} lost · "
-            f"back after {humanise.seconds(recovery.back_after_s)} · {recovery.answer}"
+            f"    detected after {units.seconds(recovery.detected_after_s)} · {steps} lost · "
+            f"back after {units.seconds(recovery.back_after_s)} · {recovery.answer}"
         )
 
     def _left(self, progress: DemoProgress) -> str:
         if self._first is None or progress.step <= self._first[1]:
             return ""
         pace = (progress.seconds - self._first[0]) / (progress.step - self._first[1])
-        return f"{humanise.seconds(pace * (progress.steps - progress.step))} left"
+        return f"{units.seconds(pace * (progress.steps - progress.step))} left"
 
     def _say(self, text: str) -> None:
         try:

@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from outlast.errors import ConfigError
+from outlast.units import measure
 
 if TYPE_CHECKING:
     from outlast.config import Settings
     from outlast.health.doctor.examination import Examined, WantedMachines
 
-_SIZE: Final = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kMGTP]?)i?B?\s*\Z")
-_POWERS: Final = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_BYTES: Final = {
+    f"{letter}{rest}": (1024.0 if rest == "iB" else 1000.0) ** n
+    for n, letter in enumerate(("", *"kMGTP"))
+    for rest in ("", "B", "i", "iB")
+}
 TERMINATED: Final = 128 + signal.SIGTERM
 WIDTH: Final = 100  # where the output is no terminal
 _NODES: Final = re.compile(r"([1-9]\d{0,5})(?::([1-9]\d{0,5}))?\Z")
@@ -189,11 +193,10 @@ def _clear() -> None:
 
 
 def _bytes(text: str) -> int:
-    match = _SIZE.match(text)
-    if not match or not float(match[1]):
+    found = measure(text, _BYTES)
+    if not found:
         raise ConfigError(f"--state {text} is not a size; write it as 640GB or 1.5TB")
-    base = 1024 if "iB" in text else 1000
-    return int(float(match[1]) * base ** _POWERS[match[2]])
+    return int(found)
 
 
 def _machines(text: str) -> tuple[int, int]:

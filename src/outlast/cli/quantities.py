@@ -17,10 +17,10 @@ from typing import Any, Final, Literal
 import click
 import msgspec
 
+from outlast.errors import nearest
 from outlast.planner.formulas import PUBLISHED, from_probability, published
 from outlast.policy.hazard import Posterior
 from outlast.policy.interval import TierCosts
-from outlast.tiers import nearest
 
 # Commas and underscores part thousands, in groups of three; elsewhere a comma is refused, because
 # in half of the world it is the decimal point, and 0,5 would become 5.

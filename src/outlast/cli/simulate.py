@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
+from outlast import units
 from outlast.cli.plan.answer import figure, number, percent, say, span, table
 from outlast.cli.plan.facts import COST_FLAGS, RATE_FLAGS, OwnJob, failure_rate, own
 from outlast.cli.quantities import COUNT0, DAYS, DURATION, GPUS, JSON_FLAG, PRICE, SHARE, Rate, flag
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
 from outlast.planner.job import MODE_WORDS, MODES, JobSetup, Level
 from outlast.planner.traces import Recording, read
-from outlast.report import humanise
-from outlast.tiers import nearest
 
 if TYPE_CHECKING:
     from outlast.planner.study import Result, Scenario
@@ -171,7 +170,7 @@ def _scenario(
         per_h, source, length_h = known.per_h, known.source, 24 * DEFAULT_DAYS
     if name == "zones" and value > machines:
         raise ConfigError(
-            f"--law {law}: {humanise.count(machines, 'machine')} cannot be in {value:g} zones; "
+            f"--law {law}: {units.count(machines, 'machine')} cannot be in {value:g} zones; "
             "say how many there are with --machines"
         )
     if mode == "peer" and not any("holders" in text for text in given["tiers"]):
@@ -269,12 +268,12 @@ def _tier(text: str) -> Level:
 def _lines(scenario: Scenario, source: str, results: list[Result], count: int) -> list[str]:
     setup = scenario.setup
     best = max(results, key=lambda one: one.mean)
-    machines = humanise.count(setup.machines, "machine")
+    machines = units.count(setup.machines, "machine")
     lines = [
         *_about(scenario.trace),
         (
             f"{machines} for {span(setup.horizon_s / HOUR_S)}, "
-            f"{humanise.count(count, 'replication')} from seed {scenario.seed}; "
+            f"{units.count(count, 'replication')} from seed {scenario.seed}; "
             f"the job {MODE_WORDS[setup.mode]}."
         ),
         f"The failures: {source}{_by(scenario)}.",
@@ -361,7 +360,7 @@ def _about(trace: Recording | None) -> list[str]:
     moments = sorted(set(trace.losses))
     gaps = [after - before for before, after in itertools.pairwise(moments)]
     words = (
-        f"{trace.name}: up to {humanise.count(trace.machines, 'machine')} over "
+        f"{trace.name}: up to {units.count(trace.machines, 'machine')} over "
         f"{span(trace.length_s / HOUR_S)}, "
         f"losses at {len(moments):,} moments"
     )

@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousError
 from outlast import config
 from outlast.attempt.trackers import JOB_VARIABLE
 from outlast.checkpoint.catalog import open_job
+from outlast.config import GRACE_MAX_S
 from outlast.errors import ConfigError, Exit
 from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, TierWaits, setup_of
 from outlast.launch.agent import Agent
@@ -52,7 +53,6 @@ from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.desk import GraceCheck, checked, standing
 from outlast.peer.term import term_over
 from outlast.policy.restart import RestartVerdict
-from outlast.values import GRACE_MAX_S
 
 _NEWER: Final = ("shutdown_timeout",)  # settings of torch's agent that torch 2.11 does not have
 _INIT: Final = "torch.distributed.init_process_group(timeout=...)"

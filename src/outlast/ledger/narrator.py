@@ -18,6 +18,7 @@ from outlast.ledger.file import Follower
 from outlast.ledger.incidents import sentence as slow_sentence
 from outlast.policy.failures import Remedy, title_of
 from outlast.policy.restart import ROLLED_BACK
+from outlast.units import short_seconds
 
 POLL_S: Final = 0.2
 SAID_S: Final = 0.05  # shorter waits are not worth a word
@@ -232,13 +233,9 @@ def _cadence(event: Event) -> str:
         return ""  # the first of an attempt
     rate = f"{per_h:.0f}" if per_h >= 100 else f"{per_h:.3g}"
     return (
-        f"saving every {_short(interval_s)} in place of {_short(before_s)}: {event.get('reason')} "
-        f"({rate} failures an hour, {cost_s:.3g} s a checkpoint)"
+        f"saving every {short_seconds(interval_s)} in place of {short_seconds(before_s)}: "
+        f"{event.get('reason')} ({rate} failures an hour, {cost_s:.3g} s a checkpoint)"
     )
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def _planned(event: Event) -> str:

@@ -35,9 +35,9 @@ from typing import Final
 import msgspec
 
 from outlast.config import NOTICE_VARIABLES
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, nearest
 from outlast.notice import Notice
-from outlast.tiers import nearest, parse_whole
+from outlast.units import read_whole
 
 _UNCATCHABLE: Final = (signal.SIGKILL, signal.SIGSTOP)
 _PIDFILE_BYTES: Final = 32  # one process id and white space
@@ -247,7 +247,7 @@ def parse_pid(value: str) -> int:
     Raises:
         ConfigError: it is not a positive whole number, or it is 1 or our own.
     """
-    pid = parse_whole(value, least=1)
+    pid = read_whole(value, least=1)
     if pid is None:
         raise ConfigError(f"{value!r} is not the id of a process; write a number like 4711")
     if pid == 1:
@@ -264,7 +264,7 @@ def parse_signal(value: str) -> int:
         ConfigError: there is no such signal, or no process could act on it.
     """
     word = value.strip().upper().removeprefix("SIG")
-    number: int | None = parse_whole(word, least=1)
+    number: int | None = read_whole(word, least=1)
     if number is None and f"SIG{word}" in signal.Signals.__members__:
         number = signal.Signals[f"SIG{word}"]
     if number not in signal.valid_signals():

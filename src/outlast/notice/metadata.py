@@ -18,10 +18,10 @@ from typing import Annotated, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from outlast.config import parse_address
 from outlast.errors import ConfigError
 from outlast.notice.exchange import HttpResponse, RequestFunction, request
 from outlast.notice.source import NoticeSource, NotUnderstoodError
-from outlast.values import parse_address
 
 LONGEST_TIMEOUT_S: Final = 2.0
 # Word of another year comes from an emulator's zero time or a broken service, not from a cloud.

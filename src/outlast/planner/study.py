@@ -17,6 +17,7 @@ from typing import Final, Literal
 import msgspec
 import numpy as np
 
+from outlast.config import Every, parse_every
 from outlast.errors import ConfigError
 from outlast.ledger.goodput import PARTS
 from outlast.planner import draws, many
@@ -24,7 +25,6 @@ from outlast.planner.job import JobRun, JobSetup, MachineLoss, flushed_to
 from outlast.planner.traces import Recording, in_slots
 from outlast.policy.cadence import AUTO_MAX_S, AUTO_MIN_S, Auto, Cadence, EverySeconds, EverySteps
 from outlast.policy.interval import Costs, daly_h, exact_best_h, young_h
-from outlast.values import Every, parse_every
 
 HOUR_S: Final = 3600.0
 FIRST_FAILURES: Final = 20

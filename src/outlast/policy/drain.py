@@ -17,9 +17,12 @@ not told before it is gone); stopping in the middle of a step with its state (th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 import msgspec
+
+from outlast.units import short_seconds
 
 Choice = Literal["flush", "try", "keep"]
 
@@ -249,9 +252,9 @@ def check(
     around = around_save(notice_s, heard_s=heard_s, step_s=step_s)
     needs_s = around.before_s + (lane.slow_s or 0.0) + around.out_s
     fits = needs_s <= notice_s
-    words = f"grace {notice_s:.0f} s, save needs {_short(needs_s)} s {'✔' if fits else '✘'}"
+    words = f"grace {notice_s:.0f} s, save needs {_short(needs_s)} {'✔' if fits else '✘'}"
     if not fits:
-        words += f" ({_short(lane.slow_s or 0.0)} s of it to write to {lane.name}). "
+        words += f" ({_short(lane.slow_s or 0.0)} of it to write to {lane.name}). "
         words += _remedy(notice_s, lane, around)
     elif leaves and not any(one.outlasts for one in lanes):
         words += (
@@ -265,7 +268,7 @@ def _remedy(notice_s: float, lane: DrainTier, around: Around) -> str:
     before_s, out_s = around
     if notice_s <= before_s + out_s:
         return (
-            f"To hear of it, end a step and leave takes {_short(before_s + out_s)} s alone: a "
+            f"To hear of it, end a step and leave takes {_short(before_s + out_s)} alone: a "
             "notice will cost what came after the newest checkpoint; checkpoint.every bounds that"
         )
     needed = bandwidth_needed(lane.size, notice_s, step_s=before_s, margin_s=out_s)
@@ -275,5 +278,4 @@ def _remedy(notice_s: float, lane: DrainTier, around: Around) -> str:
     )
 
 
-def _short(seconds: float) -> str:
-    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}"
+_short: Final = partial(short_seconds, below_10=".1f")

@@ -27,6 +27,7 @@ import msgspec
 
 from outlast.policy.drain import HTTP_S, around_save, bandwidth_needed
 from outlast.policy.retention import admit
+from outlast.units import gigabytes, short_seconds
 
 Status = Literal["ok", "warning", "failed", "skipped"]
 FILES_LEAST: Final = 256  # open files: below this a job of some machines does not start
@@ -79,20 +80,9 @@ def failures(findings: Iterable[CheckResult]) -> list[CheckResult]:
     return [one for one in findings if one.status == "failed"]
 
 
-def gigabytes(num_bytes: float) -> str:
-    """Bytes for people, in decimal units: ``640 GB``, ``1.5 GB``, ``12 MB``."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if num_bytes >= unit:
-            amount = num_bytes / unit
-            return f"{amount:.0f} {name}" if amount >= 100 else f"{amount:.3g} {name}"
-    return f"{num_bytes / 1e3:.3g} kB"
-
-
 def seconds(value: float) -> str:
-    """A span for people: ``0.4 ms``, ``38 s``."""
-    if value < 0.1:
-        return f"{value * 1e3:.2g} ms"
-    return f"{value:.2f} s" if value < 10 else f"{value:.0f} s"
+    """Write a span for people: ``0.4 ms``, ``38 s``."""
+    return f"{value * 1e3:.2g} ms" if value < 0.1 else short_seconds(value, ".2f")
 
 
 # --- the machine ---------------------------------------------------------------------------------

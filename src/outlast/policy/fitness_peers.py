@@ -23,7 +23,8 @@ import msgspec
 
 from outlast.policy import MAD_SIGMA
 from outlast.policy.exclusion import fewest_out
-from outlast.policy.fitness import CheckResult, gigabytes, seconds
+from outlast.policy.fitness import CheckResult, seconds
+from outlast.units import gigabytes
 
 CLOCK_WARNED_S: Final = 1.0
 CLOCK_FAILED_S: Final = 5.0  # notices say when they end by the clock

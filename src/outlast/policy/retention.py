@@ -33,7 +33,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from outlast.values import LABELS
+from outlast.config import LABELS
 
 RESERVE_BYTES: Final = 512 << 20  # what training itself may still need at the least
 RESERVE_SHARE: Final = 0.05  # of what is free now

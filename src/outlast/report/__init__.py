@@ -2,5 +2,4 @@
 
 ``facts``     what every report says, computed once; and as data for ``--json``
 ``text``      lines for a terminal
-``humanise``  seconds, bytes and counts in words
 """

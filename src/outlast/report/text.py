@@ -11,10 +11,10 @@ from typing import Final
 
 from rich.text import Text
 
+from outlast import units
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, Part
 from outlast.ledger.incidents import Incident, Slow
-from outlast.report import humanise
 from outlast.report.facts import Facts, facts
 from outlast.report.forecast import Forecast, Storm
 
@@ -49,7 +49,7 @@ def where_time_went(
     if not goodput.total:
         return [Text("no time has passed yet")]
     parts = goodput.parts()
-    percents = dict(zip(parts, humanise.percents(list(parts.values())), strict=True))
+    percents = dict(zip(parts, units.percents(list(parts.values())), strict=True))
     lines = []
     for part, worker_seconds in parts.items():
         if not worker_seconds:
@@ -71,7 +71,7 @@ def where_time_went(
 
 
 def _row(percent: float, name: str, worker_seconds: float, money: float | None) -> Text:
-    row = f"{percent:5.1f} %  {name:<22}  {humanise.seconds(worker_seconds):>12}"
+    row = f"{percent:5.1f} %  {name:<22}  {units.seconds(worker_seconds):>12}"
     return Text(row if money is None else f"{row}  {money:>10,.2f}")
 
 
@@ -83,28 +83,28 @@ def _bar(share: float, width: int) -> str:
 
 def incident_lines(incident: Incident) -> list[Text]:
     """Two or three lines: what happened, what it cost, when the job was back."""
-    first = Text(f"{humanise.clock(incident.began_t)}  ", style="dim")
+    first = Text(f"{units.clock(incident.began_t)}  ", style="dim")
     first.append(incident.kind, style="bold red not dim")
     first.append(f": {incident.what}", style="not dim")
     told = []
     if incident.detected_t > incident.began_t:
-        after = humanise.seconds(incident.detected_t - incident.began_t)
+        after = units.seconds(incident.detected_t - incident.began_t)
         told.append(f"detected after {after}")
     if incident.resumed_step is not None:
         lost = incident.lost_steps
-        words = "" if lost is None else f", {humanise.count(lost, 'step')} lost"
+        words = "" if lost is None else f", {units.count(lost, 'step')} lost"
         told.append(f"resumed at step {incident.resumed_step}{words}")
     elif incident.lost_steps is not None:
         stands = incident.standing_step
         words = f"the commit of step {stands} stands" if stands else "nothing is committed"
-        told.append(f"{words}, {humanise.count(incident.lost_steps, 'step')} lost")
+        told.append(f"{words}, {units.count(incident.lost_steps, 'step')} lost")
     lines = [first, Text(f"  {'; '.join(told)}")] if told else [first]
     return [*lines, Text(f"  {_back(incident)}")]
 
 
 def _back(incident: Incident) -> str:
     if incident.back_t is not None:
-        return f"back after {humanise.seconds(incident.back_t - incident.began_t)}"
+        return f"back after {units.seconds(incident.back_t - incident.began_t)}"
     return "over, without a new step after it" if incident.closed else "not back yet"
 
 
@@ -134,28 +134,28 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
     if job.state == "not started" and job.last_event_t is None:
         return [Text("no job has been started here: the ledger is empty")]
     done = job.workers
-    steps = humanise.count(done.steps_done, "step")
+    steps = units.count(done.steps_done, "step")
     replayed = f", {done.steps_replayed:,} of them replayed" if done.steps_replayed else ""
     newest = "" if job.committed_step is None else f" (newest: step {job.committed_step})"
     lines = [
         _headline(job, now),
         _line("steps", f"{steps}{replayed}"),
-        _line("attempts", humanise.count(done.attempts, "attempt")),
-        _line("commits", f"{humanise.count(done.commits, 'commit')}{newest}"),
+        _line("attempts", units.count(done.attempts, "attempt")),
+        _line("commits", f"{units.count(done.commits, 'commit')}{newest}"),
         *(
-            _line("tier", f"{name} every {humanise.seconds(one.interval_s)} in calm: {one.reason}")
+            _line("tier", f"{name} every {units.seconds(one.interval_s)} in calm: {one.reason}")
             for name, one in job.tiers.items()
         ),
         _line(
             "goodput",
-            f"{done.fraction_productive * 100:.1f} % of {humanise.seconds(done.total)} of worker "
-            f"time, in {humanise.seconds(done.wall_s)}",
+            f"{done.fraction_productive * 100:.1f} % of {units.seconds(done.total)} of worker "
+            f"time, in {units.seconds(done.wall_s)}",
         ),
         _line("incidents", _incidents_words(job.incidents)),
     ]
     if num_unread:
         words = "cannot be read (torn by a crash, or damaged): what was said there is missing here"
-        lines.append(_line("ledger", f"{humanise.count(num_unread, 'line')} {words}"))
+        lines.append(_line("ledger", f"{units.count(num_unread, 'line')} {words}"))
     if job.keepers_lost:
         lines.append(_line("keeper", _keeper_words(job.keepers_lost)))
     if job.slow_ranks:
@@ -173,25 +173,25 @@ def summary_lines(job: Facts, *, now: float | None = None, num_unread: int = 0) 
 
 def storm_lines(storm: Storm) -> list[Text]:
     """What a storm has cost, and what it would have cost with another cadence."""
-    lasted = humanise.seconds(storm.end_t - storm.begin_t)
-    first = Text(f"{humanise.clock(storm.begin_t)}  ", style="dim")
+    lasted = units.seconds(storm.end_t - storm.begin_t)
+    first = Text(f"{units.clock(storm.begin_t)}  ", style="dim")
     first.append(
-        f"{humanise.count(storm.num_failures, 'failure')} in {lasted}: "
-        f"{humanise.seconds(storm.all_lost_s)} lost",
+        f"{units.count(storm.num_failures, 'failure')} in {lasted}: "
+        f"{units.seconds(storm.all_lost_s)} lost",
         style="bold not dim",
     )
     parts = [
-        f"{humanise.seconds(lost_s)} {_PARTS[part][0]}"
+        f"{units.seconds(lost_s)} {_PARTS[part][0]}"
         for part in _PARTS
         if (lost_s := storm.lost_s.get(part, 0.0))
     ]
     calm, best = storm.calm, storm.best
     words = (
-        f"simulated: {humanise.seconds(calm.lost_s)} with a checkpoint each "
-        f"{humanise.seconds(calm.interval_s or 0.0)} as in calm, "
-        f"{humanise.seconds(best.lost_s)} with one each "
-        f"{humanise.seconds(best.interval_s or 0.0)} (the best, in hindsight), "
-        f"{humanise.seconds(storm.auto.lost_s)} with auto"
+        f"simulated: {units.seconds(calm.lost_s)} with a checkpoint each "
+        f"{units.seconds(calm.interval_s or 0.0)} as in calm, "
+        f"{units.seconds(best.lost_s)} with one each "
+        f"{units.seconds(best.interval_s or 0.0)} (the best, in hindsight), "
+        f"{units.seconds(storm.auto.lost_s)} with auto"
     )
     told = [Text(f"  {', '.join(parts)}")] if parts else []
     return [first, *told, Text(f"  {words}")]
@@ -217,16 +217,16 @@ def forecast_lines(job: Facts) -> list[Text]:
     if found.planned is None:
         lines.append(_line("plan", "none was kept: outlast plan --save keeps one for the next run"))
     else:
-        day = humanise.day(found.planned.planned_t)
-        every = humanise.seconds(found.planned.interval_s)
+        day = units.day(found.planned.planned_t)
+        every = units.seconds(found.planned.interval_s)
         lines.append(_line("plan", f"of {day}, with a save every {every}"))
     predicted = found.cost_predicted(job.cost, job.price)
     if predicted is not None:
         lines.append(_line("cost", f"{predicted:,.2f} predicted, {job.cost:,.2f} measured"))
     if found.regret is not None and found.best_interval_s is not None:
         words = (
-            f"{humanise.seconds(found.interval_s)} between checkpoints; of fixed intervals "
-            f"{humanise.seconds(found.best_interval_s)} would have done best on these failures, by "
+            f"{units.seconds(found.interval_s)} between checkpoints; of fixed intervals "
+            f"{units.seconds(found.best_interval_s)} would have done best on these failures, by "
             f"{found.regret * 100:.1f} % of the time"
         )
         lines.append(_line("interval", words))
@@ -255,7 +255,7 @@ def _headline(job: Facts, now: float | None) -> Text:
     if job.state == "running" and now is not None and job.last_event_t is not None:
         # A machine that vanished cannot say so: let the reader judge.
         age_s = max(0.0, now - job.last_event_t)
-        line.append(f", last heard of {humanise.seconds(age_s)} ago")
+        line.append(f", last heard of {units.seconds(age_s)} ago")
     return line.append(f" ({job.reason})" if job.reason else "")
 
 
@@ -269,7 +269,7 @@ def slow_line(slow: Slow) -> Text:
     what = {"loader": "slow to get data", "burst": "slow for some steps"}.get(slow.cause, "slow")
     line = Text(who, style="bold").append(f": {what}", style="not bold")
     steps = f"steps {slow.since_step} to {slow.until_step}"
-    cost = f"about {humanise.seconds(slow.lost_s)} lost waiting"
+    cost = f"about {units.seconds(slow.lost_s)} lost waiting"
     so_far = "" if slow.over else " so far"
     return line.append(
         f", {slow.factor:.3g} times a usual step, {steps}{so_far}, {cost}", style="not bold"
@@ -279,10 +279,10 @@ def slow_line(slow: Slow) -> Text:
 def _slow_words(job: Facts) -> str:
     lasting = [one for one in job.slow_ranks if one.cause != "burst"]
     bursts = len(job.slow_ranks) - len(lasting)
-    words = [humanise.count(len(lasting), "slow rank")] if lasting else []
-    words += [humanise.count(bursts, "burst")] if bursts else []
+    words = [units.count(len(lasting), "slow rank")] if lasting else []
+    words += [units.count(bursts, "burst")] if bursts else []
     return (
-        f"{' and '.join(words)}; about {humanise.seconds(job.waited_s)} of the steps' time were "
+        f"{' and '.join(words)}; about {units.seconds(job.waited_s)} of the steps' time were "
         "lost waiting for them (an estimate, part of the productive time)"
     )
 
@@ -295,8 +295,8 @@ def _keeper_words(count: int) -> str:
 def _incidents_words(found: list[Incident]) -> str:
     lost = sum(incident.lost_steps or 0 for incident in found)
     still_open = sum(not incident.closed for incident in found)
-    words = humanise.count(len(found), "incident")
+    words = units.count(len(found), "incident")
     if found:
         so_far = " so far" if still_open else ""
-        words += f", {humanise.count(lost, 'step')} lost{so_far}"
+        words += f", {units.count(lost, 'step')} lost{so_far}"
     return f"{words}, {still_open} not over" if still_open else words

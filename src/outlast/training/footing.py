@@ -50,7 +50,7 @@ from outlast.attempt.agreement import DECISION_TIMEOUT_S, Action, Agreement
 from outlast.attempt.beat import Beat
 from outlast.attempt.link import Link
 from outlast.checkpoint.catalog import find_standing
-from outlast.config import Settings
+from outlast.config import GRACE_MAX_S, Settings
 from outlast.errors import ConfigError, Exit, StorageError
 from outlast.ledger.narrator import say
 from outlast.notice import UNKNOWN_GRACE_S
@@ -68,7 +68,6 @@ from outlast.training.saving import NO_COMMIT
 from outlast.training.snapshots import Snapshots
 from outlast.training.timing import Meter
 from outlast.training.turns import Outlook, info_of
-from outlast.values import GRACE_MAX_S
 
 logger = logging.getLogger(__name__)
 

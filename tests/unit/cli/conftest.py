@@ -8,14 +8,14 @@ from cli_job import MadeJob
 from click.testing import CliRunner
 
 from outlast.cli import cli, main
-from outlast.config import _KEYS, variable_name
+from outlast.config import SETTINGS, variable_name
 
 
 @pytest.fixture(name="job")
 def _job(tmp_path, monkeypatch):
     """A job in the working directory: tiers fast (keep 3) and slow (keep 2), no checkpoint yet."""
     monkeypatch.chdir(tmp_path)
-    for key in _KEYS:
+    for key in SETTINGS:
         monkeypatch.delenv(variable_name(key), raising=False)
     monkeypatch.delenv("OUTLAST_CONFIG", raising=False)
     return MadeJob(tmp_path)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from outlast.config import PLATFORMS
 from outlast.notice import platform as chooser
 from outlast.notice.alibaba import AlibabaWatcher
 from outlast.notice.aws import AwsWatcher
@@ -13,7 +14,6 @@ from outlast.notice.gcp import MaintenanceWatcher, PreemptedWatcher
 from outlast.notice.manual import CommandWatcher, FileWatcher
 from outlast.notice.platform import choose
 from outlast.notice.slurm import SlurmWatcher
-from outlast.values import PLATFORMS
 
 DMI = "sys/class/dmi/id/"
 PLACES = {

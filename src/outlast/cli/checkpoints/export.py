@@ -8,11 +8,10 @@ from pathlib import Path
 import click
 import msgspec
 
+from outlast import units
 from outlast.cli.checkpoints.survey import pick, size_of, survey
 from outlast.cli.checkpoints.where import DIRECTORY, JSON, TIER, bar, find_job, in_words
-from outlast.errors import ConfigError, StorageError
-from outlast.report import humanise
-from outlast.tiers import nearest
+from outlast.errors import ConfigError, StorageError, nearest
 
 FORMATS = ("safetensors", "dcp", "torch")
 
@@ -67,7 +66,7 @@ def command(
         click.echo(msgspec.json.encode({"step": number, "to": to, "out": str(target)}))
         return
     click.echo(
-        f"step {number:,} as {to} ({humanise.size(num_bytes)}) in {target}, every byte verified"
+        f"step {number:,} as {to} ({units.size(num_bytes)}) in {target}, every byte verified"
     )
     click.echo(f"Next: ls {shlex.quote(str(target))}")
 

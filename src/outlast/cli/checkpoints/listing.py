@@ -7,10 +7,10 @@ from typing import Any
 import click
 import msgspec
 
+from outlast import units
 from outlast.checkpoint.manifest import SaveName
 from outlast.cli.checkpoints.survey import SaveCopy, Survey, size_of, survey
-from outlast.cli.checkpoints.where import DIRECTORY, JSON, find_job, when
-from outlast.report import humanise
+from outlast.cli.checkpoints.where import DIRECTORY, JSON, find_job
 
 _CELLS = {"committed": "yes", "invalid": "BAD", "unfinished": "part", "absent": "-", "unknown": "?"}
 
@@ -79,7 +79,7 @@ def _print_others(found: Survey) -> None:
     for save, copies in found.others.items():
         jobs.setdefault(next(iter(copies.values())).job, []).append(save)
     for job, saves in sorted(jobs.items()):
-        steps = humanise.count(len({save.step for save in saves}), "step")
+        steps = units.count(len({save.step for save in saves}), "step")
         tiers = [name for name in found.tiers if any(name in found.others[s] for s in saves)]
         click.echo(
             f"not of this job: {steps} of job {job}, the newest {saves[-1].step:,}, "
@@ -98,8 +98,8 @@ def _others_row(save: SaveName, copies: dict[str, SaveCopy]) -> dict[str, Any]:
 
 
 def _about(row: dict[str, Any]) -> str:
-    size = humanise.size(row["bytes"]) if "bytes" in row else ""
-    made = when(row["created_t"]) if "created_t" in row else ""
+    size = units.size(row["bytes"]) if "bytes" in row else ""
+    made = units.when(row["created_t"]) if "created_t" in row else ""
     return f"{row['state']:<12}{size:>10}  {made}"
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 import click
 import msgspec
 
+from outlast import units
 from outlast.checkpoint.catalog import KnownHealth, expendable, remove_save
 from outlast.checkpoint.manifest import SaveName
 from outlast.cli.checkpoints.survey import Survey, survey
@@ -37,7 +38,6 @@ from outlast.cli.checkpoints.where import (
 from outlast.errors import ConfigError, StorageError
 from outlast.ledger.file import read_events
 from outlast.ledger.job import JobLock
-from outlast.report import humanise
 from outlast.storage import Storage
 from outlast.tiers import parse_keep
 
@@ -100,7 +100,7 @@ def command(
         click.echo(at.next("prune", *again) if going and dry_run else at.next("list"))
     if failures:
         raise StorageError(
-            f"{humanise.count(len(failures), 'copy', 'copies')} could not be removed: "
+            f"{units.count(len(failures), 'copy', 'copies')} could not be removed: "
             f"{'; '.join(failures.values())}. Look at the disk and its permissions, and try again"
         )
     return 0
@@ -132,7 +132,7 @@ def _nobody_else(at: JobAt) -> Iterator[None]:
         if silent_s is not None and silent_s < QUIET_S:
             raise ConfigError(
                 f"the job in {at.settings.dir} runs on several machines, last heard of "
-                f"{humanise.seconds(silent_s)} ago, {why}"
+                f"{units.seconds(silent_s)} ago, {why}"
             )
         yield
     finally:
@@ -203,11 +203,11 @@ def _print(plans: list[PrunePlan]) -> None:
             click.echo(f"tier {plan.tier}: nothing may go (keep {plan.keep})")
             continue
         stays = "" if plan.verified is None else f"; step {plan.verified.step:,} stays and verifies"
-        saves = humanise.count(len(plan.going), "save")
+        saves = units.count(len(plan.going), "save")
         click.echo(f"tier {plan.tier}: {saves} may go (keep {plan.keep}{stays})")
         for one in plan.going:
             click.echo(
-                f"  step {one.save.step:>9,}  {one.state:<12}{humanise.size(one.num_bytes):>10}"
+                f"  step {one.save.step:>9,}  {one.state:<12}{units.size(one.num_bytes):>10}"
             )
 
 
@@ -277,8 +277,8 @@ def _conclude(gone: list[Going], dry_run: bool) -> None:
 
 
 def _copies(going: list[Going]) -> str:
-    return humanise.count(len(going), "copy", "copies")
+    return units.count(len(going), "copy", "copies")
 
 
 def _total(going: list[Going]) -> str:
-    return humanise.size(sum(one.num_bytes for one in going))
+    return units.size(sum(one.num_bytes for one in going))

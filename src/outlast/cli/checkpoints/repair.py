@@ -13,6 +13,7 @@ from typing import Any
 import click
 import msgspec
 
+from outlast import units
 from outlast.checkpoint.manifest import FILE_NAME, MANIFEST, PART_NAME, Manifest, SaveName
 from outlast.checkpoint.transfer import NotMended, Repaired, mend_copy
 from outlast.cli.checkpoints.survey import Survey, size_of, survey
@@ -33,7 +34,6 @@ from outlast.cli.checkpoints.where import (
     in_words,
 )
 from outlast.ledger.file import Ledger
-from outlast.report import humanise
 
 _FILE = re.compile(rf"{FILE_NAME.pattern}|{PART_NAME.pattern}|{re.escape(MANIFEST)}$")
 Key = tuple[SaveName, str]  # a copy: its save and its tier
@@ -149,9 +149,9 @@ def _print(
         click.echo(f"BAD     step {broken.target.step:>9,}  {broken.target.tier}  {broken.reason}")
     if left:
         click.echo(
-            f"{humanise.count(len(left), 'copy', 'copies')} could not be mended; a resume passes "
+            f"{units.count(len(left), 'copy', 'copies')} could not be mended; a resume passes "
             "over what is damaged"
         )
     elif not mended:
-        click.echo(f"nothing to mend: {humanise.count(num_copies, 'copy', 'copies')} verified")
+        click.echo(f"nothing to mend: {units.count(num_copies, 'copy', 'copies')} verified")
     click.echo(at.next("list" if left else "verify"))

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from outlast import units
 from outlast.checkpoint.manifest import Manifest, Place
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.reader import open_checkpoint
@@ -16,7 +17,6 @@ from outlast.data.audit import History, SampleVerdict
 from outlast.data.feed import TRAIL
 from outlast.data.trail import SampleRecord, read_record
 from outlast.errors import CheckpointInvalid, ConfigError
-from outlast.report import humanise
 
 SHOWN_MAX: Final = 20
 _STEPS = re.compile(r"^([0-9]{1,18})(?:-([0-9]{1,18}))?\Z")
@@ -98,14 +98,14 @@ def _listed(history: History, ids: str, newest: int) -> dict[int, list[int]]:
 def _lines(verdict: SampleVerdict, manifest: Manifest) -> list[str]:
     counts = sorted({one.world_size for one in verdict.stretches if one.world_size})
     workers = " or ".join(map(str, counts)) or "several"
-    times = humanise.count(max(one.number for one in verdict.stretches), "stretch", "stretches")
+    times = units.count(max(one.number for one in verdict.stretches), "stretch", "stretches")
     head = f"step {manifest.step:,} of job {manifest.job}: {verdict.samples:,} samples in "
-    lines = [f"{head}{humanise.count(verdict.steps, 'step')}, by {workers} workers in {times}"]
+    lines = [f"{head}{units.count(verdict.steps, 'step')}, by {workers} workers in {times}"]
     for one in verdict.left_out:
         ids = " ".join(map(str, one.ids[:SHOWN_MAX])) + (" …" if one.samples > SHOWN_MAX else "")
         lines.append(
             f"  left out on purpose before step {one.step:,}, after a rollback: "
-            f"{humanise.count(one.samples, 'sample')} ({ids})"
+            f"{units.count(one.samples, 'sample')} ({ids})"
         )
     if verdict.proved:
         return [*lines, "proved: each came exactly when it was its turn, none lost, none repeated"]

@@ -9,14 +9,14 @@ from typing import Any, Final
 import click
 import msgspec
 
+from outlast import units
 from outlast.checkpoint.inventory import Inventory
 from outlast.checkpoint.manifest import FULL, Place, SaveName
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.transfer import inventory_of
 from outlast.cli.checkpoints.survey import pick, size_of, survey
-from outlast.cli.checkpoints.where import DIRECTORY, JSON, TIER, find_job, when
+from outlast.cli.checkpoints.where import DIRECTORY, JSON, TIER, find_job
 from outlast.errors import OutlastError
-from outlast.report import humanise
 
 HEALTH: Final = {
     "healthy": "seen to be healthy: its loss and what came of it showed no sign of trouble",
@@ -115,7 +115,7 @@ def _as_json(inventory: Inventory, where: str, also: list[str]) -> dict[str, Any
 
 def _lines(inventory: Inventory, where: str, also: list[str]) -> list[str]:
     manifest = inventory.manifest
-    workers = humanise.count(manifest.world_size, "worker")
+    workers = units.count(manifest.world_size, "worker")
     kind = (
         "everything that a resume needs"
         if manifest.kind == FULL
@@ -127,13 +127,13 @@ def _lines(inventory: Inventory, where: str, also: list[str]) -> list[str]:
         else ("the optimizer's moments rounded to bf16: a resume is not bit for bit the same run")
     )
     elsewhere = f"; also in {', '.join(also)}" if also else ""
-    attempt = f"attempt {manifest.attempt}, {workers}, {when(manifest.created_t)}"
+    attempt = f"attempt {manifest.attempt}, {workers}, {units.when(manifest.created_t)}"
     lines = [
         f"step {manifest.step:,} of job {manifest.job}, {attempt}",
         f"holds {kind}, {exact}",
-        f"{humanise.size(size_of(manifest))} in tier {where}{elsewhere}",
+        f"{units.size(size_of(manifest))} in tier {where}{elsewhere}",
     ]
-    lines += [f"  {name:<28}{humanise.size(f.size):>10}" for name, f in inventory.walk()]
+    lines += [f"  {name:<28}{units.size(f.size):>10}" for name, f in inventory.walk()]
     lines += [
         f"  {tensor.dtype:<5} {'x'.join(map(str, tensor.shape)) or 'scalar':<16} {name}"
         for name, tensor in sorted(inventory.tensors().items())

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import click
 import msgspec
 
+from outlast import units
 from outlast.checkpoint.inventory import check_parts
 from outlast.checkpoint.manifest import MANIFEST, SaveName
 from outlast.checkpoint.transfer import FileCopies, inventory_of, job_for, read
@@ -37,7 +38,6 @@ from outlast.cli.checkpoints.where import (
     tiers_of,
 )
 from outlast.errors import CheckpointInvalid, ConfigError
-from outlast.report import humanise
 
 NONE = SaveName(0)
 ABSENT = SaveCopy("unfinished", reason=f"{MANIFEST} is missing")
@@ -176,7 +176,7 @@ def _row(one: Verified) -> dict[str, object]:
 
 def _line(one: Verified, tiers: Sequence[str]) -> str:
     mark = "BAD" if one.bad else "ok " if not one.reason else "-- "
-    told = one.reason or humanise.size(one.target.copy.num_bytes)
+    told = one.reason or units.size(one.target.copy.num_bytes)
     if one.target.making:
         told = "no manifest yet: in the making, or given up"
     width = max(map(len, tiers))
@@ -190,13 +190,13 @@ def _conclude(
     """What that means, and what to do next."""
     bad = [one for one in results if one.bad]
     good = [one for one in results if not one.reason]
-    size = humanise.size(sum(one.target.copy.num_bytes for one in good))
-    read = f"{size} in {humanise.seconds(took_s)}"
+    size = units.size(sum(one.target.copy.num_bytes for one in good))
+    read = f"{size} in {units.seconds(took_s)}"
     if not bad:
-        click.echo(f"{humanise.count(len(good), 'copy', 'copies')}, every byte matches ({read})")
+        click.echo(f"{units.count(len(good), 'copy', 'copies')}, every byte matches ({read})")
         click.echo(at.next("show"))
         return
-    copies = humanise.count(len(bad) + len(good), "copy", "copies")
+    copies = units.count(len(bad) + len(good), "copy", "copies")
     others = f"; in the others every byte matches ({read})" if good else ""
     click.echo(f"{len(bad)} of {copies} damaged{others}")
     resumable = [one.target.step for one in good if one.target.copy.restartable]

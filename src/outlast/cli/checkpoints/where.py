@@ -7,7 +7,6 @@ It appears after two seconds, so that what is quick says nothing; it goes when t
 from __future__ import annotations
 
 import contextlib
-import datetime
 import shlex
 import sys
 import time
@@ -21,10 +20,10 @@ from outlast import config
 from outlast.checkpoint.catalog import made_with
 from outlast.checkpoint.manifest import Place
 from outlast.config import Settings
-from outlast.errors import ConfigError, OutlastError
+from outlast.errors import ConfigError, OutlastError, nearest
 from outlast.ledger.job import Job, read_job
 from outlast.storage import open_storage
-from outlast.tiers import Tier, nearest
+from outlast.tiers import Tier
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -122,15 +121,6 @@ def places_of(
         except (OutlastError, OSError) as error:
             unreadable[tier.name] = f"it cannot be opened: {in_words(error)}"
     return places, unreadable
-
-
-def when(t: float) -> str:
-    """A time since the epoch, to the second."""
-    try:
-        moment = datetime.datetime.fromtimestamp(t, datetime.UTC)
-    except (OverflowError, ValueError, OSError):
-        return "at no time"
-    return moment.strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def in_words(error: Exception) -> str:

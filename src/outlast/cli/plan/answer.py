@@ -19,9 +19,9 @@ from typing import Any, Final
 import click
 import msgspec
 
+from outlast import units
 from outlast.cli.quantities import JSON_FLAG, flag
 from outlast.errors import ConfigError
-from outlast.report import humanise
 from outlast.report.chart import Picture, write
 
 _CHOSEN: Final = "→ "
@@ -159,7 +159,7 @@ def span(hours: float) -> str:
     """Hours as people say them; ``never`` when endless, a dash when there is no such time."""
     if math.isnan(hours):
         return "–"
-    return "never" if math.isinf(hours) else humanise.seconds(hours * 3600)
+    return "never" if math.isinf(hours) else units.seconds(hours * 3600)
 
 
 def number(value: float, digits: int = 3) -> str:

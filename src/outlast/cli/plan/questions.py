@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from outlast import units
 from outlast.cli.plan.answer import (
     PlanAnswer,
     PlanQuestion,
@@ -45,7 +46,6 @@ from outlast.cli.quantities import (
 from outlast.errors import ConfigError
 from outlast.planner import formulas
 from outlast.policy.hazard import poisson_quantile
-from outlast.report import humanise
 from outlast.report.chart import Piece, Timeline
 
 
@@ -249,7 +249,7 @@ def flush(
 
 def _plain(value: float) -> str:
     """Bytes with no more digits than they have: ``640 GB``, ``1.5 GB``."""
-    return humanise.size(value).replace(".0 ", " ")
+    return units.size(value).replace(".0 ", " ")
 
 
 def _enough(value: float) -> str:
@@ -261,7 +261,7 @@ def _enough(value: float) -> str:
 def _gigabytes(value: float) -> str:
     if math.isinf(value):
         return "no bandwidth would"
-    return f"{value / 1e9:.2f} GB/s" if value >= 1e8 else f"{humanise.size(value)}/s"
+    return f"{value / 1e9:.2f} GB/s" if value >= 1e8 else f"{units.size(value)}/s"
 
 
 def _timeline(it: formulas.FlushTimes) -> Timeline:
@@ -321,10 +321,10 @@ def memory(
             would_do = -(-buffers * size // memory_bytes)
             verdict = f"it will not fit; {would_do:,.0f} machines would do"
             data["needed_nodes"] = int(would_do)
-        room = f", and has {humanise.size(memory_bytes)}: {verdict}"
+        room = f", and has {units.size(memory_bytes)}: {verdict}"
     return PlanAnswer(
         data=data,
-        headline=f"{humanise.size(size)} of state on {machines} holds {humanise.size(staged)} for "
+        headline=f"{units.size(size)} of state on {machines} holds {units.size(staged)} for "
         f"{many}{room}.",
         details=lines(f"State: {of}. Gradients are not saved; activations are not either."),
         next=f"outlast plan flush --state {size / 1e9:.4g}GB --bandwidth 1.5GB/s --notice 120s "
@@ -437,7 +437,7 @@ def spares(known: FailureRate, *, repair_h: float) -> PlanAnswer:
             "num_spares_99_percent_low": low,
             "num_spares_99_percent_high": high,
         },
-        headline=f"Hold {humanise.count(counts[1], 'machine')} in reserve: "
+        headline=f"Hold {units.count(counts[1], 'machine')} in reserve: "
         f"{'they suffice' if counts[1] > 1 else 'that suffices'} 99 % of the time, where a "
         f"repair takes {span(repair_h)}.",
         details=lines(
