@@ -3,7 +3,6 @@
 Socket and process:
 
 ``wire``       what is said over its socket
-``descriptors``  bytes and descriptors through a socket
 ``place``      where its socket lies, who may open it, and what a keeper is told when it starts
 ``process``    finding it, starting it, holding its memory through its death
 ``client``     a worker's end of the socket, and tiers read through it

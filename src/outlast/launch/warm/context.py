@@ -21,10 +21,11 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import get_sub
 from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.health.leftovers import VARIABLE as MARK_VARIABLE
 from outlast.health.leftovers import Marks, end_group
+from outlast.ipc import readable
 from outlast.launch.survivors import Crew
 from outlast.launch.warm.client import WarmProcess, WarmServer
 from outlast.launch.warm.variables import is_per_worker
-from outlast.launch.warm.wire import ForkedWorker, readable
+from outlast.launch.warm.wire import ForkedWorker
 
 
 class ColdContext(SubprocessContext):
