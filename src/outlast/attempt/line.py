@@ -18,14 +18,14 @@ agent          ``NextAttempt``   the next attempt, as this worker is to see it
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import struct
 from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from outlast import ipc
 
 LINE_VARIABLE: Final = "OUTLAST_LINE"  # path of the socket, set by our agent
 # Set where a worker is started while the others train: it goes through its script's beginning, and
@@ -33,22 +33,17 @@ LINE_VARIABLE: Final = "OUTLAST_LINE"  # path of the socket, set by our agent
 STANDBY_VARIABLE: Final = "OUTLAST_STANDBY"
 LEAVES: Final = "its machine leaves"  # why one stays that is on its way out
 MAX_BYTES: Final = 1 << 17
-_CREDENTIALS: Final = struct.Struct("3i")
 
 
-class _LineMessage(msgspec.Struct, kw_only=True, tag=True):
-    """What all messages have in common: the class's name says what they are."""
-
-
-class AttemptEnded(_LineMessage, tag="Over"):
+class AttemptEnded(ipc.Message, tag="Over"):
     """The attempt is over."""
 
 
-class Unwound(_LineMessage):
+class Unwound(ipc.Message):
     """The worker's step has ended."""
 
 
-class Prepared(_LineMessage):
+class Prepared(ipc.Message):
     """The worker could begin.
 
     Attributes:
@@ -60,13 +55,13 @@ class Prepared(_LineMessage):
     any_size: bool = False
 
 
-class Stays(_LineMessage):
+class Stays(ipc.Message):
     """The worker cannot begin again; ``reason`` completes "because"."""
 
     reason: str
 
 
-class NextAttempt(_LineMessage, tag="Go"):
+class NextAttempt(ipc.Message, tag="Go"):
     """The next attempt.
 
     Attributes:
@@ -81,52 +76,13 @@ class NextAttempt(_LineMessage, tag="Go"):
 
 
 Message = AttemptEnded | Unwound | Prepared | Stays | NextAttempt
-_decoder = msgspec.msgpack.Decoder(Message)
 
 
-class AgentLine:
+class AgentLine(ipc.PacketSocket):
     """One end."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-
-    @property
-    def peer_pid(self) -> int:
-        """Process id of the other end, as the kernel knows it."""
-        size = _CREDENTIALS.size
-        raw = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        return int(_CREDENTIALS.unpack(raw)[0])
-
-    def send(self, message: Message) -> bool:
-        """Say it; whether the other end is there, and could hear all of it."""
-        data = msgspec.msgpack.encode(message)
-        if len(data) > MAX_BYTES:
-            return False
-        try:
-            self.sock.send(data, socket.MSG_NOSIGNAL)
-        except OSError:
-            return False
-        return True
-
-    def receive(self) -> Message | None:
-        """The next message, waited for; None once the other end is gone.
-
-        Raises:
-            BlockingIOError: there is none, and this end does not wait.
-        """
-        try:
-            data = self.sock.recv(MAX_BYTES)
-            return _decoder.decode(data) if data else None
-        except BlockingIOError:
-            raise
-        except (OSError, msgspec.MsgspecError):
-            return None
-
-    def close(self) -> None:
-        """Let go."""
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in it
-        self.sock.close()
+    codec = ipc.Codec(Message, msgspec.msgpack)
+    max_bytes = MAX_BYTES
 
 
 def listen(path: Path, backlog: int) -> socket.socket:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import select
 import signal
 import time
 import uuid
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from outlast.health.proc import children, is_dying, state_of, tracer_of
+from outlast.ipc import readable
 
 VARIABLE: Final = "OUTLAST_MARK"
 PASSES: Final = 8  # in which nothing is found while processes of this machine come and go
@@ -202,7 +202,7 @@ def _kill_with_children(pid: int, fd: int, found: dict[int, int]) -> None:
 
 
 def _runs(fd: int) -> bool:
-    return not _readable([fd], 0.0)
+    return not readable([fd], 0.0)
 
 
 def _fields(pid: int) -> list[bytes]:
@@ -253,15 +253,8 @@ def _wait(found: dict[int, int], until_s: float) -> set[int]:
     left = dict(found)
     while left:
         left_s = max(until_s - time.monotonic(), 0.0)
-        ended = set(_readable(left.values(), left_s))
+        ended = readable(left.values(), left_s)
         left = {pid: fd for pid, fd in left.items() if fd not in ended}
         if not left_s:
             break
     return set(left)
-
-
-def _readable(fds: Iterable[int], timeout_s: float) -> list[int]:
-    waiting = select.poll()
-    for fd in fds:
-        waiting.register(fd, select.POLLIN)
-    return [fd for fd, _ in waiting.poll(timeout_s * 1000)]

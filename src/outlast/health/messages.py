@@ -20,29 +20,20 @@ Every message is a struct whose class's name is its tag; unknown ones are refuse
 from __future__ import annotations
 
 import contextlib
-import errno
-import logging
 import socket
-import zlib
 from typing import Final
 
 import msgspec
 
+from outlast import ipc
 from outlast.policy.blame import RankLook
 from outlast.policy.hang import HangSettings
 
-logger = logging.getLogger(__name__)
-
 MAX_BYTES: Final = 1 << 20  # as they come; the kernel takes some 400 KiB at once
 PACK_BYTES: Final = 1 << 14  # from here on they are packed: stacks of many ranks are much alike
-UNPACKED_MAX: Final = 1 << 26
 _PACKED: Final = b"z"  # no struct's encoding begins so
 SEND_BUFFER_BYTES: Final = 1 << 20
 State = dict[str, list[float]]
-
-
-class _WatcherMessage(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What all messages have in common: the class's name says what they are."""
 
 
 class WatchedWorker(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +44,7 @@ class WatchedWorker(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
-class Begin(_WatcherMessage, frozen=True):
+class Begin(ipc.Message):
     """Workers have started.
 
     Attributes:
@@ -72,18 +63,18 @@ class Begin(_WatcherMessage, frozen=True):
     world_size: int
     workers: tuple[WatchedWorker, ...]
     hang: HangSettings | None = None
-    learned: dict[str, State] = {}
+    learned: dict[str, State] = msgspec.field(default_factory=dict)
 
 
-class End(_WatcherMessage, frozen=True):
+class End(ipc.Message):
     """Nothing is to be watched until the next ``Begin``."""
 
 
-class Alive(_WatcherMessage, frozen=True):
+class Alive(ipc.Message):
     """The watcher runs."""
 
 
-class Learned(_WatcherMessage, frozen=True):
+class Learned(ipc.Message):
     """What ``symptom`` has learned so far, of the attempt with this number."""
 
     symptom: str
@@ -91,20 +82,20 @@ class Learned(_WatcherMessage, frozen=True):
     state: State
 
 
-class Suspicion(_WatcherMessage, frozen=True):
+class Suspicion(ipc.Message):
     """All workers of this machine, of which some have made no progress for their limit."""
 
     attempt: int
     seen: tuple[RankLook, ...]
 
 
-class Ask(_WatcherMessage, frozen=True):
+class Ask(ipc.Message):
     """How do the workers look now? ``number`` comes back in the answer."""
 
     number: int
 
 
-class Evidence(_WatcherMessage, frozen=True):
+class Evidence(ipc.Message):
     """All workers of this machine."""
 
     attempt: int
@@ -128,7 +119,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     seconds: bytes
 
 
-class Timings(_WatcherMessage, frozen=True):
+class Timings(ipc.Message):
     """The newest steps of this machine's workers, those that were told before included.
 
     Attributes:
@@ -142,7 +133,7 @@ class Timings(_WatcherMessage, frozen=True):
     ranks: tuple[Times, ...]
 
 
-class Gap(_WatcherMessage, frozen=True):
+class Gap(ipc.Message):
     """For so long, up to now, nobody has looked for ``symptom``."""
 
     symptom: str
@@ -152,7 +143,6 @@ class Gap(_WatcherMessage, frozen=True):
 
 FromAgent = Begin | End | Ask
 FromWatcher = Alive | Learned | Suspicion | Evidence | Timings | Gap
-_encoder = msgspec.msgpack.Encoder()
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -164,44 +154,11 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ends
 
 
-class Voice:
-    """One end of it.
+class Voice(ipc.PacketSocket):
+    """One end of it."""
 
-    Args:
-        sock: connected.
-        hears: the union that the other end's messages are of.
-    """
-
-    def __init__(self, sock: socket.socket, hears: object) -> None:
-        self.sock = sock
-        self._decoder = msgspec.msgpack.Decoder(hears)
-
-    def send(self, message: FromAgent | FromWatcher) -> bool:
-        """Say it; whether the other end is there, and has room."""
-        data = _encoder.encode(message)
-        if len(data) >= PACK_BYTES:
-            data = _PACKED + zlib.compress(data, 1)
-        try:
-            self.sock.send(data, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-        except OSError as error:
-            if error.errno in (errno.EMSGSIZE, errno.EAGAIN):
-                name, size = message.__struct_config__.tag, len(data)
-                logger.warning("%s of %d bytes was lost: %s", name, size, error.strerror)
-            return False
-        return True
-
-    def receive(self) -> FromAgent | FromWatcher | None:
-        """The next message, waited for; None once the other end is gone or not understood."""
-        try:
-            data = self.sock.recv(MAX_BYTES)
-            if data.startswith(_PACKED):
-                data = zlib.decompressobj().decompress(data[1:], UNPACKED_MAX)
-            return self._decoder.decode(data) if data else None
-        except (OSError, zlib.error, msgspec.MsgspecError):
-            return None
-
-    def close(self) -> None:
-        """Let go."""
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in it
-        self.sock.close()
+    codec = ipc.Codec(
+        FromAgent | FromWatcher, msgspec.msgpack, pack_over=PACK_BYTES - 1, mark=_PACKED
+    )
+    max_bytes = MAX_BYTES
+    waits = False

@@ -56,7 +56,7 @@ class HangWatcher:
     """
 
     def __init__(self, sock: socket.socket, symptoms: Iterable[Symptom]) -> None:
-        self._voice = Voice(sock, FromAgent)
+        self._voice = Voice(sock)
         self._all = list(symptoms)
         self._symptoms: list[Symptom] = []
         self._failed: list[tuple[float, Symptom, str]] = []  # when, which, and how
@@ -74,7 +74,7 @@ class HangWatcher:
                 message = self._voice.receive()
                 if message is None:
                     return
-                self._heard(message)  # type: ignore[arg-type]
+                self._heard(message)
             else:
                 self._look()
             now_s = time.monotonic()

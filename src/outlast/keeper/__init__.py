@@ -3,7 +3,6 @@
 Socket and process:
 
 ``wire``       what is said over its socket
-``descriptors``  bytes and descriptors through a socket
 ``process``    where its socket lies; finding it, starting it, holding its memory through its death
 ``client``     a worker's end of the socket, and tiers read through it
 ``server``     the process itself: connections in, orders out

@@ -26,7 +26,6 @@ import re
 import select
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,7 @@ import msgspec
 
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError, StorageError, remedy
+from outlast.ipc import peer_credentials
 from outlast.keeper import wire
 from outlast.keeper.wire import CopyProgress
 from outlast.peer import Tls, listen
@@ -49,7 +49,6 @@ BACKLOG: Final = 256
 LONGEST: Final = 100  # bytes of a socket's address; the kernel takes 107
 LOG_KEPT_S: Final = 7 * 24 * 3600.0
 _NAME: Final = re.compile(r"^[0-9a-f]{20}(?:-([0-9a-f]{8}))?\.(sock|lock|log)\Z")
-_CREDENTIALS: Final = struct.Struct("3i")
 LINGER_S = 20.0
 
 
@@ -105,8 +104,7 @@ def _remove_or_set() -> str:
 
 def is_ours(sock: socket.socket) -> bool:
     """Whether the process at the other end belongs to this user."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(raw)[1] == os.getuid())
+    return peer_credentials(sock)[1] == os.getuid()
 
 
 class KeeperListener:

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from outlast import ipc
 from outlast.errors import CutShort, SealError
 from outlast.peer import Channel, Tls, accept
 
@@ -39,11 +40,7 @@ TELL_EVERY_S: Final = 60.0  # the same refusal of the same host again
 MAX_TOLD: Final = 256
 
 
-class _PeerMessage(msgspec.Struct, kw_only=True, tag=True):
-    """What all messages have in common."""
-
-
-class ReplicaOffer(_PeerMessage, tag="Offer"):
+class ReplicaOffer(ipc.Message, tag="Offer"):
     """A snapshot of ``node`` to be kept; its small files follow as bulk, one behind the other.
 
     ``files`` and ``small`` are name → size in bytes.
@@ -55,35 +52,35 @@ class ReplicaOffer(_PeerMessage, tag="Offer"):
     small: dict[str, int]
 
 
-class ReplicaBlock(_PeerMessage, tag="Block"):
+class ReplicaBlock(ipc.Message, tag="Block"):
     """A block of a file of the snapshot that was offered, as bulk."""
 
     file: str
     index: int
 
 
-class ReplicaWhole(_PeerMessage, tag="Whole"):
+class ReplicaWhole(ipc.Message, tag="Whole"):
     """All blocks were sent."""
 
 
-class Withdrawn(_PeerMessage):
+class Withdrawn(ipc.Message):
     """The rest does not come: the snapshot is not there any more."""
 
 
-class ReplicaVerdict(_PeerMessage, tag="Verdict"):
+class ReplicaVerdict(ipc.Message, tag="Verdict"):
     """To ReplicaOffer: "send", "have" or "refused"; to ReplicaWhole: "have" or "refused"."""
 
     verdict: Literal["send", "have", "refused"]
     reason: str = ""
 
 
-class List(_PeerMessage):
+class List(ipc.Message):
     """Asks what is in memory, once nothing of attempts before this one is in flight."""
 
     attempt: int
 
 
-class Later(_PeerMessage):
+class Later(ipc.Message):
     """To List: not yet, something of an earlier attempt is still in flight; wait."""
 
 
@@ -94,11 +91,11 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, int]
 
 
-class Listing(_PeerMessage):
+class Listing(ipc.Message):
     """What is in memory, by the names of saves: MessagePack, as bulk."""
 
 
-class ReplicaRead(_PeerMessage, tag="Read"):
+class ReplicaRead(ipc.Message, tag="Read"):
     """Asks for ``size`` bytes of a file from byte ``start`` on."""
 
     save: str
@@ -108,7 +105,7 @@ class ReplicaRead(_PeerMessage, tag="Read"):
     size: int
 
 
-class Data(_PeerMessage):
+class Data(ipc.Message):
     """The bytes, as bulk; or why there are none."""
 
     error: str = ""
@@ -117,7 +114,7 @@ class Data(_PeerMessage):
 # --- how a save ends (see ``between``) ---------------------------------------------------------
 
 
-class JoinAttempt(_PeerMessage, tag="Join"):
+class JoinAttempt(ipc.Message, tag="Join"):
     """To rank 0's keeper: this machine has these ranks of an attempt."""
 
     job: str
@@ -126,7 +123,7 @@ class JoinAttempt(_PeerMessage, tag="Join"):
     count: int
 
 
-class PartReport(_PeerMessage, tag="Report"):
+class PartReport(ipc.Message, tag="Report"):
     """To rank 0's keeper: what one rank wrote; a RankOutcome as bulk."""
 
     step: int
@@ -134,7 +131,7 @@ class PartReport(_PeerMessage, tag="Report"):
     rank: int
 
 
-class SaveOutcome(_PeerMessage, tag="Outcome"):
+class SaveOutcome(ipc.Message, tag="Outcome"):
     """From rank 0's keeper: how a save ended. Names of void tensors: MessagePack, as bulk.
 
     Of a commit, ``manifest`` is its hash, and ``size`` its bytes.
@@ -147,27 +144,27 @@ class SaveOutcome(_PeerMessage, tag="Outcome"):
     size: int = 0
 
 
-class WantManifest(_PeerMessage, tag="Want"):
+class WantManifest(ipc.Message, tag="Want"):
     """To rank 0's keeper: the manifest of a save is not in a place that this machine sees."""
 
     step: int
     serial: int
 
 
-class Root(_PeerMessage):
+class Root(ipc.Message):
     """The manifest, as bulk; none if it is not there any more."""
 
     step: int
     serial: int
 
 
-class OutcomeTaken(_PeerMessage, tag="Done"):
+class OutcomeTaken(ipc.Message, tag="Done"):
     """To rank 0's keeper: nothing more is needed of it for this save."""
 
     serial: int
 
 
-class Detail(_PeerMessage):
+class Detail(ipc.Message):
     """From rank 0's keeper: replicas differ; which digests has this rank in these groups?"""
 
     step: int
@@ -176,7 +173,7 @@ class Detail(_PeerMessage):
     groups: tuple[str, ...]
 
 
-class Digests(_PeerMessage):
+class Digests(ipc.Message):
     """The answer: piece → digest, MessagePack, as bulk."""
 
     step: int
@@ -184,17 +181,17 @@ class Digests(_PeerMessage):
     rank: int
 
 
-class KeeperBeat(_PeerMessage, tag="Beat"):
+class KeeperBeat(ipc.Message, tag="Beat"):
     """From rank 0's keeper, now and then while a save is in flight: are you there?
 
     The answer says of each save in flight there how often something of it has moved, and whether
     it waits for a worker's copy.
     """
 
-    moves: dict[int, tuple[int, bool]] = {}
+    moves: dict[int, tuple[int, bool]] = msgspec.field(default_factory=dict)
 
 
-class Brought(_PeerMessage):
+class Brought(ipc.Message):
     """To rank 0's keeper: what becomes of this machine's files of a save in a slower tier.
 
     Said now and then while they are brought (``done`` bytes so far), and when they are there or
@@ -230,7 +227,7 @@ Message = (
     | KeeperBeat
     | Brought
 )
-_decoder: Final = msgspec.json.Decoder(Message)
+_codec: Final = ipc.Codec(Message)
 _listing: Final = msgspec.msgpack.Decoder(dict[str, Listed])
 
 
@@ -245,7 +242,7 @@ def say(
     Raises:
         OSError: the other side is gone.
     """
-    channel.send(msgspec.json.encode(message), bulk, pace=pace)
+    channel.send(_codec.encode(message), bulk, pace=pace)
 
 
 def out_of_turn(channel: Channel, message: Any) -> ValueError:
@@ -264,8 +261,8 @@ def hear(channel: Channel, timeout_s: float | None = None) -> Any:
     if raw is None:
         return None
     try:
-        return _decoder.decode(raw)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _codec.decode(raw)
+    except ValueError as error:
         raise ValueError(f"{channel.peer} says what is not understood: {error}") from None
 
 

@@ -1,8 +1,7 @@
 """What is said over the keeper's socket: framed messages, some with file descriptors.
 
-A frame is twelve bytes (lengths of the JSON and of what follows it, number of descriptors) and both
-parts. JSON carries the message, the rest carries bytes that would only be blown up by it. Nothing
-that arrives can be decoded into anything but the structs below.
+JSON carries the message. Bytes that JSON would only blow up follow it in the same frame (see
+:mod:`outlast.ipc`).
 
 Both ends are of one :func:`version`: it is part of the socket's name, so that an Outlast that was
 upgraded and a keeper of before, which still runs, never meet. It follows from the messages
@@ -11,36 +10,23 @@ themselves; a number that somebody has to raise is forgotten once.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import socket
-import struct
-import threading
 from typing import Any, Final
 
 import msgspec
 import xxhash
 
+from outlast import ipc
 from outlast.checkpoint.manifest import Contents, TensorEntry
-from outlast.keeper import descriptors
 from outlast.policy.rollbacks import Rollback
 
-_HEAD: Final = struct.Struct("<III")
-MAX_FRAME: Final = 1 << 30
-SEND_TIMEOUT_S: Final = 20
-SEND_BUFFER_BYTES: Final = 4 << 20
 NO_NONCE: Final = "00000000"
 # What the messages' fields do not show: the frame, and how an arena is filled. Raised by hand.
 _MEANING: Final = 1
 _WORDS: Final = frozenset({"title", "description"})  # of a schema: for people
 
 
-class _WireMessage(msgspec.Struct, kw_only=True, tag=True):
-    """What all messages have in common: the class's name says what they are."""
-
-
-class Hello(_WireMessage):
+class Hello(ipc.Message):
     """A worker, or with ``rank`` None a supervisor that holds the memory, introduces itself.
 
     ``nonce`` is the session's, the same on all ranks: part of the names of its saves. ``term`` has
@@ -64,11 +50,11 @@ class Hello(_WireMessage):
         return range(self.first_local, self.first_local + count)
 
 
-class Recall(_WireMessage):
+class Recall(ipc.Message):
     """Asks for the committed snapshots in memory, once nothing of earlier attempts is in flight."""
 
 
-class Serve(_WireMessage):
+class Serve(ipc.Message):
     """From a supervisor: talk to other machines' keepers, as ``node``.
 
     A listening socket comes with the frame, whose bytes are the job's key. ``tls`` are the files of
@@ -99,7 +85,7 @@ class Lost(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
-class Members(_WireMessage):
+class Members(ipc.Message):
     """From a supervisor: the machines of an attempt that this one takes part in.
 
     ``term`` has formed it; ``members`` are empty where this keeper does not talk to others.
@@ -112,13 +98,13 @@ class Members(_WireMessage):
     lost: tuple[Lost, ...] = ()
 
 
-class MembersKnown(_WireMessage, tag="Told"):
+class MembersKnown(ipc.Message, tag="Told"):
     """To a supervisor: the members of this attempt are known from here on."""
 
     attempt: int
 
 
-class Reserve(_WireMessage):
+class Reserve(ipc.Message):
     """Asks for memory for this rank's snapshots: ``num_bytes`` each, one of ``workers`` here.
 
     ``buffers`` are what the owner has set; without that there are up to ``useful``.
@@ -130,13 +116,13 @@ class Reserve(_WireMessage):
     workers: int = 1
 
 
-class Rejected(_WireMessage):
+class Rejected(ipc.Message):
     """Names of saves that a resume has found not to be valid."""
 
     saves: tuple[str, ...]
 
 
-class Judged(_WireMessage):
+class Judged(ipc.Message):
     """What is known of the job's checkpoints; it replaces what was said before.
 
     Attributes:
@@ -148,7 +134,7 @@ class Judged(_WireMessage):
     rollbacks: tuple[Rollback, ...] = ()
 
 
-class Layout(_WireMessage):
+class Layout(ipc.Message):
     """How a rank's shard file is made up; the frame's bytes are the file's header.
 
     ``tensors`` says so in a job of one rank, ``contents`` where there are several, with what else
@@ -160,13 +146,13 @@ class Layout(_WireMessage):
 
     number: int
     size: int
-    tensors: dict[str, TensorEntry] = {}
+    tensors: dict[str, TensorEntry] = msgspec.field(default_factory=dict)
     contents: Contents = Contents()
     num_elements: int = 0
-    groups: dict[str, str] = {}
+    groups: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class BeginSave(_WireMessage, tag="Begin"):
+class BeginSave(ipc.Message, tag="Begin"):
     """A snapshot begins to be copied into ``arena``; what was there before is gone.
 
     ``started_s`` is the monotonic time at which the loop was stopped for it; ``tiers`` are those it
@@ -183,7 +169,7 @@ class BeginSave(_WireMessage, tag="Begin"):
     started_s: float
 
 
-class BlocksReady(_WireMessage, tag="Ready"):
+class BlocksReady(ipc.Message, tag="Ready"):
     """Blocks of the file are complete in the arena."""
 
     step: int
@@ -191,7 +177,7 @@ class BlocksReady(_WireMessage, tag="Ready"):
     blocks: tuple[int, ...]
 
 
-class Complete(_WireMessage):
+class Complete(ipc.Message):
     """The snapshot is whole; the frame's bytes are the rank's small state.
 
     ``digests`` are those of the tensors that other ranks hold too, written here or not.
@@ -202,7 +188,7 @@ class Complete(_WireMessage):
     digests: dict[str, str]
 
 
-class Void(_WireMessage):
+class Void(ipc.Message):
     """The snapshot must not be believed; ``names`` are the tensors that changed under the copy."""
 
     step: int
@@ -211,7 +197,7 @@ class Void(_WireMessage):
     names: tuple[str, ...] = ()
 
 
-class Absent(_WireMessage):
+class Absent(ipc.Message):
     """This rank has no snapshot to give to a save that all have agreed on.
 
     With ``names`` it is void (an empty name: the structure has changed) and to be taken again.
@@ -225,7 +211,7 @@ class Absent(_WireMessage):
     is_told: bool = False
 
 
-class Lead(_WireMessage):
+class Lead(ipc.Message):
     """From rank 0: the other machines' keepers report their ranks' parts to this one.
 
     A listening socket comes with the frame, whose bytes are the key of this session. ``tls`` are
@@ -235,7 +221,7 @@ class Lead(_WireMessage):
     tls: tuple[str, str, str] | None = None
 
 
-class Follow(_WireMessage):
+class Follow(ipc.Message):
     """From another machine's first rank: the keeper of rank 0 is there.
 
     The frame's bytes are the key of this session; ``tls`` as above.
@@ -246,14 +232,14 @@ class Follow(_WireMessage):
     tls: tuple[str, str, str] | None = None
 
 
-class Goodbye(_WireMessage, tag="Bye"):
+class Goodbye(ipc.Message, tag="Bye"):
     """This end leaves on purpose; a supervisor's word that the job is over carries a deadline."""
 
     over: bool = False
     deadline_s: float | None = None
 
 
-class Fetch(_WireMessage):
+class Fetch(ipc.Message):
     """Asks for bytes of a file in a tier that only the keeper may touch."""
 
     number: int
@@ -264,7 +250,7 @@ class Fetch(_WireMessage):
     size: int = 0
 
 
-class Fetched(_WireMessage):
+class Fetched(ipc.Message):
     """The answer; the frame's bytes are the file's, or JSON for other operations."""
 
     number: int
@@ -272,7 +258,7 @@ class Fetched(_WireMessage):
     errno: int = 0
 
 
-class Reserved(_WireMessage):
+class Reserved(ipc.Message):
     """Memory for snapshots; one descriptor for each arena comes with the frame.
 
     With ``ring_bytes`` the arenas hold only that much: a snapshot goes through block by block. In
@@ -286,7 +272,7 @@ class Reserved(_WireMessage):
     alone: int = -1
 
 
-class BlockWritten(_WireMessage, tag="Written"):
+class BlockWritten(ipc.Message, tag="Written"):
     """A block of a ring was written: its place is free again."""
 
     step: int
@@ -294,7 +280,7 @@ class BlockWritten(_WireMessage, tag="Written"):
     block: int
 
 
-class SaveEnded(_WireMessage, tag="Ended"):
+class SaveEnded(ipc.Message, tag="Ended"):
     """A save is over: committed if ``error`` is "", to the durable ``tier`` or to memory alone.
 
     ``void`` names tensors that made it so; it is then to be taken again. ``by_storage``: the error
@@ -309,10 +295,10 @@ class SaveEnded(_WireMessage, tag="Ended"):
     tier: str = ""
     num_bytes: int = 0
     num_files: int = 0
-    timings: dict[str, float] = {}
+    timings: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class Recalled(_WireMessage):
+class Recalled(ipc.Message):
     """Committed snapshots in memory: name of the save → file → (arena, bytes).
 
     The descriptors of the arenas come with the frame, in the order of ``arenas``. Its bytes are
@@ -325,25 +311,25 @@ class Recalled(_WireMessage):
     num_peers: int = 0
 
 
-class RecallWaits(_WireMessage, tag="Waits"):
+class RecallWaits(ipc.Message, tag="Waits"):
     """To a worker that has sent Recall: one line for people, what took long and what is done."""
 
     words: str
 
 
-class Hold(_WireMessage):
+class Hold(ipc.Message):
     """To a supervisor: keep this descriptor (it comes with the frame) under ``arena``."""
 
     arena: int
 
 
-class Drop(_WireMessage):
+class Drop(ipc.Message):
     """To a supervisor: close the descriptor kept under ``arena``."""
 
     arena: int
 
 
-class CopyProgress(_WireMessage, tag="Progress"):
+class CopyProgress(ipc.Message, tag="Progress"):
     """To a supervisor that waits for the end: what is still being copied."""
 
     words: str
@@ -381,7 +367,6 @@ Message = (
     | CopyProgress
 )
 ABOUT_SAVES: Final = (BeginSave, Absent, BlocksReady, Complete, Void)
-_decoder = msgspec.json.Decoder(Message)
 
 
 @functools.cache
@@ -406,79 +391,9 @@ def _without_words(schema: Any) -> Any:
     return schema
 
 
-class KeeperSocket:
-    """One end of a connection. ``send`` may be called by several threads, ``receive`` by one."""
+class KeeperSocket(ipc.FrameSocket):
+    """One end of a connection."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        # Nobody waits for an end that does not read, least of all a training loop.
-        limit = struct.pack("ll", SEND_TIMEOUT_S, 0)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-        self._sending = threading.Lock()
-        self._fds: list[int] = []
-        self._buffer = bytearray()
-
-    def send(self, message: Any, blob: bytes = b"", fds: tuple[int, ...] = ()) -> None:
-        """Send one frame.
-
-        Raises:
-            OSError: the other end is gone.
-        """
-        text = msgspec.json.encode(message)
-        data = _HEAD.pack(len(text), len(blob), len(fds)) + text
-        with self._sending:
-            descriptors.send(self.sock, data, fds)
-            if blob:
-                self.sock.sendall(blob)
-
-    def receive(self) -> tuple[Any, bytes, list[int]] | None:
-        """The next frame with its bytes and descriptors; None when the other end is gone.
-
-        Raises:
-            ValueError: what came is not a message.
-        """
-        head = self._take(_HEAD.size)
-        if head is None:
-            return None
-        length, extra, num_fds = _HEAD.unpack(head)
-        if length + extra > MAX_FRAME:
-            raise ValueError(f"a message of {length + extra} bytes")
-        text, blob = self._take(length), self._take(extra)
-        if text is None or blob is None:
-            return None
-        # Descriptors come no later than their frame's first byte, but perhaps with an earlier one.
-        if len(self._fds) < num_fds:
-            raise ValueError("a message without its descriptors")
-        try:
-            message = _decoder.decode(text)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(str(error)) from None
-        fds, self._fds = self._fds[:num_fds], self._fds[num_fds:]
-        return message, blob, fds
-
-    def close(self) -> None:
-        """Let go; a thread that waits in ``receive`` is woken, and closes what nobody took."""
-        with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-        self.sock.close()
-
-    def drop_descriptors(self) -> None:
-        """Close what came with no message; for the thread that receives, at its end."""
-        fds, self._fds = self._fds, []
-        for fd in fds:
-            os.close(fd)
-
-    def _take(self, size: int) -> bytes | None:
-        while len(self._buffer) < size:
-            try:
-                data, fds = descriptors.receive(self.sock)
-            except OSError:
-                return None
-            self._fds += fds
-            if not data:
-                return None
-            self._buffer += data
-        taken = bytes(self._buffer[:size])
-        del self._buffer[:size]
-        return taken
+    codec = ipc.Codec(Message)
+    max_bytes = 1 << 30
+    has_bulk = True

@@ -26,9 +26,9 @@ from typing import Any, Final
 
 from outlast.errors import Exit
 from outlast.health.leftovers import Marks, end, end_group, in_words
+from outlast.ipc import readable
 from outlast.launch.machines import Machines
 from outlast.launch.membership import JobOver
-from outlast.launch.warm.wire import readable
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
 

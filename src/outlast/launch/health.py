@@ -34,7 +34,7 @@ from outlast.health.messages import (
     WatchedWorker,
     pair,
 )
-from outlast.launch.warm.wire import readable
+from outlast.ipc import readable
 from outlast.ledger.file import Ledger
 from outlast.policy.hang import HangSettings
 
@@ -168,7 +168,7 @@ class Health:
     def _one_life(self) -> tuple[str, float]:
         """One watcher from its start to its end: why it ended, and when it was last heard."""
         ours, theirs = pair()
-        voice = Voice(ours, FromWatcher)
+        voice = Voice(ours)
         with contextlib.closing(voice), theirs:
             with self._log.open("ab") as log:
                 process = subprocess.Popen(

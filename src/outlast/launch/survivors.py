@@ -46,7 +46,7 @@ from outlast.attempt.line import (
 )
 from outlast.attempt.own import EMPTY_VARIABLE
 from outlast.health.leftovers import end_group
-from outlast.launch.warm.wire import readable
+from outlast.ipc import peer_credentials, readable
 
 UNWIND_S: Final = 5.0  # until its step has ended
 TAKE_DOWN_S: Final = 5.0  # from there until it could go on
@@ -280,7 +280,7 @@ class Survivors:
                 sock, _ = listener.accept()
                 sock.setblocking(True)
                 end = AgentLine(sock)
-                self._replace(end.peer_pid, end)
+                self._replace(peer_credentials(sock)[0], end)
 
     def _forget(self, running: set[int]) -> None:
         """Lines of processes that are none of these, and do not stand by."""

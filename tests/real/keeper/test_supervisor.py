@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import socket
+import struct
 import threading
 import time
 
@@ -165,8 +166,8 @@ def test_strangers_and_garbage_change_nothing(floor, place, supervisor):
     said = [
         b"GET / HTTP/1.1\r\n\r\n" * 50,
         b"\x00" * 12,
-        wire._HEAD.pack(2, 0, 0) + b"{}",
-        wire._HEAD.pack(1 << 31, 0, 0),
+        struct.pack("<III", 2, 0, 0) + b"{}",
+        struct.pack("<III", 1 << 31, 0, 0),
     ]
     for data in said:
         sock = connect(path)

@@ -8,9 +8,9 @@ import sys
 
 import torch  # noqa: F401 - as in the server
 
+from outlast.ipc import readable
 from outlast.launch.warm import probe as probing
 from outlast.launch.warm.imports import WantedImport
-from outlast.launch.warm.wire import readable
 
 sys.path.insert(0, sys.argv[1])
 wanted = []

@@ -17,6 +17,7 @@ from outlast.attempt.line import (
     dial,
     listen,
 )
+from outlast.ipc import peer_credentials
 
 
 @pytest.fixture(name="ends")
@@ -72,7 +73,7 @@ def test_the_agent_knows_who_has_called(tmp_path, monkeypatch):
     monkeypatch.setenv(LINE_VARIABLE, str(tmp_path / "line"))
     mine = dial()
     theirs = AgentLine(listener.accept()[0])
-    assert theirs.peer_pid == os.getpid()
+    assert peer_credentials(theirs.sock)[0] == os.getpid()
     assert (tmp_path / "line").stat().st_mode & 0o77 == 0
     for one in (mine, theirs, listener):
         one.close()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from outlast.health import watcher as rooms
-from outlast.health.messages import Begin, FromWatcher, Gap, Suspicion, Voice, WatchedWorker, pair
+from outlast.health.messages import Begin, Gap, Suspicion, Voice, WatchedWorker, pair
 from outlast.health.watcher import HangWatcher
 from outlast.policy.blame import Frame, RankLook
 from outlast.policy.hang import Activity
@@ -32,14 +32,14 @@ def test_what_many_ranks_look_like_fits(ends):
         for rank in range(96)
     )
     message = Suspicion(attempt=1, seen=seen)
-    assert Voice(theirs, FromWatcher).send(message)
-    assert Voice(ours, FromWatcher).receive() == message
+    assert Voice(theirs).send(message)
+    assert Voice(ours).receive() == message
 
 
 def test_what_cannot_be_understood_ends_the_line_and_raises_nothing(ends):
     ours, theirs = ends
     theirs.send(b"z nonsense")
-    assert Voice(ours, FromWatcher).receive() is None
+    assert Voice(ours).receive() is None
 
 
 class Failing:
@@ -78,7 +78,7 @@ def test_a_symptom_that_fails_begins_anew_and_the_agent_is_told(ends, monkeypatc
     watcher._look()
     assert (one.begun, one.looked) == (2, 2)
     assert (other.begun, other.looked) == (1, 3)
-    heard = Voice(ours, FromWatcher).receive()
+    heard = Voice(ours).receive()
     assert heard == Gap(
         symptom="Failing", reason="RuntimeError: can't start new thread", seconds=31.0
     )

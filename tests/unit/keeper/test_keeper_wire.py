@@ -3,6 +3,7 @@
 import gc
 import os
 import socket
+import struct
 import threading
 from typing import Union
 
@@ -10,6 +11,8 @@ import msgspec
 import pytest
 from unit_fakes import num_descriptors
 
+from outlast import ipc
+from outlast.ipc import sockets
 from outlast.keeper import wire
 from outlast.keeper.server import Connection
 
@@ -24,7 +27,7 @@ def _ends():
 
 
 def frame(text, blob=b"", num_fds=0):
-    return wire._HEAD.pack(len(text), len(blob), num_fds) + text + blob
+    return struct.pack("<III", len(text), len(blob), num_fds) + text + blob
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 250])
@@ -113,7 +116,7 @@ def test_garbage_costs_its_connection_alone_and_no_descriptor(data, caplog):
 
 
 def test_an_end_that_does_not_read_is_given_up(monkeypatch):
-    monkeypatch.setattr(wire, "SEND_TIMEOUT_S", 1)
+    monkeypatch.setattr(sockets, "SEND_TIMEOUT_S", 1)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     owner = Owner()
     peer = Connection(owner, there)
@@ -126,7 +129,7 @@ def test_an_end_that_does_not_read_is_given_up(monkeypatch):
 # --- the version ---------------------------------------------------------------------------------
 
 
-class Old(wire._WireMessage, tag="Drop"):
+class Old(ipc.Message, tag="Drop"):
     """What Drop was once."""
 
     arena: int

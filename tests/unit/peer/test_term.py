@@ -12,7 +12,7 @@ import pytest
 from unit_fakes import at_once
 
 from outlast.errors import ConfigError, StorageError
-from outlast.peer import reign as room
+from outlast.peer import term as room
 from outlast.peer.claims import Claim, Claims, SignOfLife
 from outlast.peer.term import Term, is_alive, pid_of, this_process
 from outlast.storage import Directory

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import zlib
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from outlast import ipc
 from outlast.policy.exclusion import Exclusion
 
 MEMBERS_MANY: Final = 64
 PACK_BYTES: Final = 1 << 16
-UNPACKED_BYTES_MAX: Final = 1 << 26
 
 
-class _MembershipMessage(msgspec.Struct, kw_only=True, tag=True):
-    """The class's name says what it is."""
-
-
-class Join(_MembershipMessage):
+class Join(ipc.Message):
     """To the coordinator: here is a machine.
 
     Attributes:
@@ -48,16 +43,16 @@ class Join(_MembershipMessage):
     workers: int = 1
     keeper: tuple[str, int] | None = None
     warming: bool = False
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class Watch(_MembershipMessage):
+class Watch(ipc.Message):
     """To another machine of the attempt: this connection only shows that both can be reached."""
 
     node: str
 
 
-class Ready(_MembershipMessage):
+class Ready(ipc.Message):
     """Its workers up to those of ``attempt`` have ended, or it never had any: it waits for Go.
 
     ``workers``: how many of it begin; 0: as many as it has joined with.
@@ -67,15 +62,15 @@ class Ready(_MembershipMessage):
     workers: int = 0
 
 
-class Fill(_MembershipMessage):
+class Fill(ipc.Message):
     """More of its workers could begin now than train: a place was empty, and it could be taken."""
 
 
-class Leaving(_MembershipMessage):
+class Leaving(ipc.Message):
     """It has had notice."""
 
 
-class Remains(_MembershipMessage):
+class Remains(ipc.Message):
     """It leaves later: its workers, which have yet to hand over, go into the next attempt.
 
     From the coordinator, to all: ``node`` does.
@@ -84,13 +79,13 @@ class Remains(_MembershipMessage):
     node: str = ""
 
 
-class WorkersEnded(_MembershipMessage, tag="Ended"):
+class WorkersEnded(ipc.Message, tag="Ended"):
     """Its workers up to those of ``attempt`` have ended; it will be ready in a while."""
 
     attempt: int
 
 
-class Exclude(_MembershipMessage, tag="LeaveOut"):
+class Exclude(ipc.Message, tag="LeaveOut"):
     """A machine is to be left out, see :class:`outlast.policy.exclusion.Exclusion`.
 
     Attributes:
@@ -102,36 +97,36 @@ class Exclude(_MembershipMessage, tag="LeaveOut"):
     gentle: bool
 
 
-class Readmit(_MembershipMessage, tag="LetIn"):
+class Readmit(ipc.Message, tag="LetIn"):
     """A machine that was left out may take part again. Both ways."""
 
     host: str
 
 
-class Excluded(_MembershipMessage, tag="LeftOut"):
+class Excluded(ipc.Message, tag="LeftOut"):
     """From the coordinator: so it is; ``goes``: enough others stay, so that it really goes."""
 
     out: Exclusion
     goes: bool
 
 
-class Done(_MembershipMessage):
+class Done(ipc.Message):
     """All its workers have finished their work."""
 
 
-class Fixed(_MembershipMessage):
+class Fixed(ipc.Message):
     """The job's data are tied to so many machines; 0: to no number any more. Both ways."""
 
     machines: int
 
 
-class Needs(_MembershipMessage):
+class Needs(ipc.Message):
     """Workers that are asked to stop at a step's end were seen to need so many seconds for it."""
 
     seconds: float
 
 
-class Bye(_MembershipMessage):
+class Bye(ipc.Message):
     """It goes, on purpose: its workers have ended.
 
     ``broke``: in the midst of a step, which the others' cannot end without them.
@@ -141,26 +136,26 @@ class Bye(_MembershipMessage):
     broke: bool = False
 
 
-class Apart(_MembershipMessage):
+class Apart(ipc.Message):
     """It cannot reach ``other``."""
 
     other: str
 
 
-class Together(_MembershipMessage):
+class Together(ipc.Message):
     """It reaches ``other`` again."""
 
     other: str
 
 
-class Finish(_MembershipMessage):
+class Finish(ipc.Message):
     """The job is to end everywhere."""
 
     exit_code: int
     reason: str
 
 
-class Welcome(_MembershipMessage):
+class Welcome(ipc.Message):
     """From the coordinator: you are in; wait for Go. The job has ``min_nodes`` to ``max_nodes``."""
 
     node: str
@@ -168,20 +163,20 @@ class Welcome(_MembershipMessage):
     max_nodes: int
 
 
-class Refused(_MembershipMessage):
+class Refused(ipc.Message):
     """From the coordinator: this machine was started for something else."""
 
     reason: str
 
 
-class Referral(_MembershipMessage):
+class Referral(ipc.Message):
     """From one that does not coordinate: ``node`` does, at ``address``."""
 
     node: str
     address: str
 
 
-class Halt(_MembershipMessage):
+class Halt(ipc.Message):
     """End your workers (``gentle``: at a step's end) and get ready."""
 
     reason: str
@@ -199,7 +194,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] = {}
 
 
-class Go(_MembershipMessage):
+class Go(ipc.Message):
     """The attempt starts: your place is your place among ``members``; ``aside`` wait meanwhile.
 
     ``fixed``: the number of machines that the job's data are tied to, or 0.
@@ -214,7 +209,7 @@ class Go(_MembershipMessage):
     term: str = msgspec.field(default="", name="reign")
 
 
-class GoOn(_MembershipMessage):
+class GoOn(ipc.Message):
     """As Go, to those who have a list already: that list without ``gone``, then ``added``.
 
     ``before`` is that list's fingerprint: two attempts that never met may have the same number.
@@ -231,7 +226,7 @@ class GoOn(_MembershipMessage):
     term: str = msgspec.field(default="", name="reign")
 
 
-class Departs(_MembershipMessage):
+class Departs(ipc.Message):
     """``node`` has had notice; ``goes_on``: enough others stay."""
 
     node: str
@@ -239,18 +234,18 @@ class Departs(_MembershipMessage):
     goes_on: bool
 
 
-class JobEnded(_MembershipMessage, tag="Over"):
+class JobEnded(ipc.Message, tag="Over"):
     """The job is over."""
 
     exit_code: int
     reason: str
 
 
-class Superseded(_MembershipMessage):
+class Superseded(ipc.Message):
     """This coordinator has been overtaken: look up who is it now."""
 
 
-class Waits(_MembershipMessage):
+class Waits(ipc.Message):
     """What the coordinator waits for, in words; ``runs``: others train, and that goes on."""
 
     words: str
@@ -291,7 +286,8 @@ OF_WORKERS: Final = (
     WorkersEnded,
     Done,
 )  # what is outdated once their machine is ready again
-_decoder = msgspec.json.Decoder(Message)
+_codec = ipc.Codec(Message, pack_over=PACK_BYTES)  # packed: a list of very many machines
+encode, decode = _codec.encode, _codec.decode
 
 
 def fingerprint(go: Go) -> str:
@@ -333,29 +329,3 @@ def changed(before: Go, message: GoOn) -> Go:
         fixed=message.fixed,
         term=message.term,
     )
-
-
-def encode(message: Any) -> bytes:
-    """The bytes of a message; a list of very many machines is packed."""
-    data = msgspec.json.encode(message)
-    return data if len(data) <= PACK_BYTES else zlib.compress(data, 1)
-
-
-def decode(data: bytes) -> Any:
-    """The message in ``data``.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        return _decoder.decode(data if data[:1] == b"{" else _unpack(data))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, zlib.error) as error:
-        raise ValueError(str(error)) from None
-
-
-def _unpack(data: bytes) -> bytes:
-    unpacker = zlib.decompressobj()
-    unpacked = unpacker.decompress(data, UNPACKED_BYTES_MAX)
-    if not unpacker.eof:
-        raise ValueError(f"a message that is cut short, or larger than {UNPACKED_BYTES_MAX} bytes")
-    return unpacked

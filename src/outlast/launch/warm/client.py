@@ -28,6 +28,7 @@ from typing import Final
 from outlast import config
 from outlast.errors import OutlastError
 from outlast.health.leftovers import end_group
+from outlast.ipc import readable
 from outlast.launch.first_look import threads_to_set
 from outlast.launch.warm.wire import (
     Exited,
@@ -41,7 +42,6 @@ from outlast.launch.warm.wire import (
     Start,
     Started,
     Wire,
-    readable,
 )
 
 READY_TIMEOUT_S: Final = 120.0  # on a machine where importing torch takes longer, so it does cold
@@ -141,12 +141,14 @@ class WarmServer:
         while not self.is_lost:
             try:
                 found = self._wire.receive(timeout_s)
-            except (EOFError, ValueError):
+            except TimeoutError:
+                return
+            except ValueError:
+                found = None
+            if found is None:
                 self._lose()
                 return
-            if found is None:
-                return
-            self._heard(found[0])
+            self._heard(found.message)
             timeout_s = 0.0
 
     @property
@@ -206,10 +208,10 @@ class WarmServer:
             if self.is_lost:
                 raise ServerLost(f"their server {self._last_word(left_s)}")
 
-    def _send(self, message: Message, fds: list[int] | None = None) -> None:
+    def _send(self, message: Message, fds: Sequence[int] = ()) -> None:
         if not self.is_lost:
             try:
-                self._wire.send(message, fds)
+                self._wire.send(message, fds=fds)
             except OSError:
                 self._lose()
         if self.is_lost:
@@ -228,6 +230,7 @@ class WarmServer:
             return
         self.is_lost = True
         self._wire.close()
+        self._wire.drop_descriptors()
         # Its end of the socket is closed before it is dead; its own reason comes first.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.2)

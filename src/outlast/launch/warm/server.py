@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from outlast.attempt.bound import die_with
+from outlast.ipc import ReceivedFrame, readable
 from outlast.launch.warm.child import ForkRequest
 from outlast.launch.warm.imports import (
     Reading,
@@ -51,7 +52,6 @@ from outlast.launch.warm.wire import (
     Start,
     Started,
     Wire,
-    readable,
 )
 
 # Read by the loader, the allocator, OpenMP, BLAS and torch's own libraries.
@@ -195,7 +195,7 @@ class _ForkServer:
     def _answer(self) -> ForkRequest | None:
         """Do what the agent asks for; a job in a worker."""
         while (found := self._hear()) is not None:
-            message, fds = found
+            message, _, fds = found
             if isinstance(message, Start):
                 job = self._start(message, fds)
                 if job is not None:
@@ -214,11 +214,16 @@ class _ForkServer:
         except OSError:
             os._exit(0)
 
-    def _hear(self) -> tuple[Any, list[int]] | None:
+    def _hear(self) -> ReceivedFrame | None:
         try:
-            return self._wire.receive(0.0)
-        except (EOFError, ValueError):
+            found = self._wire.receive(0.0)
+        except TimeoutError:
+            return None
+        except ValueError:
+            found = None
+        if found is None:
             os._exit(0)  # without the agent there is nothing to serve
+        return found
 
     # --- workers -----------------------------------------------------------------------------
 
@@ -239,7 +244,8 @@ class _ForkServer:
             pid = os.fork()
             if pid == 0:
                 os.close(said)
-                self._wire.close()
+                self._wire.drop_descriptors()
+                self._wire.sock.close()  # not shut down: it is the server's too
                 theirs = set(fds).difference(mine)
                 probe = [self._probe.fd] if self._is_probing else []
                 for fd in (*theirs, *self._children, *probe):

@@ -27,6 +27,7 @@ from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.errors import Exit
 from outlast.health.leftovers import VARIABLE as MARK_VARIABLE
 from outlast.health.leftovers import Marks, end_group
+from outlast.ipc import readable
 from outlast.launch.arguments import Launch
 from outlast.launch.membership.handler import JobOver
 from outlast.launch.survivors import Crew
@@ -40,7 +41,7 @@ from outlast.launch.warm.client import (
 )
 from outlast.launch.warm.imports import read
 from outlast.launch.warm.variables import is_per_worker, lasting
-from outlast.launch.warm.wire import ForkedWorker, readable
+from outlast.launch.warm.wire import ForkedWorker
 
 
 class ColdContext(SubprocessContext):

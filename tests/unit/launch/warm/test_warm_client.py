@@ -51,7 +51,7 @@ def answer(*messages):
     """Play the server's part of one start."""
 
     def play():
-        message, _ = Played.newest.wire.receive(10.0)
+        message, _, _ = Played.newest.wire.receive(10.0)
         assert isinstance(message, Start)
         for one in messages:
             Played.newest.wire.send(one)
@@ -67,7 +67,7 @@ def test_a_worker_that_has_ended_before_its_start_was_heard_of(server, pid):
     (worker,) = server.start([], [])
     thread.join()
     assert worker.wait(10.0) == -11
-    assert Played.newest.wire.receive(10.0) == (Reaped(pids=[pid]), [])
+    assert Played.newest.wire.receive(10.0) == (Reaped(pids=[pid]), b"", [])
 
 
 def test_started_and_ended_in_one_breath(server, pid):
