@@ -35,8 +35,8 @@ JOB = "lean"
 START = """
 import sys
 from outlast.keeper import persist, server
-from outlast.storage import spares
-spares.MIN_BYTES = 1
+from outlast.storage import directory
+directory.MIN_BYTES = 1
 persist.Pool.__init__.__defaults__ = ({writers},)
 server.main()
 """

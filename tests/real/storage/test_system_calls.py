@@ -14,9 +14,9 @@ pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace i
 WRITE = """
 import mmap, sys
 from pathlib import Path
-from outlast.storage import Directory, spares
+from outlast.storage import Directory, directory
 import numpy  # its own files are not of interest
-spares.MIN_BYTES = 1
+directory.MIN_BYTES = 1
 storage = Directory(Path(sys.argv[1]), {num_spares})
 storage.put("step/before", b"")
 storage.put("old/f.safetensors", bytes(300_000))
@@ -101,7 +101,7 @@ def test_a_spare_is_renamed_and_never_cut_before_it_is_written(tmp_path):
 OPENED_MEANWHILE = """
 import fcntl, os, sys
 from pathlib import Path
-from outlast.storage import spares
+from outlast.storage import directory
 path, asked = Path(sys.argv[1]), []
 path.write_bytes(b"1")
 real = fcntl.fcntl
@@ -114,7 +114,7 @@ def meanwhile(fd, command, argument):
             asked.append(path)
     return result
 fcntl.fcntl = meanwhile
-print(spares._nobody_has_open(path), len(asked))
+print(directory._nobody_has_open(path), len(asked))
 """
 
 
