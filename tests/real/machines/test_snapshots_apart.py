@@ -50,6 +50,7 @@ def test_a_worker_or_a_machine_is_lost_and_no_step_that_was_a_snapshot(elastic):
     resumed = elastic.job.events("resumed")[-1]
     assert resumed["step"] >= snapshot
     until_apart(elastic)
+    until(lambda: len(alone(elastic)) > 1, "two snapshots")
     snapshot = max(alone(elastic)[:-1])  # of the newest the copies may be on their way
     KillMachine(victim.machine).inject()
     left = [host for host in elastic.hosts if host is not victim]
