@@ -65,10 +65,8 @@ def one_job(options: argparse.Namespace, setting: str) -> float:
     with directory(options.dir) as place:
         (place / "records").mkdir()
         steps, workers = str(options.steps + WARM_UP), str(1 if options.gpu else options.workers)
-        script = [str(SCRIPTS / "padded_train.py"), str(place / "records"), steps]
-        script += [str(options.step_ms)]
-        if options.gpu:
-            script = [str(SCRIPTS / "gpu_steps.py"), str(place / "records"), steps]
+        name, more = ("gpu_steps", []) if options.gpu else ("padded_train", [str(options.step_ms)])
+        script = [str(SCRIPTS / f"{name}.py"), str(place / "records"), steps, *more]
         command = [
             *(sys.executable, "-m", "outlast", "run", "--dir", str(place / "job")),
             *("--nproc-per-node", workers, *script),

@@ -10,12 +10,12 @@ WORKERS, STEPS = 4, 20
 IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
 
 
-def start(script, floor, place, kind, *options, workers=WORKERS, steps=STEPS, env=None):
-    """A job, and what runs."""
+def start(script, floor, place, *options, workers=WORKERS, steps=STEPS, env=None):
+    """A job, and what runs; the first option may be the script's kind."""
     job = Job(place, workers)
     running = floor.outlast(
         *("run", "--nproc-per-node", workers, "--dir", job.directory),
-        *(script, job.records, steps, kind, *options),
+        *(script, job.records, steps, *options),
         env={**IN_PROCESS, **(env or {})},
     )
     return job, running
@@ -32,6 +32,17 @@ def run(script, floor, place, kind, *deaths, **options):
 def ends(job):
     """What each rank has in the end."""
     return [final["hash"] for final in job.finals()]
+
+
+def by_ranks(script, place, steps, *options, workers=WORKERS, env=None):
+    """A job that nothing happens to, without an agent: its records."""
+    place.mkdir(exist_ok=True)
+    floor, job = Floor(place), Job(place / "job", workers)
+    given = {**job.env, **(env or {})}
+    ranks = floor.ranks(workers, script, job.records, steps, *options, env=given)
+    assert [one.wait() for one in ranks] == [0] * workers, ranks[0].text
+    floor.close()
+    return job
 
 
 def compare(job, undisturbed):

@@ -321,11 +321,10 @@ class Groups:
                 self._states.append((one, _state_of(one)))
                 del one.reducer, one.logger, one.process_group
         made, self._made = self._made, []
-        if dist.is_initialized() and self._aborted and _nccl_backends():
-            with _nothing_shut_down():
+        if dist.is_initialized():
+            is_aborted = self._aborted and bool(_nccl_backends())
+            with _nothing_shut_down() if is_aborted else contextlib.nullcontext():
                 dist.destroy_process_group()
-        elif dist.is_initialized():
-            dist.destroy_process_group()
         # One that was not made to its end has taken a name, under which nobody would be met.
         world: Any = dist.distributed_c10d._world
         world.group_count = 0

@@ -4,7 +4,7 @@ Used by the agent of each machine, and by the first worker of a machine where th
 
 A notice becomes the fields of the ledger's event ``notice``, and what workers are told.
 
-Before any notice comes, ``Foresight`` says whether the seconds that this platform gives are enough
+Before any notice comes, ``GraceCheck`` says whether the seconds that this platform gives are enough
 for this job. It is told once it is known (the platform is found out, and a save was seen, in this
 run or one before), and again whenever the answer changes: ``grace 120 s, save needs 38 s ✔``.
 """

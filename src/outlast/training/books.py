@@ -170,7 +170,7 @@ class AttemptBooks:
         promised: the saves that it says are committed.
         timeline: number of the attempt in which this line of steps began.
         basis: step and number of workers gone on from, where that was not a checkpoint.
-        foresight: what is known of notices to come.
+        grace_check: whether what platforms give is enough for a save.
         ledger: the job's, once the books are open.
         samples: what steps take, likewise.
 

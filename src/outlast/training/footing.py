@@ -77,7 +77,7 @@ SLICE_S: Final = 5.0  # a link serves one waiting thread at a time
 TELL_S: Final = 10.0  # until it is said for whom the session's end waits
 _GONE: Final = b"gone "
 _EXCUSED: Final = b"excused"
-_DIFFER: Final = b"differ"
+_DIFFER: Final = "differ"
 
 
 class _LoopEndWord(msgspec.Struct, frozen=True):
@@ -206,9 +206,9 @@ class LoopEnding:
                 word = link.fetch("end/at", timeout_s + HEARD_S)
                 link.publish(f"end/at/{link.rank}/heard", b"")
             else:
-                word = self._who_differs(step, timeout_s).encode()
-                link.publish("end/at", word)
-                if word.startswith(_DIFFER):  # a rank that does not hear it would save alone
+                said = self._who_differs(step, timeout_s)
+                link.publish("end/at", word := said.encode())
+                if said.startswith(_DIFFER):  # a rank that does not hear it would save alone
                     with contextlib.suppress(OSError, RuntimeError):
                         self._wait_until_heard("end/at")
         except (OSError, RuntimeError) as error:  # the store is gone, and with it the attempt
@@ -219,7 +219,7 @@ class LoopEnding:
         committed = self._engine.committed_step
         stands = f"step {committed}, the newest commit, stands" if committed else "none stands"
         kind, _, why = word.decode().partition(" ")
-        if kind == _DIFFER.decode():
+        if kind == _DIFFER:
             raise ConfigError(
                 f"the ranks left their loops at different steps ({why}), and a checkpoint is of "
                 f"one step: the end is in none, and {stands}. Have all ranks decide alike, by "
@@ -248,7 +248,7 @@ class LoopEnding:
             if word.startswith(_GONE):
                 return f"gone rank {rank} was ended by {word.removeprefix(_GONE).decode()}"
             if int(word) != step:
-                return f"{_DIFFER.decode()} rank 0 at {step}, rank {rank} at {int(word)}"
+                return f"{_DIFFER} rank 0 at {step}, rank {rank} at {int(word)}"
         return ""
 
     def _anybody(self, what: str, says: bool, timeout_s: float) -> bool:

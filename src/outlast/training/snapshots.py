@@ -165,9 +165,6 @@ class Snapshots:
         while self._notes:
             with contextlib.suppress(IndexError):
                 self._books.ledger.append("snapshot", durable=False, **self._notes.popleft())
-        self._poke()
-
-    def _poke(self) -> None:
         if self.agreement is not None:
             with contextlib.suppress(OSError, RuntimeError):  # the store is gone, the attempt over
                 self.agreement.poke()

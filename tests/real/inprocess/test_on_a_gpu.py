@@ -9,7 +9,7 @@ import functools
 import losses
 import pytest
 import torch
-from floor import SCRIPTS, Floor, Job
+from floor import SCRIPTS
 from losses import WORKERS, compare, ends
 
 from thorough import ALL
@@ -18,6 +18,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
 ]
+SCRIPT = SCRIPTS / "inprocess.py"
 ON_GPU = {"TEST_DEVICE": "cuda:0"}
 STEPS = 16
 LOSSES = (
@@ -28,30 +29,19 @@ DEATHS = ("2:3:backward", "1:9:summed", "0:14:forward")
 run = functools.partial(losses.run, SCRIPTS / "many_kinds.py", env=ON_GPU)
 
 
-def undisturbed(place, workers, *options):
+def undisturbed(place, *options, workers=WORKERS):
     """The records of a job that nothing happens to."""
-    place.mkdir()
-    started, job = Floor(place), Job(place / "job", workers)
-    script = SCRIPTS / "inprocess.py"
-    ranks = started.ranks(workers, script, job.records, STEPS, *options, env={**job.env, **ON_GPU})
-    assert [one.wait() for one in ranks] == [0] * workers, ranks[0].text
-    started.close()
-    return job
+    return losses.by_ranks(SCRIPT, place, STEPS, *options, workers=workers, env=ON_GPU)
 
 
 def disturbed(floor, tmp_path, *options):
-    job = Job(tmp_path / "job", WORKERS)
-    running = floor.outlast(
-        *("run", "--nproc-per-node", WORKERS, "--dir", job.directory),
-        *(SCRIPTS / "inprocess.py", job.records, STEPS, *options),
-        env={**losses.IN_PROCESS, **ON_GPU},
-    )
+    job, running = losses.start(SCRIPT, floor, tmp_path / "job", *options, steps=STEPS, env=ON_GPU)
     assert running.wait() == 0, running.text
     return job, running
 
 
 def test_losses_anywhere_in_a_step_lose_nothing(floor, tmp_path):
-    calm = undisturbed(tmp_path / "calm", WORKERS)
+    calm = undisturbed(tmp_path / "calm")
     job, running = disturbed(floor, tmp_path, *(part for one in LOSSES for part in ("--do", one)))
     compare(job, calm)
     lost = {(event.attempt, str(event.rank)) for event in job.events("worker_lost")}
@@ -67,7 +57,7 @@ def test_the_others_train_on_while_a_place_is_empty(floor, tmp_path):
 
     The script's beginning takes a second; nobody waits for it.
     """
-    calm = undisturbed(tmp_path / "calm", 2, "--same-bits")
+    calm = undisturbed(tmp_path / "calm", "--same-bits", workers=2)
     asked = ("--same-bits", "--pause", 0.2, "--beginning", 1.0, "--do", "0:4:reduced:die")
     job, running = disturbed(floor, tmp_path, *asked)
     expected = {line["step"]: line["state"] for line in calm.lines(0)}

@@ -13,8 +13,9 @@ import os
 import signal
 import time
 
+import losses
 import pytest
-from floor import SCRIPTS, Floor, Job, until
+from floor import SCRIPTS, Job, until
 
 from thorough import ALL
 
@@ -22,7 +23,6 @@ SCRIPT = SCRIPTS / "inprocess.py"
 WORKERS, CALM_WORKERS = 4, 2
 KILLS = 200 if ALL else 6
 STEPS_A_KILL = 20
-IN_PROCESS = {"OUTLAST_WORKERS_IN_PROCESS": "true"}
 SIZES = [WORKERS - 1, WORKERS]
 CALM: dict[tuple, Job] = {}  # by number of steps, and options
 
@@ -34,13 +34,8 @@ def _calm(tmp_path_factory):
     def make(steps, *options):
         if (steps, *options) not in CALM:
             place = tmp_path_factory.mktemp("calm")
-            started, job = Floor(place), Job(place / "job", CALM_WORKERS)
-            ranks = started.ranks(
-                *(CALM_WORKERS, SCRIPT, job.records, steps, "--same-bits", *options), env=job.env
-            )
-            assert [one.wait() for one in ranks] == [0] * CALM_WORKERS, ranks[0].text
-            started.close()
-            CALM[steps, *options] = job
+            asked = (steps, "--same-bits", *options)
+            CALM[steps, *options] = losses.by_ranks(SCRIPT, place, *asked, workers=CALM_WORKERS)
         return CALM[steps, *options]
 
     yield make
@@ -48,13 +43,8 @@ def _calm(tmp_path_factory):
 
 
 def start(floor, tmp_path, steps, *options):
-    job = Job(tmp_path / "job", WORKERS)
-    running = floor.outlast(
-        *("run", "--nproc-per-node", WORKERS, "--dir", job.directory),
-        *(SCRIPT, job.records, steps, "--same-bits", *options),
-        env=IN_PROCESS,
-    )
-    return job, running
+    place = tmp_path / "job"
+    return losses.start(SCRIPT, floor, place, "--same-bits", *options, steps=steps)
 
 
 def made(job):

@@ -8,12 +8,13 @@ import os
 import signal
 import time
 
+import losses
 import pytest
-from floor import SCRIPTS, Job, until
-from losses import IN_PROCESS, compare
+from floor import SCRIPTS, until
+from losses import WORKERS, compare
 
 SCRIPT = SCRIPTS / "inprocess.py"
-WORKERS, STEPS = 4, 24
+STEPS = 24
 # Of any place in a step, of any rank, two at once, and one while the attempt is being formed.
 LOSSES = (
     *("2:3:forward:die", "0:6:stepped:die", "1:8:backward:die", "3:10:reduced:die"),
@@ -26,25 +27,11 @@ RARELY = 2  # of so many losses, what may go otherwise
 @pytest.fixture(name="undisturbed", scope="module")
 def _undisturbed(tmp_path_factory):
     """The records of a job that nothing happens to; workers by workers, since few agree on them."""
-    import floor as real
-
-    place = tmp_path_factory.mktemp("undisturbed")
-    started = real.Floor(place)
-    job = Job(place / "job", WORKERS)
-    ranks = started.ranks(WORKERS, SCRIPT, job.records, STEPS, env=job.env)
-    assert [one.wait() for one in ranks] == [0] * WORKERS, ranks[0].text
-    yield job
-    started.close()
+    return losses.by_ranks(SCRIPT, tmp_path_factory.mktemp("undisturbed"), STEPS)
 
 
-def start(floor, tmp_path, *options, workers=WORKERS, steps=STEPS, flags=()):
-    job = Job(tmp_path / "job", workers)
-    running = floor.outlast(
-        *("run", "--nproc-per-node", workers, "--dir", job.directory, *flags),
-        *(SCRIPT, job.records, steps, *options),
-        env=IN_PROCESS,
-    )
-    return job, running
+def start(floor, tmp_path, *options):
+    return losses.start(SCRIPT, floor, tmp_path / "job", *options, steps=STEPS)
 
 
 def processes(job, rank):
