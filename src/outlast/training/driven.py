@@ -102,6 +102,11 @@ class Driven:
         is_over = self._turns.batches > 0 and self._feed.is_at_end()
         return (self._feed.epoch + 1, 0) if is_over else (self._feed.epoch, self._turns.batches)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a batch was taken since the newest boundary."""
+        return self._turns.is_used
+
     def enter_epoch(self, epoch: int) -> None:
         """Batches are those of this epoch from here on; what is left of the one before is not."""
         if self._turns.batches and self._feed.epoch < epoch:
@@ -147,10 +152,14 @@ class _Turns:
 
     def __init__(self, feed: EpochFeed, framework: Framework, per_turn: int) -> None:
         self._feed, self._framework, self._per_turn = feed, framework, per_turn
-        self._number, self._is_used = 0, True
+        self._number, self.is_used = 0, True
         self._is_left = False  # what is left of the feed's epoch is not wanted
         self.are_over = False
         self.batches = 0
+
+    def besides(self) -> list[str]:
+        """Loaders that the framework iterates for itself, as in an evaluation, are no doubt."""
+        return []
 
     def leave_epoch(self) -> None:
         self._is_left = True
@@ -162,16 +171,16 @@ class _Turns:
     def __next__(self) -> int:
         if self.are_over:
             raise StopIteration
-        if not self._is_used:  # a rollback leaves it out
+        if not self.is_used:  # a rollback leaves it out
             for _ in range(self._per_turn):
                 self.take()
-        self._number, self._is_used = self._number + 1, False
+        self._number, self.is_used = self._number + 1, False
         return self._number
 
     def take(self) -> Any:
         epoch = self._feed.epoch
         batch = next(self._feed)
-        self._is_used, self._is_left = True, False
+        self.is_used, self._is_left = True, False
         self.batches = self.batches + 1 if self._feed.epoch == epoch else 1
         return batch
 

@@ -712,5 +712,5 @@ class Position:
             "between": self._acts_between,
             "aside": [[line, state] for line, state in self._asides().items()],
             "held": self._held.state() if self._end_held is None else self._end_held,
-            "besides": generators.in_progress(),
+            "besides": getattr(self._feed.loader, "besides", generators.in_progress)(),
         }

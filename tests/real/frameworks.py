@@ -1,0 +1,55 @@
+"""A framework's run that is killed and drained, beside one that nothing happens to.
+
+What both have in common is the script's to say: RECORDS [--plain] [--die STEP …] [KEY=VALUE …];
+it writes logs.jsonl and final.json.
+"""
+
+import json
+import random
+import signal
+
+from floor import Job, until
+
+from thorough import ALL, seed
+
+ENV = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1"}
+DEATHS = 10 if ALL else 3
+
+
+def result(records):
+    """What it ended with, and what was logged, each line once."""
+    logs = {line for line in (records / "logs.jsonl").read_text().splitlines() if line}
+    return json.loads((records / "final.json").read_text()), logs
+
+
+def calm(floor, tmp_path, script, *arguments, workers=1, is_plain=True):
+    """The result of a run that nothing happens to; with Outlast only if it is not plain."""
+    records = tmp_path / "calm"
+    records.mkdir()
+    given = [script, records, *(["--plain"] if is_plain else []), *arguments]
+    env = {**ENV, "OUTLAST_DIR": tmp_path / "calm-job"}
+    started = (
+        floor.ranks(workers, *given, env=env) if workers > 1 else [floor.warm(*given, env=env)]
+    )
+    for one in started:
+        assert one.wait() == 0, one.text
+    return result(records)
+
+
+def disturbed(floor, tmp_path, script, *arguments, steps, workers=1):
+    """The result of one whose last rank dies at drawn steps, and that is drained behind them."""
+    job = Job(tmp_path / "job")
+    deaths = sorted(random.Random(seed()).sample(range(1, steps - 3), DEATHS))
+    dies = [part for step in deaths for part in ("--die", step)]
+    command = ["run", "--nproc-per-node", workers, "--dir", job.directory, script, job.records]
+    running = floor.outlast(*command, *dies, *arguments, env=ENV)
+    marks = [job.records / f"died-{step}" for step in deaths]
+    until(lambda: all(mark.exists() for mark in marks), "all deaths", running=running)
+    running.signal(signal.SIGTERM)
+    code = running.wait()
+    assert code in (0, 75), running.text  # the last death may be near the end
+    if code == 75:
+        again = floor.outlast(*command, *dies, *arguments, env=ENV)
+        assert again.wait() == 0, again.text
+    assert len(job.events("worker_lost")) == len(deaths), running.text
+    return result(job.records)
