@@ -161,7 +161,7 @@ def _show(examined: Examined, as_json: bool, *, again: str, start: str) -> int:
         return examined.exit_code
     from rich.text import Text
 
-    from outlast.cli.paper import Paper
+    from outlast.report.text import Paper
 
     _clear()
     paper = Paper(highlight=False, soft_wrap=True)

@@ -37,7 +37,6 @@ from outlast.health.leftovers import end_group
 from outlast.health.messages import Timings
 from outlast.health.proc import catches, is_dying
 from outlast.health.pulse import TRACER_VARIABLE
-from outlast.launch.desk import Deaf, NoticeDesk
 from outlast.launch.ending import ProcessWait, WorkerShutdown
 from outlast.launch.hangs import Hangs, failure_of, hang_of
 from outlast.launch.health import Health, begin_of
@@ -51,6 +50,7 @@ from outlast.ledger.narrator import say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
+from outlast.notice.desk import Deaf, NoticeDesk
 from outlast.policy.blame import Named
 from outlast.policy.failures import Failure, is_echo
 from outlast.policy.restart import TOGETHER, RestartPolicy, RestartVerdict

@@ -31,14 +31,12 @@ from outlast.errors import ConfigError, Exit
 from outlast.keeper.process import SOCKET_VARIABLE, Supervisor, TierWaits, setup_of
 from outlast.launch.agent import Agent
 from outlast.launch.arguments import Launch
-from outlast.launch.desk import NoticeDesk
 from outlast.launch.first_look import quieten_loggers
 from outlast.launch.health import note_gap
 from outlast.launch.judging import restart_policy
 from outlast.launch.machines import FreshStore, OneMachine
 from outlast.launch.membership import JobOver, Membership
 from outlast.launch.place import BACKEND
-from outlast.launch.requeue import requeue
 from outlast.launch.together import introduce, membership, preflight, readmit, record
 from outlast.launch.warm.client import WarmServer
 from outlast.launch.warm.starts import Starts
@@ -50,7 +48,8 @@ from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
 from outlast.notice import UNKNOWN_GRACE_S
-from outlast.notice.desk import GraceCheck, checked, standing
+from outlast.notice.desk import GraceCheck, NoticeDesk, checked, standing
+from outlast.notice.slurm import requeue
 from outlast.peer.term import term_over
 from outlast.policy.restart import RestartVerdict
 

@@ -32,9 +32,14 @@ from typing import Final
 import msgspec
 
 from outlast.notice import Notice
-from outlast.notice.exchange import RequestFunction, request
-from outlast.notice.metadata import MetadataWatcher, understood
-from outlast.notice.source import NotUnderstoodError, iso_utc
+from outlast.notice.source import (
+    MetadataWatcher,
+    NotUnderstoodError,
+    RequestFunction,
+    iso_utc,
+    request,
+    understood,
+)
 
 BASE_URL: Final = "http://169.254.169.254"
 LEAD_S: Final = 30.0  # the least that is documented for Preempt

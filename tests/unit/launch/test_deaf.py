@@ -2,7 +2,7 @@
 
 import pytest
 
-from outlast.launch.desk import IMPORT_S, START_S, Deaf
+from outlast.notice.desk import IMPORT_S, START_S, Deaf
 
 
 class Times:

@@ -13,16 +13,21 @@ from typing import Any, Final
 import msgspec
 
 from outlast.cli.plan.answer import (
+    COST_FLAGS,
+    RATE_FLAGS,
+    FailureRate,
     PlanAnswer,
     PlanQuestion,
     chance,
+    costs_of,
+    failure_rate,
     figure,
     lines,
     number,
+    own,
     span,
     table,
 )
-from outlast.cli.plan.facts import COST_FLAGS, RATE_FLAGS, FailureRate, costs_of, failure_rate, own
 from outlast.cli.quantities import DURATION, GPUS_PER_NODE, SPAN, TIER, Rate, flag
 from outlast.errors import ConfigError
 from outlast.planner import models, tiers

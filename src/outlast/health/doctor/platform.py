@@ -6,8 +6,8 @@ import concurrent.futures
 from pathlib import Path
 
 from outlast.notice import Watcher
-from outlast.notice.metadata import LONGEST_TIMEOUT_S, MetadataWatcher
 from outlast.notice.platform import choose
+from outlast.notice.source import LONGEST_TIMEOUT_S, MetadataWatcher
 from outlast.policy.fitness import PlatformFacts
 
 
