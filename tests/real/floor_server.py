@@ -37,7 +37,7 @@ def have_ready(is_agent):
         from outlast.launch import health
         from outlast.launch.warm import client
 
-        starters += [(client, "outlast.launch.warm"), (health, "outlast.health")]
+        starters += [(client, "outlast.launch.warm"), (health, "outlast.health.watcher")]
     for starter, module in starters:
         starter.subprocess = SimpleNamespace(
             Popen=_Spare(module).popen,

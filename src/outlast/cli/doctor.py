@@ -150,14 +150,14 @@ def _words(command: str, flags: dict[str, object]) -> str:
 
 def _show(examined: Examined, as_json: bool, *, again: str, start: str) -> int:
     """Tell it, and what to run next: the doctor once more, or the job where it may start."""
-    from outlast.health.doctor import page
+    from outlast.health.doctor.examination import lines, to_json
 
     after = again if examined.exit_code else start
 
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.encode(page.to_json(examined) | {"next": after}))
+        click.echo(msgspec.json.encode(to_json(examined) | {"next": after}))
         return examined.exit_code
     from rich.text import Text
 
@@ -165,7 +165,7 @@ def _show(examined: Examined, as_json: bool, *, again: str, start: str) -> int:
 
     _clear()
     paper = Paper(highlight=False, soft_wrap=True)
-    for style, text in page.lines(examined, paper.width if paper.is_terminal else WIDTH):
+    for style, text in lines(examined, paper.width if paper.is_terminal else WIDTH):
         line = Text(text)
         line.stylize(style, 0, len(text) if style == "bold" else 1)
         paper.print(line)

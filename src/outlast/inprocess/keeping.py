@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import torch
 
+from outlast.attempt.beat import Own
 from outlast.attempt.link import Link
 from outlast.attempt.over import over
-from outlast.attempt.own import Own
 from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import bytes_of

@@ -25,18 +25,14 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
-from outlast.attempt.beat import BeatsDirectory, most_updates, read_beat
-from outlast.attempt.bound import AGENT_VARIABLE
-from outlast.attempt.line import LEAVES, LINE_VARIABLE
+from outlast.attempt.beat import BEATS_VARIABLE, BeatsDirectory, most_updates, read_beat
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, kept_key, post
+from outlast.attempt.over import LEAVES, LINE_VARIABLE
 from outlast.config import Settings
 from outlast.errors import Exit
-from outlast.health.leftovers import end as end_leftovers
-from outlast.health.leftovers import end_group
-from outlast.health.messages import Timings
-from outlast.health.proc import catches, is_dying
+from outlast.health.processes import AGENT_VARIABLE, catches, end_group, end_leftovers, is_dying
 from outlast.health.pulse import TRACER_VARIABLE
+from outlast.health.watched import Timings
 from outlast.launch.ending import ProcessWait, WorkerShutdown
 from outlast.launch.hangs import Hangs, failure_of, hang_of
 from outlast.launch.health import Health, begin_of

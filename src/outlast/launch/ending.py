@@ -1,7 +1,7 @@
 """The end of an attempt on this machine: nothing of it lives when the next one begins.
 
 Workers are killed with their process groups, and what they have started elsewhere is looked for
-(:mod:`outlast.health.leftovers`). Before this machine says that it is ready it is looked for again.
+(:mod:`outlast.health.processes`). Before this machine says that it is ready it is looked for again.
 
 A process that the kernel holds (a driver that does not come back, a file system that is away, a
 tracer) cannot be killed, and may hold its GPU's memory as long. It is waited for, and that is said;
@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Final
 
 from outlast.errors import Exit
-from outlast.health.leftovers import Marks, end, end_group, in_words
+from outlast.health.processes import Marks, end_group, end_leftovers, in_words
 from outlast.ipc import readable
 from outlast.launch.machines import Machines
 from outlast.launch.membership import JobOver
@@ -175,7 +175,7 @@ class WorkerShutdown:
         """Process ids of what still lives of earlier attempts; it has been killed by now."""
         marks = self._marks
         sessions = set(marks.workers).difference(kept)
-        left = end(marks.stem, limit_s=limit_s, spared=marks.of(kept), sessions=sessions)
+        left = end_leftovers(marks.stem, limit_s=limit_s, spared=marks.of(kept), sessions=sessions)
         self._held = {pid: one for pid, one in self._held.items() if one.poll() is None}
         return sorted({*left, *self._held})
 

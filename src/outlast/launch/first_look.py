@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from outlast import config
-from outlast.attempt import nameless
+from outlast.attempt.early import QUIET_VARIABLE
 from outlast.errors import OutlastError
 from outlast.ledger.command import (
     FILE_NAME,
@@ -151,7 +151,7 @@ def level_to_set(environ: Mapping[str, str]) -> dict[str, str]:
     if any(name in environ for name in _CHOSEN):
         return {}
     counts = "torch" not in sys.modules  # which reads it once
-    return {LEVEL_VARIABLE: "ERROR"} | ({nameless.VARIABLE: "1"} if counts else {})
+    return {LEVEL_VARIABLE: "ERROR"} | ({QUIET_VARIABLE: "1"} if counts else {})
 
 
 def quieten_loggers(environ: Mapping[str, str]) -> None:

@@ -35,8 +35,8 @@ from outlast.attempt.beat import BeatReader
 from outlast.attempt.link import PREFIX, connect
 from outlast.config import Settings
 from outlast.health.hang import NAME, text_path
-from outlast.health.messages import Ask, Evidence, Suspicion
 from outlast.health.pulse import TIMEOUT_VARIABLE
+from outlast.health.watched import Ask, Evidence, Suspicion
 from outlast.launch.health import Health
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from outlast.health.messages import (
+from outlast.health.watched import (
     Alive,
     Begin,
     End,
@@ -173,7 +173,7 @@ class Health:
             with self._log.open("ab") as log:
                 process = subprocess.Popen(
                     [
-                        *(sys.executable, "-P", "-m", "outlast.health"),
+                        *(sys.executable, "-P", "-m", "outlast.health.watcher"),
                         *(str(theirs.fileno()), str(os.getpid()), self._stem),
                     ],
                     stdin=subprocess.DEVNULL,

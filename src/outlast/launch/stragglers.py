@@ -30,8 +30,7 @@ import msgspec
 
 from outlast.attempt.link import PREFIX, connect
 from outlast.config import Settings
-from outlast.health.messages import Timings
-from outlast.health.watched import interval_s
+from outlast.health.watched import Timings, interval_s
 from outlast.launch.machines import Machines
 from outlast.ledger.events import encode
 from outlast.ledger.file import Ledger

@@ -34,8 +34,8 @@ from typing import Any, Final, NamedTuple
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
-from outlast.attempt import line
-from outlast.attempt.line import (
+from outlast.attempt.beat import EMPTY_VARIABLE
+from outlast.attempt.over import (
     STANDBY_VARIABLE,
     AgentLine,
     AttemptEnded,
@@ -43,9 +43,9 @@ from outlast.attempt.line import (
     Prepared,
     Stays,
     Unwound,
+    listen,
 )
-from outlast.attempt.own import EMPTY_VARIABLE
-from outlast.health.leftovers import end_group
+from outlast.health.processes import end_group
 from outlast.ipc import peer_credentials, readable
 
 UNWIND_S: Final = 5.0  # until its step has ended
@@ -114,7 +114,7 @@ class Survivors:
         self._unwound: set[int] = set()  # process ids of those that have said so unasked
         self._prepared: dict[int, Prepared] = {}  # by process id, likewise
         self._path = directory / _SOCKET
-        self._listener = line.listen(self._path, BACKLOG) if wanted else None
+        self._listener = listen(self._path, BACKLOG) if wanted else None
 
     @property
     def address(self) -> str:

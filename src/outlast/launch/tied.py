@@ -14,7 +14,7 @@ import signal
 import sys
 from typing import NoReturn
 
-from outlast.attempt.bound import die_with_agent
+from outlast.health.processes import die_with_agent
 
 NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
 

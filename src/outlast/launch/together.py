@@ -27,8 +27,14 @@ from torch.distributed.launcher.api import LaunchConfig
 from outlast import config
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError, StorageError
-from outlast.health.doctor import page
-from outlast.health.doctor.examination import JOB, Examined, WantedMachines, examine
+from outlast.health.doctor.examination import (
+    JOB,
+    MARKS,
+    Examined,
+    WantedMachines,
+    conclusion,
+    examine,
+)
 from outlast.keeper import wire
 from outlast.keeper.process import Supervisor
 from outlast.launch.arguments import Launch
@@ -203,11 +209,11 @@ def preflight(launch: Launch, settings: Settings) -> Examined:
         return examined
     for finding in examined.findings:
         if finding.status in ("warning", "failed"):
-            mark = page.MARKS[finding.status]
+            mark = MARKS[finding.status]
             say(f"preflight {mark} {finding.name}: {finding.seen}; {finding.todo}")
     for machine, why in sorted(examined.others_sick.items()):
         say(f"preflight: {machine} is left out: {why}")
-    say(f"preflight: {page.conclusion(examined)}")
+    say(f"preflight: {conclusion(examined)}")
     if examined.exit_code:
         _record_refusal(examined, settings)
     return examined

@@ -24,11 +24,11 @@ import types
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from outlast.attempt import first_group, trackers
-from outlast.attempt.bound import die_with_agent
-from outlast.attempt.nameless import spare_torch
+from outlast.attempt import trackers
+from outlast.attempt.early import spare_torch, watch_groups
 from outlast.errors import Exit, Leave, OutlastError
 from outlast.health import pulse
+from outlast.health.processes import die_with_agent
 
 # A script that leaves with one of these by itself has failed, whatever it means by it.
 OURS: Final = (Exit.GAVE_UP, Exit.STORAGE, Exit.REFUSED)
@@ -43,7 +43,7 @@ def main() -> NoReturn:
     del sys.argv[: 2 if as_module else 1]
     die_with_agent()
     spare_torch()
-    first_group.await_it()
+    watch_groups()
     trackers.export_here()
     pulse.be_ready()
     pulse.start()

@@ -11,7 +11,7 @@ import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 
 from outlast.attempt.link import PREFIX
-from outlast.health.proc import catches
+from outlast.health.processes import catches
 from outlast.launch.agent import Agent
 from outlast.launch.survivors import Seats
 from outlast.launch.warm.starts import ColdContext

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from outlast.health.messages import Suspicion
+from outlast.health.watched import Suspicion
 from outlast.launch import hangs as rooms
 from outlast.launch.hangs import HangReport, Hangs, HangVerdict, Places, failure_of
 from outlast.ledger.file import Ledger, read_events

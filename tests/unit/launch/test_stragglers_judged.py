@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 
-from outlast.health.messages import Times, Timings
+from outlast.health.watched import Times, Timings
 from outlast.launch import stragglers as room
 from outlast.launch.stragglers import StragglerMonitor
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outlast.attempt.line import (
+from outlast.attempt.over import (
     LINE_VARIABLE,
     AttemptEnded,
     NextAttempt,

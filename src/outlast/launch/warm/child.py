@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 
 import msgspec
 
-from outlast.attempt.bound import AGENT_VARIABLE
+from outlast.health.processes import AGENT_VARIABLE
 from outlast.launch import worker
 from outlast.launch.warm.wire import ForkedWorker
 

@@ -27,7 +27,7 @@ from typing import Final
 
 from outlast import config
 from outlast.errors import OutlastError
-from outlast.health.leftovers import end_group
+from outlast.health.processes import end_group
 from outlast.ipc import readable
 from outlast.launch.first_look import threads_to_set
 from outlast.launch.warm.wire import (

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import msgspec
 
-from outlast.attempt.bound import die_with
+from outlast.health.processes import die_with
 from outlast.launch.warm.imports import WantedImport
 from outlast.launch.warm.variables import is_per_worker
 

@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from outlast.attempt.bound import die_with
+from outlast.health.processes import die_with
 from outlast.ipc import ReceivedFrame, readable
 from outlast.launch.warm.child import ForkRequest
 from outlast.launch.warm.imports import (

@@ -23,10 +23,8 @@ from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult, SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 
-from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.errors import Exit
-from outlast.health.leftovers import VARIABLE as MARK_VARIABLE
-from outlast.health.leftovers import Marks, end_group
+from outlast.health.processes import AGENT_VARIABLE, MARK_VARIABLE, Marks, end_group
 from outlast.ipc import readable
 from outlast.launch.arguments import Launch
 from outlast.launch.membership.handler import JobOver

@@ -2,7 +2,7 @@
 
 import os
 
-from outlast.attempt.bound import AGENT_VARIABLE
+from outlast.health.processes import AGENT_VARIABLE
 from outlast.launch.warm import child
 from outlast.launch.warm.child import ForkRequest
 from outlast.launch.warm.wire import ForkedWorker
