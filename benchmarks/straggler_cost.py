@@ -30,7 +30,7 @@ import torch.distributed as dist
 from outlast.attempt.beat import BEATS_VARIABLE, Beat
 from outlast.attempt.link import connect, open_store
 from outlast.health.watched import LEAST, Times, Timings, interval_s
-from outlast.launch import stragglers as judged
+from outlast.launch import symptoms as judged
 from outlast.policy.stragglers import StepReports, Stragglers
 from outlast.training.timing import Meter
 

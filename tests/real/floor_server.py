@@ -158,7 +158,7 @@ def _become(asked):
 
 
 def _look_fresh(told, fds):
-    from outlast.launch.warm.child import show
+    from outlast.launch.warm.server import show
 
     command = told["command"]
     os.setsid()

@@ -11,8 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from outlast import units
-from outlast.drill.corpus import Corpus
-from outlast.drill.demo import STEPS, DemoListener, DemoProgress, Recovery, demo
+from outlast.drill.demo import STEPS, Corpus, DemoListener, DemoProgress, Recovery, demo
 from outlast.drill.faults import Struck
 from outlast.ledger.file import read_events
 from outlast.ledger.goodput import goodput

@@ -120,7 +120,7 @@ def _meeting(
 ) -> WantedMachines:
     import msgspec
 
-    from outlast.launch.place import own_address, place_of
+    from outlast.launch.first_look import own_address, place_of
 
     return msgspec.structs.replace(
         machines,

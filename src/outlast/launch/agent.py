@@ -33,13 +33,20 @@ from outlast.errors import Exit
 from outlast.health.processes import AGENT_VARIABLE, catches, end_group, end_leftovers, is_dying
 from outlast.health.pulse import TRACER_VARIABLE
 from outlast.health.watched import Timings
-from outlast.launch.ending import ProcessWait, WorkerShutdown
-from outlast.launch.hangs import Hangs, failure_of, hang_of
+from outlast.launch.ending import (
+    LOOK_S,
+    UNHELD,
+    Crew,
+    ProcessWait,
+    Seats,
+    StandIn,
+    Survivors,
+    WorkerShutdown,
+)
 from outlast.launch.health import Health, begin_of
 from outlast.launch.judging import FailureHandler, worker_failure
 from outlast.launch.machines import TROUBLE_S, Machines, Sessions
-from outlast.launch.stragglers import StragglerMonitor
-from outlast.launch.survivors import LOOK_S, UNHELD, Crew, Seats, StandIn, Survivors
+from outlast.launch.symptoms import Hangs, StragglerMonitor, failure_of, hang_of
 from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say

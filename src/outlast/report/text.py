@@ -17,8 +17,7 @@ from outlast import units
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, Part
 from outlast.ledger.incidents import Incident, Slow
-from outlast.report.facts import Facts, facts
-from outlast.report.forecast import Forecast, Storm
+from outlast.report.facts import Facts, Forecast, Storm, facts
 
 _PARTS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),

@@ -13,7 +13,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 from outlast.attempt.link import PREFIX
 from outlast.health.processes import catches
 from outlast.launch.agent import Agent
-from outlast.launch.survivors import Seats
+from outlast.launch.ending import Seats
 from outlast.launch.warm.starts import ColdContext
 from outlast.notice import Notice
 from outlast.notice.desk import Deaf

@@ -17,8 +17,8 @@ from outlast.attempt.over import (
     Unwound,
     dial,
 )
-from outlast.launch import survivors as module
-from outlast.launch.survivors import LATE, STUCK, UNHELD, Kept, StandIn, Survivors
+from outlast.launch import ending as module
+from outlast.launch.ending import LATE, STUCK, UNHELD, Kept, StandIn, Survivors
 
 
 class Process:

@@ -29,7 +29,7 @@ from outlast.cli.plan.interval import linear_json, linear_words, spread_between
 from outlast.cli.quantities import COUNT0, DISCOUNT, DURATION, PRICE, RATE, SHARE, SPAN, Rate, flag
 from outlast.errors import ConfigError
 from outlast.planner import deadline as market
-from outlast.planner.models import MODELS, SpotOffer, linear_validity, offers, price_of
+from outlast.planner.intervals import MODELS, SpotOffer, linear_validity, offers, price_of
 from outlast.policy.interval import Costs
 from outlast.report.chart import Chart, Curve, Mark, decades
 

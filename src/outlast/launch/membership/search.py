@@ -30,8 +30,7 @@ import msgspec
 from outlast.launch.membership.coordinator import Coordinator
 from outlast.launch.membership.hub import HANGS, REFUSED
 from outlast.launch.membership.messages import Go, JobEnded, Member, Waits
-from outlast.peer.claims import Claim, Claims, Clerk, SignOfLife, new_term
-from outlast.peer.term import is_alive
+from outlast.peer.claims import Claim, Claims, Clerk, SignOfLife, is_alive, new_term
 from outlast.policy.membership import MembershipRules
 from outlast.policy.succession import CounterWatch, Seeking, gone_after_s, successors
 

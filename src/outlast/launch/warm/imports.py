@@ -3,11 +3,12 @@
 The rule: an import is a candidate for being done ahead if it stands at the top level of the script
 (or in a ``try`` there), or of a module of the script's own that is imported so, and if it names an
 installed package, one in a site-packages directory. The script's own modules are read and never
-imported: what they do when they are imported is part of the run. Whether a candidate is safe is
-for ``probe`` to find out.
+imported: what they do when they are imported is part of the run. ``probe`` finds out whether a
+candidate is safe.
 
 A script that sets a variable ahead of an import means that import to read it. So the names that a
 script sets, in its own files, are compared with those that were read (see ``server.EnvReads``).
+``is_per_worker`` tells variables of a worker or an attempt from the job's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import importlib.machinery
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -298,3 +299,25 @@ def _is_installed(module: str, directories: tuple[Path, ...]) -> bool:
         return False
     origin = Path(spec.origin).resolve()
     return any(origin.is_relative_to(directory) for directory in directories)
+
+
+# What torch's agent and ours give each worker, anew at each attempt.
+_NAMES: Final = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"),
+        "TORCH_ELASTIC_WORKER_IDENTICAL",  # for the agent alone
+    )
+)
+_PREFIXES: Final = ("TORCHELASTIC_", "OUTLAST_")
+
+
+def is_per_worker(name: str) -> bool:
+    """Whether a variable may differ between workers, or between attempts."""
+    return name in _NAMES or name.startswith(_PREFIXES)
+
+
+def lasting(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those that are the same for all: what a process may have read for good when it started."""
+    return {name: value for name, value in environ.items() if not is_per_worker(name)}

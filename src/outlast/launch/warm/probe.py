@@ -30,8 +30,7 @@ from typing import Any, Final
 import msgspec
 
 from outlast.health.processes import die_with
-from outlast.launch.warm.imports import WantedImport
-from outlast.launch.warm.variables import is_per_worker
+from outlast.launch.warm.imports import WantedImport, is_per_worker
 
 _TASKS: Final = Path("/proc/self/task")
 _DESCRIPTORS: Final = Path("/proc/self/fd")

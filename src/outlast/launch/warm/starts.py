@@ -27,9 +27,10 @@ from outlast.errors import Exit
 from outlast.health.processes import AGENT_VARIABLE, MARK_VARIABLE, Marks, end_group
 from outlast.ipc import readable
 from outlast.launch.arguments import Launch
+from outlast.launch.ending import Crew
 from outlast.launch.membership.handler import JobOver
-from outlast.launch.survivors import Crew
 from outlast.launch.warm.client import (
+    ForkedWorker,
     NotWaitedFor,
     ServerLost,
     StartRefused,
@@ -37,9 +38,7 @@ from outlast.launch.warm.client import (
     WarmServer,
     is_possible,
 )
-from outlast.launch.warm.imports import read
-from outlast.launch.warm.variables import is_per_worker, lasting
-from outlast.launch.warm.wire import ForkedWorker
+from outlast.launch.warm.imports import is_per_worker, lasting, read
 
 
 class ColdContext(SubprocessContext):

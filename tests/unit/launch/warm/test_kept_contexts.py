@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from outlast.health.processes import AGENT_VARIABLE, MARK_VARIABLE, Marks
-from outlast.launch.survivors import Crew
+from outlast.launch.ending import Crew
 from outlast.launch.warm.starts import ColdContext
 
 NEW = SimpleNamespace(proc=SimpleNamespace(pid=78))

@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 
 from outlast.errors import Exit
+from outlast.launch.ending import Crew
 from outlast.launch.membership import JobOver
-from outlast.launch.survivors import Crew
 from outlast.launch.warm import client, starts
 from outlast.launch.warm.client import NotWaitedFor, ServerLost, StartRefused
+from outlast.launch.warm.imports import is_per_worker, lasting
 from outlast.launch.warm.starts import COLD_FIRST_S, FIRST_S, MAX_SERVERS, Starts
-from outlast.launch.warm.variables import is_per_worker, lasting
 
 
 class FakeServer:
