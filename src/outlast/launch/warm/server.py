@@ -55,15 +55,18 @@ from outlast.launch.warm.client import (
     Wire,
 )
 from outlast.launch.warm.imports import (
+    ImportProbe,
     Reading,
     VariableAssignment,
     WantedImport,
     is_at,
+    is_loaded,
+    load,
     own_modules,
     read,
     script_of,
+    unfit,
 )
-from outlast.launch.warm.probe import ImportProbe, is_loaded, load, unfit
 
 _PR_SET_MM: Final = 35
 _PR_SET_MM_MAP: Final = 14
