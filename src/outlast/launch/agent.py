@@ -49,7 +49,6 @@ from outlast.launch.machines import TROUBLE_S, Machines, Sessions
 from outlast.launch.symptoms import Hangs, StragglerMonitor, failure_of, hang_of
 from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger
-from outlast.ledger.narrator import say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
@@ -121,7 +120,7 @@ class Agent(LocalElasticAgent):
         self._desk = desk
         self._starts = starts
         starts.has_notice = self._must_leave
-        self._deaf = Deaf(say, self._are_deaf)
+        self._deaf = Deaf(self._are_deaf)
         self._told: set[int] = set()  # workers that know of the notice
         self._told_of: Notice | None = None
         self._told_early: Notice | None = None
@@ -129,7 +128,7 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
-        self._health = Health(ledger, self._beats.path / "watcher.log", say, starts.marks.stem)
+        self._health = Health(ledger, self._beats.path / "watcher.log", starts.marks.stem)
         self._hangs = Hangs(
             *(self._health, ledger, settings.dir, self._beats.path),
             chosen=hang_of(settings),
@@ -139,7 +138,7 @@ class Agent(LocalElasticAgent):
         self._health.hear(Timings, self._pace.heard)
         self._health.open()
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
-        self._survivors = Survivors(self._beats.path, in_process, say)
+        self._survivors = Survivors(self._beats.path, in_process)
         self._seats = Seats(range(spec.local_world_size), spec.local_world_size)
         self._asked: str = ""  # the reason for which workers were asked to stop gently
         self._has_asked_to_fill = False

@@ -268,13 +268,11 @@ class Survivors:
     Args:
         directory: the agent's private one.
         wanted: the setting ``workers.in_process``.
-        say: tells a person.
     """
 
-    def __init__(self, directory: Path, wanted: bool, say: Callable[[str], None]) -> None:
+    def __init__(self, directory: Path, wanted: bool) -> None:
         self.kept: dict[int, Kept] = {}
         self.reasons: dict[int, str] = {}  # local rank → why it was not kept, of the last attempt
-        self._say = say
         self._said_unheld = self._has_called = False
         self._stay = False
         self._lines: dict[int, AgentLine] = {}  # by process id
@@ -331,7 +329,7 @@ class Survivors:
             pid = handler.proc.pid
             if pid not in self._prepared and time.monotonic() > self._slow_from_s[pid]:
                 self._slow_from_s[pid] = math.inf
-                self._say(
+                say(
                     f"the place of local rank {rank} is still empty after {SLOW_S:.0f} s: its new "
                     f"process has not come to outlast.session() yet, and the others train on "
                     f"without it. See: py-spy dump --pid {pid}"
@@ -436,9 +434,7 @@ class Survivors:
         if is_known or self.kept or set(self.reasons.values()) != {UNHELD}:
             return
         self._said_unheld = True
-        self._say(
-            "workers.in_process is on, and the script has no session: all its workers start anew"
-        )
+        say("workers.in_process is on, and the script has no session: all its workers start anew")
 
     def _accept(self) -> None:
         """Whoever has called since."""

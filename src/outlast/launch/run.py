@@ -166,9 +166,9 @@ def run(arguments: list[str], server: WarmServer | None = None) -> int:
     _begin(ledger, arguments, settings.dir, joins=isinstance(rendezvous, Membership))
     if examined is not None:
         record(examined, ledger)
-    starts = Starts(launch, settings.workers_warm, say, server)
+    starts = Starts(launch, settings.workers_warm, server)
     starts.open()
-    grace_check = GraceCheck(settings, say)
+    grace_check = GraceCheck(settings)
     narrator = Narrator(settings.dir, also=grace_check.take)
     keeper = _start_keeper(settings, job, rendezvous, ledger)
     if isinstance(rendezvous, Membership):

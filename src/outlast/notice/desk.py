@@ -120,12 +120,10 @@ class GraceCheck:
 
     Args:
         settings: the job's.
-        say: tells people.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._say = say
         self._measured = Measured()
         self._chosen: Chosen | None = None
         self._told: bool | None = None
@@ -172,7 +170,7 @@ class GraceCheck:
         )
         if found is not None and found.fits != self._told:
             self._told = found.fits
-            self._say(found.words)
+            say(found.words)
 
 
 LIMIT_WARNED_S: Final = 180.0  # ahead of a time limit: two minutes, and Slurm may be one early
@@ -296,18 +294,15 @@ class Deaf:
     """Says it, once at the start and once for each notice.
 
     Args:
-        say: tells people.
         are_deaf: whether none of this machine's workers would hear of a notice now.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        say: Callable[[str], None],
         are_deaf: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._say = say
         self._are_deaf = are_deaf
         self._clock = clock
         self._began_s = clock()
@@ -328,7 +323,7 @@ class Deaf:
             return
         self._has_looked = True
         if self._are_deaf():
-            self._say(
+            say(
                 "this machine's platform gives notice before it takes the machine, and this script "
                 "would save nothing now: it has no session yet and handles no SIGTERM; "
                 f"{WHAT_TO_DO}"
@@ -346,7 +341,7 @@ class Deaf:
         self._told_of = notice
         if self._are_deaf():
             until = "to its end" if left_s is None else f"until the machine goes in {left_s:.0f} s"
-            self._say(
+            say(
                 "nothing is saved so far: this script has no session yet and handles no SIGTERM. "
                 f"Unless it opens one, it runs on {until} and nothing is saved; {WHAT_TO_DO}"
             )

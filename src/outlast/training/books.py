@@ -194,7 +194,7 @@ class AttemptBooks:
         trackers.export(self.job.id, settings.dir, self.link.rank)
         self._keeps = self.link.rank == 0 and not self.under_agent
         self._narrator: Narrator | None = None
-        self.grace_check = GraceCheck(settings, say)
+        self.grace_check = GraceCheck(settings)
         self.basis: tuple[int, int] | None = None
         self.promised = set[SaveName]()
         self.ledger: QueuedLedger

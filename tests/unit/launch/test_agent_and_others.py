@@ -49,7 +49,7 @@ def agent(monkeypatch):
     )
     made._hangs = types.SimpleNamespace(named=None, end=lambda: None)
     made._health = types.SimpleNamespace(end=lambda: None)
-    made._deaf = Deaf(lambda _: None, made._are_deaf)
+    made._deaf = Deaf(made._are_deaf)
     made._seats, made._survivors = Seats([0], 1), Nobody()
     made.ended = []
     monkeypatch.setattr(made, "_end_workers", lambda: made.ended.append(True), raising=False)

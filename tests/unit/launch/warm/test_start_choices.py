@@ -94,8 +94,14 @@ def started(one, environ=None):
     return start(one, environ).server
 
 
+@pytest.fixture(autouse=True)
+def _say(monkeypatch):
+    monkeypatch.setattr(starts, "say", None)  # make() puts another one there
+
+
 def make(said, **changes):
-    one = Starts(launch(**changes), True, said.append)
+    starts.say = said.append
+    one = Starts(launch(**changes), True)
     one.open()
     return one
 
