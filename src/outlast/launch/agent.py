@@ -34,7 +34,7 @@ from outlast.health.processes import AGENT_VARIABLE, catches, end_group, end_lef
 from outlast.health.pulse import TRACER_VARIABLE
 from outlast.health.watched import Timings
 from outlast.launch.ending import (
-    LOOK_S,
+    DEATH_LOOK_S,
     UNHELD,
     Crew,
     ProcessWait,
@@ -454,7 +454,7 @@ class Agent(LocalElasticAgent):
         while any(running[rank].proc.poll() is None for rank in leavers):
             if time.monotonic() > until_s:
                 return
-            time.sleep(LOOK_S)
+            time.sleep(DEATH_LOOK_S)
 
     def _note_kept(self, seconds: float, *, moves: bool) -> None:
         survivors = self._survivors
