@@ -115,7 +115,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
         host: its machine's name.
         address: where its hub listens, host:port; "" for one that runs the job alone.
         members: of the attempt, the coordinator first; empty while they gather.
-        process: the one that runs the job alone (see ``term``); "" for several machines.
+        process: the one that runs the job alone (see ``Term``); "" for several machines.
     """
 
     attempt: int
