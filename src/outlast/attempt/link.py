@@ -368,7 +368,7 @@ class Agreement:
         self._on_hurry = on_hurry
         self._on_deadline = on_deadline
         self._coordinator = None if link.rank else _RoundLeader(link, may_save, may_drain, may_move)
-        self._thread = threading.Thread(target=self._answer, name="outlast-agreement", daemon=True)
+        self._thread = devices.Thread(target=self._answer, name="outlast-agreement", daemon=True)
 
     def start(self) -> None:
         """Begin to answer."""
