@@ -120,13 +120,12 @@ class LocalLink:
 
 
 class StoreLink:
-    """A link over a TCPStore; ``prefix`` keeps attempts apart that share a store."""
+    """A link over a TCPStore, which is this attempt's alone."""
 
-    def __init__(self, host: str, port: int, rank: int, world_size: int, prefix: str = PREFIX):
+    def __init__(self, host: str, port: int, rank: int, world_size: int) -> None:
         self.rank = rank
         self.world_size = world_size
         self.host = host
-        self._prefix = prefix
         # Each client serialises its calls, so whoever waits long has one of its own.
         self._for_inbox = connect(host, port, _WAIT)
         self._for_fetch = connect(host, port, _WAIT)
@@ -135,11 +134,11 @@ class StoreLink:
 
     def publish(self, key: str, value: bytes) -> None:
         """Set ``key`` for all ranks; OSError when the store is gone."""
-        self._translate(lambda: self._for_sending.set(f"{self._prefix}/{key}", value))
+        self._translate(lambda: self._for_sending.set(f"{PREFIX}/{key}", value))
 
     def fetch(self, key: str, timeout_s: float) -> bytes:
         """Wait for ``key``; TimeoutError when it does not come, OSError when the store is gone."""
-        name = f"{self._prefix}/{key}"
+        name = f"{PREFIX}/{key}"
 
         def wait() -> bytes:
             self._for_fetch.wait([name], timedelta(seconds=max(timeout_s, 0.01)))
@@ -150,14 +149,14 @@ class StoreLink:
 
     def send(self, rank: int, message: Message) -> None:
         """Put ``message`` into the inbox of ``rank``."""
-        post(self._for_sending, rank, message, self._prefix)
+        post(self._for_sending, rank, message)
 
     def receive(self) -> Message | None:
         """The next message for this rank; None when the link was closed or the store is gone."""
         inbox = self._for_inbox
         while not self._closed.is_set():
             try:
-                raw = inbox.queue_pop(_inbox(self.rank, self._prefix))
+                raw = inbox.queue_pop(_inbox(self.rank))
             except dist.DistStoreError:
                 continue  # an hour without a message
             except RuntimeError:
@@ -200,9 +199,9 @@ def connect(host: str, port: int, timeout: timedelta) -> Any:
         return dist.TCPStore(host, port, is_master=False, timeout=timeout)
 
 
-def post(store: Any, rank: int, message: Message, prefix: str = PREFIX) -> None:
+def post(store: Any, rank: int, message: Message) -> None:
     """Put ``message`` into the inbox of ``rank`` through ``store``."""
-    store.queue_push(_inbox(rank, prefix), msgspec.json.encode(message))
+    store.queue_push(_inbox(rank), msgspec.json.encode(message))
 
 
 def kept_key(machine: int) -> str:
@@ -210,8 +209,8 @@ def kept_key(machine: int) -> str:
     return f"{PREFIX}/kept/{machine}"
 
 
-def _inbox(rank: int, prefix: str) -> str:
-    return f"{prefix}/inbox/{rank}"
+def _inbox(rank: int) -> str:
+    return f"{PREFIX}/inbox/{rank}"
 
 
 def open_link() -> Link:

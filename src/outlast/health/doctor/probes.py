@@ -64,16 +64,9 @@ class Child:
         name: of the probe, see ``main``.
         request: its arguments, as JSON can hold them.
         limit_s: after which it is given up.
-        environ: more variables for it.
     """
 
-    def __init__(
-        self,
-        name: str,
-        request: Mapping[str, Any],
-        limit_s: float,
-        environ: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, name: str, request: Mapping[str, Any], limit_s: float) -> None:
         self.name = name
         self.request = request
         self.limit_s = limit_s
@@ -88,7 +81,6 @@ class Child:
             stdout=self._out,
             stderr=self._err,
             start_new_session=True,
-            env={**os.environ, **(environ or {})},
         )
         self.tell(request)
 
