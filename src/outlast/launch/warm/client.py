@@ -94,14 +94,7 @@ class Exited(ipc.Message):
     code: int
 
 
-class Preloaded(ipc.Message):
-    """To the agent: which of the script's imports are done, and why others are not."""
-
-    modules: list[str]
-    declined: dict[str, str]
-
-
-Message = Start | Script | Reaped | ServerReady | Started | ForkRefused | Exited | Preloaded
+Message = Start | Script | Reaped | ServerReady | Started | ForkRefused | Exited
 
 
 class Wire(ipc.FrameSocket):
@@ -144,13 +137,11 @@ class WarmServer:
         environ: what it was started with.
         pid: its process id.
         is_lost: whether it has died.
-        preloaded: what it has said of the script's own imports.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = dict(environ)
         self.is_lost = False
-        self.preloaded: Preloaded | None = None
         self._is_ready = False
         self._answer: Started | ForkRefused | None = None
         self._workers: dict[int, WarmProcess] = {}
@@ -184,7 +175,7 @@ class WarmServer:
         self._wait(lambda: self._is_ready, READY_TIMEOUT_S, leaves)
 
     def preload(self, arguments: Sequence[str]) -> None:
-        """Have it import what the script will import; it says so in ``preloaded``, in its time."""
+        """Have it import what the script will import, in its time."""
         self._send(Script(arguments=[os.fsencode(one) for one in arguments]))
 
     def start(self, workers: list[ForkedWorker], fds: list[int]) -> list[WarmProcess]:
@@ -246,8 +237,6 @@ class WarmServer:
             self._answer = message
         elif isinstance(message, ForkRefused):
             self._answer = message
-        elif isinstance(message, Preloaded):
-            self.preloaded = message
         elif isinstance(message, Exited):
             process = self._workers.pop(message.pid, None)
             self._owed.discard(message.pid)

@@ -46,7 +46,6 @@ from outlast.launch.warm.client import (
     ForkedWorker,
     ForkRefused,
     Message,
-    Preloaded,
     Reaped,
     Script,
     ServerReady,
@@ -481,8 +480,6 @@ class _ForkServer:
         self._probe.look()
         if self._probe.is_over:
             self._wanted = list(self._probe.safe)
-            if not self._wanted:
-                self._tell_imports()
 
     def _import_one(self) -> None:
         # It may take seconds, and a worker's end is not to wait for it.
@@ -495,8 +492,3 @@ class _ForkServer:
         if not self._wanted:
             gc.collect()
             gc.freeze()
-            self._tell_imports()
-
-    def _tell_imports(self) -> None:
-        modules = [one.module for one in self._probe.safe]
-        self._tell(Preloaded(modules=modules, declined=self._probe.declined))
