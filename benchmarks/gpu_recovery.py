@@ -140,7 +140,8 @@ def killed(run: Run) -> dict[str, Any]:
     os.kill(line["pid"], signal.SIGKILL)
     killed_t = time.time()
     run.wait_for(1, attempt=2)
-    return {"named_s": None, **back(run, killed_t), "hash": run.end()}
+    found = back(run, killed_t)
+    return {"named_s": None, **found, "hash": run.end(), "events": told(run, killed_t, found)}
 
 
 def hung(run: Run) -> dict[str, Any]:
@@ -149,6 +150,13 @@ def hung(run: Run) -> dict[str, Any]:
     digest = run.end()
     (hang,) = [event for event in read_events(run.directory) if event.event == "hang"]
     return {"named_s": hang.t - last_t, **back(run, last_t), "hash": digest}
+
+
+def told(run: Run, since_t: float, found: dict[str, float]) -> list[str]:
+    """What the ledger has of it, each with its seconds since then: what the time is made of."""
+    until_s = found["all_s"]
+    after = [(event, event.t - since_t) for event in read_events(run.directory)]
+    return [f"{seconds:.3f} {event.event}" for event, seconds in after if 0 <= seconds <= until_s]
 
 
 def back(run: Run, since_t: float) -> dict[str, float]:

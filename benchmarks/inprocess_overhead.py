@@ -72,7 +72,9 @@ def one_job(options: argparse.Namespace, setting: str) -> float:
             *("--nproc-per-node", workers, *script),
         ]
         env = {**os.environ, "OUTLAST_WORKERS_IN_PROCESS": setting, "OMP_NUM_THREADS": "1"}
-        env |= {"OUTLAST_NOTICE_PLATFORM": "none", "PYTHONPATH": str(ROOT / "benchmarks")}
+        found = (str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH"))
+        env |= {"OUTLAST_NOTICE_PLATFORM": "none"}
+        env |= {"PYTHONPATH": os.pathsep.join(filter(None, found))}
         subprocess.run(command, env=env, check=True, capture_output=True)
         ranks = [json.loads(one.read_text()) for one in (place / "records").iterdir()]
     return float(max(statistics.median(one[WARM_UP:]) for one in ranks))

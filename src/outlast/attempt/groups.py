@@ -69,7 +69,8 @@ _FAKE: Final = "fake"
 _NCCL: Final = ("ProcessGroupNCCL", "ProcessGroupNCCL2", "ProcessGroupNCCLLazy")
 # What torch is told where groups of NCCL are to be broken and made again: it would end the process
 # for what an abort does to pending work, and write down what all ranks have sent and end them where
-# one has lost a peer.
+# one has lost a peer. It reads them where a group is made, and an agent sets the first otherwise in
+# what each attempt brings.
 _OF_NCCL: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -136,7 +137,6 @@ class Groups:
         if self._is_watched or not dist.is_available():
             return
         self._is_watched = True
-        os.environ.update(_OF_NCCL)
         c10d: Any = dist.distributed_c10d
         self._replace(c10d, _HELPER, self._making)
         if hasattr(c10d, _REGISTER):
@@ -161,6 +161,7 @@ class Groups:
     def _making(self, make: Any) -> Any:
         @functools.wraps(make)
         def making(*args: Any, **options: Any) -> Any:
+            os.environ.update(_OF_NCCL)
             joins = hasattr(_here, "number")
             if options.get("group_desc") == _DEFAULT and not joins:
                 self._num_defaults += 1

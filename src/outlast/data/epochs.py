@@ -105,17 +105,19 @@ def check_world_size(state: Mapping[str, Any], world_size: int, loader: Any) -> 
         )
 
 
+def _samplers_of(loader: Any) -> list[Any]:
+    """Those of a loader, and those within them, each once."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    within = getattr(batch_sampler, "batch_sampler", None)  # of one worker's share of batches
+    inner = [getattr(one, "sampler", None) for one in (batch_sampler, within)]
+    some = [getattr(loader, "sampler", None), batch_sampler, within, *inner]
+    return list({id(one): one for one in some if one is not None}.values())
+
+
 def generators_of(loader: Any) -> list[torch.Generator]:
     """The torch generators that a loader and its samplers draw from, each once."""
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    holders = (
-        loader,
-        getattr(loader, "sampler", None),
-        batch_sampler,
-        getattr(batch_sampler, "sampler", None),
-    )
     found: list[torch.Generator] = []
-    for holder in holders:
+    for holder in (loader, *_samplers_of(loader)):
         generator = getattr(holder, "generator", None)
         if isinstance(generator, torch.Generator) and not any(generator is g for g in found):
             found.append(generator)
@@ -144,6 +146,11 @@ def restore_generators(loader: Any, states: list[Any]) -> None:
     Raises:
         ConfigError: it has more or fewer than it had.
     """
+    # A sampler may make its generator where it is first iterated, and has not been here.
+    for sampler in _samplers_of(loader):
+        is_yet_to_come = getattr(sampler, "generator", False) is None
+        if is_yet_to_come and len(generators_of(loader)) < len(states):
+            sampler.generator = torch.Generator()
     generators = generators_of(loader)
     if len(states) != len(generators):
         raise ConfigError(
@@ -163,14 +170,9 @@ class Samplers:
     """
 
     def __init__(self, loader: Any) -> None:
-        batch_sampler = getattr(loader, "batch_sampler", None)
-        some: tuple[Any, ...] = (
-            getattr(loader, "sampler", None),
-            batch_sampler,
-            getattr(batch_sampler, "sampler", None),
-        )
-        listening = {id(one): one for one in some if callable(getattr(one, "set_epoch", None))}
-        self._found = [(one, _epoch_of(one)) for one in listening.values()]
+        some = _samplers_of(loader)
+        listening = [one for one in some if callable(getattr(one, "set_epoch", None))]
+        self._found = [(one, _epoch_of(one)) for one in listening]
         self._told = 0
 
     def tell(self, epoch: int) -> None:
@@ -388,6 +390,12 @@ class EpochFeed(abc.ABC):
             self._iterator = None
         else:
             self.close()
+
+    def leave_epoch(self) -> None:
+        """What is left of this epoch is not handed out: the next batch is the next one's first."""
+        iterator, self._iterator = self._iterator, None
+        shield.shut_down(iterator)
+        self._next_epoch = self.epoch + 1
 
     def close(self) -> None:
         """End the loader's processes; the position stays readable."""

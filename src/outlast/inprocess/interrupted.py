@@ -4,7 +4,8 @@ Where a sum has no end because the attempt is over, the script is not to hear of
 loop goes on to the boundary, where the session takes over. From the moment that a sum has failed
 until then
 
-- backward passes end without an exception, whatever they have left in ``.grad``;
+- backward passes end without an exception, whatever they have left in ``.grad``: zeros where there
+  was nothing, since the body goes on with what it finds there;
 - the script's own collectives do too;
 - DDP's forward passes sum and send nothing;
 - an optimizer's step is made by a stand-in that has its hyperparameters and no parameters: no
@@ -451,16 +452,16 @@ def _backward(call: Any, optimizers: Callable[[], Iterable[torch.optim.Optimizer
             if not over.voids(error):
                 raise
             for optimizer in optimizers():
-                _leave_a_gradient(optimizer)
+                _leave_gradients(optimizer)
 
     return backward
 
 
-def _leave_a_gradient(optimizer: torch.optim.Optimizer) -> None:
-    """A scaler that finds none at all takes that for a mistake of the script."""
-    trained = [one for one in parameters_of(optimizer) if one.requires_grad]
-    if trained and all(one.grad is None for one in trained):
-        trained[0].grad = torch.zeros_like(trained[0])
+def _leave_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """The body is made for weights that have one each; ``ScriptGradients.forget`` removes them."""
+    for one in parameters_of(optimizer):
+        if one.requires_grad and one.grad is None:
+            one.grad = torch.zeros_like(one)
 
 
 def _before_forward(call: Any) -> Any:

@@ -34,14 +34,7 @@ from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.data import random_state, shield
-from outlast.errors import (
-    ConfigError,
-    Exit,
-    Leave,
-    NotInProcess,
-    OutlastError,
-    exit_code_of,
-)
+from outlast.errors import ConfigError, Exit, Leave, NotInProcess, OutlastError, exit_code_of
 from outlast.inprocess import parting
 from outlast.inprocess.survivor import open_survivor
 from outlast.ledger.narrator import say
@@ -75,7 +68,10 @@ class Session:
         step: batches of ``steps()`` whose turn of the loop is completed, over the whole job. Not
             the optimizer's steps: where it is called after every fourth batch, these are four.
         resumed: whether this run went on from a checkpoint.
+        cannot_repeat: why the loop's body cannot be asked to run a step again; "" if it can.
     """
+
+    cannot_repeat = ""
 
     def __init__(
         self,
@@ -447,6 +443,7 @@ class Session:
         survivor = open_survivor()
         if survivor is None:
             return None
+        survivor.cannot(self.cannot_repeat)
         home = Home(
             newest=lambda: self._saving.newest(self.step),
             own=lambda: self._saving.own(self.step, self._position.reached()),

@@ -5,6 +5,7 @@ into a state that counts is what is looked at here; never how long it took.
 """
 
 import functools
+from collections import Counter
 
 import losses
 import pytest
@@ -44,9 +45,8 @@ def test_losses_anywhere_in_a_step_lose_nothing(floor, tmp_path):
     calm = undisturbed(tmp_path / "calm")
     job, running = disturbed(floor, tmp_path, *(part for one in LOSSES for part in ("--do", one)))
     compare(job, calm)
-    lost = {(event.attempt, str(event.rank)) for event in job.events("worker_lost")}
-    ended = {(event.attempt, rank) for event in job.events("survived") for rank in event["ended"]}
-    assert ended <= lost, running.text
+    ended = Counter(rank for event in job.events("survived") for rank in event["ended"])
+    assert ended <= Counter(one[0] for one in LOSSES), running.text  # two may go in one step
     sources = [event["source"] for event in job.events("resumed")][1:]
     assert all(source.endswith("that survived") for source in sources), running.text
     assert "Traceback" not in running.err, running.text

@@ -68,6 +68,14 @@ def test_only_what_was_opened_for_a_group_is_shut_down(world):
     assert listener.fileno() >= 0
 
 
+def test_nccl_is_told_where_a_group_is_made(world, monkeypatch):
+    """An agent's environment says otherwise, in each attempt."""
+    _, make, _, _ = world
+    for _ in range(2):
+        monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+        assert make(lambda: os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == "0"
+
+
 def test_a_number_that_is_another_connections_by_now_is_left_alone(world):
     groups, make, listener, _ = world
     of_group = make(lambda: connect(listener))

@@ -117,6 +117,17 @@ def test_with_a_scaler_too(trained, attempt):
     assert same(facts(*trained), before)
 
 
+def test_the_body_goes_on_with_a_gradient_for_each_weight(trained, attempt):
+    """Where a sum cannot be begun, the backward pass has come to none of them."""
+    model, optimizer = trained
+    body(*trained)
+    attempt.happen()
+    optimizer.zero_grad()
+    Gone.apply(model(torch.ones(2, 3))).sum().backward()
+    assert attempt.is_void
+    assert all(not parameter.grad.any() for parameter in model.parameters())
+
+
 def test_what_is_the_scripts_own_is_raised(trained, attempt, monkeypatch):
     monkeypatch.setattr("outlast.attempt.over.ECHO_S", 0.01)
     with pytest.raises(RuntimeError, match="Connection closed"):

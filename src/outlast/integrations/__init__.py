@@ -1,0 +1,5 @@
+"""Frameworks that have a training loop of their own: one module for each, imported only there.
+
+Each puts a framework's loop on ``training/driven.py`` and gives it back what it counts. None of
+them is imported by Outlast itself, so none of the frameworks has to be installed.
+"""

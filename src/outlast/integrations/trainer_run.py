@@ -1,0 +1,196 @@
+"""One call of a Trainer's ``train()``: its session, its batches, and what the Trainer counts.
+
+A boundary stands in front of the first batch of a step: there the Trainer has logged, evaluated and
+saved what belongs to the step before. What it counts is saved with the position in the data, by
+each rank for itself: its state with the logs, its control's and its callbacks' state, the losses
+that it has not logged yet, and the seconds that it has trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from accelerate.data_loader import DataLoaderShard
+from accelerate.utils import send_to_device, synchronize_rng_states
+from transformers.trainer_callback import ExportableState, TrainerState
+
+from outlast.data import random_state
+from outlast.training.driven import Driven, open_session
+from outlast.training.session import Session
+
+_OF_THIS_PROCESS: Final = (
+    *("is_local_process_zero", "is_world_process_zero", "is_hyper_param_search"),
+)
+_LOSSES: Final = (
+    *("_tr_loss", "_total_loss_scalar", "_globalstep_last_logged"),
+    *("_initial_global_step", "_initial_num_input_tokens_seen"),
+)
+
+
+class TrainerRun:
+    """From the Trainer's own preparations to the end of its loop.
+
+    Args:
+        trainer: is about to prepare its model.
+        stack: what is opened is closed with it.
+        options: of the session.
+
+    Attributes:
+        references: maximum of steps, number of epochs, trial: as the Trainer has computed them.
+        first: the epoch to go on in, and how many of its batches are behind that place.
+        session: is there once :meth:`open` has returned.
+    """
+
+    session: Session
+    _driven: Driven
+
+    def __init__(
+        self, trainer: Any, stack: contextlib.ExitStack, options: Mapping[str, Any]
+    ) -> None:
+        self._trainer, self._stack, self._options = trainer, stack, options
+        self._losses: Mapping[str, Any] = {}
+        self._began_s, self._before_s = time.monotonic(), 0.0
+        self._last_step = 0
+        self._random: Mapping[str, Any] | None = None
+        self.references: tuple[Any, ...] = ()
+        self.first = (0, 0)
+        self.is_in_loop = False
+
+    def open(self, loader: Any) -> Batches:
+        """Open the session over what the Trainer has made; what it is to iterate."""
+        trainer = self._trainer
+        objects = {"model": trainer.model, "scheduler": trainer.lr_scheduler}
+        objects["optimizer"] = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+        if getattr(trainer.accelerator, "scaler", None) is not None:
+            objects["scaler"] = trainer.accelerator.scaler
+        session = open_session(at_step=trainer.state.global_step, **self._options, **objects)
+        self.session = self._stack.enter_context(session)
+        inner = loader.base_dataloader if isinstance(loader, DataLoaderShard) else loader
+        per_turn = trainer.args.gradient_accumulation_steps
+        self._driven = Driven(self.session, inner, self, per_turn=per_turn)
+        self._driven.begin()
+        self.is_in_loop = not self._driven.is_over
+        if self.session.resumed:
+            self._random = random_state.capture()  # what is evaluated before the loop draws, too
+            is_over = self._driven.is_over or trainer.state.global_step >= self.references[0]
+            self.first = (self.references[1], 0) if is_over else self._driven.place
+        self._last_step = trainer.state.global_step
+        return Batches(loader, self)
+
+    def first_epoch(self, asked: int) -> int:
+        """The epoch to begin with; ``asked`` where the Trainer decides."""
+        return self.first[0] if self.session.resumed else asked
+
+    def enter_epoch(self, epoch: int) -> bool:
+        """An epoch begins; whether it is gone on in, in its midst."""
+        self._driven.enter_epoch(epoch)
+        return self.first[0] == epoch and self.first[1] > 0
+
+    def batch(self) -> Any:
+        """The next batch, behind the boundary of the step that has ended meanwhile.
+
+        Raises:
+            StopIteration: the epoch has no other.
+            SystemExit: with code 75, once a drain is agreed and committed.
+        """
+        if self._trainer.state.global_step != self._last_step:
+            self._last_step = self._trainer.state.global_step
+            self._driven.boundary()
+        elif self._random is not None:
+            random_state.restore(self._random)
+        self._random = None
+        return self._driven.batch()
+
+    def end(self) -> float:
+        """The loop is over, and its end committed; seconds of training before this process."""
+        self.is_in_loop = False
+        self._driven.end(is_complete=self._trainer.state.global_step != self._last_step)
+        self._stack.close()
+        return self._before_s
+
+    # --- what the Trainer counts ----------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """As it stands."""
+        trainer = self._trainer
+        state = dataclasses.asdict(trainer.state)
+        losses = {name: getattr(trainer, name) for name in _LOSSES if hasattr(trainer, name)}
+        if "_tr_loss" in losses:
+            losses["_tr_loss"] = losses["_tr_loss"].detach().clone()
+        return {
+            "state": {key: value for key, value in state.items() if key not in _OF_THIS_PROCESS},
+            "callbacks": [one.state()["attributes"] for one in self._exportable()],
+            "losses": losses,
+            "flos": trainer.current_flos,
+            "seconds": self._before_s + time.monotonic() - self._began_s,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Back to what :meth:`state_dict` gave; the losses once the Trainer has begun to count."""
+        trainer = self._trainer
+        known = {field.name for field in dataclasses.fields(TrainerState)}
+        for name in known & state["state"].keys():
+            setattr(trainer.state, name, state["state"][name])
+        trainer.state.init_training_references(trainer, *self.references)
+        for one, attributes in zip(self._exportable(), state["callbacks"], strict=False):
+            for name, value in attributes.items():
+                setattr(one, name, value)
+        trainer.current_flos = state["flos"]
+        self._losses, self._before_s = state["losses"], float(state["seconds"])
+
+    def _exportable(self) -> list[Any]:
+        known = [*self._trainer.callback_handler.callbacks, self._trainer.control]
+        return [one for one in known if isinstance(one, ExportableState)]
+
+    def put_back_losses(self) -> None:
+        """Those of the checkpoint, where the Trainer has just begun to count them from nothing."""
+        for name, value in self._losses.items():
+            own = getattr(self._trainer, name)
+            setattr(self._trainer, name, value.to(own.device) if name == "_tr_loss" else value)
+
+
+class Batches:
+    """What the Trainer iterates in place of its prepared dataloader, once for each epoch.
+
+    Args:
+        loader: the dataloader; all but its batches is its own.
+        run: gives the batches.
+    """
+
+    def __init__(self, loader: Any, run: TrainerRun) -> None:
+        self._loader, self._run = loader, run
+        self._epoch = self._num_skipped = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def skip(self, num_batches: int) -> None:
+        """Leave these out: of a checkpoint of the Trainer's own. A session's stands behind them."""
+        self._num_skipped = 0 if self._run.session.resumed else num_batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Batches are those of this epoch from here on."""
+        self._epoch = epoch
+        if hasattr(self._loader, "set_epoch"):
+            self._loader.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        loader = self._loader
+        is_inside = self._run.enter_epoch(self._epoch)
+        if not is_inside and getattr(loader, "rng_types", None) is not None:
+            synchronize_rng_states(loader.rng_types, loader.synchronized_generator)
+        device = getattr(loader, "device", None)
+        with contextlib.suppress(StopIteration):
+            while self._num_skipped:
+                self._num_skipped -= 1
+                self._run.batch()
+            while True:
+                batch = self._run.batch()
+                yield batch if device is None else send_to_device(batch, device)

@@ -1,0 +1,218 @@
+"""Transformers' ``Trainer``: ``callbacks=[OutlastCallback()]`` is all that a script needs.
+
+    from outlast.integrations.transformers import OutlastCallback
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[OutlastCallback()])
+    trainer.train()
+
+The Trainer's loop stays its own. Its dataloader is put on Outlast's feed, and each of its optimizer
+steps is a step of a session: saved behind the loop, gone on from at the same batch with the same
+random numbers, ended with exit code 75 where a notice was agreed. ``global_step``, logs, the
+scheduler, the scaler and the state of callbacks are saved with it (``trainer_run.py``).
+
+What the Trainer would save by ``save_strategy="steps"`` or ``"epoch"`` becomes a request for a
+checkpoint that nobody waits for. It still saves where it reads that again itself: with
+``load_best_model_at_end``, ``save_strategy="best"`` or ``push_to_hub``; or with
+``OutlastCallback(trainer_saves=True)``.
+
+Where the job has no checkpoint of its own, ``train(resume_from_checkpoint=True)`` goes on from the
+newest of the Trainer's ``checkpoint-N`` that is whole (``trainer_checkpoints.py``).
+
+What can go wrong: the Trainer loads one batch ahead of the step, and Outlast none. So a collator
+that draws random numbers draws them at another place in the stream than without Outlast (and at the
+same one in each run with it). DeepSpeed and ``dispatch_batches`` are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import transformers
+from accelerate.data_loader import DataLoaderDispatcher
+from transformers import trainer as trainer_module
+
+from outlast.errors import ConfigError
+from outlast.integrations.trainer_checkpoints import newest_whole
+from outlast.integrations.trainer_run import Batches, TrainerRun
+from outlast.script import excepthook
+
+_WANTED: Final = (
+    *("_inner_training_loop", "_init_training_state", "_prepare_for_training", "_run_epoch"),
+    *("_load_rng_state", "_finalize_training"),
+)
+_RESUMED: Final = "outlast"  # in place of a directory that the Trainer would read
+
+
+class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
+    """Keeps a Trainer's run going.
+
+    Args:
+        trainer_saves: whether the Trainer goes on saving itself as its arguments say.
+        **options: as of :func:`outlast.session`: ``dir``, ``every``, ``keep``, ``resume`` and
+            further objects to save.
+
+    Attributes:
+        run: the call of ``train()`` that is under way, or None.
+    """
+
+    def __init__(self, *, trainer_saves: bool = False, **options: Any) -> None:
+        self._options, self._trainer_saves = options, trainer_saves
+        self.run: TrainerRun | None = None
+
+    @contextlib.contextmanager
+    def around(self, trainer: Any) -> Iterator[None]:
+        """Within, a session drives the Trainer's loop; whatever ends the loop ends the session.
+
+        Raises:
+            ConfigError: the Trainer is of a kind that cannot be driven.
+        """
+        kind = type(trainer)
+        with excepthook.one_line_errors():
+            _refuse(trainer)
+        trainer.__class__ = type(kind.__name__, (_Driven, kind), {"__module__": kind.__module__})
+        try:
+            with contextlib.ExitStack() as stack:
+                self.run = TrainerRun(trainer, stack, self._options)
+                yield
+        finally:
+            trainer.__class__, self.run = kind, None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The Trainer begins to count its losses: they are put back to the checkpoint's."""
+        if self.run is None:
+            raise ConfigError(
+                "OutlastCallback does not drive this Trainer: its class has a loop of its own "
+                "(_inner_training_loop), which does not call the Trainer's"
+            )
+        self.run.put_back_losses()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A step or an epoch is complete: what the Trainer would save now is asked for."""
+        is_read = args.load_best_model_at_end or args.push_to_hub or args.save_strategy == "best"
+        if control.should_save and self.run is not None and not (self._trainer_saves or is_read):
+            control.should_save = False
+            self.run.session.save()
+
+    on_epoch_end = on_step_end
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """The loss is noted, and looked at for anomalies."""
+        if self.run is not None and self.run.is_in_loop and "loss" in (logs or {}):
+            self.run.session.log(loss=logs["loss"])
+
+
+class _Driven:
+    """What is put in front of a Trainer's own class while it is in its loop."""
+
+    callback_handler: Any
+
+    @property
+    def _run(self) -> TrainerRun:
+        callback = _callback(self)
+        assert callback is not None  # noqa: S101 - ``around`` is what has put this here
+        assert callback.run is not None  # noqa: S101
+        return callback.run
+
+    def _init_training_state(
+        self, max_steps: int, per_epoch: int, num_epochs: int, resume: Any, trial: Any
+    ) -> tuple[Any, int]:
+        self._run.references = (max_steps, num_epochs, trial)
+        kept: Any = super()
+        epochs, batches = kept._init_training_state(max_steps, per_epoch, num_epochs, resume, trial)
+        return _Later(lambda: self._run.first_epoch(epochs)), batches
+
+    def _prepare_for_training(self, max_steps: int, loader: Any, resume: Any) -> tuple[Any, Any]:
+        kept: Any = super()
+        model, loader = kept._prepare_for_training(max_steps, loader, resume)
+        if isinstance(loader, DataLoaderDispatcher):
+            with excepthook.one_line_errors():
+                raise ConfigError(
+                    "the Trainer's batches come from rank 0; in TrainingArguments, say "
+                    'accelerator_config={"dispatch_batches": False}'
+                )
+        return model, self._run.open(loader)
+
+    def _run_epoch(self, **given: Any) -> None:
+        given["epochs_trained"] = operator.index(given["epochs_trained"])
+        if self._run.session.resumed:
+            given["steps_trained_in_current_epoch"] = self._run.first[1]
+            given["resume_from_checkpoint"] = _RESUMED
+        kept: Any = super()
+        kept._run_epoch(**given)
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        if checkpoint != _RESUMED:  # else the session has put them back
+            kept: Any = super()
+            kept._load_rng_state(checkpoint)
+
+    def _finalize_training(self, trial: Any, num_train_samples: Any, start_time: float) -> Any:
+        before_s = self._run.end()
+        kept: Any = super()
+        return kept._finalize_training(trial, num_train_samples, start_time - before_s)
+
+
+class _Later:
+    """A number that is known once the session is open; the Trainer's ``range`` asks for it then."""
+
+    def __init__(self, number: Callable[[], int]) -> None:
+        self._number = number
+
+    def __index__(self) -> int:
+        return self._number()
+
+
+def _callback(trainer: Any) -> OutlastCallback | None:
+    known = trainer.callback_handler.callbacks
+    return next((one for one in known if isinstance(one, OutlastCallback)), None)
+
+
+def _refuse(trainer: Any) -> None:
+    lacking = [name for name in _WANTED if not hasattr(trainer, name)]
+    if lacking:
+        raise ConfigError(
+            f"OutlastCallback does not know the loop of transformers {transformers.__version__}: "
+            f"there is no {lacking[0]}(). Install transformers 5.24 or newer"
+        )
+    if trainer.is_deepspeed_enabled:
+        raise ConfigError("OutlastCallback cannot save what DeepSpeed holds; use FSDP or DDP")
+
+
+def _looping(loop: Any) -> Any:
+    @functools.wraps(loop)
+    def _inner_training_loop(trainer: Any, *args: Any, **given: Any) -> Any:
+        callback = _callback(trainer)
+        with contextlib.nullcontext() if callback is None else callback.around(trainer):
+            return loop(trainer, *args, **given)
+
+    return _inner_training_loop
+
+
+def _training(train: Any) -> Any:
+    @functools.wraps(train)
+    def _train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **given: Any) -> Any:
+        if resume_from_checkpoint is True and _callback(trainer) is not None:
+            resume_from_checkpoint = newest_whole(trainer.args.output_dir)
+        return train(trainer, resume_from_checkpoint, *args, **given)
+
+    return _train
+
+
+def _skipping(skip: Any) -> Any:
+    @functools.wraps(skip)
+    def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
+        if not isinstance(loader, Batches):
+            return skip(loader, num_batches)
+        loader.skip(num_batches)
+        return loader
+
+    return skip_first_batches
+
+
+_trainer: Any = trainer_module.Trainer
+_trainer._inner_training_loop = _looping(_trainer._inner_training_loop)
+_trainer.train = _training(_trainer.train)
+trainer_module.skip_first_batches = _skipping(trainer_module.skip_first_batches)

@@ -1,0 +1,119 @@
+"""A Trainer with a tiny GPT-2: RECORDS [--plain] [--masked] [--die STEP …] [KEY=VALUE …].
+
+With Outlast's callback, or without. Its last rank dies, once, at the end of each STEP. What is
+logged is appended to RECORDS/logs.jsonl; RECORDS/final.json has the weights' hash.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import signal
+from pathlib import Path
+
+import torch
+from transformers import (
+    EarlyStoppingCallback,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("records", type=Path)
+PARSER.add_argument("--plain", action="store_true")
+PARSER.add_argument("--masked", action="store_true")
+PARSER.add_argument("--resume", action="store_true")
+PARSER.add_argument("--die", type=int, action="append", default=[])
+PARSER.add_argument("arguments", nargs="*", help="of TrainingArguments, as JSON")
+OPTIONS = PARSER.parse_intermixed_args()
+OF_TIME = ("runtime", "per_second")
+
+
+class Points(torch.utils.data.Dataset):
+    def __init__(self, num):
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = torch.randint(0, 64, (num, 16), generator=generator)
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def __getitem__(self, index):
+        return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
+
+
+def masked(rows):
+    """As a collator for masked language models: it draws."""
+    labels = torch.stack([row["labels"] for row in rows])
+    return {"input_ids": labels.masked_fill(torch.rand(labels.shape) < 0.2, 1), "labels": labels}
+
+
+class Notes(TrainerCallback):
+    def on_log(self, args, state, control, logs=None, **_):
+        if state.is_world_process_zero:
+            kept = {key: value for key, value in logs.items() if not key.endswith(OF_TIME)}
+            with (OPTIONS.records / "logs.jsonl").open("a") as file:
+                file.write(json.dumps([state.global_step, kept]) + "\n")
+
+    def on_step_end(self, args, state, control, **_):
+        if state.is_world_process_zero:
+            (OPTIONS.records / "step").write_text(str(state.global_step))
+        mark = OPTIONS.records / f"died-{state.global_step}"
+        is_last = args.process_index == args.world_size - 1
+        if state.global_step in OPTIONS.die and is_last and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main():
+    torch.set_num_threads(1)
+    set_seed(1)
+    sizes = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
+    ends = {"bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, **sizes, **ends))
+    given = {
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "logging_steps": 5,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "learning_rate": 1e-3,
+        "seed": 3,
+    }
+    if "WORLD_SIZE" in os.environ:
+        given["ddp_backend"] = "gloo"
+    given |= {
+        key: json.loads(value) for key, value in (one.split("=") for one in OPTIONS.arguments)
+    }
+    args = TrainingArguments(OPTIONS.records / "trainer", **given)
+    callbacks = [Notes()]
+    if args.load_best_model_at_end:
+        callbacks.append(EarlyStoppingCallback(2))
+    if not OPTIONS.plain:
+        from outlast.integrations.transformers import OutlastCallback
+
+        callbacks.append(OutlastCallback(every="3 steps"))
+    trainer = Trainer(
+        model,
+        args,
+        train_dataset=Points(50),
+        eval_dataset=Points(8),
+        data_collator=masked if OPTIONS.masked else None,
+        callbacks=callbacks,
+    )
+    trainer.train(resume_from_checkpoint=OPTIONS.resume)
+    if args.process_index == 0:
+        digest = hashlib.sha256()
+        for _, value in sorted(model.state_dict().items()):
+            digest.update(value.numpy().tobytes())
+        found = {"hash": digest.hexdigest(), "step": trainer.state.global_step}
+        (OPTIONS.records / "final.json").write_text(json.dumps(found))
+
+
+main()
