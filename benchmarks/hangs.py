@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from bench.tables import cell, markdown
-from outlast.attempt.beat import VARIABLE
+from outlast.attempt.beat import BEATS_VARIABLE
 from outlast.health import pulse
 from outlast.ledger.file import read_events
 
@@ -86,13 +86,13 @@ def cost(seconds: float) -> tuple[float, float]:
                 time.sleep(0.1)
             time.sleep(2)
             below = psutil.Process(job.pid).children()
-            watcher = next(one for one in below if "outlast.health" in one.cmdline())
+            watcher = next(one for one in below if "outlast.health.watcher" in one.cmdline())
             watched = _used(watcher, seconds)
         finally:
             job.terminate()
             job.wait(60)
     with tempfile.TemporaryDirectory() as place:
-        os.environ[VARIABLE] = place
+        os.environ[BEATS_VARIABLE] = place
         pulse.start()
         thread = next(one for one in threading.enumerate() if one.name == "outlast-pulse")
         clock = time.pthread_getcpuclockid(int(thread.ident or 0))

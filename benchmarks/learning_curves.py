@@ -37,8 +37,7 @@ def train(corpus: Path, records: Path, steps: int) -> None:
     import torch.distributed as dist
 
     import outlast
-    from outlast.drill.corpus import Windows
-    from outlast.drill.demo_train import Gpt
+    from outlast.drill.demo_train import Gpt, Windows
 
     if os.environ["WORLD_SIZE"] != "1":
         dist.init_process_group("gloo")
@@ -131,7 +130,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
-        from outlast.drill.corpus import gather
+        from outlast.drill.demo import gather
 
         gather(place / "corpus.bin")
         calm = Attempt(place, "calm", 1, options.steps)

@@ -38,7 +38,8 @@ from bench.machine_jobs import EVENTS, MACHINE_LAUNCHERS, NUM_MACHINES, MachineJ
 from bench.recovery_records import Back, Records, summary
 from bench.rotation import directory
 from bench.tables import Requirements, cell, emit, machine, markdown
-from outlast.drill import network
+from machine_network import Network
+from machine_network import unusable as unusable_network
 
 POLL_S: Final = 0.01
 START_S: Final = 120.0
@@ -78,7 +79,7 @@ def main() -> None:
             result["worker"] = workers | {name: {"problem": why} for name, why in unusable.items()}
             tables.append(worker_table(workers, unusable, options.limit))
         if "machines" in options.parts:
-            if why_not := network.unusable():
+            if why_not := unusable_network():
                 tables.append(f"Machines: not run: {why_not}")
             else:
                 several = {
@@ -274,7 +275,7 @@ def machine_turns(
     for name in options.events:
         with (
             job(place, NUM_MACHINES, log) as (turn, records),
-            network.Network(NUM_MACHINES) as machines,
+            Network(NUM_MACHINES) as machines,
         ):
             turn.script_args = ("--sleep", str(options.pause))
             one = MachineJob(launcher, turn, machines)

@@ -38,8 +38,7 @@ import outlast
 from bench import tables
 from bench.ports import free_port
 from outlast.drill.demo_train import Gpt
-from outlast.reduce.exchange import Bucket, GroupChannel, group, open_exchange
-from outlast.reduce.tree import ReductionPlan
+from outlast.reduce.exchange import Bucket, GroupChannel, ReductionPlan, group, open_exchange
 
 WIDTH, LAYERS, HEADS, CONTEXT, SAMPLES = 256, 6, 8, 64, 2
 SUM_LIMIT: Final = 1.3

@@ -37,9 +37,8 @@ from bench.launchers import SCRIPTS, Turn
 from bench.machine_jobs import MachineJob, OutlastMachines
 from bench.rotation import directory
 from bench.tables import Requirements, emit, machine, markdown
+from machine_network import Cut, FreezeMachine, KillMachine, Machine, Network, Partition, unusable
 from outlast.config import parse_span
-from outlast.drill import network
-from outlast.drill.network import Cut, FreezeMachine, KillMachine, Machine, Partition
 
 ELASTIC: Final = SCRIPTS / "elastic.py"
 SAME_BITS: Final = SCRIPTS / "elastic_same_bits.py"  # whose sums are torch's
@@ -175,7 +174,7 @@ def main() -> None:
     options.faults = [one.strip() for one in options.faults.split(",")]
     if unknown := set(options.faults) - set(FAULTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(set(FAULTS))}")
-    if why_not := network.unusable():
+    if why_not := unusable():
         parser.error(why_not)
     # Stopped from outside, the run still ends its jobs and removes its networks.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -204,7 +203,7 @@ def main() -> None:
 def one_storm(options: argparse.Namespace, place: Path, log: IO[str], seed: int) -> dict[str, Any]:
     """A job in a storm, and what came of it."""
     chance = random.Random(seed)
-    with directory(place) as path, network.Network(options.machines) as machines:
+    with directory(place) as path, Network(options.machines) as machines:
         turn = Turn(place=path, world=options.machines, log=log)
         turn.records.mkdir()
         end = path / "end"

@@ -27,11 +27,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from outlast.attempt.beat import VARIABLE, Beat
+from outlast.attempt.beat import BEATS_VARIABLE, Beat
 from outlast.attempt.link import connect, open_store
-from outlast.health.messages import Times, Timings
-from outlast.health.watched import LEAST, interval_s
-from outlast.launch import stragglers as judged
+from outlast.health.watched import LEAST, Times, Timings, interval_s
+from outlast.launch import symptoms as judged
 from outlast.policy.stragglers import StepReports, Stragglers
 from outlast.training.timing import Meter
 
@@ -61,7 +60,7 @@ def measured(arguments: list[str]) -> dict[str, Any]:
         port = probe.getsockname()[1]
         probe.close()
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        shared |= {VARIABLE: beats, "OMP_NUM_THREADS": "1"}
+        shared |= {BEATS_VARIABLE: beats, "OMP_NUM_THREADS": "1"}
         workers = [
             subprocess.Popen(
                 [sys.executable, __file__, *arguments],

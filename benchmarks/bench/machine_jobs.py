@@ -1,6 +1,6 @@
 """Jobs on three machines, and what happens to them.
 
-The machines are network namespaces (``outlast.drill.network``) that share this machine's cores and
+The machines are network namespaces (``tests/machine_network``) that share this machine's cores and
 disk; each has one agent with one worker.
 """
 
@@ -21,7 +21,7 @@ from bench.launchers import (
     OutlastAnySize,
     Turn,
 )
-from outlast.drill.network import Cut, KillMachine, Machine, Network, Partition
+from machine_network import Cut, KillMachine, Machine, Network, Partition
 
 NUM_MACHINES: Final = 3
 _PORT: Final = 29_400

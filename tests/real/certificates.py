@@ -7,7 +7,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from outlast.peer.tls import Tls
+from outlast.peer.key import Tls
 
 
 def authority(directory):

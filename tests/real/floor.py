@@ -28,7 +28,7 @@ import floor_server
 import psutil
 from saved import is_committed, saved, saves_in
 
-from outlast.attempt import nameless
+from outlast.attempt import early
 from outlast.launch import first_look
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
@@ -287,8 +287,8 @@ def _run_warm(arguments, environ, cwd, out, err, enter, starts_afresh):
         enter()
     os.environ.clear()
     os.environ.update(environ)
-    os.environ.setdefault(nameless.VARIABLE, "1")  # it was told
-    nameless.spare_torch()
+    os.environ.setdefault(early.QUIET_VARIABLE, "1")  # it was told
+    early.spare_torch()
     os.chdir(cwd)
     for path, number in ((out, 1), (err, 2)):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND)

@@ -37,7 +37,7 @@ def have_ready(is_agent):
         from outlast.launch import health
         from outlast.launch.warm import client
 
-        starters += [(client, "outlast.launch.warm"), (health, "outlast.health")]
+        starters += [(client, "outlast.launch.warm"), (health, "outlast.health.watcher")]
     for starter, module in starters:
         starter.subprocess = SimpleNamespace(
             Popen=_Spare(module).popen,
@@ -158,7 +158,7 @@ def _become(asked):
 
 
 def _look_fresh(told, fds):
-    from outlast.launch.warm.child import show
+    from outlast.launch.warm.server import show
 
     command = told["command"]
     os.setsid()

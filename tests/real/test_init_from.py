@@ -87,7 +87,7 @@ def test_random_states_are_the_new_jobs_own():
 def test_where_it_came_from_is_in_each_checkpoint_and_shown():
     from click.testing import CliRunner
 
-    from outlast.cli.checkpoints.show import command
+    from outlast.cli.checkpoints.show import show_command as command
 
     Run("a", 2)
     Run("b", 2, init_from="a@2")

@@ -17,9 +17,9 @@ from floor import until
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from outlast.cli import init as recipes
+from outlast.cli.init import Sky, Slurm, Training
 from outlast.errors import Exit
-from outlast.init import recipes
-from outlast.init.recipes import Sky, Slurm, Training
 from thorough import examples
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)

@@ -54,9 +54,8 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from outlast.attempt.line import STANDBY_VARIABLE
 from outlast.attempt.link import STORE_VARIABLE, connect, kept_key
-from outlast.attempt.over import over
+from outlast.attempt.over import STANDBY_VARIABLE, over
 from outlast.checkpoint import devices
 from outlast.reduce import losses
 

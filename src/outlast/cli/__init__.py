@@ -1,5 +1,8 @@
 """The command line: one thin module per command, loaded only when it is called.
 
+The commands of a few lines, ``run``, ``config`` and ``requeue``, are here; what they need is
+imported when they are called.
+
 ``LazyGroup`` is a command that has others: most of them do without torch.
 """
 
@@ -10,7 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import click
 
@@ -23,9 +26,8 @@ class LazyGroup(click.Group):
 
     Args:
         package: where their modules lie; each has a ``command``.
-        listed: name → module, and what it is for.
+        listed: name → module ("MODULE:NAME" where it has several), and what it is for.
         noun: what one of them is called.
-        hidden: others, for scripts that outlast writes.
         options: click's.
     """
 
@@ -35,15 +37,12 @@ class LazyGroup(click.Group):
         package: str,
         listed: Mapping[str, tuple[str, str]],
         noun: str,
-        hidden: tuple[str, ...] = (),
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self._package = package
         self._listed = listed
         self._noun = noun
-        self._modules = {name: name for name in hidden}
-        self._modules |= {name: module for name, (module, _) in listed.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Their names, in order."""
@@ -51,17 +50,17 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """One of them, or None."""
-        if cmd_name not in self._modules:
-            return None
-        module = importlib.import_module(f"{self._package}.{self._modules[cmd_name]}")
-        found: click.Command = module.command
-        return found
+        if cmd_name in self.commands or cmd_name not in self._listed:
+            return self.commands.get(cmd_name)
+        module, _, name = self._listed[cmd_name][0].partition(":")
+        found = getattr(importlib.import_module(f"{self._package}.{module}"), name or "command")
+        return cast("click.Command", found)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, but for what is said when there is none of that name."""
-        if args and args[0] not in self._modules:
+        if args and args[0] not in {*self._listed, *self.commands}:
             from outlast.errors import nearest
 
             close = nearest(args[0], tuple(self._listed))
@@ -119,12 +118,78 @@ class _Commands(LazyGroup):
     package=__name__,
     listed={name: (name, text) for name, text in _COMMANDS.items()},
     noun="command",
-    hidden=("requeue",),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="outlast")
 def cli() -> None:
     """Keep PyTorch training going on machines that fail, hang, slow down or are taken back."""
+
+
+@cli.command(
+    name="run",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run_command(arguments: tuple[str, ...]) -> int:
+    """Run a script under outlast: torchrun's flags and PET_* variables, --dir, --resume."""
+    from outlast.notice.signals import EarlySignals
+
+    early = EarlySignals()
+    from outlast.launch.first_look import level_to_set, refuse_other_job
+    from outlast.launch.warm.client import begin
+
+    refuse_other_job(arguments)
+    os.environ.update(level_to_set(os.environ))
+    server = begin(arguments)
+    try:
+        from outlast.launch.run import run  # torch is imported here, and meanwhile in the server
+
+        if early.heard:
+            from outlast.ledger.narrator import say
+
+            say(f"{early.heard} came before anything had begun; start me again (exit 75)")
+            return int(Exit.DRAINED)
+        return run(list(arguments), server)
+    finally:
+        if server is not None:
+            server.close()
+
+
+@cli.command(name="config")
+@click.option("--dir", "directory", default=None, help="The job's directory.")
+@click.option("--explain", is_flag=True, help="Say where each setting came from.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object and nothing else.")
+def config_command(directory: str | None, explain: bool, as_json: bool) -> None:
+    """Print the settings in force: argument, then OUTLAST_*, then outlast.toml, then default."""
+    import msgspec
+
+    from outlast import config
+
+    settings = config.load({"dir": directory})
+    rows = config.as_rows(settings)
+    if as_json:
+        found: dict[str, Any] = {key: {"value": value, "from": by} for key, value, by in rows}
+        for tier in settings.tiers:
+            parts = {"kind": tier.kind, "url": tier.url, "every": tier.every, "keep": tier.keep}
+            found[f"tier.{tier.name}"] |= parts
+        click.echo(msgspec.json.encode(found))
+        return
+    width = max(len(key) for key, _, _ in rows)
+    values = max(len(value) for _, value, _ in rows)
+    for key, value, source in rows:
+        tail = f"  {value:<{values}}  {source}" if explain else f"  {value}"
+        click.echo(f"{key:<{width}}{tail}".rstrip())
+
+
+@cli.command(name="requeue", hidden=True)
+def requeue_command() -> None:
+    """Ask Slurm to run the job that this is called in once more, unless it was cancelled."""
+    if "SLURM_JOB_ID" not in os.environ:
+        raise click.UsageError("this is no Slurm job; outlast requeue is for batch scripts")
+    from outlast.notice.slurm import requeue
+
+    requeue(os.environ)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -11,14 +11,12 @@ from rich.live import Live
 from rich.text import Text
 
 from outlast import units
-from outlast.cli.paper import Paper
-from outlast.drill.corpus import Corpus
-from outlast.drill.demo import STEPS, DemoListener, DemoProgress, Recovery, demo
+from outlast.drill.demo import STEPS, Corpus, DemoListener, DemoProgress, Recovery, demo
 from outlast.drill.faults import Struck
 from outlast.ledger.file import read_events
 from outlast.ledger.goodput import goodput
 from outlast.ledger.narrator import place
-from outlast.report.text import where_time_went
+from outlast.report.text import Paper, where_time_went
 
 
 @click.command(name="demo")

@@ -120,7 +120,7 @@ def _meeting(
 ) -> WantedMachines:
     import msgspec
 
-    from outlast.launch.place import own_address, place_of
+    from outlast.launch.first_look import own_address, place_of
 
     return msgspec.structs.replace(
         machines,
@@ -150,22 +150,22 @@ def _words(command: str, flags: dict[str, object]) -> str:
 
 def _show(examined: Examined, as_json: bool, *, again: str, start: str) -> int:
     """Tell it, and what to run next: the doctor once more, or the job where it may start."""
-    from outlast.health.doctor import page
+    from outlast.health.doctor.examination import lines, to_json
 
     after = again if examined.exit_code else start
 
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.encode(page.to_json(examined) | {"next": after}))
+        click.echo(msgspec.json.encode(to_json(examined) | {"next": after}))
         return examined.exit_code
     from rich.text import Text
 
-    from outlast.cli.paper import Paper
+    from outlast.report.text import Paper
 
     _clear()
     paper = Paper(highlight=False, soft_wrap=True)
-    for style, text in page.lines(examined, paper.width if paper.is_terminal else WIDTH):
+    for style, text in lines(examined, paper.width if paper.is_terminal else WIDTH):
         line = Text(text)
         line.stylize(style, 0, len(text) if style == "bold" else 1)
         paper.print(line)

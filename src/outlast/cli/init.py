@@ -1,22 +1,420 @@
-"""``outlast init``: thin; what is written is decided in :mod:`outlast.init`."""
+"""``outlast init``: write the file with which a scheduler runs ``outlast run``.
+
+Guarantees: a script's arguments arrive at the script as they were given, whatever is in them. What
+a scheduler would refuse by its form (a name, a number) is refused here, in one line. The exit codes
+in a file are those of :class:`outlast.errors.Exit`; none is written down a second time. How each is
+answered is decided here, for all schedulers:
+
+- drained (75): start again, and never count it: that is the plan, not a failure.
+- usage (2), refused (78): never start again: the next attempt would say the same.
+- gave up (76): never. A lost machine is not among its reasons: the others go on, or wait for it.
+- storage (77): Kubernetes tries a few times, as the next pod may land on a machine whose mount
+  works. Slurm and SkyPilot hand it to a person: queueing for, or renting, machines to meet the
+  same full disk costs more than it can win.
+- anything else (a killed process, a lost machine): start again; each file bounds how often.
+
+A template is one file, in ``templates/``, that reads like its result. An argument is written so
+that the reader of the file gets it back as it was. Three readers: bash, YAML, and Kubernetes, which
+replaces ``$(NAME)`` in what YAML has given it.
+
+What can go wrong: a site's own rules (accounts, quotas, queues) are not known here. The files are
+meant to be read and changed; each line that is not plain says why it is there.
+
+Rejected: building manifests as objects and dumping them (no comments, no order for a reader);
+talking to the scheduler (its own command does that, with the person's own rights).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import re
+import shlex
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, Exit
 
 if TYPE_CHECKING:
-    from outlast.init.recipes import Training
+    import jinja2
 
 
-class _Recipe(Protocol):
-    def render(self) -> str: ...
-    def next_command(self, file: str) -> str: ...
+def check(argument: str) -> str:
+    """An argument that a process can be given; raises ConfigError for any other."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{argument!r} is not UTF-8; no manifest can hold it") from None
+    if "\0" in argument:
+        raise ConfigError(f"{argument!r} holds a zero byte; no process can be given that")
+    return argument
+
+
+def bash(argument: str) -> str:
+    """The argument as one word of bash, on one line.
+
+    A line break in single quotes would be right in a script, and wrong in a script within YAML.
+    """
+    if argument.isprintable():
+        return shlex.quote(argument)
+    return "$'" + "".join(map(_in_dollar_quotes, argument)) + "'"
+
+
+def _in_dollar_quotes(character: str) -> str:
+    if character in "\\'":
+        return "\\" + character
+    if character.isprintable():
+        return character
+    return "".join(f"\\{byte:03o}" for byte in character.encode())
+
+
+def yaml(text: object) -> str:
+    """The text as a YAML string, on one line: never a number, a date or a truth value."""
+    return '"' + "".join(map(_in_double_quotes, str(text))) + '"'
+
+
+def _in_double_quotes(character: str) -> str:
+    if character in '\\"':
+        return "\\" + character
+    if character.isprintable():
+        return character
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def kubernetes(argument: str) -> str:
+    """The argument as an item of a container's ``args``."""
+    return yaml(argument.replace("$", "$$"))
+
+
+def bash_line(arguments: Iterable[str]) -> str:
+    """Several arguments as one line of bash."""
+    return " ".join(map(bash, arguments))
+
+
+def render(template: str, **values: Any) -> str:
+    """Render a template; a value that it names and nobody gave is an error."""
+    return _environment().get_template(template).render(**values)
+
+
+@functools.cache  # it keeps the templates that it has compiled
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("outlast.cli"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # noqa: S701 - shell and YAML, each value quoted by its filter
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["bash"] = bash
+    environment.filters["bash_line"] = bash_line
+    environment.filters["yaml"] = yaml
+    environment.filters["kubernetes"] = kubernetes
+    return environment
+
+
+NODES_MAX: Final = 10_000
+NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+NAME_LENGTH: Final = 40  # leaves room for what schedulers append: a host name has 63 characters
+MOUNT: Final = "/outlast"
+SLACK_S: Final = 10  # between our own deadline and the kill, for Python to leave
+DEFAULT_GRACE_S: Final = 120
+POD_WAITS_S: Final = 86_400  # for enough others
+
+# How long a pod has on a spot machine of this cloud, counted from SIGTERM, less the slack.
+# GKE cuts at 15 s whatever the pod asks for, unless its node pool says more.
+SPOT_GRACE_S: Final = {"gke": 15, "eks": 110, "aks": 20}
+
+_NODES: Final = re.compile(r"\d{1,9}(:\d{1,9})?", re.ASCII)
+_TIME: Final = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
+_PARTITIONS: Final = re.compile(r"[\w.-]+(,[\w.-]+)*", re.ASCII)
+_IMAGE: Final = re.compile(r"[a-zA-Z0-9][\w./:@-]*", re.ASCII)
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
+_ACCELERATOR: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
+_BUCKET: Final = re.compile(r"(s3|gs|r2|cos|oci|nebius|https)://[^\s\"'\\${}]+")
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What is run: the same for every scheduler.
+
+    Attributes:
+        name: the job's name: RFC 1123, and a letter first, as a host name's part must be.
+        script: the training script, as the machines see it.
+        arguments: what the script is given.
+        nodes: machines; the most, where their number may change.
+        fewest: as many as it can do with; None for all of ``nodes``.
+        gpus: GPUs of each machine, and so its workers.
+        cpus: for a job without GPUs: its workers, a core each; else 0.
+    """
+
+    name: str
+    script: str
+    arguments: tuple[str, ...] = ()
+    nodes: int = 1
+    fewest: int | None = None
+    gpus: int = 1
+    cpus: int = 0
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name) or len(self.name) > NAME_LENGTH:
+            raise ConfigError(
+                f"{self.name!r} is no name for a job: lower-case letters, digits and hyphens, "
+                f"{NAME_LENGTH} at most, a letter first; give another with --name"
+            )
+        if not self.script or self.script.startswith("-"):
+            raise ConfigError(f"{self.script!r} is no script; name one with --script train.py")
+        for argument in (self.script, *self.arguments):
+            check(argument)
+        check_number("--nodes", self.nodes, 1, NODES_MAX)
+        if self.fewest is not None:
+            check_number(f"--nodes {self.fewest}:{self.nodes}:", self.fewest, 1, self.nodes)
+        if self.gpus == 0:
+            raise ConfigError("--gpus 0: for a job without GPUs give its workers with --cpus N")
+        check_number("--gpus", self.gpus, 1, 128)
+        check_number("--cpus", self.cpus, 0, 1024)
+
+    @property
+    def workers(self) -> int:
+        """Training processes on each machine."""
+        return self.cpus or self.gpus
+
+    @property
+    def least(self) -> int:
+        """Machines without which it does not run."""
+        return self.nodes if self.fewest is None else self.fewest
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of machines may change."""
+        return self.least < self.nodes
+
+    @property
+    def nnodes(self) -> str:
+        """The machines, as ``outlast run --nnodes`` is told them."""
+        return f"{self.least}:{self.nodes}" if self.is_elastic else str(self.nodes)
+
+    @property
+    def command(self) -> list[str]:
+        """The script and its arguments."""
+        return [self.script, *self.arguments]
+
+
+def _limit_s(time: str) -> int | None:
+    """Seconds of a time limit as Slurm reads it; None where there is none (0)."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:  # minutes[:seconds]
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds or None
+
+
+class Slurm(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch script for ``sbatch``.
+
+    Attributes:
+        training: what is run.
+        directory: the job's directory, on storage that all machines see.
+        time: the job's time limit, in one of Slurm's forms.
+        partition: where it may run, or "" for the site's default.
+        grace_s: how long before the time limit Slurm says so.
+        cpus_per_gpu: cores for each GPU: its worker, that one's data loaders, the keeper.
+    """
+
+    training: Training
+    directory: str = "outlast-job"
+    time: str = "24:00:00"
+    partition: str = ""
+    grace_s: int = DEFAULT_GRACE_S
+    cpus_per_gpu: int = 8
+
+    def __post_init__(self) -> None:
+        if not _TIME.fullmatch(self.time):
+            raise ConfigError(
+                f"--time {self.time} is not a time limit; write 24:00:00, 90 (minutes) or 2-12"
+            )
+        if self.partition and not _PARTITIONS.fullmatch(self.partition):
+            raise ConfigError(f"{self.partition!r} is not a partition; sinfo lists them")
+        if not self.directory:
+            raise ConfigError("--dir '' names no directory; leave it out, or name one")
+        check(self.directory)
+        check_number("--grace", self.grace_s, 5, 65_535)
+        limit_s = _limit_s(self.time)
+        if limit_s is not None and limit_s <= self.grace_s:
+            raise ConfigError(
+                f"--time {self.time} is {limit_s} s, and its notice comes --grace {self.grace_s} s "
+                "ahead: nothing would be trained; give more time, or less grace"
+            )
+        check_number("--cpus-per-gpu", self.cpus_per_gpu, 1, 256)
+
+    def render(self) -> str:
+        """The script."""
+        training = self.training
+        cores = training.cpus or training.gpus * self.cpus_per_gpu
+        return render("slurm.sbatch.j2", job=self, training=training, cores=cores, **_codes())
+
+    def next_command(self, file: str) -> str:
+        """What to type next."""
+        return f"sbatch {bash(file)}"
+
+
+class Kubernetes(msgspec.Struct, frozen=True, kw_only=True):
+    """Manifests for ``kubectl apply``.
+
+    Attributes:
+        training: what is run.
+        kind: "job", "jobset" or "trainjob".
+        image: the container image, with outlast and the script in it.
+        claim: the PersistentVolumeClaim that holds the job's directory.
+        spot: "gke", "eks" or "aks" to ask for that cloud's spot machines, or "".
+        grace_s: seconds between SIGTERM and SIGKILL that the drain may use; None for what the
+            machines give.
+    """
+
+    training: Training
+    image: str
+    claim: str
+    kind: str = "job"
+    spot: str = ""
+    grace_s: int | None = None
+
+    def __post_init__(self) -> None:
+        if not _IMAGE.fullmatch(self.image):
+            raise ConfigError(f"{self.image!r} is not an image; write registry/name:tag")
+        if not _SUBDOMAIN.fullmatch(self.claim) or len(self.claim) > 253:
+            raise ConfigError(
+                f"{self.claim!r} is not a PersistentVolumeClaim's name; see: kubectl get pvc"
+            )
+        if self.grace_s is not None:
+            check_number("--grace", self.grace_s, 5, 86_400)
+
+    @property
+    def drain_s(self) -> int:
+        """How long a drain may take."""
+        if self.grace_s is not None:
+            return self.grace_s
+        return SPOT_GRACE_S.get(self.spot, DEFAULT_GRACE_S)
+
+    @property
+    def arguments(self) -> list[str]:
+        """What ``outlast run`` is given, before the script."""
+        several = [
+            *("--nnodes", self.training.nnodes),
+            # Pods come one by one, and one that is replaced when there is a machine for it. Who
+            # waits too long gives up, and that is for a person.
+            *("--rdzv-conf", f"join_timeout={POD_WAITS_S}"),
+        ]
+        flags = several if self.training.nodes > 1 else ["--standalone"]
+        return [*flags, "--nproc-per-node", str(self.training.workers)]
+
+    def render(self) -> str:
+        """The manifests."""
+        return render(
+            f"k8s-{self.kind}.yaml.j2",
+            job=self,
+            training=self.training,
+            mount=MOUNT,
+            slack_s=SLACK_S,
+            never=sorted(map(int, (Exit.USAGE, Exit.GAVE_UP, Exit.REFUSED))),
+            **_codes(),
+        )
+
+    def next_command(self, file: str) -> str:
+        """What to type next."""
+        return f"kubectl apply -f {bash(file)}"
+
+
+class Sky(msgspec.Struct, frozen=True, kw_only=True):
+    """A task for ``sky jobs launch``.
+
+    Attributes:
+        training: what is run.
+        accelerator: SkyPilot's name of the GPU; not used where the job has none.
+        bucket: the bucket that holds the job's directory, or "".
+        volume: the SkyPilot volume that holds it, or "". One of the two.
+    """
+
+    training: Training
+    accelerator: str = ""
+    bucket: str = ""
+    volume: str = ""
+
+    def __post_init__(self) -> None:
+        if self.training.cpus and self.accelerator:
+            raise ConfigError("--gpu-type and --cpus: a job has GPUs or it has not; give one")
+        if not self.training.cpus and not _ACCELERATOR.fullmatch(self.accelerator):
+            given = f"{self.accelerator!r} is no GPU" if self.accelerator else "no GPU is named"
+            raise ConfigError(
+                f"{given}; name one with --gpu-type H100 (sky gpus list), or give --cpus"
+            )
+        if self.training.is_elastic:
+            raise ConfigError(
+                f"SkyPilot rents a fixed number of machines; give --nodes {self.training.nodes}"
+            )
+        if bool(self.bucket) == bool(self.volume):
+            raise ConfigError(
+                "a machine's own disk goes with it: say where the job's directory is to be, with "
+                "either --bucket s3://NAME or --volume NAME"
+            )
+        if self.bucket and not _BUCKET.fullmatch(self.bucket):
+            raise ConfigError(f"{self.bucket!r} is not a bucket; write s3://NAME or gs://NAME")
+        if self.bucket and self.training.nodes > 1:
+            raise ConfigError(
+                f"{self.training.nodes} machines do not see each other's files in a mounted bucket "
+                "in time; give a volume that all can write, with --volume NAME"
+            )
+        if self.volume and not _SUBDOMAIN.fullmatch(self.volume):
+            raise ConfigError(f"{self.volume!r} is not a volume's name; see: sky volumes ls")
+
+    def render(self) -> str:
+        """The task."""
+        # SkyPilot ends the other machines' processes when one fails, and looks at all codes: on
+        # several machines a 137 says nothing.
+        again = [int(Exit.DRAINED)] + ([137, 143] if self.training.nodes == 1 else [])
+        return render(
+            "sky.yaml.j2", job=self, training=self.training, mount=MOUNT, again=again, **_codes()
+        )
+
+    def next_command(self, file: str) -> str:
+        """What to type next."""
+        return f"sky jobs launch {bash(file)}"
+
+
+def _codes() -> dict[str, Any]:
+    return {"exit": {code.name.lower(): int(code) for code in Exit}}
+
+
+def check_number(flag: str, value: int, least: int, most: int) -> None:
+    """Raise ConfigError for a number out of its range."""
+    if not least <= value <= most:
+        raise ConfigError(f"{flag} {value} is not between {least} and {most}")
+
+
+def nodes_of(text: str) -> tuple[int, int]:
+    """What --nodes says, the fewest and the most: ``4`` → (4, 4), ``2:4`` → (2, 4).
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if not _NODES.fullmatch(text):
+        raise ConfigError(f"--nodes {text} is neither N nor MIN:MAX; write 4 or 2:4")
+    fewest, _, most = text.partition(":")
+    return int(fewest), int(most or fewest)
+
+
+def name_of(script: str) -> str:
+    """A job's name after its script: ``src/train_gpt.py`` → ``train-gpt``."""
+    stem = re.sub(r"\.py$", "", script.replace("\\", "/").rpartition("/")[2])
+    return re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:NAME_LENGTH].rstrip("-")
 
 
 @click.group(name="init")
@@ -58,8 +456,6 @@ def slurm(
     time: str, partition: str, grace: int, cpus_per_gpu: int, directory: str, **common: Any
 ) -> None:
     """A batch script for sbatch. The script's arguments come last, after --."""
-    from outlast.init.recipes import Slurm
-
     recipe = Slurm(
         training=_training(common),
         directory=directory,
@@ -88,8 +484,6 @@ def k8s(
     kind: str, image: str, claim: str, spot: str | None, grace: int | None, **common: Any
 ) -> None:
     """Manifests for kubectl apply. The script's arguments come last, after --."""
-    from outlast.init.recipes import Kubernetes
-
     recipe = Kubernetes(
         training=_training(common),
         kind=kind,
@@ -108,15 +502,11 @@ def k8s(
 @click.option("--volume", default="", help="For the job's directory: a SkyPilot volume.")
 def sky(gpu_type: str, bucket: str, volume: str, **common: Any) -> None:
     """A task for sky jobs launch. The script's arguments come last, after --."""
-    from outlast.init.recipes import Sky
-
     recipe = Sky(training=_training(common), accelerator=gpu_type, bucket=bucket, volume=volume)
     _write(recipe, common, f"{recipe.training.name}.sky.yaml")
 
 
 def _training(common: dict[str, Any]) -> Training:
-    from outlast.init.recipes import Training, name_of, nodes_of
-
     if common["gpus"] is not None and common["cpus"]:
         raise ConfigError("--gpus and --cpus: a job has GPUs or it has not; give one of them")
     fewest, nodes = nodes_of(common["nodes"])
@@ -131,7 +521,7 @@ def _training(common: dict[str, Any]) -> Training:
     )
 
 
-def _write(recipe: _Recipe, common: dict[str, Any], default: str) -> None:
+def _write(recipe: Slurm | Kubernetes | Sky, common: dict[str, Any], default: str) -> None:
     output = common["output"] or default
     text = recipe.render()
     if output == "-":

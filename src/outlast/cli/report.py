@@ -11,11 +11,11 @@ import msgspec
 from rich.text import Text
 
 from outlast import config
-from outlast.cli.paper import Paper
 from outlast.ledger.file import read_events
 from outlast.ledger.job import read_job
 from outlast.report.facts import Facts, facts, to_json
 from outlast.report.text import (
+    Paper,
     forecast_lines,
     incident_lines,
     slow_line,

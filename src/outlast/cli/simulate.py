@@ -11,8 +11,19 @@ import click
 import msgspec
 
 from outlast import units
-from outlast.cli.plan.answer import figure, number, percent, say, span, table
-from outlast.cli.plan.facts import COST_FLAGS, RATE_FLAGS, OwnJob, failure_rate, own
+from outlast.cli.plan.answer import (
+    COST_FLAGS,
+    RATE_FLAGS,
+    OwnJob,
+    failure_rate,
+    figure,
+    number,
+    own,
+    percent,
+    say,
+    span,
+    table,
+)
 from outlast.cli.quantities import COUNT0, DAYS, DURATION, GPUS, JSON_FLAG, PRICE, SHARE, Rate, flag
 from outlast.errors import ConfigError, nearest
 from outlast.planner.job import MODE_WORDS, MODES, JobSetup, Level

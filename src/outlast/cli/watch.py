@@ -16,9 +16,17 @@ import msgspec
 
 from outlast import config
 from outlast.errors import ConfigError
-from outlast.notice.deliver import NotifyCommand, PidFile, Process, parse_pid, parse_signal
 from outlast.notice.desk import checked, chosen_for
-from outlast.notice.lookout import Lookout, LookoutResult, tell_people
+from outlast.notice.lookout import (
+    Lookout,
+    LookoutResult,
+    NotifyCommand,
+    PidFile,
+    Process,
+    parse_pid,
+    parse_signal,
+    tell_people,
+)
 from outlast.notice.platform import Chosen
 
 SIGNAL = "USR1"

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from outlast.drill.corpus import Corpus, gather
 from outlast.drill.demo_train import Gpt
 from outlast.drill.faults import Fault, RunningJob, Struck, draw
 from outlast.drill.metadata_server import AwsMetadataServer
@@ -35,6 +35,39 @@ STEPS_MIN: Final = 135  # each third must hold a checkpoint and a fault
 STARTS_MAX: Final = 4
 MARK: Final = ".outlast-demo"
 TEXT: Final = "corpus.bin"
+TEXT_BYTES_MIN: Final = 10_000_000
+_LEFT_OUT: Final = frozenset({"test", "tests", "site-packages", "dist-packages", "__pycache__"})
+
+
+class Corpus(NamedTuple):
+    """What was gathered: number of files and of bytes."""
+
+    num_files: int
+    num_bytes: int
+
+
+def gather(target: Path) -> Corpus:
+    """Write all the text into one file.
+
+    Raises:
+        ConfigError: this Python has less than 10 MB of source.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    paths = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if not _LEFT_OUT.intersection(path.relative_to(root).parts)
+    ]
+    with target.open("wb") as file:
+        for path in paths:
+            file.write(path.read_bytes())
+    size = target.stat().st_size
+    if size < TEXT_BYTES_MIN:
+        raise ConfigError(
+            f"the standard library in {root} has {size / 1e6:.1f} MB of source and the demo needs "
+            "10 MB; install Python with its library (on Debian: apt install libpython3-stdlib)"
+        )
+    return Corpus(len(paths), size)
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,18 +12,34 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from torch import nn
 
 import outlast
-from outlast.drill.corpus import WINDOW, Windows
 from outlast.drill.trace import Final, Recorder, TracedStep
 
 WIDTH, HEADS, LAYERS = 128, 4, 5
+WINDOW = 64  # bytes that a sample predicts, each from those before it
 GLOBAL_BATCH = 8
 WARM_UP_STEPS = 20
+
+
+class Windows(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
+    """The text cut into windows; a sample is (its id, ``WINDOW + 1`` bytes as int64)."""
+
+    def __init__(self, path: Path) -> None:
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+
+    def __len__(self) -> int:
+        return (len(self._bytes) - 1) // WINDOW
+
+    def __getitem__(self, index: int) -> tuple[int, torch.Tensor]:
+        start = index * WINDOW
+        window = self._bytes[start : start + WINDOW + 1].astype(np.int64)
+        return index, torch.from_numpy(window)
 
 
 class TransformerBlock(nn.Module):

@@ -26,6 +26,7 @@ from outlast.storage import Directory
 
 POLL_S: Final = 0.002
 STEP_GUESS_S: Final = 0.05
+LEAD_S: Final = 120.0  # of a notice
 
 
 class Struck(msgspec.Struct, kw_only=True):
@@ -152,19 +153,18 @@ class PreemptionNotice:
 
     name = "preemption notice"
 
-    def __init__(self, after_step: int, server: AwsMetadataServer, lead_s: float = 120.0) -> None:
+    def __init__(self, after_step: int, server: AwsMetadataServer) -> None:
         self.after_step = after_step
         self.server = server
-        self.lead_s = lead_s
 
     def strike(self, job: RunningJob, is_over: Callable[[], bool]) -> Struck | None:
         """Put the notice up."""
         if not wait_for_step(job, self.after_step, is_over):
             return None
-        self.server.preempt(in_s=self.lead_s)
+        self.server.preempt(in_s=LEAD_S)
         last = job.completed()
         return Struck(
-            what=f"AWS takes the machine back in {self.lead_s:.0f} s (said in step {last + 1})",
+            what=f"AWS takes the machine back in {LEAD_S:.0f} s (said in step {last + 1})",
             t=time.time(),
             last_step=last,
             event="notice",

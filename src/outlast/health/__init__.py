@@ -1,14 +1,16 @@
 """What is wrong with a running job, seen from outside of its workers.
 
-``messages``  what an agent and its watcher say to each other
-``watcher``   the watcher: a process of each machine, which looks about ten times a second
-``watched``   the workers of one attempt; a symptom: what steps were spent on, for
-              ``policy.stragglers``
-``doctor``    before a job: whether this machine, and those it works with, are fit (see there)
+``watcher``    the watcher: a process of each machine, which looks about ten times a second
+``watched``    the workers of one attempt, and what an agent and its watcher say of them; a symptom:
+               what steps were spent on, for ``policy.stragglers``
+``hang``       a symptom: workers that make no progress
+``pulse``      in the worker: a thread that says that Python runs
+``processes``  what the kernel knows of processes; what workers leave behind, and its end
+``doctor``     before a job: whether this machine, and those it works with, are fit (see there)
 
 A symptom is a small module with a class that has the three methods of ``watcher.Symptom``: it reads
 what workers left in memory (``attempt.beat``), and says what it has found as messages. To add one:
-its messages go into the union in ``messages``, its class into ``watcher.SYMPTOMS``, and whoever is
+its messages go into the union in ``watched``, its class into ``watcher.SYMPTOMS``, and whoever is
 to hear of it calls ``Health.hear`` in the agent (``launch.health``). What it has learned and a
 successor is to know it says as ``Learned``; it is given back in ``Begin.learned``.
 

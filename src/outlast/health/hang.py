@@ -37,7 +37,9 @@ from typing import Any, Final
 import msgspec
 
 from outlast.attempt.beat import BeatReader, Phase
-from outlast.health.messages import (
+from outlast.health.processes import ProcessLook, catches, look_at, moved, state_of, tracer_of
+from outlast.health.pulse import SIGNAL, ask_path, recorder_path, stacks_path
+from outlast.health.watched import (
     Ask,
     Begin,
     Evidence,
@@ -45,11 +47,9 @@ from outlast.health.messages import (
     FromWatcher,
     Learned,
     Suspicion,
+    Watched,
     WatchedWorker,
 )
-from outlast.health.proc import ProcessLook, catches, look_at, moved, state_of, tracer_of
-from outlast.health.pulse import SIGNAL, ask_path, recorder_path, stacks_path
-from outlast.health.watched import Watched
 from outlast.policy.blame import STOPPED_S, Frame, RankLook
 from outlast.policy.hang import FRESH_STEPS, Activity, HangLimits, HangSettings
 

@@ -34,7 +34,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from outlast.attempt.beat import VARIABLE, Beat, beat_path
+from outlast.attempt.beat import BEATS_VARIABLE, Beat, beat_path
 
 SIGNAL: Final = signal.SIGRTMAX - 3  # nobody else is known to use it
 TRACER_VARIABLE: Final = "OUTLAST_TRACER"  # process id of the agent, set by it
@@ -48,7 +48,7 @@ def stacks_path(directory: Path, local_rank: int) -> Path:
 
 def be_ready() -> None:
     """Answer from now on, where an agent listens."""
-    directory = os.environ.get(VARIABLE)
+    directory = os.environ.get(BEATS_VARIABLE)
     if not directory:
         return
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # it is then not answered
@@ -101,7 +101,7 @@ def held_back() -> Iterator[None]:
 
 def start() -> None:
     """Begin, where an agent listens; in a worker, before its script."""
-    directory = os.environ.get(VARIABLE)
+    directory = os.environ.get(BEATS_VARIABLE)
     if directory:
         os.environ.setdefault(RECORDER_VARIABLE, RECORDED)
         _give_torch_our_timeout()

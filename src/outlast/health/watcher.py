@@ -16,11 +16,19 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from outlast.attempt.bound import wake_when_alone
-from outlast.health import leftovers
 from outlast.health.hang import HangWatch
-from outlast.health.messages import Alive, Begin, End, FromAgent, FromWatcher, Gap, Voice
-from outlast.health.watched import Pace, Watched
+from outlast.health.processes import end_leftovers, wake_when_alone
+from outlast.health.watched import (
+    Alive,
+    Begin,
+    End,
+    FromAgent,
+    FromWatcher,
+    Gap,
+    Pace,
+    Voice,
+    Watched,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +136,7 @@ class HangWatcher:
 
 
 def main() -> None:
-    """``python -m outlast.health FD PARENT STEM``."""
+    """``python -m outlast.health.watcher FD PARENT STEM``."""
     fd, parent, stem = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     wake_when_alone()
     try:
@@ -144,4 +152,8 @@ def _end_orphans(parent: int, stem: str) -> None:
     while os.getppid() == parent and time.monotonic() < until_s:
         time.sleep(0.01)
     if os.getppid() != parent:
-        leftovers.end(stem, limit_s=LEFTOVERS_S)
+        end_leftovers(stem, limit_s=LEFTOVERS_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """What a session does at each step so that this process, and the others, can go on after a loss.
 
 The newest step's end is kept (see ``living``), and what this rank alone knows is put where its
-death does not take it (see ``attempt.own``): small state as bytes, which are what
+death does not take it (see ``attempt.beat``): small state as bytes, which are what
 ``checkpoint.tree`` writes, in MessagePack, with each tensor's dtype, shape and bytes. Nothing in
 them can be decoded into code. Nothing of all this is done where workers are started anew.
 """
@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import torch
 
+from outlast.attempt.beat import Own
 from outlast.attempt.link import Link
 from outlast.attempt.over import over
-from outlast.attempt.own import Own
 from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import bytes_of

@@ -5,7 +5,7 @@ the boundary. Rank 0 hears all of them, and says what is done: those whose machi
 leave the job, the others go on in their processes; or all save here and end, where one of them
 cannot go on. So no rank goes on while another waits for its part of a checkpoint.
 
-What a rank alone knows (:mod:`outlast.attempt.own`) would go with its machine. Two others take it
+What a rank alone knows (:mod:`outlast.attempt.beat`) would go with its machine. Two others take it
 before anybody goes, of those who stay too: a machine may be lost on the way, or have notice after
 rank 0's word.
 
@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import msgspec
 
+from outlast.attempt.beat import RankState
 from outlast.attempt.link import Link
-from outlast.attempt.own import RankState
 
 ALL_END: Final = "the machines of the job change: all save, and start again"
 WAIT_S: Final = 600.0  # that ranks wait for each other at such a boundary

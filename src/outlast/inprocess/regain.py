@@ -17,9 +17,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from outlast.attempt.beat import RankState, read_own
 from outlast.attempt.link import Link, device_of_group
 from outlast.attempt.over import over
-from outlast.attempt.own import RankState, read_own
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import as_bytes
 from outlast.checkpoint.tree import DTYPE_OF, unflatten

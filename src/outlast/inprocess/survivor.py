@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from outlast.attempt import trackers
 from outlast.attempt.groups import groups
-from outlast.attempt.line import (
+from outlast.attempt.over import (
     LEAVES,
     STANDBY_VARIABLE,
     AgentLine,
@@ -34,8 +34,8 @@ from outlast.attempt.line import (
     Stays,
     Unwound,
     dial,
+    over,
 )
-from outlast.attempt.over import over
 from outlast.checkpoint import devices
 from outlast.errors import NotInProcess
 from outlast.health import pulse

@@ -25,32 +25,34 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from outlast.attempt.beat import VARIABLE as BEATS_VARIABLE
-from outlast.attempt.beat import BeatsDirectory, most_updates, read_beat
-from outlast.attempt.bound import AGENT_VARIABLE
-from outlast.attempt.line import LEAVES, LINE_VARIABLE
+from outlast.attempt.beat import BEATS_VARIABLE, BeatsDirectory, most_updates, read_beat
 from outlast.attempt.link import ATTEMPT_VARIABLE, PREFIX, STORE_VARIABLE, kept_key, post
+from outlast.attempt.over import LEAVES, LINE_VARIABLE
 from outlast.config import Settings
 from outlast.errors import Exit
-from outlast.health.leftovers import end as end_leftovers
-from outlast.health.leftovers import end_group
-from outlast.health.messages import Timings
-from outlast.health.proc import catches, is_dying
+from outlast.health.processes import AGENT_VARIABLE, catches, end_group, end_leftovers, is_dying
 from outlast.health.pulse import TRACER_VARIABLE
-from outlast.launch.desk import Deaf, NoticeDesk
-from outlast.launch.ending import ProcessWait, WorkerShutdown
-from outlast.launch.hangs import Hangs, failure_of, hang_of
+from outlast.health.watched import Timings
+from outlast.launch.ending import (
+    DEATH_LOOK_S,
+    UNHELD,
+    Crew,
+    ProcessWait,
+    Seats,
+    StandIn,
+    Survivors,
+    WorkerShutdown,
+)
 from outlast.launch.health import Health, begin_of
 from outlast.launch.judging import FailureHandler, worker_failure
 from outlast.launch.machines import TROUBLE_S, Machines, Sessions
-from outlast.launch.stragglers import StragglerMonitor
-from outlast.launch.survivors import LOOK_S, UNHELD, Crew, Seats, StandIn, Survivors
+from outlast.launch.symptoms import Hangs, StragglerMonitor, failure_of, hang_of
 from outlast.launch.warm.starts import Starts
 from outlast.ledger.file import Ledger
-from outlast.ledger.narrator import say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
+from outlast.notice.desk import Deaf, NoticeDesk
 from outlast.policy.blame import Named
 from outlast.policy.failures import Failure, is_echo
 from outlast.policy.restart import TOGETHER, RestartPolicy, RestartVerdict
@@ -118,7 +120,7 @@ class Agent(LocalElasticAgent):
         self._desk = desk
         self._starts = starts
         starts.has_notice = self._must_leave
-        self._deaf = Deaf(say, self._are_deaf)
+        self._deaf = Deaf(self._are_deaf)
         self._told: set[int] = set()  # workers that know of the notice
         self._told_of: Notice | None = None
         self._told_early: Notice | None = None
@@ -126,7 +128,7 @@ class Agent(LocalElasticAgent):
         self._leaving_since_s: float | None = None
         self._formed_s = time.monotonic()
         self._beats = BeatsDirectory()
-        self._health = Health(ledger, self._beats.path / "watcher.log", say, starts.marks.stem)
+        self._health = Health(ledger, self._beats.path / "watcher.log", starts.marks.stem)
         self._hangs = Hangs(
             *(self._health, ledger, settings.dir, self._beats.path),
             chosen=hang_of(settings),
@@ -136,7 +138,7 @@ class Agent(LocalElasticAgent):
         self._health.hear(Timings, self._pace.heard)
         self._health.open()
         self._sessions = Sessions(self._machines, self._beats.path, desk.saving_s)
-        self._survivors = Survivors(self._beats.path, in_process, say)
+        self._survivors = Survivors(self._beats.path, in_process)
         self._seats = Seats(range(spec.local_world_size), spec.local_world_size)
         self._asked: str = ""  # the reason for which workers were asked to stop gently
         self._has_asked_to_fill = False
@@ -452,7 +454,7 @@ class Agent(LocalElasticAgent):
         while any(running[rank].proc.poll() is None for rank in leavers):
             if time.monotonic() > until_s:
                 return
-            time.sleep(LOOK_S)
+            time.sleep(DEATH_LOOK_S)
 
     def _note_kept(self, seconds: float, *, moves: bool) -> None:
         survivors = self._survivors

@@ -18,10 +18,10 @@ from torch.distributed import run as torchrun
 from torch.distributed.launcher.api import LaunchConfig
 
 from outlast.errors import ConfigError
-from outlast.launch.first_look import add_own, command_of, threads_to_set
-from outlast.launch.place import BACKEND
+from outlast.launch.first_look import BACKEND, add_own, command_of, threads_to_set
 
 MAX_RESTARTS: Final = 1000
+_WORKER: Final = ("-m", "outlast.launch.worker")
 
 
 class Launch:
@@ -60,13 +60,13 @@ class Launch:
             self.config.run_id = "outlast"
         if parsed.no_python:
             # Not with what lies in the working directory: the program is no Python, and knows none.
-            self.args = ["-P", "-m", "outlast.launch.tied", self.entrypoint, *self.args]
+            self.args = ["-P", *_WORKER, "--no-python", self.entrypoint, *self.args]
             self.entrypoint = _python()
         else:
             script = ["-m"] if parsed.module else []
             script += [parsed.training_script, *parsed.training_script_args]
             self.entrypoint = os.environ.get("PYTHON_EXEC") or _python()
-            self.worker_options = ["-u", "-m", "outlast.launch.worker"]
+            self.worker_options = ["-u", *_WORKER]
             self.args = [*self.worker_options, *script]
 
 

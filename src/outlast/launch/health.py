@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from outlast.health.messages import (
+from outlast.health.watched import (
     Alive,
     Begin,
     End,
@@ -36,6 +36,7 @@ from outlast.health.messages import (
 )
 from outlast.ipc import readable
 from outlast.ledger.file import Ledger
+from outlast.ledger.narrator import say
 from outlast.policy.hang import HangSettings
 
 logger = logging.getLogger(__name__)
@@ -56,18 +57,16 @@ class Health:
     Args:
         ledger: the job's.
         log: a file for what the watcher's process says of itself.
-        say: tells a person.
         stem: of the marks of what the watcher ends when the agent has died.
 
     Attributes:
         pid: the watcher's process id, or None while there is none.
     """
 
-    def __init__(self, ledger: Ledger, log: Path, say: Callable[[str], None], stem: str) -> None:
+    def __init__(self, ledger: Ledger, log: Path, stem: str) -> None:
         self.pid: int | None = None
         self._ledger = ledger
         self._log = log
-        self._say = say
         self._stem = stem
         self._hearers: dict[type, Callable[[Any], None]] = {
             Learned: self._learned_more,
@@ -161,9 +160,7 @@ class Health:
             self._missing = self._missing or (reason, last_s)
             if self._closing.wait(pause_s):
                 return
-        self._say(
-            "the watcher does not stay alive here: hangs and slow ranks go unseen from now on"
-        )
+        say("the watcher does not stay alive here: hangs and slow ranks go unseen from now on")
 
     def _one_life(self) -> tuple[str, float]:
         """One watcher from its start to its end: why it ended, and when it was last heard."""
@@ -173,7 +170,7 @@ class Health:
             with self._log.open("ab") as log:
                 process = subprocess.Popen(
                     [
-                        *(sys.executable, "-P", "-m", "outlast.health"),
+                        *(sys.executable, "-P", "-m", "outlast.health.watcher"),
                         *(str(theirs.fileno()), str(os.getpid()), self._stem),
                     ],
                     stdin=subprocess.DEVNULL,

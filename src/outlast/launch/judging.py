@@ -1,17 +1,15 @@
-"""What is made of a failed attempt on this machine: judged, written down, waited for.
+"""What is made of a failed attempt on this machine: seen, judged, written down, waited for.
 
-The agent gives what its workers left behind. What the machine has seen is asked of
-:mod:`outlast.launch.judging`, what other machines have had of the ledger; the policy decides. Then
-the machine asks to be left out, or backs off, before it says that it is ready again.
+**Judged** (:class:`FailureHandler`). The agent gives what its workers left behind, :class:`Witness`
+what this machine has seen, and the ledger what other machines have had; the policy decides. Then
+the machine asks to be left out, or backs off, before it says that it is ready again. A wait is over
+at once when a notice comes or when the job ends elsewhere. The other machines are told that the
+workers here have ended: they wait a few seconds, then go on without this one where enough of them
+stay, and take it in again when it is ready. What can go wrong: the ledger cannot be read, or not
+within a second, so that failures on other machines are not known; then each machine judges by its
+own, and a rollback is a counted restart.
 
-A wait is over at once when a notice comes or when the job ends elsewhere. The other machines are
-told that the workers here have ended: they wait a few seconds, then go on without this one where
-enough of them stay, and take it in again when it is ready.
-
-What can go wrong: the ledger cannot be read, or not within a second, so that failures on other
-machines are not known; then each machine judges by its own, and a rollback is a counted restart.
-
-What this machine has seen of a failure, where workers themselves could say nothing.
+**Seen**, where workers themselves could say nothing:
 
 =================================  ==============================================================
 source                             says
@@ -19,16 +17,15 @@ source                             says
 cgroup: memory.oom_control (v1),   how many processes of the agent's own group the OOM killer has
 memory.events (v2)                 ended, by its group's limit or by the whole machine's
 /proc/vmstat: oom_kill             the same of the whole machine; only where the group is unreadable
-/dev/kmsg, for who may read it     which processes those were, and the GPU driver's Xids
+/dev/kmsg, if it may be read       which processes those were, and the GPU driver's Xids
 NVML, where nvidia-ml-py is there  uncorrectable ECC errors, and Xids without the kernel's log
 =================================  ==============================================================
 
 Counters only rise, so what counts is what was added since a moment shortly before. That moment
 moves on while nothing fails (``look``): a process of somebody else that was killed an hour ago
-proves nothing. What cannot be read is silent: it is a fact less, never an error.
-
-In a container the kernel's log, where it can be read at all, has the host's process numbers: that a
-worker is not named there proves nothing.
+proves nothing. What cannot be read is silent: it is a fact less, never an error. In a container the
+kernel's log, where it can be read at all, has the host's process numbers: that a worker is not
+named there proves nothing.
 """
 
 from __future__ import annotations

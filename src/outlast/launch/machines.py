@@ -39,7 +39,7 @@ from outlast.launch.membership import Membership
 from outlast.launch.membership.handler import REASON_MAX
 from outlast.launch.membership.messages import Excluded, Go
 from outlast.ledger.file import Ledger
-from outlast.peer.term import Term
+from outlast.peer.claims import Term
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.failures import Failure
 from outlast.policy.hang import StepTimes

@@ -1,10 +1,16 @@
 """The first thing that runs in a worker: it runs the user's script as ``python script.py`` would.
 
     python -u -m outlast.launch.worker [-m] SCRIPT [ARGUMENT…]
+    python -P -m outlast.launch.worker --no-python PROGRAM [ARGUMENT…]
 
 It sees to what a script cannot do for itself: the worker dies with its agent (no orphan goes on
 training), an exception's traceback reaches the agent, our own errors are one line instead of a
 traceback, and leaving takes no interpreter teardown (0.7 s, and with gloo groups it can hang).
+
+A program that is no Python script takes this process' place, and dies with the agent: the kernel's
+promise outlives the exec. It is made for this one process: what the program starts itself is ended
+by the agent's watcher. What can go wrong: a program with more rights than its starter (set-user-id)
+is not bound by it.
 
 Imports nothing heavy: every worker pays for it at every start.
 """
@@ -16,6 +22,7 @@ import contextlib
 import json
 import os
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -24,14 +31,17 @@ import types
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from outlast.attempt import first_group, trackers
-from outlast.attempt.bound import die_with_agent
-from outlast.attempt.nameless import spare_torch
+from outlast.attempt import trackers
+from outlast.attempt.early import spare_torch, watch_groups
 from outlast.errors import Exit, Leave, OutlastError
 from outlast.health import pulse
+from outlast.health.processes import die_with_agent
 
 # A script that leaves with one of these by itself has failed, whatever it means by it.
 OURS: Final = (Exit.GAVE_UP, Exit.STORAGE, Exit.REFUSED)
+
+
+NOT_FOUND, NOT_RUNNABLE = 127, 126  # as shells have it
 
 
 def main() -> NoReturn:
@@ -39,11 +49,13 @@ def main() -> NoReturn:
 
     In a fresh interpreter, or in a fork of the server in ``launch.warm``, which looks like one.
     """
+    if sys.argv[1] == "--no-python":
+        _become(sys.argv[2:])
     as_module = sys.argv[1] == "-m"
     del sys.argv[: 2 if as_module else 1]
     die_with_agent()
     spare_torch()
-    first_group.await_it()
+    watch_groups()
     trackers.export_here()
     pulse.be_ready()
     pulse.start()
@@ -76,6 +88,18 @@ def main() -> NoReturn:
             sys.excepthook(type(error), error, error.__traceback__)
             code = 130 if isinstance(error, KeyboardInterrupt) else 1
     _leave(code)
+
+
+def _become(command: list[str]) -> NoReturn:
+    die_with_agent()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which the interpreter ignores
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - what the user asked for
+    except OSError as error:
+        sys.stderr.write(f"outlast: {command[0]} cannot be run: {error.strerror}\n")
+        is_there = not isinstance(error, FileNotFoundError)
+        os._exit(NOT_RUNNABLE if is_there else NOT_FOUND)
 
 
 def _run_script(script: str) -> None:

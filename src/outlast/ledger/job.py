@@ -261,7 +261,7 @@ class JobLock:
     """Keeps a second launcher from running the same job at the same time.
 
     On this machine, and on others where the file system's locks reach them; where they do not, the
-    claims of attempts do (:mod:`outlast.peer.term`).
+    claims of attempts do (:mod:`outlast.peer.claims`).
 
     Args:
         directory: the job's.

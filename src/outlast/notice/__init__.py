@@ -12,11 +12,10 @@ Rejected: the platforms' own client libraries (heavy, they retry for minutes, th
 proxies); treating a metadata service that has stopped answering as a sign of the end (it is
 throttled and restarted on healthy machines).
 
-Rooms within: ``source`` (what all watchers share, and the
-thread), ``metadata`` (what the clouds' services share),
-``exchange`` (one HTTP request or one command, over in a bounded time);
+Files within: ``source`` (what all watchers share: how they ask, and the thread that does);
 ``aws``, ``gcp``, ``azure``, ``alibaba``, ``slurm``, ``manual`` (a file, a command: whoever runs the
-machine says so) and ``signals``; ``platform`` (which of them this machine is on).
+machine says so) and ``signals``; ``platform`` (which of them this machine is on); ``desk`` (who
+hears them in a job) and ``lookout`` (``outlast watch``).
 """
 
 from __future__ import annotations

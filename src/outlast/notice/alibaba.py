@@ -20,13 +20,14 @@ from datetime import datetime
 from typing import Final
 
 from outlast.notice import Notice
-from outlast.notice.exchange import HttpResponse
-from outlast.notice.metadata import (
+from outlast.notice.source import (
+    HttpResponse,
+    NotUnderstoodError,
     TokenHeaders,
     TokenRefusedError,
     TokenWatcher,
+    iso_utc,
 )
-from outlast.notice.source import NotUnderstoodError, iso_utc
 
 BASE_URL: Final = "http://100.100.100.200"
 LEAD_S: Final = 180.0

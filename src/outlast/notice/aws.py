@@ -33,14 +33,15 @@ from typing import Final, Literal
 import msgspec
 
 from outlast.notice import Notice
-from outlast.notice.exchange import HttpResponse
-from outlast.notice.metadata import (
+from outlast.notice.source import (
+    HttpResponse,
     Moment,
+    NotUnderstoodError,
     TokenHeaders,
     TokenWatcher,
+    iso_utc,
     understood,
 )
-from outlast.notice.source import NotUnderstoodError, iso_utc
 
 BASE_URL: Final = "http://169.254.169.254"
 LEAD_S: Final = 120.0  # what EC2 means to give; hibernation gives none

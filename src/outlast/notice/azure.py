@@ -32,15 +32,21 @@ from typing import Final
 import msgspec
 
 from outlast.notice import Notice
-from outlast.notice.exchange import RequestFunction, request
-from outlast.notice.metadata import MetadataWatcher, understood
-from outlast.notice.source import NotUnderstoodError, iso_utc
+from outlast.notice.source import (
+    MetadataWatcher,
+    NotUnderstoodError,
+    RequestFunction,
+    iso_utc,
+    request,
+    understood,
+)
 
 BASE_URL: Final = "http://169.254.169.254"
 LEAD_S: Final = 30.0  # the least that is documented for Preempt
 _EVENTS: Final = "/metadata/scheduledevents?api-version=2020-07-01"
 _COMPUTE: Final = "/metadata/instance/compute?api-version=2021-02-01"
 _HEADERS: Final = {"Metadata": "true"}
+_BODY_BYTES_MAX: Final = 262_144  # an event may name each machine of a large scale set
 _HARD: Final = ("Preempt", "Terminate", "Reboot", "Redeploy")
 _HARD_FROM_S: Final = 1200.0  # above the longest that a planned event is announced ahead, 15 min
 _PLAUSIBLE_S: Final = 30 * 86_400.0
@@ -79,10 +85,9 @@ class AzureWatcher(MetadataWatcher):
         base_url: str = BASE_URL,
         timeout_s: float = 1.0,
         clock: Callable[[], float] = time.time,
-        max_body_bytes: int = 262_144,  # an event may name each machine of a large scale set
         send: RequestFunction = request,
     ) -> None:
-        super().__init__(base_url, timeout_s, clock, max_body_bytes, send)
+        super().__init__(base_url, timeout_s, clock, _BODY_BYTES_MAX, send)
         self._own_name = ""
         self._only_ours: set[str] = set()  # events that name no other machine
 

@@ -1,12 +1,22 @@
-"""Hear the platform: find out which one it is, behind the training's back, and start its watchers.
+"""Hear notices on this machine: from signals, and from the platform's watchers.
 
-Used by the agent of each machine, and by the first worker of a machine where there is no agent.
+``PlatformDesk`` finds out the platform, behind the training's back, and starts its watchers. It is
+used by the agent of each machine, and by the first worker of a machine without an agent.
+``NoticeDesk`` is the agent's. The first notice counts, and one after it that leaves less time; a
+second SIGINT, or a SIGTERM after the deadline, ends the workers at once. An early notice is kept
+beside it: a real one may follow. Hearing is all that happens here: the agent tells the workers,
+they agree on a step and drain.
 
-A notice becomes the fields of the ledger's event ``notice``, and what workers are told.
+A notice becomes the fields of the ledger's event ``notice``, and what workers are told. Before any
+comes, ``GraceCheck`` says whether the seconds that this platform gives are enough for this job,
+once that is known (the platform is found out, and a save was seen, in this run or an earlier one)
+and whenever the answer changes: ``grace 120 s, save needs 38 s ✔``.
 
-Before any notice comes, ``GraceCheck`` says whether the seconds that this platform gives are enough
-for this job. It is told once it is known (the platform is found out, and a save was seen, in this
-run or one before), and again whenever the answer changes: ``grace 120 s, save needs 38 s ✔``.
+``Deaf`` warns of workers that cannot be told: without a session, and without a handler of SIGTERM.
+Such a script trains on until its machine goes, and what it has not saved by itself is lost. People
+are told where the platform gives notices, once an attempt has run for ``START_S`` (a script may
+import for a while before it opens its session), and at a notice. A session that opens after a
+notice hears of it and leaves, so nothing is claimed of what a script has yet to do.
 """
 
 from __future__ import annotations
@@ -21,13 +31,18 @@ from typing import Any, Final
 from outlast.config import Settings
 from outlast.errors import ConfigError
 from outlast.ledger.events import Event
+from outlast.ledger.file import Ledger
 from outlast.ledger.measured import Measured
+from outlast.ledger.narrator import say
 from outlast.notice import Acknowledger, Notice
 from outlast.notice.platform import Chosen, choose
+from outlast.notice.signals import SignalNotice, signal_notice
 from outlast.notice.source import WatchThread
 from outlast.policy.drain import HTTP_S, DrainTier, check, on_early
 from outlast.storage.trust import is_network
 from outlast.tiers import Tier
+
+logger = logging.getLogger(__name__)
 
 LEAST_S: Final = 1.0
 
@@ -105,12 +120,10 @@ class GraceCheck:
 
     Args:
         settings: the job's.
-        say: tells people.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._say = say
         self._measured = Measured()
         self._chosen: Chosen | None = None
         self._told: bool | None = None
@@ -157,12 +170,10 @@ class GraceCheck:
         )
         if found is not None and found.fits != self._told:
             self._told = found.fits
-            self._say(found.words)
+            say(found.words)
 
 
 LIMIT_WARNED_S: Final = 180.0  # ahead of a time limit: two minutes, and Slurm may be one early
-
-logger = logging.getLogger(__name__)
 
 
 def chosen_for(settings: Settings) -> Chosen:
@@ -270,3 +281,163 @@ class PlatformDesk:
             self._watches.append(watch)
             watch.start()
         self._on_found(chosen)
+
+
+START_S: Final = 30.0
+IMPORT_S: Final = 5.0  # at a notice, which leaves little time
+WHAT_TO_DO: Final = (
+    "outlast.session(model=model, optimizer=optimizer) around its loop would save and leave"
+)
+
+
+class Deaf:
+    """Says it, once at the start and once for each notice.
+
+    Args:
+        are_deaf: whether none of this machine's workers would hear of a notice now.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        are_deaf: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._are_deaf = are_deaf
+        self._clock = clock
+        self._began_s = clock()
+        self._has_looked = False
+        self._told_of: object = None
+
+    def begin(self) -> None:
+        """Workers start."""
+        self._began_s = self._clock()
+
+    def look(self, *, gives_notices: bool) -> None:
+        """While there is no notice.
+
+        Args:
+            gives_notices: whether this machine's platform does, as far as is known.
+        """
+        if self._has_looked or not gives_notices or self._age_s < START_S:
+            return
+        self._has_looked = True
+        if self._are_deaf():
+            say(
+                "this machine's platform gives notice before it takes the machine, and this script "
+                "would save nothing now: it has no session yet and handles no SIGTERM; "
+                f"{WHAT_TO_DO}"
+            )
+
+    def at_notice(self, notice: object, *, left_s: float | None) -> None:
+        """While there is one: nobody is to believe that something is saved.
+
+        Args:
+            notice: which.
+            left_s: until the machine goes, in seconds; None where nobody said.
+        """
+        if notice is self._told_of or self._age_s < IMPORT_S:
+            return
+        self._told_of = notice
+        if self._are_deaf():
+            until = "to its end" if left_s is None else f"until the machine goes in {left_s:.0f} s"
+            say(
+                "nothing is saved so far: this script has no session yet and handles no SIGTERM. "
+                f"Unless it opens one, it runs on {until} and nothing is saved; {WHAT_TO_DO}"
+            )
+
+    @property
+    def _age_s(self) -> float:
+        return self._clock() - self._began_s
+
+
+SOONER_S: Final = 1.0  # what is a word of the same end is no news
+
+
+class NoticeDesk:
+    """Hears notices for one machine.
+
+    Attributes:
+        notice: the first one heard, or None.
+        early: the newest early one, or None.
+        impatient: whether a person has asked a second time.
+    """
+
+    def __init__(self, settings: Settings, ledger: Ledger, grace_check: GraceCheck) -> None:
+        self.notice: Notice | None = None
+        self.early: Notice | None = None
+        self.impatient = False
+        self._settings = settings
+        self._ledger = ledger
+        self._grace_check = grace_check
+        self._is_open = False
+        self._lock = threading.Lock()
+        self._signals = SignalNotice(self._on_signal, interrupt=True)
+        self._platform = PlatformDesk(settings, self._hear, self._found)
+
+    def open(self) -> None:
+        """Begin to listen; finding out the platform goes on in the background."""
+        self._is_open = True
+        self._signals.install()
+        self._platform.open()
+
+    def close(self) -> None:
+        """Stop listening."""
+        if not self._is_open:
+            return
+        if self.notice is not None:
+            # Whoever ends processes signals more than once: that must not hide the exit code.
+            self._signals.deafen()
+        else:
+            self._signals.remove()
+        self._platform.close()
+
+    def acknowledge(self) -> None:
+        """Everything is saved: the machine may go before its time, if that was asked for."""
+        if self.notice is not None and self._platform.acknowledge(self.notice):
+            say(f"{self.notice.source} was told that this machine may go now")
+
+    def request(self) -> dict[str, Any] | None:
+        """What the workers are to be told, its seconds counted from now; None before a notice."""
+        return None if self.notice is None else request_of(self.notice, self._settings)
+
+    def early_request(self) -> dict[str, Any] | None:
+        """The same for an early notice."""
+        return None if self.early is None else request_of(self.early, self._settings)
+
+    def saving_s(self) -> float | None:
+        """How long a save takes, when it goes slowly; None before the first."""
+        return self._grace_check.saving_s()
+
+    @property
+    def gives_notices(self) -> bool:
+        """Whether the platform is known to give any."""
+        chosen = self._platform.chosen
+        return chosen is not None and (bool(chosen.watchers) or chosen.grace_s is not None)
+
+    def _found(self, chosen: Chosen) -> None:
+        say(chosen.reason)
+        self._grace_check.found(chosen)
+
+    def _on_signal(self, name: str) -> None:
+        if self.notice is not None and name == "SIGINT":
+            self.impatient = True
+        # A person's Ctrl-C leaves all the time in the world.
+        grace_s = None if name == "SIGINT" else self._platform.grace_s()
+        self._hear(signal_notice(name, grace_s))
+
+    def _hear(self, notice: Notice) -> None:
+        with self._lock:
+            if self.notice is not None and (notice.early or not _is_sooner(notice, self.notice)):
+                return
+            if notice.early:
+                self.early = notice
+            else:
+                self.notice = notice
+        self._ledger.append("notice", **fields_of(notice, self._settings))
+
+
+def _is_sooner(notice: Notice, than: Notice) -> bool:
+    if notice.deadline_t is None:
+        return False
+    return than.deadline_t is None or notice.deadline_t < than.deadline_t - SOONER_S

@@ -31,9 +31,14 @@ from typing import Final
 from urllib.parse import quote
 
 from outlast.notice import Notice
-from outlast.notice.exchange import HttpResponse, RequestFunction, request
-from outlast.notice.metadata import MetadataWatcher
-from outlast.notice.source import NotUnderstoodError, iso_utc
+from outlast.notice.source import (
+    HttpResponse,
+    MetadataWatcher,
+    NotUnderstoodError,
+    RequestFunction,
+    iso_utc,
+    request,
+)
 
 BASE_URL: Final = "http://169.254.169.254"  # by number: a name is looked up in its own time
 LEAD_S: Final = 30.0

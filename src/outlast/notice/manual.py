@@ -27,8 +27,7 @@ import msgspec
 
 from outlast.config import GRACE_MAX_S, in_short
 from outlast.notice import Notice
-from outlast.notice.exchange import run
-from outlast.notice.source import NoticeSource, NotUnderstoodError
+from outlast.notice.source import NoticeSource, NotUnderstoodError, run
 
 LIMIT_S: Final = 2.0
 _MAX_BYTES: Final = 16_384

@@ -28,7 +28,7 @@ from outlast.config import in_short
 from outlast.errors import ConfigError
 from outlast.notice import Watcher, alibaba, aws, azure, gcp, slurm
 from outlast.notice.manual import CommandWatcher, FileWatcher
-from outlast.notice.metadata import LONGEST_TIMEOUT_S, MetadataWatcher
+from outlast.notice.source import LONGEST_TIMEOUT_S, MetadataWatcher
 
 KUBERNETES_GRACE_S: Final = 30.0  # terminationGracePeriodSeconds, unless the pod says otherwise
 _CLOUDS: Final = ("aws", "gcp", "azure", "alibaba")

@@ -1,34 +1,49 @@
-"""Slurm: the end of this job's time limit. What Slurm signals is heard as a signal, elsewhere.
+"""Slurm: the end of this job's time limit, and running the job again after a drain.
 
-The end is read from ``scontrol show job``, once a minute near it and every ten minutes when it is
-far, because a limit can be changed while a job runs; until (or unless) that answers, it is what
-``SLURM_JOB_END_TIME`` said at the job's start. Ten minutes before the end comes an early notice,
-so that a long save is begun in time, and two minutes before it a hard one: what EC2 gives, and
-enough to agree on a step and save, while less would be spent in Slurm's own SIGTERM and KillWait
-(30 s unless the site says otherwise). Of a short job they come at the half and at three quarters
-of its time, or it would be told to leave before it began. A site or a person who wants the signal
-sooner uses ``sbatch --signal=B:USR1@300``.
+What Slurm signals is heard as a signal, elsewhere. The end of the limit is read from ``scontrol
+show job``, once a minute near it and every ten minutes when it is far, because a limit can be
+changed while a job runs; until (or unless) that answers, it is what ``SLURM_JOB_END_TIME`` said at
+the job's start. Ten minutes before the end comes an early notice, so that a long save is begun in
+time, and two minutes before it a hard one: what EC2 gives, and enough to agree on a step and save,
+while less would be spent in Slurm's own SIGTERM and KillWait (30 s unless the site says otherwise).
+Of a short job they come at the half and at three quarters of its time, or it would be told to leave
+before it began. A site or a person that wants the signal sooner uses ``sbatch
+--signal=B:USR1@300``. ``requeue`` is called by ``outlast run`` where ``notice.requeue`` is set, and
+by batch scripts through ``outlast requeue``, which can wait for the last of several machines.
 
-Guarantees: ``poll`` never raises; ``scontrol`` is asked at most once in 60 s, and killed after 2
-s. A job without a limit, or an answer that cannot be read, is no notice. Source: the manual pages
-of scontrol, sbatch and slurm.conf (22.05).
+Guarantees: ``poll`` never raises; ``scontrol`` is asked at most once in 60 s, and killed after 2 s.
+A job without a limit, or an answer that cannot be read, is no notice. ``requeue`` never raises, is
+over within ``REQUEUE_LIMIT_S``, and says in one line what came of it and what to type where nothing
+did. A job that somebody has cancelled is not brought back: cancelling signals the job as any notice
+does, so it drains too, and Slurm would requeue even a job that is over. A task of an array is
+requeued alone: the last one's SLURM_JOB_ID is the whole array's. Source: the manual pages of
+scontrol, sbatch and slurm.conf (22.05).
 
-What can go wrong: ``OverTimeLimit`` at the site lets a job go on after its limit, so we stop
-sooner than we would have to; ``scontrol`` may be missing in a container (``last_error`` says so).
+What can go wrong: ``OverTimeLimit`` at the site lets a job go on after its limit, so we stop sooner
+than we would have to; ``scontrol`` may be missing in a container (``last_error`` says so). Slurm
+takes a requeue as the order to end what runs in the job, this process and the other machines'
+included, with SIGTERM at once and SIGKILL after its KillWait. So it is the last act, and SIGTERM is
+ignored from there on: the exit code and the line are still owed.
+
+Rejected: a bare ``scontrol requeue`` in batch scripts (it brings a cancelled job back); asking
+every machine's agent to do it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Final, NamedTuple, Protocol
 
+from outlast.ledger.narrator import say
 from outlast.notice import Notice
-from outlast.notice.exchange import CommandResult, run
-from outlast.notice.source import NoticeSource, NotUnderstoodError, iso_utc
+from outlast.notice.source import CommandResult, NoticeSource, NotUnderstoodError, iso_utc, run
 
 EARLY_S: Final = 600.0
 HARD_S: Final = 120.0
@@ -45,7 +60,7 @@ _UNKNOWN: Final = ("Unknown", "None", "N/A", "NONE")
 
 
 class CommandRunner(Protocol):
-    """The shape of :func:`outlast.notice.exchange.run`, for recorded answers."""
+    """The shape of :func:`outlast.notice.source.run`, for recorded answers."""
 
     def __call__(
         self, command: list[str], *, limit_s: float, max_bytes: int, environ: Mapping[str, str]
@@ -183,3 +198,80 @@ def _moment(text: str) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
         raise NotUnderstoodError("scontrol's times cannot be read") from None
+
+
+REQUEUE_LIMIT_S: Final = 20.0
+
+
+def requeue(environ: Mapping[str, str]) -> None:
+    """Requeue the Slurm job that this process belongs to; outside one nothing happens.
+
+    Args:
+        environ: the environment that Slurm gave this process.
+    """
+    job = job_name(environ)
+    if job is None:
+        return
+    with contextlib.suppress(ValueError):  # not in the main thread: its signals are not ours
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # inherited by the commands below
+    deadline = time.monotonic() + REQUEUE_LIMIT_S
+    try:
+        _scontrol(deadline, "requeue", "Incomplete", job)
+        now = fields_of_job(_scontrol(deadline, "show", "job", "-o", job))
+        if now.get("Reason") == "TimeLimit":  # over, by the clock and not by a person's wish
+            _scontrol(deadline, "requeue", job)
+        elif int(now.get("Restarts", "0")) <= int(environ.get("SLURM_RESTART_COUNT") or "0"):
+            _not_done(job, f"Slurm is ending it ({now.get('JobState', 'no state')})")
+            return
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        _not_done(job, why_not(error))
+        return
+    say(
+        f"Slurm runs job {job} again, two minutes from now at the earliest; "
+        f"at once: scontrol update JobId={job} StartTime=now"
+    )
+
+
+def job_name(environ: Mapping[str, str]) -> str | None:
+    """What ``scontrol`` calls this job; None outside Slurm and on machines that need not ask."""
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job or environ.get("SLURM_PROCID", "0") != "0":
+        return None
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else job
+
+
+def fields_of_job(shown: str) -> dict[str, str]:
+    """A line of ``scontrol show job -o``: field → value (up to its first blank)."""
+    pairs = (word.partition("=") for word in shown.split())
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def why_not(error: Exception) -> str:
+    """Why it failed, in words."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no scontrol here"
+    if isinstance(error, subprocess.TimeoutExpired):
+        return f"scontrol has not answered within {REQUEUE_LIMIT_S:.0f} s"
+    if isinstance(error, subprocess.CalledProcessError):
+        said = f"{error.stderr or ''}{error.stdout or ''}".strip().splitlines()
+        return said[0].rstrip(".") if said else f"scontrol failed with {error.returncode}"
+    return str(error)
+
+
+def _scontrol(deadline: float, *arguments: str) -> str:
+    done = subprocess.run(
+        ["scontrol", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=True,
+        timeout=max(deadline - time.monotonic(), 0.1),
+    )
+    return done.stdout
+
+
+def _not_done(job: str, why: str) -> None:
+    cure = f"scontrol requeue {job}, or submit it anew"
+    say(f"job {job} is not requeued: {why}. To run it again: {cure}")

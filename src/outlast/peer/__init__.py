@@ -18,9 +18,8 @@ and a wheel of OpenSSL bindings is no thing to depend on for an option that TLS 
 from __future__ import annotations
 
 from outlast.peer.channel import Channel, accept, connect, listen
-from outlast.peer.key import KEY_NAME, job_key
+from outlast.peer.key import KEY_NAME, Tls, job_key
 from outlast.peer.seal import Handshake, Sealer, Unsealer
-from outlast.peer.tls import Tls
 
 __all__ = [
     "KEY_NAME",

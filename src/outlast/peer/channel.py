@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from outlast.errors import CutShort, SealError
+from outlast.peer.key import Tls, refusal
 from outlast.peer.seal import (
     HEAD_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -37,7 +38,6 @@ from outlast.peer.seal import (
     Sealer,
     Unsealer,
 )
-from outlast.peer.tls import Tls, refusal
 
 log = logging.getLogger(__name__)
 

@@ -1,19 +1,31 @@
-"""The job's key: 32 random bytes that everybody has who may read the job's storage.
+"""The job's key, and TLS below the seal.
 
-In a directory it is a file for its owner alone (0600) below a directory for its owner alone (0700),
-and a key that others could have read or replaced is refused rather than used. In a bucket, whoever
-may read the bucket has it. It is made by whoever needs it first, and never changes while the job
-lives. It is never shown, logged or passed on a command line.
+**Key**: 32 random bytes that everybody has who may read the job's storage. In a directory it is a
+file for its owner alone (0600) below a directory for its owner alone (0700), and a key that others
+could have read or replaced is refused rather than used. In a bucket, everybody has it who may read
+the bucket. It is made by the first process that needs it, and never changes while the job lives. It
+is never shown, logged or passed on a command line.
+
+**TLS**, for networks on which others may listen: settings of ``[peer]``. Mutual: each side shows a
+certificate that the job's own authority (``tls_ca``) signed. Names in certificates are not compared
+with addresses, which change with every machine. That the other side belongs to the job is proven by
+the job's key, inside; that it is the one that showed its certificate, too: the seal's keys are made
+of both certificates (RFC 5929's "tls-server-end-point", of both ends; Python's ssl module does not
+give RFC 9266's exporter). So another host of the same authority cannot stand in the middle.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import ssl
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from outlast.errors import StorageError
+from outlast.config import Settings
+from outlast.errors import ConfigError, SealError, StorageError
 from outlast.storage.directory import Directory
 
 if TYPE_CHECKING:
@@ -104,3 +116,167 @@ def _check_owner(path: Path, found: os.stat_result, *, shared: int) -> None:
             "while no process of the job runs, and it is made anew; if that does not help, the "
             "file system keeps no permissions: put the job's directory on one that does"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    """The three files of ``[peer]``: certificate, its private key, and the authority's certificate.
+
+    Raises:
+        ConfigError: from ``client`` and ``server``, when the files cannot be used.
+    """
+
+    cert: Path
+    key: Path
+    ca: Path
+
+    @classmethod
+    def of(cls, settings: Settings) -> Tls | None:
+        """As the settings say; None without them.
+
+        Raises:
+            ConfigError: some of the three are set, and not all.
+        """
+        cert, key, ca = settings.peer_tls_cert, settings.peer_tls_key, settings.peer_tls_ca
+        if cert is not None and key is not None and ca is not None:
+            return cls(cert=cert, key=key, ca=ca)
+        if cert is key is ca:  # all None
+            return None
+        names = {"peer.tls_cert": cert, "peer.tls_key": key, "peer.tls_ca": ca}
+        missing = next(name for name, path in names.items() if path is None)
+        raise ConfigError(
+            f"{missing} is not set; TLS between machines needs peer.tls_cert, peer.tls_key and "
+            "peer.tls_ca: set all three, or none"
+        )
+
+    @property
+    def files(self) -> tuple[str, str, str]:
+        """The three, in the order of the fields, for another process."""
+        return str(self.cert), str(self.key), str(self.ca)
+
+    def client(self) -> ssl.SSLContext:
+        """For the side that connects."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def server(self) -> ssl.SSLContext:
+        """For the side that accepts."""
+        return self._context(ssl.PROTOCOL_TLS_SERVER)
+
+    def below(self, theirs: bytes | None, *, connects: bool) -> bytes:
+        """What both sides of a connection see of it, for the seal above: one word of 32 bytes.
+
+        Args:
+            theirs: the other side's certificate, as it showed it.
+            connects: whether this side is the one that connected.
+        """
+        try:
+            ours = ssl.PEM_cert_to_DER_cert(_first(self.cert.read_text("ascii")))
+        except (OSError, ValueError) as error:
+            raise SealError(f"{self.cert} cannot be read any more ({error})") from None
+        both = [hashlib.sha256(one).digest() for one in (ours, theirs or b"")]
+        return hashlib.sha256(b"".join(both if connects else both[::-1])).digest()
+
+    def _context(self, protocol: ssl._SSLMethod) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        path = self.ca
+        try:
+            context.load_verify_locations(self.ca)
+            path = self.cert
+            context.load_cert_chain(self.cert, self.key, password="")
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+            raise ConfigError(
+                f"{path} cannot be used for TLS between machines ({why}); peer.tls_cert, "
+                "peer.tls_key and peer.tls_ca are files in PEM format, the key without a password"
+            ) from None
+        return context
+
+
+class Piped:
+    """TLS as bytes in and bytes out, for whoever has many connections in one thread.
+
+    Args:
+        tls: the files, which are read anew for each connection.
+        connects: whether this side is the one that connected.
+
+    Attributes:
+        below: what the seal above is bound to; b"" until the other side's certificate was seen.
+
+    Raises:
+        ConfigError: the files cannot be used.
+    """
+
+    def __init__(self, tls: Tls, *, connects: bool) -> None:
+        self.below = b""
+        self._tls = tls
+        self._connects = connects
+        self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = tls.client() if connects else tls.server()
+        self._ends = context.wrap_bio(self._came, self._goes, server_side=not connects)
+        self._early = bytearray()  # to be sent once the other side is known
+
+    def sent(self, data: bytes) -> bytes:
+        """What goes out for ``data``: now, or with what ``came`` returns later.
+
+        Raises:
+            SealError: the connection is of no use any more.
+        """
+        if not self.below:
+            self._early += data
+            return self._shaken()
+        return self._written(data)
+
+    def came(self, data: bytes) -> tuple[bytes, bytes]:
+        """Bytes of the other side's: what they say, and what has to go out in answer.
+
+        Raises:
+            SealError: it is not of this job's authority, or what came was altered.
+        """
+        self._came.write(data)
+        answer = b""
+        if not self.below:
+            answer = self._shaken()
+            if not self.below:
+                return b"", answer
+        said = bytearray()
+        try:
+            while part := self._ends.read(1 << 16):
+                said += part
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            raise refusal(error) from None
+        return bytes(said), answer + self._goes.read()
+
+    def _shaken(self) -> bytes:
+        try:
+            self._ends.do_handshake()
+        except ssl.SSLWantReadError:
+            return self._goes.read()
+        except ssl.SSLError as error:
+            raise refusal(error) from None
+        self.below = self._tls.below(self._ends.getpeercert(True), connects=self._connects)
+        early, self._early = bytes(self._early), bytearray()
+        return self._written(early) if early else self._goes.read()
+
+    def _written(self, data: bytes) -> bytes:
+        try:
+            self._ends.write(data)
+        except ssl.SSLError as error:
+            raise refusal(error) from None
+        return self._goes.read()
+
+
+def refusal(error: ssl.SSLError) -> SealError:
+    """What it means that TLS does not come to be."""
+    reason = (error.reason or "no TLS").lower().replace("_", " ")
+    return SealError(f"its TLS is not this job's ({reason})")
+
+
+def _first(text: str) -> str:
+    """The machine's own certificate, of a file that may hold a chain."""
+    start, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    return start + text.partition(start)[2].partition(end)[0] + end

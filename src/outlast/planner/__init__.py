@@ -1,8 +1,8 @@
 """The questions before renting: formulas asked by people, a simulator, recordings of failures.
 
 ``formulas``  budgets, flushes, memory, spares, restarts, replicas, zones: a few lines each
-``models``    all models of the interval beside one another; the price of a useful hour on spot
-``tiers``     several places to save: the additive and the Markov model, and the best schedule
+``intervals`` all models of the interval beside one another; the price of a useful hour on spot;
+              several places to save: the additive and the Markov model, and the best schedule
 ``deadline``  spot and on-demand under a deadline: uniform progress
 ``traces``    recordings of spot fleets, failures and lifetimes, read
 ``draws``     failures drawn from a law; the law that recorded times are most likely under
@@ -14,7 +14,7 @@ Times are in hours (``_h``) and rates per hour (``_per_h``) in formulas, seconds
 simulator. Rates of failures are λ throughout, never probabilities. Formulas take failures as
 independent and exponential; where they are not (bathtubs, zones that go together), the simulator
 replays them. The formulas on which decisions of a running job stand are in :mod:`outlast.policy`:
-``interval`` and ``posterior``.
+``interval`` and ``hazard``.
 
 The simulator models only what surrounds the decisions: how long saves, storage and workers take.
 The decisions themselves (:mod:`outlast.policy`) run as they are, on a virtual clock.

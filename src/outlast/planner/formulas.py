@@ -194,17 +194,9 @@ def losses(
     )
 
 
-def from_scratch(
-    failures_per_h: float, *, wall_h: float, num_gpus: int, price_per_gpu_h: float | None = None
-) -> Losses:
+def from_scratch(failures_per_h: float, *, wall_h: float, num_gpus: int) -> Losses:
     """The same without checkpoints: each failure costs half of the run, on average."""
-    return losses(
-        failures_per_h,
-        wall_h=wall_h,
-        lost_h=wall_h / 2,
-        num_gpus=num_gpus,
-        price_per_gpu_h=price_per_gpu_h,
-    )
+    return losses(failures_per_h, wall_h=wall_h, lost_h=wall_h / 2, num_gpus=num_gpus)
 
 
 def from_scratch_wall_h(failures_per_h: float, wall_h: float) -> float:

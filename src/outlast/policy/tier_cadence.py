@@ -25,9 +25,9 @@ then take it too. What the owner has set stays: such a tier takes every Nth of t
 What can go wrong: a failure is taken for a greater one than it was (two machines lost at once may
 have left a copy). Then a tier takes more than it needs to, which is the cheaper mistake.
 
-Rejected: all intervals at once by the Markov model of :mod:`outlast.planner.tiers`. It needs the
-cost of reading each tier back, which most jobs have never seen; the additive model is within 0.003
-of it for jobs that are of use for 86 % of the time or more (``docs/simulator.md``). Every Nth
+Rejected: all intervals at once by the Markov model of :mod:`outlast.planner.intervals`. It needs
+the cost of reading each tier back, which most jobs have never seen; the additive model is within
+0.003 of it for jobs that are of use for 86 % of the time or more (``docs/simulator.md``). Every Nth
 checkpoint: in a burst checkpoints come a hundred times as often, and what is N then is not N an
 hour later. A filter of bursts for each severity: a storm of workers' deaths says that machines go,
 too.

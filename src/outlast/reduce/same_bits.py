@@ -49,12 +49,9 @@ from outlast.data.order import Shards, mix64
 from outlast.errors import ConfigError
 from outlast.ledger.narrator import say
 from outlast.reduce import losses
-from outlast.reduce.buffers import Buffers
-from outlast.reduce.exchange import GroupChannel, gather
-from outlast.reduce.gradients import ModelGradients
+from outlast.reduce.exchange import GroupChannel, ReductionPlan, gather
 from outlast.reduce.losses import at_the_beginning, sent
-from outlast.reduce.summary import Summary
-from outlast.reduce.tree import ReductionPlan
+from outlast.reduce.parts import Buffers, ModelGradients, Summary
 
 Facts = dict[str, str]
 

@@ -1,22 +1,23 @@
 """The report for a terminal: lines of ``rich.text.Text``, so that the console decides on colour.
 
-Pure functions; nothing is printed here. ``line.plain`` is the line without any markup. Block bars
-are left out with ``bar_width=0``, as where the output is not a terminal.
+Pure functions, and ``Paper``, the console that commands print them on. ``line.plain`` is the line
+without any markup. Block bars are left out with ``bar_width=0``, as where the output is not a
+terminal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NoReturn
 
+from rich.console import Console
 from rich.text import Text
 
 from outlast import units
 from outlast.ledger.events import Event
 from outlast.ledger.goodput import Goodput, Part
 from outlast.ledger.incidents import Incident, Slow
-from outlast.report.facts import Facts, facts
-from outlast.report.forecast import Forecast, Storm
+from outlast.report.facts import Facts, Forecast, Storm, facts
 
 _PARTS: Final[dict[Part, tuple[str, str]]] = {
     "productive": ("productive", "green"),
@@ -300,3 +301,15 @@ def _incidents_words(found: list[Incident]) -> str:
         so_far = " so far" if still_open else ""
         words += f", {units.count(lost, 'step')} lost{so_far}"
     return f"{words}, {still_open} not over" if still_open else words
+
+
+class Paper(Console):
+    """Standard output; whoever reads it may leave.
+
+    Rich's own answer is exit code 1, which says that something failed, and in any other thread
+    than the main one it stays silent from then on.
+    """
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Let the command line answer as it does for what is printed without rich."""
+        raise BrokenPipeError

@@ -1,9 +1,9 @@
 """Which attempt a session is in, and its books: what goes into the ledger, what the agent can see.
 
 Under our agent the attempt is the agent's. A session that no agent has started claims a number of
-its own (:mod:`outlast.peer.term`), or goes by the claim of the machines where torch's own launcher
-has formed them through our rendezvous. Then its first rank keeps the job's books too: the lock on
-the directory, the events of its beginning and end, and what people hear.
+its own (:mod:`outlast.peer.claims`), or goes by the claim of the machines where torch's own
+launcher has formed them through our rendezvous. Then its first rank keeps the job's books too: the
+lock on the directory, the events of its beginning and end, and what people hear.
 
 The command that this process was started with is known for a script (``python train.py``,
 torchrun, a console script), for a directory or zip file with a ``__main__.py``, and for the
@@ -50,8 +50,7 @@ from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
 from outlast.notice.desk import GraceCheck, fields_of
-from outlast.peer.claims import FORMED_VARIABLE
-from outlast.peer.term import Term, term_over
+from outlast.peer.claims import FORMED_VARIABLE, Term, term_over
 from outlast.script import excepthook
 from outlast.script.restore import READ_TIMEOUT_S
 from outlast.training.timing import Samples
@@ -195,7 +194,7 @@ class AttemptBooks:
         trackers.export(self.job.id, settings.dir, self.link.rank)
         self._keeps = self.link.rank == 0 and not self.under_agent
         self._narrator: Narrator | None = None
-        self.grace_check = GraceCheck(settings, say)
+        self.grace_check = GraceCheck(settings)
         self.basis: tuple[int, int] | None = None
         self.promised = set[SaveName]()
         self.ledger: QueuedLedger

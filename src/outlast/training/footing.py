@@ -46,9 +46,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from outlast.attempt.agreement import DECISION_TIMEOUT_S, Action, Agreement
 from outlast.attempt.beat import Beat
-from outlast.attempt.link import Link
+from outlast.attempt.link import DECISION_TIMEOUT_S, Action, Agreement, Link
 from outlast.checkpoint.catalog import find_standing
 from outlast.config import GRACE_MAX_S, Settings
 from outlast.errors import ConfigError, Exit, StorageError

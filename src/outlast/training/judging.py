@@ -54,8 +54,7 @@ import msgspec
 import numpy as np
 import torch
 
-from outlast.attempt.agreement import Agreement
-from outlast.attempt.link import Link, Message
+from outlast.attempt.link import Agreement, Link, Message
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
 from outlast.config import Settings

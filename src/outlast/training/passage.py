@@ -43,10 +43,10 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
+from outlast.attempt.beat import entrust
 from outlast.attempt.groups import groups, num_sent
 from outlast.attempt.link import Link
 from outlast.attempt.over import AttemptOver, over
-from outlast.attempt.own import entrust
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import as_bytes
 from outlast.checkpoint.tree import unflatten

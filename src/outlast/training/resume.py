@@ -33,8 +33,8 @@ from typing import Final
 
 import msgspec
 
-from outlast.attempt.line import LINE_VARIABLE
 from outlast.attempt.link import Link
+from outlast.attempt.over import LINE_VARIABLE
 from outlast.checkpoint.catalog import find_saves, standing
 from outlast.checkpoint.manifest import FULL, Place, SaveName, as_places, named, part_file
 from outlast.checkpoint.reader import (

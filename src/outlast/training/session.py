@@ -28,7 +28,7 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from outlast import config
-from outlast.attempt.agreement import Action, Agreement
+from outlast.attempt.link import Action, Agreement
 from outlast.attempt.over import AttemptOver, over
 from outlast.checkpoint import devices
 from outlast.checkpoint.plan import OWN

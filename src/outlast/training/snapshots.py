@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from outlast.attempt import trackers
-from outlast.attempt.agreement import Agreement
+from outlast.attempt.link import Agreement
 from outlast.checkpoint.manifest import FULL
 from outlast.config import Settings
 from outlast.ledger.narrator import say

@@ -11,7 +11,7 @@ import pytest
 from floor import free_port, until
 
 from outlast.drill.metadata_server import AwsMetadataServer
-from outlast.health.doctor.child import Child
+from outlast.health.doctor.probes import Child
 from outlast.policy.fitness import PlatformFacts, judge_platform
 
 TIERS = """

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from floor import until
 
-from outlast.health.doctor.child import Child
 from outlast.health.doctor.meeting import DEAD_S, Here, Met
+from outlast.health.doctor.probes import Child
 from outlast.policy.fitness_peers import MachineReport
 
 VERSIONS = {"torch": "2.13.0"}

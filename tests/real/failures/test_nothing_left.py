@@ -74,7 +74,7 @@ def test_an_agent_killed_alone_takes_what_its_workers_have_started(floor, tmp_pa
     until((job.records / "ready").exists, "children", running=run)
     children = [int((job.records / f"child-{number}").read_text()) for number in range(3)]
     assert all(map(_runs, children))
-    (watcher,) = [one for one in floor.offspring() if "outlast.health" in one.cmdline()]
+    (watcher,) = [one for one in floor.offspring() if "outlast.health.watcher" in one.cmdline()]
     # A warm script may be there before the watcher is.
     where = Path(f"/proc/{watcher.pid}/wchan")
     until(lambda: "poll" in where.read_text(), "a watcher that looks", running=run)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from floor import Job
 
-from outlast.health.proc import look_at, tracer_of
+from outlast.health.processes import look_at, tracer_of
 from thorough import some
 
 SCRIPT = Path(__file__).with_name("hanging.py")

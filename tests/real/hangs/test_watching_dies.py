@@ -8,7 +8,7 @@ import psutil
 import pytest
 from floor import TRAIN, Job, until
 
-WATCHER = "outlast.health"
+WATCHER = "outlast.health.watcher"
 KEEPER = "outlast.keeper"
 
 

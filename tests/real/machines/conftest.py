@@ -3,7 +3,7 @@
 import machines_floor
 import pytest
 
-from outlast.drill import network
+import machine_network as network
 
 
 @pytest.fixture(scope="package")

@@ -2,7 +2,7 @@
 
 import sys
 
-from outlast.drill.network import Machine
+from machine_network import Machine
 
 
 class Host:

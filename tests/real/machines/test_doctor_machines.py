@@ -9,7 +9,7 @@ import pytest
 from floor import until
 
 import outlast
-from outlast.drill.network import Partition
+from machine_network import Partition
 from outlast.ledger.file import read_events
 
 # What libfaketime does; Debian's makes sleeping by an absolute time fail, as Python 3.11 does.

@@ -10,7 +10,7 @@ import pytest
 from elastic_job import ElasticJob
 from floor import Job
 
-from outlast.drill.network import FreezeMachine
+from machine_network import FreezeMachine
 from thorough import some
 
 SCRIPT = Path(__file__).parents[1] / "hangs" / "hanging.py"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from floor import until
 
-from outlast.drill.network import BlackHole
+from machine_network import BlackHole
 
 SCRIPT = Path(__file__).with_name("heartbeats.py")
 KEY = "6b" * 32

@@ -11,7 +11,7 @@ import pytest
 from elastic_job import ElasticJob
 from floor import SCRIPTS, until
 
-from outlast.drill.network import BlackHole, Cut, KillMachine, Partition, Reset
+from machine_network import BlackHole, Cut, KillMachine, Partition, Reset
 from thorough import some
 
 pytest.importorskip("outlast.launch.membership.node")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from floor import until
 
-from outlast.drill import network
-from outlast.drill.network import (
+import machine_network as network
+from machine_network import (
     BlackHole,
     Cut,
     FreezeMachine,
@@ -21,6 +21,7 @@ from outlast.drill.network import (
 )
 
 TALK = Path(__file__).with_name("talk.py")
+TESTS = Path(__file__).parents[2]
 SILENCE_S = 1  # a packet that is not lost takes microseconds
 PATIENCE_S = 60
 GONE = {"ConnectionAbortedError", "ConnectionResetError", "BrokenPipeError"}
@@ -29,7 +30,8 @@ WHO = (
 )
 ABANDON = """
 import subprocess, sys, time
-from outlast.drill.network import Network
+sys.path.append(sys.argv[1])
+from machine_network import Network
 made = Network(2)
 inside = subprocess.Popen(made.machines[0].command("sleep", "1000"), start_new_session=True)
 while not made.machines[0].processes():
@@ -210,7 +212,7 @@ def test_a_frozen_machine_goes_on_where_it_was(machines):
 def test_what_a_dead_run_left_is_removed_and_nothing_else(machines, floor):
     (mine,) = machines(1)
     listen(mine)
-    run = floor.cold("-c", ABANDON)
+    run = floor.cold("-c", ABANDON, TESTS)
     until(lambda: len(run.out.split()) == 3, "a network", running=run)
     pid, *abandoned = run.out.split()
     run.signal(signal.SIGKILL)

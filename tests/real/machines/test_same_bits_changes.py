@@ -13,7 +13,7 @@ import pytest
 from elastic_job import ElasticJob
 from floor import SCRIPTS
 
-from outlast.drill.network import KillMachine
+from machine_network import KillMachine
 from thorough import ALL
 
 pytest.importorskip("outlast.launch.membership.node")

@@ -7,7 +7,7 @@ import pytest
 from elastic_job import STEPS, ElasticJob
 from floor import SCRIPTS, until
 
-from outlast.drill.network import KillMachine
+from machine_network import KillMachine
 from outlast.errors import Exit
 
 OPTIONS = ("--every", "auto")

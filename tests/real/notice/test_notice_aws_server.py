@@ -13,7 +13,7 @@ from outlast.drill.metadata_server import (
     AnswerFault,
     AwsMetadataServer,
 )
-from outlast.notice import aws, exchange
+from outlast.notice import aws, source
 from outlast.notice.aws import AwsWatcher
 from outlast.notice.platform import choose
 
@@ -193,7 +193,7 @@ def test_an_answer_that_is_cut_short_is_none(server, sent):
     """Part of an answer may read like another one: an empty one means "nothing is planned"."""
     server.inject(AnswerFault(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n" + sent))
     with pytest.raises(ConnectionError, match="cut short"):
-        exchange.request(
+        source.request(
             "GET", f"{server.url}/x", headers={}, timeout_s=PATIENT_S, max_body_bytes=1000
         )
 
@@ -218,9 +218,9 @@ def test_nobody_listens_or_nobody_accepts():
 
 def test_each_wait_gets_only_what_is_left_of_the_time(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(exchange.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(source.time, "monotonic", lambda: now[0])
     ours, theirs = socket.socketpair()
-    with theirs, exchange._BoundedSocket(fileno=ours.detach()) as bounded:
+    with theirs, source._BoundedSocket(fileno=ours.detach()) as bounded:
         bounded.deadline = 101.0
         now[0] = 100.75
         theirs.sendall(b"x")

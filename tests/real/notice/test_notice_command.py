@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outlast.notice.exchange import run
 from outlast.notice.manual import CommandWatcher
+from outlast.notice.source import run
 
 LONG_S = 60.0
 FDS = Path("/proc/self/fd")

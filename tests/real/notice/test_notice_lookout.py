@@ -9,8 +9,7 @@ import time
 import pytest
 
 from outlast.notice import Notice, lookout
-from outlast.notice.deliver import NotifyCommand, Process
-from outlast.notice.lookout import Lookout
+from outlast.notice.lookout import Lookout, NotifyCommand, Process
 
 INTERVAL_S = 0.01
 

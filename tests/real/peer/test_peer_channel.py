@@ -13,7 +13,7 @@ from relay import Relay
 from outlast.errors import ConfigError, CutShort, SealError
 from outlast.peer import channel as channels
 from outlast.peer import seal
-from outlast.peer.tls import Tls
+from outlast.peer.key import Tls
 
 KEY = os.urandom(32)
 LIMIT_S = 20.0

@@ -9,7 +9,7 @@ import sys
 import torch  # noqa: F401 - as in the server
 
 from outlast.ipc import readable
-from outlast.launch.warm import probe as probing
+from outlast.launch.warm import imports as probing
 from outlast.launch.warm.imports import WantedImport
 
 sys.path.insert(0, sys.argv[1])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from floor import SCRIPTS, TRAIN, Job, until
 
+from outlast.cli.init import Slurm, Training
 from outlast.errors import Exit
-from outlast.init.recipes import Slurm, Training
 
 STEPS = 150
 FOR_LONG = 5000

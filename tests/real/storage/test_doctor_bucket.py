@@ -3,7 +3,7 @@
 import pytest
 from floor import until
 
-from outlast.health.doctor.child import Child
+from outlast.health.doctor.probes import Child
 from outlast.policy.fitness import PlaceFacts, judge_place
 
 LIMIT_S = 60.0

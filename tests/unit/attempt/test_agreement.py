@@ -7,9 +7,8 @@ import threading
 import pytest
 from unit_fakes import Hub, on_ranks
 
-from outlast.attempt import agreement as room
-from outlast.attempt.agreement import Agreement
-from outlast.attempt.link import LocalLink
+from outlast.attempt import link as room
+from outlast.attempt.link import Agreement, LocalLink
 
 
 class World:

@@ -6,8 +6,8 @@ import pytest
 
 from outlast.attempt import beat as module
 from outlast.attempt.beat import (
+    BEATS_VARIABLE,
     NUM_TIMINGS,
-    VARIABLE,
     Beat,
     BeatReader,
     BeatsDirectory,
@@ -19,7 +19,7 @@ from outlast.attempt.beat import (
 
 
 def test_what_a_worker_says_is_read(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "3")
     beat = Beat()
     beat.beat(41)
@@ -31,13 +31,13 @@ def test_what_a_worker_says_is_read(tmp_path, monkeypatch):
 
 
 def test_without_an_agent_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(BEATS_VARIABLE, raising=False)
     Beat().beat(1)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_directory_that_cannot_be_written_does_not_stop_a_worker(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "gone"))
+    monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path / "gone"))
     Beat().beat(1)
 
 
@@ -73,7 +73,7 @@ def test_what_dead_agents_left_is_reclaimed_and_a_living_one_s_is_not(tmp_path):
 
 @pytest.fixture
 def spoken(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
     return Beat(), BeatReader(tmp_path, 0)
 
@@ -94,7 +94,7 @@ def test_each_part_says_its_own(spoken):
 
 
 def test_the_most_updates_of_any_worker_are_found(tmp_path, monkeypatch):
-    monkeypatch.setenv(module.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(module.BEATS_VARIABLE, str(tmp_path))
     assert module.most_updates(tmp_path, range(3)) == 0
     for rank, number in enumerate([4, 0, 9]):
         monkeypatch.setenv("LOCAL_RANK", str(rank))

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from outlast.attempt.line import (
+from outlast.attempt.over import (
     LINE_VARIABLE,
     MAX_BYTES,
     AgentLine,

@@ -7,13 +7,13 @@ import types
 
 import pytest
 
-from outlast.attempt import nameless as module
-from outlast.attempt.nameless import VARIABLE, nameless, spare_torch
+from outlast.attempt import early as module
+from outlast.attempt.early import QUIET_VARIABLE, nameless, spare_torch
 
 
 @pytest.fixture(autouse=True)
 def _under_agent(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(QUIET_VARIABLE, "1")
 
 
 def num_servers():
@@ -39,7 +39,7 @@ def test_who_connects_to_a_name_has_it_looked_up(monkeypatch):
 
 def test_where_torch_would_say_so_each_time_it_may_ask(monkeypatch):
     monkeypatch.setattr(module, "_state", lambda: pytest.fail("it was changed"))
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(QUIET_VARIABLE)
     with nameless("127.0.0.1"):
         pass
 

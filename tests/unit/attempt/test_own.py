@@ -2,14 +2,21 @@
 
 import pytest
 
-from outlast.attempt import own as module
-from outlast.attempt.beat import VARIABLE
-from outlast.attempt.own import SLOT_BYTES, Own, RankState, entrust, own_path, read_own
+from outlast.attempt import beat as module
+from outlast.attempt.beat import (
+    BEATS_VARIABLE,
+    SLOT_BYTES,
+    Own,
+    RankState,
+    entrust,
+    own_path,
+    read_own,
+)
 
 
 @pytest.fixture(name="place")
 def _place(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "3")
     return own_path(tmp_path, 3)
 
@@ -138,7 +145,7 @@ def test_what_is_too_large_is_not_kept_and_hides_what_was_there(place, monkeypat
 
 
 def test_without_an_agent_nothing_happens(monkeypatch):
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(BEATS_VARIABLE, raising=False)
     own = Own(1, 0, 1)
     own.final(1, b"one", b"")
     own.close()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from outlast.cli.checkpoints import where as room
-from outlast.cli.checkpoints.where import bar
+from outlast.cli.checkpoints import survey as room
+from outlast.cli.checkpoints.survey import bar
 
 
 @pytest.fixture(name="clock")

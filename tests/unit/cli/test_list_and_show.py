@@ -123,7 +123,7 @@ def test_an_object_store_that_cannot_be_opened_is_a_tier_like_any_other(job, out
         raise OSError(5, f"opening {url}: no")
 
     job.save(100)
-    monkeypatch.setattr("outlast.cli.checkpoints.where.open_storage", refuse)
+    monkeypatch.setattr("outlast.cli.checkpoints.survey.open_storage", refuse)
     code, _, err = outlast("checkpoints", "list")
     assert code == 77
     assert "it cannot be opened: opening" in err

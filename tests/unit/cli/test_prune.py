@@ -127,7 +127,7 @@ def test_on_a_terminal_it_asks(job, outlast, monkeypatch, answer, gone):
         asked.append(prompt)
         return answer
 
-    monkeypatch.setattr("outlast.cli.checkpoints.prune._is_terminal", lambda: True)
+    monkeypatch.setattr("outlast.cli.checkpoints.verify._is_terminal", lambda: True)
     monkeypatch.setattr("click.termui.visible_prompt_func", answers)
     code, _, err = outlast("checkpoints", "prune")
     assert code == (0 if gone else 2)
@@ -155,7 +155,7 @@ def test_no_job_starts_while_it_prunes(job, outlast, monkeypatch):
 
     seen = []
     job.save(100, 200, 300, 400)
-    monkeypatch.setattr("outlast.cli.checkpoints.prune.remove_save", remove)
+    monkeypatch.setattr("outlast.cli.checkpoints.verify.remove_save", remove)
     outlast("checkpoints", "prune", "--yes")
     assert seen == [100, 100, 200]
     JobLock(job.directory).release()
@@ -179,7 +179,7 @@ def test_a_job_that_is_silent_is_not_running(job, outlast, monkeypatch):
     job.ledger.append("attempt_formed", world_size=2, nodes=2)
     job.save(100, 200, 300, 400)
     now = time.time()
-    monkeypatch.setattr("outlast.cli.checkpoints.prune.time.time", lambda: now + 121)
+    monkeypatch.setattr("outlast.cli.checkpoints.verify.time.time", lambda: now + 121)
     assert outlast("checkpoints", "prune", "--yes")[0] == 0
 
 

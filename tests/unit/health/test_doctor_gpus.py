@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from outlast.health.doctor.gpus import look
+from outlast.health.doctor.probes import look
 
 
 class NvmlError(Exception):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from outlast.health.doctor import page
+from outlast.health.doctor import examination as page
 from outlast.health.doctor.examination import Examined
 from outlast.policy.fitness import CheckResult
 

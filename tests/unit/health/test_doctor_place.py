@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from outlast.health.doctor import place
+from outlast.health.doctor import probes
 from outlast.policy.fitness import judge_place
 from outlast.storage import Directory
 
@@ -18,9 +18,9 @@ def _probed(tmp_path, monkeypatch):
         storage = Directory(tmp_path / "job")
         for name, change in changed.items():
             monkeypatch.setattr(storage, name, change)
-        monkeypatch.setattr(place, "open_storage", lambda _: storage)
-        monkeypatch.setattr(place, "BIGGEST_BYTES", {True: 1 << 20, False: 1 << 20})
-        facts = place.probe(str(storage.root), writes=True, locks=True)
+        monkeypatch.setattr(probes, "open_storage", lambda _: storage)
+        monkeypatch.setattr(probes, "BIGGEST_BYTES", {True: 1 << 20, False: 1 << 20})
+        facts = probes.probe_place(str(storage.root), writes=True, locks=True)
         return facts, judge_place("storage local", "here", facts)
 
     return probe

@@ -6,8 +6,7 @@ import pytest
 
 from outlast.attempt.beat import Beat, BeatSeen, Phase, PhaseSeen, PulseSeen, UpdatesSeen
 from outlast.health.hang import HangWatch, Track
-from outlast.health.messages import Ask, Begin, Learned, WatchedWorker
-from outlast.health.watched import Watched
+from outlast.health.watched import Ask, Begin, Learned, Watched, WatchedWorker
 from outlast.policy.hang import Activity, HangSettings
 
 WORKER = WatchedWorker(local_rank=0, rank=5, pid=1)

@@ -5,9 +5,19 @@ from array import array
 
 import pytest
 
-from outlast.attempt.beat import VARIABLE, Beat, BeatReader, Timing
-from outlast.health.messages import Begin, WatchedWorker
-from outlast.health.watched import EVERY_S, KEPT, LEAST, OVERLAP, Pace, interval_s, stride, told
+from outlast.attempt.beat import BEATS_VARIABLE, Beat, BeatReader, Timing
+from outlast.health.watched import (
+    EVERY_S,
+    KEPT,
+    LEAST,
+    OVERLAP,
+    Begin,
+    Pace,
+    WatchedWorker,
+    interval_s,
+    stride,
+    told,
+)
 
 
 class Watched(types.SimpleNamespace):
@@ -19,7 +29,7 @@ class Watched(types.SimpleNamespace):
 @pytest.fixture
 def ranks(tmp_path, monkeypatch):
     """Two workers' beats, and what a watcher sees of them."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
     beats = []
     for rank in range(2):
         monkeypatch.setenv("LOCAL_RANK", str(rank))

@@ -9,7 +9,7 @@ import time
 
 from outlast.health import hang
 from outlast.health.hang import _parsed
-from outlast.health.proc import ProcessLook, look_at, moved
+from outlast.health.processes import ProcessLook, look_at, moved
 
 
 def test_faulthandlers_words(tmp_path):

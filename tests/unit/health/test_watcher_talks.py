@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from outlast.health import watcher as rooms
-from outlast.health.messages import Begin, Gap, Suspicion, Voice, WatchedWorker, pair
+from outlast.health.watched import Begin, Gap, Suspicion, Voice, WatchedWorker, pair
 from outlast.health.watcher import HangWatcher
 from outlast.policy.blame import Frame, RankLook
 from outlast.policy.hang import Activity

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from outlast.attempt.beat import VARIABLE
+from outlast.attempt.beat import BEATS_VARIABLE, read_own
 from outlast.attempt.over import over
-from outlast.attempt.own import read_own
 from outlast.checkpoint.plan import OWN
 from outlast.inprocess import keeping as module
 from outlast.inprocess import living
@@ -52,7 +51,7 @@ class Loop:
 
 @pytest.fixture(name="loop")
 def _loop(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
     made = Loop()
     yield made
     made.keeping.close()

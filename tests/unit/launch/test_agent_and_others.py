@@ -11,12 +11,12 @@ import pytest
 from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerState
 
 from outlast.attempt.link import PREFIX
-from outlast.health.proc import catches
+from outlast.health.processes import catches
 from outlast.launch.agent import Agent
-from outlast.launch.desk import Deaf
-from outlast.launch.survivors import Seats
+from outlast.launch.ending import Seats
 from outlast.launch.warm.starts import ColdContext
 from outlast.notice import Notice
+from outlast.notice.desk import Deaf
 from outlast.policy.failures import Failure
 
 
@@ -49,7 +49,7 @@ def agent(monkeypatch):
     )
     made._hangs = types.SimpleNamespace(named=None, end=lambda: None)
     made._health = types.SimpleNamespace(end=lambda: None)
-    made._deaf = Deaf(lambda _: None, made._are_deaf)
+    made._deaf = Deaf(made._are_deaf)
     made._seats, made._survivors = Seats([0], 1), Nobody()
     made.ended = []
     monkeypatch.setattr(made, "_end_workers", lambda: made.ended.append(True), raising=False)

@@ -90,7 +90,8 @@ def test_a_program_that_is_not_python():
     script = Path("run.sh")
     script.touch(mode=0o755)
     launch = Launch(["--no-python", "./run.sh", "a", "-b"])
-    assert launch.args[-4:] == ["outlast.launch.tied", "./run.sh", "a", "-b"]  # with the agent
+    ends_with_agent = ["-P", "-m", "outlast.launch.worker", "--no-python"]
+    assert launch.args == [*ends_with_agent, "./run.sh", "a", "-b"]
     assert "there is no program nosuch" in refusal("--no-python", "nosuch")
 
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from outlast.health.messages import Suspicion
-from outlast.launch import hangs as rooms
-from outlast.launch.hangs import HangReport, Hangs, HangVerdict, Places, failure_of
+from outlast.health.watched import Suspicion
+from outlast.launch import symptoms as rooms
+from outlast.launch.symptoms import HangReport, Hangs, HangVerdict, Places, failure_of
 from outlast.ledger.file import Ledger, read_events
 from outlast.policy.blame import Frame, Named, RankLook
 from outlast.policy.hang import Activity, HangSettings

@@ -9,7 +9,7 @@ from outlast.config import load
 from outlast.errors import StorageError
 from outlast.launch import judging
 from outlast.launch.judging import FailureHandler, restart_policy, worker_failure
-from outlast.launch.together import left_out
+from outlast.launch.run import left_out
 from outlast.ledger.events import Event
 from outlast.policy.attribution import Tolls
 from outlast.policy.exclusion import Exclusion

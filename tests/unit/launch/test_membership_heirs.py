@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from outlast.launch.membership.hub import REFUSED
 from outlast.launch.membership.messages import Go, Member
-from outlast.launch.membership.search import BACK_S, Inheritance, WayBack, Ways
+from outlast.launch.membership.search import BACK_S, Inheritance, WayBack
 
 SILENT = "does not answer"
 
@@ -22,29 +22,29 @@ class Role:
 
 
 class World:
-    """Machines that answer or not, and calls at them."""
+    """Machines that answer or not, and calls at them by one of them."""
 
-    def __init__(self, answers):
+    is_settled = False
+
+    def __init__(self, answers, me="z", ended=()):
         self.answers = answers
+        (self.me,) = machines(me)
+        self.ended = set(ended)
         self.called, self.waits = [], []
         self.role = self.awaited = self.before = None
-        self.ways = Ways(
-            dial=self._dial,
-            later=lambda delay_s, function: self.waits.append((delay_s, function)),
-            is_settled=lambda: False,
-            coordinate=self._coordinate,
-            seek=lambda: None,
-        )
 
-    def _dial(self, member, failed):
-        self.called.append(member.node)
-        if why := self.answers.get(member.node):
+    def dial(self, node, address, failed):
+        self.called.append(node)
+        if why := self.answers.get(node):
             failed(why, False)
 
-    def _coordinate(self, awaited, before):
+    def later(self, delay_s, function):
+        self.waits.append((delay_s, function))
+
+    def take_over(self, awaited, before):
         self.awaited, self.before = awaited, [member.node for member in before]
 
-    def later(self):
+    def wait(self):
         """What waits is due."""
         due, self.waits, self.called = self.waits, [], []
         for _, function in due:
@@ -57,7 +57,7 @@ def machines(names):
 
 def way_back(world, names):
     world.role = Role()
-    WayBack(world.ways, world.role, list(machines(names))).look()
+    WayBack(world, world.role, list(machines(names))).look()
 
 
 def test_they_are_called_in_line_again_and_again():
@@ -65,10 +65,10 @@ def test_they_are_called_in_line_again_and_again():
     way_back(world, "ab")
     assert world.called == ["a", "b"]
     assert [delay_s for delay_s, _ in world.waits] == [BACK_S]
-    world.later()
+    world.wait()
     assert world.called == ["a", "b"]
     world.answers = {"a": SILENT}  # b coordinates: that call is the last
-    world.later()
+    world.wait()
     assert (world.called, world.waits) == (["a", "b"], [])
 
 
@@ -76,10 +76,10 @@ def test_nobody_is_called_while_most_are_here():
     world = World({"a": SILENT})
     way_back(world, "a")
     world.role.lacks_majority = False
-    world.later()
+    world.wait()
     assert world.called == []
     world.role.lacks_majority = True  # some are lost again
-    world.later()
+    world.wait()
     assert world.called == ["a"]
 
 
@@ -87,16 +87,17 @@ def test_nobody_is_called_once_a_claim_was_asked_for():
     world = World({"a": SILENT})
     way_back(world, "a")
     world.role.is_untried = False
-    world.later()
+    world.wait()
     assert (world.called, world.waits) == ([], [])
 
 
 def test_before_an_heir_stand_the_lost_one_and_heirs_that_are_not_known_to_have_ended():
-    world = World({"b": REFUSED, "c": SILENT})
+    world = World({"b": REFUSED, "c": SILENT}, me="d")
     go = Go(attempt=1, members=machines("abcde"), store="a:2")
-    Inheritance(world.ways, "d", go, ended=set(), patience_s=2.0).begin("a", ())
+    Inheritance(world, go, patience_s=2.0).begin("a", ())
     assert world.called == ["b", "c"]
     assert world.awaited == {"d", "e"}
     assert world.before == ["a", "c"]
-    Inheritance(world.ways, "b", go, ended={"a"}, patience_s=2.0).begin("a", ())
+    world = World({}, me="b", ended="a")
+    Inheritance(world, go, patience_s=2.0).begin("a", ())
     assert world.before == []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from outlast.errors import ConfigError
-from outlast.launch.place import own_address, place_of, reached_at
+from outlast.launch.first_look import own_address, place_of, reached_at
 
 
 def test_a_directory_or_a_bucket():

@@ -15,7 +15,7 @@ from outlast.launch.membership import search as searching
 from outlast.launch.membership.coordinator import ALIVE_S
 from outlast.launch.membership.hub import HANGS, REFUSED
 from outlast.launch.membership.messages import Go, Member, Waits
-from outlast.launch.membership.search import Means, Search, SearchState
+from outlast.launch.membership.search import Search
 from outlast.peer.claims import Claim, Claims, SignOfLife
 from outlast.policy.membership import MembershipRules
 from outlast.policy.succession import REFUSED_S, STRANGER_S, UNREACHED_S
@@ -70,7 +70,9 @@ class World:
         self.why, self.dial_s = why, dial_s
         self.dialled = 0
         self.told, self.won, self.won_s = [], None, None
-        self.go, self.ended = None, set(ended)
+        self.attempt, self.go, self.ended, self.hung = 0, None, set(ended), set()
+        self.rules = MembershipRules(min_nodes=1, max_nodes=4)
+        self.tell = self.end = self.told.append
         a = Member(node="a", host="host-a", address="10.0.0.1:1")
         self.me = Member(node="c", host="host-c", address="10.0.0.3:1")
         if who == "neighbour":
@@ -92,22 +94,7 @@ class World:
         self._timers, self._order = [], itertools.count()
         monkeypatch.setattr(searching, "time", self)
         monkeypatch.setattr(searching, "random", random.Random(seed))
-        means = Means(
-            dial=self._dial,
-            later=self.later,
-            is_settled=lambda: self.won is not None,
-            known=lambda: SearchState(
-                attempt=0,
-                go=self.go,
-                ended=self.ended,
-                hung=set(),
-                rules=MembershipRules(min_nodes=1, max_nodes=4),
-            ),
-            coordinate=self._coordinate,
-            end=self.told.append,
-            tell=self.told.append,
-        )
-        self.search = Search(means, self, self.claims, self.me, hung_s=10.0)
+        self.search = Search(self, self, self.claims, hung_s=10.0)
         self._count(0)
 
     def monotonic(self):
@@ -152,11 +139,15 @@ class World:
         if self.is_alive:
             self.later(takes_s, wrote)
 
-    def _dial(self, claim, failed):
+    @property
+    def is_settled(self):
+        return self.won is not None
+
+    def dial(self, node, address, failed, *, hops):
         self.dialled += 1
         self.later(self.dial_s, lambda: failed(self.why, False))
 
-    def _coordinate(self, claim):
+    def coordinate_claimed(self, claim):
         self.won, self.won_s = claim, self.now_s
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from outlast.attempt.nameless import VARIABLE
+from outlast.attempt.early import QUIET_VARIABLE
 from outlast.launch.first_look import level_to_set, quieten_loggers
 
 
@@ -15,9 +15,9 @@ def test_torchs_warnings_of_its_own_are_off_unless_chosen():
 
 def test_a_level_counts_only_where_torch_has_yet_to_read_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", object())
-    assert VARIABLE not in level_to_set({})
+    assert QUIET_VARIABLE not in level_to_set({})
     monkeypatch.delitem(sys.modules, "torch")
-    assert level_to_set({})[VARIABLE] == "1"
+    assert level_to_set({})[QUIET_VARIABLE] == "1"
 
 
 @pytest.mark.parametrize(

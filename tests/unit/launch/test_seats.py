@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
-from outlast.attempt.line import STANDBY_VARIABLE
-from outlast.attempt.own import EMPTY_VARIABLE
-from outlast.launch.survivors import Seats
+from outlast.attempt.beat import EMPTY_VARIABLE
+from outlast.attempt.over import STANDBY_VARIABLE
+from outlast.launch.ending import Seats
 
 
 def test_ranks_where_a_place_is_empty():

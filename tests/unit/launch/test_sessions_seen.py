@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from outlast.attempt.beat import VARIABLE, Beat
+from outlast.attempt.beat import BEATS_VARIABLE, Beat
 from outlast.attempt.link import FREE, TIED
 from outlast.launch import machines as room
 from outlast.launch.machines import Sessions
@@ -93,7 +93,7 @@ def test_only_rank_0s_machine_looks_and_a_store_that_is_gone_is_no_crash(session
 def test_how_long_a_stop_needs_is_the_longest_step_and_a_save(
     sessions, machines, clock, monkeypatch, tmp_path
 ):
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
     beat, store = Beat(), Store()
     beat.beat(0)

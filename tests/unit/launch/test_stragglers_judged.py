@@ -8,9 +8,9 @@ import types
 import numpy as np
 import pytest
 
-from outlast.health.messages import Times, Timings
-from outlast.launch import stragglers as room
-from outlast.launch.stragglers import StragglerMonitor
+from outlast.health.watched import Times, Timings
+from outlast.launch import symptoms as room
+from outlast.launch.symptoms import StragglerMonitor
 
 ONSET = 40
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from outlast.attempt.line import (
+from outlast.attempt.over import (
     LINE_VARIABLE,
     AttemptEnded,
     NextAttempt,
@@ -17,8 +17,8 @@ from outlast.attempt.line import (
     Unwound,
     dial,
 )
-from outlast.launch import survivors as module
-from outlast.launch.survivors import LATE, STUCK, UNHELD, Kept, StandIn, Survivors
+from outlast.launch import ending as module
+from outlast.launch.ending import LATE, STUCK, UNHELD, Kept, StandIn, Survivors
 
 
 class Process:
@@ -39,7 +39,8 @@ def handler(rank=2, pid=None):
 @pytest.fixture(name="agent")
 def _agent(tmp_path, monkeypatch):
     said = []
-    made = Survivors(tmp_path, True, said.append)
+    monkeypatch.setattr(module, "say", said.append)
+    made = Survivors(tmp_path, True)
     made.said = said
     monkeypatch.setenv(LINE_VARIABLE, made.address)
     yield made
@@ -131,8 +132,9 @@ def test_workers_without_a_session_are_told_of_once(agent):
     assert "no session" in agent.said[0]
 
 
-def test_nothing_is_asked_where_it_is_not_wanted(tmp_path):
-    off = Survivors(tmp_path, False, pytest.fail)
+def test_nothing_is_asked_where_it_is_not_wanted(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "say", pytest.fail)
+    off = Survivors(tmp_path, False)
     assert off.address == ""
     off.gather({0: handler()})
     assert (off.kept, off.reasons) == ({}, {})

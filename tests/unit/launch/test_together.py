@@ -8,7 +8,7 @@ from outlast import config
 from outlast.errors import StorageError
 from outlast.keeper.wire import Lost
 from outlast.launch.membership.messages import Go, Member
-from outlast.launch.together import introduce, lost_ranks
+from outlast.launch.run import introduce, lost_ranks
 
 
 class Keeper:

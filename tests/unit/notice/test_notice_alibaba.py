@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from outlast.notice import alibaba
 from outlast.notice.alibaba import AlibabaWatcher
-from outlast.notice.exchange import HttpResponse
+from outlast.notice.source import HttpResponse
 from thorough import examples
 
 NOW = 1_420_480_620.0  # 2015-01-05T17:57:00Z

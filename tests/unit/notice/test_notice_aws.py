@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from outlast.notice import Notice
 from outlast.notice.aws import AwsWatcher
-from outlast.notice.exchange import HttpResponse
-from outlast.notice.source import WatchThread
+from outlast.notice.source import HttpResponse, WatchThread
 from thorough import examples
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z

@@ -4,7 +4,7 @@ import pytest
 
 from outlast.errors import ConfigError
 from outlast.notice.aws import AwsWatcher
-from outlast.notice.exchange import HttpResponse
+from outlast.notice.source import HttpResponse
 
 
 @pytest.mark.parametrize(

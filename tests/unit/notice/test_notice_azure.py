@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outlast.notice import Acknowledger, Notice
 from outlast.notice.azure import AzureWatcher
-from outlast.notice.exchange import HttpResponse
+from outlast.notice.source import HttpResponse
 from thorough import examples
 
 NOW = 1_505_722_800.0  # 2017-09-18T08:20:00Z, a Monday

@@ -8,7 +8,7 @@ import pytest
 from outlast import config
 from outlast.errors import ConfigError
 from outlast.notice import Notice
-from outlast.notice.deliver import (
+from outlast.notice.lookout import (
     NotifyCommand,
     PidFile,
     environment,

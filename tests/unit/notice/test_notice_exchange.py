@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.notice import exchange
+from outlast.notice import source
 from thorough import examples
 
 LIMIT = 100
@@ -22,7 +22,7 @@ def read(raw, cuts=(), limit=LIMIT):
         def receive(self):
             return pieces.pop(0) if pieces else b""
 
-    return exchange._ResponseReader(Sock(), limit).answer()
+    return source._ResponseReader(Sock(), limit).answer()
 
 
 WHOLE = {

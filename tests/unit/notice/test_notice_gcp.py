@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.notice.exchange import HttpResponse
 from outlast.notice.gcp import MaintenanceWatcher, PreemptedWatcher
+from outlast.notice.source import HttpResponse
 from thorough import examples
 
 NOW = 1_505_722_800.0

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.notice.exchange import CommandResult
 from outlast.notice.slurm import SlurmWatcher, kill_wait_s
+from outlast.notice.source import CommandResult
 from thorough import examples
 
 BEGIN = 1_795_304_469

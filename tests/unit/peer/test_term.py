@@ -12,9 +12,8 @@ import pytest
 from unit_fakes import at_once
 
 from outlast.errors import ConfigError, StorageError
-from outlast.peer import term as room
-from outlast.peer.claims import Claim, Claims, SignOfLife
-from outlast.peer.term import Term, is_alive, pid_of, this_process
+from outlast.peer import claims as room
+from outlast.peer.claims import Claim, Claims, SignOfLife, Term, is_alive, pid_of, this_process
 from outlast.storage import Directory
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from outlast.planner import formulas, models
+from outlast.planner import formulas, intervals
 from outlast.planner.formulas import FlushTimes
 from outlast.policy import interval
 from outlast.policy.hazard import Posterior
@@ -55,7 +55,7 @@ def test_from_scratch_against_checkpoints():
     ],
 )
 def test_spot_by_the_linear_model(per_h, young_h, price, wasted, wins, best_h):
-    offers = models.offers(Costs(checkpoint_h=0.05), per_h, spot_price=0.7, on_demand_price=1.0)
+    offers = intervals.offers(Costs(checkpoint_h=0.05), per_h, spot_price=0.7, on_demand_price=1.0)
     young, best, _, _ = offers
     assert round(young.interval_h, 3) == young_h
     assert round(1000 * young.price_per_useful_h) == pytest.approx(1000 * price, abs=0.6)
@@ -71,7 +71,7 @@ def test_spot_by_the_linear_model(per_h, young_h, price, wasted, wins, best_h):
 )
 def test_where_spot_stops_paying(restore_h, young, best, exact):
     costs = Costs(checkpoint_h=0.05, restore_h=restore_h)
-    offers = models.offers(costs, 1.0, spot_price=0.7, on_demand_price=1.0)
+    offers = intervals.offers(costs, 1.0, spot_price=0.7, on_demand_price=1.0)
     found = {offer.model: round(offer.break_even_failures_per_h, 4) for offer in offers}
     assert found["linear at Young"] == young
     assert best is None or found["linear at its optimum"] == best
@@ -85,7 +85,9 @@ def test_where_spot_stops_paying(restore_h, young, best, exact):
     [(1, 11.84, 11.187, 1.1898), (3, 20.51, 18.565, 1.3600), (5, 26.48, 23.260, 1.4962)],
 )
 def test_intervals_of_4096_gpus(minutes, young, exact, wall):
-    rows = {row.model: row for row in models.compare(Costs(checkpoint_h=minutes / 60), FLEET_PER_H)}
+    rows = {
+        row.model: row for row in intervals.compare(Costs(checkpoint_h=minutes / 60), FLEET_PER_H)
+    }
     assert tuple(rows) == MODELS
     assert round(60 * rows["linear at Young"].interval_h, 2) == young
     assert round(60 * rows["exact"].interval_h, 3) == exact
@@ -130,7 +132,7 @@ def test_asynchronous_saving_with_a_lag(lag_min, linear, simulated):
 )
 def test_notices_that_end_in_a_flush(q, minutes, wall, price):
     costs = Costs(checkpoint_h=0.05, restore_h=0.05, flush_probability=q, flush_h=0.02)
-    offer = models.offers(costs, 2.0, spot_price=0.7, on_demand_price=1.0)[1]
+    offer = intervals.offers(costs, 2.0, spot_price=0.7, on_demand_price=1.0)[1]
     assert offer.model == "linear at its optimum"
     assert math.floor(60 * offer.interval_h + 0.52) == minutes  # 121.48 is said as 122 there
     assert round(offer.wall_per_useful, 3) == wall
@@ -190,7 +192,7 @@ def test_what_a_loss_takes_lies_between_copies_and_storage():
 @pytest.mark.parametrize(("q", "per_h"), [(0.0, 0.9004), (0.5, 0.8393)])
 def test_a_flush_that_costs_more_than_it_saves_lowers_the_break_even(q, per_h):
     costs = Costs(checkpoint_h=0.05, restore_h=0.05, flush_probability=q, flush_h=0.2)
-    young = models.offers(costs, 1.0, spot_price=0.7, on_demand_price=1.0)[0]
+    young = intervals.offers(costs, 1.0, spot_price=0.7, on_demand_price=1.0)[0]
     assert round(young.break_even_failures_per_h, 4) == pytest.approx(per_h, abs=5e-4)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from outlast.planner import deadline, formulas, models, tiers
+from outlast.planner import deadline, formulas, intervals
 from outlast.policy import hazard, interval
 from outlast.policy.hazard import Posterior
 from outlast.policy.interval import Costs
@@ -33,7 +33,7 @@ def all_costs(draw):
 
 
 def break_evens(costs, spot_price):
-    found = models.offers(costs, 1.0, spot_price=spot_price, on_demand_price=1.0)
+    found = intervals.offers(costs, 1.0, spot_price=spot_price, on_demand_price=1.0)
     return {o.model: o.break_even_failures_per_h for o in found if o.model in CHECKED}
 
 
@@ -67,7 +67,7 @@ def test_more_flushes_never_lower_the_break_even_while_one_is_shorter_than_what_
     low, high = sorted((q, other))
     base = {"checkpoint_h": checkpoint_h, "restore_h": restore_h}
     bare = break_evens(Costs(**base, flush_probability=low), price)
-    for model in models.MODELS:
+    for model in intervals.MODELS:
         if model.name not in CHECKED or not 0 < bare[model.name] < math.inf:
             continue
         # With some cost of a flush the break-even is lower, and the interval there longer.
@@ -84,8 +84,8 @@ def test_more_flushes_never_lower_the_break_even_while_one_is_shorter_than_what_
 @given(all_costs(), rates_per_h, st.floats(1, 1e5), st.floats(1, 1e5))
 def test_hours_in_all_do_not_change_the_price_of_one(costs, per_h, hours, other_h):
     wall = interval.linear_wall(costs, per_h, interval.young_h(costs, per_h))  # may be infinite
-    one = models.price_of(hours, 0.7, wall) / hours
-    assert one == pytest.approx(models.price_of(other_h, 0.7, wall) / other_h)
+    one = intervals.price_of(hours, 0.7, wall) / hours
+    assert one == pytest.approx(intervals.price_of(other_h, 0.7, wall) / other_h)
 
 
 @given(all_costs(), st.floats(1e-5, 5), st.floats(1e-3, 5))
@@ -140,7 +140,7 @@ def test_models_agree_when_failures_are_rare(costs, per_h):
 @given(all_costs(), st.floats(1e-4, 5))
 def test_as_good_as_the_best_within_a_percent(costs, per_h):
     best_h = interval.best_h(costs, per_h)
-    low_h, high_h = models.nearly_best_h(costs, per_h)
+    low_h, high_h = intervals.nearly_best_h(costs, per_h)
     assert low_h <= best_h <= high_h
     best = interval.exact_wall(costs, per_h, best_h)
     for interval_h in (low_h, high_h):
@@ -210,11 +210,11 @@ def test_several_tiers_add_up(many):
         interval.TierCosts(checkpoint_h=c, failures_per_h=rate, restore_h=r) for c, rate, r in many
     ]
     chosen = interval.intervals_h(costs)
-    each = [tiers.waste([one], [t]) for one, t in zip(costs, chosen, strict=True)]
-    assert tiers.waste(costs, chosen) == pytest.approx(sum(each))
+    each = [intervals.waste([one], [t]) for one, t in zip(costs, chosen, strict=True)]
+    assert intervals.waste(costs, chosen) == pytest.approx(sum(each))
     (alone,) = interval.intervals_h(costs[:1])
     single = Costs(checkpoint_h=many[0][0], restore_h=many[0][2])
-    assert tiers.wall_per_useful(costs[:1], [alone]) == pytest.approx(
+    assert intervals.wall_per_useful(costs[:1], [alone]) == pytest.approx(
         interval.linear_wall(single, many[0][1], alone)
     )
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from outlast.planner import tiers as schedule
-from outlast.planner.tiers import Levels, wall_per_useful
+from outlast.planner import intervals as schedule
+from outlast.planner.intervals import Levels, wall_per_useful
 from outlast.policy.interval import Costs, TierCosts, exact_best_h, exact_wall, intervals_h
 
 VECTORS = Path("shared/traces/scr/regressionFiles")
@@ -47,7 +47,7 @@ def scr(overhead=1.0, times=1.0):
 
 def test_one_place_is_the_exact_model():
     (tier,) = tiers_of((180.0, 1e-4, 240.0))
-    found = schedule.best([tier])
+    found = schedule.best_schedule([tier])
     costs = Costs(checkpoint_h=tier.checkpoint_h, restore_h=tier.restore_h)
     assert found.every == (1,)
     assert found.interval_h == pytest.approx(exact_best_h(costs, tier.failures_per_h), rel=1e-4)
@@ -57,11 +57,11 @@ def test_one_place_is_the_exact_model():
 
 
 def test_the_schedule_of_scrs_machine():
-    found = schedule.best(scr())
+    found = schedule.best_schedule(scr())
     assert (found.counts, found.every) == ((7, 12), (1, 8, 104))
     assert found.interval_h * HOUR_S == pytest.approx(1524.9, abs=0.5)
     assert 1 / found.wall_per_useful == pytest.approx(0.976769, abs=1e-6)
-    alone = schedule.nearest(scr())
+    alone = schedule.nearest_schedule(scr())
     assert alone.counts == (8, 11)
     assert alone.wall_per_useful > found.wall_per_useful
 
@@ -75,11 +75,11 @@ def test_against_all_counts_in_turn(seed):
         cost_s *= 10 ** drawn.uniform(-0.2, 1.2)
         per_s *= 10 ** drawn.uniform(-1.5, 0.2)
     tiers = tiers_of(*each)
-    found = schedule.best(tiers)
+    found = schedule.best_schedule(tiers)
     most = (41, 41) if len(tiers) == 2 else (9, 26)
     around = itertools.product(*(range(count) for count in most[: len(tiers) - 1]))
     walls = [
-        schedule.of_counts(tiers, counts, found.interval_h).wall_per_useful for counts in around
+        schedule.schedule_of(tiers, counts, found.interval_h).wall_per_useful for counts in around
     ]
     assert found.wall_per_useful <= min(walls) * (1 + 1e-5)
 
@@ -91,42 +91,46 @@ def test_no_schedule_of_scrs_regression_is_better():
         found = re.search(r"o([\d.]+)\.f([\d.]+)\.data", path.name)
         assert found
         most = max(row["Max Efficency"] for row in read_scr(path))
-        ours = 1 / schedule.best(scr(float(found[1]), float(found[2]))).wall_per_useful
+        ours = 1 / schedule.best_schedule(scr(float(found[1]), float(found[2]))).wall_per_useful
         assert ours >= most - 1e-7
         compared += 1
     assert compared == 9
 
 
 def test_a_place_that_is_dearer_and_no_safer_is_left_out():
-    found = schedule.best(tiers_of((9.0, 1e-5, 9.0), (8.0, 1e-6, 9.0)))
+    found = schedule.best_schedule(tiers_of((9.0, 1e-5, 9.0), (8.0, 1e-6, 9.0)))
     assert found.every == (None, 1)
 
 
 def test_without_failures_nothing_is_saved_and_nothing_lost():
-    assert schedule.best(tiers_of((9.0, 0.0, 9.0), (50.0, 0.0, 50.0))) == schedule.Schedule(
-        interval_h=math.inf, counts=(0,), wall_per_useful=1.0
-    )
+    assert schedule.best_schedule(
+        tiers_of((9.0, 0.0, 9.0), (50.0, 0.0, 50.0))
+    ) == schedule.Schedule(interval_h=math.inf, counts=(0,), wall_per_useful=1.0)
     assert Levels([9.0, 50.0], [0.0, 0.0], [4]).efficiency(math.inf) == 1.0
     saving = Levels([9.0, 50.0], [0.0, 0.0], [4]).efficiency(1000.0)
     assert saving == pytest.approx(5000 / (5000 + 4 * 9 + 50), rel=1e-12)
-    rare = schedule.best(tiers_of((9.0, 1e-5, 9.0), (50.0, 0.0, 50.0), (400.0, 1e-8, 400.0)))
+    rare = schedule.best_schedule(
+        tiers_of((9.0, 1e-5, 9.0), (50.0, 0.0, 50.0), (400.0, 1e-8, 400.0))
+    )
     assert rare.every[1] is None
 
 
 def test_nobody_gets_on_where_failures_never_leave_time():
-    found = schedule.best(tiers_of((9.0, 8.0, 9.0), (80.0, 1e-6, 50.0)))
+    found = schedule.best_schedule(tiers_of((9.0, 8.0, 9.0), (80.0, 1e-6, 50.0)))
     assert found.wall_per_useful == math.inf
 
 
 def test_fewer_failures_are_never_worse():
-    walls = [schedule.best(scr(times=times)).wall_per_useful for times in (0.5, 1, 2, 10, 50)]
+    walls = [
+        schedule.best_schedule(scr(times=times)).wall_per_useful for times in (0.5, 1, 2, 10, 50)
+    ]
     assert walls == sorted(walls)
 
 
 def test_whole_numbers_from_the_slowest_place_on():
     tiers = tiers_of((1.0, 1e-4, 0.0), (30.0, 1e-5, 0.0))
     fast_h, slow_h = intervals_h(tiers)
-    found = schedule.nearest(tiers)
+    found = schedule.nearest_schedule(tiers)
     assert found.every == (1, round(slow_h / fast_h))
     assert found.interval_h * found.every[1] == pytest.approx(slow_h)
 
@@ -181,10 +185,10 @@ def test_where_nothing_gets_on_few_schedules_are_looked_at(monkeypatch):
         Levels, "efficiency", lambda self, at_s: asked.append(at_s) or of_levels(self, at_s)
     )
     hopeless = tiers_of(*((10.0**k, 10.0 ** (3 - k), 1e9) for k in range(5)))
-    assert schedule.best(hopeless).wall_per_useful == math.inf
+    assert schedule.best_schedule(hopeless).wall_per_useful == math.inf
     assert len(asked) < 1500
     asked.clear()
-    schedule.best(scr(50, 50))
+    schedule.best_schedule(scr(50, 50))
     assert len(asked) < 400
 
 

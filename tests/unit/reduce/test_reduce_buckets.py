@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_fakes import bits
 
-from outlast.reduce.exchange import Bucket, group
-from outlast.reduce.tree import ReductionPlan, cut
+from outlast.reduce.exchange import Bucket, ReductionPlan, cut, group
 from thorough import examples
 
 SHAPES = [(3, 4), (5,), (), (2, 3, 4, 4)]

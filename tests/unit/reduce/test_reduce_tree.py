@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.data.order import held
-from outlast.reduce.tree import Fold, ReductionPlan, cover, cut, folds
+from outlast.reduce.exchange import Fold, ReductionPlan, cover, cut, folds
 
 SHARDS = range(1, 17)
 

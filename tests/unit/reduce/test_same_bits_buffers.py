@@ -87,7 +87,7 @@ def test_a_buffer_that_is_replaced_counts_as_changed():
 
 
 def test_a_large_buffer_counts_as_changed_when_it_is_written(monkeypatch):
-    monkeypatch.setattr("outlast.reduce.buffers.COMPARED", 2)
+    monkeypatch.setattr("outlast.reduce.parts.COMPARED", 2)
 
     def change(own, x):
         own.kept.add_(x.mean().detach())

@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from outlast.attempt.beat import UNDER_WAY_S, VARIABLE, Beat, BeatReader, Phase
+from outlast.attempt.beat import BEATS_VARIABLE, UNDER_WAY_S, Beat, BeatReader, Phase
 from outlast.reduce.losses import listeners, waiting
 from outlast.training import timing
 from outlast.training.timing import Meter, kind_of
@@ -23,7 +23,7 @@ def now(monkeypatch):
 @pytest.fixture
 def loop(tmp_path, monkeypatch, now):
     """A meter, what is heard of it, and a step made of given seconds."""
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
     monkeypatch.setenv("LOCAL_RANK", "0")
     state = types.SimpleNamespace(saving=False)
     meter = Meter(Beat(), alone=False, is_saving=lambda: state.saving)
@@ -122,11 +122,11 @@ def test_what_fails_is_switched_off_and_the_loop_goes_on(loop, monkeypatch, capl
 
 
 def test_a_worker_alone_or_unheard_measures_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setenv(BEATS_VARIABLE, str(tmp_path))
     meter = Meter(Beat(), alone=True, is_saving=lambda: False)
     meter.open([torch.nn.Linear(2, 2)])
     assert listeners == []
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(BEATS_VARIABLE)
     meter = Meter(Beat(), alone=False, is_saving=lambda: False)
     meter.open([torch.nn.Linear(2, 2)])
     assert listeners == []

@@ -1,13 +1,8 @@
 """``outlast checkpoints``: what there is, whether it can be believed, and what to do about it.
 
-``where``   a job and its tiers, as the command line names them; how far a command is
-``survey``  which step is in which tier
-``listing`` one row a step
-``show``    what one checkpoint holds
-``verify``  every byte in every tier
-``repair``  from one tier into another
-``prune``   what retention allows
-``export``  as files for others
+``survey``  a job and its tiers as the command line names them; which step is in which tier
+``show``    list, show, export: what checkpoints hold, for people and for other programs
+``verify``  verify, repair, prune: what is damaged or not needed any more
 
 A tier that cannot be read is said in one line and the others are gone on with; only when none can
 be read is that an error. Memory is not reached from here: it belongs to a job that runs.
@@ -20,12 +15,12 @@ import click
 from outlast.cli import LazyGroup
 
 _COMMANDS = {
-    "list": ("listing", "every step, and which tier has it"),
-    "show": ("show", "what one checkpoint holds"),
-    "verify": ("verify", "compare every byte in every tier with its checksum"),
-    "repair": ("repair", "mend what is damaged in one tier from another"),
-    "prune": ("prune", "remove what need not be kept"),
-    "export": ("export", "write one as safetensors, DCP or torch.save"),
+    "list": ("show:list_command", "every step, and which tier has it"),
+    "show": ("show:show_command", "what one checkpoint holds"),
+    "verify": ("verify:verify_command", "compare every byte in every tier with its checksum"),
+    "repair": ("verify:repair_command", "mend what is damaged in one tier from another"),
+    "prune": ("verify:prune_command", "remove what need not be kept"),
+    "export": ("show:export_command", "write one as safetensors, DCP or torch.save"),
 }
 
 

@@ -13,19 +13,24 @@ from typing import Any, Final
 import msgspec
 
 from outlast.cli.plan.answer import (
+    COST_FLAGS,
+    RATE_FLAGS,
+    FailureRate,
     PlanAnswer,
     PlanQuestion,
     chance,
+    costs_of,
+    failure_rate,
     figure,
     lines,
     number,
+    own,
     span,
     table,
 )
-from outlast.cli.plan.facts import COST_FLAGS, RATE_FLAGS, FailureRate, costs_of, failure_rate, own
 from outlast.cli.quantities import DURATION, GPUS_PER_NODE, SPAN, TIER, Rate, flag
 from outlast.errors import ConfigError
-from outlast.planner import models, tiers
+from outlast.planner import intervals
 from outlast.policy import interval as formulas
 from outlast.policy.interval import Costs, TierCosts
 from outlast.report.chart import Chart, Curve, Mark, decades
@@ -41,11 +46,11 @@ def interval(
     known: FailureRate, costs: Costs, *, every_h: float | None = None, step_h: float | None = None
 ) -> PlanAnswer:
     """All models beside one another."""
-    rows = models.compare(costs, known.per_h, every_h)
+    rows = intervals.compare(costs, known.per_h, every_h)
     chosen = next(row for row in rows if row.chosen)
     range_h = [formulas.best_h(costs, per_h) for per_h in (known.high_per_h, known.low_per_h)]
-    good_h = models.nearly_best_h(costs, known.per_h)
-    valid = models.linear_validity(costs, known.per_h, rows[0].interval_h)
+    good_h = intervals.nearly_best_h(costs, known.per_h)
+    valid = intervals.linear_validity(costs, known.per_h, rows[0].interval_h)
     parts = formulas.exact_parts(costs, known.per_h, chosen.interval_h)
     off = [formulas.wrong_rate_ratio(times) for times in (2, 10)]
     data: dict[str, Any] = {
@@ -122,7 +127,7 @@ def interval(
     )
 
 
-def linear_json(valid: models.Validity) -> dict[str, Any]:
+def linear_json(valid: intervals.Validity) -> dict[str, Any]:
     """Give the same as data."""
     return {
         "linear_failures_per_segment": valid.failures_per_segment,
@@ -131,7 +136,7 @@ def linear_json(valid: models.Validity) -> dict[str, Any]:
     }
 
 
-def linear_words(valid: models.Validity) -> str:
+def linear_words(valid: intervals.Validity) -> str:
     """Say how far the linear model may be trusted; a segment is endless if nothing is saved."""
     per_segment, error = valid.failures_per_segment, valid.error
     off = f"off by {round(100 * error, 1) + 0.0:+.1f} %"  # what is nothing has no minus
@@ -177,7 +182,7 @@ def _short_span(hours: float) -> str:
     return words
 
 
-def _cost_against_interval(costs: Costs, per_h: float, rows: list[models.ModelRow]) -> Chart:
+def _cost_against_interval(costs: Costs, per_h: float, rows: list[intervals.ModelRow]) -> Chart:
     """Draw wall hours per useful hour over the interval, with what each model proposes."""
     middle_h = formulas.best_h(costs, per_h)
     middle_h = middle_h if 0 < middle_h < math.inf else 1.0
@@ -215,19 +220,19 @@ _RANGE_IS: Final = "if all rates are twice or half that"
 
 def _several(given: Sequence[TierCosts]) -> PlanAnswer:
     """The schedule that the Markov model finds, and the additive one beside it."""
-    chosen, alone = tiers.best(given), tiers.nearest(given)
+    chosen, alone = intervals.best_schedule(given), intervals.nearest_schedule(given)
     range_h = []
     for times in (2.0, 0.5):  # the best interval if all rates were so; the counts hardly change
         rated = [
             msgspec.structs.replace(tier, failures_per_h=tier.failures_per_h * times)
             for tier in given
         ]
-        range_h.append(tiers.of_counts(rated, chosen.counts, chosen.interval_h).interval_h)
+        range_h.append(intervals.schedule_of(rated, chosen.counts, chosen.interval_h).interval_h)
     additive_h = formulas.intervals_h(given)
-    wasted = tiers.waste(given, additive_h)
-    wall = models.or_none(chosen.wall_per_useful)
-    additive = models.or_none(tiers.wall_per_useful(given, additive_h))
-    markov = models.or_none(alone.wall_per_useful)
+    wasted = intervals.waste(given, additive_h)
+    wall = intervals.or_none(chosen.wall_per_useful)
+    additive = intervals.or_none(intervals.wall_per_useful(given, additive_h))
+    markov = intervals.or_none(alone.wall_per_useful)
     error = math.inf if math.isinf(additive) or math.isinf(markov) else additive / markov - 1
     headline, sure = _NOWHERE, ""
     if not math.isinf(wall):
@@ -313,7 +318,7 @@ def _several(given: Sequence[TierCosts]) -> PlanAnswer:
     )
 
 
-def _every_h(schedule: tiers.Schedule, every: int | None) -> float:
+def _every_h(schedule: intervals.Schedule, every: int | None) -> float:
     return every * schedule.interval_h if every else math.inf
 
 
@@ -327,7 +332,7 @@ def _nth(every: int | None) -> str:
 
 
 def _model_json(
-    name: str, schedule: tiers.Schedule, wall: float, markov: float, *, is_chosen: bool
+    name: str, schedule: intervals.Schedule, wall: float, markov: float, *, is_chosen: bool
 ) -> dict[str, Any]:
     return {
         "model": name,
@@ -359,9 +364,9 @@ def _asked(
     With --tier, how often into each of several places: the Markov model, marked, and the additive.
     """
     if places:
-        if len(places) > tiers.PLACES_MOST:
+        if len(places) > intervals.PLACES_MOST:
             raise ConfigError(
-                f"{len(places)} times --tier: more than {tiers.PLACES_MOST} are not planned for"
+                f"{len(places)} times --tier: more than {intervals.PLACES_MOST} are not planned for"
             )
         others = {
             "rate": rate,

@@ -16,17 +16,22 @@ import msgspec
 
 from outlast import units
 from outlast.cli.plan.answer import (
+    RATE_FLAGS,
+    FailureRate,
     PlanAnswer,
     PlanQuestion,
     chance,
+    failure_rate,
     figure,
     lines,
+    needed,
     number,
+    own,
     percent,
+    rated,
     span,
     table,
 )
-from outlast.cli.plan.facts import RATE_FLAGS, FailureRate, failure_rate, needed, own, rated
 from outlast.cli.plan.interval import INTERVAL
 from outlast.cli.plan.spot import DEADLINE, SPOT
 from outlast.cli.quantities import (

@@ -8,30 +8,28 @@ from typing import Any, Final
 import msgspec
 
 from outlast.cli.plan.answer import (
-    PlanAnswer,
-    PlanQuestion,
-    figure,
-    lines,
-    number,
-    percent,
-    span,
-    table,
-)
-from outlast.cli.plan.facts import (
     COST_FLAGS,
     RATE_FLAGS,
     FailureRate,
+    PlanAnswer,
+    PlanQuestion,
     costs_of,
     failure_rate,
+    figure,
+    lines,
     needed,
+    number,
     own,
+    percent,
     prices,
+    span,
+    table,
 )
 from outlast.cli.plan.interval import linear_json, linear_words, spread_between
 from outlast.cli.quantities import COUNT0, DISCOUNT, DURATION, PRICE, RATE, SHARE, SPAN, Rate, flag
 from outlast.errors import ConfigError
 from outlast.planner import deadline as market
-from outlast.planner.models import MODELS, SpotOffer, linear_validity, offers, price_of
+from outlast.planner.intervals import MODELS, SpotOffer, linear_validity, offers, price_of
 from outlast.policy.interval import Costs
 from outlast.report.chart import Chart, Curve, Mark, decades
 

@@ -1,10 +1,10 @@
 """The doctor: is this machine fit for this job, and do the machines fit each other.
 
-``examination``  one machine: which checks there are, in what order, and what came of them
+``examination``  one machine: which checks there are, in what order, what came of them, and what
+                 people read of it
 ``meeting``      several machines find each other on the job's storage and compare themselves
-``page``         what people read
-``child``        a probe in a process of its own, with a deadline; the probes are ``place``,
-                 ``past``, ``platform``, ``compute``, ``stacks``, ``gpus``
+``probes``       a probe in a process of its own, with a deadline; the small probes
+``compute``      the probe of the processor, with torch
 
 Guarantees: everything ends. Whatever can hang (a mount whose server is gone, a driver, a metadata
 service) is done in a spawned process, which is left behind at its deadline: a process that hangs in

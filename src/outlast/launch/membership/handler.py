@@ -38,6 +38,7 @@ from torch.distributed.elastic.rendezvous.api import (
 from outlast.attempt.link import connect
 from outlast.config import load
 from outlast.errors import ConfigError, Exit
+from outlast.launch.first_look import BACKEND, place_of, reached_at
 from outlast.launch.membership.hub import Hub, lack
 from outlast.launch.membership.messages import (
     Bye,
@@ -61,11 +62,9 @@ from outlast.launch.membership.messages import (
     WorkersEnded,
 )
 from outlast.launch.membership.node import Node
-from outlast.launch.place import BACKEND, place_of, reached_at
 from outlast.ledger.narrator import say
 from outlast.peer.claims import FORMED_VARIABLE, Claims, Clerk
-from outlast.peer.key import job_key
-from outlast.peer.tls import Tls
+from outlast.peer.key import Tls, job_key
 from outlast.policy.exclusion import Exclusion
 from outlast.policy.membership import MembershipRules
 from outlast.storage import open_storage

@@ -34,8 +34,8 @@ from collections.abc import Callable
 from typing import Final
 
 from outlast.errors import ConfigError, SealError
+from outlast.peer.key import Piped, Tls
 from outlast.peer.seal import Handshake, Sealer, Unsealer
-from outlast.peer.tls import Piped, Tls
 from outlast.policy.succession import Silence
 
 SPARE: Final = 512  # for all else that an agent opens

@@ -62,15 +62,7 @@ from outlast.launch.membership.messages import (
     encode,
     fingerprint,
 )
-from outlast.launch.membership.search import (
-    Failed,
-    Inheritance,
-    Means,
-    Search,
-    SearchState,
-    WayBack,
-    Ways,
-)
+from outlast.launch.membership.search import Failed, Inheritance, Search, WayBack
 from outlast.peer.claims import Claim, Claims, Clerk, new_term
 from outlast.policy.exclusion import Exclusions
 from outlast.policy.membership import MembershipRules, Roster
@@ -184,7 +176,6 @@ def neighbours(mine: int, count: int) -> list[int]:
 
 logger = logging.getLogger(__name__)
 
-HOPS_MAX: Final = 3  # from one that refers to another
 _LASTING: Final = (Leaving, Finish)  # of what was said: true for every coordinator to come
 
 
@@ -221,60 +212,37 @@ class Node:
         self._hub = hub
         self._clerk = clerk
         self._claims = claims
-        self._rules = rules
+        self.rules = rules
         self.out = Exclusions()  # as far as known here, for the next coordinator
         self._store_host = store_host
-        self._tell = tell
+        self.tell = tell
         self._mesh = Mesh(hub, me.node, self._reached)
         self._mesh.on_ended = self._has_ended
         self._peer: Peer | None = None  # to the coordinator
         self._follows: tuple[str, str] | None = None  # its node and address
         self._coordinator: Coordinator | None = None
         self._knows = ""  # fingerprint of the next
-        self._go: Go | None = None  # the attempt that we are in, or were in last
-        self._ended: set[str] = set()  # of its members, those known to have ended
-        self._hung: set[str] = set()  # coordinators that were given up because they hang
+        self.go: Go | None = None  # the attempt that we are in, or were in last
+        self.ended: set[str] = set()  # of its members, those known to have ended
+        self.hung: set[str] = set()  # coordinators that were given up because they hang
         self._fixed = 0  # the number of machines that the job's data are tied to
         self._departing: set[str] = set()
         self._said: list[Any] = []  # what a new coordinator has to know, too
         self._warming = self._is_over = False
         self._over: JobEnded | None = None
-        self._ways = Ways(
-            dial=lambda successor, failed: self._dial(successor.node, successor.address, failed),
-            later=hub.later,
-            is_settled=lambda: self._is_settled,
-            coordinate=self._take_over,
-            seek=self._seek,
-        )
-        self._search = Search(
-            Means(
-                dial=self._dial_claimed,
-                later=hub.later,
-                is_settled=lambda: self._is_settled,
-                known=lambda: SearchState(
-                    attempt=self.attempt,
-                    go=self._go,
-                    ended=self._ended,
-                    hung=self._hung,
-                    rules=self._rules,
-                ),
-                coordinate=self._coordinate_claimed,
-                end=self._end,
-                tell=tell,
-            ),
-            clerk,
-            claims,
-            me,
-            hung_s=hub.hung_s,
-        )
+        self._search = Search(self, clerk, claims, hung_s=hub.hung_s)
         hub.on_accepted = self._accepted
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Run something after some seconds, in the hub's thread."""
+        self._hub.later(delay_s, act)
 
     # --- what the agent says ---------------------------------------------------------------------
 
     def start(self, *, warming: bool) -> None:
         """Begin to look for the others."""
         self._warming = warming
-        self._seek()
+        self.seek()
 
     def ready(self, attempt: int, workers: int) -> None:
         """Its workers up to those of ``attempt`` have ended; so many begin in the next one."""
@@ -313,33 +281,33 @@ class Node:
 
     def _has_ended(self, node: str) -> None:
         """A machine's process has ended, as its kernel says on another connection than its own."""
-        if self._go is not None and node in {member.node for member in self._go.members}:
-            self._ended.add(node)
+        if self.go is not None and node in {member.node for member in self.go.members}:
+            self.ended.add(node)
             if self._coordinator is not None:
                 self._coordinator.has_ended(node)
 
     # --- nobody is known -------------------------------------------------------------------------
 
     @property
-    def _is_settled(self) -> bool:
+    def is_settled(self) -> bool:
+        """Whether somebody coordinates by now, or nobody need."""
         return self._is_over or self._peer is not None or self._coordinator is not None
 
-    def _seek(self) -> None:
+    def seek(self) -> None:
         """Begin to look for a coordinator, or begin anew."""
-        if not self._is_settled:
+        if not self.is_settled:
             self._search.begin()
 
-    def _dial_claimed(self, claim: Claim, failed: Failed) -> None:
-        self._dial(claim.node, claim.address, failed, hops=HOPS_MAX)
-
-    def _coordinate_claimed(self, claim: Claim) -> None:
-        members = self._go.members if self._go is not None else ()
+    def coordinate_claimed(self, claim: Claim) -> None:
+        """Take the role with a claim."""
+        members = self.go.members if self.go is not None else ()
         self._coordinate(claim.attempt, [one.node for one in members], set(), claim.term)
 
     # --- following -------------------------------------------------------------------------------
 
-    def _dial(self, node: str, address: str, failed: Failed, *, hops: int = 0) -> None:
-        peer = self._hub.dial(address, rush=len(self._go.members) if self._go is not None else 0)
+    def dial(self, node: str, address: str, failed: Failed, *, hops: int = 0) -> None:
+        """Call a machine and follow it; told why when it does not coordinate."""
+        peer = self._hub.dial(address, rush=len(self.go.members) if self.go is not None else 0)
         join = self._join()
         peer.on_open = lambda peer: peer.send(encode(join))
         peer.on_closed = failed
@@ -380,17 +348,17 @@ class Node:
             case Refused():
                 peer.close()
                 self._is_over = True
-                self._tell(message)
+                self.tell(message)
             case JobEnded(exit_code=code, reason=reason):
                 peer.close()
                 if self._coordinator is None:
-                    self._end(message)
+                    self.end(message)
                 elif self._coordinator.is_untried:
                     self._coordinator.hear(self.me.node, Finish(exit_code=code, reason=reason))
             case Referral():
                 peer.close()
                 if hops and message.address:
-                    self._dial(message.node, message.address, failed, hops=hops - 1)
+                    self.dial(message.node, message.address, failed, hops=hops - 1)
                 else:
                     failed(f"refers to {message.node or 'nobody yet'}", False)
             case _:
@@ -400,14 +368,14 @@ class Node:
     def _adopt(self, message: Welcome) -> None:
         """All machines of a job go by the same numbers, whoever coordinates next."""
         theirs = (message.min_nodes, message.max_nodes)
-        if theirs != (self._rules.min_nodes, self._rules.max_nodes):
+        if theirs != (self.rules.min_nodes, self.rules.max_nodes):
             low, high = theirs
-            self._rules = msgspec.structs.replace(self._rules, min_nodes=low, max_nodes=high)
-            self._tell(self._rules)
+            self.rules = msgspec.structs.replace(self.rules, min_nodes=low, max_nodes=high)
+            self.tell(self.rules)
 
     def _follow(self, peer: Peer, node: str, address: str) -> None:
         self._give_way()
-        if self._is_settled:
+        if self.is_settled:
             peer.part()
             return
         self._peer = peer
@@ -444,46 +412,47 @@ class Node:
         """From the coordinator, wherever it is."""
         match message:
             case Go():
-                self._go, self._knows = message, fingerprint(message)
+                self.go, self._knows = message, fingerprint(message)
                 self.attempt, self._fixed = message.attempt, message.fixed
-                self._ended, self._hung = set(), set()
+                self.ended, self.hung = set(), set()
                 self._said = [one for one in self._said if isinstance(one, _LASTING)]
                 self._departing = set()
                 self._mesh.watch(message)
-                self._tell(message)
-            case GoOn() if self._go is not None and self._knows == message.before:
-                self._hear(changed(self._go, message))
+                self.tell(message)
+            case GoOn() if self.go is not None and self._knows == message.before:
+                self._hear(changed(self.go, message))
             case GoOn():
                 logger.warning("attempt %d goes on from one not heard of here", message.attempt)
                 # To come to the coordinator anew, which tells all of it then.
                 self._seek_anew("the coordinator speaks of an attempt not heard of here")
             case Departs():
                 self._departing.add(message.node)
-                self._tell(message)
+                self.tell(message)
             case Remains():
                 self._departing.discard(message.node)
-                self._tell(message)
+                self.tell(message)
             case Fixed(machines=machines):
                 self._fixed = machines
             case JobEnded():
-                self._end(message)
+                self.end(message)
             case Superseded():
                 self._superseded()
             case Excluded(out=out, goes=goes):
                 self.out.hear(out, time.monotonic(), goes=goes)
                 self._said = [one for one in self._said if not isinstance(one, Exclude)]
-                self._tell(message)
+                self.tell(message)
             case Readmit(host=host):
                 self.out.bring_back(host)
             case Halt() | Waits():
-                self._tell(message)
+                self.tell(message)
             case _:
                 logger.warning("a coordinator says %s", message.__struct_config__.tag)
 
-    def _end(self, over: JobEnded) -> None:
+    def end(self, over: JobEnded) -> None:
+        """The job is over."""
         self._is_over, self._over = True, over
         self._mesh.close()
-        self._tell(over)
+        self.tell(over)
 
     def _superseded(self) -> None:
         """Somebody else coordinates: storage knows who."""
@@ -493,15 +462,15 @@ class Node:
         if self._peer is not None:
             self._peer.part()
         self._peer, self._follows, self._coordinator = None, None, None
-        self._tell(Halt(reason=reason))
-        self._seek()
+        self.tell(Halt(reason=reason))
+        self.seek()
 
     # --- the coordinator goes --------------------------------------------------------------------
 
     def _coordinator_hung(self, is_hung: bool) -> None:
         """When it moves again it finds that the others have gone on, and ends its workers."""
         if is_hung and self._peer is not None and self._follows is not None:
-            self._hung.add(self._follows[0])
+            self.hung.add(self._follows[0])
             self._peer.part()
             self._coordinator_lost("does not move, though its kernel answers", False)
 
@@ -510,39 +479,39 @@ class Node:
             return
         lost = self._follows[0]
         self._peer, self._follows = None, None
-        go = self._go
+        go = self.go
         members = {member.node: member for member in go.members} if go is not None else {}
         host = members[lost].host if lost in members else "the coordinator"
-        self._tell(Halt(reason=f"{host} {why}"))
+        self.tell(Halt(reason=f"{host} {why}"))
         if go is None or self.me.node not in members:
-            self._seek()
+            self.seek()
             return
         if certain:
-            self._ended.add(lost)
+            self.ended.add(lost)
         patience_s = 2 * self._hub.silence_s
-        way = Inheritance(self._ways, self.me.node, go, ended=self._ended, patience_s=patience_s)
+        way = Inheritance(self, go, patience_s=patience_s)
         way.begin(lost, self._departing)
 
-    def _take_over(self, awaited: set[str], before: list[Member]) -> None:
+    def take_over(self, awaited: set[str], before: list[Member]) -> None:
         """As the successor of the one that coordinated the attempt that we are in."""
-        assert self._go is not None  # noqa: S101 - successors are its members
-        members = [member.node for member in self._go.members]
+        assert self.go is not None  # noqa: S101 - successors are its members
+        members = [member.node for member in self.go.members]
         self._coordinate(None, members, awaited, new_term())
         if self._coordinator is not None:
-            WayBack(self._ways, self._coordinator, before).look()
+            WayBack(self, self._coordinator, before).look()
 
     def _coordinate(
         self, held: int | None, members: list[str], awaited: set[str], term: str
     ) -> None:
         """Take the role."""
         roster = Roster(
-            self._rules,
+            self.rules,
             time.monotonic(),
             first=self.me.node,
             attempt=self.attempt,
             held=held,
             members=members,
-            ended=self._ended,
+            ended=self.ended,
             awaited=awaited,
         )
         self._search.forget()
@@ -557,7 +526,7 @@ class Node:
             held=held,
             deliver=self._hear,
             on_overtaken=self._superseded,
-            last_go=self._go,
+            last_go=self.go,
             script=self._script,
         )
         self._coordinator.join_own(self._join())

@@ -22,59 +22,81 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Set
-from typing import Any, Final
-
-import msgspec
+from collections.abc import Callable, Collection
+from typing import Any, Final, Protocol
 
 from outlast.launch.membership.coordinator import Coordinator
 from outlast.launch.membership.hub import HANGS, REFUSED
 from outlast.launch.membership.messages import Go, JobEnded, Member, Waits
-from outlast.peer.claims import Claim, Claims, Clerk, SignOfLife, new_term
-from outlast.peer.term import is_alive
+from outlast.peer.claims import Claim, Claims, Clerk, SignOfLife, is_alive, new_term
 from outlast.policy.membership import MembershipRules
 from outlast.policy.succession import CounterWatch, Seeking, gone_after_s, successors
 
 AGAIN_S: Final = 0.1  # between two calls at a successor that has not noticed yet
+HOPS_MAX: Final = 3  # from one that refers to another
 BACK_S: Final = 0.3  # between two rounds of calls at those that stand before a successor
 
 Failed = Callable[[str, bool], None]
 
 
-class Ways(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine can do about it; all of it in the hub's thread.
+class Seeker(Protocol):
+    """The machine that looks for a coordinator; all of it runs in the hub's thread.
 
     Attributes:
-        dial: call a member; told why when it does not coordinate.
-        later: run something after some seconds.
-        is_settled: whether somebody coordinates by now.
-        coordinate: take the role, with those who are expected to come; told who stands before us.
-        seek: ask storage.
+        me: itself.
+        rules: of the job.
+        attempt: the largest number of an attempt that it has heard of.
+        go: the attempt that it is in, or was in last.
+        ended: of its machines, those known to have ended.
+        hung: coordinators that were given up because they hang.
     """
 
-    dial: Callable[[Member, Failed], None]
-    later: Callable[[float, Callable[[], None]], None]
-    is_settled: Callable[[], bool]
-    coordinate: Callable[[set[str], list[Member]], None]
-    seek: Callable[[], None]
+    me: Member
+    rules: MembershipRules
+    attempt: int
+    go: Go | None
+    ended: set[str]
+    hung: set[str]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether somebody coordinates by now."""
+
+    def dial(self, node: str, address: str, failed: Failed, *, hops: int = 0) -> None:
+        """Call a machine and follow it; told why when it does not coordinate."""
+
+    def later(self, delay_s: float, act: Callable[[], None]) -> None:
+        """Run something after some seconds."""
+
+    def seek(self) -> None:
+        """Ask storage."""
+
+    def take_over(self, awaited: set[str], before: list[Member]) -> None:
+        """Coordinate, with those who are expected to come; told who stands before us."""
+
+    def coordinate_claimed(self, claim: Claim) -> None:
+        """Coordinate with a claim."""
+
+    def end(self, over: JobEnded) -> None:
+        """The job is over."""
+
+    def tell(self, message: Any) -> None:
+        """What is waited for."""
 
 
 class Inheritance:
     """One machine's way to the next coordinator.
 
     Args:
-        ways: see there.
-        me: this machine.
+        seeker: this machine.
         go: the attempt that has lost its coordinator.
-        ended: of its machines, those whose processes are known to have ended; added to.
         patience_s: how long a successor may still refer to the one that is gone.
     """
 
-    def __init__(self, ways: Ways, me: str, go: Go, *, ended: set[str], patience_s: float) -> None:
-        self._ways = ways
-        self._me = me
+    def __init__(self, seeker: Seeker, go: Go, *, patience_s: float) -> None:
+        self._seeker = seeker
         self._go = go
-        self._ended = ended
+        self._ended = seeker.ended  # those of this attempt: another one has a set of its own
         self._patience_s = patience_s
         self._before: list[Member] = []  # of us in line: the one that is lost, and successors
 
@@ -96,44 +118,44 @@ class Inheritance:
         return time.monotonic() + self._patience_s
 
     def _go_to(self, left: list[Member], until_s: float) -> None:
-        ways = self._ways
-        if ways.is_settled():
+        seeker = self._seeker
+        if seeker.is_settled:
             return
         if not left:
-            ways.seek()
+            seeker.seek()
             return
         successor = left[0]
-        if successor.node == self._me:
+        if successor.node == seeker.me.node:
             before = [member for member in self._before if member.node not in self._ended]
-            ways.coordinate({member.node for member in left}, before)
+            seeker.take_over({member.node for member in left}, before)
             return
 
         def failed(why: str, certain: bool) -> None:
             if why.startswith("refers") and time.monotonic() < until_s:
                 # It has not noticed yet that the coordinator is gone; or only we have lost it.
-                ways.later(AGAIN_S, lambda: self._go_to(left, until_s))
+                seeker.later(AGAIN_S, lambda: self._go_to(left, until_s))
             elif why.startswith("refers"):
-                ways.seek()
+                seeker.seek()
             else:
                 if certain or why == REFUSED:
                     self._ended.add(successor.node)
                 self._before.append(successor)
                 self._go_to(left[1:], self._patient_until_s())
 
-        ways.dial(successor, failed)
+        seeker.dial(successor.node, successor.address, failed)
 
 
 class WayBack:
     """From a role in which nothing can begin to one that stands before us and answers again.
 
     Args:
-        ways: see there; whoever ``dial`` finds coordinating is followed.
+        seeker: this machine.
         role: ours.
         before: who stands before us in line, the first one first.
     """
 
-    def __init__(self, ways: Ways, role: Coordinator, before: list[Member]) -> None:
-        self._ways = ways
+    def __init__(self, seeker: Seeker, role: Coordinator, before: list[Member]) -> None:
+        self._seeker = seeker
         self._role = role
         self._before = before
 
@@ -144,68 +166,25 @@ class WayBack:
 
     def _call(self, left: list[Member]) -> None:
         if not (left and self._role.can_give_way):
-            self._ways.later(BACK_S, self.look)
+            self._seeker.later(BACK_S, self.look)
             return
-        self._ways.dial(left[0], lambda why, certain: self._call(left[1:]))
-
-
-class SearchState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine knows.
-
-    Attributes:
-        attempt: the largest number of an attempt that it has heard of.
-        go: the attempt that it is in, or was in last.
-        ended: of its machines, those known to have ended.
-        hung: coordinators that were given up because they hang.
-        rules: of the job.
-    """
-
-    attempt: int
-    go: Go | None
-    ended: Set[str]
-    hung: Set[str]
-    rules: MembershipRules
-
-
-class Means(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine can do about it; all of it in the hub's thread.
-
-    Attributes:
-        dial: call who has made a claim; told why when it does not coordinate.
-        later: run something after some seconds.
-        is_settled: whether somebody coordinates by now.
-        known: what the machine knows.
-        coordinate: take the role with a claim.
-        end: the job is over.
-        tell: what is waited for.
-    """
-
-    dial: Callable[[Claim, Failed], None]
-    later: Callable[[float, Callable[[], None]], None]
-    is_settled: Callable[[], bool]
-    known: Callable[[], SearchState]
-    coordinate: Callable[[Claim], None]
-    end: Callable[[JobEnded], None]
-    tell: Callable[[Any], None]
+        first, *others = left
+        self._seeker.dial(first.node, first.address, lambda why, certain: self._call(others))
 
 
 class Search:
     """One machine's search for whoever coordinates.
 
     Args:
-        means: see there.
+        seeker: this machine.
         clerk, claims: the job's storage.
-        me: this machine.
         hung_s: how long a process may not move while its kernel answers.
     """
 
-    def __init__(
-        self, means: Means, clerk: Clerk, claims: Claims, me: Member, *, hung_s: float
-    ) -> None:
-        self._means = means
+    def __init__(self, seeker: Seeker, clerk: Clerk, claims: Claims, *, hung_s: float) -> None:
+        self._seeker = seeker
         self._clerk = clerk
         self._claims = claims
-        self._me = me
         self._hung_s = hung_s
         self._sign = CounterWatch()
         self._seeking = Seeking(1, 0.0)
@@ -215,7 +194,7 @@ class Search:
 
     def begin(self) -> None:
         """Look for a coordinator, or begin anew."""
-        known = self._means.known()
+        known = self._seeker
         machines = len(known.go.members) if known.go is not None else known.rules.max_nodes
         self._seeking = Seeking(machines, random.random())  # noqa: S311 - to take turns
         self._sought_s = time.monotonic()
@@ -243,16 +222,16 @@ class Search:
             if not self._is_outdated(number):
                 self._clerk.ask(lambda: (self._claims.newest(), self._claims.alive()), found)
 
-        self._means.later(delay_s, ask)
+        self._seeker.later(delay_s, ask)
 
     def _is_outdated(self, number: int) -> bool:
-        return self._means.is_settled() or number != self._round
+        return self._seeker.is_settled or number != self._round
 
     def _found(
         self, found: tuple[Claim | None, SignOfLife | None] | None, problem: Any, asked_s: float
     ) -> None:
         if problem is not None or found is None:
-            self._means.tell(Waits(words=f"storage to answer ({problem})"))
+            self._seeker.tell(Waits(words=f"storage to answer ({problem})"))
             self._sign.failed()
             self._again()
             return
@@ -260,13 +239,13 @@ class Search:
         if claim is None:
             self._claim(1, 0)
         elif alive is not None and alive.over and alive.attempt >= claim.attempt:
-            go = self._means.known().go
+            go = self._seeker.go
             if go is not None and go.attempt <= alive.attempt:  # we were not told
-                self._means.end(JobEnded(exit_code=alive.exit_code, reason=alive.reason))
+                self._seeker.end(JobEnded(exit_code=alive.exit_code, reason=alive.reason))
             else:
                 number = max(claim.attempt, alive.attempt) + 1
                 self._claim(number, claim.attempt)  # it is started again
-        elif claim.node == self._me.node:
+        elif claim.node == self._seeker.me.node:
             self._claim(claim.attempt + 1, claim.attempt)
         elif not claim.address and is_alive(claim.process) is False:
             self._claim(claim.attempt + 1, claim.attempt)  # it ran the job alone, here, and is gone
@@ -282,13 +261,13 @@ class Search:
                 self._not_there(claim, why)
 
         if claim.node and claim.address:
-            self._means.dial(claim, failed)
+            self._seeker.dial(claim.node, claim.address, failed, hops=HOPS_MAX)
         else:
             failed("", False)
 
     def _not_there(self, claim: Claim, why: str) -> None:
         """The one who claimed does not answer: gone, only out of our reach, or it hangs."""
-        known, me = self._means.known(), self._me
+        known, me = self._seeker, self._seeker.me
         go = known.go
         is_member = go is not None and go.attempt >= claim.attempt
         has_ended = claim.node in known.ended  # its kernel closed its connection to us
@@ -310,28 +289,29 @@ class Search:
             words = f"the job to end on {claim.host}, which runs it alone"
         elif not claim.node:
             words = f"the coordinator of attempt {claim.attempt}, whose claim cannot be read"
-        self._means.tell(Waits(words=self._in_vain or words))
+        self._seeker.tell(Waits(words=self._in_vain or words))
         self._again()
 
     def _claim(self, number: int, known: int) -> None:
+        me = self._seeker.me
         claim = Claim(
-            attempt=max(number, self._means.known().attempt + 1),
-            node=self._me.node,
-            host=self._me.host,
-            address=self._me.address,
+            attempt=max(number, self._seeker.attempt + 1),
+            node=me.node,
+            host=me.host,
+            address=me.address,
             term=new_term(),
         )
 
         def answered(taken: bool | None, problem: OSError | None) -> None:
-            if self._means.is_settled():
+            if self._seeker.is_settled:
                 return
             if taken:
-                self._means.coordinate(claim)
+                self._seeker.coordinate_claimed(claim)
                 return
             self._in_vain = ""
             if problem is not None:
                 self._in_vain = f"storage to take the claim of an attempt ({problem})"
-                self._means.tell(Waits(words=self._in_vain))
+                self._seeker.tell(Waits(words=self._in_vain))
                 self._sign.failed()
             self._again()
 

@@ -16,7 +16,7 @@ def _main() -> None:
     _, fd, agent, *held = sys.argv
     job = serve(int(fd), int(agent), _BASELINE)
     # In a worker from here on, far from the server's frames and what they hold.
-    from outlast.launch.warm.child import become
+    from outlast.launch.warm.server import become
 
     become(job, [int(number) for number in held])
 

@@ -8,8 +8,11 @@ What can go wrong: a code of 0 that is read so may be one that we are not allowe
 believed, and the server that does not say it is given up after a while.
 
 ``begin`` starts a server before the agent itself has imported torch: both import at once. What the
-command line means is known only later. A guess that proves wrong costs nothing but the
-work: the server is ended, or another one takes its place.
+command line means is known only later. A guess that proves wrong costs nothing but the work: the
+server is ended, or another one takes its place.
+
+The messages of both ends are here: framed, some with descriptors. MessagePack and not JSON:
+arguments and environment are bytes in no particular encoding. Each end is used by one thread.
 """
 
 from __future__ import annotations
@@ -25,24 +28,81 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from outlast import config
+import msgspec
+
+from outlast import config, ipc
 from outlast.errors import OutlastError
-from outlast.health.leftovers import end_group
+from outlast.health.processes import end_group
 from outlast.ipc import readable
 from outlast.launch.first_look import threads_to_set
-from outlast.launch.warm.wire import (
-    Exited,
-    ForkedWorker,
-    ForkRefused,
-    Message,
-    Preloaded,
-    Reaped,
-    Script,
-    ServerReady,
-    Start,
-    Started,
-    Wire,
-)
+
+
+class ForkedWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that is to be forked.
+
+    Attributes:
+        arguments: of ``outlast.launch.worker``: [-m] SCRIPT [ARGUMENT…].
+        command: the command line that a cold worker would have.
+        environ: its complete environment.
+        redirected: which of 1 and 2 go to a descriptor that comes along, in this order.
+    """
+
+    arguments: list[bytes]
+    command: list[bytes]
+    environ: dict[bytes, bytes]
+    redirected: list[int]
+
+
+class Start(ipc.Message):
+    """To the server: fork these, with the descriptors of all of them in order."""
+
+    workers: list[ForkedWorker]
+
+
+class Script(ipc.Message):
+    """To the server: import ahead what this script will import, as far as that is safe."""
+
+    arguments: list[bytes]
+
+
+class Reaped(ipc.Message):
+    """To the server: the agent knows how these ended; their ids may be given out again."""
+
+    pids: list[int]
+
+
+class ServerReady(ipc.Message, tag="Ready"):
+    """To the agent: everything is imported."""
+
+
+class Started(ipc.Message):
+    """To the agent: the workers' process ids, in the order they were asked for."""
+
+    pids: list[int]
+
+
+class ForkRefused(ipc.Message, tag="Refused"):
+    """To the agent: a fork would not be a fresh start; ``reason`` completes "because"."""
+
+    reason: str
+
+
+class Exited(ipc.Message):
+    """To the agent: a worker has ended, with a code as subprocess has it (negative: a signal)."""
+
+    pid: int
+    code: int
+
+
+Message = Start | Script | Reaped | ServerReady | Started | ForkRefused | Exited
+
+
+class Wire(ipc.FrameSocket):
+    """One end of the connection."""
+
+    codec = ipc.Codec(Message, msgspec.msgpack)
+    max_bytes = 1 << 28
+
 
 READY_TIMEOUT_S: Final = 120.0  # on a machine where importing torch takes longer, so it does cold
 START_TIMEOUT_S: Final = 60.0  # one of the script's imports may be in its way
@@ -77,13 +137,11 @@ class WarmServer:
         environ: what it was started with.
         pid: its process id.
         is_lost: whether it has died.
-        preloaded: what it has said of the script's own imports.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = dict(environ)
         self.is_lost = False
-        self.preloaded: Preloaded | None = None
         self._is_ready = False
         self._answer: Started | ForkRefused | None = None
         self._workers: dict[int, WarmProcess] = {}
@@ -117,7 +175,7 @@ class WarmServer:
         self._wait(lambda: self._is_ready, READY_TIMEOUT_S, leaves)
 
     def preload(self, arguments: Sequence[str]) -> None:
-        """Have it import what the script will import; it says so in ``preloaded``, in its time."""
+        """Have it import what the script will import, in its time."""
         self._send(Script(arguments=[os.fsencode(one) for one in arguments]))
 
     def start(self, workers: list[ForkedWorker], fds: list[int]) -> list[WarmProcess]:
@@ -179,8 +237,6 @@ class WarmServer:
             self._answer = message
         elif isinstance(message, ForkRefused):
             self._answer = message
-        elif isinstance(message, Preloaded):
-            self.preloaded = message
         elif isinstance(message, Exited):
             process = self._workers.pop(message.pid, None)
             self._owed.discard(message.pid)

@@ -23,15 +23,14 @@ from torch.distributed.elastic.agent.server import local_elastic_agent as torchs
 from torch.distributed.elastic.multiprocessing.api import RunProcsResult, SubprocessContext
 from torch.distributed.elastic.multiprocessing.subprocess_handler import get_subprocess_handler
 
-from outlast.attempt.bound import AGENT_VARIABLE
 from outlast.errors import Exit
-from outlast.health.leftovers import VARIABLE as MARK_VARIABLE
-from outlast.health.leftovers import Marks, end_group
+from outlast.health.processes import AGENT_VARIABLE, MARK_VARIABLE, Marks, end_group
 from outlast.ipc import readable
 from outlast.launch.arguments import Launch
+from outlast.launch.ending import Crew
 from outlast.launch.membership.handler import JobOver
-from outlast.launch.survivors import Crew
 from outlast.launch.warm.client import (
+    ForkedWorker,
     NotWaitedFor,
     ServerLost,
     StartRefused,
@@ -39,9 +38,8 @@ from outlast.launch.warm.client import (
     WarmServer,
     is_possible,
 )
-from outlast.launch.warm.imports import read
-from outlast.launch.warm.variables import is_per_worker, lasting
-from outlast.launch.warm.wire import ForkedWorker
+from outlast.launch.warm.imports import is_per_worker, lasting, read
+from outlast.ledger.narrator import say
 
 
 class ColdContext(SubprocessContext):
@@ -230,7 +228,6 @@ class Starts:
     Args:
         launch: the command line.
         wanted: the setting ``workers.warm``.
-        say: tells a person.
         server: one that has been started already.
 
     Attributes:
@@ -242,11 +239,9 @@ class Starts:
         self,
         launch: Launch,
         wanted: bool,
-        say: Callable[[str], None],
         server: WarmServer | None = None,
     ) -> None:
         self._launch = launch
-        self._say = say
         self.has_notice: Callable[[], bool] = lambda: False
         self.marks = Marks()
         self._server = server
@@ -322,7 +317,7 @@ class Starts:
         """The attempt's workers, or None when they are to start cold."""
         if self._is_suspect and not self._is_cold:
             self._is_suspect, self._is_on_trial = False, True
-            self._say("a warm worker died at once; the next start is cold, to see if that was why")
+            say("a warm worker died at once; the next start is cold, to see if that was why")
             return None
         self._is_on_trial = False  # it ended without a failure: new machines, say
         if self._server is not None and self._num_started == 0 and self._is_light():
@@ -385,7 +380,7 @@ class Starts:
 
     def _stay_cold(self, reason: str) -> None:
         self._is_cold = True  # the server stays: workers that are kept die with it
-        self._say(f"workers start cold, because {reason}")
+        say(f"workers start cold, because {reason}")
 
 
 def _options(asked: dict[str, Any]) -> dict[str, Any]:

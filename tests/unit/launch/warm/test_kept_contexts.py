@@ -4,9 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from outlast.attempt.bound import AGENT_VARIABLE
-from outlast.health.leftovers import VARIABLE, Marks
-from outlast.launch.survivors import Crew
+from outlast.health.processes import AGENT_VARIABLE, MARK_VARIABLE, Marks
+from outlast.launch.ending import Crew
 from outlast.launch.warm.starts import ColdContext
 
 NEW = SimpleNamespace(proc=SimpleNamespace(pid=78))
@@ -41,7 +40,7 @@ def test_only_those_that_are_missing_are_started(context):
     context._start()
     assert context.started == [0, 2]
     assert context.subprocess_handlers == {0: NEW, 1: one.handler, 2: NEW}
-    marks = [context.envs[rank].get(VARIABLE) for rank in range(3)]
+    marks = [context.envs[rank].get(MARK_VARIABLE) for rank in range(3)]
     assert marks[1] is None  # it has one already, and so has what it started
     assert None not in (marks[0], marks[2])
     assert marks[0] != marks[2]
@@ -53,7 +52,7 @@ def test_one_that_is_kept_is_told_what_is_different_for_it(context):
     context._start()
     environ, stdout, stderr = one.told
     assert (environ["RANK"], environ["OUTLAST_ATTEMPT"], stdout, stderr) == ("11", "5", "/out", "")
-    assert not {"SOMEBODY_ELSES", AGENT_VARIABLE, VARIABLE} & environ.keys()
+    assert not {"SOMEBODY_ELSES", AGENT_VARIABLE, MARK_VARIABLE} & environ.keys()
 
 
 def test_nobody_is_started_where_all_are_kept(context):

@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 
 from outlast.errors import Exit
+from outlast.launch.ending import Crew
 from outlast.launch.membership import JobOver
-from outlast.launch.survivors import Crew
 from outlast.launch.warm import client, starts
 from outlast.launch.warm.client import NotWaitedFor, ServerLost, StartRefused
+from outlast.launch.warm.imports import is_per_worker, lasting
 from outlast.launch.warm.starts import COLD_FIRST_S, FIRST_S, MAX_SERVERS, Starts
-from outlast.launch.warm.variables import is_per_worker, lasting
 
 
 class FakeServer:
@@ -94,8 +94,14 @@ def started(one, environ=None):
     return start(one, environ).server
 
 
+@pytest.fixture(autouse=True)
+def _say(monkeypatch):
+    monkeypatch.setattr(starts, "say", None)  # make() puts another one there
+
+
 def make(said, **changes):
-    one = Starts(launch(**changes), True, said.append)
+    starts.say = said.append
+    one = Starts(launch(**changes), True)
     one.open()
     return one
 

@@ -10,8 +10,19 @@ import types
 import pytest
 
 from outlast.launch.warm import client
-from outlast.launch.warm.client import NotWaitedFor, ServerLost, StartRefused, WarmServer
-from outlast.launch.warm.wire import Exited, ForkRefused, Reaped, ServerReady, Start, Started, Wire
+from outlast.launch.warm.client import (
+    Exited,
+    ForkRefused,
+    NotWaitedFor,
+    Reaped,
+    ServerLost,
+    ServerReady,
+    Start,
+    Started,
+    StartRefused,
+    WarmServer,
+    Wire,
+)
 
 
 class Played:

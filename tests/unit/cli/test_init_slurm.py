@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from outlast.cli.init import Slurm, Training, _limit_s, name_of, nodes_of
 from outlast.errors import ConfigError, Exit
-from outlast.init.recipes import Slurm, Training, _limit_s, name_of, nodes_of
 
 
 def training(**settings):

@@ -1,19 +1,30 @@
-"""Find how often to save into each of several places, to first order and exactly.
+"""Find how often to save: into one place by every model, into several exactly; price a useful hour.
 
-Additive: each place as if alone. Waste per hour is Σ Cᵢ/Tᵢ + Σ λᵢ(Tᵢ/2 + Rᵢ), and each Tᵢ ≈
-√(2Cᵢ/λᵢ), where λᵢ is the rate of the failures that need tier i (a process that died needs memory
-alone, a lost machine its peer, a lost zone the object store). First order, like the linear model,
-and as good: no two failures at once, no failure while another is mended.
+**Models.** Each proposes an interval and says what a useful hour takes at it; the exact model's
+answer for the same interval stands beside, so that one sees both how far a model errs and what
+following it costs. The exact one decides.
 
-Exact: the Markov model of Moody et al. (SC'10). Levels are numbered from 1, the cheapest. A failure
-of level i is survived by checkpoints of level i and above; the job then reads the newest of those,
-and goes on from there. Between two checkpoints of level k+1 lie ``counts[k]`` of level k. Failures
-are exponential, and strike while computing, saving and restoring. One that comes while level k is
-read back needs level k again if it is below k, and the next level if it is k: the copy that was
-being read is gone. Each segment of the job ends well or with a failure of some level, and each way
-out has a probability and a mean time. Carried together as p + p·t·ε with ε² = 0, doing one segment
-after the other is a product and trying again a geometric series, so that the recursion over levels
-is a few lines of arithmetic, without a matrix.
+**Price.** A machine on demand is taken as never interrupted: a useful hour costs its price. A spot
+machine is paid for every wall hour: c_eff = c_sp · W(λ), with W of any model of
+:mod:`outlast.policy.interval`. Both prices are per machine, or both per job; hours of the job
+cancel out, so that the price of a useful hour does not depend on how long the job is. What can go
+wrong: machines on demand fail too (at a published rate, see :mod:`outlast.planner.formulas`); where
+that rate is not small beside the spot market's, the price on demand is for a useful hour.
+
+**Several places, additive**: each place as if alone. Waste per hour is Σ Cᵢ/Tᵢ + Σ λᵢ(Tᵢ/2 + Rᵢ),
+and each Tᵢ ≈ √(2Cᵢ/λᵢ), where λᵢ is the rate of the failures that need tier i (a process that died
+needs memory alone, a lost machine its peer, a lost zone the object store). First order, like the
+linear model, and as good: no two failures at once, no failure while another is mended.
+
+**Several places, exact**: the Markov model of Moody et al. (SC'10). Levels are numbered from 1, the
+cheapest. A failure of level i is survived by checkpoints of level i and above; the job then reads
+the newest of those, and goes on from there. Between two checkpoints of level k+1 lie ``counts[k]``
+of level k. Failures are exponential, and strike while computing, saving and restoring. One that
+comes while level k is read back needs level k again if it is below k, and the next level if it is
+k: the copy that was being read is gone. Each segment of the job ends well or with a failure of some
+level, and each way out has a probability and a mean time. Carried together as p + p·t·ε with
+ε² = 0, doing one segment after the other is a product and trying again a geometric series, so that
+the recursion over levels is a few lines of arithmetic, without a matrix.
 
 A schedule is an interval and, for each slower place, how many saves into the faster one come before
 one into it. That is what can be set (``every`` of a tier); the additive model's intervals are of
@@ -21,10 +32,8 @@ any length. It is found so: for given counts the interval by parabolas over its 
 counts by steps of shrinking size from the additive model's, two at a time, because one count more
 often goes with another one less; last with each place left out. The hours are flat around their
 least: in 40 cases that were drawn it missed the best counts three times, by at most 2.5e-6 of the
-hours.
-
-Rejected: all counts in turn, which for three places takes a minute; the additive model's counts
-alone, which take 2 % more hours where a save into the slowest place takes six of them (SCR's
+hours. Rejected: all counts in turn, which for three places takes a minute; the additive model's
+counts alone, which take 2 % more hours where a save into the slowest place takes six of them (SCR's
 vectors with ten times the failures and a last level fifty times as dear).
 """
 
@@ -35,11 +44,255 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 import msgspec
 
-from outlast.policy.interval import TierCosts, intervals_h
+from outlast.policy.hazard import crossing
+from outlast.policy.interval import (
+    LINEAR_RANGE,
+    Costs,
+    TierCosts,
+    asynchronous_h,
+    best_h,
+    daly_h,
+    exact_wall,
+    intervals_h,
+    linear_best_h,
+    linear_wall,
+    young_h,
+)
+
+Model = Literal[
+    "linear at Young",
+    "linear at its optimum",
+    "Daly",
+    "exact",
+    "asynchronous",
+    "yours, linear",
+    "yours, exact",
+]
+NO_PROGRESS: Final = 1000.0  # wall hours for a useful one: nobody waits for that
+NEARLY_BEST: Final = 1.01  # wall hours against the least, within which an interval is as good
+_RATE_LEAST_PER_H: Final = 1e-12
+_RATE_MOST_PER_H: Final = 1e9
+
+Wall = Callable[[Costs, float, float], float]
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One model's answer.
+
+    Attributes:
+        model: its name.
+        interval_h: useful hours between two checkpoints that it proposes; nan if it has none.
+        wall_per_useful: wall hours per useful hour, as this model says.
+        exact_wall_per_useful: the same as the exact model says for that interval.
+        chosen: whether this is the one to go by.
+    """
+
+    model: Model
+    interval_h: float
+    wall_per_useful: float
+    exact_wall_per_useful: float
+    chosen: bool = False
+
+    @property
+    def wasted(self) -> float:
+        """Share of the wall hours that is not useful, in [0, 1]."""
+        return 1 - 1 / self.wall_per_useful
+
+    @property
+    def walls(self) -> tuple[float, float]:
+        """Wall hours per useful hour as this model says, and as the exact one does."""
+        return self.wall_per_useful, self.exact_wall_per_useful
+
+
+class ModelOf(NamedTuple):
+    """A model: how it finds its interval, and how it counts."""
+
+    name: Model
+    interval_h: Callable[[Costs, float], float]
+    wall: Wall
+
+
+MODELS: Final = (
+    ModelOf("linear at Young", young_h, linear_wall),
+    ModelOf("linear at its optimum", linear_best_h, linear_wall),
+    ModelOf("Daly", daly_h, exact_wall),
+    ModelOf("exact", best_h, exact_wall),
+)
+_ASYNCHRONOUS: Final = ModelOf("asynchronous", asynchronous_h, linear_wall)
+
+
+def compare(costs: Costs, failures_per_h: float, interval_h: float | None = None) -> list[ModelRow]:
+    """Each model's interval and what a useful hour takes; the asynchronous one where there is lag.
+
+    Args:
+        costs: what saving and failing cost.
+        failures_per_h: λ of the whole job.
+        interval_h: another interval to look at, in useful hours.
+    """
+    models = list(MODELS)
+    if costs.lag_h > 0:
+        models.insert(3, _ASYNCHRONOUS)
+    rows = [
+        _row(model, costs, failures_per_h, model.interval_h(costs, failures_per_h))
+        for model in models
+    ]
+    if interval_h is not None:
+        for name, wall in (("yours, linear", linear_wall), ("yours, exact", exact_wall)):
+            own = ModelOf(cast(Model, name), young_h, wall)
+            rows.append(_row(own, costs, failures_per_h, interval_h))
+    return rows
+
+
+def _row(model: ModelOf, costs: Costs, failures_per_h: float, interval_h: float) -> ModelRow:
+    return ModelRow(
+        model=model.name,
+        interval_h=interval_h,
+        wall_per_useful=or_none(model.wall(costs, failures_per_h, interval_h)),
+        exact_wall_per_useful=or_none(exact_wall(costs, failures_per_h, interval_h)),
+        chosen=model.name == "exact",
+    )
+
+
+def or_none(wall_per_useful: float) -> float:
+    """The same, or inf where a useful hour takes so many that the job makes no progress."""
+    return math.inf if wall_per_useful > NO_PROGRESS else wall_per_useful
+
+
+class Validity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the linear model can be believed at an interval.
+
+    Attributes:
+        failures_per_segment: λ(T+C).
+        in_range: whether that is at most 0.3, and the job makes progress by it.
+        error: linear over exact, less one: 0.05 is 5 % too high; inf where it sees no progress.
+    """
+
+    failures_per_segment: float
+    in_range: bool
+    error: float
+
+
+def linear_validity(costs: Costs, failures_per_h: float, interval_h: float) -> Validity:
+    """How far the linear model is off at this interval."""
+    per_segment = failures_per_h * (interval_h + costs.checkpoint_h)
+    linear = linear_wall(costs, failures_per_h, interval_h)
+    exact = exact_wall(costs, failures_per_h, interval_h)
+    return Validity(
+        failures_per_segment=per_segment,
+        in_range=per_segment <= LINEAR_RANGE and not math.isinf(linear),
+        error=math.inf if math.isinf(linear) else linear / exact - 1,
+    )
+
+
+def nearly_best_h(costs: Costs, failures_per_h: float) -> tuple[float, float]:
+    """The shortest and the longest interval that take at most 1 % more hours than the best one."""
+    chosen_h = best_h(costs, failures_per_h)
+    if not 0 < chosen_h < math.inf:
+        return chosen_h, chosen_h
+    limit = NEARLY_BEST * exact_wall(costs, failures_per_h, chosen_h)
+
+    def over(interval_h: float) -> float:
+        return exact_wall(costs, failures_per_h, interval_h) - limit
+
+    low_h = max(crossing(over, chosen_h, chosen_h / 1e6), costs.lag_h)
+    return low_h, crossing(over, chosen_h, chosen_h * 1e6)
+
+
+# --- spot or on demand ----------------------------------------------------------------------------
+
+
+class SpotOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """What one model says about a spot price.
+
+    Attributes:
+        model: its name.
+        interval_h: useful hours between two checkpoints.
+        wall_per_useful: wall hours per useful hour; inf when the job makes no progress.
+        wasted: share of the wall hours that is not useful, in [0, 1].
+        price_per_useful_h: what a useful hour costs on spot.
+        wins: whether that is less than on demand.
+        break_even_failures_per_h: λ at which both cost the same; inf if spot always wins, 0 never.
+        break_even_spot_price: the spot price per hour at which both cost the same, at this λ.
+        chosen: whether this is the model to go by.
+    """
+
+    model: Model
+    interval_h: float
+    wall_per_useful: float
+    wasted: float
+    price_per_useful_h: float
+    wins: bool
+    break_even_failures_per_h: float
+    break_even_spot_price: float
+    chosen: bool = False
+
+
+def offers(
+    costs: Costs, failures_per_h: float, *, spot_price: float, on_demand_price: float
+) -> list[SpotOffer]:
+    """Each model's verdict; prices per hour, in one currency."""
+    return [_offer(model, costs, failures_per_h, spot_price, on_demand_price) for model in MODELS]
+
+
+def _offer(
+    model: ModelOf, costs: Costs, failures_per_h: float, spot_price: float, on_demand_price: float
+) -> SpotOffer:
+    def wall(per_h: float) -> float:
+        return model.wall(costs, per_h, model.interval_h(costs, per_h))
+
+    taken = or_none(wall(failures_per_h))
+    price = price_per_useful_h(spot_price, taken)
+    return SpotOffer(
+        model=model.name,
+        interval_h=model.interval_h(costs, failures_per_h),
+        wall_per_useful=taken,
+        wasted=1 - 1 / taken,
+        price_per_useful_h=price,
+        wins=price < on_demand_price,
+        break_even_failures_per_h=break_even_per_h(wall, spot_price, on_demand_price),
+        break_even_spot_price=on_demand_price / taken,
+        chosen=model.name == "exact",
+    )
+
+
+def price_per_useful_h(price_per_h: float, wall_per_useful: float) -> float:
+    """What a useful hour costs, at a price for each wall hour."""
+    return price_per_h * wall_per_useful if price_per_h > 0 else 0.0
+
+
+def price_of(useful_h: float, price_per_h: float, wall_per_useful: float) -> float:
+    """What ``useful_h`` useful hours cost."""
+    return useful_h * price_per_useful_h(price_per_h, wall_per_useful)
+
+
+def break_even_per_h(
+    wall: Callable[[float], float], spot_price: float, on_demand_price: float
+) -> float:
+    """Failures per hour at which spot costs as much as on demand.
+
+    Args:
+        wall: wall hours per useful hour at a rate per hour, which never falls as the rate rises.
+        spot_price: per hour.
+        on_demand_price: per hour.
+
+    Returns:
+        0 when spot is no cheaper without any failure, inf when it stays cheaper at any rate.
+    """
+    if spot_price <= 0:
+        return math.inf
+
+    def dearer(per_h: float) -> float:
+        return spot_price * wall(per_h) - on_demand_price
+
+    if dearer(_RATE_LEAST_PER_H) >= 0:
+        return 0.0
+    found = crossing(dearer, _RATE_LEAST_PER_H, _RATE_MOST_PER_H)
+    return math.inf if found >= _RATE_MOST_PER_H else found
+
 
 _HOUR_S: Final = 3600.0
 _STEP: Final = 0.3  # of logarithms of intervals
@@ -265,7 +518,7 @@ def wall_of(tiers: Sequence[TierCosts], interval_h: float, counts: Sequence[int]
     return _wall(_levels(tiers, counts), interval_h)
 
 
-def nearest(tiers: Sequence[TierCosts]) -> Schedule:
+def nearest_schedule(tiers: Sequence[TierCosts]) -> Schedule:
     """The additive model's intervals, in whole numbers of saves."""
     interval_h, counts = _additive(tiers)
     return Schedule(
@@ -273,7 +526,7 @@ def nearest(tiers: Sequence[TierCosts]) -> Schedule:
     )
 
 
-def best(tiers: Sequence[TierCosts]) -> Schedule:
+def best_schedule(tiers: Sequence[TierCosts]) -> Schedule:
     """The one that takes the fewest hours.
 
     Args:
@@ -290,10 +543,10 @@ def best(tiers: Sequence[TierCosts]) -> Schedule:
             tried = _at(tiers, without, found.interval_h)
             if tried.wall_per_useful < found.wall_per_useful:
                 found = _walked(tiers, tried)
-    return of_counts(tiers, found.counts, found.interval_h)
+    return schedule_of(tiers, found.counts, found.interval_h)
 
 
-def of_counts(tiers: Sequence[TierCosts], counts: Sequence[int], start_h: float) -> Schedule:
+def schedule_of(tiers: Sequence[TierCosts], counts: Sequence[int], start_h: float) -> Schedule:
     """The best interval for these counts, looked for from ``start_h`` on."""
     return _at(tiers, tuple(counts), start_h, _FINE)
 

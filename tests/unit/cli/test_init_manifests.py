@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 import yaml
 
+from outlast.cli.init import SLACK_S, Kubernetes, Sky, Training
 from outlast.errors import ConfigError, Exit
-from outlast.init.recipes import SLACK_S, Kubernetes, Sky, Training
 
 SCHEMAS = Path(__file__).parent / "schemas"
 KINDS = ("job", "jobset", "trainjob")

@@ -7,9 +7,9 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from outlast.cli import init as recipes
+from outlast.cli.init import Kubernetes, Sky, Training
 from outlast.errors import ConfigError
-from outlast.init import recipes
-from outlast.init.recipes import Kubernetes, Sky, Training
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)
 NASTY = ("", "a: b", "# no", "- x", "'", '"', "\\", "a\nb", "\r", "\t", "\x85\u2028\ufeff", "😀")

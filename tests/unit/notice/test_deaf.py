@@ -2,13 +2,20 @@
 
 import pytest
 
-from outlast.launch.desk import IMPORT_S, START_S, Deaf
+from outlast.notice import desk
+from outlast.notice.desk import IMPORT_S, START_S, Deaf
+
+
+@pytest.fixture(autouse=True)
+def _say(monkeypatch):
+    monkeypatch.setattr(desk, "say", None)  # Times() puts another one there
 
 
 class Times:
     def __init__(self, *, deaf):
         self.now_s, self.deaf, self.said = 100.0, deaf, []
-        self.it = Deaf(self.said.append, lambda: self.deaf, lambda: self.now_s)
+        desk.say = self.said.append
+        self.it = Deaf(lambda: self.deaf, lambda: self.now_s)
         self.it.begin()
 
     def pass_(self, seconds):

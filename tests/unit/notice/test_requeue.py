@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from outlast.launch.requeue import LIMIT_S, fields, job_name, reason, requeue
+from outlast.notice.slurm import REQUEUE_LIMIT_S, fields_of_job, job_name, requeue, why_not
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_outside_slurm_nothing_is_said(capsys):
 
 def test_fields_of_a_shown_job():
     shown = "JobId=7 JobName=a b=c Dependency=(null) Restarts=2 Command=x=y NoValue \n"
-    assert fields(shown) == {
+    assert fields_of_job(shown) == {
         "JobId": "7",
         "JobName": "a",
         "b": "c",
@@ -54,7 +54,7 @@ def test_fields_of_a_shown_job():
         (PermissionError(13, "Permission denied"), "[Errno 13] Permission denied"),
         (
             subprocess.TimeoutExpired("scontrol", 3),
-            f"scontrol has not answered within {LIMIT_S:.0f} s",
+            f"scontrol has not answered within {REQUEUE_LIMIT_S:.0f} s",
         ),
         (
             subprocess.CalledProcessError(1, "scontrol", "", "Access denied.\nfor job 7\n"),
@@ -68,4 +68,4 @@ def test_fields_of_a_shown_job():
     ],
 )
 def test_why_it_failed(error, words):
-    assert reason(error) == words
+    assert why_not(error) == words
