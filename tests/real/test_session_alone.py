@@ -153,7 +153,7 @@ def test_somebody_who_does_not_wait_for_the_end_can_go_on(job, monkeypatch):
             list(session.steps([0] * 9, until=until))
 
     with monkeypatch.context() as patch:
-        patch.setattr("outlast.training.line.Supervisor.close", interrupt)
+        patch.setattr("outlast.keeper.client.Supervisor.close", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(3)
     train(6)

@@ -57,7 +57,7 @@ def test_names_that_are_taken_from_the_package_exist():
     assert not absent, "\n".join(absent)
 
 
-@pytest.mark.parametrize("module", ["outlast.training.line", "outlast.no_such_module"])
+@pytest.mark.parametrize("module", ["outlast.keeper.client", "outlast.no_such_module"])
 def test_one_that_does_not_exist_is_found(module):
     assert not is_there(module, "NoSuchName")
 

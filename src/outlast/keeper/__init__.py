@@ -4,24 +4,21 @@ Socket and process:
 
 ``wire``       what is said over its socket
 ``process``    where its socket lies; finding it, starting it, holding its memory through its death
-``client``     a worker's end of the socket, and tiers read through it
+``client``     a worker's end: the connection, made again when it breaks; tiers read through it
 ``server``     the process itself: connections in, orders out
 
 Memory:
 
 ``memory``     shared memory, the arenas that it holds, its books, and snapshots as a tier
-read
 
 A save:
 
-``saves``      all saves in flight: what workers and other machines say of them
+``saves``      all saves in flight: what workers and other machines say of them; what is left behind
 ``flight``     one save: ranks' files on their way to the fastest tier, their parts, their failures
 ``persist``    blocks hashed and written as soon as they are full
-``conclude``   from all ranks' parts to the commit, or to any other end
-``fence``      whether an attempt may still commit, and where a snapshot waits until that is known
+``conclude``   from all ranks' parts to the commit or another end; the fence: may the attempt commit
 ``between``    saves of ranks on several machines: the keeper of rank 0 and those of the others
-``copies``     from one tier to the next, retried, pruned
-``arrivals``   what other machines' keepers bring to a slower tier
+``copies``     from one tier to the next, retried, pruned; what other machines bring there
 
 Copies on other machines:
 

@@ -27,8 +27,8 @@ from outlast.checkpoint.inventory import rank_of
 from outlast.checkpoint.manifest import FULL, Manifest, decode, named
 from outlast.keeper import wire
 from outlast.keeper.between import Between
+from outlast.keeper.conclude import Fence, Gate
 from outlast.keeper.copies import DurableTier, TierCopies
-from outlast.keeper.fence import Fence, Gate
 from outlast.keeper.flight import Committed
 from outlast.keeper.memory import Due, Holdings, KeptSnapshot, MemoryTier
 from outlast.keeper.peers import Peers, PeerTier

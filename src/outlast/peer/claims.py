@@ -3,7 +3,7 @@
 A claim is a small file ``attempt-000000000012.json`` that is created if it does not exist, which a
 directory and a bucket can both decide for everybody at once. Whoever has made it coordinates the
 attempt of that number, or runs it alone (:mod:`outlast.peer.term`); keepers look there before
-each commit (:mod:`outlast.keeper.fence`). A majority may begin without one, and makes up for it.
+each commit (:mod:`outlast.keeper.conclude`). A majority may begin without one, and makes up for it.
 Nobody's clock is compared with anybody else's: whether a coordinator lives is seen from a counter
 that goes on or does not.
 

@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from outlast.errors import ConfigError
-from outlast.storage.direct import bytes_of
-from outlast.storage.directory import checked
+from outlast.storage.directory import bytes_of, checked
 
 if TYPE_CHECKING:
     from obstore import WritableFile

@@ -38,11 +38,11 @@ from outlast.checkpoint.plan import (
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
+from outlast.keeper.client import GONE, KeeperLine
 from outlast.keeper.process import setup_of
 from outlast.script.states import BoundaryState
 from outlast.training.books import Attempt
 from outlast.training.flight import Flight, SnapshotCopy, Written, is_copy_of
-from outlast.training.line import GONE, KeeperLine
 from outlast.training.room import SnapshotRoom
 from outlast.training.sharing import KeeperMeeting, Sharing, local_ranks
 

@@ -32,8 +32,8 @@ from outlast.checkpoint.plan import Held, Share, Structure, World, describe, sha
 from outlast.config import Settings
 from outlast.errors import ConfigError
 from outlast.keeper import wire
+from outlast.keeper.client import KeeperLine
 from outlast.peer import Tls, listen
-from outlast.training.line import KeeperLine
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ import pytest
 from unit_fakes import num_descriptors
 
 from outlast import ipc
-from outlast.ipc import sockets
 from outlast.keeper import wire
 from outlast.keeper.server import Connection
 
@@ -116,7 +115,7 @@ def test_garbage_costs_its_connection_alone_and_no_descriptor(data, caplog):
 
 
 def test_an_end_that_does_not_read_is_given_up(monkeypatch):
-    monkeypatch.setattr(sockets, "SEND_TIMEOUT_S", 1)
+    monkeypatch.setattr(ipc, "SEND_TIMEOUT_S", 1)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     owner = Owner()
     peer = Connection(owner, there)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.ipc import sockets
+from outlast import ipc
 from outlast.launch.membership.messages import (
     Departs,
     Fixed,
@@ -86,7 +86,7 @@ def test_what_is_no_message_is_refused(data):
 
 
 def test_a_packed_message_that_would_fill_the_memory_is_refused(monkeypatch):
-    monkeypatch.setattr(sockets, "MAX_UNPACKED_BYTES", 1 << 16)
+    monkeypatch.setattr(ipc, "MAX_UNPACKED_BYTES", 1 << 16)
     bomb = zlib.compress(json.dumps({"type": "Over", "reason": "x" * (1 << 20)}).encode())
     with pytest.raises(ValueError, match="larger than"):
         decode(bomb)

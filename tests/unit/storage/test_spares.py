@@ -9,7 +9,7 @@ from storage_contract import memory
 from unit_fakes import listing, num_descriptors
 
 from outlast.storage import Directory, directory
-from outlast.storage.direct import ALIGN
+from outlast.storage.directory import ALIGN
 
 BIG = 16 * ALIGN
 SHARD = "rank-00000.safetensors"

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from outlast import ipc
-from outlast.ipc import sockets
 
 
 class Start(ipc.Message):
@@ -204,7 +203,7 @@ def test_a_packet_that_is_not_understood_is_an_end(lines, data):
 def test_a_packed_message_that_would_fill_the_memory_is_refused(monkeypatch):
     codec = ipc.Codec(Start | Exited, pack_over=100)
     bomb = zlib.compress(b"{" + b" " * (1 << 20))
-    monkeypatch.setattr(sockets, "MAX_UNPACKED_BYTES", 1 << 16)
+    monkeypatch.setattr(ipc, "MAX_UNPACKED_BYTES", 1 << 16)
     with pytest.raises(ValueError, match="larger than"):
         codec.decode(bomb)
 
