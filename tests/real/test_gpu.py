@@ -16,7 +16,7 @@ from outlast.checkpoint.capture import digest_of, in_words, sums_of
 from outlast.checkpoint.reader import load
 from outlast.checkpoint.tensors import NAMES
 from outlast.storage import Directory
-from outlast.training.room import SnapshotRoom
+from outlast.training.sharing import SnapshotRoom
 
 pytestmark = [
     pytest.mark.gpu,

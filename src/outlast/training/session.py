@@ -57,11 +57,10 @@ from outlast.script.initial import Initial
 from outlast.script.objects import Objects
 from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
-from outlast.training.flight import PendingSave, Saves
 from outlast.training.footing import OTHERS_S, Footing, LoopPosition
 from outlast.training.passage import FROM_NOTHING, Home, Passage
 from outlast.training.position import Position, refuse_loop
-from outlast.training.saving import COMMIT_TIMEOUT_S, Saving
+from outlast.training.saving import COMMIT_TIMEOUT_S, PendingSave, Saves, Saving
 
 Batch = TypeVar("Batch")
 
