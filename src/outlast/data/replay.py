@@ -47,9 +47,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from outlast.data import generators, random_state, shield
 from outlast.data.epochs import ReplayFeed, check_kind, check_sizes, check_world_size, going_through
-from outlast.data.fingerprint import chained
 from outlast.data.generators import GeneratorWatch, Held, same
 from outlast.data.random_state import preserved
+from outlast.data.trail import chained
 
 
 def is_stock(loader: Any) -> bool:

@@ -50,8 +50,15 @@ from outlast.health.messages import (
 from outlast.health.proc import ProcessLook, catches, look_at, moved, state_of, tracer_of
 from outlast.health.pulse import SIGNAL, ask_path, recorder_path, stacks_path
 from outlast.health.watched import Watched
-from outlast.policy.blame import STOPPED_S, Frame, RankLook
-from outlast.policy.hang import FRESH_STEPS, Activity, HangLimits, HangSettings
+from outlast.policy.hang import (
+    FRESH_STEPS,
+    STOPPED_S,
+    Activity,
+    Frame,
+    HangLimits,
+    HangSettings,
+    RankLook,
+)
 
 SPY_S: Final = 1.5
 ANSWER_S: Final = 0.5

@@ -26,8 +26,7 @@ from typing import Final
 import msgspec
 
 from outlast import ipc
-from outlast.policy.blame import RankLook
-from outlast.policy.hang import HangSettings
+from outlast.policy.hang import HangSettings, RankLook
 
 MAX_BYTES: Final = 1 << 20  # as they come; the kernel takes some 400 KiB at once
 PACK_BYTES: Final = 1 << 14  # from here on they are packed: stacks of many ranks are much alike

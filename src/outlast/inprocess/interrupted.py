@@ -72,7 +72,7 @@ from outlast.checkpoint.attributes import parameters_of
 from outlast.errors import NotInProcess
 from outlast.inprocess.survivor import is_main_thread
 from outlast.reduce import losses
-from outlast.script.states import FULLGRAPH, Hook
+from outlast.script.objects import FULLGRAPH, Hook
 
 IN_PLACE: Final = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "monitored_barrier"),

@@ -26,8 +26,7 @@ from outlast.checkpoint.tree import DTYPE_OF, flatten, unflatten
 from outlast.data import random_state
 from outlast.inprocess import living
 from outlast.inprocess.living import BUFFERS, Buffers, Looks, Moment, Rest, is_equal, of_all
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState
+from outlast.script.objects import BoundaryState, Objects
 
 
 class _Tensor(msgspec.Struct, frozen=True, array_like=True):

@@ -47,8 +47,7 @@ from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tensors import as_bytes, is_spread
 from outlast.checkpoint.tree import encode_into
 from outlast.errors import ConfigError
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState
+from outlast.script.objects import BoundaryState, Objects
 
 BUFFERS: Final = "buffers"  # in what rank 0 knows alone
 _PREFIX: Final = f"{OWN}."

@@ -40,9 +40,19 @@ from outlast.health.pulse import TIMEOUT_VARIABLE
 from outlast.launch.health import Health
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
-from outlast.policy.blame import Named, NotYet, RankLook, has_gone_on, held_by, judge
 from outlast.policy.failures import Failure
-from outlast.policy.hang import Activity, HangLimits, HangSettings, collective_timeout_s
+from outlast.policy.hang import (
+    Activity,
+    HangLimits,
+    HangSettings,
+    Named,
+    NotYet,
+    RankLook,
+    collective_timeout_s,
+    has_gone_on,
+    held_by,
+    judge,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -42,10 +42,9 @@ from outlast.launch.requeue import requeue
 from outlast.launch.together import introduce, membership, preflight, readmit, record
 from outlast.launch.warm.client import WarmServer
 from outlast.launch.warm.starts import Starts
-from outlast.ledger import planned
 from outlast.ledger.command import refuse_other, settle, without_secrets
 from outlast.ledger.file import Ledger, QueuedLedger, read_events
-from outlast.ledger.job import Job, JobLock, versions
+from outlast.ledger.job import Job, JobLock, enter_plan, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
@@ -196,7 +195,7 @@ def _begin(ledger: Ledger, arguments: list[str], directory: Path, *, joins: bool
         pid=os.getpid(),
         **({"joins": True} if joins else {}),
     )
-    planned.enter(ledger, directory, say)
+    enter_plan(ledger, directory, say)
 
 
 def _tell_workers(settings: config.Settings, job: Job) -> None:

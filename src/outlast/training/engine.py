@@ -49,7 +49,7 @@ from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
 from outlast.keeper.client import GONE, KeeperLine
 from outlast.keeper.process import setup_of
-from outlast.script.states import BoundaryState
+from outlast.script.objects import BoundaryState
 from outlast.training.books import Attempt
 from outlast.training.sharing import KeeperMeeting, Sharing, SnapshotRoom, local_ranks
 

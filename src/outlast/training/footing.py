@@ -56,8 +56,7 @@ from outlast.ledger.narrator import say
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.signals import SignalNotice
 from outlast.policy.drain import LEAVING_S, leaving_s
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState
+from outlast.script.objects import BoundaryState, Objects
 from outlast.training.afresh import Afresh
 from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine

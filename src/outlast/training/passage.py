@@ -4,7 +4,7 @@ At the boundary behind an interrupted step, the state is that of the step's begi
 the body has changed besides the weights: that is put back, so that the same batch can be trained on
 once more. Who was lost is replaced by a worker that has nothing, and one that did not end a step
 that another one ended lacks it: both get the state from one that has it
-(:mod:`outlast.inprocess.regain`).
+(:mod:`outlast.inprocess.handover`).
 
 Where gradients are in the making, each process' own, all go back to the newest step's end that had
 none, drop them, and train on the batches since then once more: no weight has changed since. What a
@@ -54,7 +54,7 @@ from outlast.data import random_state
 from outlast.data.feed import record_of
 from outlast.data.trail import Noting, Others, known_to
 from outlast.errors import NotInProcess
-from outlast.inprocess import interrupted, living, parting
+from outlast.inprocess import handover, interrupted, living
 from outlast.inprocess.interrupted import Doubts, StepCollectives
 from outlast.inprocess.keeping import Keeping
 from outlast.inprocess.living import Moment
@@ -63,8 +63,7 @@ from outlast.ledger.narrator import say
 from outlast.reduce import losses
 from outlast.script.callsite import recount
 from outlast.script.gradients import ScriptGradients
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState, Hook
+from outlast.script.objects import BoundaryState, Hook, Objects
 from outlast.training.footing import Footing
 from outlast.training.position import Position
 
@@ -472,38 +471,38 @@ class Passage:
             asks: what was said with each.
             world_size: number of workers.
         """
-        if not parting.leavers_of(asks, world_size):
+        if not handover.leavers_of(asks, world_size):
             return False
         why_not = self._survivor.why_not or (TIED if self._position.is_tied else "")
         if why_not:
-            say(f"{parting.ALL_END}: {why_not}")
+            say(f"{handover.ALL_END}: {why_not}")
         return not why_not and over.is_held
 
-    def word(self, step: int) -> parting.PartingWord:
+    def word(self, step: int) -> handover.PartingWord:
         """What this rank says where all are to leave the attempt together, behind ``step``."""
         moment = None
         if over.is_held and self._keeping is not None:
             self._keep_newest(step)
             moment = self._keeping.moment
         if moment is None:
-            return parting.PartingWord(why_not=self._survivor.why_not or UNKEPT)
-        return parting.PartingWord(
+            return handover.PartingWord(why_not=self._survivor.why_not or UNKEPT)
+        return handover.PartingWord(
             timeline=moment.timeline, step=moment.step, rest=moment.rest, own=moment.own
         )
 
-    def leave(self, link: Link, agreed: parting.Parting, timeout_s: float) -> None:
+    def leave(self, link: Link, agreed: handover.Parting, timeout_s: float) -> None:
         """At such a boundary: this machine leaves, once the others have what they need of it."""
         self._survivor.leave()
-        parting.see_off(link, agreed, timeout_s)
+        handover.see_off(link, agreed, timeout_s)
 
-    def move(self, link: Link, agreed: parting.Parting) -> None:
+    def move(self, link: Link, agreed: handover.Parting) -> None:
         """At a boundary that all have come to: go into the next attempt, with nobody lost.
 
         Raises:
             AttemptOver: always; the state is that of a step's end.
             OSError, RuntimeError: another rank is gone.
         """
-        entrust(parting.take(link, agreed))
+        entrust(handover.take(link, agreed))
         over.happen()
         over.raise_if_over()
 

@@ -45,8 +45,8 @@ from outlast.checkpoint.reader import (
 from outlast.checkpoint.transfer import Repaired, in_words, read_manifest
 from outlast.data.trail import Others
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
-from outlast.inprocess.regain import Regained
-from outlast.inprocess.regain import find as find_survivors
+from outlast.inprocess.handover import Regained
+from outlast.inprocess.handover import find as find_survivors
 from outlast.keeper.client import Remote
 from outlast.keeper.memory import MemoryTier
 from outlast.ledger.job import FILE_NAME

@@ -37,8 +37,7 @@ from outlast.policy.cadence import Change
 from outlast.script.gradients import KEY as GRADIENTS
 from outlast.script.gradients import ScriptGradients
 from outlast.script.hyper import Hyperparameters
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState, States, StepsHeard
+from outlast.script.objects import BoundaryState, Objects, States, StepsHeard
 from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine, Written
 from outlast.training.judging import LossMonitor

@@ -12,8 +12,7 @@ from outlast.checkpoint.plan import OWN
 from outlast.inprocess import keeping as module
 from outlast.inprocess import living
 from outlast.inprocess.keeping import Keeping
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState
+from outlast.script.objects import BoundaryState, Objects
 
 
 class Loop:
