@@ -211,6 +211,49 @@ def test_symbols_that_the_page_on_how_it_is_built_names_exist():
     ]
 
 
+# --- what docstrings name -------------------------------------------------------------------------
+
+SOURCE = ROOT / "src/outlast"
+# Rooms whose first lines are a list of all their modules.
+LISTED = [*("checkpoint", "keeper", "training", "script", "inprocess", "ledger", "planner")]
+
+
+def module_of(name):
+    """The module that a dotted name begins with, and what of it is left."""
+    for parts in range(len(split := name.split(".")), 0, -1):
+        place = ROOT / "src" / "/".join(split[:parts])
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.exists():
+                return file, split[parts:]
+    return None, [name]
+
+
+def test_modules_that_docstrings_name_exist():
+    files, absent = sorted(SOURCE.rglob("*.py")), []
+    names = {file.relative_to(SOURCE).as_posix() for file in files}
+    for file in files:
+        text = file.read_text()
+        for kind, name in re.findall(r":(mod|class|func|meth|data):`~?(outlast[\w.]*)`", text):
+            found, rest = module_of(name)
+            if found is None or (rest and (kind == "mod" or rest[-1] not in found.read_text())):
+                absent.append(f"{file.relative_to(ROOT)}: {name}")
+        absent += [
+            f"{file.relative_to(ROOT)}: {name}"
+            for name in re.findall(r"``([\w/]+\.py)``", text)
+            if not names_file(name, names) and name != "src/train_gpt.py"  # of a user
+        ]
+    assert not absent, "\n".join(absent)
+
+
+@pytest.mark.parametrize("room", sorted(path.parent for path in SOURCE.rglob("__init__.py")))
+def test_a_room_lists_the_modules_that_it_has(room):
+    listed = re.findall(r"^``(\w+)``  ", (room / "__init__.py").read_text(), re.M)
+    there = {path.stem for path in room.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert set(listed) <= there
+    if room.name in LISTED and room.parent == SOURCE:
+        assert sorted(listed) == sorted(there - {"__init__", "__main__", "__pycache__"})
+
+
 def test_the_ways_are_counted_as_they_are_numbered():
     text = PAGE.read_text()
     for way, counted in [

@@ -66,7 +66,8 @@ watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: n
 job_finished       exit_code, reason, kind (of the failure that ended it, or null)
 =================  ============================================================================
 
-What the ledger says of losses that went wrong, and of machines that left, in words.
+``wrong``, ``back`` and ``left`` say in words what the ledger has of a loss that went wrong, of a
+rollback, and of a machine that left.
 """
 
 from __future__ import annotations

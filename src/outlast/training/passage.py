@@ -15,12 +15,12 @@ Guarantees: a state is that of a completed step, whole, or it is not gone on fro
 What can go wrong: a loader that keeps its place for a number of workers, and another number of
 them, or one that cannot go back; then the worker ends, and all start again.
 
-The way of a worker that takes a lost one's place: from its session's opening to its loop.
-
-The others are in that loop, and answer nothing that is sent before it. So a script that sends
-something on that way cannot have one worker started alone. It does not go through everything: code
-in finished epochs of ``session.epochs()`` does not run again, so what is sent there, an evaluation
-behind the loop, is on nobody's way. And barriers are left out on it: what they order has happened.
+``WayToLoop`` is the way of a worker that takes a lost one's place, from its session's opening to
+its loop. The others are in that loop, and answer nothing that is sent before it. So a script that
+sends something on that way cannot have one worker started alone. It does not go through everything:
+code in finished epochs of ``session.epochs()`` does not run again, so what is sent there, an
+evaluation behind the loop, is on nobody's way. And barriers are left out on it: what they order has
+happened.
 
 Where anything is sent between two loops, a state of before and one of behind it are of the same
 step. So that workers of one attempt never stand on two sides of it, a loop that follows is entered
