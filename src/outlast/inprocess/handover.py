@@ -40,8 +40,7 @@ from outlast.data.feed import TRAIL
 from outlast.data.loader import KIND as LOADER
 from outlast.data.trail import Others
 from outlast.inprocess import living
-from outlast.inprocess.keeping import Packer, unpack
-from outlast.inprocess.living import BUFFERS, Buffers, Moment, with_buffers
+from outlast.inprocess.living import BUFFERS, Buffers, Moment, Packer, unpack, with_buffers
 from outlast.policy.regain import OwnState, RegainPlan, StateOffer, decide
 from outlast.policy.rollbacks import Rollback
 

@@ -56,8 +56,7 @@ from outlast.data.trail import Noting, Others, known_to
 from outlast.errors import NotInProcess
 from outlast.inprocess import handover, interrupted, living
 from outlast.inprocess.interrupted import Doubts, StepCollectives
-from outlast.inprocess.keeping import Keeping
-from outlast.inprocess.living import Moment
+from outlast.inprocess.living import Keeping, Moment
 from outlast.inprocess.survivor import Survivor
 from outlast.ledger.narrator import say
 from outlast.reduce import losses

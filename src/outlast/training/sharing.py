@@ -259,7 +259,7 @@ class KeeperMeeting:
         elif link.rank == local.start:
             act = self._follow
         if act is not None:
-            threading.Thread(target=act, name="outlast-meeting", daemon=True).start()
+            devices.Thread(target=act, name="outlast-meeting", daemon=True).start()
 
     def stop(self) -> None:
         """The session is over: the keepers go on without it, and none comes in their place."""
@@ -370,7 +370,7 @@ class Sharing:
         if self._link.world_size == 1:
             self._settle(number, share(World([0], [mine]), 0, own))
             return
-        threading.Thread(
+        devices.Thread(
             target=self._agree,
             args=(number, mine, sorted(own)),
             name="outlast-sharing",

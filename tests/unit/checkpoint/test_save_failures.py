@@ -20,11 +20,11 @@ from unit_saver import (
     written,
 )
 
-from outlast.checkpoint.reader import load, verify
 from outlast.errors import CheckpointInvalid
 from outlast.keeper import between
 from outlast.keeper import flight as files_room
 from outlast.storage import Directory
+from whole_reads import load, verify
 
 STEP = save_name(7)
 MANIFEST = f"{STEP}/manifest.json"

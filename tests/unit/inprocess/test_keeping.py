@@ -9,9 +9,8 @@ from outlast.attempt.beat import VARIABLE
 from outlast.attempt.over import over
 from outlast.attempt.own import read_own
 from outlast.checkpoint.plan import OWN
-from outlast.inprocess import keeping as module
 from outlast.inprocess import living
-from outlast.inprocess.keeping import Keeping
+from outlast.inprocess.living import Keeping
 from outlast.script.objects import BoundaryState, Objects
 
 
@@ -128,7 +127,7 @@ def test_state_that_cannot_be_kept_never_stops_training(loop, monkeypatch, caplo
     def refuse(*_):
         raise RuntimeError("inference tensors do not track a version")
 
-    monkeypatch.setattr(module, "Moment", refuse)
+    monkeypatch.setattr(living, "Moment", refuse)
     for step in (1, 2):
         loop.end(step)
         loop.keeping.before_optimizer()

@@ -8,13 +8,13 @@ from keeper_fakes import FakeKeeper, StepGate, hello
 from unit_names import committed, save_name, save_of
 
 from outlast.checkpoint.manifest import PartEntry
-from outlast.checkpoint.reader import verify
 from outlast.keeper import conclude, protocol, saves, wire
 from outlast.keeper.conclude import Fence
 from outlast.keeper.flight import RankOutcome
 from outlast.keeper.memory import MemoryTier
 from outlast.peer.claims import name_of
 from outlast.storage import Directory
+from whole_reads import verify
 
 
 class Clock:
