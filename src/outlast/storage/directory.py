@@ -453,10 +453,6 @@ class Directory:
         """Keep at least so many big files of removed trees: one for each writer."""
         self._spares.limit = max(self._spares.limit, num_spares)
 
-    def drop_spares(self) -> None:
-        """Give the space of files kept to be written over back to the disk."""
-        self._spares.drop()
-
     def _path(self, name: str) -> Path:
         return self.root / checked(name)
 
