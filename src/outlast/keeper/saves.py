@@ -4,7 +4,7 @@ A save is known by the attempt and its number in the attempt, which all ranks co
 
     begun         each rank of this machine fills its arena; full blocks are written    (flight)
       │           a rank's copy is whole, its shard and its small file are written
-    reported      the rank's part is known, here and to the keeper of rank 0           (between)
+    reported      the rank's part is known, here and to the keeper of rank 0    (shared_saves)
       │           all ranks of the job have reported their parts
     concluding    the manifest is made, fence-checked, written and announced          (conclude)
       │           or, until then: refused, for the first reason that anybody gives

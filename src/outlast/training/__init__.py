@@ -16,7 +16,7 @@ What it stands on, made anew for each attempt:
 ``resume``      the newest checkpoint that verifies on every rank, or what survivors hold
 ``timing``      what a step's time was spent on
 ``turns``       when the next checkpoint is due, and in which tiers
-``judging``     the loss, judged while the loop goes on
+``anomalies``   the loss, judged while the loop goes on
 
 A worker's part in a save:
 

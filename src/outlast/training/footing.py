@@ -58,9 +58,9 @@ from outlast.notice.signals import SignalNotice
 from outlast.policy.drain import LEAVING_S, leaving_s
 from outlast.script.objects import BoundaryState, Objects
 from outlast.training.afresh import Afresh
+from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine
-from outlast.training.judging import LossMonitor
 from outlast.training.position import Streams
 from outlast.training.resume import Sources
 from outlast.training.saving import NO_COMMIT, Snapshots

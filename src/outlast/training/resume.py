@@ -55,9 +55,9 @@ from outlast.script.initial import Origin
 from outlast.script.restore import READ_TIMEOUT_S, Restore
 from outlast.storage import Directory, Storage
 from outlast.tiers import PEER
+from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine
-from outlast.training.judging import LossMonitor
 from outlast.training.turns import Turns
 
 

@@ -38,9 +38,9 @@ from outlast.script.gradients import KEY as GRADIENTS
 from outlast.script.gradients import ScriptGradients
 from outlast.script.hyper import Hyperparameters
 from outlast.script.objects import BoundaryState, Objects, States, StepsHeard
+from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine, Written
-from outlast.training.judging import LossMonitor
 from outlast.training.position import Position
 from outlast.training.turns import Turns
 

@@ -508,7 +508,7 @@ class SaveFollower:
                 raise protocol.out_of_turn(channel, message)
 
 
-class Between:
+class SharedSaves:
     """Conversations about saves.
 
     Args:
