@@ -32,11 +32,11 @@ Kind = Literal["memory", "directory", "object"]
 
 MEMORY: Final = "memory:"
 PEER: Final = "peer"  # what other machines' memory is called
-OBJECT_SCHEMES: Final = ("s3", "gs", "az")
+OBJECT_SCHEMES: Final = ("s3", "gs", "az")  # those that a storage of outlast's opens
 _NAME: Final = re.compile(r"^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?\Z")
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET: Final = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*(/(?!\.{1,2}(/|\Z))[A-Za-z0-9._=-]+)*\Z")
-_WRITE: Final = 'write "memory:", a directory, or s3://…, gs://…, az://…'
+_WRITE: Final = f'write "memory:", a directory, or {", ".join(f"{s}://…" for s in OBJECT_SCHEMES)}'
 _EXAMPLE: Final = 'such as url = "/mnt/nvme/job"'
 
 

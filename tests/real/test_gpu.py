@@ -13,10 +13,10 @@ from torch.nn.functional import mse_loss
 import outlast
 from outlast.checkpoint import devices
 from outlast.checkpoint.capture import digest_of, in_words, sums_of
-from outlast.checkpoint.reader import load
 from outlast.checkpoint.tensors import NAMES
 from outlast.storage import Directory
-from outlast.training.room import SnapshotRoom
+from outlast.training.sharing import SnapshotRoom
+from whole_reads import load
 
 pytestmark = [
     pytest.mark.gpu,

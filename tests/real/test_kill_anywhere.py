@@ -9,9 +9,9 @@ import time
 
 from floor import LIMIT_S, TRAIN, Job, until
 
-from outlast.checkpoint.reader import verify
 from outlast.errors import CheckpointInvalid
 from thorough import ALL
+from whole_reads import verify
 
 KILLS = 50 if ALL else 20
 KILLS_IN_SAVES_MIN = KILLS // 10

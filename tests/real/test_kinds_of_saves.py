@@ -13,10 +13,10 @@ from state_bits import copy_of, difference, held
 
 import outlast
 from outlast.checkpoint.manifest import BLOCK_BYTES
-from outlast.checkpoint.reader import load
 from outlast.checkpoint.tensors import NAMES
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
+from whole_reads import load
 
 
 def manifest(job, step):

@@ -12,9 +12,9 @@ from lazy_watch import PACES, _job, _watch  # noqa: F401 - fixtures
 from state_bits import copy_of, difference, held
 
 import outlast
-from outlast.checkpoint.reader import load
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
+from whole_reads import load
 
 LIMIT_S = 120.0
 no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

@@ -133,7 +133,7 @@ def test_a_session_that_could_not_be_made_holds_nothing(job, monkeypatch):
     train()
     before = {thread.name for thread in threading.enumerate()}
     with monkeypatch.context() as patch:
-        patch.setattr("outlast.training.snapshots.Engine", lambda *_, **__: 1 / 0)
+        patch.setattr("outlast.training.saving.Engine", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train()
     with monkeypatch.context() as patch:
@@ -153,7 +153,7 @@ def test_somebody_who_does_not_wait_for_the_end_can_go_on(job, monkeypatch):
             list(session.steps([0] * 9, until=until))
 
     with monkeypatch.context() as patch:
-        patch.setattr("outlast.training.line.Supervisor.close", interrupt)
+        patch.setattr("outlast.keeper.client.Supervisor.close", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train(3)
     train(6)

@@ -8,8 +8,8 @@ from floor import SCRIPTS, Job
 from state_bits import difference
 
 from outlast.checkpoint.manifest import shard_file
-from outlast.checkpoint.reader import load
 from outlast.ledger.file import read_events
+from whole_reads import load
 
 SHARDED = SCRIPTS / "sharded.py"
 ONE_TENSOR = 64 * 401 * 4

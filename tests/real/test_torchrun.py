@@ -6,13 +6,13 @@ import signal
 import msgspec
 from floor import TRAIN, Job, until
 
-from outlast.ledger import planned
 from outlast.ledger.file import read_events
+from outlast.ledger.job import Prediction, keep_plan
 from outlast.report.facts import to_json
 
 RANKS = 2
 STEPS = 120
-PLAN = planned.Prediction(
+PLAN = Prediction(
     planned_t=1e9,
     failures_per_h=0.5,
     failures_low_per_h=0.25,
@@ -34,7 +34,7 @@ def torchrun(floor, job):
 # reads the addresses of the first (see launch/machines.py).
 def test_drained_and_killed_it_resumes_under_stock_torchrun(floor, rng, tmp_path):
     job, calm = (Job(tmp_path / name, RANKS) for name in ("job", "calm"))
-    planned.save(PLAN, job.directory)
+    keep_plan(PLAN, job.directory)
     first = torchrun(floor, job)
     at = rng.randrange(5, 40)
     until(lambda: job.begun() >= at, "steps", running=first)
@@ -50,7 +50,7 @@ def test_drained_and_killed_it_resumes_under_stock_torchrun(floor, rng, tmp_path
     os.kill(job.lines(rng.randrange(RANKS))[-1]["pid"], signal.SIGKILL)
     assert killed.wait() == 1, killed.text
     newest = job.newest()
-    planned.save(msgspec.structs.replace(PLAN, productive_fraction=0.8), job.directory)
+    keep_plan(msgspec.structs.replace(PLAN, productive_fraction=0.8), job.directory)
 
     again = torchrun(floor, job)
     assert again.wait() == 0, again.text

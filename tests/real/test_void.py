@@ -10,9 +10,9 @@ from state_bits import copy_of, difference, held
 
 import outlast
 from outlast.checkpoint.capture import Capture
-from outlast.checkpoint.reader import load
 from outlast.ledger.file import read_events
 from outlast.storage import Directory
+from whole_reads import load
 
 SIZE = 300  # rows and columns: large enough to be shared by ranks
 

@@ -22,11 +22,11 @@ from outlast.checkpoint.manifest import FULL, small_state
 from outlast.checkpoint.plan import Share, make, name_of, structure
 from outlast.checkpoint.tree import flatten
 from outlast.keeper import conclude, flight, persist, wire
-from outlast.keeper.arrivals import WordsSaid
-from outlast.keeper.between import SaveFollower, SaveLeader
+from outlast.keeper.copies import WordsSaid
 from outlast.keeper.memory import Books, MemoryTier
 from outlast.keeper.persist import Pool
 from outlast.keeper.saves import SavesInFlight
+from outlast.keeper.shared_saves import SaveFollower, SaveLeader
 from outlast.peer import listen
 from outlast.storage import Directory
 from outlast.training.sharing import Sharing

@@ -6,7 +6,7 @@ What a checkpoint is:
 ``spreads``        how a tensor is spread over ranks, in few words
 ``inventory``      the manifest and the parts, looked up and checked
 ``tensors``        a tensor: its bytes, its memory, its spread, its inner tensors
-``tree``           nested state ↔ small state as data, and named tensors
+``tree``           nested state ↔ small state as data, and named tensors; all ranks' as one
 ``attributes``     what an optimizer holds besides its ``state_dict``
 ``optimizers``     an optimizer's state under its parameters' names
 
@@ -21,7 +21,6 @@ Reading one:
 
 ``catalog``        which saves there are, whose they are, and which may go
 ``transfer``       files in all their places: blocks read, copied, mended
-``destinations``   where the bytes of wanted tensors lie, and where they go in memory
 ``reader``         opening, verifying, a rank's state, boxes of tensors; what is damaged, mended
 ``foreign``        weights for a new job, in whatever form somebody has written them
 ``foreign_dcp``    … a directory that ``torch.distributed.checkpoint`` wrote

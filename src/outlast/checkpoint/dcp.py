@@ -104,7 +104,7 @@ from outlast.checkpoint.manifest import (
     state_file,
     write_hashed,
 )
-from outlast.checkpoint.reader import Checkpoint, MergedState, Wanted, open_checkpoint
+from outlast.checkpoint.reader import Checkpoint, Wanted, open_checkpoint
 from outlast.checkpoint.spreads import Box, Spread
 from outlast.checkpoint.tensors import (
     DTYPES,
@@ -117,7 +117,7 @@ from outlast.checkpoint.tensors import (
     place,
 )
 from outlast.checkpoint.transfer import look
-from outlast.checkpoint.tree import flatten
+from outlast.checkpoint.tree import MergedState, flatten
 from outlast.errors import CheckpointInvalid, ConfigError, StorageError
 from outlast.storage import Storage, open_storage
 

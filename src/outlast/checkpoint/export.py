@@ -45,9 +45,9 @@ from torch.utils import _pytree
 
 from outlast.checkpoint.manifest import Place, SaveName
 from outlast.checkpoint.optimizers import OTHER, OURS, OWN_FORM
-from outlast.checkpoint.reader import Checkpoint, MergedState, open_checkpoint
+from outlast.checkpoint.reader import Checkpoint, open_checkpoint
 from outlast.checkpoint.tensors import bytes_of, header, place
-from outlast.checkpoint.tree import KIND, tensor_names
+from outlast.checkpoint.tree import KIND, MergedState, tensor_names
 from outlast.durable import sync_directory
 from outlast.errors import ConfigError
 from outlast.storage import Storage

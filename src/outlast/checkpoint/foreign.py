@@ -28,11 +28,10 @@ import torch
 import xxhash
 
 from outlast.checkpoint.catalog import saves_at
-from outlast.checkpoint.destinations import FillTargets
 from outlast.checkpoint.manifest import BLOCK_BYTES, MANIFEST, Place, SaveName, named, parse
 from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.reader import Checkpoint, Leaf, open_checkpoint
-from outlast.checkpoint.tensors import DTYPES, local_chunks, why_not
+from outlast.checkpoint.tensors import DTYPES, FillTargets, local_chunks, why_not
 from outlast.errors import CheckpointInvalid, ConfigError, OutlastError, StorageError
 from outlast.ledger.job import FILE_NAME as JOB
 

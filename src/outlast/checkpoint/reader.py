@@ -6,8 +6,16 @@ DCP and exports want any box of any tensor, and the small states of all ranks as
 manifest alone (``rank=None``), and what else they need is read and checked when they ask for it.
 
 The manifest, a rank's part and its small state say what every tensor is before any of its bytes is
-touched. Tensors are then read into memory that the caller names (``destinations``), by several
-threads; other ranks' parts are read as far as they have what is asked for.
+touched. Tensors are then read into memory that the caller names, by several threads; other ranks'
+parts are read as far as they have what is asked for.
+
+What is wanted may be cut in another way than what was saved. What a saved chunk and a wanted box
+share becomes runs of bytes that follow each other in the file and in memory (``pieces``). Long runs
+are copied straight from the verified block. Where they are short (a matrix that was cut by rows and
+is wanted by columns), where the destination is on a GPU, strided, of another dtype, or one that
+torch negates or conjugates as it reads it, the verified bytes are collected in memory on the side,
+about ``STAGE_BYTES`` at a time, and copied on as a tensor. A destination's elements must not share
+memory (``FillTargets``).
 
 A save may lie in several places, under one name. The manifest is that of the first place where it
 verifies; each file, block by block, comes from the first place where it matches that manifest. What
@@ -29,24 +37,27 @@ elsewhere four threads fault pages of 4 KiB in faster than a disk reads.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 
-from outlast.checkpoint import transfer
+from outlast.checkpoint import devices, transfer
+from outlast.checkpoint.boundary import array_of
 from outlast.checkpoint.catalog import newest
-from outlast.checkpoint.destinations import FillTargets, fresh, pieces, pieces_at
 from outlast.checkpoint.inventory import Inventory, check_parts
 from outlast.checkpoint.manifest import (
     BLOCK_BYTES,
     MANIFEST,
+    Chunk,
     FileEntry,
-    Manifest,
     Place,
     SaveName,
     SmallState,
@@ -57,8 +68,18 @@ from outlast.checkpoint.manifest import (
     state_file,
     without_owner,
 )
-from outlast.checkpoint.spreads import Box
-from outlast.checkpoint.tensors import DTYPES, Parts, local_chunks, put_together
+from outlast.checkpoint.spreads import Box, common
+from outlast.checkpoint.tensors import (
+    DTYPES,
+    FillTargets,
+    Parts,
+    fresh,
+    is_deferred,
+    local_chunks,
+    put_together,
+    raw,
+    span,
+)
 from outlast.checkpoint.transfer import (
     FileCopies,
     ReadRange,
@@ -69,7 +90,16 @@ from outlast.checkpoint.transfer import (
     look,
     read,
 )
-from outlast.checkpoint.tree import DTYPE_OF, KIND, decode, replace, tensor_names, unflatten
+from outlast.checkpoint.tree import (
+    DTYPE_OF,
+    MergedState,
+    add_to,
+    decode,
+    not_understood,
+    replace,
+    tensor_names,
+    without_dtypes,
+)
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Storage
 
@@ -265,7 +295,7 @@ class Checkpoint:
         except CheckpointInvalid:
             raise
         except (ValueError, KeyError, TypeError) as error:
-            raise _not_understood(self.manifest.step, error) from None
+            raise not_understood(self.manifest.step, error) from None
         return merged
 
     def locate(self, state: MergedState, wanted: Mapping[str, Sequence[Box]], rank: int) -> None:
@@ -524,7 +554,7 @@ class Checkpoint:
                 merged.stored[name] = stored
             return plain
 
-        _add(merged.data, small.data, take)
+        add_to(merged.data, small.data, take)
 
     def _leaf(self, leaf: Any, small: SmallState) -> Leaf:
         stored = _stored_name(leaf["name"], small)
@@ -576,127 +606,165 @@ def _batches(entries: Iterable[TensorEntry]) -> Iterator[list[TensorEntry]]:
         yield batch
 
 
-def load(
-    where: Storage | Sequence[Place],
-    which: int | SaveName,
-    *,
-    rank: int = 0,
-    everything: bool = True,
-) -> Checkpoint:
-    """Open a save and read all tensors of one rank's state.
+# --- where the bytes lie, and where they go -------------------------------------------------------
+
+SHORT_BYTES: Final = 64 << 10  # below this a call for each run costs more than a second copy
+STAGE_BYTES: Final = BLOCK_BYTES
+
+Extents = tuple[int, ...]
+
+
+def pieces(entry: TensorEntry, target: torch.Tensor) -> Iterator[tuple[str, ReadRange]]:
+    """What to read of which file so that ``target`` holds the tensor that was saved.
 
     Args:
-        where: the places it may lie in, or one storage.
-        which: which save; of a step the newest that can be opened.
-        rank: whose state; beyond the ranks that saved, they are taken in turn.
-        everything: verify all other files too.
+        entry: its shape, dtype and chunks.
+        target: a tensor of that shape: plain, or a DTensor, whose local part is filled. With
+            another dtype the values are cast. Whoever reads must keep it until all is read.
 
     Raises:
-        CheckpointInvalid: a file is right in no place; names it.
-        OSError: a place failed in another way.
+        ConfigError: ``target`` is spread in a way that cannot be read into.
     """
-    checkpoint = open_checkpoint(where, which, rank=rank)
-    wanted = {leaf.name: fresh(leaf.shape, leaf.dtype) for leaf in checkpoint.leaves()}
-    checkpoint.read(wanted.items(), share=(0, 1) if everything else None)
-    return checkpoint
+    for offsets, _, view in local_chunks(target):
+        yield from pieces_at(entry, offsets, view)
 
 
-def verify(
-    where: Storage | Sequence[Place],
-    which: int | SaveName,
-    progress: Callable[[int, int], None] | None = None,
-) -> Manifest:
-    """Verify every byte of a save; ``progress`` is told (bytes done, bytes in all).
+def pieces_at(
+    entry: TensorEntry, offsets: Extents, target: torch.Tensor
+) -> Iterator[tuple[str, ReadRange]]:
+    """As ``pieces``, where ``target`` is a plain tensor, for the tensor's box at ``offsets``."""
+    for chunk in entry.chunks:
+        low, extent = common((chunk.offsets, chunk.shape), (offsets, tuple(target.shape)))
+        if not math.prod(extent):
+            continue
+        region = target
+        for axis, (start, length) in enumerate(zip(low, extent, strict=True)):
+            region = region.narrow(axis, start - offsets[axis], length)
+        inner = tuple(a - b for a, b in zip(low, chunk.offsets, strict=True))
+        for piece in _pieces_of(chunk, inner, DTYPES[entry.dtype], region):
+            yield chunk.file, piece
 
-    Raises:
-        CheckpointInvalid: names the first file that does not verify.
-        OSError: a place failed in another way.
+
+def _pieces_of(
+    chunk: Chunk, offsets: Extents, dtype: torch.dtype, region: torch.Tensor
+) -> Iterator[ReadRange]:
+    """What to read of a chunk so that ``region`` holds the chunk's box at ``offsets``."""
+    item, extent, strides = dtype.itemsize, tuple(region.shape), _strides(chunk.shape)
+    start = chunk.start + _distance(offsets, strides) * item
+    axis, run = _run(extent, chunk.shape, region)
+    outer = extent[:axis]
+    is_here = region.device.type == "cpu" and region.dtype == dtype
+    direct = is_here and run > 0 and not is_deferred(region)
+    if direct and (math.prod(outer) == 1 or run * item >= SHORT_BYTES):
+        for index in itertools.product(*(range(length) for length in outer)):
+            here = start + _distance(index, strides) * item
+            there = _distance(index, region.stride()) * item
+            yield ReadRange(here, here + run * item, region.data_ptr() + there)
+        return
+    stream = devices.stream_for(region)  # of whoever asks: behind what made the tensor
+    for begin, target in _cut(region, strides, item):
+        here, size = start + begin * item, span(target.shape, strides) * item
+        yield ReadRange(here, here + size, 0, OverlapStage(size, dtype, strides, target, stream))
+
+
+def _distance(index: Sequence[int], strides: Sequence[int]) -> int:
+    """From a tensor's first element to the one at ``index``, in elements."""
+    return sum(i * s for i, s in zip(index, strides, strict=False))
+
+
+def _cut(region: torch.Tensor, strides: Extents, item: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Cut a box into parts of about ``STAGE_BYTES``, along the axes that vary slowest.
+
+    Args:
+        region: the memory it goes to.
+        strides: of the chunk that it is a box of, in elements.
+        item: bytes of an element of the chunk.
+
+    Yields:
+        How many elements behind the first one of the box the part begins in the chunk, and its own
+        part of the memory.
     """
-    checkpoint = open_checkpoint(where, which)
-    total = checkpoint.inventory.num_bytes
-    done = 0
-
-    def more(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        if progress is not None:
-            progress(done, total)
-
-    more(checkpoint.inventory.file(state_file(0)).size)
-    checkpoint.read((), share=(0, 1), progress=more)
-    return checkpoint.manifest
+    axis = next((axis for axis, extent in enumerate(region.shape) if extent > 1), None)
+    if axis is None or span(region.shape, strides) * item <= STAGE_BYTES:
+        yield 0, region
+        return
+    rows = max(1, STAGE_BYTES // (strides[axis] * item))
+    for row in range(0, region.shape[axis], rows):
+        part = region.narrow(axis, row, min(rows, region.shape[axis] - row))
+        for begin, target in [(0, part)] if rows > 1 else _cut(part, strides, item):
+            yield row * strides[axis] + begin, target
 
 
-# --- several ranks' small states as one ----------------------------------------------------------
+def _strides(shape: Extents) -> Extents:
+    """Strides of a contiguous tensor, in elements."""
+    strides = [1]
+    for extent in reversed(shape[1:]):
+        strides.append(strides[-1] * max(extent, 1))
+    return tuple(reversed(strides))[: len(shape)]
 
 
-class MergedState(NamedTuple):
-    """Several ranks' small states as one.
+def _run(extent: Extents, saved: Extents, region: torch.Tensor) -> tuple[int, int]:
+    """Elements that follow each other in the chunk and in memory, and the axis they start at."""
+    run, axis = 1, len(extent)
+    while axis:
+        axis -= 1
+        if extent[axis] > 1 and region.stride(axis) != run:
+            return axis + 1, run if axis + 1 < len(extent) else 0
+        run *= extent[axis]
+        if extent[axis] != saved[axis]:
+            break  # the next row of the chunk begins further on
+    return axis, run
 
-    Attributes:
-        step: the checkpoint's step.
-        data: key → data in which tensors are named; none of them tells a dtype of its own.
-        entries: name of a tensor in ``data`` → its dtype and shape, and where its bytes are as far
-            as that is known (see ``Checkpoint.locate``).
-        stored: name → the name that the tensor has in the checkpoint.
-        dtypes: name → the dtype it had, where it was stored in a narrower one.
+
+class OverlapStage:
+    """Memory on the side for a box, made when its first bytes come, gone after its last.
+
+    Args:
+        num_bytes: from the first byte of the box in its chunk to its last.
+        dtype: the chunk's.
+        strides: the chunk's, in elements.
+        target: the memory that the box goes to.
+        stream: of the GPU that ``target`` is on.
     """
 
-    step: int
-    data: dict[str, Any]
-    entries: dict[str, TensorEntry]
-    stored: dict[str, str]
-    dtypes: dict[str, torch.dtype]
+    def __init__(
+        self,
+        num_bytes: int,
+        dtype: torch.dtype,
+        strides: Extents,
+        target: torch.Tensor,
+        stream: Any,
+    ) -> None:
+        self._num_bytes = self._left = num_bytes
+        self._dtype = dtype
+        self._strides = strides
+        self._target = target
+        self._stream = stream
+        self._memory: torch.Tensor | None = None
+        self._lock = threading.Lock()
 
-    def build(self, make: Callable[[str, TensorEntry], torch.Tensor]) -> dict[str, Any]:
-        """The states themselves, each tensor made by ``make(name, entry)``.
+    def address(self) -> int:
+        """Where the bytes go."""
+        with self._lock:
+            if self._memory is None:
+                self._memory = torch.empty(self._num_bytes, dtype=torch.uint8)
+            return int(self._memory.data_ptr())
 
-        Raises:
-            CheckpointInvalid: ``data`` is not what ``tree.flatten`` writes.
-        """
-        tensors = {name: make(name, entry) for name, entry in self.entries.items()}
-        try:
-            return {key: unflatten(value, tensors, _inner) for key, value in self.data.items()}
-        except (ValueError, KeyError, TypeError) as error:
-            raise _not_understood(self.step, error) from None
+    def arrived(self, num_bytes: int) -> None:
+        """So many more bytes are there; after the last they are brought on."""
+        with self._lock:
+            self._left -= num_bytes
+            if self._left:
+                return
+            memory, self._memory = self._memory, None
+        if memory is not None:
+            self._bring(memory.view(self._dtype).as_strided(self._target.shape, self._strides))
 
-    def dtype(self, name: str) -> torch.dtype:
-        """The dtype that the tensor ``name`` had when it was saved."""
-        return self.dtypes.get(name, DTYPES[self.entries[name].dtype])
-
-
-def _inner(parts: Parts) -> dict[str, Any]:
-    """A tensor of a subclass, for whoever does not have its class: the tensors inside of it."""
-    inner = parts.inner.items()
-    return {name: _inner(one) if isinstance(one, Parts) else one for name, one in inner}
-
-
-def _not_understood(step: int, error: Exception) -> CheckpointInvalid:
-    return CheckpointInvalid(step, f"a small state is not understood: {error!r}")
-
-
-def without_dtypes(data: Any, found: dict[str, torch.dtype]) -> Any:
-    """``data`` as if each tensor had been stored in the dtype it had; those go to ``found``."""
-    if isinstance(data, list):
-        return [without_dtypes(value, found) for value in data]
-    if not isinstance(data, dict):
-        return data
-    if data.get(KIND) == "tensor" and "dtype" in data:
-        dtype = getattr(torch, str(data["dtype"]), None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{data['dtype']!r} is not a dtype")
-        found[str(data["name"])] = dtype
-        return {key: value for key, value in data.items() if key != "dtype"}
-    return {key: without_dtypes(value, found) for key, value in data.items()}
-
-
-def _add(base: dict[str, Any], more: dict[str, Any], take: Callable[[Any], Any]) -> None:
-    """Add to ``base`` what only ``more`` has; what both have stays as it is in ``base``."""
-    for key, value in more.items():
-        if key not in base:
-            base[key] = take(value)
-        elif isinstance(value, dict) and isinstance(base[key], dict) and KIND not in value:
-            _add(base[key], value, take)
-        elif key == "param_groups" and isinstance(value, list) and len(value) == len(base[key]):
-            for ours, theirs in zip(base[key], value, strict=True):
-                ours["params"] += [name for name in theirs["params"] if name not in ours["params"]]
+    def _bring(self, source: torch.Tensor) -> None:
+        """Copy to the target, in this thread alone if that is in this memory."""
+        target = self._target
+        with torch.no_grad(), devices.on(self._stream):
+            if target.device.type != "cpu" or target.dtype != source.dtype or is_deferred(target):
+                target.copy_(source)
+            else:
+                np.copyto(array_of(raw(target)), array_of(raw(source)))

@@ -39,13 +39,13 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 
 from outlast.checkpoint.spreads import WHOLE, Box, Spread, boxes_at, spread_over
-from outlast.errors import ConfigError
+from outlast.errors import ConfigError, StateMismatch
 
 # --- bytes in a file ------------------------------------------------------------------------------
 
@@ -390,6 +390,61 @@ def _otherwise(tensor: Any, local: torch.Tensor) -> ConfigError:
         f"worker holds a piece of shape {tuple(local.shape)} of it, which is not the piece that "
         "torch names; make its size divisible by the number of workers along each axis"
     )
+
+
+# --- to be filled ---------------------------------------------------------------------------------
+
+
+class FillTargets:
+    """Tensors that are to be filled: those whose elements share memory first as whole ones.
+
+    Args:
+        wanted: name and tensor of each.
+
+    Attributes:
+        targets: the same, with new memory in place of such a tensor.
+    """
+
+    def __init__(self, wanted: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.targets: list[tuple[str, torch.Tensor]] = []
+        self._apart: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        for name, tensor in wanted:
+            whole = tensor
+            if overlaps(local_of(tensor)):
+                whole = fresh(tensor.shape, tensor.dtype, tensor)
+                self._apart.append((name, whole, tensor))
+            self.targets.append((name, whole))
+
+    def lay(self, where: str) -> None:
+        """All are filled, from ``where``: bring what was set apart to where it belongs.
+
+        Raises:
+            StateMismatch: elements that share memory were saved with several values.
+        """
+        for name, whole, tensor in self._apart:
+            if not lay(local_of(whole), local_of(tensor)):
+                raise StateMismatch(
+                    f"{name} has several values in {where} where its elements share memory now (by "
+                    "expand or as_strided); build it as it was"
+                )
+
+
+def fresh(
+    shape: Sequence[int], dtype: torch.dtype, like: torch.Tensor | None = None
+) -> torch.Tensor:
+    """New memory for a tensor, aligned as torch aligns.
+
+    Args:
+        shape: of the whole tensor.
+        dtype: its dtype.
+        like: a DTensor of this shape: the new tensor is spread as it is, and this process gets
+            memory for its own part.
+    """
+    if like is None or not is_spread(like):
+        return torch.empty(tuple(shape), dtype=dtype)
+    spread: Any = like
+    local = spread.to_local()
+    return spread_as(like, torch.empty(local.shape, dtype=dtype, device=local.device))
 
 
 # --- subclasses -----------------------------------------------------------------------------------

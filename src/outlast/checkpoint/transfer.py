@@ -54,7 +54,7 @@ from outlast.checkpoint.manifest import (
 )
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Reader, Storage
-from outlast.storage.direct import address_of
+from outlast.storage.directory import address_of
 
 # --- one file in all its places -------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ A training state has the same structure each time, and at a step boundary every 
 loop's. So a ``Flattener`` remembers dicts that hold nothing but tensors: while their keys stay the
 same, their data does too, and only the tensors are collected. Everything else is flattened anew.
 The kinds of the tensors are looked at when they are planned (``plan.structure``).
+
+Whoever wants the states of all ranks as one puts their small states together (``MergedState``).
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import base64
 import collections
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
+from outlast.checkpoint.manifest import TensorEntry
 from outlast.checkpoint.tensors import (
+    DTYPES,
     PLAIN,
     Described,
     Parts,
@@ -31,7 +35,7 @@ from outlast.checkpoint.tensors import (
     take_apart,
     why_not,
 )
-from outlast.errors import ConfigError
+from outlast.errors import CheckpointInvalid, ConfigError
 
 # --- any state ------------------------------------------------------------------------------------
 
@@ -355,6 +359,21 @@ _DECODERS: Final[dict[str, Decode]] = {
 }
 
 
+def without_dtypes(data: Any, found: dict[str, torch.dtype]) -> Any:
+    """``data`` as if each tensor had been stored in the dtype it had; those go to ``found``."""
+    if isinstance(data, list):
+        return [without_dtypes(value, found) for value in data]
+    if not isinstance(data, dict):
+        return data
+    if data.get(KIND) == "tensor" and "dtype" in data:
+        dtype = getattr(torch, str(data["dtype"]), None)
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{data['dtype']!r} is not a dtype")
+        found[str(data["name"])] = dtype
+        return {key: value for key, value in data.items() if key != "dtype"}
+    return {key: without_dtypes(value, found) for key, value in data.items()}
+
+
 # --- a state of the same structure as last time ---------------------------------------------------
 
 Tensors = dict[str, torch.Tensor]
@@ -480,3 +499,64 @@ def _names(data: Json) -> list[str]:
     """Names of the tensors in an encoded dict of tensors, in order."""
     leaves = [leaf for _, leaf in data["pairs"]] if KIND in data else list(data.values())
     return [leaf["name"] for leaf in leaves]
+
+
+# --- several ranks' small states as one -----------------------------------------------------------
+
+
+class MergedState(NamedTuple):
+    """Several ranks' small states as one.
+
+    Attributes:
+        step: the checkpoint's step.
+        data: key → data in which tensors are named; none of them tells a dtype of its own.
+        entries: name of a tensor in ``data`` → its dtype and shape, and where its bytes are as far
+            as that is known (see ``Checkpoint.locate``).
+        stored: name → the name that the tensor has in the checkpoint.
+        dtypes: name → the dtype it had, where it was stored in a narrower one.
+    """
+
+    step: int
+    data: dict[str, Any]
+    entries: dict[str, TensorEntry]
+    stored: dict[str, str]
+    dtypes: dict[str, torch.dtype]
+
+    def build(self, make: Callable[[str, TensorEntry], torch.Tensor]) -> dict[str, Any]:
+        """The states themselves, each tensor made by ``make(name, entry)``.
+
+        Raises:
+            CheckpointInvalid: ``data`` is not what ``tree.flatten`` writes.
+        """
+        tensors = {name: make(name, entry) for name, entry in self.entries.items()}
+        try:
+            return {key: unflatten(value, tensors, _inner) for key, value in self.data.items()}
+        except (ValueError, KeyError, TypeError) as error:
+            raise not_understood(self.step, error) from None
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype that the tensor ``name`` had when it was saved."""
+        return self.dtypes.get(name, DTYPES[self.entries[name].dtype])
+
+
+def _inner(parts: Parts) -> dict[str, Any]:
+    """A tensor of a subclass, for whoever does not have its class: the tensors inside of it."""
+    inner = parts.inner.items()
+    return {name: _inner(one) if isinstance(one, Parts) else one for name, one in inner}
+
+
+def not_understood(step: int, error: Exception) -> CheckpointInvalid:
+    """What to raise where a small state is not what ``flatten`` writes."""
+    return CheckpointInvalid(step, f"a small state is not understood: {error!r}")
+
+
+def add_to(base: dict[str, Any], more: dict[str, Any], take: Callable[[Any], Any]) -> None:
+    """Add to ``base`` what only ``more`` has; what both have stays as it is in ``base``."""
+    for key, value in more.items():
+        if key not in base:
+            base[key] = take(value)
+        elif isinstance(value, dict) and isinstance(base[key], dict) and KIND not in value:
+            add_to(base[key], value, take)
+        elif key == "param_groups" and isinstance(value, list) and len(value) == len(base[key]):
+            for ours, theirs in zip(base[key], value, strict=True):
+                ours["params"] += [name for name in theirs["params"] if name not in ours["params"]]

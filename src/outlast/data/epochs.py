@@ -4,9 +4,8 @@ Guarantees: an epoch's start (its random-number states, ``set_epoch``) happens i
 that hands out its first batch, as it does in ``for epoch: for batch in loader``; the position
 always tells the batches handed out, never what was loaded ahead.
 
-How far a resume is with what it goes through again, where that takes more than two seconds.
-
-On a terminal one line that moves and goes; elsewhere a line now and then.
+``going_through`` shows how far a resume is with what it goes through again, where that takes more
+than two seconds: on a terminal one line that moves and goes; elsewhere a line now and then.
 """
 
 from __future__ import annotations

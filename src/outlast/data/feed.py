@@ -9,8 +9,7 @@ are exact at any number of workers; "stateful" is as good as the loader's own ``
 "stock" is exact at the same number of workers (``replay.py``); "iterable" is loaded again up to the
 position, and exact as far as what it yields depends on the random numbers at the epoch's start.
 
-Batches that a rollback has left out are passed over, on every worker at the same place.
-
+Batches that a rollback has left out are skipped, on every worker at the same place (``Skipping``).
 Batches are counted, not steps: a step that was undone comes again with another batch. They are
 passed over when the batch behind them is asked for, so a position that is saved stands before them,
 and whoever goes on from it passes them over again.
@@ -22,11 +21,10 @@ is bit for bit that on data without them.
 What can go wrong: another number of samples in a batch than when it was counted makes it another
 batch: do not change it before the rollback is behind.
 
-At a resume a worker goes on with its share of the positions that other workers saved.
-
-Guarantees: whatever the number of workers was and is, each worker's record of samples is carried on
-by one worker, and each lane of a stream is known to the worker that has it now. With the same
-number of workers nothing but a worker's own part is read.
+At a resume a worker goes on with its share of the positions that other workers saved
+(``take_over``). Guarantees: whatever the number of workers was and is, each worker's record of
+samples is carried on by one worker, and each lane of a stream is known to the worker that has it
+now. With the same number of workers nothing but a worker's own part is read.
 """
 
 from __future__ import annotations

@@ -11,26 +11,26 @@ paths has one state. Looking takes milliseconds: at most ``OBJECTS_MAX`` objects
 
 What can go wrong: a generator behind more than ``DEPTH_MAX`` references, in the 257th item of a
 list, in C code, or made after the loop began is not seen. A copy inside of a loader process is
-another object: whether such copies are drawn from is seen by ``inside.py``.
+another object: whether such copies are drawn from is seen by ``GeneratorWatch``.
 
 Rejected: looking through all objects that the garbage collector knows (no stable names, and those
 of libraries among them); hooks in NumPy (its generators are C types).
 
-Which iterators of torch DataLoaders a script made, and from which random numbers.
-
-``enumerate(loader)`` makes the loader's iterator before ``steps`` is called, and a generator
-function makes another one in each of its passes. The order of samples follows from the random
-numbers at that moment, so they are noted for each iterator that is made while a session is open.
+``IteratorOrigin`` notes which iterators of torch DataLoaders a script made, and from which random
+numbers. ``enumerate(loader)`` makes the loader's iterator before ``steps`` is called, and a
+generator function makes another one in each of its passes. The order of samples follows from the
+random numbers at that moment, so they are noted for each iterator that is made while a session is
+open.
 
 Guarantees: noting draws nothing; an iterator that nobody holds is forgotten. Only DataLoader's
 own iterators: what else a script goes through outside of ``steps`` is not seen.
 
-Whether random numbers are drawn inside a loader's processes, where they cannot be kept.
-
-A map-style data set in loader processes draws from streams of theirs, and from copies of the
-generators that it holds. A resume in the midst of an epoch starts new processes, whose streams
-begin anew. Batches are not touched to see it: a collate function around the script's own compares
-the states after each batch, in the process, and sets a mark in memory that all of them share.
+``GeneratorWatch`` sees whether random numbers are drawn inside a loader's processes, where they
+cannot be kept. A map-style data set in loader processes draws from streams of theirs, and from
+copies of the generators that it holds. A resume in the midst of an epoch starts new processes,
+whose streams begin anew. Batches are not touched to see it: a collate function around the script's
+own compares the states after each batch, in the process, and sets a mark in memory that all of them
+share.
 
 What can go wrong: what a data set draws without handing out a batch afterwards is not seen.
 """

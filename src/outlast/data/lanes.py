@@ -33,9 +33,9 @@ import msgspec
 import numpy as np
 import torch
 
-from outlast.data.fingerprint import fingerprint
 from outlast.data.order import mix64, permute, sample_seed
 from outlast.data.random_state import seed_all
+from outlast.data.trail import fingerprint
 from outlast.errors import ConfigError, ShardError
 
 EMPTY_PASSES_MAX: Final = 100

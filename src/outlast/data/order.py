@@ -13,11 +13,10 @@ the size, so the mean number of walks is below four.
 Rejected: ``torch.randperm`` per epoch (memory and time grow with the data set, and its values
 are not promised across versions of torch).
 
-A global batch cut into a fixed number of shards, and the part of it that one worker holds.
-
-Guarantees: which samples a shard has depends on nothing but the batch; which shards a worker holds
-depends on nothing but the number of shards and of workers. Each shard is collated by itself: its
-padding and its shape are the same wherever it is computed.
+``Shards`` is a global batch cut into a fixed number of shards, and the part of it that one worker
+holds. Guarantees: which samples a shard has depends on nothing but the batch; which shards a worker
+holds depends on nothing but the number of shards and of workers. Each shard is collated by itself:
+its padding and its shape are the same wherever it is computed.
 
 Rejected: cutting up the batch that a worker was given (a collated batch has been padded to what is
 in it, and random numbers of ``collate_fn`` belong to all of it).

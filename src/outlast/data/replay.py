@@ -11,7 +11,8 @@ What can go wrong, and is exact with ``outlast.data.Loader``: random numbers dra
 inside loader processes (``num_workers > 0``); a sampler that draws index by index from a stream
 that the loop's body or loading ahead draws from too; ``in_order=False``; another number of workers,
 which is refused. The first two are said at the resume: the first is seen where it happens
-(``inside.py``), for the second a word for all indices of the epoch so far is kept and compared.
+(``GeneratorWatch``), for the second a word for all indices of the epoch so far is kept and
+compared.
 
 Rejected: saving the list of indices (as large as the data set, in every checkpoint).
 
@@ -47,9 +48,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from outlast.data import generators, random_state, shield
 from outlast.data.epochs import ReplayFeed, check_kind, check_sizes, check_world_size, going_through
-from outlast.data.fingerprint import chained
 from outlast.data.generators import GeneratorWatch, Held, same
 from outlast.data.random_state import preserved
+from outlast.data.trail import chained
 
 
 def is_stock(loader: Any) -> bool:

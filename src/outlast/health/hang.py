@@ -50,8 +50,15 @@ from outlast.health.watched import (
     Watched,
     WatchedWorker,
 )
-from outlast.policy.blame import STOPPED_S, Frame, RankLook
-from outlast.policy.hang import FRESH_STEPS, Activity, HangLimits, HangSettings
+from outlast.policy.hang import (
+    FRESH_STEPS,
+    STOPPED_S,
+    Activity,
+    Frame,
+    HangLimits,
+    HangSettings,
+    RankLook,
+)
 
 SPY_S: Final = 1.5
 ANSWER_S: Final = 0.5

@@ -41,8 +41,7 @@ import msgspec
 
 from outlast import ipc
 from outlast.attempt.beat import BeatReader, Timing
-from outlast.policy.blame import RankLook
-from outlast.policy.hang import HangSettings
+from outlast.policy.hang import HangSettings, RankLook
 
 MAX_BYTES: Final = 1 << 20  # as they come; the kernel takes some 400 KiB at once
 PACK_BYTES: Final = 1 << 14  # from here on they are packed: stacks of many ranks are much alike

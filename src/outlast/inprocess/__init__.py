@@ -1,11 +1,9 @@
 """Where other workers are lost and this process goes on.
 
-``survivor``    the line to the agent
-``interrupted`` the step in the making comes to nothing
-``living``      the state at the newest step's end, where it lies
-``keeping``     what is done for that at each step, and what a rank alone knows, as bytes
-``regain``      who has the state gives it to who has not
-``parting``     a machine that leaves hands over what it alone knows
+``survivor``     the line to the agent
+``interrupted``  the step in the making comes to nothing
+``living``       the state at the newest step's end: what is done for it at each step
+``handover``     state changes hands: before workers leave together, and after a loss
 
 The way from an attempt into the next one, which puts these together, is the session's
 (:mod:`outlast.training.passage`).

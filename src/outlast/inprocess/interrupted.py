@@ -18,10 +18,9 @@ a pass.
 What can go wrong: an optimizer that is none of torch's kind, or whose step is compiled as a whole:
 the weights are seen to have changed, and are taken from another worker.
 
-The script's own collectives within a step: where a loss has one fail, the step is void.
-
-A mean loss, a norm over all workers, a barrier: of a collective that has no end because the attempt
-is over the script is not to hear. It gets what this rank alone can give (what is changed in place
+The script's own collectives within a step (``StepCollectives``): a mean loss, a norm over all
+workers, a barrier. Of one that has no end because the attempt is over the script does not hear. It
+gets what this rank alone can give (what is changed in place
 stays as it lies; what is gathered is its own part, as often as there are ranks), the step is void,
 and the loop's body goes on to its end. From then on nothing more is sent in that body.
 
@@ -37,8 +36,7 @@ not be made again, so its error is the script's, and a process that holds such a
 attempt ends starts anew. The same goes for what is sent by threads of the script's own, by
 point-to-point messages, and within compiled code.
 
-What a script's step has in it that costs steps at a loss, seen in its first steps and said once.
-
+``Doubts`` sees in the first steps of a script what costs steps at a loss, and says it once.
 Survivors go on from the newest step's end because an interrupted step changes no weights. That does
 not hold for weights that the script changes itself, outside of an optimizer's step, and for a
 collective behind that step. Both are the script's right; whoever trusts in ``no step is lost`` is
@@ -73,7 +71,7 @@ from outlast.checkpoint.attributes import parameters_of
 from outlast.errors import NotInProcess
 from outlast.inprocess.survivor import is_main_thread
 from outlast.reduce import losses
-from outlast.script.states import FULLGRAPH, Hook
+from outlast.script.objects import FULLGRAPH, Hook
 
 IN_PLACE: Final = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier", "monitored_barrier"),

@@ -2,4 +2,9 @@
 
 Each puts a framework's loop on ``training/driven.py`` and gives it back what it counts. None of
 them is imported by Outlast itself, so none of the frameworks has to be installed.
+
+``transformers``         Transformers' Trainer: the callback, and the Trainer's loop under it
+``trainer_run``          one call of its ``train()``: session, batches, what the Trainer counts
+``trainer_checkpoints``  checkpoints that it has written itself: which are whole
+``lightning``            Lightning's Trainer
 """

@@ -1,8 +1,8 @@
-"""Lightning's ``Trainer``: ``callbacks=[OutlastCallback()]`` is all that a script needs.
+"""Lightning's ``Trainer``: ``callbacks=[LightningCallback()]`` is all that a script needs.
 
-    from outlast.integrations.lightning import OutlastCallback
+    from outlast.integrations.lightning import LightningCallback
 
-    trainer = Trainer(max_epochs=3, callbacks=[OutlastCallback()])
+    trainer = Trainer(max_epochs=3, callbacks=[LightningCallback()])
     trainer.fit(module, train_dataloaders=loader)
 
 The Trainer's loops stay its own. The training dataloader is put on Outlast's feed, and each of its
@@ -39,7 +39,7 @@ _call: Any = importlib.import_module(f"{_NAME}.trainer.call")
 _fetchers: Any = importlib.import_module(f"{_NAME}.loops.fetchers")
 
 
-class OutlastCallback(_pl.Callback):  # type: ignore[misc]
+class LightningCallback(_pl.Callback):  # type: ignore[misc]
     """Keeps a Trainer's run going.
 
     Args:
@@ -98,27 +98,28 @@ class OutlastCallback(_pl.Callback):  # type: ignore[misc]
         self.session = self._stack.enter_context(session)
         self._driven = Driven(session, loaders[0], self.counts())
         self._driven.begin()
-        return [_Batches(loaders[0], self._driven, trainer)]
+        return [_FitBatches(loaders[0], self._driven, trainer)]
 
-    def counts(self) -> _Counts:
+    def counts(self) -> _LoopCounts:
         """What the Trainer counts itself."""
-        return _Counts(self._trainer)
+        return _LoopCounts(self._trainer)
 
     def _refuse(self, loaders: list[Any]) -> None:
         trainer = self._trainer
         if len(loaders) != 1:
             raise ConfigError(
-                f"OutlastCallback keeps the place in one training dataloader, not in {len(loaders)}"
+                "LightningCallback keeps the place in one training dataloader, not in "
+                f"{len(loaders)}"
             )
         if self._driven is not None or trainer.reload_dataloaders_every_n_epochs:
             raise ConfigError(
-                "OutlastCallback cannot keep the place in dataloaders that are made anew in epochs "
-                "(reload_dataloaders_every_n_epochs)"
+                "LightningCallback cannot keep the place in dataloaders that are made anew in "
+                "epochs (reload_dataloaders_every_n_epochs)"
             )
         fetcher = _fetchers._DataLoaderIterDataFetcher
         if isinstance(_pl_fetcher(trainer), fetcher):
             raise ConfigError(
-                "OutlastCallback cannot tell where a step ends that takes its batches itself: "
+                "LightningCallback cannot tell where a step ends that takes its batches itself: "
                 "give training_step a batch in place of dataloader_iter"
             )
 
@@ -129,7 +130,7 @@ def _pl_fetcher(trainer: Any) -> Any:
     return made._select_data_fetcher(trainer, stages.RunningStage.TRAINING)
 
 
-class _Counts:
+class _LoopCounts:
     """Of the loops, the callbacks, the datamodule and the module; each rank has its own."""
 
     def __init__(self, trainer: Any) -> None:
@@ -164,7 +165,7 @@ class _Counts:
         _call._call_lightning_module_hook(trainer, "on_load_checkpoint", more)
 
 
-class _Batches:
+class _FitBatches:
     """What the Trainer iterates in place of its dataloader, once for each epoch."""
 
     def __init__(self, loader: Any, driven: Driven, trainer: Any) -> None:
@@ -194,7 +195,7 @@ class _Batches:
 class _FitLoop:
     """In front of the Trainer's fit loop."""
 
-    outlast_callback: OutlastCallback
+    outlast_callback: LightningCallback
 
     def _load_combined_loader_states(self) -> None:
         kept: Any = super()

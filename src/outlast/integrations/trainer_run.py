@@ -60,7 +60,7 @@ class TrainerRun:
         self.first = (0, 0)
         self.is_in_loop = False
 
-    def open(self, loader: Any) -> Batches:
+    def open(self, loader: Any) -> TrainerBatches:
         """Open the session over what the Trainer has made; what it is to iterate."""
         trainer = self._trainer
         objects = {"model": trainer.model, "scheduler": trainer.lr_scheduler}
@@ -79,7 +79,7 @@ class TrainerRun:
             is_over = self._driven.is_over or trainer.state.global_step >= self.references[0]
             self.first = (self.references[1], 0) if is_over else self._driven.place
         self._last_step = trainer.state.global_step
-        return Batches(loader, self)
+        return TrainerBatches(loader, self)
 
     def first_epoch(self, asked: int) -> int:
         """The epoch to begin with; ``asked`` where the Trainer decides."""
@@ -153,7 +153,7 @@ class TrainerRun:
             setattr(self._trainer, name, value.to(own.device) if name == "_tr_loss" else value)
 
 
-class Batches:
+class TrainerBatches:
     """What the Trainer iterates in place of its prepared dataloader, once for each epoch.
 
     Args:
@@ -176,7 +176,7 @@ class Batches:
         self._num_skipped = 0 if self._run.session.resumed else num_batches
 
     def set_epoch(self, epoch: int) -> None:
-        """Batches are those of this epoch from here on."""
+        """TrainerBatches are those of this epoch from here on."""
         self._epoch = epoch
         if hasattr(self._loader, "set_epoch"):
             self._loader.set_epoch(epoch)

@@ -37,7 +37,7 @@ from transformers import trainer as trainer_module
 
 from outlast.errors import ConfigError
 from outlast.integrations.trainer_checkpoints import newest_whole
-from outlast.integrations.trainer_run import Batches, TrainerRun
+from outlast.integrations.trainer_run import TrainerBatches, TrainerRun
 from outlast.script import excepthook
 
 _WANTED: Final = (
@@ -73,7 +73,9 @@ class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
         kind = type(trainer)
         with excepthook.one_line_errors():
             _refuse(trainer)
-        trainer.__class__ = type(kind.__name__, (_Driven, kind), {"__module__": kind.__module__})
+        trainer.__class__ = type(
+            kind.__name__, (_DrivenTrainer, kind), {"__module__": kind.__module__}
+        )
         try:
             with contextlib.ExitStack() as stack:
                 self.run = TrainerRun(trainer, stack, self._options)
@@ -105,7 +107,7 @@ class OutlastCallback(transformers.TrainerCallback):  # type: ignore[misc]
             self.run.session.log(loss=logs["loss"])
 
 
-class _Driven:
+class _DrivenTrainer:
     """What is put in front of a Trainer's own class while it is in its loop."""
 
     callback_handler: Any
@@ -123,7 +125,7 @@ class _Driven:
         self._run.references = (max_steps, num_epochs, trial)
         kept: Any = super()
         epochs, batches = kept._init_training_state(max_steps, per_epoch, num_epochs, resume, trial)
-        return _Later(lambda: self._run.first_epoch(epochs)), batches
+        return _LateNumber(lambda: self._run.first_epoch(epochs)), batches
 
     def _prepare_for_training(self, max_steps: int, loader: Any, resume: Any) -> tuple[Any, Any]:
         kept: Any = super()
@@ -155,7 +157,7 @@ class _Driven:
         return kept._finalize_training(trial, num_train_samples, start_time - before_s)
 
 
-class _Later:
+class _LateNumber:
     """A number that is known once the session is open; the Trainer's ``range`` asks for it then."""
 
     def __init__(self, number: Callable[[], int]) -> None:
@@ -204,7 +206,7 @@ def _training(train: Any) -> Any:
 def _skipping(skip: Any) -> Any:
     @functools.wraps(skip)
     def skip_first_batches(loader: Any, num_batches: int = 0) -> Any:
-        if not isinstance(loader, Batches):
+        if not isinstance(loader, TrainerBatches):
             return skip(loader, num_batches)
         loader.skip(num_batches)
         return loader

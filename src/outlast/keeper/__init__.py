@@ -2,32 +2,29 @@
 
 Socket and process:
 
-``wire``       what is said over its socket
-``process``    where its socket lies; finding it, starting it, holding its memory through its death
-``client``     a worker's end of the socket, and tiers read through it
-``server``     the process itself: connections in, orders out
+``wire``          what is said over its socket
+``process``       where its socket lies; found, started, its memory held through its death
+``client``        a worker's end: the connection, made again when it breaks; tiers read through it
+``server``        the process itself: connections in, orders out
 
 Memory:
 
-``memory``     shared memory, the arenas that it holds, its books, and snapshots as a tier
-read
+``memory``        shared memory, the arenas that it holds, its books, and snapshots as a tier
 
 A save:
 
-``saves``      all saves in flight: what workers and other machines say of them
-``flight``     one save: ranks' files on their way to the fastest tier, their parts, their failures
-``persist``    blocks hashed and written as soon as they are full
-``conclude``   from all ranks' parts to the commit, or to any other end
-``fence``      whether an attempt may still commit, and where a snapshot waits until that is known
-``between``    saves of ranks on several machines: the keeper of rank 0 and those of the others
-``copies``     from one tier to the next, retried, pruned
-``arrivals``   what other machines' keepers bring to a slower tier
+``saves``         all saves in flight: what is said of them, and what is left behind
+``flight``        one save: ranks' files on their way to the first tier, parts, failures
+``persist``       blocks hashed and written as soon as they are full
+``conclude``      from all parts to the commit, or another end; the fence before it
+``shared_saves``  saves of ranks on several machines: the keeper of rank 0 and those of the others
+``copies``        from one tier to the next, retried, pruned; what other machines bring there
 
 Copies on other machines:
 
-``protocol``   what keepers say to each other, and the door that they come in by
-``peers``      which machines there are, and their memory as a tier that can be read
-``replicas``   this machine's newest snapshot to theirs, paced; their newest snapshots here
+``protocol``      what keepers say to each other, and the door that they come in by
+``peers``         which machines there are, and their memory as a tier that can be read
+``replicas``      this machine's newest snapshot to theirs, paced; their newest snapshots here
 
 Guarantees: a worker that dies in the middle of a copy leaves every committed snapshot as it was;
 one that dies after it has lost nothing. A keeper that dies is started again and finds the memory

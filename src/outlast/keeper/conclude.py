@@ -1,77 +1,319 @@
-"""How a save ends: committed, refused, held at the gate, or left behind by the next attempt.
+"""How a save ends: committed, refused, or held until it is known whether its attempt may commit.
 
 The commit: all parts become a manifest, which is fence-checked, written and announced. All but what
 takes time is called with the lock of the saves held. A save ends only when nobody writes any of its
 files any more: the next one may be of the same step.
 
+The fence: a machine that is cut off may still hold a whole snapshot, and storage may be all that it
+reaches. By then the others have claimed a new attempt's number there; or, after storage had
+stalled, two halves of the job go on under the same number, and the claim is that of one of them. So
+each attempt comes with the term that formed it (one agent's time as coordinator, a name that nobody
+else has), and a snapshot is committed only when the newest number is claimed by the term of the
+newest attempt that this machine takes part in. A number's claim is never written anew: of two terms
+one at most passes for it. A keeper that takes part in the new attempt still brings to an end what
+the one before has left; its workers wait for that.
+
+The gate asks the fence again and again while the answer is to wait, in one thread. Claims that
+cannot be read, or are not there yet, let nobody pass and refuse nobody; storage that hangs holds up
+that thread alone.
+
 Held: a save that the gate does not let through yet stays in memory, and its files lie where they
 were written, without the manifest that would make them a checkpoint. It is committed as soon as
 the gate says so; training goes on meanwhile. Given up are the older of two that are held, one whose
-workers are gone, and one that its attempt has left behind.
+workers are gone, and one that its attempt has left behind (``saves.Earlier``).
 
-Left behind: when the next attempt asks for its state, most saves of earlier attempts are over in a
-moment. Where a tier hangs they may never be: what has not moved for some seconds is then left. It
-stays in flight, in its place and in its memory, and is committed when the tier answers after all.
-
-Guarantees: a snapshot that is whole in this machine's memory, of all ranks, can be read from there
-some seconds after it was asked for, whatever its tier does. Each save that is left is said, once.
-What can go wrong: a save that only its tier can bring (it went through a ring, or its memory was
-taken) is waited for as long as the caller likes; there is nothing else of it.
-Rejected: giving up what hangs (the tier may have all of it but the last block); waiting as long as
-blocks are written (a slow tier would hold up what memory has).
+Rejected: to let a snapshot pass while storage does not answer (where tiers lie elsewhere than the
+claims, two halves commit); to refuse it (a second's stall costs a checkpoint).
 """
 
 from __future__ import annotations
 
+import enum
 import errno
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Final, NamedTuple
 
 import msgspec
 
 from outlast.checkpoint.inventory import num_bytes as num_bytes_of
 from outlast.checkpoint.manifest import (
     MANIFEST,
-    FileEntry,
     Manifest,
     decode,
     encode,
-    hashed,
     shard_file,
 )
 from outlast.keeper import wire
-from outlast.keeper.fence import Gate
 from outlast.keeper.flight import (
     Committed,
     Files,
     GatheredParts,
     PastSave,
     RankOutcome,
-    RankSide,
     Save,
     SaveTable,
-    in_words,
     merge,
     of_save,
-    part_of,
 )
 from outlast.keeper.memory import Books, KeptSnapshot
 from outlast.keeper.persist import Pool
+from outlast.peer.claims import claimed, claimed_numbers
 from outlast.storage import Storage
 
+# --- the fence ------------------------------------------------------------------------------------
+
+TOLD_S: Final = 3.0  # between a claim and word of the attempt to all its keepers
+TERMS_MAX: Final = 64  # that are remembered
+AGAIN_S: Final = 0.5
+
+
+class FenceVerdict(enum.Enum):
+    """What becomes of a snapshot now."""
+
+    COMMIT = "commit"
+    WAIT = "wait"
+    REFUSE = "refuse"
+
+
+class Judgement(NamedTuple):
+    """A verdict, and why it is not to commit."""
+
+    verdict: FenceVerdict
+    words: str = ""
+
+
+PASSES: Final = Judgement(FenceVerdict.COMMIT)
+
+
+class Fence:
+    """Judges commits.
+
+    Args:
+        storage: where attempts are claimed.
+        told_s: how long word of a newer attempt may take to come here, in seconds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        told_s: float = TOLD_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._storage = storage
+        self._told_s = told_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._terms: dict[int, str] = {}  # of the attempts that this machine took part in
+        self._ours: set[int] = set()  # numbers that were seen to be claimed by them
+        self._newer: tuple[int, float] = (0, 0.0)  # a number we are not part of, and since when
+
+    @property
+    def place(self) -> str:
+        """Where the claims are, for people."""
+        return self._storage.describe()
+
+    def told(self, attempt: int, term: str) -> None:
+        """This machine takes part in ``attempt``, which ``term`` has formed."""
+        with self._lock:
+            self._terms[attempt] = term
+            for old in sorted(self._terms)[:-TERMS_MAX]:
+                del self._terms[old]
+
+    def judge(self, attempt: int) -> Judgement:
+        """Whether a snapshot of ``attempt`` may be committed; takes as long as storage does.
+
+        Raises:
+            OSError: storage cannot be asked.
+        """
+        newest = max(claimed_numbers(self._storage), default=0)
+        with self._lock:
+            told = max(self._terms, default=0)
+        if newest > told and self._is_of_our_agent(newest):
+            told = newest
+        if newest > max(attempt, told):
+            return self._behind(attempt, newest)
+        if attempt > told:
+            return Judgement(
+                FenceVerdict.WAIT, f"nobody has told this keeper who formed attempt {attempt}"
+            )
+        if newest < told:
+            return Judgement(FenceVerdict.WAIT, f"attempt {told} is not claimed yet")
+        for number in sorted({attempt, told}, reverse=True):
+            if not self._is_ours(number, told):
+                return Judgement(
+                    FenceVerdict.REFUSE,
+                    f"attempt {number} was claimed by other machines; what this one held of "
+                    f"attempt {attempt} is not committed",
+                )
+        return PASSES
+
+    def _is_of_our_agent(self, number: int) -> bool:
+        """Whether the agent that runs the job on this machine alone has claimed ``number``.
+
+        It may be gone before it could say so, and nobody else takes part in its attempts.
+        """
+        claim = claimed(self._storage, number)
+        with self._lock:
+            is_ours = claim.is_for_one and claim.term in self._terms.values()
+        if is_ours:
+            self.told(number, claim.term)
+        return is_ours
+
+    def _behind(self, attempt: int, newest: int) -> Judgement:
+        """The job has gone on; word of that may be on its way to us."""
+        now_s = self._clock()
+        with self._lock:
+            if self._newer[0] != newest:
+                self._newer = (newest, now_s)
+            since_s = self._newer[1]
+        if now_s - since_s < self._told_s:
+            return Judgement(FenceVerdict.WAIT, f"attempt {newest} is claimed, perhaps with us")
+        return Judgement(
+            FenceVerdict.REFUSE,
+            f"attempt {newest} has begun without this machine; what it held of attempt {attempt} "
+            "is not committed",
+        )
+
+    def _is_ours(self, number: int, told: int) -> bool:
+        """Whether the term that formed our attempt ``number`` has claimed it.
+
+        Attempts of one term follow each other, so the last one's claim stands for all of them.
+        """
+        with self._lock:
+            term, last = self._terms.get(number, ""), self._terms[told]
+            if number in self._ours or (number < told and term == last and told in self._ours):
+                return True
+        if not term or claimed(self._storage, number).term != term:
+            return False
+        with self._lock:
+            self._ours.add(number)
+            self._ours.intersection_update(self._terms)
+        return True
+
+
+class _Question:
+    """About one snapshot."""
+
+    def __init__(self, attempt: int, then: Callable[[str], None], words: str) -> None:
+        self.attempt = attempt
+        self.then = then
+        self.words = words
+
+
+class Gate:
+    """Asks ``fence`` in a thread of its own.
+
+    Args:
+        fence: judges.
+        again_s: between two questions about what waits, in seconds.
+    """
+
+    def __init__(self, fence: Fence, again_s: float = AGAIN_S) -> None:
+        self._fence = fence
+        self._again_s = again_s
+        self._asked: dict[Hashable, _Question] = {}
+        self._changed = threading.Condition()
+        self._has_news = False
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="outlast-gate", daemon=True)
+        self._thread.start()
+
+    @property
+    def place(self) -> str:
+        """Where the claims are, for people."""
+        return self._fence.place
+
+    def told(self, attempt: int, term: str) -> None:
+        """This machine takes part in ``attempt``, which ``term`` has formed."""
+        self._fence.told(attempt, term)
+        self._wake()
+
+    def ask(self, key: Hashable, attempt: int, then: Callable[[str], None]) -> None:
+        """Whether a snapshot of ``attempt`` may be committed.
+
+        Args:
+            key: what the question is known by.
+            attempt: the snapshot's.
+            then: told once, in the gate's thread: "" or why it must not. It must not wait.
+        """
+        words = f"the attempts' claims in {self.place} are not answered for"
+        with self._changed:
+            self._asked[key] = _Question(attempt, then, words)
+        self._wake()
+
+    def forget(self, key: Hashable) -> str:
+        """Nobody waits for the answer any more; returns why there was none."""
+        with self._changed:
+            question = self._asked.pop(key, None)
+        return question.words if question is not None else ""
+
+    def why(self, key: Hashable) -> str:
+        """Why there is no answer yet, in words."""
+        with self._changed:
+            question = self._asked.get(key)
+        return question.words if question is not None else ""
+
+    def stop(self) -> None:
+        """End the thread, unless storage holds it."""
+        with self._changed:
+            self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._has_news = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                wait_s = self._again_s if self._asked else None
+                self._changed.wait_for(lambda: self._has_news, wait_s)
+                self._has_news = False
+                if self._is_over:
+                    return
+                asked = list(self._asked.items())
+            for key, question in asked:
+                self._look(key, question)
+
+    def _look(self, key: Hashable, question: _Question) -> None:
+        try:
+            judgement = self._fence.judge(question.attempt)
+        except Exception as error:
+            if not isinstance(error, OSError):
+                logger.exception("the claims of attempts")
+            words = f"the attempts' claims in {self.place} cannot be read: {_why(error)}"
+            judgement = Judgement(FenceVerdict.WAIT, words)
+        with self._changed:
+            if self._asked.get(key) is not question:
+                return  # given up meanwhile
+            if judgement.verdict is FenceVerdict.WAIT:
+                question.words = judgement.words
+                return
+            del self._asked[key]
+        try:
+            question.then(judgement.words)
+        except Exception:
+            logger.exception("a save that was judged")  # the others are still to be judged
+
+
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)
+
+
 logger = logging.getLogger(__name__)
+
+# --- the end --------------------------------------------------------------------------------------
 
 PAUSES_S: Final = (0.2, 1.0)  # between tries to put the manifest
 MAX_PAST: Final = 64
 MAX_MANIFESTS: Final = 4  # of the newest of these: other machines may still ask for them
 LATE_S: Final = 5.0  # after which it is put on record that a save is held
 ALONE_S: Final = 30.0  # that one is held whose workers are gone
-QUIET_S: Final = 5.0
-LOOK_S: Final = 0.05
-NUM_HASHERS: Final = 4
 ENDED: Final = "its attempt ended before the commit"
 
 
@@ -441,182 +683,3 @@ def put_manifest(storage: Storage, name: str, data: bytes) -> None:
             time.sleep(pause_s)
         else:
             return
-
-
-class Earlier:
-    """Waits for saves of earlier attempts, and says when it does not any longer.
-
-    Args:
-        saves: all of them; its condition is notified when one has ended.
-        files: knows where a save goes.
-        books: the arenas.
-        conclusions: ends saves, and keeps snapshots.
-        record: puts an event into the ledger.
-        clock: monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        saves: SaveTable,
-        files: Files,
-        books: Books,
-        conclusions: Conclusions,
-        *,
-        record: Callable[..., None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._saves = saves
-        self._files = files
-        self._books = books
-        self._conclusions = conclusions
-        self._record = record
-        self._clock = clock
-        self._untold: list[str] = []
-
-    def wait(self, attempt: int, timeout_s: float, tell: Callable[[str], None] | None) -> None:
-        """Wait until nothing of attempts before ``attempt`` is in flight that may still count.
-
-        Args:
-            attempt: the next one.
-            timeout_s: for what is in no memory.
-            tell: told one line of each save that takes long; None: somebody else will be.
-        """
-        wait = _Wait(self._clock)
-        while True:
-            with self._saves.changed:
-                before = [
-                    one
-                    for one in self._saves.open.values()
-                    if one.attempt < attempt and not one.is_left
-                ]
-                waited_s = wait.waited_s
-                is_over = not before or waited_s >= timeout_s
-                ripe = [] if is_over else [one for one in before if self._is_ripe(one, wait)]
-                if not is_over and not ripe:
-                    self._saves.changed.wait(min(LOOK_S, timeout_s - waited_s))
-                words = list(self._untold) if tell is not None else []
-                del self._untold[: len(words)]
-            if tell is not None:
-                for one in words:
-                    tell(one)
-            if is_over:
-                return
-            for save in ripe:
-                self._leave(save, waited_s)
-
-    def _is_ripe(self, save: Save, wait: _Wait) -> bool:
-        """Whether it is not to be waited for any longer. With the lock held."""
-        is_held = self._conclusions.is_held(save)
-        quiet_s = wait.quiet_s(save, is_held)
-        if is_held:
-            is_ripe = quiet_s >= QUIET_S  # it may wait for ever, and nobody counts on it
-        elif self._is_whole(save):
-            is_ripe = wait.waited_s >= QUIET_S
-        elif save.ended is None and len(save.ranks) == save.world_size:
-            is_ripe = False
-            if wait.waited_s >= QUIET_S and not save.is_waited_for:
-                save.is_waited_for = True
-                self._untold.append(
-                    f"waiting for step {save.step}, which attempt {save.attempt} has left half "
-                    f"written to {self._place(save)}: memory does not have it"
-                )
-        else:
-            is_ripe = quiet_s >= QUIET_S
-        return is_ripe and not save.is_being_left
-
-    def _is_whole(self, save: Save) -> bool:
-        """Whether all of it lies in this machine's memory."""
-        return (
-            save.ended is None
-            and len(save.ranks) == save.world_size
-            and not any(part.error for part in save.parts.values())
-            and all(
-                one.complete_s is not None
-                and not one.ring_bytes
-                and not one.is_overwritten
-                and (not one.layout.size or one.begin.arena in self._books.arenas)
-                for one in save.ranks.values()
-            )
-        )
-
-    def _leave(self, save: Save, waited_s: float) -> None:
-        with self._saves.changed:
-            if save.is_being_left:  # by another worker's question
-                return
-            save.is_being_left = True
-            is_held, is_whole = self._conclusions.is_held(save), self._is_whole(save)
-            if is_held:
-                self._conclusions.let_go([save], ENDED)
-        is_kept = is_whole and not is_held and self._is_kept(save)
-        place = self._place(save)
-        what = f"attempt {save.attempt}'s save of step {save.step}"
-        end = f"for the attempts' claims to let {what} through" if is_held else ""
-        done = "going on from its snapshot in memory" if is_kept else "going on without it"
-        words = f"waited {waited_s:.0f} s {end or f'for {place} to end {what}'}; {done}"
-        with self._saves.changed:
-            self._untold.append(words)
-            save.is_left = True
-            self._saves.changed.notify_all()
-        if not is_held:  # which is put on record by its end
-            self._record(
-                "storage_error",
-                durable=False,
-                attempt=save.attempt,
-                operation="wait",
-                path=place,
-                error=words,
-                step=save.step,
-            )
-
-    def _place(self, save: Save) -> str:
-        _, storage = self._files.target(save)
-        return "memory" if storage is None else storage.describe()
-
-    def _is_kept(self, save: Save) -> bool:
-        try:
-            return self._keep(save)
-        except Exception as error:  # noqa: BLE001 - an older one will do: whoever asks is answered
-            logger.warning("step %d is not read from memory: %s", save.step, in_words(error))
-            return False
-
-    def _keep(self, save: Save) -> bool:
-        """Have its snapshot readable in memory, with hashes of what lies there.
-
-        Not in the writers' threads: they may all hang.
-        """
-        sides = list(save.ranks.items())
-        with ThreadPoolExecutor(NUM_HASHERS, "outlast-hash") as pool:
-            entries = list(pool.map(lambda one: self._hashed(one[1]), sides))
-        parts = {
-            rank: part_of(save, rank, one, hashed(one.small), entry)
-            for (rank, one), entry in zip(sides, entries, strict=True)
-        }
-        return self._conclusions.keep(save, parts)
-
-    def _hashed(self, one: RankSide) -> FileEntry | None:
-        if one.entry is not None or not one.layout.size:
-            return one.entry
-        return hashed(self._books.arenas[one.begin.arena].view[: one.layout.size])
-
-
-class _Wait:
-    """One wait: since when, and since when nothing of a save has moved."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._start_s = clock()
-        self._seen: dict[tuple[int, int], tuple[object, float]] = {}
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds since the beginning."""
-        return self._clock() - self._start_s
-
-    def quiet_s(self, save: Save, is_held: bool) -> float:
-        """For how long a save has been as it is."""
-        key, state, now_s = (save.attempt, save.serial), (is_held, save.progress), self._clock()
-        known, since_s = self._seen.get(key, (None, now_s))
-        if known != state:
-            since_s = now_s
-            self._seen[key] = (state, since_s)
-        return now_s - since_s

@@ -111,7 +111,7 @@ class Data(ipc.Message):
     error: str = ""
 
 
-# --- how a save ends (see ``between``) ---------------------------------------------------------
+# --- how a save ends (see ``shared_saves``) -------------------------------------------------------
 
 
 class JoinAttempt(ipc.Message, tag="Join"):

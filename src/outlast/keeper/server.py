@@ -26,15 +26,15 @@ from outlast.checkpoint.catalog import KnownHealth, stands
 from outlast.checkpoint.inventory import rank_of
 from outlast.checkpoint.manifest import FULL, Manifest, decode, named
 from outlast.keeper import wire
-from outlast.keeper.between import Between
+from outlast.keeper.conclude import Fence, Gate
 from outlast.keeper.copies import DurableTier, TierCopies
-from outlast.keeper.fence import Fence, Gate
 from outlast.keeper.flight import Committed
 from outlast.keeper.memory import Due, Holdings, KeptSnapshot, MemoryTier
 from outlast.keeper.peers import Peers, PeerTier
 from outlast.keeper.persist import Pool
 from outlast.keeper.process import KeeperListener, Setup, decode_setup, is_foreign, is_ours, sweep
 from outlast.keeper.saves import SavesInFlight
+from outlast.keeper.shared_saves import SharedSaves
 from outlast.ledger.file import PATIENCE_S, QueuedLedger
 from outlast.storage import Directory, Storage, open_storage
 from outlast.tiers import PEER
@@ -172,14 +172,14 @@ class Keeper:
             ),
             record=self._record,
         )
-        self._between = Between(self._saves, self._peers, record=self._record)
+        self._shared_saves = SharedSaves(self._saves, self._peers, record=self._record)
         self._copies = TierCopies(
             setup.job,
             tiers,
             self._record,
             self._saves.names,
             self._due,
-            others=self._between,
+            others=self._shared_saves,
             memory=MemoryTier(self._holdings.books.arenas, self._holdings.books.kept),
         )
         self._copies.go_on(dict(self._holdings.books.due))
@@ -198,7 +198,7 @@ class Keeper:
                 sock = self._listener.accept()
             except TimeoutError:
                 self._saves.tick()
-                self._between.tidy()
+                self._shared_saves.tidy()
                 self._tell_progress()
                 self._replan()
                 continue
@@ -209,7 +209,7 @@ class Keeper:
                 sock.close()
         is_done = self._saves.idle and self._copies.is_complete
         self._copies.stop()
-        self._between.stop()
+        self._shared_saves.stop()
         self._peers.stop()
         if self._gate is not None:
             self._gate.stop()
@@ -257,9 +257,9 @@ class Keeper:
             case wire.Rejected() | wire.Judged():
                 self._told(message)
             case wire.Lead() if listener >= 0:
-                self._between.lead(hello, message, blob, listener)
+                self._shared_saves.lead(hello, message, blob, listener)
             case wire.Follow():
-                self._between.follow(hello, message, blob)
+                self._shared_saves.follow(hello, message, blob)
             case wire.Layout():
                 peer.layouts[message.number] = message
             case wire.Fetch():
@@ -470,7 +470,7 @@ class Keeper:
                 return False
             if any(now - peer.since_s < HELLO_S for peer in self._connections.difference(known)):
                 return False  # it is about to say who it is
-            if not (self._saves.idle and self._copies.idle and self._between.idle):
+            if not (self._saves.idle and self._copies.idle and self._shared_saves.idle):
                 return False
             return bool(known) or now >= self._stays_until_s
 

@@ -53,8 +53,8 @@ from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
 from outlast.notice import Notice
 from outlast.notice.desk import Deaf, NoticeDesk
-from outlast.policy.blame import Named
 from outlast.policy.failures import Failure, is_echo
+from outlast.policy.hang import Named
 from outlast.policy.restart import TOGETHER, RestartPolicy, RestartVerdict
 
 OF_A_LOSS: Final = (Exit.ROLLED_BACK, Exit.STARTS_ANEW)  # who ends with one of these says why

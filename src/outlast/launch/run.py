@@ -62,11 +62,10 @@ from outlast.launch.membership import JobOver, Membership
 from outlast.launch.membership.messages import Go
 from outlast.launch.warm.client import WarmServer
 from outlast.launch.warm.starts import Starts
-from outlast.ledger import planned
 from outlast.ledger.command import refuse_other, settle, without_secrets
 from outlast.ledger.file import Ledger, QueuedLedger, read_events
 from outlast.ledger.goodput import number
-from outlast.ledger.job import Job, JobLock, read_job, versions
+from outlast.ledger.job import Job, JobLock, enter_plan, read_job, versions
 from outlast.ledger.measured import Measured
 from outlast.ledger.narrator import Narrator, place, say
 from outlast.ledger.past import Past
@@ -179,7 +178,7 @@ def _begin(ledger: Ledger, arguments: list[str], directory: Path, *, joins: bool
         pid=os.getpid(),
         **({"joins": True} if joins else {}),
     )
-    planned.enter(ledger, directory, say)
+    enter_plan(ledger, directory, say)
 
 
 def _tell_workers(settings: config.Settings, job: Job) -> None:

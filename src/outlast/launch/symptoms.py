@@ -54,9 +54,19 @@ from outlast.launch.machines import Machines
 from outlast.ledger.events import encode
 from outlast.ledger.file import Ledger
 from outlast.ledger.narrator import say
-from outlast.policy.blame import Named, NotYet, RankLook, has_gone_on, held_by, judge
 from outlast.policy.failures import Failure
-from outlast.policy.hang import Activity, HangLimits, HangSettings, collective_timeout_s
+from outlast.policy.hang import (
+    Activity,
+    HangLimits,
+    HangSettings,
+    Named,
+    NotYet,
+    RankLook,
+    collective_timeout_s,
+    has_gone_on,
+    held_by,
+    judge,
+)
 from outlast.policy.stragglers import StepReports, Straggler, Stragglers
 
 logger = logging.getLogger(__name__)

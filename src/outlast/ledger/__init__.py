@@ -1,8 +1,15 @@
 """The append-only record of what happened to a job; every report is computed from it alone.
 
-``events``  the names and fields of events
-``file``    appending and reading ``ledger.jsonl``, with and without waiting for the disk
-``narrator`` tells people what happens, from the ledger alone
-``goodput`` where each worker-second went, as a fold over events
-``incidents`` what went wrong, what it cost, and when the job was back
+``events``     the names and fields of events
+``file``       appending and reading ``ledger.jsonl``, with and without waiting for the disk
+``narrator``   tells people what happens, from the ledger alone
+``job``        ``job.json``, who a job is; ``plan.json``, what was planned of it
+``command``    ``command.json``: the script and arguments that a job was begun with
+
+Folds over events:
+
+``goodput``    where each worker-second went
+``incidents``  what went wrong, what it cost, and when the job was back
+``measured``   what this job's saves and steps have taken so far
+``past``       what an attempt must know of those before it, read once and handed on
 """

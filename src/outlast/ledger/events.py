@@ -8,7 +8,7 @@ never loses one. Times are seconds, sizes are bytes, and the unit stands last in
 event              fields besides the head
 =================  ============================================================================
 job_started        command, versions, pid, joins (true: one machine's start, perhaps of several)
-planned            what `outlast plan --save` had found before this start (see ledger/planned.py):
+planned            what `outlast plan --save` had found before this start (see ledger/job.py):
                    failures_per_h and its range, productive_fraction, interval_s, costs, price
 preflight          machine, fit, findings [{name, status, seen}] (that ask for something),
                    unfit {machine: why} of the others, seconds
@@ -66,7 +66,8 @@ watch_gap          what (watcher, keeper, a symptom), reason, from_t, seconds: n
 job_finished       exit_code, reason, kind (of the failure that ended it, or null)
 =================  ============================================================================
 
-What the ledger says of losses that went wrong, and of machines that left, in words.
+``wrong``, ``back`` and ``left`` say in words what the ledger has of a loss that went wrong, of a
+rollback, and of a machine that left.
 """
 
 from __future__ import annotations

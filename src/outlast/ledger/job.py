@@ -1,8 +1,17 @@
-"""``job.json``: who a job is. Written once, by whoever comes first; the id outlives restarts.
+"""``job.json``: who a job is; ``plan.json``: what was planned of it.
 
-Where it is lost (removed by hand, or torn by a crash of the machine) the ledger beside it still
-says whose it is: each of its lines does. What else can tell, and what is done where nobody can, is
+``job.json`` is written once, by whoever comes first; the id outlives restarts. Where it is lost
+(removed by hand, or torn by a crash of the machine) the ledger beside it still says whose it is:
+each of its lines does. What else can tell, and what is done where nobody can, is
 :mod:`outlast.checkpoint.catalog`'s, which opens a job.
+
+``outlast plan --save`` writes ``plan.json``, so that a report can say how far a plan was off. Who
+writes ``job_started`` enters what stands there into the ledger: ``outlast run``, or the session of
+rank 0 where torchrun or python started the job. A plan that is changed afterwards changes no
+prediction that was made; the newest entry counts.
+
+What can go wrong: a file that is no plan, or that cannot be read, is as if there were none; the
+run says so once, in a line, and starts.
 """
 
 from __future__ import annotations
@@ -15,7 +24,7 @@ import os
 import platform
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -25,8 +34,9 @@ from outlast._version import __version__
 from outlast.config import Settings, as_rows
 from outlast.durable import sync_directory
 from outlast.errors import ConfigError, StorageError, remedy, unusable
+from outlast.ledger.events import Event
 from outlast.ledger.file import FILE_NAME as LEDGER
-from outlast.ledger.file import read_events
+from outlast.ledger.file import Ledger, read_events
 
 FILE_NAME = "job.json"
 _LOOK_TRIES: Final = 10
@@ -320,3 +330,92 @@ class JobLock:
     def release(self) -> None:
         """Let the next one in."""
         os.close(self._fd)
+
+
+# --- what was planned -----------------------------------------------------------------------------
+
+PLAN_NAME: Final = "plan.json"
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan says of a job.
+
+    Attributes:
+        planned_t: wall-clock time at which it was made.
+        failures_per_h: of the whole job; between low and high, as ``rate_source`` explains.
+        productive_fraction: useful over wall time, by the exact model, at ``interval_s``.
+        checkpoint_s, restore_s, detect_s: what that rests on.
+        price_per_machine_hour: as it was given, or None.
+    """
+
+    planned_t: float
+    failures_per_h: float
+    failures_low_per_h: float
+    failures_high_per_h: float
+    rate_source: str
+    productive_fraction: float
+    interval_s: float
+    checkpoint_s: float
+    restore_s: float = 0.0
+    detect_s: float = 0.0
+    price_per_machine_hour: float | None = None
+
+
+def keep_plan(prediction: Prediction, directory: Path) -> Path:
+    """Keep it for the job in ``directory``, which is made where it is not there yet.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    path = directory / PLAN_NAME
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        data = msgspec.json.format(msgspec.json.encode(prediction), indent=1) + b"\n"
+        put_file(path, data, anew=False)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written: {error.strerror}; give another directory with OUTLAST_DIR"
+        ) from None
+    return path
+
+
+def read_plan(directory: Path) -> Prediction | None:
+    """The one that is kept; None where there is none.
+
+    Raises:
+        ConfigError: what is there is no plan.
+    """
+    path = directory / PLAN_NAME
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Prediction)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        raise ConfigError(
+            f"{path} is no plan; remove it, or write it anew: outlast plan --save"
+        ) from None
+
+
+def enter_plan(ledger: Ledger, directory: Path, say: Callable[[str], object]) -> None:
+    """Put the plan that is kept there into the ledger; what cannot be read is said, and no more."""
+    try:
+        prediction = read_plan(directory)
+    except ConfigError as error:
+        say(str(error))  # a plan is no reason not to start
+        return
+    if prediction is not None:
+        ledger.append("planned", durable=False, **msgspec.structs.asdict(prediction))
+
+
+def newest_plan(events: Iterable[Event]) -> Prediction | None:
+    """What the ledger says was planned; events in order."""
+    found = None
+    for event in events:
+        if event.event == "planned":
+            try:
+                found = msgspec.convert(event.fields, Prediction)
+            except msgspec.ValidationError:
+                continue
+    return found

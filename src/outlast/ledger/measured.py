@@ -4,12 +4,11 @@ A fold over the ledger, so the agent, a worker and a report see the same numbers
 are looked at: storage that has become slow is slow. "Slow" is the ninth decile, which for few
 numbers is the largest; "fast" is the smallest.
 
-By how much copies to a tier slow the steps down, as the ledger's samples tell.
-
-A sample counts as made during a copy if most of its time was, and as undisturbed if no save and no
-copy touched it. The share is the difference of the two medians. Only the newest samples are looked
-at; until there are ``LEAST`` of each, nothing is said. Samples are means over a second or more, so
-that copies of less than that stay unmeasured: they cost next to nothing.
+``Interference`` says by how much copies to a tier slow the steps down, as the ledger's samples
+tell. A sample counts as made during a copy if most of its time was, and as undisturbed if no save
+and no copy touched it. The share is the difference of the two medians. Only the newest samples are
+looked at; until there are ``LEAST`` of each, nothing is said. Samples are means over a second or
+more, so that copies of less than that stay unmeasured: they cost next to nothing.
 
 What can go wrong: batches that happen to be longer while a copy goes on. Over some copies that
 evens out; a share below nothing is nothing, one above ``MOST`` is ``MOST``.

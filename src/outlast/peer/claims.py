@@ -3,9 +3,9 @@
 **A claim** is a small file ``attempt-000000000012.json`` that is created if it does not exist,
 which a directory and a bucket can both decide for everybody at once. The process that has made it
 coordinates the attempt of that number, or runs it alone; keepers look there before each commit
-(:mod:`outlast.keeper.fence`), and refuse what a predecessor still wants to commit that was paused
-for an hour. A majority may begin without one, and makes up for it. Nobody's clock is compared with
-anybody else's: whether a coordinator lives is seen from a counter that goes on or does not. What
+(:mod:`outlast.keeper.conclude`), and refuse what a predecessor still wants to commit that was
+paused for an hour. A majority may begin without one, and makes up for it. No clock is compared with
+another: whether a coordinator lives is seen from a counter that goes on or does not. What
 can go wrong: storage answers with errors or not at all. Both are an OSError or silence here;
 :class:`Clerk` does the asking in a thread of its own, so that nobody waits for it. ``claimed`` and
 ``claimed_numbers`` only read what is there.

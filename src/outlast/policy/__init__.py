@@ -8,7 +8,7 @@ failures          ``failures`` of what kind; ``attribution`` whose; ``restart`` 
 leaving           ``drain`` how a notice is answered; ``regain`` what survivors go on from
 machines          ``membership`` who takes part; ``exclusion`` who is kept out; ``succession``
                   who coordinates next
-watching          ``hang`` and ``blame`` no progress, and by whom; ``stragglers`` slow ranks;
+watching          ``hang`` no progress, since when and by whom; ``stragglers`` slow ranks;
                   ``rollbacks`` a loss that goes wrong
 fitness           ``fitness`` one machine; ``fitness_peers`` machines beside each other
 ================  ===============================================================================

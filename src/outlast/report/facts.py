@@ -6,7 +6,7 @@ restarting, start-up and the end. Machines that are paid for while nothing runs 
 the ledger and not in the sum.
 
 Predicted is what the plan said that was kept before the job started (``outlast plan --save``, see
-:mod:`outlast.ledger.planned`). Without one it is what a plan could have said: by the exact model
+:mod:`outlast.ledger.job`). Without one it is what a plan could have said: by the exact model
 (:mod:`outlast.policy.interval`) from what saves, losses and resumes of this job took, at the rate
 that is believed in before anything is known (one failure in 10 h). The regret is found by replaying
 the job's own failures: what the best fixed interval would have gained over the mean one that it
@@ -42,7 +42,7 @@ from outlast.ledger.incidents import (
     lost_to_waiting_s,
     slow_ranks,
 )
-from outlast.ledger.planned import Prediction, newest
+from outlast.ledger.job import Prediction, newest_plan
 from outlast.policy import hazard
 from outlast.policy.hazard import Posterior
 from outlast.policy.interval import Costs, exact_wall
@@ -362,7 +362,7 @@ def forecast(
     trained_s = machines.wall_s * share * (machines.productive + machines.replayed) / held
     interval_s = trained_s / len(blocked_s)
     ran_h = life.ran_s / HOUR_S
-    planned = newest(ordered)
+    planned = newest_plan(ordered)
     if planned is None:
         rate_per_h = Posterior().mean_per_h
         predicted = 1 / exact_wall(costs, rate_per_h, interval_s / HOUR_S)

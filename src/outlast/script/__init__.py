@@ -3,9 +3,8 @@
 ``callsite``    which loop of the script calls, what counts there, and which epoch it is in
 ``excepthook``  errors as one line, with the right exit code
 ``hyper``       what the script sets, what the checkpoint sets, and which of them counts
-``objects``     the named objects as one state tree, and the bits that their wrappers promise
+``objects``     the named objects as one state tree, what is saved of it, what wrappers promise
 ``modules``     how models give and take their state
-``states``      what is saved at a boundary, and which tensors only the optimizers change
 ``gradients``   whether gradients are in the making at a boundary
 ``restore``     what one rank takes from a checkpoint
 ``initial``     a new job's first state, out of what somebody has written

@@ -1,20 +1,18 @@
 """Our own errors, uncaught, are one clear line and the right exit code, never a traceback.
 
 So is what fails behind the loop of a job that had finished, for want of what the loop would have
-set. One rank's excuse counts for all: it leaves, and ranks that
-wait for it fail by that. Such a rank asks in the session's store whether another was excused.
-Under torchrun that store may have gone with rank 0. Then nobody can be asked, and nobody has to:
-rank 0 has an exit code of its own, which says it if it failed for another reason.
+set. One rank's excuse counts for all: it leaves, and ranks that wait for it fail by that. Such a
+rank asks in the session's store whether another was excused. Under torchrun that store may have
+gone with rank 0. Then nobody can be asked, and nobody has to: rank 0 has an exit code of its own,
+which says it if it failed for another reason.
 
 Where the script was cut off behind its loop before the job finished, what is there is still to be
 done, and no further attempt could: the error is one of ours then, with a way on.
 
-Behind a loop that had no step left: what fails there for want of what the loop would have set.
-
-``print(loss)`` behind the loop is right in a run that trains. Started again, a finished job hands
-out no batch, the name is not there, and that is no bug in the script: the job's end is committed,
-and what follows its loop was done when it finished. So such an exception is said in one line, and
-the exit code is 0.
+What such a want is (``left_unset``): ``print(loss)`` behind the loop is right in a run that trains.
+Started again, a finished job hands out no batch, the name is not there, and that is no bug in the
+script: the job's end is committed, and what follows its loop was done when it finished. So such an
+exception is said in one line, and the exit code is 0.
 
 It must be the loop's absence that is to blame. That is believed where a loop of the script sets the
 missing name; or where the expression that failed has to do with something that a loop sets or fills

@@ -35,7 +35,7 @@ from outlast.attempt.over import over
 from outlast.checkpoint.attributes import parameters_of
 from outlast.checkpoint.tensors import PLAIN, spread_as
 from outlast.ledger.narrator import say
-from outlast.script.states import FULLGRAPH
+from outlast.script.objects import FULLGRAPH
 
 PROBES: Final = 4  # parameters of each optimizer whose gradients are noted
 WAIT_STEPS_MAX: Final = 64  # that a save waits for gradients to be used

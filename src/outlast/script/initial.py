@@ -5,8 +5,7 @@ for all models of the session. A mapping says which objects take their state, an
 optimizer or a scheduler is taken only when it is named there. The step, the random states and the
 position in the data are the new job's own, always.
 
-Tensors are cast to the model's dtype, and cut as
-it is cut.
+Tensors are cast to the model's dtype, and cut as it is cut.
 
 Guarantees: all workers start from the same, or none does: rank 0 chooses the save, digests are
 compared, one rank's refusal is everybody's. Nothing is changed before all names and shapes fit.
@@ -17,12 +16,12 @@ What can go wrong: a source that is damaged half-way leaves models filled in par
 start. What an optimizer made of the weights before the session (a copy of them) is older than they.
 Rejected: ``strict=False``, which takes a file of another model without a word.
 
-The names of a model beside those that a file offers, whatever they are nested or wrapped in.
-
-A name is found behind a prefix (``model.``, ``state_dict.``, the object's name in the session, a
-Lightning module's attribute): the one behind which most of the model's names are. What wrappers put
-into names (DDP's ``module.``, torch.compile's ``_orig_mod.``) is left out on both sides, as far as
-names stay apart without it. Of names that are one tensor in the model one is enough.
+``Match`` puts the names of a model beside those that a file offers, whatever they are nested or
+wrapped in. A name is found behind a prefix (``model.``, ``state_dict.``, the object's name in the
+session, a Lightning module's attribute): the one behind which most of the model's names are. What
+wrappers put into names (DDP's ``module.``, torch.compile's ``_orig_mod.``) is left out on both
+sides, as far as names stay apart without it. Of names that are one tensor in the model one is
+enough.
 
 Nothing is guessed past that: names that are missing, not expected or of another shape are refused
 together, with the patterns that would leave them out.

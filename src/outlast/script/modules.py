@@ -15,9 +15,8 @@ What can go wrong: state that no ``state_dict`` gives (``unnamed`` looks for it)
 Rejected: giving the whole model its state because of one module in it: copies of all that could be
 filled, and torch's refusal of what shares memory with itself.
 
-A model's ``state_dict`` for a model of the same modules each time, as one in training is.
-
-torch walks the modules anew each time, which at a step boundary is a good part of what a save costs
+``ModelState`` gives a model's ``state_dict`` while its modules stay the same, as in training. torch
+walks the modules anew each time, which at a step boundary is a good part of what a save costs
 the loop. Where nothing but stock modules without hooks is found, that walk has one outcome while
 the modules hold the same names, and then only the tensors are collected. Every dict that torch's
 walk reads is compared; whatever else there is goes torch's way.

@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 from outlast.checkpoint.attributes import Attributes, like, parameters_of
-from outlast.checkpoint.destinations import fresh
 from outlast.checkpoint.optimizers import (
     KIND,
     NOTES,
@@ -34,6 +33,7 @@ from outlast.checkpoint.optimizers import (
 from outlast.checkpoint.reader import Leaf
 from outlast.checkpoint.tensors import (
     Parts,
+    fresh,
     is_spread,
     is_subclass,
     memories,

@@ -18,7 +18,8 @@ from typing import Protocol
 
 from outlast.errors import ConfigError
 from outlast.storage.directory import Directory
-from outlast.storage.object import SCHEMES, ObjectStore, Patience
+from outlast.storage.object import ObjectStore, Patience
+from outlast.tiers import OBJECT_SCHEMES
 
 __all__ = ["Blob", "Directory", "ObjectStore", "Patience", "Reader", "Storage", "open_storage"]
 
@@ -123,7 +124,7 @@ def open_storage(url: str, *, num_spares: int = 0) -> Storage:
                 "the place of a storage is empty; write a directory or a bucket's URL"
             )
         return Directory(Path(url), num_spares)
-    if scheme not in SCHEMES:
-        known = ", ".join(f"{known}://" for known in SCHEMES)
+    if scheme not in OBJECT_SCHEMES:
+        known = ", ".join(f"{known}://" for known in OBJECT_SCHEMES)
         raise ConfigError(f"there is no storage for {scheme}://; write a directory or {known}")
     return ObjectStore(url)

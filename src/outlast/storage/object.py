@@ -32,13 +32,11 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from outlast.errors import ConfigError
-from outlast.storage.direct import bytes_of
-from outlast.storage.directory import checked
+from outlast.storage.directory import bytes_of, checked
 
 if TYPE_CHECKING:
     from obstore import WritableFile
 
-SCHEMES: Final = ("s3", "gs", "az")
 PART_BYTES: Final = 16 * 2**20
 MAX_PARTS: Final = 10_000  # of one upload, by the protocol of S3
 PARTS_IN_FLIGHT: Final = 4
@@ -335,7 +333,7 @@ def part_bytes(size: int | None) -> int:
 def _parsed(url: str) -> tuple[str, str, str]:
     split = urlsplit(url)
     bucket, prefix = split.netloc, split.path.strip("/")
-    if split.scheme not in SCHEMES or not bucket:
+    if split.scheme not in _VARIABLES or not bucket:
         raise ConfigError(f"{url!r} is not the URL of a bucket; write s3://BUCKET/PREFIX")
     if "@" in bucket or split.query or split.fragment:
         raise ConfigError(

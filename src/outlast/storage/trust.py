@@ -1,4 +1,4 @@
-"""Find out whether a storage can decide who comes first, before anything relies on it.
+"""Find out whether a storage can decide who comes first, and whether it outlasts the machine.
 
 What is relied on: of two conditional creates of one name exactly one wins, what was created is read
 back, and it is listed at once. A server that ignores conditions fails the first, and shows it to a
@@ -7,7 +7,7 @@ is looked at as well.
 
 What can go wrong: a storage that behaves for one probe and not later; nothing can be found then.
 
-The kernel tells what a directory is mounted from. What a network serves outlasts the machine. A
+The kernel tells what a directory is mounted from: what a network serves outlasts the machine. A
 disk that looks local may be one that the cloud attaches (EBS, Persistent Disk); nothing here can
 tell, so it is taken for the machine's own.
 """

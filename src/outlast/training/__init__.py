@@ -4,8 +4,9 @@ A session:
 
 ``opening``     from what a script names to a session
 ``session``     the object itself: steps, epochs, log, save
+``driven``      a loop that a framework runs, in place of steps()
 ``position``    where the worker is in its data, over all loops
-``saving``      what is saved at a boundary, and its commit
+``saving``      what is saved at a boundary, when, and how it ends; saves that were asked for
 ``afresh``      what a script does outside of its loops counts once
 ``passage``     from an attempt into the next one, in the process
 
@@ -16,16 +17,12 @@ What it stands on, made anew for each attempt:
 ``resume``      the newest checkpoint that verifies on every rank, or what survivors hold
 ``timing``      what a step's time was spent on
 ``turns``       when the next checkpoint is due, and in which tiers
-``judging``     the loss, judged while the loop goes on
+``anomalies``   the loss, judged while the loop goes on
 
 A worker's part in a save:
 
-``snapshots``   when they are taken, and how their saves end
-``engine``      from a state to a committed checkpoint
-``flight``      saves on their way: how they end, and who waits for them
-``sharing``     the ranks agree on who writes what, the keepers find each other
-``room``        the memory that snapshots are copied into
-``line``        the connection to the keeper
+``engine``      from a state to a committed checkpoint: snapshots, and saves on their way
+``sharing``     what it needs before: memory for snapshots, who writes what, the keepers' meeting
 
 Below it, :mod:`outlast.inprocess` (others are lost and this process goes on) and
 :mod:`outlast.script` (what is found of the user's script).

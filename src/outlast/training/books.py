@@ -41,10 +41,9 @@ from outlast.data import Feed, open_feed
 from outlast.data.generators import is_users
 from outlast.data.trail import Trail
 from outlast.errors import ConfigError, Exit, StorageError
-from outlast.ledger import planned
 from outlast.ledger.command import JobCommand, module_command, script_command, settle
 from outlast.ledger.file import PATIENCE_S, QueuedLedger
-from outlast.ledger.job import JobLock, versions
+from outlast.ledger.job import JobLock, enter_plan, versions
 from outlast.ledger.narrator import Narrator, say
 from outlast.ledger.past import VARIABLE as PAST_VARIABLE
 from outlast.ledger.past import Past
@@ -250,7 +249,7 @@ class AttemptBooks:
         if self._keeps:  # what the agent writes where there is one
             name = Path(sys.argv[0]).name
             self.ledger.append("job_started", command=name, versions=versions(), pid=os.getpid())
-            planned.enter(self.ledger, settings.dir, say)
+            enter_plan(self.ledger, settings.dir, say)
             self.ledger.append("attempt_formed", world_size=self.link.world_size, nodes=1)
             # Where there is an agent, it has its own.
             self._narrator = Narrator(settings.dir, also=self.grace_check.take)

@@ -79,7 +79,7 @@ class Driven:
             )
         self._feed = feed
         self._feed.hold(Held([("loader", loader)]))
-        self._turns = _Turns(self._feed, framework, per_turn)
+        self._turns = _TurnSource(self._feed, framework, per_turn)
         self._loop: Iterator[int] = iter(())
         self.is_over = False
 
@@ -147,7 +147,7 @@ class Driven:
         self.is_over = next(self._loop, None) is None
 
 
-class _Turns:
+class _TurnSource:
     """What the session iterates: one item for each step, with the position beside it."""
 
     def __init__(self, feed: EpochFeed, framework: Framework, per_turn: int) -> None:

@@ -5,6 +5,12 @@ writes and commits. Saves that are in flight are counted, never more than there 
 nothing queues up and nothing blocks. A snapshot that turns out void is taken again at the next
 boundary, all of it at once.
 
+A snapshot lies in memory that this worker shares with the keeper, laid out as the plan says.
+Whether a state is still the one that it was taken of is told by its content; what another rank has
+written of it is compared by its digest, which was reported at the time (``is_copy_of``).
+
+Guarantees: a yes to that is a proof, whatever wrote to the tensors, and past whatever counter.
+Anything that cannot be compared (another structure, memory that was used again) is a no.
 What can go wrong: the keeper dies (saves in flight fail, the next ones go to its successor), or
 cannot be had at all (every save fails, in words; training goes on).
 """
@@ -14,20 +20,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import torch
 
 from outlast.attempt.link import Link
 from outlast.attempt.over import over
 from outlast.checkpoint import devices
-from outlast.checkpoint.boundary import Remembered
-from outlast.checkpoint.capture import Capture, Copiers
-from outlast.checkpoint.manifest import FULL, small_state
+from outlast.checkpoint.boundary import Remembered, local_of
+from outlast.checkpoint.capture import Capture, Copiers, digest_of
+from outlast.checkpoint.manifest import BLOCK_BYTES, FULL, small_state
 from outlast.checkpoint.plan import (
+    DigestCheck,
     Held,
     Share,
+    Write,
     WritePlan,
     make,
     name_of,
@@ -38,13 +47,11 @@ from outlast.checkpoint.plan import (
 from outlast.config import Settings
 from outlast.errors import ConfigError, OutlastError
 from outlast.keeper import wire
+from outlast.keeper.client import GONE, KeeperLine
 from outlast.keeper.process import setup_of
-from outlast.script.states import BoundaryState
+from outlast.script.objects import BoundaryState
 from outlast.training.books import Attempt
-from outlast.training.flight import Flight, SnapshotCopy, Written, is_copy_of
-from outlast.training.line import GONE, KeeperLine
-from outlast.training.room import SnapshotRoom
-from outlast.training.sharing import KeeperMeeting, Sharing, local_ranks
+from outlast.training.sharing import KeeperMeeting, Sharing, SnapshotRoom, local_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +73,117 @@ class Planned(NamedTuple):
     share: Share
     number: int  # of the layout, as the keeper knows it
     plan: WritePlan
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """How a save ended.
+
+    Attributes:
+        step: of the snapshot.
+        error: "" when it was committed.
+        void: whether it is to be taken again.
+        told: whether the ledger has the error: the keeper writes it down, unless it has died.
+        by_storage: whether the error is the storage's.
+        tier: the durable one that has it; "" if it is in memory alone, or nowhere.
+        took_s: from the boundary to the commit; 0 where there was none.
+    """
+
+    step: int
+    error: str = ""
+    void: bool = False
+    told: bool = True
+    by_storage: bool = False
+    tier: str = ""
+    took_s: float = 0.0
+
+
+class Flight:
+    """A save on its way."""
+
+    def __init__(self, step: int, serial: int, kind: str = FULL) -> None:
+        self.step = step
+        self.kind = kind
+        self.serial = serial
+        self.since_s = time.monotonic()
+        self.arena = 0  # none yet
+        self.room = threading.Condition()
+        self.written_blocks: set[int] = set()
+        self.over = False
+        self.capture: Capture | None = None
+        self.state: BoundaryState | None = None
+        self.plan: WritePlan | None = None
+
+    def free_block(self, block: int) -> None:
+        """The keeper has written ``block``: in a ring its place is free."""
+        with self.room:
+            self.written_blocks.add(block)
+            self.room.notify_all()
+
+    def wait_for_room(self, block: int, ring_bytes: int) -> None:
+        """In a ring, wait until the block that lay in this one's place was written.
+
+        Raises:
+            OSError: the save is over.
+        """
+        before = block - ring_bytes // BLOCK_BYTES
+        if not ring_bytes or before < 0:
+            return
+        with self.room:
+            self.room.wait_for(lambda: before in self.written_blocks or self.over)
+        if self.over:
+            raise OSError("the save ended before its snapshot was whole")
+
+    def end(self) -> None:
+        """The save is over."""
+        with self.room:
+            self.over = True
+            self.room.notify_all()
+
+
+class SnapshotCopy(NamedTuple):
+    """A snapshot as it lies in memory.
+
+    Attributes:
+        step: completed steps.
+        plan: where everything lies.
+        digests: key → digest of each piece that other ranks hold too.
+        text: this rank's small state.
+        arena: number of the memory.
+        narrow: names of tensors that are stored in fewer bits.
+    """
+
+    step: int
+    plan: WritePlan
+    digests: Mapping[str, str]
+    text: bytes
+    arena: int
+    narrow: Collection[str]
+
+
+def is_copy_of(copy: SnapshotCopy, state: BoundaryState, buffer: torch.Tensor) -> bool:
+    """Whether ``buffer`` holds ``state``, bit for bit, as far as this rank has a part in it."""
+    plan = copy.plan
+    if buffer.numel() < plan.size or set(copy.narrow) != set(state.narrow):
+        return False
+    parts: list[Write | DigestCheck] = [*plan.writes, *plan.checks]
+    if {part.piece.name for part in parts} != set(state.tensors):
+        return False
+    for part in parts:
+        name, tensor = part.piece.name, state.tensors[part.piece.name]
+        is_whole = tuple(tensor.shape) == part.piece.whole
+        if not is_whole or (tensor.dtype != part.dtype and name not in state.narrow):
+            return False
+    for write in plan.writes:
+        there = buffer[write.start : write.end]
+        here = local_of(state.tensors, write).detach().to("cpu", write.dtype)
+        here = here.resolve_conj().resolve_neg().contiguous().view(-1)
+        if here.numel() and not torch.equal(here.view(torch.uint8), there):
+            return False
+    return all(
+        copy.digests.get(check.piece.key)
+        == digest_of(local_of(state.tensors, check).to(check.dtype))
+        for check in plan.checks
+    )
 
 
 class Engine:

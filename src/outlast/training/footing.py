@@ -55,16 +55,14 @@ from outlast.ledger.narrator import say
 from outlast.notice import UNKNOWN_GRACE_S
 from outlast.notice.signals import SignalNotice
 from outlast.policy.drain import LEAVING_S, leaving_s
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState
+from outlast.script.objects import BoundaryState, Objects
 from outlast.training.afresh import Afresh
+from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
 from outlast.training.engine import Engine
-from outlast.training.judging import LossMonitor
 from outlast.training.position import Streams
 from outlast.training.resume import Sources
-from outlast.training.saving import NO_COMMIT
-from outlast.training.snapshots import Snapshots
+from outlast.training.saving import NO_COMMIT, Snapshots
 from outlast.training.timing import Meter
 from outlast.training.turns import Outlook, info_of
 
@@ -516,7 +514,7 @@ class Footing:
             self._beat = Beat()
             self.snapshots = Snapshots(settings, self.books, self.judging, on_written)
         self.engine = self.snapshots.engine
-        self.sources = Sources(self.books, self.snapshots, self.judging)
+        self.sources = Sources(self.books, self.engine, self.snapshots.turns, self.judging)
         self._step = 0
         self._completed_s = time.monotonic()
         self.leaving = WayOut(self.books, self.engine, self._outlook, signals, where)

@@ -4,7 +4,7 @@ At the boundary behind an interrupted step, the state is that of the step's begi
 the body has changed besides the weights: that is put back, so that the same batch can be trained on
 once more. Who was lost is replaced by a worker that has nothing, and one that did not end a step
 that another one ended lacks it: both get the state from one that has it
-(:mod:`outlast.inprocess.regain`).
+(:mod:`outlast.inprocess.handover`).
 
 Where gradients are in the making, each process' own, all go back to the newest step's end that had
 none, drop them, and train on the batches since then once more: no weight has changed since. What a
@@ -15,12 +15,12 @@ Guarantees: a state is that of a completed step, whole, or it is not gone on fro
 What can go wrong: a loader that keeps its place for a number of workers, and another number of
 them, or one that cannot go back; then the worker ends, and all start again.
 
-The way of a worker that takes a lost one's place: from its session's opening to its loop.
-
-The others are in that loop, and answer nothing that is sent before it. So a script that sends
-something on that way cannot have one worker started alone. It does not go through everything: code
-in finished epochs of ``session.epochs()`` does not run again, so what is sent there, an evaluation
-behind the loop, is on nobody's way. And barriers are left out on it: what they order has happened.
+``WayToLoop`` is the way of a worker that takes a lost one's place, from its session's opening to
+its loop. The others are in that loop, and answer nothing that is sent before it. So a script that
+sends something on that way cannot have one worker started alone. It does not go through everything:
+code in finished epochs of ``session.epochs()`` does not run again, so what is sent there, an
+evaluation behind the loop, is on nobody's way. And barriers are left out on it: what they order has
+happened.
 
 Where anything is sent between two loops, a state of before and one of behind it are of the same
 step. So that workers of one attempt never stand on two sides of it, a loop that follows is entered
@@ -54,17 +54,15 @@ from outlast.data import random_state
 from outlast.data.feed import record_of
 from outlast.data.trail import Noting, Others, known_to
 from outlast.errors import NotInProcess
-from outlast.inprocess import interrupted, living, parting
+from outlast.inprocess import handover, interrupted, living
 from outlast.inprocess.interrupted import Doubts, StepCollectives
-from outlast.inprocess.keeping import Keeping
-from outlast.inprocess.living import Moment
+from outlast.inprocess.living import Keeping, Moment
 from outlast.inprocess.survivor import Survivor
 from outlast.ledger.narrator import say
 from outlast.reduce import losses
 from outlast.script.callsite import recount
 from outlast.script.gradients import ScriptGradients
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState, Hook
+from outlast.script.objects import BoundaryState, Hook, Objects
 from outlast.training.footing import Footing
 from outlast.training.position import Position
 
@@ -472,38 +470,38 @@ class Passage:
             asks: what was said with each.
             world_size: number of workers.
         """
-        if not parting.leavers_of(asks, world_size):
+        if not handover.leavers_of(asks, world_size):
             return False
         why_not = self._survivor.why_not or (TIED if self._position.is_tied else "")
         if why_not:
-            say(f"{parting.ALL_END}: {why_not}")
+            say(f"{handover.ALL_END}: {why_not}")
         return not why_not and over.is_held
 
-    def word(self, step: int) -> parting.PartingWord:
+    def word(self, step: int) -> handover.PartingWord:
         """What this rank says where all are to leave the attempt together, behind ``step``."""
         moment = None
         if over.is_held and self._keeping is not None:
             self._keep_newest(step)
             moment = self._keeping.moment
         if moment is None:
-            return parting.PartingWord(why_not=self._survivor.why_not or UNKEPT)
-        return parting.PartingWord(
+            return handover.PartingWord(why_not=self._survivor.why_not or UNKEPT)
+        return handover.PartingWord(
             timeline=moment.timeline, step=moment.step, rest=moment.rest, own=moment.own
         )
 
-    def leave(self, link: Link, agreed: parting.Parting, timeout_s: float) -> None:
+    def leave(self, link: Link, agreed: handover.Parting, timeout_s: float) -> None:
         """At such a boundary: this machine leaves, once the others have what they need of it."""
         self._survivor.leave()
-        parting.see_off(link, agreed, timeout_s)
+        handover.see_off(link, agreed, timeout_s)
 
-    def move(self, link: Link, agreed: parting.Parting) -> None:
+    def move(self, link: Link, agreed: handover.Parting) -> None:
         """At a boundary that all have come to: go into the next attempt, with nobody lost.
 
         Raises:
             AttemptOver: always; the state is that of a step's end.
             OSError, RuntimeError: another rank is gone.
         """
-        entrust(parting.take(link, agreed))
+        entrust(handover.take(link, agreed))
         over.happen()
         over.raise_if_over()
 

@@ -45,8 +45,8 @@ from outlast.checkpoint.reader import (
 from outlast.checkpoint.transfer import Repaired, in_words, read_manifest
 from outlast.data.trail import Others
 from outlast.errors import CheckpointInvalid, ResumeRefused, StateMismatch, StorageError
-from outlast.inprocess.regain import Regained
-from outlast.inprocess.regain import find as find_survivors
+from outlast.inprocess.handover import Regained
+from outlast.inprocess.handover import find as find_survivors
 from outlast.keeper.client import Remote
 from outlast.keeper.memory import MemoryTier
 from outlast.ledger.job import FILE_NAME
@@ -55,9 +55,10 @@ from outlast.script.initial import Origin
 from outlast.script.restore import READ_TIMEOUT_S, Restore
 from outlast.storage import Directory, Storage
 from outlast.tiers import PEER
+from outlast.training.anomalies import LossMonitor
 from outlast.training.books import AttemptBooks
-from outlast.training.judging import LossMonitor
-from outlast.training.snapshots import Snapshots
+from outlast.training.engine import Engine
+from outlast.training.turns import Turns
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
@@ -507,18 +508,21 @@ class Sources:
 
     Args:
         books: the attempt's.
-        snapshots: the worker's part in its saves.
+        engine: the worker's part in its saves.
+        turns: hears when what was resumed from is in no storage.
         judging: knows what rollbacks have undone.
 
     Attributes:
         others_live: whether processes of the attempt before are here whose state is not used.
     """
 
-    def __init__(self, books: AttemptBooks, snapshots: Snapshots, judging: LossMonitor) -> None:
+    def __init__(
+        self, books: AttemptBooks, engine: Engine, turns: Turns, judging: LossMonitor
+    ) -> None:
         self.others_live = False
         self._books = books
         self._link = books.link
-        self._engine, self._turns = snapshots.engine, snapshots.turns
+        self._engine, self._turns = engine, turns
         self._judging = judging
         self._memory: MemoryTier | None = None  # that was looked at to resume
 

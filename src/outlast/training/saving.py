@@ -1,4 +1,13 @@
-"""What is saved of a session at a boundary, and its commit.
+"""What is saved of a session at a boundary, when, and how it ends.
+
+The training thread collects the state (``Saving``) and hands it to the attempt's engine
+(``Snapshots``). It tells the ledger nothing: what there is to be written down is left to the
+threads that hear of a save's end, and to the attempt's. What a save has cost, and how it ended,
+decides when the next one is due.
+
+People hear of the first save that fails, and that saving works again (``Unsaved``). It is said here
+and not from the ledger: a disk that takes no checkpoint often takes no event. A script that has
+asked for a save (``session.save()``) hears of it through a ``PendingSave``.
 
 Guarantees: state is captured on the training thread, at a boundary; a save that fails is said and
 counted, and never raised in the loop. The end of a session is committed, or an error says why not.
@@ -6,27 +15,325 @@ counted, and never raised in the loop. The end of a session is committed, or an 
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
+from outlast.attempt import trackers
+from outlast.attempt.link import Agreement
 from outlast.attempt.over import over
+from outlast.checkpoint.manifest import FULL
 from outlast.checkpoint.plan import OWN
+from outlast.config import Settings
 from outlast.data import random_state
 from outlast.errors import ConfigError, OutlastError, StorageError
 from outlast.ledger.narrator import say
+from outlast.policy.cadence import Change
 from outlast.script.gradients import KEY as GRADIENTS
 from outlast.script.gradients import ScriptGradients
 from outlast.script.hyper import Hyperparameters
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState, StepsHeard
-from outlast.training.flight import Written
+from outlast.script.objects import BoundaryState, Objects, States, StepsHeard
+from outlast.training.anomalies import LossMonitor
+from outlast.training.books import AttemptBooks
+from outlast.training.engine import Engine, Written
 from outlast.training.position import Position
-from outlast.training.snapshots import Snapshots
+from outlast.training.turns import Turns
 
 COMMIT_TIMEOUT_S: Final = 1800.0
 NO_COMMIT: Final = "nothing is committed yet"
 MAX_TRIES: Final = 4  # a snapshot that is void is taken again
+
+# --- how saves end, for those who wait ------------------------------------------------------------
+
+
+class Unsaved:
+    """Of one session, on rank 0.
+
+    Args:
+        say: tells people.
+
+    Attributes:
+        is_ending: the session's end waits for its save, and says itself what becomes of it.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.is_ending = False
+        self._say = say
+        self._since = 0  # the step whose save failed first; 0 while saves work
+
+    def ended(self, written: Written) -> None:
+        """A save is over."""
+        if written.by_storage and not self._since and not self.is_ending:
+            self._since = written.step
+            self._say(
+                f"step {written.step} was not saved: {written.error}; training goes on, and it is "
+                "said when a later save works"
+            )
+        elif written.tier and self._since:
+            self._say(
+                f"step {written.step} is saved: saving works again (it had failed since step "
+                f"{self._since})"
+            )
+            self._since = 0
+
+
+class PendingSave:
+    """A checkpoint that was asked for.
+
+    Attributes:
+        not_before: the first step boundary at which it can be taken.
+    """
+
+    def __init__(self, not_before: int, may_wait: Callable[[int], bool] = lambda _: True) -> None:
+        self.not_before = not_before
+        self._may_wait = may_wait
+        self.error = ""
+        self._step: int | None = None
+        self._committed = False
+        self._changed = threading.Condition()
+
+    @property
+    def step(self) -> int | None:
+        """The step it is taken at, or None while the ranks have not agreed yet."""
+        return self._step
+
+    @property
+    def committed(self) -> bool:
+        """Whether it is complete and readable."""
+        return self._committed
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is committed or has failed; whether it is committed.
+
+        A save that comes while another is in flight is put off to a later boundary. Asked by the
+        loop before that boundary, the answer is False at once: waiting would be for itself.
+
+        Raises:
+            ConfigError: the same without a time-out.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._changed:
+            while not self._committed and not self.error:
+                # The ranks may still agree on a later step than the one that was asked for.
+                if not self._may_wait(self.not_before if self._step is None else self._step):
+                    if timeout_s is not None:
+                        break  # it was put off to a later boundary: ask again after that
+                    raise ConfigError(
+                        "wait() is called before the step boundary at which the save is taken, and "
+                        "would wait for ever; call it in a later step, or leave it to the "
+                        "session's end"
+                    )
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                self._changed.wait(left)
+            return self._committed
+
+    def decide(self, step: int) -> None:
+        """It is taken at ``step``."""
+        with self._changed:
+            if self._step is None:
+                self._step = step
+                self._changed.notify_all()
+
+    def end(self, error: str, step: int) -> None:
+        """It is committed (``error`` is "") or has failed, with the snapshot of ``step``."""
+        with self._changed:
+            self._step = step  # a later one than was decided, if the first was void
+            self._committed = not error
+            self.error = error
+            self._changed.notify_all()
+
+
+class Saves:
+    """The saves that were asked for and have not ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[PendingSave] = []
+
+    def add(self, not_before: int, may_wait: Callable[[int], bool] = lambda _: True) -> PendingSave:
+        """Keep track of a new one; ``may_wait`` says whether the caller may wait for a step."""
+        pending = PendingSave(not_before, may_wait)
+        with self._lock:
+            self._open.append(pending)
+        return pending
+
+    def open(self) -> list[PendingSave]:
+        """Those that have not ended."""
+        with self._lock:
+            return list(self._open)
+
+    def give_up(self, step: int) -> None:
+        """The attempt is over, after ``step``: none of them is to be waited for."""
+        for pending in self.open():
+            pending.end("the attempt is over", step)
+
+    def decided(self, step: int) -> None:
+        """All ranks act after ``step``: whoever asked for it or before is served."""
+        for pending in self.open():
+            if pending.not_before <= step:
+                pending.decide(step)
+
+    def written(self, step: int, error: str) -> None:
+        """The save of ``step`` has ended."""
+        with self._lock:
+            ended = [p for p in self._open if p.not_before <= step]
+            self._open = [p for p in self._open if p.not_before > step]
+        for pending in ended:
+            pending.end(error, step)
+
+
+# --- of one attempt -------------------------------------------------------------------------------
+
+
+class Snapshots:
+    """One worker's in one attempt: when they are due, how they are taken, how their saves end.
+
+    Args:
+        settings: the job's.
+        books: the attempt's.
+        judging: told what is committed.
+        on_written: told (step, error) of each save's end.
+
+    Attributes:
+        engine: has them copied and committed.
+        turns: when the next one is due.
+        states: makes what is saved.
+        unsaved: what people hear of saves that fail.
+        agreement: with the other ranks, once it is there.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        books: AttemptBooks,
+        judging: LossMonitor,
+        on_written: Callable[[int, str], None],
+    ) -> None:
+        self.agreement: Agreement | None = None
+        self._settings = settings
+        self._books = books
+        self._link = books.link
+        self._judging = judging
+        self._on_written = on_written
+        self._notes: collections.deque[dict[str, Any]] = collections.deque()
+        self.engine = Engine(
+            settings,
+            self._link,
+            job=books.job.id,
+            attempt=books.attempt,
+            on_written=self._written,
+            on_change=self.changed,
+            say=say,
+        )
+        self.states = States(settings)
+        self.unsaved = Unsaved(say if not self._link.rank else lambda _: None)
+        past = books.past
+        self.turns = Turns(
+            settings,
+            self.engine,
+            self.skipped,
+            on_change=self._note_cadence,
+            known=None if past is None else past.failures.hazard,
+            costs_s=() if past is None else past.costs_s,
+            storms=past is not None and past.storms,
+            beyond=None if past is None else past.failures.beyond,
+            told=None if past is None else past.tier_intervals_s,
+            leads=not self._link.rank,
+        )
+
+    def prepare(self, step: int, objects: Mapping[str, Any], state: dict[str, Any]) -> None:
+        """After the first step of an attempt: have everything ready for the first save."""
+        if self._link.rank == 0:
+            trackers.note(self._settings.dir)
+        self.engine.prepare(self.states.of(step, objects, state, FULL))
+
+    def due(self, step: int) -> dict[str, Any] | None:
+        """On rank 0: what to ask for at the boundary after the next step, if anything."""
+        return None if self._link.rank else self.turns.due(step)
+
+    def capture(
+        self,
+        step: int,
+        objects: Mapping[str, Any],
+        state: dict[str, Any],
+        info: Mapping[str, Any],
+        start_s: float,
+    ) -> None:
+        """Have the engine take a snapshot of ``state``; the loop is blocked since ``start_s``.
+
+        Raises:
+            OSError, OutlastError: it could not be begun.
+        """
+        self.turns.answered()
+        tiers = info.get("tiers")
+        asked_s = time.monotonic()
+        found = self.states.of(step, objects, state, str(info.get("content") or FULL))
+        flat_s = time.monotonic()
+        size = self.engine.capture(found, None if tiers is None else tuple(tiers), start_s)
+        now = time.monotonic()
+        self._books.samples.stalled(now - start_s)
+        cost_s = self.turns.taken(step, now, now - start_s, tiers)
+        if self._link.rank == 0:
+            self._notes.append(
+                {
+                    "step": step,
+                    "blocked_s": round(now - start_s, 6),
+                    **({} if cost_s is None else {"cost_s": round(cost_s, 6)}),
+                    "tiers": tiers,
+                    "bytes": size,
+                    "reason": str(info.get("reason", "")),
+                    "kind": found.kind,
+                    "timings": {
+                        "state_s": round(asked_s - start_s, 6),
+                        "flatten_s": round(flat_s - asked_s, 6),
+                        "begin_s": round(now - flat_s, 6),
+                    },
+                }
+            )
+
+    def skipped(self, step: int, reason: str) -> None:
+        """A save that was due was not taken."""
+        self.turns.answered()
+        self._books.ledger.append("save_skipped", durable=False, step=step, reason=reason)
+
+    def _written(self, written: Written) -> None:
+        if written.void:
+            self.turns.repeat("the snapshot before was void")
+            if self._link.rank == 0:
+                self.skipped(written.step, f"{written.error}; it is taken again, all at once")
+        else:
+            if self._link.rank == 0 and not written.told:
+                self.skipped(written.step, written.error)
+            self.unsaved.ended(written)
+            self.turns.written(
+                written.step, written.took_s, alone=not written.tier, error=written.error
+            )
+            if written.tier or written.error:  # nobody has asked for one in memory alone
+                self._on_written(written.step, written.error)
+            self._judging.committed(self.engine.committed_step)
+        self.changed()
+
+    def _note_cadence(self, change: Change) -> None:
+        self._books.ledger.append("cadence", durable=False, **msgspec.structs.asdict(change))
+
+    def changed(self) -> None:
+        """In another thread: what the training thread left to be written down, and a poke."""
+        while self._notes:
+            with contextlib.suppress(IndexError):
+                self._books.ledger.append("snapshot", durable=False, **self._notes.popleft())
+        if self.agreement is not None:
+            with contextlib.suppress(OSError, RuntimeError):  # the store is gone, the attempt over
+                self.agreement.poke()
+
+
+# --- of one session -------------------------------------------------------------------------------
 
 
 class Saving:

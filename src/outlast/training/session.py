@@ -35,26 +35,25 @@ from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.data import random_state, shield
 from outlast.errors import ConfigError, Exit, Leave, NotInProcess, OutlastError, exit_code_of
-from outlast.inprocess import parting
+from outlast.inprocess import handover
 from outlast.inprocess.survivor import open_survivor
 from outlast.ledger.narrator import say
 from outlast.notice import Notice
 from outlast.notice.desk import PlatformDesk, answer_to, request_of
 from outlast.notice.platform import Chosen
 from outlast.notice.signals import SignalNotice, signal_notice
-from outlast.script import excepthook, states
+from outlast.script import excepthook
 from outlast.script.callsite import Entry, Site, entry_of, site_of
 from outlast.script.gradients import ScriptGradients
 from outlast.script.hyper import Hyperparameters
 from outlast.script.initial import Initial
-from outlast.script.objects import Objects
+from outlast.script.objects import Objects, StepsHeard, hook
 from outlast.script.unnamed import Transient, Unnamed
 from outlast.training.afresh import held, read
-from outlast.training.flight import PendingSave, Saves
 from outlast.training.footing import OTHERS_S, Footing, LoopPosition
 from outlast.training.passage import FROM_NOTHING, Home, Passage
 from outlast.training.position import Position, refuse_loop
-from outlast.training.saving import COMMIT_TIMEOUT_S, Saving
+from outlast.training.saving import COMMIT_TIMEOUT_S, PendingSave, Saves, Saving
 
 Batch = TypeVar("Batch")
 
@@ -133,9 +132,9 @@ class Session:
             self._passage = self._open_passage()
             while not self._come_in():
                 pass  # the attempt was over before it began here
-        self._saving.optimizers = states.StepsHeard(self.step)
+        self._saving.optimizers = StepsHeard(self.step)
         distrust = lambda: self._on.engine.distrust()  # noqa: E731, PLW0108 - of each attempt
-        self._hook = states.hook(self._before_optimizer, distrust, self._before_replay)
+        self._hook = hook(self._before_optimizer, distrust, self._before_replay)
         self._gradients.open(self.step)
         if self._on.link.rank == 0:
             self._unnamed.open()
@@ -515,7 +514,7 @@ class Session:
         self._at_boundary = self._passage is None or not self._passage.is_in_hand
         self._gradients.forget(step)
         self._gradients.restore()
-        self._saving.optimizers = states.StepsHeard(step)
+        self._saving.optimizers = StepsHeard(step)
 
     def _leave_loop(self) -> None:
         """The loop has ended or was left, maybe in the midst of a step."""
@@ -624,12 +623,12 @@ class Session:
         """Into the next attempt, with nobody lost; out of the job, where this machine leaves it."""
         on, passage = self._on, self._passage
         on.engine.wait_for_copies(COPIED_S)  # a save in flight needs no worker from here on
-        word = parting.UNHELD if passage is None else passage.word(self.step)
-        agreed = parting.meet(on.link, word, lambda: self._agreement.drains, on.plan_drain)
+        word = handover.UNHELD if passage is None else passage.word(self.step)
+        agreed = handover.meet(on.link, word, lambda: self._agreement.drains, on.plan_drain)
         info = agreed.info or action.info
         if agreed.drains:
             if on.link.rank == 0 and agreed.info and agreed.why_not:
-                say(f"{parting.ALL_END}: {agreed.why_not}")
+                say(f"{handover.ALL_END}: {agreed.why_not}")
             drain = Action(kind="drain", step=self.step, info=info)
             on.leaving.decided(drain)
             self._drain(drain)

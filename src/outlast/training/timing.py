@@ -15,18 +15,15 @@ at most what the host waited for its batch. A step is written once the device ha
 On the host all of it is some clock readings and sums, written with one pack: in each step this code
 runs once, long after it ran last, so that what it costs are the cache lines that it touches.
 
-Marks in a device's time, and the seconds between two of them.
-
-A mark is an event on the stream that trains: the host runs ahead, and what it waits for says
-nothing about what the device does. An event's time is read when it has passed, and never waited
-for.
+``DeviceClock``: marks in a device's time, and the seconds between two of them. A mark is an event
+on the stream that trains: the host runs ahead, and what it waits for says nothing about what the
+device does. An event's time is read when it has passed, and never waited for.
 
 What can go wrong: work on other streams that the training stream does not wait for is not
 seen; in a CUDA graph nothing is marked.
 
-When a worker waits for the others: from the moment its own part is there until theirs are.
-
-Three places are watched, which together are where a step waits:
+``ThreadWaits``: when a worker waits for the others, from the moment its own part is there until
+theirs are. Three places are watched, which together are where a step waits:
 
 - backward's end. Under DDP all sums are launched in backward, and waited for in a callback that DDP
   queues when the last gradient is ready. One parameter's hook queues a callback of ours; being
@@ -46,10 +43,9 @@ Rejected: hooks on all parameters, to find the last one (it changes, and each co
 DDP's own timers (means over a hundred steps, and DDP alone); wrapping ``torch.distributed``'s
 functions (a script may have imported them before).
 
-The ledger's ``step`` events: about once a second, and seldomer in a job that has run for long.
-
-Rank 0 writes them. The first step of an attempt always gets one, since it says when the job is
-back; so does the last before an end or a drain.
+``Samples``: the ledger's ``step`` events, about once a second, and seldomer in a job that has run
+for long. Rank 0 writes them. The first step of an attempt always gets one, since it says when the
+job is back; so does the last before an end or a drain.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from outlast.policy.tier_cadence import Beyond, Cost, Scope, TierCadence, TierSt
 from outlast.storage.trust import is_network
 from outlast.tiers import Tier
 from outlast.training.engine import NOT_KEPT, Engine
-from outlast.training.room import snapshots_stay
+from outlast.training.sharing import snapshots_stay
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from saved import saved
 import outlast
 from outlast.checkpoint.export import export
 from outlast.checkpoint.manifest import as_places
-from outlast.checkpoint.reader import load, verify
 from outlast.checkpoint.transfer import inventory_of, read_manifest
 from outlast.storage import Directory
 from thorough import some
+from whole_reads import load, verify
 
 SCRIPT = Path(__file__).with_name("dcp_script.py")
 

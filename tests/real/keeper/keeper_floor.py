@@ -11,12 +11,12 @@ from floor import Job, until
 from saved import is_committed, saved
 
 from outlast.checkpoint.manifest import NOTE, save_of
-from outlast.checkpoint.reader import verify
 from outlast.keeper import wire
 from outlast.keeper.client import Client
 from outlast.keeper.process import RUNTIME_VARIABLE
 from outlast.ledger.job import read_job
 from outlast.storage import Directory
+from whole_reads import verify
 
 SCRIPT = Path(__file__).parent / "keeper_script.py"
 MEMORY_TIER = 'name = "memory"\nurl = "memory:"\n'

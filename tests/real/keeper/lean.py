@@ -21,13 +21,13 @@ from outlast.checkpoint.manifest import (
     shard_file,
     state_file,
 )
-from outlast.checkpoint.reader import verify
 from outlast.checkpoint.transfer import inventory_of
 from outlast.keeper import wire
 from outlast.keeper.client import Client
 from outlast.keeper.process import Setup, TierSetup, encode_setup
 from outlast.storage import Directory
 from part_contents import contents_of
+from whole_reads import verify
 
 HEAD_BYTES = 4096
 JOB = "lean"

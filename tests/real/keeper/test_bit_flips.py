@@ -7,8 +7,8 @@ from floor import Floor
 from keeper_floor import SCRIPT, KeeperJob
 from saved import saved
 
-from outlast.checkpoint.reader import verify
 from outlast.storage import Directory
+from whole_reads import verify
 
 RANKS = 2
 STEP, STEPS = 6, 8

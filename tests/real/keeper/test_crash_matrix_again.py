@@ -32,11 +32,11 @@ from saved import saves_in
 from test_crash_matrix import HARMLESS, is_dead
 
 from outlast.checkpoint.manifest import ABANDONED, MANIFEST, NOTE, SaveName, shard_file, state_file
-from outlast.checkpoint.reader import verify
 from outlast.errors import OutlastError
 from outlast.keeper import wire
 from outlast.storage import Directory
 from thorough import some
+from whole_reads import verify
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 

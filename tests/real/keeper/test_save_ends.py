@@ -12,7 +12,7 @@ from floor import until
 from peer_floor import Fleet
 
 from outlast.checkpoint.manifest import state_file
-from outlast.checkpoint.reader import verify
+from whole_reads import verify
 
 NODES = ("n0", "n1", "n2")
 

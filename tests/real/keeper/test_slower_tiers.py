@@ -9,8 +9,8 @@ import pytest
 from floor import until
 from peer_floor import Fleet
 
-from outlast.checkpoint.reader import verify
 from outlast.storage import Directory
+from whole_reads import verify
 
 NODES = ("n0", "n1", "n2")
 

@@ -95,9 +95,9 @@ def main():
     }
     callbacks = [Notes(), EarlyStopping("val", patience=5)]
     if not OPTIONS.plain:
-        from outlast.integrations.lightning import OutlastCallback
+        from outlast.integrations.lightning import LightningCallback
 
-        callbacks.append(OutlastCallback(every="3 steps"))
+        callbacks.append(LightningCallback(every="3 steps"))
     net = Net()
     trainer = pl.Trainer(**given, callbacks=callbacks, default_root_dir=OPTIONS.records)
     trainer.fit(net, loader, checked)

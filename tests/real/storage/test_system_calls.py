@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from outlast.storage.direct import ALIGN, open_direct
+from outlast.storage.directory import ALIGN, open_direct
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 

@@ -30,10 +30,10 @@ import outlast
 from outlast.checkpoint.dcp import StorageReader, StorageWriter
 from outlast.checkpoint.export import export
 from outlast.checkpoint.manifest import encode, write_hashed
-from outlast.checkpoint.reader import load, verify
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid, ConfigError, StorageError
 from outlast.storage import Directory
+from whole_reads import load, verify
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*single process.*")  # DCP says so each time
 

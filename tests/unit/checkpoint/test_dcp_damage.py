@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 from unit_fakes import num_descriptors, same, same_tensor
 
 import outlast
-from outlast.checkpoint import destinations, manifest, transfer
+from outlast.checkpoint import manifest, reader, transfer
 from outlast.checkpoint.dcp import StorageReader
 from outlast.checkpoint.manifest import (
     FORMAT,
@@ -53,7 +53,7 @@ def test_any_box_of_any_tensor_cut_in_any_way(tmp_path_factory, data):
     with pytest.MonkeyPatch.context() as patch:
         for room in (manifest, transfer):
             patch.setattr(room, "BLOCK_BYTES", 64)
-        patch.setattr(destinations, "STAGE_BYTES", data.draw(st.sampled_from([8, 48, 1000])))
+        patch.setattr(reader, "STAGE_BYTES", data.draw(st.sampled_from([8, 48, 1000])))
         storage = Directory(tmp_path_factory.mktemp("boxes"))
         entry = put_chunks(storage, whole, chunks_of(shape, cuts), pad)
         source = open_checkpoint([Place("a", storage)], 7, rank=None)

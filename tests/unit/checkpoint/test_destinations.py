@@ -12,11 +12,11 @@ from unit_checkpoints import grid, region
 from unit_fakes import bits
 from unit_names import save_name
 
-from outlast.checkpoint import destinations, transfer
-from outlast.checkpoint.destinations import fresh, pieces
+from outlast.checkpoint import reader, transfer
 from outlast.checkpoint.manifest import Chunk, FileEntry, Place, TensorEntry
+from outlast.checkpoint.reader import pieces
 from outlast.checkpoint.spreads import cut
-from outlast.checkpoint.tensors import NAMES, local_chunks
+from outlast.checkpoint.tensors import NAMES, fresh, local_chunks
 from outlast.checkpoint.transfer import FileCopies, by_file, job_for, read
 from thorough import examples
 
@@ -92,11 +92,11 @@ def test_any_cut_becomes_any_other(layout, dtype, num_files, block, short, stage
     tensor = torch.randint(0, 2**7, shape, generator=generator).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transfer, "BLOCK_BYTES", block)
-        patch.setattr(destinations, "SHORT_BYTES", short)
-        patch.setattr(destinations, "STAGE_BYTES", stage)
+        patch.setattr(reader, "SHORT_BYTES", short)
+        patch.setattr(reader, "STAGE_BYTES", stage)
         entry, files = stored(tensor, saved, num_files)
         held = [(offsets, part, memory(part, dtype, kind)) for offsets, part in wanted]
-        patch.setattr(destinations, "local_chunks", lambda _: held)
+        patch.setattr(reader, "local_chunks", lambda _: held)
         fill(entry, files, tensor)
     for offsets, part, view in held:
         found = view.to(dtype)
@@ -128,7 +128,7 @@ def test_wanted_ranges_may_lie_in_each_other(monkeypatch):
     entry, files = stored(tensor, grid((0, 40)), 1)
     whole, part = torch.zeros(40), torch.zeros(3)
     inner = [((0,), (40,), whole), ((5,), (3,), part), ((1,), (3,), torch.zeros(3))]
-    monkeypatch.setattr(destinations, "local_chunks", lambda _: inner)
+    monkeypatch.setattr(reader, "local_chunks", lambda _: inner)
     fill(entry, files, tensor)
     assert torch.equal(whole, tensor)
     assert torch.equal(part, tensor[5:8])
@@ -154,7 +154,7 @@ def test_many_short_runs_go_through_one_stage(monkeypatch):
     found = [piece for _, piece in pieces(entry, torch.empty(50, 4))]
     assert len(found) == 2
     assert all(piece.stage is not None for piece in found)
-    monkeypatch.setattr(destinations, "SHORT_BYTES", 8)
+    monkeypatch.setattr(reader, "SHORT_BYTES", 8)
     assert len(list(pieces(entry, torch.empty(50, 4)))) == 100
 
 

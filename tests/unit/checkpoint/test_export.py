@@ -21,10 +21,10 @@ from outlast.checkpoint import export as export_room
 from outlast.checkpoint.export import Exported, export, file_names
 from outlast.checkpoint.manifest import Place
 from outlast.checkpoint.optimizers import named_state, parameter_names
-from outlast.checkpoint.reader import load
 from outlast.checkpoint.tensors import DTYPES
 from outlast.errors import CheckpointInvalid, ConfigError
 from outlast.storage import Directory
+from whole_reads import load
 
 FORMATS = ["safetensors", "torch", "dcp"]
 STEP = save_name(7)

@@ -6,8 +6,9 @@ from unit_checkpoints import grid, read_flat, write
 from unit_fakes import WatchedStorage, same, same_tensor
 from unit_names import save_name
 
-from outlast.checkpoint.reader import load, open_checkpoint
+from outlast.checkpoint.reader import open_checkpoint
 from outlast.storage import Directory
+from whole_reads import load
 
 STEP = save_name(7)
 MANIFEST = f"{STEP}/manifest.json"

@@ -8,10 +8,10 @@ from unit_names import save_name
 from unit_saver import small_blocks, written
 
 from outlast.checkpoint.manifest import encode, write_hashed
-from outlast.checkpoint.reader import load, verify
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
+from whole_reads import load, verify
 
 STEP = save_name(7)
 MANIFEST = f"{STEP}/manifest.json"

@@ -23,11 +23,12 @@ from outlast.checkpoint.manifest import (
     state_file,
     write_hashed,
 )
-from outlast.checkpoint.reader import load, open_checkpoint, verify
+from outlast.checkpoint.reader import open_checkpoint
 from outlast.checkpoint.transfer import inventory_of, read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
 from thorough import examples
+from whole_reads import load, verify
 
 STEP = save_name(7)
 WORLD = 3

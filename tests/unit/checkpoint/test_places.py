@@ -12,10 +12,11 @@ from unit_names import save_name
 
 from outlast.checkpoint import manifest, transfer
 from outlast.checkpoint.manifest import Place
-from outlast.checkpoint.reader import load, open_checkpoint
+from outlast.checkpoint.reader import open_checkpoint
 from outlast.checkpoint.transfer import read_manifest
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
+from whole_reads import load
 
 STEP = save_name(7)
 TENSORS, SMALL, MANIFEST = "rank-00000.safetensors", "rank-00000.json", "manifest.json"

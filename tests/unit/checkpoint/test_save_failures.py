@@ -20,11 +20,11 @@ from unit_saver import (
     written,
 )
 
-from outlast.checkpoint.reader import load, verify
 from outlast.errors import CheckpointInvalid
-from outlast.keeper import between
 from outlast.keeper import flight as files_room
+from outlast.keeper import shared_saves
 from outlast.storage import Directory
+from whole_reads import load, verify
 
 STEP = save_name(7)
 MANIFEST = f"{STEP}/manifest.json"
@@ -344,8 +344,8 @@ def test_a_rank_without_a_snapshot_tells_why(tmp_path, machines, who):
 @pytest.fixture(name="_short")
 def _short_timeouts(monkeypatch):
     limits = files_room.SaveLimits(gone_s=0.1, absent_s=0.1, stall_s=0.2, late_s=0.3)
-    monkeypatch.setattr(between.SaveLeader, "limits", limits)
-    monkeypatch.setattr(between, "LOOK_S", 0.05)
+    monkeypatch.setattr(shared_saves.SaveLeader, "limits", limits)
+    monkeypatch.setattr(shared_saves, "LOOK_S", 0.05)
 
 
 @pytest.mark.usefixtures("_short")

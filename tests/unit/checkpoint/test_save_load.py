@@ -15,9 +15,9 @@ from unit_names import save_name, save_of
 from unit_saver import Attempt, captured, save_all, share_everything, small_blocks, written
 
 from outlast.checkpoint.manifest import WEIGHTS, decode, encode
-from outlast.checkpoint.reader import load, verify
 from outlast.checkpoint.tensors import ALIGNMENT
 from outlast.storage import Directory
+from whole_reads import load, verify
 
 STEP = save_name(7)
 MANIFEST = f"{STEP}/manifest.json"

@@ -31,11 +31,11 @@ from unit_fakes import WatchedStorage, bits, same_tensor
 from unit_saver import snapshot
 
 from outlast.checkpoint import manifest, tensors
-from outlast.checkpoint.destinations import fresh
 from outlast.checkpoint.manifest import ITEM_BYTES, FileEntry
 from outlast.checkpoint.plan import structure
 from outlast.checkpoint.reader import open_checkpoint
 from outlast.checkpoint.tensors import (
+    fresh,
     holds,
     is_spread,
     lay,

@@ -12,10 +12,10 @@ from unit_names import save_name, save_of
 
 from outlast.checkpoint import manifest, transfer
 from outlast.checkpoint.manifest import MANIFEST, NOTE, Place
-from outlast.checkpoint.reader import verify
 from outlast.checkpoint.transfer import Repaired, copy_file
 from outlast.errors import CheckpointInvalid
 from outlast.storage import Directory
+from whole_reads import verify
 
 STEP = save_name(7)
 TENSORS, SMALL, PART = "rank-00000.safetensors", "rank-00000.json", "rank-00000.part.json"

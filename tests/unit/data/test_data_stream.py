@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outlast.data import Loader, Stream, open_feed
-from outlast.data.fingerprint import fingerprint
+from outlast.data.trail import fingerprint
 from outlast.errors import ConfigError, ShardError
 from thorough import examples
 

@@ -8,8 +8,7 @@ import pytest
 from outlast.health import watcher as rooms
 from outlast.health.watched import Begin, Gap, Suspicion, Voice, WatchedWorker, pair
 from outlast.health.watcher import HangWatcher
-from outlast.policy.blame import Frame, RankLook
-from outlast.policy.hang import Activity
+from outlast.policy.hang import Activity, Frame, RankLook
 
 BEGIN = Begin(attempt=1, node="a", beats="/nowhere", world_size=1, workers=())
 

@@ -8,11 +8,9 @@ import torch
 from outlast.attempt.beat import BEATS_VARIABLE, read_own
 from outlast.attempt.over import over
 from outlast.checkpoint.plan import OWN
-from outlast.inprocess import keeping as module
 from outlast.inprocess import living
-from outlast.inprocess.keeping import Keeping
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState
+from outlast.inprocess.living import Keeping
+from outlast.script.objects import BoundaryState, Objects
 
 
 class Loop:
@@ -128,7 +126,7 @@ def test_state_that_cannot_be_kept_never_stops_training(loop, monkeypatch, caplo
     def refuse(*_):
         raise RuntimeError("inference tensors do not track a version")
 
-    monkeypatch.setattr(module, "Moment", refuse)
+    monkeypatch.setattr(living, "Moment", refuse)
     for step in (1, 2):
         loop.end(step)
         loop.keeping.before_optimizer()

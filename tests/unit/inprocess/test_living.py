@@ -10,8 +10,7 @@ from outlast.checkpoint.plan import OWN
 from outlast.checkpoint.tree import flatten
 from outlast.inprocess import living
 from outlast.inprocess.living import Moment, of_all
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState, Lazy
+from outlast.script.objects import BoundaryState, Lazy, Objects
 
 LINK = SimpleNamespace(rank=1, world_size=4)
 

@@ -5,7 +5,7 @@ import torch
 
 from outlast.data import random_state
 from outlast.errors import ConfigError
-from outlast.inprocess.keeping import Packer, unpack
+from outlast.inprocess.living import Packer, unpack
 
 
 def pack(value, name):

@@ -5,8 +5,8 @@ import functools
 import pytest
 from unit_fakes import on_ranks
 
-from outlast.inprocess import parting
-from outlast.inprocess.parting import PartingWord, leavers_of
+from outlast.inprocess import handover
+from outlast.inprocess.handover import PartingWord, leavers_of
 
 WORLD = 5
 
@@ -20,11 +20,11 @@ def meet(asks, words=word, planned=None):
     planned = [] if planned is None else planned
 
     def act(link):
-        agreed = parting.meet(link, words(link.rank), lambda: asks, planned.append)
+        agreed = handover.meet(link, words(link.rank), lambda: asks, planned.append)
         if agreed.drains or link.rank in agreed.leavers:
-            parting.see_off(link, agreed, 0.0 if agreed.drains else 20.0)
+            handover.see_off(link, agreed, 0.0 if agreed.drains else 20.0)
             return agreed, None
-        return agreed, parting.take(link, agreed)
+        return agreed, handover.take(link, agreed)
 
     found = on_ranks(WORLD, act)
     assert not [one for one in found if isinstance(one, BaseException)], found
@@ -80,8 +80,8 @@ def test_where_one_cannot_go_on_all_save_and_say_why():
 
 def test_one_that_leaves_goes_though_the_others_are_late():
     def act(link):
-        agreed = parting.meet(link, word(link.rank), lambda: [{"leaves": [0]}], lambda _: None)
-        parting.see_off(link, agreed, 0.01)
+        agreed = handover.meet(link, word(link.rank), lambda: [{"leaves": [0]}], lambda _: None)
+        handover.see_off(link, agreed, 0.01)
         return agreed.leavers
 
     assert on_ranks(2, act) == [[0], [0]]

@@ -9,8 +9,7 @@ from outlast.checkpoint.tree import flatten
 from outlast.errors import ConfigError
 from outlast.inprocess import living as module
 from outlast.inprocess.living import Looks, is_equal, of_all, with_buffers
-from outlast.script.objects import Objects
-from outlast.script.states import BoundaryState, Lazy
+from outlast.script.objects import BoundaryState, Lazy, Objects
 
 
 class Counter:

@@ -5,7 +5,7 @@ import os
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, FORMAT, Chunk, TensorEntry, shard_file
 from outlast.keeper import flight, wire
-from outlast.keeper.fence import FenceVerdict
+from outlast.keeper.conclude import FenceVerdict
 from outlast.keeper.memory import Books
 from outlast.keeper.saves import SavesInFlight
 from part_contents import contents_of

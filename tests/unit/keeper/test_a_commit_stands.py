@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from keeper_fakes import JOB, FakeKeeper
 
 from outlast.checkpoint.catalog import find_saves, prune
-from outlast.checkpoint.reader import verify
 from outlast.storage import Directory
 from thorough import examples
+from whole_reads import verify
 
 ATTEMPTS = st.integers(0, 2)
 

@@ -5,8 +5,8 @@ from test_keeper_flight import calls_of
 from unit_names import save_of
 
 from outlast.checkpoint.manifest import FORMAT, Manifest, PartEntry, part_file
-from outlast.keeper import arrivals
-from outlast.keeper.arrivals import Late, NoOthers, NotComing, Waiting, WordsHeard, WordsSaid
+from outlast.keeper import copies
+from outlast.keeper.copies import Late, NoOthers, NotComing, Waiting, WordsHeard, WordsSaid
 from outlast.keeper.protocol import Brought
 
 SAVE = save_of(5)
@@ -94,7 +94,7 @@ def test_words_end_the_waiting_and_one_file_of_each_machine_is_looked_for():
     scene.shelf.lay(range(LOCAL, 4096))
     for first in list(scene.others.living):
         scene.others.say(first, "there")
-    assert scene.until() <= arrivals.LOOK_S
+    assert scene.until() <= copies.LOOK_S
     assert scene.shelf.num_asked == 4096 / LOCAL - 1
 
 
@@ -104,7 +104,7 @@ def test_a_machine_that_left_after_its_word_is_not_missed():
     for first in (LOCAL, 2 * LOCAL):
         scene.others.say(first, "there")
         scene.others.go(first)
-    assert scene.until() <= arrivals.LOOK_S
+    assert scene.until() <= copies.LOOK_S
 
 
 def test_a_word_is_not_believed_where_the_file_is_not_there():
@@ -114,7 +114,7 @@ def test_a_word_is_not_believed_where_the_file_is_not_there():
         scene.others.say(first, "there")
     with pytest.raises(Late, match=r"rank-00016\.part\.json did not come .* 7 more ranks"):
         scene.until()
-    assert scene.now_s == pytest.approx(arrivals.STALL_S, abs=1)
+    assert scene.now_s == pytest.approx(copies.STALL_S, abs=1)
 
 
 def test_what_does_not_come_ends_the_waiting_at_once():
@@ -131,7 +131,7 @@ def test_of_a_keeper_that_is_gone_it_is_known_in_seconds():
     scene.others.go(2 * LOCAL)
     with pytest.raises(Late, match="gone") as found:
         scene.until()
-    assert scene.now_s <= arrivals.GONE_S + 1
+    assert scene.now_s <= copies.GONE_S + 1
     assert not found.value.is_final  # it may be started again
 
 
@@ -159,7 +159,7 @@ def test_who_gets_on_is_waited_for_and_who_does_not_for_a_minute():
 
     with pytest.raises(Late, match="nothing moved for 60 s") as found:
         scene.until(act=act)
-    assert 1000 + arrivals.STALL_S - 2 < scene.now_s < 1000 + arrivals.STALL_S + 2
+    assert 1000 + copies.STALL_S - 2 < scene.now_s < 1000 + copies.STALL_S + 2
     assert found.value.is_final
 
 
@@ -169,11 +169,11 @@ def test_where_nobody_can_be_asked_storage_is_a_little_at_a_time():
 
     def act(now_s):
         nonlocal before
-        assert scene.shelf.num_asked - before <= arrivals.LOOKS
+        assert scene.shelf.num_asked - before <= copies.LOOKS
         before = scene.shelf.num_asked
         scene.shelf.lay(range(int(now_s) * 10))  # ten ranks a second
 
-    assert scene.until(act=act) < 4096 / 10 + 2 * 4096 / arrivals.LOOKS
+    assert scene.until(act=act) < 4096 / 10 + 2 * 4096 / copies.LOOKS
     slow = Scene(4096, others=NoOthers())
     with pytest.raises(Late, match="4087 more ranks: nothing moved for 60 s") as found:
         slow.until()
@@ -183,7 +183,7 @@ def test_where_nobody_can_be_asked_storage_is_a_little_at_a_time():
 def test_living_keepers_without_a_word_are_looked_for_when_nothing_moves():
     scene = Scene()
     scene.shelf.lay(range(3 * LOCAL))  # they were started again after they had brought them
-    assert arrivals.ASK_STORAGE_S <= scene.until() < arrivals.STALL_S
+    assert copies.ASK_STORAGE_S <= scene.until() < copies.STALL_S
 
 
 def test_a_look_is_linear_in_the_ranks():
@@ -205,6 +205,6 @@ def test_the_last_words_are_kept_and_no_more():
     said.note(2, Brought(serial=0, tier=TIER))
     assert [word.serial for word in said.of(1)] == list(range(85, 100))
     assert [word.serial for word in said.of(2)] == [0]
-    assert len(heard._words) == len(heard._num_heard) == arrivals.MAX_KNOWN
+    assert len(heard._words) == len(heard._num_heard) == copies.MAX_KNOWN
     assert not heard.arrived(TIER, 0, [], []).there
     assert list(heard.arrived(TIER, 99, [], []).there) == [range(8, 16)]

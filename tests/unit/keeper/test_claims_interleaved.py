@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 
-from outlast.keeper.fence import Fence, FenceVerdict
+from outlast.keeper.conclude import Fence, FenceVerdict
 from outlast.peer.claims import Claim, Claims, claimed, claimed_numbers, name_of
 
 NUMBER = 5

@@ -8,13 +8,13 @@ from keeper_fakes import FakeKeeper, StepGate, hello
 from unit_names import committed, save_name, save_of
 
 from outlast.checkpoint.manifest import PartEntry
-from outlast.checkpoint.reader import verify
-from outlast.keeper import conclude, protocol, wire
-from outlast.keeper.fence import Fence
+from outlast.keeper import conclude, protocol, saves, wire
+from outlast.keeper.conclude import Fence
 from outlast.keeper.flight import RankOutcome
 from outlast.keeper.memory import MemoryTier
 from outlast.peer.claims import name_of
 from outlast.storage import Directory
+from whole_reads import verify
 
 
 class Clock:
@@ -128,7 +128,7 @@ def test_one_whose_workers_are_gone_is_given_up_after_a_while(held):
 
 
 def test_the_next_attempt_does_not_wait_for_it_for_ever(held, monkeypatch):
-    monkeypatch.setattr(conclude, "QUIET_S", 0.0)
+    monkeypatch.setattr(saves, "QUIET_S", 0.0)
     worker = held.keeper.worker()
     worker.save(5, 1)
     held.later(0.1)
@@ -238,7 +238,7 @@ def is_committed(disk, step):
 def test_a_tier_that_hangs_holds_up_nobody_who_has_the_snapshot_in_memory(left, disk):
     for rank in (0, 1):
         left.keeper.worker(rank, 2).save(5, 1)
-    assert left.wait() == pytest.approx(conclude.QUIET_S, abs=0.1)
+    assert left.wait() == pytest.approx(saves.QUIET_S, abs=0.1)
     assert left.in_memory(5)
     (line,) = left.told
     assert line == (
@@ -275,7 +275,7 @@ def test_of_a_save_that_was_given_up_it_is_not_waited_for_what_a_writer_hangs_on
     one, two = left.keeper.worker(0, 2), left.keeper.worker(1, 2)
     one.save(5, 1)
     two.begin(5, 1)
-    assert left.wait() == pytest.approx(conclude.QUIET_S, abs=0.1)
+    assert left.wait() == pytest.approx(saves.QUIET_S, abs=0.1)
     assert not left.keeper.books.kept
     (line,) = left.told
     assert line.endswith("to end attempt 1's save of step 5; going on without it")
@@ -356,7 +356,7 @@ def test_a_commit_that_hangs_is_left_too_and_used_where_all_of_it_is_here(left, 
     (save,) = left.keeper.saves.table.open.values()
     while not save.is_concluding:
         left.keeper.pool.acts.pop(0)()
-    assert left.wait() == pytest.approx(conclude.QUIET_S, abs=0.1)
+    assert left.wait() == pytest.approx(saves.QUIET_S, abs=0.1)
     assert (save_name(5) in left.keeper.books.kept) == (machines == 1)
     left.keeper.run()
     assert is_committed(disk, 5)

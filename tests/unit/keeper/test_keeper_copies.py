@@ -10,11 +10,11 @@ from unit_fakes import WatchedStorage
 from unit_names import committed, save_name, save_of
 
 from outlast.checkpoint.manifest import MANIFEST, shard_file, signed_by, state_file
-from outlast.checkpoint.reader import verify
 from outlast.keeper import copies as room
 from outlast.keeper.copies import DurableTier, TierCopies
 from outlast.keeper.memory import Due
 from outlast.storage import Directory
+from whole_reads import verify
 
 LIMIT_S = 20
 

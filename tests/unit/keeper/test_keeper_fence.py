@@ -6,7 +6,7 @@ import threading
 import msgspec
 import pytest
 
-from outlast.keeper.fence import PASSES, TERMS_MAX, Fence, FenceVerdict, Gate, Judgement
+from outlast.keeper.conclude import PASSES, TERMS_MAX, Fence, FenceVerdict, Gate, Judgement
 from outlast.peer.claims import name_of
 from outlast.storage import Directory
 

@@ -9,13 +9,13 @@ from unit_fakes import WatchedStorage
 from unit_names import committed, save_name, save_of
 
 from outlast.checkpoint.manifest import BLOCK_BYTES, PartEntry
-from outlast.checkpoint.reader import verify
 from outlast.checkpoint.transfer import read_manifest
 from outlast.keeper import protocol, wire
 from outlast.keeper.flight import RankOutcome
 from outlast.keeper.memory import KeptSnapshot
 from outlast.keeper.saves import LOST
 from outlast.storage import Directory
+from whole_reads import verify
 
 EIO = OSError(5, "Input/output error")
 

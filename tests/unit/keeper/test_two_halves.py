@@ -13,7 +13,7 @@ import pytest
 from keeper_fakes import FakeKeeper, StepGate
 
 from outlast.checkpoint.transfer import read_manifest
-from outlast.keeper.fence import Fence
+from outlast.keeper.conclude import Fence
 from outlast.launch.membership import coordinator as coordinators
 from outlast.launch.membership.coordinator import Coordinator
 from outlast.launch.membership.messages import Go, Halt, Join, Member

@@ -11,8 +11,7 @@ from outlast.health.watched import Suspicion
 from outlast.launch import symptoms as rooms
 from outlast.launch.symptoms import HangReport, Hangs, HangVerdict, Places, failure_of
 from outlast.ledger.file import Ledger, read_events
-from outlast.policy.blame import Frame, Named, RankLook
-from outlast.policy.hang import Activity, HangSettings
+from outlast.policy.hang import Activity, Frame, HangSettings, Named, RankLook
 
 BARRIER = (Frame("barrier", "/x/torch/distributed/distributed_c10d.py", 1),)
 NAMED = Named(

@@ -8,7 +8,7 @@ import pytest
 from outlast.errors import ConfigError
 from outlast.ledger.events import Event
 from outlast.ledger.file import Ledger, read_events
-from outlast.ledger.planned import Prediction, enter, fields_of, newest, read, save
+from outlast.ledger.job import Prediction, enter_plan, keep_plan, newest_plan, read_plan
 
 PLAN = Prediction(
     planned_t=1e9,
@@ -24,12 +24,12 @@ PLAN = Prediction(
 
 
 def test_it_is_kept_and_found_again(tmp_path):
-    assert read(tmp_path / "job") is None
-    assert save(PLAN, tmp_path / "job") == tmp_path / "job" / "plan.json"
-    assert read(tmp_path / "job") == PLAN
+    assert read_plan(tmp_path / "job") is None
+    assert keep_plan(PLAN, tmp_path / "job") == tmp_path / "job" / "plan.json"
+    assert read_plan(tmp_path / "job") == PLAN
     other = msgspec.structs.replace(PLAN, failures_per_h=2.0)
-    save(other, tmp_path / "job")
-    assert read(tmp_path / "job") == other
+    keep_plan(other, tmp_path / "job")
+    assert read_plan(tmp_path / "job") == other
     assert [path.name for path in (tmp_path / "job").iterdir()] == ["plan.json"]
 
 
@@ -37,27 +37,27 @@ def test_it_is_kept_and_found_again(tmp_path):
 def test_what_is_no_plan_is_said_so(tmp_path, text):
     (tmp_path / "plan.json").write_text(text, errors="surrogateescape")
     with pytest.raises(ConfigError, match="is no plan; remove it, or write it anew"):
-        read(tmp_path)
+        read_plan(tmp_path)
 
 
 def test_it_cannot_be_kept_everywhere(tmp_path):
     (tmp_path / "job").write_text("")
     with pytest.raises(ConfigError, match=r"plan\.json cannot be written: .*OUTLAST_DIR"):
-        save(PLAN, tmp_path / "job")
+        keep_plan(PLAN, tmp_path / "job")
 
 
 def test_it_is_entered_and_what_is_no_plan_stops_nothing(tmp_path):
     said = []
     with contextlib.closing(Ledger(tmp_path, job="j")) as ledger:
-        enter(ledger, tmp_path, said.append)
+        enter_plan(ledger, tmp_path, said.append)
         (tmp_path / "plan.json").write_text("{}")
-        enter(ledger, tmp_path, said.append)
+        enter_plan(ledger, tmp_path, said.append)
         assert not list(read_events(tmp_path))
-        save(PLAN, tmp_path)
-        enter(ledger, tmp_path, said.append)
+        keep_plan(PLAN, tmp_path)
+        enter_plan(ledger, tmp_path, said.append)
     assert len(said) == 1
     assert "is no plan; remove it" in said[0]
-    assert newest(read_events(tmp_path)) == PLAN
+    assert newest_plan(read_events(tmp_path)) == PLAN
 
 
 def test_the_newest_that_can_be_read_counts():
@@ -66,7 +66,11 @@ def test_the_newest_that_can_be_read_counts():
             t=1.0, mono=1.0, job="j", attempt=0, node="n", rank=None, event="planned", fields=fields
         )
 
-    assert newest([]) is None
+    assert newest_plan([]) is None
     other = msgspec.structs.replace(PLAN, interval_s=1.0)
-    events = [told(**fields_of(PLAN)), told(**fields_of(other)), told(interval_s="x")]
-    assert newest(events) == other
+    events = [
+        told(**msgspec.structs.asdict(PLAN)),
+        told(**msgspec.structs.asdict(other)),
+        told(interval_s="x"),
+    ]
+    assert newest_plan(events) == other

@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outlast.policy.blame import Frame, Named, NotYet, RankLook, has_gone_on, held_by, judge
-from outlast.policy.hang import Activity
+from outlast.policy.hang import (
+    Activity,
+    Frame,
+    Named,
+    NotYet,
+    RankLook,
+    has_gone_on,
+    held_by,
+    judge,
+)
 
 SUM = (
     Frame("_engine_run_backward", "/x/site-packages/torch/autograd/graph.py", 979),

@@ -19,7 +19,7 @@ from unit_fakes import bits
 
 from outlast.checkpoint.reader import open_checkpoint
 from outlast.errors import ConfigError, StateMismatch
-from outlast.inprocess.keeping import Packer, unpack
+from outlast.inprocess.living import Packer, unpack
 from outlast.script.objects import Objects
 from outlast.storage import Directory
 from thorough import examples

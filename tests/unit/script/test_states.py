@@ -5,9 +5,8 @@ import torch
 from unit_fakes import stand_in_for_graphs
 
 from outlast.checkpoint.tree import flatten
-from outlast.script import states
-from outlast.script.objects import Objects
-from outlast.script.states import Lazy
+from outlast.script import objects as states
+from outlast.script.objects import Lazy, Objects
 
 
 def judged(**named):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from storage_contract import StorageContract
 
-from outlast.storage import Directory, direct, directory, open_storage
+from outlast.storage import Directory, directory, open_storage
 
 
 class TestDirectory(StorageContract):
@@ -85,7 +85,7 @@ class TestPartial(StorageContract):
         sizes = iter(range(10**9))
 
         def some(view):
-            size = 1_000_001 if next(sizes) % 5 == 4 else 512 * direct.ALIGN
+            size = 1_000_001 if next(sizes) % 5 == 4 else 512 * directory.ALIGN
             return view[: size if len(view) > size else len(view)]
 
         def aligned(call, fd, view, offset):
@@ -94,7 +94,7 @@ class TestPartial(StorageContract):
             except OSError as error:  # an odd number of bytes, directly: what the kernel says
                 if error.errno != errno.EINVAL:
                     raise
-                return call(fd, view[: direct.ALIGN], offset)
+                return call(fd, view[: directory.ALIGN], offset)
 
         monkeypatch.setattr(os, "pwrite", lambda fd, view, at: aligned(pwrite, fd, view, at))
         monkeypatch.setattr(

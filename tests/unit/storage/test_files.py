@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from storage_contract import memory
 from unit_fakes import listing, num_descriptors
 
-from outlast.storage import Directory, direct, directory
-from outlast.storage.direct import ALIGN
+from outlast.storage import Directory, directory
+from outlast.storage.directory import ALIGN
 from thorough import examples
 
 
@@ -29,7 +29,7 @@ def storage(tmp_path):
 def direct_storage(storage):
     """Where the file system below has O_DIRECT."""
     storage.put("probe", b"")
-    fd = direct.open_direct(storage.root / "probe", os.O_RDONLY)
+    fd = directory.open_direct(storage.root / "probe", os.O_RDONLY)
     if fd is None:
         pytest.skip("no O_DIRECT on the file system of the tests")
     os.close(fd)
@@ -279,9 +279,11 @@ def test_how_much_is_cached_is_the_same_by_both_calls(direct_storage):
     path = direct_storage.root / "f"
     direct_storage.put("f", bytes(memory(SIZE)))
     with path.open("rb") as file:
-        counts = [(direct._cachestat(file.fileno()), direct._mincore(file.fileno(), SIZE))]
+        counts = [(directory._cachestat(file.fileno()), directory._mincore(file.fileno(), SIZE))]
         evict(path)
-        counts.append((direct._cachestat(file.fileno()), direct._mincore(file.fileno(), SIZE)))
+        counts.append(
+            (directory._cachestat(file.fileno()), directory._mincore(file.fileno(), SIZE))
+        )
     num_pages = -(-SIZE // mmap.PAGESIZE)
     if counts[0][0] is None:
         pytest.skip("this kernel has no cachestat")
@@ -290,15 +292,15 @@ def test_how_much_is_cached_is_the_same_by_both_calls(direct_storage):
 
 @pytest.mark.parametrize("known", ["mincore", "nothing"])
 def test_a_kernel_without_cachestat(direct_storage, monkeypatch, known):
-    monkeypatch.setattr(direct, "_CACHESTAT", 100_000)  # no such call: ENOSYS
+    monkeypatch.setattr(directory, "_CACHESTAT", 100_000)  # no such call: ENOSYS
     if known == "nothing":
-        monkeypatch.setattr(direct, "_mincore", lambda fd, size: None)
+        monkeypatch.setattr(directory, "_mincore", lambda fd, size: None)
     direct_storage.put("f", bytes(memory(SIZE)))
     with (direct_storage.root / "f").open("rb") as file:
-        assert direct._cachestat(file.fileno()) is None
-        assert direct.mostly_cached(file.fileno(), SIZE)
+        assert directory._cachestat(file.fileno()) is None
+        assert directory.mostly_cached(file.fileno(), SIZE)
         evict(direct_storage.root / "f")
-        assert direct.mostly_cached(file.fileno(), SIZE) == (known == "nothing")
+        assert directory.mostly_cached(file.fileno(), SIZE) == (known == "nothing")
 
 
 # --- a name that must be new ----------------------------------------------------------------------
@@ -374,11 +376,11 @@ MEMORY = {
 @pytest.mark.parametrize("name", MEMORY)
 def test_an_address_is_where_numpy_finds_it(name):
     view = memoryview(MEMORY[name])
-    assert direct.address_of(view) == np.frombuffer(view, np.uint8).ctypes.data
+    assert directory.address_of(view) == np.frombuffer(view, np.uint8).ctypes.data
 
 
 def test_what_was_looked_at_may_be_resized():
     memory = bytearray(4)
     with memoryview(memory) as view:
-        direct.address_of(view)
+        directory.address_of(view)
     memory.append(1)

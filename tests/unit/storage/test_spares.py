@@ -9,7 +9,7 @@ from storage_contract import memory
 from unit_fakes import listing, num_descriptors
 
 from outlast.storage import Directory, directory
-from outlast.storage.direct import ALIGN
+from outlast.storage.directory import ALIGN, Spares
 
 BIG = 16 * ALIGN
 SHARD = "rank-00000.safetensors"
@@ -244,8 +244,9 @@ def test_a_disk_that_stays_full_is_an_error(storage, monkeypatch):
 
 
 def test_dropping(storage):
-    storage.drop_spares()
+    spares = Spares(storage.root, 1)
+    assert not spares.drop()
     write(storage, f"a/{SHARD}", BIG)
     storage.remove_tree("a")
-    storage.drop_spares()
+    assert spares.drop()
     assert kept(storage) == []

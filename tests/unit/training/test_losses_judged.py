@@ -15,8 +15,8 @@ from outlast.ledger.events import encode
 from outlast.ledger.file import ROOM_BYTES, Ledger, keep, kept
 from outlast.ledger.past import Past
 from outlast.policy.rollbacks import LossJudge, LossRules
-from outlast.training import judging as room
-from outlast.training.judging import STEPS_MAX, LossMonitor, LossTable, word_of
+from outlast.training import anomalies as room
+from outlast.training.anomalies import STEPS_MAX, LossMonitor, LossTable, word_of
 
 
 class Books:

@@ -238,7 +238,7 @@ def _keep(answers: dict[str, PlanAnswer], inputs: dict[str, Any], *, is_example:
     Raises:
         ConfigError: there is no prediction to be kept, or it cannot be written.
     """
-    from outlast.ledger import planned
+    from outlast.ledger.job import Prediction, keep_plan
 
     if is_example or "interval" not in answers:
         raise ConfigError(
@@ -248,7 +248,7 @@ def _keep(answers: dict[str, PlanAnswer], inputs: dict[str, Any], *, is_example:
     data = answers["interval"].data
     wall = next(row["wall_h_per_useful_h"] for row in data["models"] if row["chosen"])
     price = inputs["spot_price"] if inputs["spot_price"] is not None else inputs["on_demand_price"]
-    prediction = planned.Prediction(
+    prediction = Prediction(
         planned_t=time.time(),
         failures_per_h=data["failures_per_h"],
         failures_low_per_h=data["failures_low_per_h"],
@@ -261,7 +261,7 @@ def _keep(answers: dict[str, PlanAnswer], inputs: dict[str, Any], *, is_example:
         detect_s=3600 * data["detect_h"],
         price_per_machine_hour=price,
     )
-    return planned.save(prediction, config.load({}).dir)
+    return keep_plan(prediction, config.load({}).dir)
 
 
 class _Questions(LazyGroup):

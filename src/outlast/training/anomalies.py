@@ -23,11 +23,10 @@ Rejected: an all-reduce of the loss a step later (a process group of our own, wh
 process would have to take down and build, and one more collective that can hang); judging each
 rank's own value (it is noisier by the square root of their number, and they would disagree).
 
-Rank 0's table of what the ranks have told, from which steps are judged in their order.
-
-It lives in rank 0's training process, under its interpreter's lock, so a thousand ranks must cost
-next to nothing: a rank's word is a few arrays, added up by NumPy as they come, and what is kept is
-a sum per step, however many ranks there are.
+``LossTable`` is rank 0's table of what the ranks have told; steps are judged from it, in their
+order. It lives in rank 0's training process, under its interpreter's lock, so a thousand ranks must
+cost next to nothing: a rank's word is a few arrays, added up by NumPy as they come, and what is
+kept is a sum per step, however many ranks there are.
 
 What can go wrong: a rank that tells nothing. The others' words are kept for ``STEPS_MAX`` steps,
 and dropped behind that: those steps are judged by what is there.

@@ -7,11 +7,11 @@ import pytest
 from keeper_fakes import HEAD_BYTES, FakeKeeper, hello
 
 from outlast.checkpoint.manifest import Chunk, PartEntry, TensorEntry, shard_file
-from outlast.keeper import between as followers
 from outlast.keeper import protocol
-from outlast.keeper.arrivals import REASON_MAX
-from outlast.keeper.between import LEADER_GONE, SaveFollower
+from outlast.keeper import shared_saves as followers
+from outlast.keeper.copies import REASON_MAX
 from outlast.keeper.flight import RankOutcome
+from outlast.keeper.shared_saves import LEADER_GONE, SaveFollower
 from outlast.keeper.wire import Hello
 from outlast.storage import Directory
 from part_contents import contents_of

@@ -1,6 +1,6 @@
 """A save that fails is said once, and that saving works again."""
 
-from outlast.training.flight import Unsaved, Written
+from outlast.training.saving import Unsaved, Written
 
 
 def test_once_and_once_more():

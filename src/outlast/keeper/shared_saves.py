@@ -46,7 +46,7 @@ import xxhash
 from outlast.checkpoint.manifest import SaveName
 from outlast.errors import OutlastError
 from outlast.keeper import protocol, wire
-from outlast.keeper.arrivals import Arrived, WordsHeard, WordsSaid
+from outlast.keeper.copies import Arrived, WordsHeard, WordsSaid
 from outlast.keeper.flight import RankOutcome, Save, SaveLimits, Side
 from outlast.keeper.peers import Peers
 from outlast.keeper.protocol import Door, tls_of
@@ -333,7 +333,7 @@ class SaveFollower:
         tls: files for TLS, or None.
         hears: acts on what it says.
         hello: says which attempt it is, and which ranks are this machine's.
-        said: what has become of this machine's files in slower tiers; see ``arrivals``.
+        said: what has become of this machine's files in slower tiers; see ``copies``.
     """
 
     leads = False
@@ -508,7 +508,7 @@ class SaveFollower:
                 raise protocol.out_of_turn(channel, message)
 
 
-class Between:
+class SharedSaves:
     """Conversations about saves.
 
     Args:

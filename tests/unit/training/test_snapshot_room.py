@@ -9,7 +9,7 @@ from fake_cuda import Cuda
 from outlast import config
 from outlast.checkpoint import devices
 from outlast.keeper.memory import Arena
-from outlast.training.room import SnapshotRoom, snapshots_stay
+from outlast.training.sharing import SnapshotRoom, snapshots_stay
 
 
 def wanted(monkeypatch, world_size, local, arguments):
