@@ -8,7 +8,7 @@ import sys
 import pytest
 from floor import SCRIPTS
 
-from thorough import ALL
+from thorough import ALL, some
 
 RANKS = 2
 LOOKS = SCRIPTS / "looks.py"
@@ -48,7 +48,7 @@ def without_the_volatile(found, out):
 
 
 # What torch makes of the number of threads is one of the things compared.
-@pytest.mark.parametrize(("way", "threads"), [("script", "1"), ("module", "3")])
+@pytest.mark.parametrize(("way", "threads"), some([("script", "1"), ("module", "3")], 1))
 def test_everything_is_as_in_a_cold_worker(afresh, tmp_path, way, threads):
     (tmp_path / "elsewhere").mkdir()
     env = {"OMP_NUM_THREADS": threads}
