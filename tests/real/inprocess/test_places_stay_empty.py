@@ -153,7 +153,7 @@ def test_one_that_dies_while_it_stands_by_is_replaced(floor, tmp_path, calm):
 
 
 def test_a_job_that_ends_meanwhile_waits_for_nobody(floor, tmp_path, calm):
-    options = ("--beginning", 3.0, "--do", "0:20:backward:die")
+    options = ("--beginning", 8.0, "--do", "0:20:backward:die")
     job, running = start(floor, tmp_path, 60, *options)
     assert running.wait() == 0, running.text
     assert sizes(job) == [WORKERS, SIZES[0]], running.text
